@@ -1,0 +1,178 @@
+"""`GraphBuilder`: collects captured operators into an `OpGraph`, resolving aliases and groups.
+
+Aliases are found by storage, never by name: two nodes whose values share an untyped storage are
+one allocation, whatever operators lie between them.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from fxpart.capture.traffic import dense_bytes
+from fxpart.errors import CaptureError
+from fxpart.graph import OpGraph, csr
+
+__all__ = ["GraphBuilder", "Mutation", "storage_key"]
+
+_SCALAR_BYTES = 8
+"""A number that an operator hands on (`item`, a size) is sent as one 64-bit word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """Operator `op` writes into storage `storage`."""
+
+    op: int
+    storage: int
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return a number that tensors of one storage share while they are alive."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+@dataclass(slots=True)
+class GraphBuilder:
+    """Collects operators in order; `finish` freezes them. Both ways of capture use it."""
+
+    names: list[str] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    targets: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    flops: list[int] = field(default_factory=list)
+    moved: list[int] = field(default_factory=list)
+    reads: list[list[int]] = field(default_factory=list)
+    uses: list[list[int]] = field(default_factory=list)
+    value_names: list[str] = field(default_factory=list)
+    producers: list[int] = field(default_factory=list)
+    value_bytes: list[int] = field(default_factory=list)
+    alloc_bytes: list[int] = field(default_factory=list)
+    bases: list[int] = field(default_factory=list)
+    outputs: set[int] = field(default_factory=set)
+    weight_names: list[str] = field(default_factory=list)
+    weight_bytes: list[int] = field(default_factory=list)
+    weight_of_storage: dict[int, int] = field(default_factory=dict)
+    storages: set[int] = field(default_factory=set)
+    storage_of_value: dict[int, int] = field(default_factory=dict)
+    mutations: list[Mutation] = field(default_factory=list)
+    together: list[tuple[int, int]] = field(default_factory=list)
+
+    def add_weight(self, name: str, tensor: torch.Tensor, seen_as: torch.Tensor) -> int:
+        """Return the weight of `tensor`; one storage is one weight, also under a second name.
+
+        `seen_as` is the tensor that stands for it in the captured graph.
+        """
+        key = storage_key(tensor)
+        known = self.weight_of_storage.get(key)
+        if known is None:
+            known = len(self.weight_names)
+            self.weight_names.append(name)
+            self.weight_bytes.append(int(tensor.untyped_storage().nbytes()))
+        self.weight_of_storage[key] = known
+        self.weight_of_storage[storage_key(seen_as)] = known
+        return known
+
+    def add_value(self, name: str, producer: int, value: object) -> int:
+        """Return a new value: an input of the graph (producer -1) or a result of an operator."""
+        index, base, alloc, carried = len(self.producers), -1, 0, _SCALAR_BYTES
+        if isinstance(value, torch.Tensor):
+            carried, key = dense_bytes(value), storage_key(value)
+            base = self._base(producer, key)
+            if key not in self.storages and key not in self.weight_of_storage:
+                alloc = int(value.untyped_storage().nbytes())
+            self.storages.add(key)
+            self.storage_of_value[index] = key
+        self.value_names.append(name)
+        self.producers.append(producer)
+        self.value_bytes.append(carried)
+        self.alloc_bytes.append(alloc)
+        self.bases.append(base)
+        return index
+
+    def _base(self, producer: int, key: int) -> int:
+        """Return the value that lends its storage: one that the operator reads, or just made."""
+        if producer < 0:
+            return -1
+        just_made = len(self.producers) - 1
+        while just_made >= 0 and self.producers[just_made] == producer:
+            just_made -= 1
+        near = [*self.reads[producer], *range(just_made + 1, len(self.producers))]
+        return next((v for v in near if self.storage_of_value.get(v) == key), -1)
+
+    def mutate(self, op: int, tensor: torch.Tensor) -> None:
+        """Record that `op` writes into the storage of `tensor`."""
+        self.mutations.append(Mutation(op, storage_key(tensor)))
+
+    def groups(self) -> list[int]:
+        """Return for each operator the first one that it must share a device with."""
+        parent = list(range(len(self.names)))
+
+        def root(op: int) -> int:
+            while parent[op] != op:
+                parent[op] = parent[parent[op]]
+                op = parent[op]
+            return op
+
+        def join(a: int, b: int) -> None:
+            a, b = sorted((root(a), root(b)))
+            parent[b] = a
+
+        for a, b in self.together:
+            join(a, b)
+        for mutation in self.mutations:
+            for op in self._touching(mutation):
+                join(mutation.op, op)
+        return [root(op) for op in range(len(parent))]
+
+    def _touching(self, mutation: Mutation) -> list[int]:
+        """Return the operators that would see another state of the storage on another device.
+
+        An in-place result may be made from a received copy: whoever reads the result gets it.
+        Not so when an older value of the storage is read after the write: then the makers of
+        such values and their late readers must stay with the operator that writes.
+        """
+        older = {
+            value
+            for value, key in self.storage_of_value.items()
+            if key == mutation.storage and self.producers[value] < mutation.op
+        }
+        late = {
+            op: older.intersection(self.reads[op]) for op in range(mutation.op + 1, len(self.names))
+        }
+        stale = sorted(set().union(*late.values()))
+        makers = [self.producers[value] for value in stale if self.producers[value] >= 0]
+        readers = [op for op, read in late.items() if read]
+        weight = self.weight_of_storage.get(mutation.storage)
+        users = [op for op, used in enumerate(self.uses) if weight in used]
+        return makers + readers + (users if weight is not None else [])
+
+    def finish(self) -> OpGraph:
+        """Return the collected graph."""
+        if not self.names:
+            raise CaptureError("the captured graph has no operators: there is nothing to place")
+        read_start, reads = csr(self.reads)
+        use_start, uses = csr(self.uses)
+        is_output = np.zeros(len(self.producers), dtype=np.bool_)
+        is_output[sorted(self.outputs)] = True
+        return OpGraph(
+            names=tuple(self.names),
+            modules=tuple(self.modules),
+            targets=tuple(self.targets),
+            dtypes=tuple(self.dtypes),
+            flops=np.array(self.flops, dtype=np.int64),
+            moved_bytes=np.array(self.moved, dtype=np.int64),
+            group=np.array(self.groups(), dtype=np.int64),
+            value_names=tuple(self.value_names),
+            value_producer=np.array(self.producers, dtype=np.int64),
+            value_bytes=np.array(self.value_bytes, dtype=np.int64),
+            value_alloc_bytes=np.array(self.alloc_bytes, dtype=np.int64),
+            value_base=np.array(self.bases, dtype=np.int64),
+            value_is_output=is_output,
+            read_start=read_start,
+            reads=reads,
+            weight_names=tuple(self.weight_names),
+            weight_bytes=np.array(self.weight_bytes, dtype=np.int64),
+            use_start=use_start,
+            uses=uses,
+        )

@@ -1,0 +1,103 @@
+"""Captured graphs on disk: one ``.npz`` a graph, plain arrays and text, never unpickled.
+
+The file name is a hash of everything that decides the graph, so an entry is never stale, and the
+whole folder can be deleted at any time.
+"""
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fxpart.errors import CacheError, FxpartError
+from fxpart.graph import OpGraph
+
+__all__ = ["cache_key", "cached_path", "read_graph", "write_graph"]
+
+_TEXT = ("names", "modules", "targets", "dtypes", "value_names", "weight_names")
+_ARRAYS = tuple(name for name in OpGraph.__slots__ if name not in _TEXT)
+
+
+@cache
+def _capture_source_digest() -> str:
+    """Return a hash of the code that makes graphs, so that mending it makes old entries unused."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for path in [folder.parent / "graph.py", *sorted(folder.glob("*.py"))]:
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def cache_key(model: Mapping[str, object], level: str) -> str:
+    """Return the identity of a captured graph as 64 hex digits.
+
+    `model` is everything that decides the model and its inputs (JSON-able); `level` is how it is
+    captured. Versions of torch and fxpart, and fxpart's capture code, are part of it.
+    """
+    parts = {
+        "model": model,
+        "level": level,
+        "torch": _installed("torch"),
+        "fxpart": _installed("fxpart"),
+        "capture": _capture_source_digest(),
+    }
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def cached_path(cache_dir: Path, key: str) -> Path:
+    """Return where the graph with that key lies, or would lie."""
+    return cache_dir / f"{key[:32]}.npz"
+
+
+def write_graph(path: Path, graph: OpGraph) -> None:
+    """Write `graph` to `path`, whole or not at all.
+
+    Raises:
+        CacheError: when the folder cannot be written.
+
+    """
+    text = {name: list(getattr(graph, name)) for name in _TEXT}
+    packed = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
+    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp.npz")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(temporary, text=packed, **{name: getattr(graph, name) for name in _ARRAYS})
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CacheError(
+            f"cannot write the captured graph to {path.parent}: {error.strerror or error};"
+            " make the folder writable, or set capture.cache_dir or capture.use_cache=false"
+        ) from error
+
+
+def read_graph(path: Path) -> OpGraph | None:
+    """Return the graph at `path`, or None when there is none or it is damaged.
+
+    A damaged entry is as good as none: the caller captures again and overwrites it.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            text = json.loads(stored["text"].tobytes().decode())
+            fields: dict[str, Any] = {name: stored[name] for name in _ARRAYS}
+        fields.update({name: tuple(text[name]) for name in _TEXT})
+        return OpGraph(**fields)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError, FxpartError):
+        return None

@@ -1,0 +1,65 @@
+"""Operator-level capture with `torch.export`, non-strict, on the meta device: no weights needed."""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxpart.errors import CaptureError
+
+__all__ = ["export_program", "one_line"]
+
+_HINTS = (
+    (
+        "data-dependent",
+        "the model branches on the values of a tensor; for a mixture of experts, set"
+        " model.config.experts_implementation=grouped_mm",
+    ),
+    (
+        "GuardOnDataDependent",
+        "the model branches on the values of a tensor; for a mixture of experts, set"
+        " model.config.experts_implementation=grouped_mm",
+    ),
+    (
+        "meta tensor",
+        "the model reads tensor values while it runs; make it take its branches from shapes",
+    ),
+    ("found at least two devices", "create every tensor on the default device, not on cpu"),
+)
+
+
+def one_line(error: BaseException, most: int = 300) -> str:
+    """Return an exception as one line: its class and the first line of what it says."""
+    said = str(error).strip().splitlines()
+    first = said[0].strip() if said else ""
+    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def export_program(
+    module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> torch.export.ExportedProgram:
+    """Return `module` exported for the shapes and dtypes of the example inputs.
+
+    Parameters and inputs may all be on the meta device; then a model of any size takes no memory.
+    Every call node of the result carries the path of the module it comes from.
+
+    Raises:
+        CaptureError: when the model cannot be exported; the message names the cause and, where
+            one is known, the switch that helps.
+
+    """
+    device = next((p.device for p in module.parameters()), torch.device("meta"))
+    try:
+        with warnings.catch_warnings(), torch.no_grad(), device:
+            warnings.simplefilter("ignore")
+            return torch.export.export(module, args, dict(kwargs or {}), strict=False)
+    except Exception as error:
+        said = str(error)
+        hint = next((text for key, text in _HINTS if key in said), "")
+        raise CaptureError(
+            f"{type(module).__name__} cannot be captured by torch.export: {one_line(error)}"
+            + (f"; {hint}" if hint else "")
+        ) from error

@@ -1,0 +1,74 @@
+"""Floating-point operations of one call, counted by torch's own counter on meta tensors."""
+
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
+
+__all__ = ["FlopCounter"]
+
+Call = Callable[..., Any]
+
+
+def _grouped_mm_flops(arguments: list[Any]) -> int:
+    """Return 2 T K N for T rows, each multiplied with one of the (E, K, N) weights."""
+    rows, weights = arguments[0], arguments[1]
+    columns = weights.shape[-1] if rows.shape[-1] == weights.shape[-2] else weights.shape[-2]
+    return 2 * int(rows.numel()) * int(columns)
+
+
+# Operators that torch's counter takes for free, because it neither knows nor can decompose them.
+_FORMULAS: dict[str, Callable[[list[Any]], int]] = {
+    "aten._grouped_mm.default": _grouped_mm_flops,
+    "transformers.grouped_mm_fallback.default": _grouped_mm_flops,
+}
+
+
+def _signature(arguments: list[Any]) -> Hashable:
+    return tuple(
+        (tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else repr(a) for a in arguments
+    )
+
+
+class FlopCounter:
+    """Counts a call's FLOPs by running it on meta tensors, once for each distinct signature.
+
+    A composite operator such as attention is counted by what it decomposes into: 4 B H Sq Sk D.
+    Elementwise operators count as 0: their time is the memory that they move.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, int] = {}
+
+    def count(self, target: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return the FLOPs of ``target(*args, **kwargs)``; tensors are read for shape only."""
+        name = str(target)
+        flat, spec = tree_flatten((args, kwargs))
+        key = (name, _signature(flat))
+        if key not in self._seen:
+            formula = _FORMULAS.get(name)
+            self._seen[key] = formula(flat) if formula else self._run(target, flat, spec)
+        return self._seen[key]
+
+    def _run(self, target: Call, flat: list[Any], spec: TreeSpec) -> int:
+        if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
+            return 0
+        meta = [
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
+            if isinstance(a, torch.Tensor)
+            else torch.device("meta")
+            if isinstance(a, torch.device)
+            else a
+            for a in flat
+        ]
+        args, kwargs = tree_unflatten(meta, spec)
+        try:
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                target(*args, **kwargs)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError):
+            # No meta kernel, or it needs values: such operators (sort, histc, nonzero) do no
+            # matrix work, so what they cost is the memory that they move.
+            return 0
+        return int(counter.get_total_flops())

@@ -1,0 +1,149 @@
+"""From an exported program to its `OpGraph`: what each call node reads, makes and costs."""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from fxpart.capture.builder import GraphBuilder
+from fxpart.capture.flops import FlopCounter
+from fxpart.capture.traffic import moved_bytes
+from fxpart.errors import CaptureError
+from fxpart.graph import OpGraph
+
+__all__ = ["compute_dtype", "op_graph"]
+
+
+def op_graph(program: torch.export.ExportedProgram) -> OpGraph:
+    """Return the `OpGraph` of an exported program: one operator for each of its call nodes."""
+    builder, counter = GraphBuilder(), FlopCounter()
+    weights: dict[fx.Node, int] = {}
+    values: dict[fx.Node, list[int]] = {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            _add_placeholder(builder, program, node, weights, values)
+        elif node.op == "call_function":
+            _add_call(builder, counter, node, weights, values)
+        elif node.op == "output":
+            for result in node.all_input_nodes:
+                builder.outputs.update(values.get(result, ()))
+        else:
+            raise CaptureError(f"exported graph has a node of kind {node.op} ({node.name})")
+    return builder.finish()
+
+
+def _add_placeholder(
+    builder: GraphBuilder,
+    program: torch.export.ExportedProgram,
+    node: fx.Node,
+    weights: dict[fx.Node, int],
+    values: dict[fx.Node, list[int]],
+) -> None:
+    """Enter a parameter, buffer or constant as a weight, anything else as an input."""
+    signature, value = program.graph_signature, node.meta.get("val")
+    name = (
+        signature.inputs_to_parameters.get(node.name)
+        or signature.inputs_to_buffers.get(node.name)
+        or signature.inputs_to_lifted_tensor_constants.get(node.name)
+    )
+    if name is None:
+        values[node] = [builder.add_value(node.name, -1, value)]
+        return
+    tensor = program.state_dict.get(name, program.constants.get(name))
+    if isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor):
+        weights[node] = builder.add_weight(name, tensor, value)
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((entry[0] for entry in reversed(stack.values())), "")
+    return str(path).removeprefix("L['self'].").removeprefix("L['self']")
+
+
+def compute_dtype(outputs: list[Any], inputs: list[torch.Tensor]) -> str:
+    """Return the dtype that the operator computes in: its first floating tensor's."""
+    tensors = [t for t in [*outputs, *inputs] if isinstance(t, torch.Tensor)]
+    floating = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+    chosen = (floating or tensors or [torch.empty((), device="meta")])[0]
+    return str(chosen.dtype).removeprefix("torch.")
+
+
+def _add_call(
+    builder: GraphBuilder,
+    counter: FlopCounter,
+    node: fx.Node,
+    weights: dict[fx.Node, int],
+    values: dict[fx.Node, list[int]],
+) -> None:
+    """Enter one call node: what it reads, what it makes, what that costs."""
+    op, is_item = len(builder.names), getattr(node.target, "__name__", "") == "getitem"
+    inputs = [i.meta["val"] for i in node.all_input_nodes if torch.is_tensor(i.meta.get("val"))]
+    if is_item:
+        item = values[node.args[0]][node.args[1]]  # type: ignore[index]
+        reads = [item]
+    else:
+        reads = [v for i in node.all_input_nodes for v in values.get(i, ())]
+    uses = [weights[i] for i in node.all_input_nodes if i in weights]
+    result = node.meta.get("val")
+    outputs = list(result) if isinstance(result, list | tuple) else [result]
+    builder.names.append(node.name)
+    builder.modules.append(_module_path(node))
+    builder.targets.append(str(node.target) if not is_item else "getitem")
+    builder.dtypes.append(compute_dtype(outputs, inputs))
+    builder.reads.append(list(dict.fromkeys(reads)))
+    builder.uses.append(list(dict.fromkeys(uses)))
+    mutated = _mutated(node)
+    for tensor in mutated:
+        builder.mutate(op, tensor)
+    values[node] = [
+        builder.add_value(node.name if len(outputs) == 1 else f"{node.name}.{i}", op, out)
+        for i, out in enumerate(outputs)
+        if out is not None
+    ]
+    made = [
+        out
+        for out, value in zip([o for o in outputs if o is not None], values[node], strict=True)
+        if builder.alloc_bytes[value] > 0
+    ]
+    _keep_together(builder, op, is_item, bool(made or mutated or values[node]))
+    builder.flops.append(_flops(counter, node))
+    bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
+    builder.moved.append(moved_bytes(bare, inputs, made, mutated))
+
+
+def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bool) -> None:
+    """Tie an item to its tuple, and a mere check (no result) to what it checks."""
+    producers = [builder.producers[v] for v in builder.reads[op]]
+    if is_item or not has_effect:
+        builder.together.extend((p, op) for p in producers[:1] if p >= 0)
+    if not has_effect and not any(p >= 0 for p in producers) and op > 0:
+        builder.together.append((op - 1, op))
+
+
+def _mutated(node: fx.Node) -> list[torch.Tensor]:
+    """Return the tensors that the call writes into, by its schema."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    given = {
+        **dict(zip((a.name for a in schema.arguments), node.args, strict=False)),
+        **node.kwargs,
+    }
+    written = [
+        leaf.meta.get("val")
+        for argument in schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+        for leaf in tree_leaves(given.get(argument.name))
+        if isinstance(leaf, fx.Node)
+    ]
+    return [tensor for tensor in written if isinstance(tensor, torch.Tensor)]
+
+
+def _flops(counter: FlopCounter, node: fx.Node) -> int:
+    def shown(argument: Any) -> Any:  # noqa: ANN401 - as torch types the leaves of a call
+        return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+
+    args = fx.node.map_aggregate(node.args, shown)
+    kwargs = fx.node.map_aggregate(node.kwargs, shown)  # type: ignore[arg-type]
+    return counter.count(node.target, args, kwargs)

@@ -1,0 +1,47 @@
+"""Bytes that one call reads from and writes to device memory."""
+
+from collections.abc import Iterable
+
+import torch
+
+__all__ = ["dense_bytes", "moved_bytes", "touched_bytes"]
+
+# They read a few rows of a table, not the table.
+_GATHERS = ("embedding", "embedding_bag", "index", "index_select", "gather", "take")
+
+
+def dense_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of the tensor's elements, densely packed: what a transfer carries."""
+    return int(tensor.numel()) * tensor.element_size()
+
+
+def touched_bytes(tensor: torch.Tensor) -> int:
+    """Return the distinct bytes that reading the tensor touches; broadcasts touch less."""
+    if tensor.layout is not torch.strided:
+        return dense_bytes(tensor)
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements *= int(size) if stride != 0 else min(int(size), 1)
+    return elements * tensor.element_size()
+
+
+def moved_bytes(
+    operator: str,
+    inputs: Iterable[torch.Tensor],
+    made: Iterable[torch.Tensor],
+    mutated: Iterable[torch.Tensor],
+) -> int:
+    """Return bytes read plus bytes written by `operator` (its bare name, such as ``embedding``).
+
+    `made` are outputs with storage of their own and `mutated` inputs that are written; a call
+    that has neither is a view, or checks metadata, and moves nothing. A gather reads its indices
+    and the rows that it returns.
+    """
+    made, mutated = list(made), list(mutated)
+    if not made and not mutated:
+        return 0
+    written = sum(dense_bytes(t) for t in made) + sum(touched_bytes(t) for t in mutated)
+    if operator in _GATHERS:
+        indices = (t for t in inputs if not t.is_floating_point())
+        return sum(touched_bytes(t) for t in indices) + 2 * written
+    return sum(touched_bytes(t) for t in inputs) + written

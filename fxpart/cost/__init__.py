@@ -1,0 +1,1 @@
+"""What an assignment costs: roofline, simulated schedule, memory, bounds."""

@@ -1,0 +1,94 @@
+"""`Evaluation`: what one assignment costs on one topology; `fxpart.cost.evaluate` makes it."""
+
+from dataclasses import dataclass
+
+from fxpart.graph import FloatArray, IntArray
+
+__all__ = ["DeviceUse", "Evaluation", "MemoryProfile", "Transfers"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What one device holds and does in one run of the model."""
+
+    logical_id: int
+    name: str
+    operators: int
+    partitions: tuple[int, ...]
+    """Partitions that the device computes, in order."""
+    weight_bytes: int
+    peak_bytes: int
+    """Weights, inputs read here, and the most bytes of tensors alive at once (liveness memory)."""
+    static_bytes: int
+    """Weights plus everything made or received here, as if nothing were ever freed."""
+    memory_bytes: int
+    """What the device has."""
+    load_s: float
+    """Time that the device computes."""
+    received_bytes: int
+
+    @property
+    def free_bytes(self) -> int:
+        """Memory left at the peak."""
+        return self.memory_bytes - self.peak_bytes
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Transfers:
+    """Every transfer of the run, in the order in which they are sent. Arrays of equal length."""
+
+    value: IntArray
+    source: IntArray
+    target: IntArray
+    start_s: FloatArray
+    finish_s: FloatArray
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MemoryProfile:
+    """Bytes held on one device while each of its own operators runs."""
+
+    op: IntArray
+    """Operators of the device, in order."""
+    start_s: FloatArray
+    """Simulated start of each of them."""
+    held_bytes: IntArray
+    """Weights, inputs and live tensors while it runs."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Evaluation:
+    """Predicted cost of an assignment."""
+
+    latency_s: float
+    """Simulated latency of one input through the whole model."""
+    throughput_per_s: float
+    """Inputs per second in a stream: 1 / the largest load of any device or link."""
+    critical_path_s: float
+    """Longest path, transfers included, as if a device ran any number of operators at once."""
+    lower_bound_s: float
+    """No placement on this topology has a lower latency."""
+    transfer_bytes: int
+    partitions: int
+    devices: tuple[DeviceUse, ...]
+    """One entry for each device of the topology, used or not."""
+    op_start_s: FloatArray
+    op_finish_s: FloatArray
+    transfers: Transfers
+    memory: tuple[MemoryProfile, ...]
+    """One profile for each device of the topology."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest peak of any device."""
+        return max(device.peak_bytes for device in self.devices)
+
+    @property
+    def devices_used(self) -> int:
+        """Number of devices that compute anything."""
+        return sum(1 for device in self.devices if device.operators)
+
+    @property
+    def optimality_gap(self) -> float:
+        """Latency over the lower bound, less one: 0.1 is at most 10 % from the best possible."""
+        return self.latency_s / self.lower_bound_s - 1.0 if self.lower_bound_s > 0 else 0.0

@@ -1,0 +1,54 @@
+"""How long an operator takes on a device: the roofline.
+
+Williams, Waterman, Patterson: Roofline: an insightful visual performance model for multicore
+architectures. CACM 52(4), 2009, doi:10.1145/1498765.1498785.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.errors import SpecError
+from fxpart.graph import FloatArray, OpGraph
+from fxpart.topology import Topology
+
+__all__ = ["LatencyModel", "op_time_s"]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyModel:
+    """Coefficients of the roofline: what share of a device's peaks real operators reach."""
+
+    compute_efficiency: float = 1.0
+    """Share of peak FLOP/s that matrix products reach, in (0, 1]."""
+    bandwidth_efficiency: float = 1.0
+    """Share of peak memory bandwidth that operators reach, in (0, 1]."""
+    op_overhead_s: float = 0.0
+    """Fixed cost of starting one operator that does anything."""
+
+    def __post_init__(self) -> None:
+        """Refuse shares outside (0, 1] and negative overheads."""
+        for name in ("compute_efficiency", "bandwidth_efficiency"):
+            share = getattr(self, name)
+            if not 0 < share <= 1:
+                raise SpecError(f"latency.{name} must be in (0, 1], got {share}")
+        if self.op_overhead_s < 0:
+            raise SpecError(f"latency.op_overhead_s must not be negative, got {self.op_overhead_s}")
+
+
+def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatArray:
+    """Return the time of each operator on each device in seconds, shape (n, D).
+
+    ``overhead + max(flops / rate of its dtype, bytes / bandwidth)``; an operator that neither
+    computes nor moves anything (a view) takes no time.
+    """
+    dtypes = sorted(set(graph.dtypes))
+    which = np.array([dtypes.index(dtype) for dtype in graph.dtypes])
+    works = (graph.flops > 0) | (graph.moved_bytes > 0)
+    times = np.zeros((graph.n_ops, topology.n_devices))
+    for column, device in enumerate(topology.devices):
+        rates = np.array([device.rate_for(dtype) for dtype in dtypes]) * model.compute_efficiency
+        bandwidth = device.memory_bandwidth_bytes_per_s * model.bandwidth_efficiency
+        busy = np.maximum(graph.flops / rates[which], graph.moved_bytes / bandwidth)
+        times[:, column] = np.where(works, busy + model.op_overhead_s, 0.0)
+    return times

@@ -1,0 +1,101 @@
+"""A graph and a topology as the flat tables that the inner loops walk."""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.cost.roofline import LatencyModel, op_time_s
+from fxpart.graph import FloatArray, IntArray, OpGraph
+from fxpart.topology import Topology
+
+__all__ = ["CostTables", "MemoryTables", "cost_tables", "memory_tables"]
+
+
+class CostTables(NamedTuple):
+    """What the simulated schedule needs. A named tuple, since compiled code takes those."""
+
+    read_start: IntArray
+    reads: IntArray
+    producer: IntArray
+    made_start: IntArray
+    """CSR by operator: it makes the values ``made_start[op]`` to ``made_start[op + 1] - 1``."""
+    reader_start: IntArray
+    readers: IntArray
+    """CSR by value: the operators that read it, in order."""
+    value_bytes: IntArray
+    op_time_s: FloatArray
+    """Shape (n, D)."""
+    s_per_byte: FloatArray
+    """Shape (D, D)."""
+    link_latency_s: FloatArray
+    """Shape (D, D)."""
+
+
+class MemoryTables(NamedTuple):
+    """What the memory of a device needs."""
+
+    read_start: IntArray
+    reads: IntArray
+    producer: IntArray
+    made_start: IntArray
+    reader_start: IntArray
+    readers: IntArray
+    value_bytes: IntArray
+    alloc_bytes: IntArray
+    base: IntArray
+    is_output: npt.NDArray[np.bool_]
+    use_start: IntArray
+    uses: IntArray
+    weight_bytes: IntArray
+
+
+def _made_start(graph: OpGraph) -> IntArray:
+    """Return where each operator's values begin: they are numbered in order of their producer."""
+    return np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1)).astype(np.int64)
+
+
+def _readers(graph: OpGraph) -> tuple[IntArray, IntArray]:
+    """Return the operators that read each value, as CSR."""
+    reader = np.repeat(np.arange(graph.n_ops, dtype=np.int64), np.diff(graph.read_start))
+    by_value = np.argsort(graph.reads, kind="stable")
+    start = np.zeros(graph.n_values + 1, dtype=np.int64)
+    np.cumsum(np.bincount(graph.reads, minlength=graph.n_values), out=start[1:])
+    return start, reader[by_value]
+
+
+def memory_tables(graph: OpGraph) -> MemoryTables:
+    """Return the tables of `graph` that decide memory."""
+    reader_start, readers = _readers(graph)
+    return MemoryTables(
+        read_start=graph.read_start,
+        reads=graph.reads,
+        producer=graph.value_producer,
+        made_start=_made_start(graph),
+        reader_start=reader_start,
+        readers=readers,
+        value_bytes=graph.value_bytes,
+        alloc_bytes=graph.value_alloc_bytes,
+        base=graph.value_base,
+        is_output=graph.value_is_output,
+        use_start=graph.use_start,
+        uses=graph.uses,
+        weight_bytes=graph.weight_bytes,
+    )
+
+
+def cost_tables(graph: OpGraph, topology: Topology, latency: LatencyModel) -> CostTables:
+    """Return the tables of `graph` on `topology` that decide latency."""
+    reader_start, readers = _readers(graph)
+    return CostTables(
+        read_start=graph.read_start,
+        reads=graph.reads,
+        producer=graph.value_producer,
+        made_start=_made_start(graph),
+        reader_start=reader_start,
+        readers=readers,
+        value_bytes=graph.value_bytes,
+        op_time_s=op_time_s(graph, topology, latency),
+        s_per_byte=1.0 / topology.bytes_per_s,
+        link_latency_s=np.ascontiguousarray(topology.latency_s, dtype=np.float64),
+    )

@@ -1,0 +1,68 @@
+"""Every error that fxpart raises on purpose: one root, one class for each way of being wrong.
+
+A message is one line that says what was asked, what there is, and what to change.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+__all__ = [
+    "CacheError",
+    "CaptureError",
+    "CycleError",
+    "FxpartError",
+    "InfeasibleError",
+    "SpecError",
+    "nearest_names",
+]
+
+
+class FxpartError(Exception):
+    """Root of all errors that a user can cause and mend."""
+
+
+class SpecError(FxpartError, ValueError):
+    """A name, number or specification that means nothing here."""
+
+
+class CaptureError(FxpartError, RuntimeError):
+    """A model that cannot be built or captured as a graph."""
+
+
+class InfeasibleError(FxpartError, RuntimeError):
+    """No placement was found that respects every device's memory.
+
+    Also a ``RuntimeError``: that is what callers of torch's partitioner catch.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        needed_bytes: int = 0,
+        available_bytes: int = 0,
+        devices_that_fit: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.needed_bytes = needed_bytes
+        self.available_bytes = available_bytes
+        self.devices_that_fit = devices_that_fit
+
+
+class CycleError(FxpartError, RuntimeError):
+    """An assignment whose partitions wait for each other in a circle."""
+
+
+class CacheError(FxpartError, RuntimeError):
+    """A file of ours that cannot be read or written."""
+
+
+def nearest_names(asked: str, names: Iterable[str], most: int = 3) -> str:
+    """Return ``nearest: a, b`` for the names most like `asked`, or all of them if none is."""
+    known = sorted(set(names))
+    lowered = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(asked.lower(), list(lowered), n=most, cutoff=0.5)
+    if close:
+        return "nearest: " + ", ".join(lowered[name] for name in close)
+    shown = known if len(known) <= 12 else [*known[:12], f"... ({len(known)} in all)"]
+    return "there are: " + ", ".join(shown)

@@ -1,0 +1,115 @@
+"""`OpGraph`: a captured model as arrays. Searches and costs work on these, never on torch.
+
+A *value* is one tensor that an operator makes or that the caller passes in. A value either
+allocates its own storage, or is a view (or an in-place result) of another value, its *base*.
+Weights are not values: they are storages that lie on a device for as long as any operator there
+uses them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.errors import CycleError, SpecError
+
+__all__ = ["FloatArray", "IntArray", "OpGraph", "csr"]
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float64]
+
+
+def csr(rows: list[list[int]]) -> tuple[IntArray, IntArray]:
+    """Return ``(starts, items)``: row ``i`` is ``items[starts[i]:starts[i + 1]]``."""
+    starts = np.zeros(len(rows) + 1, dtype=np.int64)
+    np.cumsum([len(row) for row in rows], out=starts[1:])
+    return starts, np.fromiter((x for row in rows for x in row), np.int64, int(starts[-1]))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OpGraph:
+    """A model's operators in topological order, what each reads, makes and costs.
+
+    With ``n`` operators, ``V`` values, ``W`` weight storages. All integer arrays are int64.
+    The graph's inputs are values without a producer (-1); they come first.
+    """
+
+    names: tuple[str, ...]
+    """Name of the operator's node in the captured graph; unique. Length n."""
+    modules: tuple[str, ...]
+    """Path of the innermost module that the operator belongs to, ``""`` for the root. Length n."""
+    targets: tuple[str, ...]
+    """What the operator calls, such as ``aten.linear.default``. Length n."""
+    dtypes: tuple[str, ...]
+    """The dtype that the operator computes in, such as ``bfloat16``. Length n."""
+    flops: IntArray
+    """Floating-point operations of matrix products, convolutions and attention. Length n."""
+    moved_bytes: IntArray
+    """Bytes read from and written to device memory; 0 for views. Length n."""
+    group: IntArray
+    """Operators with the same number must share a device (in-place results, tuples and their
+    items). The number is the index of the group's first operator. Length n."""
+
+    value_names: tuple[str, ...]
+    """Name of the node (and item) that the value is. Length V."""
+    value_producer: IntArray
+    """Operator that makes the value, or -1 for an input of the graph. Length V."""
+    value_bytes: IntArray
+    """Bytes that a transfer of the value carries: its elements, densely packed. Length V."""
+    value_alloc_bytes: IntArray
+    """Bytes of storage newly allocated with the value; 0 for views. Length V."""
+    value_base: IntArray
+    """The value whose storage this one lives in, or -1 when it has its own. Length V."""
+    value_is_output: npt.NDArray[np.bool_]
+    """Whether the caller gets the value, so that it lives to the end. Length V."""
+
+    read_start: IntArray
+    """CSR starts into `reads`. Length n + 1."""
+    reads: IntArray
+    """Values that each operator reads, each once, in order of first use."""
+    weight_names: tuple[str, ...]
+    """First name of each weight storage; tied weights are one. Length W."""
+    weight_bytes: IntArray
+    """Bytes of each weight storage. Length W."""
+    use_start: IntArray
+    """CSR starts into `uses`. Length n + 1."""
+    uses: IntArray
+    """Weight storages that each operator uses, each once."""
+
+    def __post_init__(self) -> None:
+        """Check what every algorithm relies on: lengths, and producers before readers."""
+        n, values = len(self.names), len(self.value_producer)
+        if n == 0:
+            raise SpecError("the captured graph has no operators: there is nothing to place")
+        if len(self.read_start) != n + 1 or len(self.use_start) != n + 1 or len(self.flops) != n:
+            raise SpecError(f"graph arrays disagree in length: {n} operators")
+        if len(self.value_bytes) != values or len(self.value_base) != values:
+            raise SpecError(f"graph arrays disagree in length: {values} values")
+        reader = np.repeat(np.arange(n), np.diff(self.read_start))
+        late = np.flatnonzero(self.value_producer[self.reads] >= reader)
+        if len(late):
+            op = self.names[int(reader[late[0]])]
+            raise CycleError(f"operator {op} reads a value that is made after it")
+
+    @property
+    def n_ops(self) -> int:
+        """Number of operators."""
+        return len(self.names)
+
+    @property
+    def n_values(self) -> int:
+        """Number of values, the graph's inputs included."""
+        return len(self.value_producer)
+
+    @property
+    def total_weight_bytes(self) -> int:
+        """Bytes of all weights, tied ones once."""
+        return int(self.weight_bytes.sum())
+
+    def reads_of(self, op: int) -> IntArray:
+        """Return the values that operator `op` reads."""
+        return self.reads[self.read_start[op] : self.read_start[op + 1]]
+
+    def uses_of(self, op: int) -> IntArray:
+        """Return the weight storages that operator `op` uses."""
+        return self.uses[self.use_start[op] : self.use_start[op + 1]]

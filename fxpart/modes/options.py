@@ -1,0 +1,32 @@
+"""Options of a mode: a small dataclass beside the mode, filled and checked from the config."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from fxpart.errors import SpecError, nearest_names
+
+__all__ = ["read_options"]
+
+_T = TypeVar("_T")
+
+
+def read_options(options_class: type[_T], mode: str, options: Mapping[str, Any]) -> _T:
+    """Return `options_class` filled from `options`.
+
+    Raises:
+        SpecError: for a name that the mode does not have, or a value of another type.
+
+    """
+    known = {f.name: f for f in fields(options_class)}  # type: ignore[arg-type]
+    for name, value in options.items():
+        if name not in known:
+            near = nearest_names(name, known) if known else "it takes none"
+            raise SpecError(f"mode {mode} has no option {name!r}; {near}")
+        expected = known[name].type
+        if isinstance(expected, type) and type(value) is not expected:
+            raise SpecError(
+                f"mode.{name} must be of type {expected.__name__}, got {value!r};"
+                f" change it or leave it out"
+            )
+    return options_class(**options)

@@ -1,0 +1,53 @@
+"""`single`: the whole model on one device."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.assignment import Assignment
+from fxpart.errors import InfeasibleError
+from fxpart.modes.infeasible import describe_devices, whole_model_bytes
+from fxpart.modes.options import read_options
+from fxpart.problem import Problem
+
+__all__ = ["single", "single_device"]
+
+
+@dataclass(frozen=True, slots=True)
+class SingleOptions:
+    """`single` has no options."""
+
+
+def single_device(problem: Problem) -> Assignment | None:
+    """Return everything on the device with the most memory (the first such), or None if too much.
+
+    Where the graph has operators that must run on one device, this is also where they all are.
+    """
+    sizes = problem.topology.memory_bytes
+    device = int(np.argmax(sizes))
+    if whole_model_bytes(problem) > sizes[device]:
+        return None
+    return Assignment(np.zeros(problem.graph.n_ops, dtype=np.int64), ((device,),))
+
+
+def single(problem: Problem, options: Mapping[str, object]) -> Assignment:
+    """Return everything on the device with the most memory.
+
+    Raises:
+        InfeasibleError: when that device is too small.
+
+    """
+    read_options(SingleOptions, "single", options)
+    found = single_device(problem)
+    if found is None:
+        memory = [device.memory_bytes for device in problem.topology.devices]
+        needed = whole_model_bytes(problem)
+        raise InfeasibleError(
+            f"single: the model needs {needed / 1e9:.2f} GB ({needed} bytes), the largest of the"
+            f" devices {describe_devices(memory)} has {max(memory) / 1e9:.2f} GB; take a device of"
+            f" {-(-needed // 10**9)} GB, or mode=size_based or mode=kl_based over several",
+            needed_bytes=needed,
+            available_bytes=max(memory),
+        )
+    return found

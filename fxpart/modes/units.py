@@ -1,0 +1,46 @@
+"""What is moved as one: operators that must stay together, and the modules around them."""
+
+import numpy as np
+
+from fxpart.graph import IntArray, OpGraph, csr
+
+__all__ = ["Units", "atomic_units", "module_units"]
+
+Units = tuple[IntArray, IntArray]
+"""CSR: unit u is the operators ``ops[start[u]:start[u + 1]]``; units and operators in order."""
+
+
+def atomic_units(graph: OpGraph) -> Units:
+    """Return the smallest units: the operators of each group, in order of their first."""
+    return _units_by_label(graph, np.arange(graph.n_ops))
+
+
+def module_units(graph: OpGraph) -> list[Units]:
+    """Return units of whole modules, coarsest first, one list for each depth of the module tree.
+
+    A unit is a run of operators, next to each other in graph order, below one module. A depth at
+    which nothing is divided further than at the one before is left out.
+    """
+    paths = [path.split(".") if path else [] for path in graph.modules]
+    deepest = max(map(len, paths), default=0)
+    levels: list[Units] = []
+    count = 1
+    for depth in range(1, deepest + 1):
+        prefixes = [".".join(path[:depth]) for path in paths]
+        change = [a != b for a, b in zip(prefixes[1:], prefixes[:-1], strict=True)]
+        units = _units_by_label(graph, np.concatenate([[0], np.cumsum(change)]).astype(np.int64))
+        if len(units[0]) - 1 > count:
+            levels.append(units)
+            count = len(units[0]) - 1
+    return levels
+
+
+def _units_by_label(graph: OpGraph, label: IntArray) -> Units:
+    """Return units of operators whose group's first operator has the same label."""
+    wanted = label[graph.group]
+    _, first, unit_of = np.unique(wanted, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first, kind="stable"), kind="stable")
+    members: list[list[int]] = [[] for _ in first]
+    for op, unit in enumerate(rank[unit_of]):
+        members[int(unit)].append(op)
+    return csr(members)

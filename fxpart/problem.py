@@ -1,0 +1,25 @@
+"""`Problem`: one model on one topology, with everything that a mode may ask about it."""
+
+from dataclasses import dataclass
+
+from fxpart.cost.roofline import LatencyModel
+from fxpart.cost.tables import CostTables, MemoryTables, cost_tables, memory_tables
+from fxpart.graph import OpGraph
+from fxpart.topology import Topology
+
+__all__ = ["Problem", "make_problem"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Problem:
+    """What is placed, and on what. The tables hold the same facts, laid out for inner loops."""
+
+    graph: OpGraph
+    topology: Topology
+    costs: CostTables
+    memory: MemoryTables
+
+
+def make_problem(graph: OpGraph, topology: Topology, latency: LatencyModel) -> Problem:
+    """Return the problem of placing `graph` on `topology`."""
+    return Problem(graph, topology, cost_tables(graph, topology, latency), memory_tables(graph))
