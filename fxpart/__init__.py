@@ -1,4 +1,4 @@
-"""fxpart: cut a PyTorch model over devices; will it fit, and how fast will it be?
+"""Cut a PyTorch model over devices, and say whether it fits and how fast it will be.
 
 The library knows neither Hydra nor MLflow. Its flow: a model is captured (`fxpart.capture`) as an
 `OpGraph`; with a `Topology` it is a `Problem`; a mode (`fxpart.modes`) makes an `Assignment` of it;

@@ -144,6 +144,8 @@ def _flops(counter: FlopCounter, node: fx.Node) -> int:
     def shown(argument: Any) -> Any:  # noqa: ANN401 - as torch types the leaves of a call
         return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
 
+    if not callable(node.target):
+        raise CaptureError(f"call node {node.name} has no function to call: {node.target}")
     args = fx.node.map_aggregate(node.args, shown)
-    kwargs = fx.node.map_aggregate(node.kwargs, shown)  # type: ignore[arg-type]
+    kwargs = fx.node.map_aggregate(node.kwargs, shown)
     return counter.count(node.target, args, kwargs)

@@ -131,7 +131,7 @@ def device_memory(  # noqa: PLR0912 - one loop, compiled whole
                     root[value] = value
                     change[m.producer[value]] += m.value_bytes[value]
             if root[value] >= 0:
-                last[root[value]] = op
+                last[root[value]] = max(last[root[value]], op)
         for value in range(m.made_start[op], m.made_start[op + 1]):
             base = m.base[value]
             if base >= 0:

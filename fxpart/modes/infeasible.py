@@ -9,6 +9,7 @@ from fxpart.errors import InfeasibleError
 from fxpart.modes.fill import fill_in_order
 from fxpart.modes.units import atomic_units
 from fxpart.problem import Problem
+from fxpart.sizes import show_bytes
 
 __all__ = ["describe_devices", "does_not_fit", "whole_model_bytes"]
 
@@ -26,8 +27,8 @@ def whole_model_bytes(problem: Problem) -> int:
 def describe_devices(memory_bytes: list[int]) -> str:
     """Return such as ``2 x 80.00 GB + 4 x 16.00 GB = 224.00 GB``."""
     runs = [(len(list(run)), size) for size, run in groupby(memory_bytes)]
-    parts = " + ".join(f"{count} x {size / 1e9:.2f} GB" for count, size in runs)
-    return f"{parts} = {sum(memory_bytes) / 1e9:.2f} GB"
+    parts = " + ".join(f"{count} x {show_bytes(size)}" for count, size in runs)
+    return f"{parts} = {show_bytes(sum(memory_bytes))}"
 
 
 def does_not_fit(problem: Problem, mode: str) -> InfeasibleError:
@@ -36,14 +37,14 @@ def does_not_fit(problem: Problem, mode: str) -> InfeasibleError:
     needed, have = whole_model_bytes(problem), sum(memory)
     enough = _devices_that_fit(problem, memory)
     weights = problem.graph.total_weight_bytes
-    wanted = (
-        f"the model needs {needed / 1e9:.2f} GB ({needed} bytes, weights {weights / 1e9:.2f} GB)"
-    )
+    wanted = f"the model needs {show_bytes(needed)} ({needed} bytes, weights {show_bytes(weights)})"
+    each = show_bytes(memory[-1])
     if enough is None:
-        change = f"one operator alone exceeds {memory[-1] / 1e9:.2f} GB: take larger devices"
+        change = f"one operator alone needs more than {each}: take larger devices"
+    elif len(set(memory)) == 1:
+        change = f"the smallest number of such devices that holds it is {enough}"
     else:
-        more = f" of {memory[-1] / 1e9:.2f} GB" if len(set(memory)) > 1 else ""
-        change = f"it fits on {enough} such devices{more}, no fewer"
+        change = f"{enough} devices of {each} would hold it"
     return InfeasibleError(
         f"{mode}: {wanted}, the devices have {describe_devices(memory)} ({have} bytes); {change}",
         needed_bytes=needed,

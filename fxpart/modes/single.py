@@ -10,6 +10,7 @@ from fxpart.errors import InfeasibleError
 from fxpart.modes.infeasible import describe_devices, whole_model_bytes
 from fxpart.modes.options import read_options
 from fxpart.problem import Problem
+from fxpart.sizes import show_bytes
 
 __all__ = ["single", "single_device"]
 
@@ -44,9 +45,9 @@ def single(problem: Problem, options: Mapping[str, object]) -> Assignment:
         memory = [device.memory_bytes for device in problem.topology.devices]
         needed = whole_model_bytes(problem)
         raise InfeasibleError(
-            f"single: the model needs {needed / 1e9:.2f} GB ({needed} bytes), the largest of the"
-            f" devices {describe_devices(memory)} has {max(memory) / 1e9:.2f} GB; take a device of"
-            f" {-(-needed // 10**9)} GB, or mode=size_based or mode=kl_based over several",
+            f"single: the model needs {show_bytes(needed)} ({needed} bytes), the largest of the"
+            f" devices {describe_devices(memory)} has {show_bytes(max(memory))};"
+            " take a larger device, or mode=size_based or mode=kl_based over several",
             needed_bytes=needed,
             available_bytes=max(memory),
         )

@@ -9,6 +9,7 @@ import json
 import os
 import zipfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,7 +31,8 @@ def _capture_source_digest() -> str:
     """Return a hash of the code that makes graphs, so that mending it makes old entries unused."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent
-    for path in [folder.parent / "graph.py", *sorted(folder.glob("*.py"))]:
+    sources = [*(folder / "capture").glob("*.py"), *(folder / "models").glob("*.py")]
+    for path in [folder / "graph.py", *sorted(sources)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -79,7 +81,8 @@ def write_graph(path: Path, graph: OpGraph) -> None:
         np.savez(temporary, text=packed, **{name: getattr(graph, name) for name in _ARRAYS})
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
         raise CacheError(
             f"cannot write the captured graph to {path.parent}: {error.strerror or error};"
             " make the folder writable, or set capture.cache_dir or capture.use_cache=false"
@@ -92,7 +95,7 @@ def read_graph(path: Path) -> OpGraph | None:
     A damaged entry is as good as none: the caller captures again and overwrites it.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             text = json.loads(stored["text"].tobytes().decode())
             fields: dict[str, Any] = {name: stored[name] for name in _ARRAYS}
         fields.update({name: tuple(text[name]) for name in _TEXT})

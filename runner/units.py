@@ -1,0 +1,65 @@
+"""Sizes and times as people read them."""
+
+from typing import NamedTuple
+
+__all__ = ["Unit", "format_ids", "format_s", "format_size", "size_unit", "time_unit"]
+
+
+class Unit(NamedTuple):
+    """What a column or an axis counts in."""
+
+    name: str
+    """As printed, such as ``GiB``."""
+    size: float
+    """How many bytes, or seconds, one is."""
+
+    def show(self, amount: float) -> str:
+        """Return the number alone, two decimals below 1000."""
+        count = amount / self.size
+        return f"{count:.2f}" if abs(count) < 1000 else f"{count:.0f}"
+
+
+_BINARY = (Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10))
+_DECIMAL = (Unit("GB", 10**9), Unit("MB", 10**6), Unit("KB", 10**3))
+_TIMES = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("us", 1e-6))
+
+
+def size_unit(most_bytes: float, *, binary: bool = True) -> Unit:
+    """Return the unit that shows sizes up to `most_bytes` best: GiB, or smaller for small ones.
+
+    With `binary` false: GB, which is 10^9 bytes.
+    """
+    for unit in _BINARY if binary else _DECIMAL:
+        if most_bytes >= unit.size:
+            return unit
+    return Unit("B", 1)
+
+
+def time_unit(most_s: float) -> Unit:
+    """Return the unit for times up to `most_s` seconds; milliseconds from 0.1 ms to 10 s."""
+    if most_s >= 10:
+        return _TIMES[0]
+    return _TIMES[1] if most_s >= 1e-4 or most_s <= 0 else _TIMES[2]
+
+
+def format_size(size_bytes: float, *, binary: bool = True) -> str:
+    """Return `size_bytes` with its unit, such as ``1.50 GiB``, or ``512 B``."""
+    unit = size_unit(size_bytes, binary=binary)
+    return f"{size_bytes:.0f} B" if unit.name == "B" else f"{unit.show(size_bytes)} {unit.name}"
+
+
+def format_s(time_s: float) -> str:
+    """Return `time_s` with its unit, such as ``12.34 ms``."""
+    unit = time_unit(time_s)
+    return f"{unit.show(time_s)} {unit.name}"
+
+
+def format_ids(ids: tuple[int, ...]) -> str:
+    """Return sorted numbers with runs joined: ``0-3, 7``; ``-`` when there are none."""
+    runs: list[list[int]] = []
+    for number in sorted(ids):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "-"

@@ -1,0 +1,23 @@
+"""What every test starts from."""
+
+import random
+from importlib.metadata import version
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+settings.register_profile("fxpart", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("fxpart")
+
+
+@pytest.fixture(autouse=True)
+def _seeds() -> None:
+    """Start every test from the same chance."""
+    random.seed(0)
+    np.random.seed(0)
+
+
+def pytest_report_header() -> list[str]:
+    """Say which versions are under test."""
+    return [f"{name}: {version(name)}" for name in ("torch", "mlflow", "hydra-core", "numba")]

@@ -1,0 +1,161 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxpart.assignment import Assignment
+from fxpart.cost.bounds import lower_bound_s
+from fxpart.cost.evaluate import evaluate, peak_bytes
+from fxpart.cost.kernels import static_on_device
+from fxpart.errors import SpecError
+from fxpart.graph import OpGraph
+from fxpart.partitions import partition_by_device
+from fxpart.topology import Link
+from tests import independent
+from tests.sketch import Sketch, chain, devices, problem, random_graph
+
+GB = 10**9
+
+
+def _fork() -> OpGraph:
+    """Return a -> (b, c) -> d with times 2, 3, 4, 1 s on a device of 1 FLOP/s."""
+    sketch = Sketch()
+    x = sketch.input(7)
+    a = sketch.op([x], 5, [sketch.weight(11)], 2)
+    b = sketch.op([a], 3, [sketch.weight(13)], 3)
+    c = sketch.op([a], 2, [sketch.weight(17)], 4)
+    d = sketch.op([b, c], 1, [], 1)
+    return sketch.graph(d)
+
+
+def test_one_device_runs_everything_in_turn() -> None:
+    graph = _fork()
+    whole = Assignment(np.zeros(4, dtype=np.int64), ((0,),))
+    result = evaluate(problem(graph, devices(GB)), whole)
+    assert result.latency_s == 2 + 3 + 4 + 1
+    assert result.critical_path_s == 2 + 4 + 1
+    assert result.throughput_per_s == 1 / 10
+    assert result.transfer_bytes == 0
+    # weights 11 + 13 + 17, input 7, and at c: a, b and c alive (5 + 3 + 2)
+    assert result.devices[0].peak_bytes == 11 + 13 + 17 + 7 + (5 + 3 + 2)
+    assert result.devices[0].static_bytes == 11 + 13 + 17 + 7 + (5 + 3 + 2 + 1)
+
+
+def test_two_devices_overlap_and_pay_for_transfers() -> None:
+    graph = _fork()
+    split = partition_by_device(graph, np.array([0, 0, 1, 0]))
+    # c on device 1: a arrives at 2 + 0.5 + 5 = 7.5, c ends at 11.5, arrives at 11.5 + 0.5 + 2 = 14
+    result = evaluate(problem(graph, devices(GB, GB, link=Link(1.0, 0.5))), split)
+    assert result.latency_s == pytest.approx(15.0)
+    assert result.critical_path_s == pytest.approx(15.0)
+    assert result.transfer_bytes == 5 + 2
+    assert [d.received_bytes for d in result.devices] == [2, 5]
+    assert [d.load_s for d in result.devices] == [6.0, 4.0]
+    # device 0 at d: b, the received c, and d; at b: a and b. c is received from when it is made.
+    assert result.devices[0].peak_bytes == 11 + 13 + 7 + max(5 + 3, 3 + 2 + 1)
+    assert result.devices[1].peak_bytes == 17 + 5 + 2
+    assert result.devices[1].static_bytes == 17 + 5 + 2
+    assert result.throughput_per_s == 1 / 6
+    assert split.n_partitions == 3
+
+
+def test_a_value_goes_to_a_device_once() -> None:
+    sketch = Sketch()
+    a = sketch.op([], 100, [], 1)
+    b = sketch.op([a], 1, [], 1)
+    c = sketch.op([a], 1, [], 1)
+    graph = sketch.graph(b, c)
+    result = evaluate(
+        problem(graph, devices(GB, GB, link=Link(100.0))),
+        partition_by_device(graph, np.array([0, 1, 1])),
+    )
+    assert result.transfer_bytes == 100
+    assert result.latency_s == 1 + 1 + 2
+
+
+def test_a_view_keeps_its_storage_alive_and_allocates_nothing() -> None:
+    sketch = Sketch()
+    a = sketch.op([], 64, [], 1)
+    view = sketch.op([a], 16, view_of=a)
+    other = sketch.op([], 32, [], 1)
+    last = sketch.op([view, other], 1, [], 1)
+    graph = sketch.graph(last)
+    assert peak_bytes(
+        problem(graph, devices(GB)).memory, np.zeros(4, dtype=np.int64), 1
+    ).tolist() == [64 + 32 + 1]
+    # Sent to another device, the view is 16 bytes of its own and the 64 stay behind.
+    split = np.array([0, 0, 1, 1])
+    assert peak_bytes(problem(graph, devices(GB, GB)).memory, split, 2).tolist() == [
+        64,
+        16 + 32 + 1,
+    ]
+
+
+def test_tied_weights_count_once_on_each_device() -> None:
+    sketch = Sketch()
+    tied = sketch.weight(50)
+    a = sketch.op([], 1, [tied], 1)
+    b = sketch.op([a], 1, [tied], 1)
+    graph = sketch.graph(b)
+    together = evaluate(
+        problem(graph, devices(GB, GB)), partition_by_device(graph, np.array([0, 0]))
+    )
+    apart = evaluate(problem(graph, devices(GB, GB)), partition_by_device(graph, np.array([0, 1])))
+    assert [d.weight_bytes for d in together.devices] == [50, 0]
+    assert [d.weight_bytes for d in apart.devices] == [50, 50]
+
+
+def test_lower_bound_is_the_work_when_nothing_depends() -> None:
+    sketch = Sketch()
+    for flops in (3, 3, 3, 3):
+        sketch.op([], 1, [], flops)
+    costs = problem(sketch.graph(), devices(GB, GB)).costs
+    assert lower_bound_s(costs) == 6.0
+    fast_and_slow = problem(sketch.graph(), devices(GB, GB, speeds=[2.0, 1.0])).costs
+    assert lower_bound_s(fast_and_slow) == pytest.approx(12 / 3)
+
+
+def test_lower_bound_is_the_path_in_a_chain() -> None:
+    assert lower_bound_s(problem(chain(5, flops=2), devices(GB, GB, GB)).costs) == 10.0
+
+
+def test_partition_without_a_device_is_refused() -> None:
+    with pytest.raises(SpecError, match="partition 1 has no device"):
+        Assignment(np.array([0, 1]), ((0,), ()))
+
+
+def test_partition_without_an_operator_is_refused() -> None:
+    with pytest.raises(SpecError, match="an operator in each"):
+        Assignment(np.array([0, 0]), ((0,), (1,)))
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 40), count=st.integers(1, 4))
+def test_agrees_with_the_independent_computation(seed: int, n: int, count: int) -> None:
+    graph = random_graph(seed, n)
+    rng = np.random.default_rng(seed)
+    topology = devices(
+        *[GB] * count, link=Link(3.0, 0.25), speeds=[float(s) for s in rng.integers(1, 4, count)]
+    )
+    this = problem(graph, topology)
+    device_of = rng.integers(0, count, n)
+    result = evaluate(this, partition_by_device(graph, device_of))
+    assert result.latency_s == pytest.approx(independent.latency_s(this, device_of))
+    for device in range(count):
+        assert result.devices[device].peak_bytes == independent.peak_bytes(graph, device_of, device)
+        profile = result.memory[device].held_bytes
+        assert profile.max(initial=0) <= result.devices[device].peak_bytes
+        assert result.devices[device].peak_bytes <= static_on_device(this.memory, device_of, device)
+    assert result.lower_bound_s <= result.latency_s * (1 + 1e-12)
+    assert result.critical_path_s <= result.latency_s * (1 + 1e-12)
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 7))
+def test_lower_bound_holds_for_every_placement(seed: int, n: int) -> None:
+    graph = random_graph(seed, n)
+    this = problem(graph, devices(GB, GB, link=Link(8.0), speeds=[1.0, 2.0]))
+    bound = lower_bound_s(this.costs)
+    best = min(
+        independent.latency_s(this, np.array([(code >> op) & 1 for op in range(n)]))
+        for code in range(2**n)
+    )
+    assert bound <= best * (1 + 1e-12)

@@ -1,0 +1,132 @@
+"""What every mode promises, on random graphs: the one suite that a new mode gets for free."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxpart.cost.evaluate import evaluate
+from fxpart.errors import InfeasibleError, SpecError
+from fxpart.modes import MODES, find_mode
+from fxpart.problem import Problem
+from fxpart.topology import Link
+from tests import independent
+from tests.sketch import chain, devices, problem, random_graph
+
+
+def _tight_problem(seed: int, n: int, count: int, share: float) -> Problem:
+    """Return a random problem whose devices together have `share` of what the model holds."""
+    graph = random_graph(seed, n)
+    whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
+    rng = np.random.default_rng(seed)
+    sizes = [max(1, int(whole * share * rng.uniform(0.7, 1.3) / count)) for _ in range(count)]
+    return problem(graph, devices(*sizes, link=Link(4.0, 0.125)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 30),
+    count=st.integers(1, 4),
+    share=st.sampled_from([0.8, 1.1, 1.5, 3.0, 6.0]),
+)
+def test_every_mode_keeps_its_promises(
+    mode: str, seed: int, n: int, count: int, share: float
+) -> None:
+    this = _tight_problem(seed, n, count, share)
+    graph = this.graph
+    try:
+        placed = find_mode(mode)(this, {})
+    except InfeasibleError:
+        return
+    device_of = placed.device_of
+    assert device_of.shape == (n,)
+    assert device_of.min() >= 0
+    assert device_of.max() < count
+    for device in range(count):
+        peak = independent.peak_bytes(graph, device_of, device)
+        assert peak <= this.topology.devices[device].memory_bytes
+    assert (device_of == device_of[graph.group]).all()
+    for op in range(n):
+        for value in graph.reads_of(op):
+            maker = graph.value_producer[value]
+            assert maker < 0 or placed.partition_of[maker] <= placed.partition_of[op]
+    assert evaluate(this, placed).latency_s == pytest.approx(independent.latency_s(this, device_of))
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 30), count=st.integers(1, 4))
+def test_kl_based_is_never_slower_than_size_based(seed: int, n: int, count: int) -> None:
+    this = _tight_problem(seed, n, count, 1.6)
+    try:
+        start = find_mode("size_based")(this, {})
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
+            find_mode("kl_based")(this, {})
+        return
+    better = find_mode("kl_based")(this, {})
+    assert independent.latency_s(this, better.device_of) <= independent.latency_s(
+        this, start.device_of
+    ) * (1 + 1e-12)
+
+
+def test_kl_based_finds_the_best_of_all_placements_of_two_branches() -> None:
+    graph = random_graph(5, 8)
+    this = problem(graph, devices(10**6, 10**6, link=Link(50.0)))
+    best = min(
+        independent.latency_s(this, np.array(code))
+        for code in itertools.product((0, 1), repeat=8)
+        if all(code[op] == code[graph.group[op]] for op in range(8))
+    )
+    found = independent.latency_s(this, find_mode("kl_based")(this, {}).device_of)
+    alone = independent.latency_s(this, np.zeros(8, dtype=np.int64))
+    assert best < alone
+    assert found == pytest.approx(best)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_unknown_option_is_named(mode: str) -> None:
+    with pytest.raises(SpecError, match="no option 'speed'"):
+        find_mode(mode)(problem(chain(3), devices(10**6)), {"speed": 1})
+
+
+def test_an_unknown_mode_is_told_the_nearest() -> None:
+    with pytest.raises(SpecError, match="nearest: kl_based"):
+        find_mode("kl_base")
+
+
+def test_an_option_of_another_type_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"mode\.max_passes must be of type int, got 'many'"):
+        find_mode("kl_based")(problem(chain(3), devices(10**6)), {"max_passes": "many"})
+
+
+def test_no_passes_is_refused() -> None:
+    with pytest.raises(SpecError, match="at least 1, got 0"):
+        find_mode("kl_based")(problem(chain(3), devices(10**6)), {"max_passes": 0})
+
+
+_PLACE = """
+from fxpart.modes import MODES
+from tests.sketch import devices, problem, random_graph
+this = problem(random_graph(3, 60), devices(250, 250, 250))
+print({name: mode(this, {}).device_of.tolist() for name, mode in MODES.items() if name != "single"})
+"""
+
+
+def test_the_same_answer_in_processes_with_other_hash_seeds() -> None:
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", _PLACE],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "77")
+    }
+    assert len(answers) == 1
+    assert "size_based" in next(iter(answers))
