@@ -118,7 +118,10 @@ def read_assignment(path: Path) -> SavedAssignment:
             _checked_partition(entry, expected, len(devices))
             for expected, entry in enumerate(document["partitions"])
         )
-        model, modules = dict(document["model"]), dict(document["modules"])
+        model, modules = (
+            dict(document["model"]),
+            _checked_modules(document["modules"], len(devices)),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise SpecError(f"{path} is damaged ({_said(error)}); write it again") from error
     _refuse_repeats(path, partitions)
@@ -127,7 +130,7 @@ def read_assignment(path: Path) -> SavedAssignment:
 
 def _checked_device(entry: Mapping[str, Any]) -> Mapping[str, object]:
     if not isinstance(entry["name"], str) or not isinstance(entry["memory_bytes"], int):
-        raise ValueError("a device without a name or size")  # noqa: TRY004 - damage, not a bug
+        raise ValueError("a device without a name or size")
     return dict(entry)
 
 
@@ -140,6 +143,15 @@ def _checked_partition(entry: Mapping[str, Any], expected: int, devices: int) ->
     if not names or not all(isinstance(name, str) for name in names):
         raise ValueError(f"partition {expected} has no operators")
     return SavedPartition(homes, names)
+
+
+def _checked_modules(entry: Mapping[str, Any], devices: int) -> Mapping[str, int | list[int]]:
+    modules = dict(entry)
+    for path, home in modules.items():
+        ids = home if isinstance(home, list) else [home]
+        if not ids or not all(isinstance(d, int) and 0 <= d < devices for d in ids):
+            raise ValueError(f"module {path!r} is on {home}, there are {devices} devices")
+    return modules
 
 
 def _refuse_repeats(path: Path, partitions: Sequence[SavedPartition]) -> None:
@@ -248,7 +260,7 @@ def _read(path: Path, schema: str) -> dict[str, Any]:
         raise SpecError(f"there is no file {path}; give the path of a {schema} file") from None
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:  # of JSON or of UTF-8
+    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8, or nested too deep
         raise SpecError(f"{path} is damaged ({_said(error)}); write it again") from error
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:

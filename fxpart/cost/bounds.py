@@ -1,5 +1,7 @@
 """A latency that no placement can beat, and the critical path of one placement."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fxpart.compiled import compiled
@@ -9,19 +11,118 @@ from fxpart.graph import FloatArray, IntArray
 __all__ = ["critical_path_s", "lower_bound_s"]
 
 
+class AncestorRoom(NamedTuple):
+    """Room to collect the ancestors of one operator in; columns of equal length."""
+
+    index: IntArray
+    path_s: FloatArray
+    cross_s: FloatArray
+
+
+WINDOW = 48
+"""Ancestors looked at for each operator, the latest first; a wider window found nothing more."""
+
+
 @compiled
-def _longest_path(t: CostTables, time_s: FloatArray) -> float:
-    """Return the longest chain of operators that read from each other, nothing else counted."""
-    finish = np.zeros(time_s.shape[0])
+def _ancestors(
+    t: CostTables, op: int, time_s: FloatArray, cheapest_s: FloatArray, room: AncestorRoom
+) -> int:
+    """Fill `room` with up to `WINDOW` ancestors of `op`, latest first; return how many.
+
+    For each one `path_s` is the time of the operators between it and `op` on a path, and `cross_s`
+    the cheapest transfer on that path: the path is the one with the largest sum of the two.
+    """
+    index, path_s, cross_s = room
+    known, done = 0, 0
+    here, sofar_s, least_s = op, 0.0, np.inf
+    while True:
+        for i in range(t.read_start[here], t.read_start[here + 1]):
+            value = t.reads[i]
+            maker = t.producer[value]
+            if maker < 0:
+                continue
+            cross = min(least_s, cheapest_s[value])
+            slot = done
+            while slot < known and index[slot] != maker:
+                slot += 1
+            if slot == known:
+                if known == index.shape[0]:
+                    continue
+                index[slot], path_s[slot], cross_s[slot] = maker, sofar_s, cross
+                known += 1
+            elif sofar_s + cross > path_s[slot] + cross_s[slot]:
+                path_s[slot], cross_s[slot] = sofar_s, cross
+        if done == min(known, WINDOW):
+            return done
+        latest = done
+        for slot in range(done + 1, known):
+            if index[slot] > index[latest]:
+                latest = slot
+        for column in (path_s, cross_s):
+            column[done], column[latest] = column[latest], column[done]
+        index[done], index[latest] = index[latest], index[done]
+        here = index[done]
+        sofar_s, least_s = path_s[done] + time_s[here], cross_s[done]
+        done += 1
+
+
+@compiled
+def _earliest_start(
+    start_s: FloatArray, time_s: FloatArray, room: AncestorRoom, count: int
+) -> float:
+    """Return before when the operator cannot start, given when its ancestors can.
+
+    An ancestor on another device is heard of no sooner than its `arrival`. If the operator starts
+    at T, then those whose arrival is after T are on its own device, one after the other. So T is
+    at least the least, over how many of the latest arrivals are at home, of the larger of the time
+    that those take and the next arrival.
+    """
+    index, path_s, cross_s = room
+    arrival = np.empty(count)
+    for k in range(count):
+        arrival[k] = start_s[index[k]] + time_s[index[k]] + path_s[k] + cross_s[k]
+    by_arrival = np.argsort(-arrival)
+    by_start = np.argsort(start_s[index[:count]])
+    at_home = np.zeros(count, dtype=np.bool_)
+    best, serial_s = np.inf, 0.0
+    for k in range(count + 1):
+        reach = arrival[by_arrival[k]] if k < count else 0.0
+        best = min(best, max(serial_s, reach))
+        if k == count or serial_s >= best:
+            break
+        at_home[by_arrival[k]] = True
+        serial_s = 0.0
+        for j in by_start:
+            if at_home[j]:
+                serial_s = max(serial_s, start_s[index[j]]) + time_s[index[j]]
+    return best
+
+
+@compiled
+def _path_bound_s(t: CostTables, time_s: FloatArray, cheapest_s: FloatArray) -> float:
+    """Return a bound from dependencies: operators are near each other, or pay for a transfer.
+
+    As in Papadimitriou and Yannakakis: Towards an architecture-independent analysis of parallel
+    algorithms. SIAM J. Comput. 19(2), 1990, doi:10.1137/0219021, with transfers of several costs.
+    """
+    start_s = np.zeros(time_s.shape[0])
+    room = AncestorRoom(
+        np.empty(4 * WINDOW, dtype=np.int64), np.empty(4 * WINDOW), np.empty(4 * WINDOW)
+    )
     longest = 0.0
     for op in range(time_s.shape[0]):
         start = 0.0
         for i in range(t.read_start[op], t.read_start[op + 1]):
             maker = t.producer[t.reads[i]]
             if maker >= 0:
-                start = max(start, finish[maker])
-        finish[op] = start + time_s[op]
-        longest = max(longest, finish[op])
+                start = max(start, start_s[maker] + time_s[maker])
+        if t.read_start[op + 1] - t.read_start[op] > 1:
+            # Only where data comes together can a transfer, or a turn to wait for, be forced.
+            count = _ancestors(t, op, time_s, cheapest_s, room)
+            if count:
+                start = max(start, _earliest_start(start_s, time_s, room, count))
+        start_s[op] = start
+        longest = max(longest, start + time_s[op])
     return longest
 
 
@@ -52,15 +153,21 @@ def critical_path_s(t: CostTables, device_of: IntArray) -> float:
 def lower_bound_s(t: CostTables) -> float:
     """Return a latency in seconds that no placement on these devices can beat.
 
-    The larger of two bounds. The longest path with every operator on its fastest device and no
-    transfer. And the work: with shares y of the devices that add to 1, any placement takes at
-    least the sum over operators of the least ``y_d * time_d`` (linear programming duality); the
-    shares are the devices' speeds on the whole model, which for equal devices gives work / D.
+    The larger of two bounds. From dependencies, see `_path_bound_s`, with every operator on its
+    fastest device and every transfer on the fastest link. From work: with shares y of the devices
+    that add to 1, any placement takes at least the sum over operators of the least
+    ``y_d * time_d`` (linear programming duality); the shares are the devices' speeds on the whole
+    model, which for equal devices gives work / D.
     """
-    path = _longest_path(t, np.ascontiguousarray(t.op_time_s.min(axis=1)))
+    time_s = np.ascontiguousarray(t.op_time_s.min(axis=1))
+    devices = t.op_time_s.shape[1]
+    if devices == 1:
+        return float(time_s.sum())
+    apart = ~np.eye(devices, dtype=np.bool_)
+    cheapest_s = t.link_latency_s[apart].min() + t.value_bytes * t.s_per_byte[apart].min()
+    path = float(_path_bound_s(t, time_s, cheapest_s))
     totals = t.op_time_s.sum(axis=0)
     if not (totals > 0).all():
         return path
     share = (1.0 / totals) / (1.0 / totals).sum()
-    work = float((t.op_time_s * share).min(axis=1).sum())
-    return max(float(path), work)
+    return max(path, float((t.op_time_s * share).min(axis=1).sum()))

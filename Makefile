@@ -1,0 +1,35 @@
+# Two commands: `make demo` sets up and runs the main job, `make test` sets up and runs the tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.installed
+
+.PHONY: setup demo test check bench clean
+
+setup: $(SETUP)
+
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fxpart needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m fxpart.precompile
+	touch $@
+
+demo: $(SETUP)
+	$(BIN)/python -m runner mode=kl_based devices=4x16gb
+
+test: $(SETUP)
+	$(BIN)/python -m pytest
+
+check: $(SETUP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(SETUP)
+	$(BIN)/python -m benchmarks.main_job
+	$(BIN)/python -m benchmarks.presets
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+	find fxpart runner tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

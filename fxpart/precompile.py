@@ -1,0 +1,57 @@
+"""``python -m fxpart.precompile``: compile the inner loops now, not in the first run.
+
+Compiled code is kept beside the source (or in the user's cache folder where that is read-only), so
+this is needed once after an installation; without it the first run takes some seconds longer.
+"""
+
+import numpy as np
+
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.roofline import LatencyModel
+from fxpart.graph import OpGraph, csr
+from fxpart.modes import MODES
+from fxpart.problem import make_problem
+from fxpart.topology import DeviceSpec, Link, uniform_topology
+
+__all__ = ["precompile"]
+
+
+def _two_operators() -> OpGraph:
+    """Return the smallest graph that runs every loop: one operator that feeds another."""
+    read_start, reads = csr([[], [0]])
+    use_start, uses = csr([[0], []])
+    pair = np.array([1, 1], dtype=np.int64)
+    return OpGraph(
+        names=("a", "b"),
+        modules=("a", "b"),
+        targets=("a", "b"),
+        dtypes=("float32", "float32"),
+        flops=pair,
+        moved_bytes=pair,
+        group=np.array([0, 1], dtype=np.int64),
+        value_names=("a", "b"),
+        value_producer=np.array([0, 1], dtype=np.int64),
+        value_bytes=pair,
+        value_alloc_bytes=pair,
+        value_base=-pair,
+        value_is_output=np.array([False, True]),
+        read_start=read_start,
+        reads=reads,
+        weight_names=("w",),
+        weight_bytes=np.array([1], dtype=np.int64),
+        use_start=use_start,
+        uses=uses,
+    )
+
+
+def precompile() -> None:
+    """Run every mode and the evaluation once on a graph of two operators."""
+    device = DeviceSpec("any", 10**6, {"float32": 1.0}, 1.0)
+    topology = uniform_topology((device, device), Link(1.0))
+    problem = make_problem(_two_operators(), topology, LatencyModel())
+    for mode in MODES.values():
+        evaluate(problem, mode(problem, {}))
+
+
+if __name__ == "__main__":
+    precompile()
