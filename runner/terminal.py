@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from fxpart.cost.evaluation import DeviceUse, Evaluation
-from runner.units import Unit, format_ids, format_s, format_size, size_unit, time_unit
+from runner.units import Unit, format_ids, format_size, size_unit, time_unit
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -30,7 +30,7 @@ def show(*parts: "Table | str", stream: TextIO | None = None) -> None:
 
     Colours only on a terminal; elsewhere plain text, 80 columns unless COLUMNS says otherwise.
     """
-    from rich.console import Console  # noqa: PLC0415
+    from rich.console import Console
 
     console = Console(file=stream, markup=False, highlight=False, emoji=False)
     for part in parts:
@@ -40,12 +40,13 @@ def show(*parts: "Table | str", stream: TextIO | None = None) -> None:
 
 def summary_line(evaluation: Evaluation) -> str:
     """Return the outcome in one line; the gap is how far latency is above the lower bound."""
-    e = evaluation
+    e, times = evaluation, time_unit(evaluation.latency_s)
+    rate = f"{e.throughput_per_s:,.1f}" if e.throughput_per_s >= 10 else f"{e.throughput_per_s:.3g}"
     return (
-        f"latency {format_s(e.latency_s)}, {e.throughput_per_s:,.1f} inputs/s,"
+        f"latency {times.show(e.latency_s)} {times.name}, {rate} inputs/s,"
         f" {_count(e.partitions, 'partition')} on {e.devices_used} of"
         f" {_count(len(e.devices), 'device')}, {format_size(e.transfer_bytes)} transferred,"
-        f" lower bound {format_s(e.lower_bound_s)} (gap {e.optimality_gap:.1%})"
+        f" lower bound {times.show(e.lower_bound_s)} {times.name} (gap {e.optimality_gap:.1%})"
     )
 
 
@@ -180,8 +181,8 @@ def _add_numbers(table: "Table", *headings: str) -> None:
 
 
 def _empty_table(title: str) -> "Table":
-    from rich.box import SIMPLE_HEAD  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
 
     return Table(
         title=title,
@@ -230,8 +231,8 @@ class _LateSpinner:
         self._timer.start()
 
     def _start(self) -> None:
-        from rich.console import Console  # noqa: PLC0415
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+        from rich.console import Console
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
         running = Progress(
             SpinnerColumn(),

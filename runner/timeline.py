@@ -5,6 +5,8 @@ from, so that nothing in a thread overlaps. A counter shows the memory that the 
 """
 
 import json
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -42,7 +44,7 @@ def trace_document(
         *_transfer_events(graph, evaluation),
         *_memory_events(evaluation),
     ]
-    events.sort(key=lambda event: event["ts"])  # type: ignore[arg-type, return-value]
+    events.sort(key=itemgetter("ts"))
     return {"displayTimeUnit": "ms", "traceEvents": [*_names(evaluation), *events]}
 
 
@@ -139,7 +141,7 @@ def _names(evaluation: Evaluation) -> list[Event]:
         if use.operators:
             name = {"name": f"device {use.logical_id}: {use.name}"}
             events.append(_about("process_name", use.logical_id, name))
-            order: dict[str, object] = {"sort_index": use.logical_id}
+            order = {"sort_index": use.logical_id}
             events.append(_about("process_sort_index", use.logical_id, order))
     for device, thread, label in sorted(threads):
         events.append(_about("thread_name", device, {"name": label}, thread))
@@ -147,7 +149,12 @@ def _names(evaluation: Evaluation) -> list[Event]:
     return events
 
 
-def _about(
-    kind: str, device: int, args: dict[str, object] | dict[str, str], thread: int = COMPUTE
-) -> Event:
-    return {"name": kind, "ph": "M", "ts": 0.0, "pid": device + 1, "tid": thread, "args": args}
+def _about(kind: str, device: int, args: Mapping[str, object], thread: int = COMPUTE) -> Event:
+    return {
+        "name": kind,
+        "ph": "M",
+        "ts": 0.0,
+        "pid": device + 1,
+        "tid": thread,
+        "args": dict(args),
+    }

@@ -14,9 +14,9 @@ class Unit(NamedTuple):
     """How many bytes, or seconds, one is."""
 
     def show(self, amount: float) -> str:
-        """Return the number alone, two decimals below 1000."""
+        """Return the number alone, two decimals below 1000; bytes are whole."""
         count = amount / self.size
-        return f"{count:.2f}" if abs(count) < 1000 else f"{count:.0f}"
+        return f"{count:.2f}" if abs(count) < 1000 and self.name != "B" else f"{count:.0f}"
 
 
 _BINARY = (Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10))
@@ -45,7 +45,7 @@ def time_unit(most_s: float) -> Unit:
 def format_size(size_bytes: float, *, binary: bool = True) -> str:
     """Return `size_bytes` with its unit, such as ``1.50 GiB``, or ``512 B``."""
     unit = size_unit(size_bytes, binary=binary)
-    return f"{size_bytes:.0f} B" if unit.name == "B" else f"{unit.show(size_bytes)} {unit.name}"
+    return f"{unit.show(size_bytes)} {unit.name}"
 
 
 def format_s(time_s: float) -> str:

@@ -1,0 +1,75 @@
+"""``python -m benchmarks.presets [name ...]``: every preset captured and placed on a laptop.
+
+For each model: operators, seconds to build and capture it from nothing, peak memory of that
+process; then size_based and kl_based on enough devices, with seconds and predicted latencies. The
+devices are as many of 16, 24 or 80 GB as hold the model with room to choose.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.process import run_python
+
+DEVICES = {
+    "gpt2": "4x16gb",
+    "gpt2_xl": "4x16gb",
+    "bert_large": "4x16gb",
+    "t5_large": "4x16gb",
+    "vit_large": "4x16gb",
+    "resnet50": "4x16gb",
+    "whisper_small": "4x16gb",
+    "llama2_7b": "4x16gb",
+    "llama2_13b": "4x16gb",
+    "dlrm": "8x24gb",
+    "mixtral_8x7b": "4x80gb",
+    "llama3_70b": "4x80gb",
+}
+
+
+def _run(folder: Path, model: str, mode: str) -> tuple[dict[str, Any], int]:
+    out = folder / mode
+    measured = run_python(
+        [
+            "-m",
+            "runner",
+            f"model={model}",
+            f"mode={mode}",
+            f"devices={DEVICES[model]}",
+            "tracking=none",
+            f"capture.cache_dir={folder / 'cache'}",
+            f"hydra.run.dir={out}",
+        ],
+        folder,
+    )
+    return json.loads((out / "result.json").read_text()), measured.peak_bytes
+
+
+def main() -> None:
+    """Print one row for each preset."""
+    chosen = sys.argv[1:] or list(DEVICES)
+    print(
+        f"{'model':<14} {'devices':<8} {'operators':>9} {'weights GB':>10} {'capture s':>9}"
+        f" {'peak GB':>7} {'size_based s':>12} {'kl_based s':>10}"
+        f" {'size_based ms':>13} {'kl_based ms':>11} {'less':>6} {'bound ms':>9} {'gap':>6}"
+    )
+    for model in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            first, peak = _run(Path(folder), model, "size_based")
+            second, _ = _run(Path(folder), model, "kl_based")
+        by_size, by_kl = first["metrics"], second["metrics"]
+        less = 1 - by_kl["latency_ms"] / by_size["latency_ms"]
+        print(
+            f"{model:<14} {DEVICES[model]:<8} {int(by_size['operators']):>9}"
+            f" {by_size['weights_gib'] * 2**30 / 1e9:>10.2f} {by_size['capture_s']:>9.1f}"
+            f" {peak / 1e9:>7.2f} {by_size['partition_s']:>12.2f} {by_kl['partition_s']:>10.2f}"
+            f" {by_size['latency_ms']:>13.3f} {by_kl['latency_ms']:>11.3f} {less:>6.1%}"
+            f" {by_kl['lower_bound_ms']:>9.3f} {by_kl['optimality_gap_pct']:>5.1f}%",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

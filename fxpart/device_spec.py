@@ -1,0 +1,108 @@
+"""Devices as one word: ``4x16gb``, ``2x80gb+4x16gb``, ``4xa100_80gb``, ``2xh100+4xt4``."""
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from fractions import Fraction
+
+from fxpart.errors import SpecError, nearest_names
+
+__all__ = ["DEVICE_GRAMMAR", "MAX_DEVICES", "PoolSpec", "parse_devices", "parse_size_bytes"]
+
+DEVICE_GRAMMAR = (
+    "COUNTxSIZE or COUNTxACCELERATOR, joined by +, such as 4x16gb, 2x80gb+4x16gb, 2xh100+4xt4"
+)
+"""How devices are written, for messages and help."""
+
+MAX_DEVICES = 1024
+"""Most devices of one spec: the table of links has a row and a column for each."""
+
+_UNITS = {
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
+    "mib": 2**20,
+    "gib": 2**30,
+    "tib": 2**40,
+}
+_COUNTED = re.compile(r"(-?\d+)x(.*)")
+_NUMBER_FIRST = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+))([a-z_]*)")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """Some equal devices: either a memory size is given or an accelerator's name, never both."""
+
+    count: int
+    """How many devices; at least 1."""
+    memory_bytes: int | None
+    """Memory of each, where the spec gives a size."""
+    accelerator: str | None
+    """Name in the table of accelerators, where the spec gives a name."""
+
+
+def parse_size_bytes(text: str) -> int:
+    """Return the bytes that `text` says: ``16gb`` is 16 * 10^9, ``16gib`` is 16 * 2^30.
+
+    Units are mb, gb, tb, mib, gib, tib in any case; decimals are exact. Fractions of a byte are
+    dropped.
+
+    Raises:
+        SpecError: for a missing or unknown unit, or a size below one byte.
+
+    """
+    found = _NUMBER_FIRST.fullmatch(text.strip().lower())
+    if not found:
+        raise SpecError(f"size {text!r} is not a number and a unit; write it like 16gb or 1.5gib")
+    number, unit = found.groups()
+    if Fraction(number) <= 0:
+        raise SpecError(f"size {text!r} must be positive")
+    if not unit:
+        raise SpecError(f"size {text!r} has no unit; {_unit_names()}")
+    if unit not in _UNITS:
+        raise SpecError(f"size {text!r} has the unknown unit {unit!r}; {_unit_names()}")
+    size_bytes = int(Fraction(number) * _UNITS[unit])
+    if size_bytes < 1:
+        raise SpecError(f"size {text!r} is less than one byte")
+    return size_bytes
+
+
+def parse_devices(spec: str, accelerators: Collection[str] = ()) -> tuple[PoolSpec, ...]:
+    """Return the pools that `spec` names, in its order; a part without a count is one device.
+
+    Case does not matter. `accelerators` are the names that may stand in place of a size.
+
+    Raises:
+        SpecError: for a part that is neither, no devices, or more than `MAX_DEVICES`.
+
+    """
+    try:
+        pools = tuple(_parse_pool(part.strip(), accelerators) for part in spec.lower().split("+"))
+        total = sum(pool.count for pool in pools)
+        if total > MAX_DEVICES:
+            raise SpecError(f"{total} devices are too many, at most {MAX_DEVICES}")
+    except SpecError as error:
+        raise SpecError(f"devices={spec}: {error}; write {DEVICE_GRAMMAR}") from None
+    return pools
+
+
+def _parse_pool(part: str, accelerators: Collection[str]) -> PoolSpec:
+    if not part:
+        raise SpecError("a part is empty")
+    counted = _COUNTED.fullmatch(part)
+    count, what = (int(counted[1]), counted[2]) if counted else (1, part)
+    if count < 1:
+        raise SpecError(f"count {count} in {part!r} must be at least 1")
+    if not what:
+        raise SpecError(f"{part!r} has a count but no size or accelerator")
+    # A number comes first in sizes only: no accelerator is named like 3090.
+    if what in accelerators:
+        return PoolSpec(count, None, what)
+    if _NUMBER_FIRST.match(what):
+        return PoolSpec(count, parse_size_bytes(what), None)
+    known = nearest_names(what, accelerators) if accelerators else "none are known here"
+    raise SpecError(f"there is no accelerator {what!r}, {known}")
+
+
+def _unit_names() -> str:
+    return "units are " + ", ".join(_UNITS)

@@ -1,0 +1,126 @@
+"""A model from a user's own function, ``package.module:function``."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names
+from fxpart.models.factory_source import no_such_module, see_working_directory, split_factory
+from fxpart.models.reason import reason
+from fxpart.models.spec import ModelSpec
+
+__all__ = ["factory_model"]
+
+_SAID_BY_SPEC = ("batch_size", "dtype", "seq_len")
+
+
+def _find(factory: str) -> Callable[..., object]:
+    """Return the function that `factory` names."""
+    module_name, function_name = split_factory(factory)
+    see_working_directory()
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if missing == module_name or module_name.startswith(f"{missing}."):
+            raise no_such_module(factory, missing) from error
+        raise CaptureError(f"factory={factory}: importing it fails: {reason(error)}") from error
+    except Exception as error:
+        raise CaptureError(f"factory={factory}: importing it fails: {reason(error)}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        ours = {
+            name: value
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module_name
+        }
+        near = nearest_names(function_name, ours) if ours else "it has no functions"
+        raise SpecError(f"factory={factory}: {module_name} has no {function_name}; {near}")
+    found: Callable[..., object] = function
+    return found
+
+
+def _arguments(spec: ModelSpec, function: Callable[..., object]) -> dict[str, object]:
+    """Return the keyword arguments for `function`, checked against its signature."""
+    parameters = inspect.signature(function).parameters
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [
+        name
+        for name, p in parameters.items()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    said = [name for name in spec.factory_args if name in _SAID_BY_SPEC]
+    if said:
+        raise SpecError(f"factory_args.{said[0]} is said by model.{said[0]}; set that instead")
+    given: dict[str, object] = {"batch_size": spec.batch_size, "dtype": getattr(torch, spec.dtype)}
+    if spec.seq_len is not None:
+        given["seq_len"] = spec.seq_len
+    elif "seq_len" in parameters and parameters["seq_len"].default is inspect.Parameter.empty:
+        raise SpecError(f"factory={spec.factory} needs a sequence length; set model.seq_len")
+    given.update(spec.factory_args)
+    unknown = [] if takes_any else [name for name in given if name not in names]
+    if unknown:
+        what = "model" if unknown[0] in _SAID_BY_SPEC else "factory_args"
+        raise SpecError(
+            f"factory={spec.factory} takes no {unknown[0]} ({what}.{unknown[0]});"
+            f" {nearest_names(unknown[0], names)}"
+        )
+    needed = [n for n in names if parameters[n].default is inspect.Parameter.empty]
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise SpecError(
+            f"factory={spec.factory} also needs {', '.join(missing)};"
+            f" set model.factory_args.{missing[0]}"
+        )
+    return given
+
+
+def _checked(factory: str, result: object) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return what the factory returned, once it is known to be a model and its inputs."""
+    match result:
+        case (nn.Module() as module, tuple() as args):
+            return module, args, {}
+        case (nn.Module() as module, tuple() as args, Mapping() as kwargs):
+            return module, args, dict(kwargs)
+        case tuple():
+            got = f"({', '.join(type(item).__name__ for item in result)})"
+        case _:
+            got = type(result).__name__
+    raise SpecError(
+        f"factory={factory} returned {got}; return (module, args) or (module, args, kwargs),"
+        " args a tuple and kwargs a dict of example inputs"
+    )
+
+
+def factory_model(spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return the module, positional and keyword inputs that the factory of `spec` makes.
+
+    The function is called as ``function(batch_size=..., dtype=torch.dtype, **factory_args)`` with
+    meta as the default device, and with ``seq_len=...`` when the spec states one. Tensors that it
+    puts elsewhere by name are moved to meta afterwards. Modules in the working directory are
+    found.
+
+    Raises:
+        SpecError: for a function that does not exist, does not take the arguments or returns
+            something else.
+        CaptureError: when importing or calling it fails.
+
+    """
+    factory = spec.factory or ""
+    function = _find(factory)
+    arguments = _arguments(spec, function)
+    try:
+        with torch.device("meta"):
+            result = function(**arguments)
+    except FxpartError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"factory={factory} failed: {reason(error)}") from error
+    module, args, kwargs = _checked(factory, result)
+    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
+    return module.to("meta").eval(), args, kwargs

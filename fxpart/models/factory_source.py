@@ -1,0 +1,84 @@
+"""Where a model factory, ``package.module:function``, lies on disk. Nothing here runs it."""
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import pkgutil
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from fxpart.errors import SpecError, nearest_names
+from fxpart.models.reason import reason
+
+__all__ = ["factory_digest", "no_such_module", "see_working_directory", "split_factory"]
+
+
+def split_factory(factory: str) -> tuple[str, str]:
+    """Return the module and the function that ``package.module:function`` names.
+
+    Raises:
+        SpecError: for any other form.
+
+    """
+    module, colon, function = factory.partition(":")
+    if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
+        raise SpecError(
+            f"factory={factory} is not of the form package.module:function,"
+            " such as fxpart.models.dlrm:dlrm"
+        )
+    return module, function
+
+
+def see_working_directory() -> None:
+    """Let modules in the working directory be imported, as ``python -m`` does."""
+    here = str(Path.cwd())
+    # An empty entry also stands for the working directory.
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
+
+
+def _folders_beside(module: str) -> Iterable[str]:
+    """Return the folders in which the last part of `module` should lie."""
+    parent = sys.modules.get(module.rpartition(".")[0])
+    return getattr(parent, "__path__", None) or [os.curdir]
+
+
+def no_such_module(factory: str, missing: str) -> SpecError:
+    """Return the error for a factory whose module, or a package around it, does not exist."""
+    beside = [found.name for found in pkgutil.iter_modules(_folders_beside(missing))]
+    near = f"{nearest_names(missing.rpartition('.')[2], beside)}; " if beside else ""
+    return SpecError(
+        f"factory={factory}: there is no module {missing}; {near}"
+        "start from the folder that holds it, or install it"
+    )
+
+
+def factory_digest(factory: str) -> str:
+    """Return the SHA-256, in hex, of the source file of the factory's module.
+
+    The packages around the module are imported, the module is not.
+
+    Raises:
+        SpecError: when the module or its file does not exist, or a package fails to import.
+
+    """
+    module, _ = split_factory(factory)
+    see_working_directory()
+    missing = module
+    try:
+        found = importlib.util.find_spec(module)
+    except ModuleNotFoundError as error:
+        missing, found = error.name or module, None
+        if module != missing and not module.startswith(f"{missing}."):
+            # A package around the module exists, but imports something that does not.
+            raise SpecError(f"factory={factory}: importing it fails: {reason(error)}") from error
+    except Exception as error:
+        raise SpecError(f"factory={factory}: importing it fails: {reason(error)}") from error
+    if found is None:
+        raise no_such_module(factory, missing)
+    if not found.has_location or found.origin is None:
+        raise SpecError(f"factory={factory}: module {module} has no source file; name one that has")
+    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()

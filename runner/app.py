@@ -1,0 +1,87 @@
+"""The command: Hydra composes a config, a job runs it, mistakes come out as one line."""
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.mistakes import explain
+from runner.paths import conf_dir
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["main"]
+
+USER_ERROR = 2
+"""Exit code when the user can mend it: a wrong override, a model that does not fit."""
+
+
+def main() -> int:
+    """Run the command line; return the exit code. The entry point of ``fxpart`` too."""
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    # Hydra would print mistakes in its own words and exit; as exceptions, they reach `explain`.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+    try:
+        return _compose_and_run()
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except Exception as error:
+        line = None if wants_traceback else explain(error)
+        if line is None:
+            raise
+        sys.stderr.write(f"error: {line}\n")
+        return USER_ERROR
+
+
+def _compose_and_run() -> int:
+    import hydra
+
+    from runner import specs, sweep
+    from runner.config import register
+
+    register()
+    specs.register()
+    sys.argv[1:] = specs.quote_numbers(sys.argv[1:])
+    finished: list[int] = []
+
+    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    def job(config: "DictConfig") -> str:
+        status, code = run_composed(config)
+        finished.append(code)
+        return status
+
+    job()
+    swept = sweep.exit_code()
+    return swept if swept is not None else max(finished, default=0)
+
+
+def run_composed(composed: "DictConfig") -> tuple[str, int]:
+    """Run the job that Hydra composed; return its status and exit code."""
+    from hydra.core.hydra_config import HydraConfig
+    from hydra.utils import get_original_cwd
+
+    from runner.config import read_config
+    from runner.identity import Choices
+    from runner.job import JobIdentity, run_job
+    from runner.sweep import parent_run_id
+
+    hydra_config = HydraConfig.get()
+    config, chosen = read_config(composed), hydra_config.runtime.choices
+    identity = JobIdentity(
+        choices=Choices(
+            model=config.model.name,
+            mode=chosen["mode"],
+            devices=chosen["devices"],
+            transfer_rate=chosen["transfer_rate"],
+        ),
+        overrides=tuple(hydra_config.overrides.task),
+        folder=Path(hydra_config.runtime.output_dir),
+        root=Path(get_original_cwd()),
+        parent_run_id=parent_run_id(),
+    )
+    outcome = run_job(config, identity)
+    if outcome.error:
+        sys.stderr.write(f"error: {outcome.error}\n")
+    return outcome.status, 0 if outcome.error is None else USER_ERROR

@@ -1,0 +1,222 @@
+"""The typed shape of the configuration: Hydra checks every file and override against it.
+
+`register` gives the shape to Hydra; `read_config` makes plain, typed values of a composed
+configuration; `build_topology` makes devices and links of two of its sections.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from fxpart.errors import SpecError
+from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
+
+__all__ = [
+    "CaptureConfig",
+    "Config",
+    "DevicesConfig",
+    "LatencyConfig",
+    "LinkConfig",
+    "ModeConfig",
+    "ModelConfig",
+    "PoolConfig",
+    "TrackingConfig",
+    "build_topology",
+    "read_config",
+    "register",
+]
+
+
+@dataclass
+class ModelConfig:
+    """What is cut: a transformers architecture with its configuration, or a function's result."""
+
+    name: str = MISSING
+    architecture: str | None = None
+    """A class of transformers, such as ``LlamaForCausalLM``."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Fields of the architecture's configuration; what is left out has its default."""
+    factory: str | None = None
+    """``package.module:function`` that builds the model and its inputs."""
+    factory_args: dict[str, Any] = field(default_factory=dict)
+    batch_size: int = 1
+    seq_len: int | None = None
+    dtype: str = "float32"
+
+
+@dataclass
+class PoolConfig:
+    """Some equal devices."""
+
+    count: int = MISSING
+    name: str = MISSING
+    """The accelerator."""
+    memory_bytes: int = MISSING
+    """Of one device."""
+    flops_per_s: dict[str, float] = field(default_factory=dict)
+    """Dense peak by dtype name."""
+    memory_bandwidth_bytes_per_s: float = MISSING
+    source: str = ""
+    """Where the numbers come from."""
+
+
+@dataclass
+class LinkConfig:
+    """A link between any two devices, one way."""
+
+    name: str = ""
+    bytes_per_s: float = MISSING
+    latency_s: float = 0.0
+    source: str = ""
+
+
+@dataclass
+class DevicesConfig:
+    """What the model is cut over."""
+
+    spec: str = MISSING
+    """The name that was asked for."""
+    pools: list[PoolConfig] = field(default_factory=list)
+    nodes: list[int] | None = None
+    """The machine that each pool sits in; all in one if left out."""
+    between_nodes: LinkConfig | None = None
+    """The link between machines; `transfer_rate` if left out."""
+
+
+@dataclass
+class LatencyConfig:
+    """Coefficients of the model of an operator's time."""
+
+    name: str = MISSING
+    compute_efficiency: float = 1.0
+    bandwidth_efficiency: float = 1.0
+    op_overhead_s: float = 0.0
+
+
+@dataclass
+class TrackingConfig:
+    """Where runs are recorded."""
+
+    name: str = MISSING
+    uri: str | None = None
+    experiment: str = "fxpart"
+
+
+@dataclass
+class CaptureConfig:
+    """How the model's graph is come by."""
+
+    level: str = "operator"
+    cache_dir: str = MISSING
+    use_cache: bool = True
+
+
+@dataclass
+class ModeConfig:
+    """A mode and its options; the mode itself checks their names and types."""
+
+    name: str
+    options: dict[str, Any]
+
+
+@dataclass
+class _Sections:
+    """What `Config` and the shape of the files have in common."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
+    transfer_rate: LinkConfig = field(default_factory=LinkConfig)
+    latency: LatencyConfig = field(default_factory=LatencyConfig)
+    capture: CaptureConfig = field(default_factory=CaptureConfig)
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    verbose: bool = False
+
+
+@dataclass
+class _Schema(_Sections):
+    """The shape of the files: a mode's options stand beside its name, ``mode.max_passes=4``."""
+
+    mode: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Config(_Sections):
+    """Everything that a run is made of."""
+
+    mode: ModeConfig = field(default_factory=lambda: ModeConfig("", {}))
+
+
+def register() -> None:
+    """Give Hydra the shape; ``schema`` must stand first in the defaults of ``config.yaml``."""
+    schema = OmegaConf.structured(_Schema)
+    # Hydra closes dictionaries against new keys. These are open, so that
+    # model.config.num_hidden_layers=4 needs no +; the model and the mode refuse wrong names.
+    for open_dict in (schema.model.config, schema.model.factory_args, schema.mode):
+        OmegaConf.set_struct(open_dict, False)
+    ConfigStore.instance().store(name="schema", node=schema, provider="fxpart")
+
+
+def read_config(composed: DictConfig) -> Config:
+    """Return the typed values of a configuration that Hydra has composed.
+
+    Raises:
+        SpecError: for a value that is needed and not given, or that refers to nothing.
+
+    """
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if missing:
+        raise SpecError(f"{missing[0]} is needed and has no default; give {missing[0]}=...")
+    try:
+        values = OmegaConf.to_object(composed)
+    except OmegaConfBaseException as error:
+        said = str(error).splitlines()[0]
+        raise SpecError(f"configuration: {error.full_key or 'value'}: {said}") from error
+    if not isinstance(values, _Schema):
+        raise SpecError("the configuration has no schema; list `schema` first in its defaults")
+    options = dict(values.mode)
+    name = options.pop("name", None)
+    if not isinstance(name, str):
+        raise SpecError(f"mode.name must be a mode's name, got {name!r}; such as mode=kl_based")
+    sections = {key: value for key, value in vars(values).items() if key != "mode"}
+    return Config(**sections, mode=ModeConfig(name, options))
+
+
+def build_topology(devices: DevicesConfig, transfer_rate: LinkConfig) -> Topology:
+    """Return the devices, pool by pool, with `transfer_rate` between those of one machine.
+
+    Raises:
+        SpecError: for a number that makes no sense, or machines that do not match the pools.
+
+    """
+    nodes = devices.nodes if devices.nodes is not None else [0] * len(devices.pools)
+    if len(nodes) != len(devices.pools):
+        raise SpecError(
+            f"devices.nodes names the machines of {len(nodes)} pools, there are"
+            f" {len(devices.pools)}; give one for each"
+        )
+    built = tuple(
+        DeviceSpec(
+            name=pool.name,
+            memory_bytes=pool.memory_bytes,
+            flops_per_s=dict(pool.flops_per_s),
+            memory_bandwidth_bytes_per_s=pool.memory_bandwidth_bytes_per_s,
+            node=node,
+        )
+        for pool, node in zip(devices.pools, nodes, strict=True)
+        for _ in range(_count(pool))
+    )
+    far = devices.between_nodes
+    return uniform_topology(built, _link(transfer_rate), _link(far) if far else None)
+
+
+def _count(pool: PoolConfig) -> int:
+    if pool.count < 1:
+        raise SpecError(f"devices.pools: count of {pool.name} must be at least 1, got {pool.count}")
+    return pool.count
+
+
+def _link(link: LinkConfig) -> Link:
+    return Link(bytes_per_s=link.bytes_per_s, latency_s=link.latency_s)

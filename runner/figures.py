@@ -1,0 +1,39 @@
+"""The figures of a run: SVG files that open in any browser, without a network."""
+
+from pathlib import Path
+
+from fxpart.assignment import Assignment
+from fxpart.cost.evaluation import Evaluation
+from fxpart.graph import OpGraph
+from runner.memory_plot import memory_svg
+from runner.partition_overview import partition_overview_svg
+from runner.partition_plot import partition_plot_svg, suits_boxes
+from runner.partition_summary import summarise
+from runner.writing import write_text
+
+__all__ = ["memory_svg", "partition_graph_svg", "write_figures"]
+
+
+def partition_graph_svg(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> str:
+    """Return the partitions in lanes by device, and what is sent between them.
+
+    A few get a labelled box each and labelled arrows; of many only boxes are drawn, and what is
+    sent is added up by pair of devices.
+    """
+    summary = summarise(graph, assignment, evaluation)
+    if suits_boxes(summary):
+        return partition_plot_svg(summary, assignment, evaluation)
+    return partition_overview_svg(summary, evaluation)
+
+
+def write_figures(
+    folder: Path, graph: OpGraph, assignment: Assignment, evaluation: Evaluation
+) -> tuple[Path, Path]:
+    """Write `memory.svg` and `partition_graph.svg` into `folder`; return their paths.
+
+    The same run gives the same bytes. Raises `CacheError` when the folder cannot be written.
+    """
+    memory, partitions = folder / "memory.svg", folder / "partition_graph.svg"
+    write_text(memory, memory_svg(evaluation))
+    write_text(partitions, partition_graph_svg(graph, assignment, evaluation))
+    return memory, partitions

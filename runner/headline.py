@@ -1,0 +1,76 @@
+"""The numbers that sum up a run, under the names that every table, file and dashboard uses."""
+
+from runner.experiment import Result
+
+__all__ = ["GIB", "INFEASIBLE", "device_columns", "headline", "memory_series", "sweep_row"]
+
+GIB = 2**30
+
+INFEASIBLE = {"feasible": 0.0}
+"""All that a run without a placement has to say."""
+
+
+def headline(result: Result) -> dict[str, float]:
+    """Return the metrics of a finished run; the unit is in the name, sizes are in GiB (2^30)."""
+    e, graph = result.evaluation, result.captured.graph
+    return {
+        "latency_ms": e.latency_s * 1e3,
+        "throughput_per_s": e.throughput_per_s,
+        "partitions": float(e.partitions),
+        "devices_used": float(e.devices_used),
+        "peak_memory_gib": e.peak_bytes / GIB,
+        "static_memory_gib": max(use.static_bytes for use in e.devices) / GIB,
+        "transfer_gib": e.transfer_bytes / GIB,
+        "lower_bound_ms": e.lower_bound_s * 1e3,
+        "critical_path_ms": e.critical_path_s * 1e3,
+        "optimality_gap_pct": e.optimality_gap * 100,
+        "feasible": 1.0,
+        "capture_s": result.captured.seconds,
+        "partition_s": result.partition_s,
+        "operators": float(graph.n_ops),
+        "weights_gib": graph.total_weight_bytes / GIB,
+    }
+
+
+def device_columns(result: Result) -> dict[str, list[object]]:
+    """Return the per-device table, a list for each column."""
+    uses = result.evaluation.devices
+    return {
+        "device": [use.logical_id for use in uses],
+        "accelerator": [use.name for use in uses],
+        "partitions": [len(use.partitions) for use in uses],
+        "operators": [use.operators for use in uses],
+        "weights_gib": [use.weight_bytes / GIB for use in uses],
+        "peak_gib": [use.peak_bytes / GIB for use in uses],
+        "static_gib": [use.static_bytes / GIB for use in uses],
+        "memory_gib": [use.memory_bytes / GIB for use in uses],
+        "free_gib": [use.free_bytes / GIB for use in uses],
+        "load_ms": [use.load_s * 1e3 for use in uses],
+        "received_gib": [use.received_bytes / GIB for use in uses],
+    }
+
+
+def memory_series(result: Result) -> list[tuple[int, float]]:
+    """Return GiB held while each operator runs, on the device that runs it, by operator index."""
+    points = [
+        (int(op), float(held) / GIB)
+        for profile in result.evaluation.memory
+        for op, held in zip(profile.op, profile.held_bytes, strict=True)
+    ]
+    return sorted(points)
+
+
+def sweep_row(
+    choices: dict[str, str], metrics: dict[str, float], status: str, reason: str | None
+) -> dict[str, object]:
+    """Return one row of the final table of a sweep."""
+    gap = metrics.get("optimality_gap_pct")
+    return {
+        **choices,
+        "latency_ms": metrics.get("latency_ms"),
+        "peak_memory_gib": metrics.get("peak_memory_gib"),
+        "partitions": int(metrics["partitions"]) if "partitions" in metrics else None,
+        "gap": None if gap is None else gap / 100,
+        "feasible": {"finished": True, "infeasible": False}.get(status),
+        "reason": reason,
+    }

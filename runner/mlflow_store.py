@@ -1,0 +1,220 @@
+"""The MLflow store: where it is, making it, and refusing one that does not work.
+
+Six processes that open a missing MLflow database together leave five dead of a half-made schema
+(and a process killed meanwhile leaves it half-made for good). So a database file is made under
+another name and renamed, by whoever holds a lock beside it.
+"""
+
+import fcntl
+import logging
+import os
+import re
+import secrets
+import socket
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from runner.tracking import TrackingConfig, TrackingError
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = ["open_store", "refusals", "sqlite_path", "store_uri"]
+
+_CONNECT_S = 5.0
+_HTTP = ("http", "https")
+_DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
+_ELSEWHERE = "; choose another store with tracking.uri= or keep nothing with tracking=none"
+_SWITCHES = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+    # MLflow would retry for minutes; what it cannot say in 30 s it does not say in 240.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+}
+
+
+def store_uri(config: TrackingConfig, root: Path) -> str:
+    """Return the tracking URI that `config` means, a sqlite path in it made absolute.
+
+    Raises `TrackingError` for what MLflow 3 no longer keeps runs in: a folder.
+    """
+    uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI")
+    if not uri:
+        return f"sqlite:///{root.resolve() / 'outputs' / 'mlflow.db'}"
+    scheme = urlsplit(uri).scheme
+    if scheme in ("", "file") and uri != "databricks":
+        raise TrackingError(
+            f"tracking uri {uri!r} is a folder, MLflow keeps runs in a database or a server;"
+            f" write tracking.uri=sqlite:///{root / 'outputs' / 'mlflow.db'} or http://host:port"
+        )
+    if scheme != "sqlite":
+        return uri.rstrip("/")
+    name = uri.removeprefix("sqlite:///")
+    if name == uri or name in ("", ":memory:"):
+        raise TrackingError(
+            f"tracking uri {uri!r} names no file that would keep the runs; write"
+            " tracking.uri=sqlite:///path/to/file.db"
+        )
+    return f"sqlite:///{(root / name).resolve()}"
+
+
+def sqlite_path(uri: str) -> Path | None:
+    """Return the database file of `uri`, or None when it is not sqlite."""
+    return Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+
+
+@contextmanager
+def refusals(uri: str) -> Iterator[None]:
+    """Turn what a failing store raises inside into a `TrackingError` of one line."""
+    # Both come with MLflow, and whoever gets here has imported it.
+    from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        yield
+    except (MlflowException, SQLAlchemyError, OSError, sqlite3.Error, ImportError) as error:
+        raise TrackingError(
+            f"tracking at {_without_password(uri)} failed: {_cause(error)}{_ELSEWHERE}"
+        ) from error
+
+
+def _without_password(uri: str) -> str:
+    parts = urlsplit(uri)
+    return uri.replace(f"{parts.netloc.rpartition('@')[0]}@", "") if "@" in parts.netloc else uri
+
+
+def _cause(error: BaseException) -> str:
+    """Return the part of a message that a person needs: connection errors nest it deep."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    innermost = re.findall(r"\[Errno -?\d+\] ([^'\")\]:]+)", text)
+    if innermost:
+        named = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
+        return f"{innermost[-1].strip()}{named}"
+    text = text.split("Take a backup")[0].rstrip(" .")
+    return text if len(text) <= 300 else text[:299] + "…"
+
+
+def open_store(config: TrackingConfig, root: Path) -> "tuple[MlflowClient, str, str]":
+    """Return a client, the store's URI and the id of the experiment; makes what is missing.
+
+    Safe for any number of processes at once. Raises `TrackingError` within about ten seconds when
+    the store is damaged, cannot be written, or does not answer.
+    """
+    uri = store_uri(config, root)
+    for name, value in _SWITCHES.items():
+        os.environ.setdefault(name, value)
+    _knock(uri)
+    from mlflow import MlflowClient  # takes 1 to 2 s
+
+    # Both say in tracebacks and progress notes what a TrackingError says in one line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+    database = sqlite_path(uri)
+    with refusals(uri):
+        if database is not None:
+            database.parent.mkdir(parents=True, exist_ok=True)
+            if not _is_there(database):
+                with _lock(database):
+                    if not _is_there(database):
+                        _make(database)
+            _check_writable(database)
+        client = MlflowClient(tracking_uri=uri)
+        return client, uri, _experiment_id(client, config.experiment, database)
+
+
+def _is_there(database: Path) -> bool:
+    return database.exists() and database.stat().st_size > 0
+
+
+@contextmanager
+def _lock(database: Path) -> Iterator[None]:
+    """Hold the lock beside the database; it falls with the process that holds it."""
+    with database.with_name(database.name + ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _make(database: Path) -> None:
+    """Make an MLflow database: whole, or not at all."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    unfinished = database.with_name(f".{database.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        make_store: Any = SqlAlchemyStore  # untyped in MLflow
+        store = make_store(f"sqlite:///{unfinished}", _artifacts(database))
+        store.engine.dispose()
+        with closing(sqlite3.connect(unfinished)) as connection:
+            # Halves the time of each write, stays in the file, and readers no longer wait.
+            connection.execute("PRAGMA journal_mode=WAL")
+        unfinished.replace(database)
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            unfinished.with_name(unfinished.name + suffix).unlink(missing_ok=True)
+
+
+def _artifacts(database: Path) -> str:
+    return (database.parent / "mlartifacts").as_uri()
+
+
+def _check_writable(database: Path) -> None:
+    """Raise sqlite's own error for a file that MLflow would retry for a minute, or spoil."""
+    with closing(sqlite3.connect(database, timeout=20, isolation_level=None)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if "experiments" not in tables:
+            raise sqlite3.DatabaseError("the file is a database of something else, not of MLflow")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+
+
+def _knock(uri: str) -> None:
+    """Refuse at once a server that does not answer."""
+    parts = urlsplit(uri)
+    scheme = parts.scheme.split("+")[0]
+    try:
+        if scheme in _HTTP:
+            _ask(uri)
+        elif scheme in _DATABASE_PORTS and parts.hostname:
+            address = (parts.hostname, parts.port or _DATABASE_PORTS[scheme])
+            socket.create_connection(address, timeout=_CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        raise TrackingError(
+            f"tracking at {_without_password(uri)} does not answer: {_cause(error)};"
+            " start the server, or correct tracking.uri=, or keep nothing with tracking=none"
+        ) from error
+
+
+def _ask(uri: str) -> None:
+    """Raise when nothing answers; any answer is one, a refusal too: MLflow can say what of."""
+    import requests  # MLflow's own client, so that proxies apply alike
+
+    try:
+        requests.get(f"{uri}/health", timeout=_CONNECT_S, stream=True).close()
+    except requests.exceptions.SSLError:
+        return
+
+
+def _experiment_id(client: "MlflowClient", name: str, database: Path | None) -> str:
+    """Return the id of the experiment, made if missing; another may make it meanwhile."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        location = _artifacts(database) if database is not None else None
+        try:
+            return str(client.create_experiment(name, artifact_location=location))
+        except MlflowException:
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage == "deleted":
+        raise TrackingError(
+            f"experiment {name!r} is deleted; bring it back with `mlflow experiments restore"
+            f" --experiment-id {found.experiment_id}` or choose another: tracking.experiment="
+        )
+    return str(found.experiment_id)

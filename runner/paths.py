@@ -1,0 +1,29 @@
+"""Where the shipped configuration lies."""
+
+from pathlib import Path
+
+__all__ = ["conf_dir", "user_conf_dir"]
+
+
+def conf_dir() -> Path:
+    """Return the shipped ``conf/``: inside the package when installed, beside it in a checkout.
+
+    Hydra takes a relative path to mean different things under ``python -m`` and under an installed
+    command, so it is always given this absolute one.
+    """
+    here = Path(__file__).resolve().parent
+    candidates = (here / "conf", here.parent / "conf")
+    for candidate in candidates:
+        if (candidate / "config.yaml").is_file():
+            return candidate
+    # Only a broken installation gets here: not something that a user's command can cause.
+    raise FileNotFoundError(f"no config.yaml in {' or '.join(map(str, candidates))}; reinstall")
+
+
+def user_conf_dir() -> Path | None:
+    """Return ``conf/`` of the working directory, or None if there is none or it is the shipped one.
+
+    What lies there adds to the shipped choices: ``conf/model/mine.yaml`` makes ``model=mine``.
+    """
+    mine = Path.cwd() / "conf"
+    return mine if mine.is_dir() and mine.resolve() != conf_dir() else None

@@ -1,0 +1,182 @@
+"""Hydra plugins: choices made from a name, such as ``devices=4x16gb``, and a user's own ``conf/``.
+
+Call `register` before Hydra composes anything. Afterwards a name is looked for in the shipped
+files, then in ``conf/`` of the working directory, then read as a spec; whatever remains is refused
+here, in one line, because Hydra's own refusal knows neither the grammar nor the nearest names.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.errors import ConfigCompositionException
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import OmegaConf
+
+from fxpart.device_spec import DEVICE_GRAMMAR
+from fxpart.errors import SpecError, nearest_names
+from runner.accelerators import accelerator_files, device_pools
+from runner.paths import conf_dir, user_conf_dir
+from runner.transfer_spec import TRANSFER_GRAMMAR, looks_like_rate, transfer_rate
+
+__all__ = [
+    "DEVICE_PRESETS",
+    "ConfSearchPath",
+    "SpecSource",
+    "UnknownChoiceError",
+    "quote_numbers",
+    "register",
+]
+
+DEVICE_PRESETS = tuple(f"{count}x{gb}gb" for gb in (16, 24, 40, 80) for count in (1, 2, 4, 8))
+"""Specs that ``--help`` lists and ``devices=glob(4x*)`` finds; any other can be written too."""
+
+_SPEC_START = re.compile(r"[-+.\d]|.*\+")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:e[-+]?\d+)?", re.IGNORECASE)
+
+
+class UnknownChoiceError(SpecError, ConfigCompositionException):
+    """A choice that is neither a file nor a spec. Hydra prints it without a traceback."""
+
+
+def _devices(spec: str) -> dict[str, Any]:
+    return {"spec": spec, "pools": device_pools(spec), "nodes": None, "between_nodes": None}
+
+
+_MAKERS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "devices": _devices,
+    "transfer_rate": transfer_rate,
+}
+
+
+class SpecSource(ConfigSource):
+    """Makes a config from its name; must be the last source but Hydra's schema."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Return the scheme that Hydra finds this source by."""
+        return "spec"
+
+    def available(self) -> bool:
+        """Return True: there is nothing to be missing."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether configs of this group can be made from a name."""
+        return config_path in _MAKERS
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether `config_path` starts as a spec does; a wrong one is refused when loaded.
+
+        Raises:
+            UnknownChoiceError: for another name in one of our groups; no source before had it.
+
+        """
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
+        if not name or not _is_our_group(group):
+            return False
+        if _is_spec(group, name):
+            return True
+        raise UnknownChoiceError(_refusal(group, name))
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Return the config that the name says.
+
+        Raises:
+            UnknownChoiceError: when it says nothing.
+
+        """
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
+        if group not in _MAKERS:
+            raise ConfigLoadError(f"no spec is known for {config_path}")
+        return ConfigResult(
+            provider=self.provider,
+            path=self.full_path(),
+            config=OmegaConf.create(_make(group, name)),
+            header={"package": None},
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return names that can be loaded: examples, for there is no end of specs."""
+        if config_path == "devices" and results_filter is not ObjectType.GROUP:
+            return list(DEVICE_PRESETS)
+        return []
+
+
+class ConfSearchPath(SearchPathPlugin):
+    """Adds ``conf/`` of the working directory, and after it the specs."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append to `search_path`: what comes first wins."""
+        mine = user_conf_dir()
+        if mine:
+            search_path.append("fxpart-user", f"file://{mine}")
+        search_path.append("fxpart-spec", "spec://")
+
+
+def register() -> None:
+    """Make Hydra know the specs and the user's ``conf/``; a second call changes nothing."""
+    plugins = Plugins.instance()
+    plugins.register(SpecSource)
+    plugins.register(ConfSearchPath)
+
+
+def quote_numbers(overrides: Sequence[str]) -> list[str]:
+    """Return command-line `overrides` with bare numbers quoted where they choose from a group.
+
+    Hydra reads ``transfer_rate=16e9`` as a number and then refuses numbers as choices.
+    """
+    return [_quote(override) for override in overrides]
+
+
+def _quote(override: str) -> str:
+    key, equals, value = override.partition("=")
+    if not equals or not _is_our_group(key.lstrip("+")):
+        return override
+    choices = [f"'{one}'" if _NUMBER.fullmatch(one) else one for one in value.split(",")]
+    return f"{key}={','.join(choices)}"
+
+
+def _is_our_group(group: str) -> bool:
+    # Hydra's own groups have choices in its schema, which is asked after this source.
+    if not group or group.partition("/")[0] == "hydra":
+        return False
+    folders = [folder for folder in (conf_dir(), user_conf_dir()) if folder]
+    return any((folder / group).is_dir() for folder in folders)
+
+
+def _is_spec(group: str, name: str) -> bool:
+    if group == "devices":
+        return bool(_SPEC_START.match(name)) or name.lower() in accelerator_files()
+    return group == "transfer_rate" and looks_like_rate(name)
+
+
+def _make(group: str, name: str) -> dict[str, Any]:
+    try:
+        return _MAKERS[group](name)
+    except SpecError as error:
+        # 2x_dgx_h10 starts like a spec; what it means is the file 2x_dgx_h100.
+        meant = get_close_matches(name, _files(group), n=1, cutoff=0.8)
+        hint = f"; nearest file: {meant[0]}" if meant else ""
+        raise UnknownChoiceError(f"{error}{hint}") from error
+
+
+def _files(group: str) -> list[str]:
+    folders = [folder / group for folder in (conf_dir(), user_conf_dir()) if folder]
+    return [path.stem for folder in folders for path in sorted(folder.glob("*.yaml"))]
+
+
+def _refusal(group: str, name: str) -> str:
+    known = _files(group)
+    grammar = ""
+    if group == "devices":
+        known += accelerator_files()
+        grammar = f"; or write {DEVICE_GRAMMAR}"
+    elif group == "transfer_rate":
+        grammar = f"; or write {TRANSFER_GRAMMAR}"
+    return f"{group}={name} does not exist; {nearest_names(name, known)}{grammar}"

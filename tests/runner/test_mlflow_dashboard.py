@@ -1,0 +1,177 @@
+"""The comparison page as a person sees it: a real browser on a real `mlflow ui`."""
+
+import importlib.util
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from fxpart.errors import InfeasibleError
+from runner.tracking import ComparisonPage, TrackingConfig, open_tracker
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_BROWSER = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
+_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+_SERVER_START_S = 120
+_PAGE_MS = 60_000
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+    pytest.mark.skipif(_BROWSER is None, reason=f"no browser on PATH: {', '.join(_BROWSERS)}"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("playwright") is None, reason="playwright is not installed"
+    ),
+]
+
+# mode, devices, latency_ms, peak_memory_gib, partitions; in order of latency.
+_RUNS = [
+    ("optimal", "4x24gb", 101.25, 6.5, 4),
+    ("kl_based", "4x16gb", 123.5, 7.75, 7),
+    ("cost_aware", "2x80gb", 150.75, 21.5, 2),
+    ("size_based", "8x16gb", 311.25, 12.25, 8),
+]
+_INFEASIBLE = ("single", "1x16gb")
+
+
+def _fill(root: Path) -> ComparisonPage:
+    tracker = open_tracker(TrackingConfig(uri=f"sqlite:///{root / 'runs.db'}"), root)
+    parent = tracker.start_sweep("sweep mode×devices (5)")
+    for mode, devices, latency, peak, partitions in reversed(_RUNS):
+        params = {"model": "llama2_13b", "mode": mode, "devices": devices, "transfer_rate": "pcie4"}
+        with tracker.start(f"{mode} · {devices}", params, parent_run_id=parent) as run:
+            run.log(
+                metrics={
+                    "latency_ms": latency,
+                    "throughput_per_s": 1e3 / latency,
+                    "peak_memory_gib": peak,
+                    "partitions": partitions,
+                    "devices_used": int(devices[0]),
+                    "transfer_gib": partitions / 16,
+                    "optimality_gap_pct": latency / 10 - 10,
+                    "feasible": 1,
+                    "lower_bound_ms": 90.0,
+                    "capture_s": 1.5,
+                },
+                series={"memory_gib": [(op, peak * (1 - (op - 50) ** 2 / 5e3)) for op in range(101)]},
+                tables={"devices": {"device": [0, 1], "peak_gib": [peak, peak / 2]}},
+            )
+    mode, devices = _INFEASIBLE
+    params = {"model": "llama2_13b", "mode": mode, "devices": devices, "transfer_rate": "pcie4"}
+    with (
+        pytest.raises(InfeasibleError),
+        tracker.start(f"{mode} · {devices}", params, parent_run_id=parent),
+    ):
+        raise InfeasibleError("llama2_13b needs 24.2 GiB, 1x16gb has 14.9 GiB")
+    tracker.finish_sweep(parent)
+    page = tracker.comparison_page(parent)
+    assert page is not None
+    return page
+
+
+def _free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _wait_until_up(server: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + _SERVER_START_S
+    while time.monotonic() < deadline:
+        assert process.poll() is None, f"mlflow ui ended: {log.read_text()[-2000:]}"
+        with suppress(urllib.error.URLError, TimeoutError, ConnectionError):
+            urllib.request.urlopen(f"{server}/health", timeout=2).close()
+            return
+        time.sleep(0.2)
+    pytest.fail(f"mlflow ui was not up after {_SERVER_START_S} s: {log.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparisonPage]:
+    """The page of a sweep, on a server that runs for as long as the tests of this file."""
+    root = tmp_path_factory.mktemp("dashboard")
+    printed = _fill(root)
+    server, log = f"http://127.0.0.1:{_free_port()}", root / "server.log"
+    command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1"]
+    command += ["--backend-store-uri", f"sqlite:///{root / 'runs.db'}"]
+    command += ["--port", server.rpartition(":")[2]]
+    switches = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **switches},
+            cwd=root,
+            start_new_session=True,  # so that the workers can be killed with it
+        )
+    try:
+        _wait_until_up(server, process, log)
+        ui = "http://127.0.0.1:5000"
+        yield ComparisonPage(
+            printed.url.replace(ui, server), printed.charts_url.replace(ui, server), None
+        )
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def browser_page() -> Iterator["Page"]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=_BROWSER, args=_FLAGS)
+        try:
+            page = browser.new_page(viewport={"width": 1680, "height": 1000})
+            page.set_default_timeout(_PAGE_MS)
+            yield page
+        finally:
+            browser.close()
+
+
+def test_table_shows_choices_and_costs_without_a_click(
+    pages: ComparisonPage, browser_page: "Page", tmp_path: Path
+) -> None:
+    browser_page.goto(pages.url)
+    browser_page.get_by_text("kl_based · 4x16gb").first.wait_for()
+    browser_page.screenshot(path=tmp_path / "table.png")
+    text = browser_page.inner_text("body")
+    for header in ("mode", "devices", "latency_ms", "peak_memory_gib", "partitions"):
+        assert header in text
+
+
+def test_charts_show_all_runs(
+    pages: ComparisonPage, browser_page: "Page", tmp_path: Path
+) -> None:
+    browser_page.goto("about:blank")
+    browser_page.goto(pages.charts_url)
+    browser_page.get_by_text("Latency against peak memory").first.wait_for()
+    browser_page.wait_for_timeout(3000)
+    browser_page.screenshot(path=tmp_path / "charts.png", full_page=True)
+    text = browser_page.inner_text("body")
+    (tmp_path / "charts.html").write_text(browser_page.content())

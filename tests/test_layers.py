@@ -1,0 +1,103 @@
+"""Arrows go one way, and start-up stays light: held by reading imports, and by running them."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TORCH_ROOMS = ("fxpart/capture", "fxpart/models")
+MLFLOW_FILES = {"runner/tracking.py", "runner/mlflow_store.py", "runner/mlflow_view.py"}
+
+
+def _imports(path: Path) -> set[str]:
+    """Return every module that a file imports, wherever in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            found.add(node.module or "")
+    return found
+
+
+def _files(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def _uses(path: Path, package: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for name in _imports(path))
+
+
+@pytest.mark.parametrize("package", ["hydra", "omegaconf", "mlflow", "rich", "runner"])
+def test_the_library_knows_no_runner(package: str) -> None:
+    assert [str(p) for p in _files("fxpart") if _uses(p, package)] == []
+
+
+def test_only_capture_and_models_know_torch() -> None:
+    rooms = [ROOT / room for room in TORCH_ROOMS]
+    strangers = [
+        str(path)
+        for path in _files("fxpart")
+        if (_uses(path, "torch") or _uses(path, "transformers"))
+        and not any(path.is_relative_to(room) for room in rooms)
+    ]
+    assert strangers == []
+
+
+def test_only_tracking_knows_mlflow() -> None:
+    users = {str(p.relative_to(ROOT)) for p in _files("runner") if _uses(p, "mlflow")}
+    assert users <= MLFLOW_FILES
+
+
+@pytest.mark.parametrize(
+    ("room", "forbidden"),
+    [
+        ("fxpart/cost", ("fxpart.modes", "fxpart.capture", "fxpart.models")),
+        ("fxpart/modes", ("fxpart.capture", "fxpart.models")),
+        ("fxpart/capture", ("fxpart.modes", "fxpart.cost", "fxpart.problem")),
+        ("fxpart/models", ("fxpart.modes", "fxpart.cost", "fxpart.capture")),
+    ],
+)
+def test_rooms_look_one_way(room: str, forbidden: tuple[str, ...]) -> None:
+    wrong = [
+        (str(path.relative_to(ROOT)), package)
+        for path in _files(room)
+        for package in forbidden
+        if _uses(path, package)
+    ]
+    assert wrong == []
+
+
+def test_files_stay_short() -> None:
+    long = {
+        str(path.relative_to(ROOT)): lines
+        for folder in ("fxpart", "runner", "tests", "benchmarks")
+        for path in _files(folder)
+        if (lines := len(path.read_text().splitlines())) > 330
+    }
+    assert long == {}
+
+
+def _loaded(arguments: list[str]) -> set[str]:
+    """Return the packages that a run of the command has loaded by its end."""
+    code = (
+        "import json, runpy, sys\n"
+        f"sys.argv = ['runner', *{arguments!r}]\n"
+        "try:\n    runpy.run_module('runner', run_name='__main__')\n"
+        "except SystemExit:\n    pass\n"
+        "sys.stderr.write(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    return set(json.loads(done.stderr.splitlines()[-1]))
+
+
+def test_help_imports_neither_torch_nor_mlflow() -> None:
+    loaded = _loaded(["--help"])
+    assert loaded.isdisjoint({"torch", "mlflow", "transformers", "numba", "matplotlib", "pandas"})
+    assert "hydra" in loaded
