@@ -55,8 +55,8 @@ def captured_graph(spec: ModelSpec, level: str, cache_dir: Path | None) -> Captu
 
 def _capture(spec: ModelSpec, level: str) -> OpGraph:
     # These import torch and transformers: seconds that a warm start does not pay.
-    from fxpart.capture import export_program, module_graph, op_graph, trace_modules  # noqa: PLC0415
-    from fxpart.models.build import build_model  # noqa: PLC0415
+    from fxpart.capture import export_program, module_graph, op_graph, trace_modules
+    from fxpart.models.build import build_model
 
     built = build_model(spec)
     if level == "operator":

@@ -103,8 +103,8 @@ def uniform_topology(
     far = between_nodes or within_node
     node = np.array([device.node for device in devices])
     same = node[:, None] == node[None, :]
-    rate = np.where(same, within_node.bytes_per_s, far.bytes_per_s)
-    latency = np.where(same, within_node.latency_s, far.latency_s)
+    rate = np.where(same, float(within_node.bytes_per_s), float(far.bytes_per_s))
+    latency = np.where(same, float(within_node.latency_s), float(far.latency_s))
     np.fill_diagonal(rate, np.inf)
     np.fill_diagonal(latency, 0.0)
     return Topology(devices, rate, latency)

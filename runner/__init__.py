@@ -1,0 +1,1 @@
+"""The experiment runner: Hydra and MLflow live here, and only here."""

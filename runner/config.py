@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fxpart.errors import SpecError
 from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
@@ -166,11 +166,17 @@ def read_config(composed: DictConfig) -> Config:
         SpecError: for a value that is needed and not given, or that refers to nothing.
 
     """
-    missing = sorted(OmegaConf.missing_keys(composed))
-    if missing:
-        raise SpecError(f"{missing[0]} is needed and has no default; give {missing[0]}=...")
+    model = composed.get("model") or {}
+    # Checked before values are resolved: a model's name may refer to either of the two.
+    if model.get("architecture") is None and model.get("factory") is None:
+        raise SpecError(
+            "the model has neither an architecture nor a factory; give model.architecture=..., a"
+            " class of transformers, or model.factory=package.module:function"
+        )
     try:
         values = OmegaConf.to_object(composed)
+    except MissingMandatoryValue as error:
+        raise SpecError(f"{error.full_key} is needed; give {error.full_key}=...") from error
     except OmegaConfBaseException as error:
         said = str(error).splitlines()[0]
         raise SpecError(f"configuration: {error.full_key or 'value'}: {said}") from error

@@ -12,9 +12,9 @@ from runner.figures import write_figures
 from runner.files import Status, device_rows, write_assignment, write_result
 from runner.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.identity import Choices, config_key, parameters, run_name
+from runner.provenance import environment_tags
 from runner.terminal import device_table, progress, show, summary_line
 from runner.timeline import write_trace
-from runner.provenance import environment_tags
 from runner.tracking import RunLog, TrackingConfig, open_tracker
 from runner.writing import write_text
 
@@ -53,9 +53,9 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
     A mistake that the user can mend is an outcome, marked as failed in the tracker; anything else
     is raised, after the run is marked as failed too.
     """
-    tracker = open_tracker(TrackingConfig(**asdict(config.tracking)), identity.root)
     tags = {"kind": "run", "config_key": config_key(config), **environment_tags()}
     try:
+        tracker = open_tracker(TrackingConfig(**asdict(config.tracking)), identity.root)
         with tracker.start(
             run_name(identity.choices),
             parameters(config, identity.choices),

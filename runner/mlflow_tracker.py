@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import FxpartError
 from runner.mlflow_store import open_store, refusals, sqlite_path
 from runner.mlflow_values import batches, finite_metrics, legal_names, param_texts, tag_texts, thin
-from runner.mlflow_view import VIEW_TAG, comparison_view, page_fragment, view_key
+from runner.mlflow_view import (
+    COLOR_TAG,
+    RUN_COLORS,
+    VIEW_TAG,
+    comparison_view,
+    page_fragment,
+    view_key,
+)
 from runner.tracking import (
     Columns,
     ComparisonPage,
@@ -206,11 +213,24 @@ class MlflowTracker:
         if parent_run_id:
             parent = self._client.get_run(parent_run_id).info
             title, created_ms = parent.run_name or parent_run_id, parent.start_time
+            self._color_runs(parent_run_id)
         view = comparison_view(parent_run_id, title, created_ms)
         key = VIEW_TAG + view_key(parent_run_id)
         tags: dict[str, Any] = self._client.get_experiment(self._experiment_id).tags
         if tags.get(key) != view:
             self._client.set_experiment_tag(self._experiment_id, key, view)
+
+    def _color_runs(self, parent_run_id: str) -> None:
+        """Give the first runs of a sweep colours that differ; one that has a colour keeps it."""
+        runs = self._client.search_runs(
+            [self._experiment_id],
+            f"tags.`mlflow.parentRunId` = '{parent_run_id}'",
+            max_results=len(RUN_COLORS),
+            order_by=["metrics.latency_ms ASC"],
+        )
+        for run, color in zip(runs, RUN_COLORS, strict=False):
+            if COLOR_TAG not in run.data.tags:
+                self._client.set_tag(run.info.run_id, COLOR_TAG, color)
 
 
 def _ui_command(uri: str) -> str:

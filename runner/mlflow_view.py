@@ -2,35 +2,51 @@
 
 MLflow's own first page shows neither a parameter nor a metric. Its "share view" button keeps a
 view as JSON in a tag of the experiment, ``mlflow.sharedViewState.<key>``, and a URL that names the
-key opens it; we write that tag ourselves. It is no documented interface: whoever calls this must
-not fail for it.
+key opens it; we write that tag ourselves. It is no documented interface: whoever uses it must not
+fail for it.
 """
 
 import json
 from typing import Any
 
-__all__ = ["CHART_METRICS", "VIEW_TAG", "comparison_view", "page_fragment", "view_key"]
+__all__ = ["COLOR_TAG", "RUN_COLORS", "VIEW_TAG", "comparison_view", "page_fragment", "view_key"]
 
 VIEW_TAG = "mlflow.sharedViewState."
-
-COLUMNS = (
-    "params.`mode`",
-    "params.`devices`",
-    "params.`transfer_rate`",
-    "params.`model`",
-    "metrics.`latency_ms`",
-    "metrics.`peak_memory_gib`",
-    "metrics.`partitions`",
-    "metrics.`devices_used`",
-    "metrics.`transfer_gib`",
-    "metrics.`throughput_per_s`",
-    "metrics.`optimality_gap_pct`",
-    "metrics.`feasible`",
-    "tags.`error`",
+COLOR_TAG = "mlflow.runColor"
+RUN_COLORS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#CC79A7",
+    "#56B4E9",
+    "#D55E00",
+    "#332288",
+    "#999933",
+    "#882255",
+    "#44AA99",
+    "#B8A600",
+    "#666666",
 )
-CHART_METRICS = ("latency_ms", "peak_memory_gib")
-_CHOICES = ("model", "mode", "devices", "transfer_rate")
-_SECTION = "fxpart-compare"
+"""Colours to be told apart with colour-blind eyes too (after Okabe and Ito, and Tol). MLflow's own
+come from the run's id, and often two runs of four get the same."""
+
+# In this order and width, in pixels: the first five fit beside MLflow's panels on a wide screen.
+_COLUMN_WIDTHS = {
+    "params.`mode`": 100,
+    "params.`devices`": 110,
+    "metrics.`latency_ms`": 100,
+    "metrics.`peak_memory_gib`": 130,
+    "metrics.`partitions`": 85,
+    "params.`transfer_rate`": 105,
+    "params.`model`": 120,
+    "metrics.`feasible`": 75,
+    "metrics.`devices_used`": 105,
+    "metrics.`transfer_gib`": 95,
+    "metrics.`throughput_per_s`": 130,
+    "metrics.`optimality_gap_pct`": 140,
+    "tags.`error`": 300,
+}
+_COSTS, _CHOICES = "fxpart-costs", "fxpart-choices"
 _MOST_RUNS = 20
 
 
@@ -40,7 +56,10 @@ def view_key(parent_run_id: str | None) -> str:
 
 
 def comparison_view(parent_run_id: str | None, title: str, created_ms: int) -> str:
-    """Return the JSON of the view: one sweep's runs, or all that are not sweeps, by latency."""
+    """Return the JSON of the view: one sweep's runs, or all that are not sweeps, by latency.
+
+    `title` and `created_ms` (since 1970) are what MLflow's list of views shows.
+    """
     if parent_run_id:
         search = f"tags.`mlflow.parentRunId` = '{parent_run_id}'"
     else:
@@ -53,22 +72,16 @@ def comparison_view(parent_run_id: str | None, title: str, created_ms: int) -> s
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
-        "runsHiddenMode": "SHOWALL",
-        "selectedColumns": list(COLUMNS),
+        "runsHiddenMode": "SHOW_ALL",
+        "selectedColumns": list(_COLUMN_WIDTHS),
+        "columnOrder": list(_COLUMN_WIDTHS),
+        "columnWidths": _COLUMN_WIDTHS,
         "compareRunSections": [
-            {
-                "uuid": _SECTION,
-                "name": "Compare",
-                "display": True,
-                "columns": 2,
-                "cardHeight": 360,
-                "isReordered": False,
-                "deleted": False,
-                "isGenerated": False,
-            }
+            _section(_COSTS, "Costs", columns=2),
+            _section(_CHOICES, "Choices", columns=1),
         ],
-        "compareRunCharts": _charts(),
-        # Charts that MLflow adds for other metrics come after ours.
+        "compareRunCharts": _cost_charts() + _choice_charts(),
+        # The charts that MLflow adds for the other metrics come after ours.
         "isAccordionReordered": True,
     }
     view = {
@@ -80,22 +93,34 @@ def comparison_view(parent_run_id: str | None, title: str, created_ms: int) -> s
     return json.dumps(view, separators=(",", ":"), ensure_ascii=False)
 
 
-def _charts() -> list[dict[str, Any]]:
-    latency, memory = CHART_METRICS
+def _section(uuid: str, name: str, columns: int) -> dict[str, Any]:
+    return {
+        "uuid": uuid,
+        "name": name,
+        "display": True,
+        "columns": columns,
+        "cardHeight": 360,
+        "isReordered": False,
+        "deleted": False,
+        "isGenerated": False,
+    }
+
+
+def _cost_charts() -> list[dict[str, Any]]:
     return [
-        _chart("latency", "BAR", "Latency (ms)", metricKey=latency),
-        _chart("memory", "BAR", "Largest peak memory of a device (GiB)", metricKey=memory),
+        _chart(_COSTS, "BAR", "latency", metricKey="latency_ms"),
+        _chart(_COSTS, "BAR", "memory", metricKey="peak_memory_gib"),
         _chart(
-            "trade",
+            _COSTS,
             "SCATTER",
-            "Latency against peak memory",
-            xaxis={"key": memory, "type": "METRIC"},
-            yaxis={"key": latency, "type": "METRIC"},
+            "trade",
+            xaxis={"key": "peak_memory_gib", "type": "METRIC"},
+            yaxis={"key": "latency_ms", "type": "METRIC"},
         ),
         _chart(
-            "timeline",
+            _COSTS,
             "LINE",
-            "Memory held, by operator (GiB)",
+            "timeline",
             metricKey="memory_gib",
             selectedMetricKeys=["memory_gib"],
             xAxisKey="step",
@@ -103,18 +128,23 @@ def _charts() -> list[dict[str, Any]]:
             lineSmoothness=0,
             useGlobalLineSmoothing=False,
         ),
+    ]
+
+
+def _choice_charts() -> list[dict[str, Any]]:
+    return [
         _chart(
-            "choices",
+            _CHOICES,
             "PARALLEL",
-            "Choices and what they cost",
-            selectedParams=list(_CHOICES),
-            selectedMetrics=[*CHART_METRICS, "partitions"],
+            "choices",
+            selectedParams=["model", "mode", "devices", "transfer_rate"],
+            selectedMetrics=["partitions", "peak_memory_gib", "latency_ms"],
             showAllRuns=False,
         ),
         _chart(
-            "difference",
+            _CHOICES,
             "DIFFERENCE",
-            "Differences",
+            "difference",
             chartName="Differences",
             compareGroups=["Model metrics", "Parameters"],
             showChangeFromBaseline=True,
@@ -124,12 +154,11 @@ def _charts() -> list[dict[str, Any]]:
     ]
 
 
-def _chart(uuid: str, kind: str, title: str, **settings: object) -> dict[str, Any]:
+def _chart(section: str, kind: str, uuid: str, **settings: object) -> dict[str, Any]:
     return {
         "uuid": f"fxpart-{uuid}",
         "type": kind,
-        "displayName": title,
-        "metricSectionId": _SECTION,
+        "metricSectionId": section,
         "runsCountToCompare": _MOST_RUNS,
         "deleted": False,
         "isGenerated": False,

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra.experimental.callback import Callback
-from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 
@@ -37,7 +36,7 @@ def exit_code() -> int | None:
     return found
 
 
-class SweepCallback(Callback):  # type: ignore[misc]
+class SweepCallback(Callback):
     """Opens the parent run before the jobs, and ranks what came of them after."""
 
     def __init__(self) -> None:
@@ -53,12 +52,14 @@ class SweepCallback(Callback):  # type: ignore[misc]
         from runner.provenance import environment_tags
         from runner.tracking import TrackingConfig, open_tracker
 
-        settings = OmegaConf.to_container(config.tracking, resolve=True)
+        tracking = config.tracking
         overrides = list(config.hydra.overrides.task)
-        self._tracker = open_tracker(TrackingConfig(**settings), Path.cwd())
+        self._tracker = open_tracker(
+            TrackingConfig(tracking.name, tracking.uri, tracking.experiment), Path.cwd()
+        )
         tags = {"kind": "sweep", "overrides": " ".join(overrides), **environment_tags()}
         swept = [o.partition("=")[0] for o in overrides if "," in o.partition("=")[2]]
-        self.parent = self._tracker.start_sweep(f"sweep {' × '.join(swept)}".strip(), tags)
+        self.parent = self._tracker.start_sweep(f"sweep {' x '.join(swept)}".strip(), tags)
         # Hydra does not say when a sweep is broken off, so the parent is closed at exit as well.
         atexit.register(self._close, "KILLED")
 
@@ -90,7 +91,7 @@ def _report(folder: Path) -> list[str]:
     from runner.files import read_result
     from runner.headline import sweep_row
     from runner.job import RESULT_FILE
-    from runner.terminal import show, sweep_table
+    from runner.terminal import show, sweep_reasons, sweep_table
 
     rows, statuses = [], []
     for path in sorted(folder.glob(f"*/{RESULT_FILE}")):
@@ -103,5 +104,5 @@ def _report(folder: Path) -> list[str]:
         choices = result["config"]["choices"]
         rows.append(sweep_row(choices, result["metrics"], result["status"], result["error"]))
     if rows:
-        show(sweep_table(rows))
+        show(sweep_table(rows), *sweep_reasons(rows))
     return statuses

@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_ROOMS = ("fxpart/capture", "fxpart/models")
-MLFLOW_FILES = {"runner/tracking.py", "runner/mlflow_store.py", "runner/mlflow_view.py"}
+MLFLOW_FILES = {f"runner/{name}.py" for name in ("mlflow_store", "mlflow_tracker", "mlflow_values")}
 
 
 def _imports(path: Path) -> set[str]:

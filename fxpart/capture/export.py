@@ -1,5 +1,6 @@
 """Operator-level capture with `torch.export`, non-strict, on the meta device: no weights needed."""
 
+import logging
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -51,6 +52,9 @@ def export_program(
             one is known, the switch that helps.
 
     """
+    # What torch logs of a failed export is many lines about its insides; ours is one.
+    loud = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
     device = next((p.device for p in module.parameters()), torch.device("meta"))
     try:
         with warnings.catch_warnings(), torch.no_grad(), device:
@@ -63,3 +67,5 @@ def export_program(
             f"{type(module).__name__} cannot be captured by torch.export: {one_line(error)}"
             + (f"; {hint}" if hint else "")
         ) from error
+    finally:
+        logging.disable(loud)

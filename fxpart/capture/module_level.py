@@ -85,7 +85,12 @@ class _Recorder(fx.Interpreter):
             result = super().run_node(n)
         self._results[n] = result
         if n.op == "placeholder":
-            self._values[n] = [self._builder.add_value(n.name, -1, t) for t in tree_leaves(result)]
+            leaves = tree_leaves(result)
+            names = [n.name] if len(leaves) == 1 else [f"{n.name}.{i}" for i in range(len(leaves))]
+            self._values[n] = [
+                self._builder.add_value(name, -1, leaf)
+                for name, leaf in zip(names, leaves, strict=True)
+            ]
         elif n.op == "get_attr":
             self._weights[n] = [
                 self._builder.add_weight(str(n.target), t, t) for t in _tensors(result)
@@ -124,8 +129,9 @@ class _Recorder(fx.Interpreter):
             builder.add_value(node.name if single else f"{node.name}.{i}", op, out)
             for i, out in enumerate(outputs)
         ]
-        if self._callee(node) == "getitem":
-            builder.together.extend((builder.producers[v], op) for v in builder.reads[op])
+        if self._is_item(node):
+            makers = [builder.producers[v] for v in builder.reads[op]]
+            builder.together.extend((maker, op) for maker in makers if maker >= 0)
         made = [
             out
             for out, value in zip(outputs, self._values[node], strict=True)
@@ -137,15 +143,22 @@ class _Recorder(fx.Interpreter):
 
     def _reads(self, node: fx.Node, outputs: list[object]) -> list[int]:
         """Return the values that a node reads; an item of a tuple reads that item alone."""
-        if self._callee(node) == "getitem" and isinstance(node.args[1], int):
-            source = node.args[0]
-            if isinstance(source, fx.Node) and isinstance(self._results[source], list | tuple):
-                keys = {storage_key(t) for t in outputs if isinstance(t, torch.Tensor)}
-                items = self._values[source]
-                if len(items) == len(self._results[source]):
-                    return [items[node.args[1]]]
-                return [v for v in items if self._builder.storage_of_value.get(v) in keys]
-        return list(dict.fromkeys(v for i in node.all_input_nodes for v in self._values.get(i, ())))
+        read = [v for i in node.all_input_nodes for v in self._values.get(i, ())]
+        if self._is_item(node):
+            # An item that is itself a tuple, or a slice of one, is found by its storages.
+            keys = {storage_key(t) for t in outputs if isinstance(t, torch.Tensor)}
+            source, position = node.args
+            results = self._results[source]  # type: ignore[index]
+            if isinstance(position, int) and len(results) == len(read):
+                return [read[position]]
+            read = [v for v in read if self._builder.storage_of_value.get(v) in keys]
+        return list(dict.fromkeys(read))
+
+    def _is_item(self, node: fx.Node) -> bool:
+        """Return whether the node takes an item of a tuple; indexing a tensor is an operator."""
+        if self._callee(node) != "getitem" or not isinstance(node.args[0], fx.Node):
+            return False
+        return isinstance(self._results[node.args[0]], list | tuple)
 
     def _own_weights(self, node: fx.Node) -> list[tuple[str, torch.Tensor]]:
         if node.op != "call_module":

@@ -14,7 +14,7 @@ __all__ = ["critical_path_s", "lower_bound_s"]
 class AncestorRoom(NamedTuple):
     """Room to collect the ancestors of one operator in; columns of equal length."""
 
-    index: IntArray
+    op: IntArray
     path_s: FloatArray
     cross_s: FloatArray
 
@@ -32,7 +32,7 @@ def _ancestors(
     For each one `path_s` is the time of the operators between it and `op` on a path, and `cross_s`
     the cheapest transfer on that path: the path is the one with the largest sum of the two.
     """
-    index, path_s, cross_s = room
+    ancestor, path_s, cross_s = room
     known, done = 0, 0
     here, sofar_s, least_s = op, 0.0, np.inf
     while True:
@@ -43,12 +43,12 @@ def _ancestors(
                 continue
             cross = min(least_s, cheapest_s[value])
             slot = done
-            while slot < known and index[slot] != maker:
+            while slot < known and ancestor[slot] != maker:
                 slot += 1
             if slot == known:
-                if known == index.shape[0]:
+                if known == ancestor.shape[0]:
                     continue
-                index[slot], path_s[slot], cross_s[slot] = maker, sofar_s, cross
+                ancestor[slot], path_s[slot], cross_s[slot] = maker, sofar_s, cross
                 known += 1
             elif sofar_s + cross > path_s[slot] + cross_s[slot]:
                 path_s[slot], cross_s[slot] = sofar_s, cross
@@ -56,12 +56,12 @@ def _ancestors(
             return done
         latest = done
         for slot in range(done + 1, known):
-            if index[slot] > index[latest]:
+            if ancestor[slot] > ancestor[latest]:
                 latest = slot
         for column in (path_s, cross_s):
             column[done], column[latest] = column[latest], column[done]
-        index[done], index[latest] = index[latest], index[done]
-        here = index[done]
+        ancestor[done], ancestor[latest] = ancestor[latest], ancestor[done]
+        here = ancestor[done]
         sofar_s, least_s = path_s[done] + time_s[here], cross_s[done]
         done += 1
 
@@ -77,12 +77,12 @@ def _earliest_start(
     at least the least, over how many of the latest arrivals are at home, of the larger of the time
     that those take and the next arrival.
     """
-    index, path_s, cross_s = room
+    ancestor, path_s, cross_s = room
     arrival = np.empty(count)
     for k in range(count):
-        arrival[k] = start_s[index[k]] + time_s[index[k]] + path_s[k] + cross_s[k]
+        arrival[k] = start_s[ancestor[k]] + time_s[ancestor[k]] + path_s[k] + cross_s[k]
     by_arrival = np.argsort(-arrival)
-    by_start = np.argsort(start_s[index[:count]])
+    by_start = np.argsort(start_s[ancestor[:count]])
     at_home = np.zeros(count, dtype=np.bool_)
     best, serial_s = np.inf, 0.0
     for k in range(count + 1):
@@ -94,7 +94,7 @@ def _earliest_start(
         serial_s = 0.0
         for j in by_start:
             if at_home[j]:
-                serial_s = max(serial_s, start_s[index[j]]) + time_s[index[j]]
+                serial_s = max(serial_s, start_s[ancestor[j]]) + time_s[ancestor[j]]
     return best
 
 

@@ -2,8 +2,10 @@
 
 import inspect
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,15 +86,26 @@ def _methods(cls: type[Any]) -> set[str]:
     return {name for owner in own for name in vars(owner)}
 
 
+def _unlisted_keys(cls: type[Any]) -> set[str]:
+    """Return the keys that the model's code reads although its configuration need not have them.
+
+    An example is ``head_dim`` of Qwen3MoeForCausalLM, which its published configurations set.
+    """
+    code = Path(inspect.getfile(cls)).read_text(encoding="utf-8")
+    return set(re.findall(r"getattr\(\s*(?:self\.)?config,\s*\"([a-z]\w*)\"", code))
+
+
 def _config_keys(config_class: type[Any]) -> set[str]:
     keys = set(inspect.signature(config_class).parameters) - {"self", "kwargs", *_DTYPE_KEYS}
     keys |= {*config_class.attribute_map, *_COMMON_KEYS}
     return keys | set(_ROPE_KEYS) if "rope_parameters" in keys else keys
 
 
-def _check_keys(config_class: type[Any], overrides: Mapping[str, Any], where: str) -> None:
+def _check_keys(
+    config_class: type[Any], unlisted: set[str], overrides: Mapping[str, Any], where: str
+) -> None:
     """Refuse keys that the class would keep as attributes that nothing reads."""
-    keys = _config_keys(config_class)
+    keys = _config_keys(config_class) | unlisted
     for key, value in overrides.items():
         if key in _DTYPE_KEYS:
             raise SpecError(f"{where}.{key} is said by model.dtype; set that instead")
@@ -103,7 +116,7 @@ def _check_keys(config_class: type[Any], overrides: Mapping[str, Any], where: st
         part = config_class.sub_configs.get(key)
         # Where the part's class depends on its model_type, only transformers can check it.
         if isinstance(value, Mapping) and hasattr(part, "attribute_map"):
-            _check_keys(part, value, f"{where}.{key}")
+            _check_keys(part, unlisted, value, f"{where}.{key}")
 
 
 def model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: ANN401 - transformers' classes are untyped
@@ -117,7 +130,7 @@ def model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: 
 
     """
     config_class = cls.config_class
-    _check_keys(config_class, overrides, "config")
+    _check_keys(config_class, _unlisted_keys(cls), overrides, "config")
     settings = dict(overrides)
     if "use_cache" in _config_keys(config_class):
         settings.setdefault("use_cache", False)

@@ -45,9 +45,19 @@ def _find(factory: str) -> Callable[..., object]:
     return found
 
 
+def _parameters(factory: str, function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"factory={factory} states no parameters; name a Python function that takes"
+            " batch_size and dtype"
+        ) from error
+
+
 def _arguments(spec: ModelSpec, function: Callable[..., object]) -> dict[str, object]:
     """Return the keyword arguments for `function`, checked against its signature."""
-    parameters = inspect.signature(function).parameters
+    parameters = _parameters(spec.factory or "", function)
     takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     names = [
         name

@@ -49,7 +49,9 @@ def _tokens(name: str, seq_len: int | None, model: Any, within: str = "") -> int
     table = positions(model, within)
     if seq_len is None:
         stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        return min(table or stated or _DEFAULT_SEQ_LEN, _DEFAULT_SEQ_LEN)
+        # XLNet states -1 for "any".
+        usable = [length for length in (table, stated) if length is not None and length > 0]
+        return min([*usable, _DEFAULT_SEQ_LEN])
     if table is not None and seq_len > table:
         raise SpecError(
             f"seq_len={seq_len} is more than the {table} positions that"
@@ -80,12 +82,13 @@ def _feature_shape(model: Any) -> tuple[int, ...]:  # noqa: ANN401
     return config.num_mel_bins, 2 * config.max_source_positions
 
 
-def _audio_shape(config: Any, seq_len: int | None) -> tuple[int, ...]:  # noqa: ANN401
+def _audio_shape(config: Any, seq_len: int | None) -> tuple[tuple[int, ...], bool]:  # noqa: ANN401
+    """Return the shape of raw audio, or of a spectrogram, whose length the configuration fixes."""
     if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
-        return config.max_length, config.num_mel_bins
+        return (config.max_length, config.num_mel_bins), False
     samples = seq_len or _DEFAULT_AUDIO_SAMPLES
     channels = getattr(config, "audio_channels", None)
-    return (samples,) if channels is None else (channels, samples)
+    return ((samples,) if channels is None else (channels, samples)), True
 
 
 def _main_input(model: Any, seq_len: int | None) -> tuple[tuple[int, ...], bool]:  # noqa: ANN401
@@ -98,8 +101,7 @@ def _main_input(model: Any, seq_len: int | None) -> tuple[tuple[int, ...], bool]
         case "input_features":
             return _feature_shape(model), False
         case "input_values":
-            shape = _audio_shape(model.config, seq_len)
-            return shape, seq_len is None or seq_len in shape
+            return _audio_shape(model.config, seq_len)
         case other:
             raise SpecError(
                 f"{type(model).__name__} takes {other}, whose shape is not known here;"

@@ -51,6 +51,26 @@ def test_a_shared_module_counts_once() -> None:
     assert graph.weight_bytes.tolist() == [64]
 
 
+class _Listed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lin = nn.Linear(4, 4)
+
+    def forward(self, tables: list[torch.Tensor]) -> torch.Tensor:
+        return self.lin(tables[1])[:, 0] + tables[0][:, 1]  # type: ignore[no-any-return]
+
+
+def test_items_of_an_input_and_slices_of_tensors_go_anywhere() -> None:
+    net = _Listed().to("meta")
+    tables = [torch.zeros(2, 4, device="meta"), torch.zeros(2, 4, device="meta")]
+    graph = module_graph(trace_modules(net), (tables,))
+    assert graph.group.tolist() == list(range(graph.n_ops))
+    assert graph.value_names[:2] == ("tables.0", "tables.1")
+    linear = graph.targets.index("Linear")
+    item = int(graph.value_producer[graph.reads_of(linear)[0]])
+    assert graph.reads_of(item).tolist() == [1]
+
+
 class _Dynamic(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x + 1 if x.sum() > 0 else x

@@ -1,0 +1,34 @@
+"""Configurations composed by Hydra as the command does it."""
+
+from typing import cast
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from runner import config, specs
+from runner.config import Config, read_config
+from runner.paths import conf_dir
+
+
+def composed(*overrides: str) -> DictConfig:
+    """Return what Hydra makes of the shipped configuration and `overrides`."""
+    return _compose(overrides, with_hydra=False)
+
+
+def composed_with_hydra(*overrides: str) -> DictConfig:
+    """Return Hydra's own section of the same, with the folders that it would write to."""
+    whole = _compose(overrides, with_hydra=True)
+    return cast("DictConfig", whole.hydra)
+
+
+def _compose(overrides: tuple[str, ...], *, with_hydra: bool) -> DictConfig:
+    config.register()
+    specs.register()
+    quoted = specs.quote_numbers(overrides)
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", overrides=quoted, return_hydra_config=with_hydra)
+
+
+def read(*overrides: str) -> Config:
+    """Return the typed values of the same."""
+    return read_config(composed(*overrides))

@@ -1,0 +1,43 @@
+"""Where the configuration is found."""
+
+import runpy
+import shutil
+from pathlib import Path
+
+import pytest
+
+from runner import paths
+
+
+def test_in_a_checkout_it_lies_beside_the_package() -> None:
+    root = Path(paths.__file__).resolve().parent.parent
+    assert paths.conf_dir() == root / "conf"
+
+
+def test_when_installed_it_lies_inside_the_package(tmp_path: Path) -> None:
+    package = tmp_path / "runner"
+    for folder in (package / "conf", tmp_path / "conf"):
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").touch()
+    shutil.copy(paths.__file__, package)
+    assert runpy.run_path(str(package / "paths.py"))["conf_dir"]() == package / "conf"
+
+
+def test_without_any_the_installation_is_broken(tmp_path: Path) -> None:
+    shutil.copy(paths.__file__, tmp_path)
+    with pytest.raises(FileNotFoundError, match="reinstall"):
+        runpy.run_path(str(tmp_path / "paths.py"))["conf_dir"]()
+
+
+def test_the_shipped_folder_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(paths.conf_dir().parent)
+    assert paths.user_conf_dir() is None
+
+
+def test_the_users_folder_is_below_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert paths.user_conf_dir() is None
+    (tmp_path / "conf").mkdir()
+    assert paths.user_conf_dir() == tmp_path / "conf"
