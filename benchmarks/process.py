@@ -23,8 +23,9 @@ class Measured:
 def run_python(arguments: list[str], folder: Path, *, may_fail: bool = False) -> Measured:
     """Run ``python <arguments>`` in `folder` and return what it took.
 
-    Started through a second interpreter, whose only child it is, so that the memory measured is
-    that of this process and of none before it.
+    Captured graphs are kept in the folder, not in the user's cache. The command is started through
+    a second interpreter, whose only child it is, so that the memory measured is that of this
+    process and of none before it.
 
     Raises:
         SystemExit: when the command fails, unless that may be.
@@ -41,7 +42,7 @@ def run_python(arguments: list[str], folder: Path, *, may_fail: bool = False) ->
     done = subprocess.run(
         [sys.executable, "-c", measure, sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(folder / "cache")},
         capture_output=True,
         text=True,
         check=False,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
         SpecError,
     )
     from fxpart.graph import OpGraph
-    from fxpart.modes import MODES, find_mode
+    from fxpart.modes import MODES, make_mode
     from fxpart.problem import Problem, make_problem
     from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
 
@@ -46,7 +46,7 @@ __all__ = [
     "SpecError",
     "Topology",
     "evaluate",
-    "find_mode",
+    "make_mode",
     "make_problem",
     "uniform_topology",
 ]
@@ -65,7 +65,7 @@ _HOMES = {
         "SpecError",
     ),
     "fxpart.graph": ("OpGraph",),
-    "fxpart.modes": ("MODES", "find_mode"),
+    "fxpart.modes": ("MODES", "make_mode"),
     "fxpart.problem": ("Problem", "make_problem"),
     "fxpart.topology": ("DeviceSpec", "Link", "Topology", "uniform_topology"),
 }

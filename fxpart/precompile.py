@@ -9,7 +9,7 @@ import numpy as np
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.roofline import LatencyModel
 from fxpart.graph import OpGraph, csr
-from fxpart.modes import MODES
+from fxpart.modes import MODES, make_mode
 from fxpart.problem import make_problem
 from fxpart.topology import DeviceSpec, Link, uniform_topology
 
@@ -49,8 +49,8 @@ def precompile() -> None:
     device = DeviceSpec("any", 10**6, {"float32": 1.0}, 1.0)
     topology = uniform_topology((device, device), Link(1.0))
     problem = make_problem(_two_operators(), topology, LatencyModel())
-    for mode in MODES.values():
-        evaluate(problem, mode(problem, {}))
+    for name in MODES:
+        evaluate(problem, make_mode(name)(problem))
 
 
 if __name__ == "__main__":

@@ -2,9 +2,11 @@
 
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxpart.errors import FxpartError
 from runner.mistakes import explain
 from runner.paths import conf_dir
 
@@ -64,14 +66,14 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
 
     from runner.config import read_config
     from runner.identity import Choices
-    from runner.job import JobIdentity, run_job
+    from runner.job import JobIdentity, keep_failure, run_job
     from runner.sweep import parent_run_id
 
     hydra_config = HydraConfig.get()
-    config, chosen = read_config(composed), hydra_config.runtime.choices
+    chosen = hydra_config.runtime.choices
     identity = JobIdentity(
         choices=Choices(
-            model=config.model.name,
+            model=chosen["model"],
             mode=chosen["mode"],
             devices=chosen["devices"],
             transfer_rate=chosen["transfer_rate"],
@@ -81,7 +83,14 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
         root=Path(get_original_cwd()),
         parent_run_id=parent_run_id(),
     )
-    outcome = run_job(config, identity)
+    try:
+        config = read_config(composed)
+    except FxpartError as error:
+        outcome = keep_failure(None, identity, error)
+    else:
+        # What a template such as `transformers` was filled with says more than its name.
+        choices = replace(identity.choices, model=config.model.name)
+        outcome = run_job(config, replace(identity, choices=choices))
     if outcome.error:
         sys.stderr.write(f"error: {outcome.error}\n")
     return outcome.status, 0 if outcome.error is None else USER_ERROR

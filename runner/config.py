@@ -4,14 +4,14 @@
 configuration; `build_topology` makes devices and links of two of its sections.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING, DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from fxpart.errors import SpecError
+from fxpart.errors import SpecError, nearest_names
 from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
 
 __all__ = [
@@ -187,6 +187,10 @@ def read_config(composed: DictConfig) -> Config:
     if not isinstance(name, str):
         raise SpecError(f"mode.name must be a mode's name, got {name!r}; such as mode=kl_based")
     sections = {key: value for key, value in vars(values).items() if key != "mode"}
+    known = [section.name for section in fields(Config)]
+    for section in sections:
+        if section not in known:
+            raise SpecError(f"{section} does not exist; {nearest_names(section, known)}")
     return Config(**sections, mode=ModeConfig(name, options))
 
 

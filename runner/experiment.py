@@ -10,7 +10,7 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.roofline import LatencyModel
 from fxpart.models.spec import ModelSpec
-from fxpart.modes import find_mode
+from fxpart.modes import make_mode
 from fxpart.problem import Problem, make_problem
 from runner.config import Config, build_topology
 from runner.terminal import progress
@@ -53,7 +53,7 @@ def run(config: Config) -> Result:
 
     """
     # What is cheap to refuse is refused before the model is captured.
-    spec, mode = model_spec(config), find_mode(config.mode.name)
+    spec, place = model_spec(config), make_mode(config.mode.name, config.mode.options)
     topology = build_topology(config.devices, config.transfer_rate)
     latency = LatencyModel(
         compute_efficiency=config.latency.compute_efficiency,
@@ -66,6 +66,6 @@ def run(config: Config) -> Result:
     problem = make_problem(captured.graph, topology, latency)
     with progress(f"placing {captured.graph.n_ops} operators with {config.mode.name}"):
         begin = time.perf_counter()
-        assignment = mode(problem, config.mode.options)
+        assignment = place(problem)
         partition_s = time.perf_counter() - begin
     return Result(captured, problem, assignment, evaluate(problem, assignment), partition_s)

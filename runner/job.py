@@ -18,7 +18,7 @@ from runner.timeline import write_trace
 from runner.tracking import RunLog, TrackingConfig, open_tracker
 from runner.writing import write_text
 
-__all__ = ["JobIdentity", "Outcome", "run_job"]
+__all__ = ["RESULT_FILE", "JobIdentity", "Outcome", "keep_failure", "run_job"]
 
 ASSIGNMENT_FILE, RESULT_FILE = "assignment.json", "result.json"
 
@@ -67,10 +67,21 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
             announce_page(tracker.comparison_page())
         return Outcome("finished")
     except FxpartError as error:
-        status: Status = "infeasible" if isinstance(error, InfeasibleError) else "failed"
-        message = " ".join(str(error).split())
-        _write_failure(config, identity, status, message)
-        return Outcome(status, message)
+        return keep_failure(config, identity, error)
+
+
+def keep_failure(config: Config | None, identity: JobIdentity, error: FxpartError) -> Outcome:
+    """Write `result.json` of a job that did not finish; `config` is None if it made no sense."""
+    status: Status = "infeasible" if isinstance(error, InfeasibleError) else "failed"
+    message = " ".join(str(error).split())
+    write_result(
+        identity.folder / RESULT_FILE,
+        status=status,
+        config=_described(config, identity),
+        metrics=INFEASIBLE if status == "infeasible" else {},
+        error=message,
+    )
+    return Outcome(status, message)
 
 
 def _finish(config: Config, identity: JobIdentity, tracked: RunLog) -> None:
@@ -119,16 +130,6 @@ def _write_files(
     )
 
 
-def _write_failure(config: Config, identity: JobIdentity, status: Status, message: str) -> None:
-    write_result(
-        identity.folder / RESULT_FILE,
-        status=status,
-        config=_described(config, identity),
-        metrics=INFEASIBLE if status == "infeasible" else {},
-        error=message,
-    )
-
-
 def _write_config(config: Config, identity: JobIdentity) -> None:
     from omegaconf import OmegaConf
 
@@ -137,9 +138,9 @@ def _write_config(config: Config, identity: JobIdentity) -> None:
     write_text(identity.folder / "config" / "overrides.txt", overrides)
 
 
-def _described(config: Config, identity: JobIdentity) -> dict[str, object]:
+def _described(config: Config | None, identity: JobIdentity) -> dict[str, object]:
     return {
         "choices": asdict(identity.choices),
         "overrides": identity.overrides,
-        "resolved": asdict(config),
+        "resolved": asdict(config) if config else None,
     }

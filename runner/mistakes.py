@@ -5,10 +5,20 @@ taken apart and put into the form that all our errors have.
 """
 
 import re
+from dataclasses import fields
 
 from fxpart.errors import FxpartError, nearest_names
 
 __all__ = ["explain"]
+
+_NOISE = (
+    "object_type",
+    "reference_type",
+    "full_key",
+    "To append",
+    "Config search path",
+    "See http",
+)
 
 
 def explain(error: BaseException) -> str | None:
@@ -24,21 +34,35 @@ def explain(error: BaseException) -> str | None:
     for link in chain:
         if isinstance(link, FxpartError):
             return " ".join(str(link).split())
-    for link in chain:
-        if isinstance(link, HydraException | OmegaConfBaseException):
-            return _hydra_line(str(link), str(chain[-1]))
-    return None
+    said = [str(e) for e in chain if isinstance(e, HydraException | OmegaConfBaseException)]
+    return _hydra_line("\n".join(said)) if said else None
 
 
-def _hydra_line(said: str, cause: str) -> str:
+def _hydra_line(said: str) -> str:
+    """Return what Hydra says as one line, with the nearest names where it lacks them."""
+    options = re.search(r"Available options in '([^']+)':\s*(.*?)(?:Config search path|\n\s*\n|\Z)", said, re.DOTALL)
     missing = re.search(r"Could not find '([^']+)'", said)
-    options = re.search(r"Available options in '([^']+)':\s*(.*)", said, re.DOTALL)
     if missing and options:
         group, names = options.group(1), options.group(2).split()
-        asked = missing.group(1).removeprefix(f"{group}/")
+        asked = missing.group(1).removeprefix(group).removeprefix("/")
         return f"{group}={asked} does not exist; {nearest_names(asked, names)}"
-    if missing:
-        return f"{missing.group(1)} does not exist; see python -m runner --help"
-    lines = [line.strip() for line in (said + "\n" + cause).splitlines() if line.strip()]
-    kept = [line for line in dict.fromkeys(lines) if not line.startswith("object_type")]
-    return "; ".join(kept)
+    unknown = re.search(r"Key '([^']+)' (?:not in '\w+'|is not in struct)", said)
+    path = re.search(r"full_key: (\S+)", said)
+    if unknown and path:
+        return _unknown_key(path.group(1))
+    lines = [line.strip() for line in said.splitlines() if line.strip()]
+    kept = [line for line in dict.fromkeys(lines) if not line.startswith(_NOISE)]
+    return "; ".join(line.rstrip(";") for line in kept)
+
+
+def _unknown_key(path: str) -> str:
+    """Return what to write instead of a key that the configuration does not have."""
+    from runner.config import Config
+
+    known = {field.name: field.type for field in fields(Config)}
+    section, _, key = path.partition(".")
+    inside = known.get(section)
+    if not key or inside is None or not hasattr(inside, "__dataclass_fields__"):
+        return f"{path} does not exist; {nearest_names(section, known)}"
+    near = nearest_names(key, inside.__dataclass_fields__)
+    return f"{path} does not exist; in {section}, {near}"

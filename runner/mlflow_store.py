@@ -45,7 +45,7 @@ def store_uri(config: TrackingConfig, root: Path) -> str:
     """
     uri = config.uri or os.environ.get("MLFLOW_TRACKING_URI")
     if not uri:
-        return f"sqlite:///{root.resolve() / 'outputs' / 'mlflow.db'}"
+        return _sqlite_uri(root.resolve() / "outputs" / "mlflow.db")
     scheme = urlsplit(uri).scheme
     if scheme in ("", "file") and uri != "databricks":
         raise TrackingError(
@@ -60,7 +60,16 @@ def store_uri(config: TrackingConfig, root: Path) -> str:
             f"tracking uri {uri!r} names no file that would keep the runs; write"
             " tracking.uri=sqlite:///path/to/file.db"
         )
-    return f"sqlite:///{(root / name).resolve()}"
+    return _sqlite_uri((root / name).resolve())
+
+
+def _sqlite_uri(database: Path) -> str:
+    if set("%?") & set(str(database)):
+        raise TrackingError(
+            f"tracking in {database}: a database's path must be without % and ?, which mean"
+            f" something in a URI{_ELSEWHERE}"
+        )
+    return f"sqlite:///{database}"
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -96,7 +105,8 @@ def _cause(error: BaseException) -> str:
     if innermost:
         named = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         return f"{innermost[-1].strip()}{named}"
-    text = text.split("Take a backup")[0].rstrip(" .")
+    if "mlflow db upgrade" in text:
+        text = text.split("Take a backup")[0].rstrip(" .") + ", mend it with `mlflow db upgrade`"
     return text if len(text) <= 300 else text[:299] + "…"
 
 

@@ -4,31 +4,44 @@ from collections.abc import Callable, Mapping
 
 from fxpart.assignment import Assignment
 from fxpart.errors import SpecError, nearest_names
-from fxpart.modes.kl_based import kl_based
+from fxpart.modes.kl_based import KlBasedOptions, kl_based
+from fxpart.modes.options import NoOptions, read_options
 from fxpart.modes.single import single
 from fxpart.modes.size_based import size_based
 from fxpart.problem import Problem
 
-__all__ = ["MODES", "Mode", "find_mode", "kl_based", "single", "size_based"]
+__all__ = [
+    "MODES",
+    "KlBasedOptions",
+    "NoOptions",
+    "Place",
+    "kl_based",
+    "make_mode",
+    "single",
+    "size_based",
+]
 
-Mode = Callable[[Problem, Mapping[str, object]], Assignment]
-"""Takes a problem and the mode's options by name; returns an assignment that respects every
-device's memory, or raises `InfeasibleError`; an option that it does not know is a `SpecError`."""
+Place = Callable[[Problem], Assignment]
+"""Returns an assignment that respects every device's memory, or raises `InfeasibleError`."""
 
-MODES: dict[str, Mode] = {
-    "single": single,
-    "size_based": size_based,
-    "kl_based": kl_based,
+MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
+    "single": (NoOptions, single),
+    "size_based": (NoOptions, size_based),
+    "kl_based": (KlBasedOptions, kl_based),
 }
+"""Name to the options that a mode takes, and the function of a problem and such options."""
 
 
-def find_mode(name: str) -> Mode:
-    """Return the mode called `name`.
+def make_mode(name: str, options: Mapping[str, object] | None = None) -> Place:
+    """Return the mode called `name` with its options, ready to place any problem.
 
     Raises:
-        SpecError: when there is none; the message names the nearest.
+        SpecError: when there is no such mode, or it has no such option; the message names the
+            nearest.
 
     """
     if name not in MODES:
         raise SpecError(f"mode {name!r} does not exist; {nearest_names(name, MODES)}")
-    return MODES[name]
+    options_class, place = MODES[name]
+    chosen: object = read_options(options_class, name, options or {})
+    return lambda problem: place(problem, chosen)

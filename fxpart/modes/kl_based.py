@@ -7,7 +7,6 @@ modules are moved first and single operators last, which finds what no single op
 would, and a change is kept only if every device still holds what it then has.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,7 +15,6 @@ from fxpart.assignment import Assignment
 from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.errors import SpecError
 from fxpart.modes.local_search import SearchTables, improve
-from fxpart.modes.options import read_options
 from fxpart.modes.size_based import size_based
 from fxpart.modes.units import atomic_units, module_units
 from fxpart.partitions import partition_by_device
@@ -38,7 +36,7 @@ class KlBasedOptions:
             raise SpecError(f"mode.max_passes must be at least 1, got {self.max_passes}")
 
 
-def kl_based(problem: Problem, options: Mapping[str, object]) -> Assignment:
+def kl_based(problem: Problem, options: KlBasedOptions | None = None) -> Assignment:
     """Return a placement whose simulated latency is never above that of `size_based`.
 
     Deterministic. Each candidate costs one simulation, O(n + reads).
@@ -47,8 +45,8 @@ def kl_based(problem: Problem, options: Mapping[str, object]) -> Assignment:
         InfeasibleError: when `size_based` finds no start.
 
     """
-    chosen = read_options(KlBasedOptions, "kl_based", options)
-    start = size_based(problem, {})
+    chosen = options or KlBasedOptions()
+    start = size_based(problem)
     device_of = start.device_of
     tables = SearchTables(
         problem.costs,

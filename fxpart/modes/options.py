@@ -1,14 +1,19 @@
 """Options of a mode: a small dataclass beside the mode, filled and checked from the config."""
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["read_options"]
+__all__ = ["NoOptions", "read_options"]
 
 _T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class NoOptions:
+    """The options of a mode that has none."""
 
 
 def read_options(options_class: type[_T], mode: str, options: Mapping[str, Any]) -> _T:

@@ -1,23 +1,15 @@
 """`single`: the whole model on one device."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
 from fxpart.assignment import Assignment
 from fxpart.errors import InfeasibleError
 from fxpart.modes.infeasible import describe_devices, whole_model_bytes
-from fxpart.modes.options import read_options
+from fxpart.modes.options import NoOptions
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
 
 __all__ = ["single", "single_device"]
-
-
-@dataclass(frozen=True, slots=True)
-class SingleOptions:
-    """`single` has no options."""
 
 
 def single_device(problem: Problem) -> Assignment | None:
@@ -32,14 +24,13 @@ def single_device(problem: Problem) -> Assignment | None:
     return Assignment(np.zeros(problem.graph.n_ops, dtype=np.int64), ((device,),))
 
 
-def single(problem: Problem, options: Mapping[str, object]) -> Assignment:
+def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
     """Return everything on the device with the most memory.
 
     Raises:
         InfeasibleError: when that device is too small.
 
     """
-    read_options(SingleOptions, "single", options)
     found = single_device(problem)
     if found is None:
         memory = [device.memory_bytes for device in problem.topology.devices]

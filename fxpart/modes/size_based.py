@@ -4,9 +4,6 @@ The rule is that of torch's partitioner (`torch.fx.experimental.accelerator_part
 liveness memory in place of the sum of all tensors.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import numpy as np
 
 from fxpart.assignment import Assignment
@@ -14,7 +11,7 @@ from fxpart.cost.evaluate import peak_bytes
 from fxpart.graph import IntArray
 from fxpart.modes.fill import UNPLACED, fill_in_order
 from fxpart.modes.infeasible import does_not_fit
-from fxpart.modes.options import read_options
+from fxpart.modes.options import NoOptions
 from fxpart.modes.single import single_device
 from fxpart.modes.units import Units, atomic_units
 from fxpart.partitions import partition_by_device
@@ -23,12 +20,7 @@ from fxpart.problem import Problem
 __all__ = ["size_based", "size_based_devices"]
 
 
-@dataclass(frozen=True, slots=True)
-class SizeBasedOptions:
-    """`size_based` has no options."""
-
-
-def size_based(problem: Problem, options: Mapping[str, object]) -> Assignment:
+def size_based(problem: Problem, _: NoOptions | None = None) -> Assignment:
     """Return the model on one device if it fits there, else filled over the devices in order.
 
     When the devices run out, operators left over go one by one to the device with the least
@@ -38,7 +30,6 @@ def size_based(problem: Problem, options: Mapping[str, object]) -> Assignment:
         InfeasibleError: when an operator fits nowhere.
 
     """
-    read_options(SizeBasedOptions, "size_based", options)
     whole = single_device(problem)
     if whole is not None:
         return whole

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from fxpart.cost.evaluate import evaluate
 from fxpart.errors import InfeasibleError, SpecError
-from fxpart.modes import MODES, find_mode
+from fxpart.modes import MODES, make_mode
 from fxpart.problem import Problem
 from fxpart.topology import Link
 from tests import independent
-from tests.sketch import chain, devices, problem, random_graph
+from tests.sketch import devices, problem, random_graph
 
 
 def _tight_problem(seed: int, n: int, count: int, share: float) -> Problem:
@@ -41,7 +41,7 @@ def test_every_mode_keeps_its_promises(
     this = _tight_problem(seed, n, count, share)
     graph = this.graph
     try:
-        placed = find_mode(mode)(this, {})
+        placed = make_mode(mode)(this)
     except InfeasibleError:
         return
     device_of = placed.device_of
@@ -63,12 +63,12 @@ def test_every_mode_keeps_its_promises(
 def test_kl_based_is_never_slower_than_size_based(seed: int, n: int, count: int) -> None:
     this = _tight_problem(seed, n, count, 1.6)
     try:
-        start = find_mode("size_based")(this, {})
+        start = make_mode("size_based")(this)
     except InfeasibleError:
         with pytest.raises(InfeasibleError):
-            find_mode("kl_based")(this, {})
+            make_mode("kl_based")(this)
         return
-    better = find_mode("kl_based")(this, {})
+    better = make_mode("kl_based")(this)
     assert independent.latency_s(this, better.device_of) <= independent.latency_s(
         this, start.device_of
     ) * (1 + 1e-12)
@@ -82,7 +82,7 @@ def test_kl_based_finds_the_best_of_all_placements_of_two_branches() -> None:
         for code in itertools.product((0, 1), repeat=8)
         if all(code[op] == code[graph.group[op]] for op in range(8))
     )
-    found = independent.latency_s(this, find_mode("kl_based")(this, {}).device_of)
+    found = independent.latency_s(this, make_mode("kl_based")(this).device_of)
     alone = independent.latency_s(this, np.zeros(8, dtype=np.int64))
     assert best < alone
     assert found == pytest.approx(best)
@@ -91,29 +91,29 @@ def test_kl_based_finds_the_best_of_all_placements_of_two_branches() -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_an_unknown_option_is_named(mode: str) -> None:
     with pytest.raises(SpecError, match="no option 'speed'"):
-        find_mode(mode)(problem(chain(3), devices(10**6)), {"speed": 1})
+        make_mode(mode, {"speed": 1})
 
 
 def test_an_unknown_mode_is_told_the_nearest() -> None:
     with pytest.raises(SpecError, match="nearest: kl_based"):
-        find_mode("kl_base")
+        make_mode("kl_base")
 
 
 def test_an_option_of_another_type_is_refused() -> None:
     with pytest.raises(SpecError, match=r"mode\.max_passes must be of type int, got 'many'"):
-        find_mode("kl_based")(problem(chain(3), devices(10**6)), {"max_passes": "many"})
+        make_mode("kl_based", {"max_passes": "many"})
 
 
 def test_no_passes_is_refused() -> None:
     with pytest.raises(SpecError, match="at least 1, got 0"):
-        find_mode("kl_based")(problem(chain(3), devices(10**6)), {"max_passes": 0})
+        make_mode("kl_based", {"max_passes": 0})
 
 
 _PLACE = """
-from fxpart.modes import MODES
+from fxpart.modes import MODES, make_mode
 from tests.sketch import devices, problem, random_graph
 this = problem(random_graph(3, 60), devices(250, 250, 250))
-print({name: mode(this, {}).device_of.tolist() for name, mode in MODES.items() if name != "single"})
+print({name: make_mode(name)(this).device_of.tolist() for name in MODES if name != "single"})
 """
 
 

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from fxpart.errors import InfeasibleError
-from fxpart.modes import find_mode
+from fxpart.modes import make_mode
 from fxpart.modes.fill import fill_in_order
 from fxpart.modes.units import atomic_units, module_units
 from tests.independent import peak_bytes
@@ -12,23 +12,23 @@ from tests.sketch import Sketch, chain, devices, problem, random_graph
 def test_fills_devices_in_graph_order() -> None:
     # Each operator holds its weight of 10 and two values of 1 at once: three take 32, four 42.
     this = problem(chain(7), devices(32, 42, 42))
-    assert find_mode("size_based")(this, {}).device_of.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert make_mode("size_based")(this).device_of.tolist() == [0, 0, 0, 1, 1, 1, 1]
 
 
 def test_an_exact_fit_is_a_fit() -> None:
     graph = chain(4)
-    assert find_mode("size_based")(problem(graph, devices(42)), {}).device_of.tolist() == [0] * 4
+    assert make_mode("size_based")(problem(graph, devices(42))).device_of.tolist() == [0] * 4
     with pytest.raises(InfeasibleError):
-        find_mode("size_based")(problem(graph, devices(41)), {})
+        make_mode("size_based")(problem(graph, devices(41)))
 
 
 def test_the_whole_model_goes_to_the_largest_device_if_it_fits() -> None:
-    placed = find_mode("size_based")(problem(chain(3), devices(10, 100, 50)), {})
+    placed = make_mode("size_based")(problem(chain(3), devices(10, 100, 50)))
     assert placed.devices_of_partition == ((1,),)
 
 
 def test_a_device_too_small_for_the_next_operator_stays_empty() -> None:
-    placed = find_mode("size_based")(problem(chain(4), devices(5, 22, 22)), {})
+    placed = make_mode("size_based")(problem(chain(4), devices(5, 22, 22)))
     assert placed.device_of.tolist() == [1, 1, 2, 2]
 
 
@@ -38,7 +38,7 @@ def test_operators_left_over_go_where_they_fit_most_tightly() -> None:
         sketch.op([], 0, [sketch.weight(weight)], 1)
     # 60 fills device 0 to 60 of 100; the next 60 needs device 1; 30 fits beside it (90 of 95);
     # 8 is left over, and only device 0 has room.
-    placed = find_mode("size_based")(problem(sketch.graph(), devices(100, 95)), {})
+    placed = make_mode("size_based")(problem(sketch.graph(), devices(100, 95)))
     assert placed.device_of.tolist() == [0, 1, 1, 0]
 
 
@@ -47,21 +47,21 @@ def test_a_model_that_does_not_fit_says_what_would_do() -> None:
     with pytest.raises(
         InfeasibleError, match="smallest number of such devices that holds it is 3"
     ) as caught:
-        find_mode("size_based")(problem(chain(6), devices(22, 22)), {})
+        make_mode("size_based")(problem(chain(6), devices(22, 22)))
     assert caught.value.needed_bytes == 62
     assert caught.value.available_bytes == 44
     assert caught.value.devices_that_fit == 3
-    find_mode("size_based")(problem(chain(6), devices(22, 22, 22)), {})
+    make_mode("size_based")(problem(chain(6), devices(22, 22, 22)))
 
 
 def test_an_operator_too_large_for_any_device_says_so() -> None:
     with pytest.raises(InfeasibleError, match="one operator alone needs more than 5 B"):
-        find_mode("size_based")(problem(chain(3), devices(5, 5)), {})
+        make_mode("size_based")(problem(chain(3), devices(5, 5)))
 
 
 def test_single_names_the_device_it_would_take() -> None:
     with pytest.raises(InfeasibleError, match=r"the model needs 62 B \(62 bytes\)") as caught:
-        find_mode("single")(problem(chain(6), devices(22, 22)), {})
+        make_mode("single")(problem(chain(6), devices(22, 22)))
     assert caught.value.available_bytes == 22
 
 

@@ -2,11 +2,11 @@
 
 import importlib.util
 import os
+import shlex
 import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -59,7 +59,7 @@ _INFEASIBLE = ("single", "1x16gb")
 
 def _fill(root: Path) -> ComparisonPage:
     tracker = open_tracker(TrackingConfig(uri=f"sqlite:///{root / 'runs.db'}"), root)
-    parent = tracker.start_sweep("sweep mode×devices (5)")
+    parent = tracker.start_sweep("sweep mode, devices (5)")
     for mode, devices, latency, peak, partitions in reversed(_RUNS):
         params = {"model": "llama2_13b", "mode": mode, "devices": devices, "transfer_rate": "pcie4"}
         with tracker.start(f"{mode} · {devices}", params, parent_run_id=parent) as run:
@@ -76,7 +76,9 @@ def _fill(root: Path) -> ComparisonPage:
                     "lower_bound_ms": 90.0,
                     "capture_s": 1.5,
                 },
-                series={"memory_gib": [(op, peak * (1 - (op - 50) ** 2 / 5e3)) for op in range(101)]},
+                series={
+                    "memory_gib": [(op, peak * (1 - (op - 50) ** 2 / 5e3)) for op in range(101)]
+                },
                 tables={"devices": {"device": [0, 1], "peak_gib": [peak, peak / 2]}},
             )
     mode, devices = _INFEASIBLE
@@ -115,8 +117,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparisonPage]:
     root = tmp_path_factory.mktemp("dashboard")
     printed = _fill(root)
     server, log = f"http://127.0.0.1:{_free_port()}", root / "server.log"
-    command = [sys.executable, "-m", "mlflow", "ui", "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{root / 'runs.db'}"]
+    assert printed.command is not None
+    command = [*shlex.split(printed.command), "--workers", "1"]
     command += ["--port", server.rpartition(":")[2]]
     switches = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with log.open("wb") as output:
@@ -125,7 +127,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparisonPage]:
             stdout=output,
             stderr=output,
             env={**os.environ, **switches},
-            cwd=root,
             start_new_session=True,  # so that the workers can be killed with it
         )
     try:
@@ -147,31 +148,61 @@ def browser_page() -> Iterator["Page"]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=_BROWSER, args=_FLAGS)
         try:
-            page = browser.new_page(viewport={"width": 1680, "height": 1000})
+            page = browser.new_page(viewport={"width": 1680, "height": 1600})
             page.set_default_timeout(_PAGE_MS)
             yield page
         finally:
             browser.close()
 
 
+def _cells(page: "Page", row: int) -> dict[str, str]:
+    cells = page.locator(f".ag-center-cols-container .ag-row[row-index='{row}'] .ag-cell")
+    found = cells.evaluate_all("es => es.map(e => [e.getAttribute('col-id'), e.innerText])")
+    return dict(found)
+
+
 def test_table_shows_choices_and_costs_without_a_click(
     pages: ComparisonPage, browser_page: "Page", tmp_path: Path
 ) -> None:
     browser_page.goto(pages.url)
-    browser_page.get_by_text("kl_based · 4x16gb").first.wait_for()
+    browser_page.locator(".ag-cell", has_text="101.25").wait_for()
     browser_page.screenshot(path=tmp_path / "table.png")
-    text = browser_page.inner_text("body")
-    for header in ("mode", "devices", "latency_ms", "peak_memory_gib", "partitions"):
-        assert header in text
+    # What lies right of the table's edge is in the page too, but nobody sees it.
+    edge = browser_page.locator(".ag-center-cols-viewport").bounding_box()
+    assert edge is not None
+    columns = ["params.`mode`", "params.`devices`"]
+    columns += [f"metrics.`{name}`" for name in ("latency_ms", "peak_memory_gib", "partitions")]
+    for column in columns:
+        header = browser_page.locator(f'.ag-header-cell[col-id="{column}"]')
+        assert header.inner_text() == column.split("`")[1]
+        box = header.bounding_box()
+        assert box is not None
+        assert edge["x"] <= box["x"]
+        assert box["x"] + box["width"] <= edge["x"] + edge["width"]
+    for row, run in enumerate(_RUNS):
+        cells = _cells(browser_page, row)
+        assert [cells[column] for column in columns] == [
+            text if isinstance(text, str) else f"{text:g}" for text in run
+        ]
+    failed = _cells(browser_page, len(_RUNS))
+    assert [failed[column] for column in columns] == [*_INFEASIBLE, "-", "-", "-"]
+    assert failed["metrics.`feasible`"] == "0"
 
 
-def test_charts_show_all_runs(
-    pages: ComparisonPage, browser_page: "Page", tmp_path: Path
-) -> None:
-    browser_page.goto("about:blank")
+def test_charts_show_all_runs(pages: ComparisonPage, browser_page: "Page", tmp_path: Path) -> None:
+    browser_page.goto("about:blank")  # the two addresses differ only after the #
     browser_page.goto(pages.charts_url)
-    browser_page.get_by_text("Latency against peak memory").first.wait_for()
-    browser_page.wait_for_timeout(3000)
-    browser_page.screenshot(path=tmp_path / "charts.png", full_page=True)
-    text = browser_page.inner_text("body")
-    (tmp_path / "charts.html").write_text(browser_page.content())
+    cards = browser_page.get_by_test_id("experiment-view-compare-runs-card")
+    latency, memory, trade, timeline = (cards.nth(index) for index in range(4))
+    cards.filter(has_text="Parallel Coordinates").get_by_text("transfer_rate").wait_for()
+    cards.filter(has_text="Differences").get_by_text("latency_ms").wait_for()
+    trade.locator(".scatterlayer path.point").nth(len(_RUNS) - 1).wait_for(state="attached")
+    timeline.locator(".js-line").first.wait_for(state="attached")
+    browser_page.screenshot(path=tmp_path / "charts.png")
+    for card, title, column in ((latency, "latency_ms", 2), (memory, "peak_memory_gib", 3)):
+        shown = card.inner_text().split()
+        assert title in shown
+        assert {f"{run[column]:.2f}" for run in _RUNS} <= set(shown)
+        assert card.locator(".bars .point").count() == len(_RUNS)
+    assert trade.locator(".scatterlayer path.point").count() == len(_RUNS)
+    assert "memory_gib" in timeline.inner_text()

@@ -1,0 +1,271 @@
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from mlflow import MlflowClient
+
+from fxpart.errors import InfeasibleError, SpecError
+from runner.mlflow_tracker import MlflowTracker
+from runner.mlflow_view import COLOR_TAG, VIEW_TAG
+from runner.tracking import NoTracker, TrackingConfig, TrackingError, open_tracker, prepare_store
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+
+PARAMS = {"model": "gpt2", "mode": "kl_based", "devices": "4x16gb", "transfer_rate": "pcie4"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _environment() -> Iterator[None]:
+    with patch.dict(os.environ):
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+        yield
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store to copy: making one takes seconds."""
+    root = tmp_path_factory.mktemp("store")
+    prepare_store(TrackingConfig(), root)
+    return root / "outputs" / "mlflow.db"
+
+
+@pytest.fixture
+def tracker(template: Path, tmp_path: Path) -> MlflowTracker:
+    (tmp_path / "outputs").mkdir()
+    shutil.copy(template, tmp_path / "outputs")
+    opened = open_tracker(TrackingConfig(), tmp_path)
+    assert isinstance(opened, MlflowTracker)
+    return opened
+
+
+@pytest.fixture
+def client(tracker: MlflowTracker, tmp_path: Path) -> MlflowClient:
+    """A reader of what the tracker wrote."""
+    return MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
+
+
+def test_importing_it_does_not_import_mlflow() -> None:
+    code = "import sys, runner.tracking, runner.provenance; sys.exit('mlflow' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no tracking 'mlfow'; nearest: mlflow; .* tracking="):
+        open_tracker(TrackingConfig(name="mlfow"), tmp_path)
+
+
+def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:
+    tracker = open_tracker(TrackingConfig(name="none"), tmp_path)
+    assert isinstance(tracker, NoTracker)
+    parent = tracker.start_sweep("sweep")
+    with tracker.start("run", PARAMS, parent_run_id=parent) as run:
+        run.log(metrics={"latency_ms": 1.0})
+    tracker.finish_sweep(parent)
+    assert (run.run_id, parent, tracker.comparison_page(parent)) == (None, None, None)
+    assert tracker.finished_runs("config_key") == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_is_read_back_as_logged(
+    tracker: MlflowTracker, client: MlflowClient, tmp_path: Path
+) -> None:
+    (tmp_path / "art" / "graph").mkdir(parents=True)
+    (tmp_path / "art" / "graph" / "a.svg").write_text("<svg/>")
+    with tracker.start("kl_based · 4x16gb", PARAMS, {"config_key": "k1"}) as run:
+        assert run.run_id is not None
+        assert client.get_run(run.run_id).info.status == "RUNNING"
+        assert client.get_run(run.run_id).data.params == PARAMS
+        run.log(
+            metrics={"latency_ms": 12.5, "feasible": 1},
+            series={"memory_gib": [(3, 1.0), (5, 2.5), (9, 0.5)]},
+            tables={"devices": {"device": [0, 1], "name": ["a", "b"]}},
+            artifacts_dir=tmp_path / "art",
+            tags={"verdict": "fits"},
+        )
+    kept = client.get_run(run.run_id)
+    assert kept.info.status == "FINISHED"
+    assert kept.info.run_name == "kl_based · 4x16gb"
+    assert kept.data.params == PARAMS
+    assert kept.data.metrics == {"latency_ms": 12.5, "feasible": 1.0, "memory_gib": 0.5}
+    history = client.get_metric_history(run.run_id, "memory_gib")
+    assert [(point.step, point.value) for point in history] == [(3, 1.0), (5, 2.5), (9, 0.5)]
+    tags = kept.data.tags
+    assert (tags["kind"], tags["config_key"], tags["verdict"]) == ("run", "k1", "fits")
+    assert {item.path for item in client.list_artifacts(run.run_id)} == {"devices.json", "graph"}
+    table = Path(client.download_artifacts(run.run_id, "devices.json")).read_text()
+    assert json.loads(table) == {"columns": ["device", "name"], "data": [[0, "a"], [1, "b"]]}
+
+
+def test_a_run_larger_than_one_request(tracker: MlflowTracker, client: MlflowClient) -> None:
+    params = {f"p{index}": index for index in range(150)}
+    metrics = {f"m{index}": float(index) for index in range(800)}
+    with tracker.start("big", params) as run:
+        run.log(metrics=metrics, series={"s": [(step, float(step)) for step in range(2700)]})
+    assert run.run_id is not None
+    kept = client.get_run(run.run_id)
+    assert kept.data.params == {name: str(value) for name, value in params.items()}
+    assert kept.data.metrics == {**metrics, "s": 2699.0}
+    assert len(client.get_metric_history(run.run_id, "s")) == 300
+
+
+def test_infinite_numbers_and_odd_names_do_no_harm(
+    tracker: MlflowTracker, client: MlflowClient
+) -> None:
+    odd = {"a+b=c": 1, "x//y": "", "n" * 400: 2, "kl·based": None, "..": 3}
+    with tracker.start("", odd, {"t@g": "y"}) as run:
+        run.log(metrics={"inf": math.inf, "nan": math.nan, "m%": 1.0}, tags={"long": "z" * 9000})
+    assert run.run_id is not None
+    data = client.get_run(run.run_id).data
+    assert data.metrics == {"m_": 1.0}
+    assert data.params == {"a_b_c": "1", "x/y": "", "n" * 250: "2", "kl_based": "null", "_": "3"}
+    assert data.tags["t_g"] == "y"
+    assert len(data.tags["long"]) == 8000
+
+
+def test_an_infeasible_run_says_so(tracker: MlflowTracker, client: MlflowClient) -> None:
+    reason = "gpt2 needs 20 GiB, 1x16gb has 14.9 GiB"
+    with pytest.raises(InfeasibleError), tracker.start("bad", PARAMS) as run:
+        raise InfeasibleError(reason)
+    assert run.run_id is not None
+    kept = client.get_run(run.run_id)
+    assert kept.info.status == "FAILED"
+    assert kept.info.end_time is not None
+    assert kept.data.metrics == {"feasible": 0.0}
+    assert kept.data.tags["error"] == reason
+    assert kept.data.params == PARAMS
+
+
+def test_a_failure_after_the_result_keeps_the_result(
+    tracker: MlflowTracker, client: MlflowClient
+) -> None:
+    run = tracker.start("bug", PARAMS)
+    log = run.__enter__()
+    log.log(metrics={"feasible": 1, "latency_ms": 2.0})
+    error = ZeroDivisionError("division by zero")
+    XX
+    kept = client.get_run(run.run_id)
+    assert kept.info.status == "FAILED"
+    assert kept.data.metrics == {"feasible": 1.0, "latency_ms": 2.0}
+    assert kept.data.tags["error"] == "ZeroDivisionError: division by zero"
+
+
+def test_an_interrupt_does_not_leave_the_run_running(
+    tracker: MlflowTracker, client: MlflowClient
+) -> None:
+    with pytest.raises(KeyboardInterrupt), tracker.start("stopped", PARAMS) as run:
+        raise KeyboardInterrupt
+    assert run.run_id is not None
+    kept = client.get_run(run.run_id)
+    assert kept.info.status == "KILLED"
+    assert kept.data.tags["error"] == "KeyboardInterrupt"
+    assert kept.data.metrics == {}
+
+
+def test_a_store_that_breaks_meanwhile_hides_no_error(
+    tracker: MlflowTracker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ZeroDivisionError), tracker.start("run", PARAMS):
+        _break(tmp_path / "outputs" / "mlflow.db")
+        raise ZeroDivisionError
+    assert "could not be marked as failed" in caplog.text
+    with pytest.raises(TrackingError, match=r"failed: .*tracking=none"):
+        tracker.start_sweep("sweep")
+
+
+def _break(database: Path) -> None:
+    for suffix in ("-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
+    database.write_bytes(b"broken " * 10_000)
+
+
+def test_children_name_their_parent(tracker: MlflowTracker, client: MlflowClient) -> None:
+    parent = tracker.start_sweep("sweep mode (2)", {"overrides": "mode=a,b"})
+    with tracker.start("child", PARAMS, parent_run_id=parent) as run:
+        pass
+    assert client.get_run(parent).info.status == "RUNNING"
+    tracker.finish_sweep(parent, "FAILED", tags={"jobs_failed": "1"})
+    assert run.run_id is not None
+    assert client.get_run(run.run_id).data.tags["mlflow.parentRunId"] == parent
+    kept = client.get_run(parent)
+    assert kept.info.status == "FAILED"
+    assert kept.data.tags["kind"] == "sweep"
+    assert kept.data.tags["jobs_failed"] == "1"
+
+
+def test_finished_runs_are_found_by_their_tag(tracker: MlflowTracker) -> None:
+    ids = []
+    for key in ("a", "b", "a"):
+        with tracker.start("run", PARAMS, {"config_key": key}) as run:
+            ids.append(run.run_id)
+    with tracker.start("run without a key", PARAMS):
+        pass
+    with pytest.raises(InfeasibleError), tracker.start("bad", PARAMS, {"config_key": "c"}):
+        raise InfeasibleError("too small")
+    parent = tracker.start_sweep("sweep", {"config_key": "d"})
+    tracker.finish_sweep(parent)
+    found = tracker.finished_runs("config_key")
+    assert found.keys() == {"a", "b"}
+    assert found["a"] in (ids[0], ids[2])
+    assert found["b"] == ids[1]
+
+
+def test_comparison_page_of_a_sweep(
+    tracker: MlflowTracker, client: MlflowClient, tmp_path: Path
+) -> None:
+    parent = tracker.start_sweep("sweep · two")
+    ids = []
+    for latency in (2.0, 1.0):
+        with tracker.start("child", PARAMS, parent_run_id=parent) as run:
+            run.log(metrics={"latency_ms": latency})
+        ids.append(str(run.run_id))
+    client.set_tag(ids[1], COLOR_TAG, "#123456")
+    page = tracker.comparison_page(parent)
+    experiment = client.get_experiment_by_name("fxpart")
+    assert page.url == (
+        f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
+        f"?viewStateShareKey=fxpart-{parent}&workflowType=machine_learning"
+    )
+    assert page.charts_url == page.url + "&compareRunsMode=CHART"
+    assert page.command is not None
+    assert page.command.endswith(f"ui --backend-store-uri sqlite:///{tmp_path}/outputs/mlflow.db")
+    written = experiment.tags[f"{VIEW_TAG}fxpart-{parent}"]
+    assert len(written) < 5000  # what older servers take
+    view = json.loads(written)
+    assert view["name"] == "sweep · two"
+    state = json.loads(view["state"])
+    assert state["searchFilter"] == f"tags.`mlflow.parentRunId` = '{parent}'"
+    shown = client.search_runs([experiment.experiment_id], state["searchFilter"])
+    assert {run.info.run_id for run in shown} == set(ids)
+    colors = [client.get_run(run_id).data.tags[COLOR_TAG] for run_id in ids]
+    assert colors[1] == "#123456"
+    assert colors[0] != colors[1]
+
+
+def test_comparison_page_of_all_runs_leaves_sweeps_out(
+    tracker: MlflowTracker, client: MlflowClient
+) -> None:
+    parent = tracker.start_sweep("sweep")
+    with tracker.start("child", PARAMS, parent_run_id=parent) as child:
+        pass
+    with tracker.start("alone", PARAMS) as alone:
+        pass
+    assert "viewStateShareKey=fxpart-all&" in tracker.comparison_page().url
+    experiment = client.get_experiment_by_name("fxpart")
+    state = json.loads(json.loads(experiment.tags[f"{VIEW_TAG}fxpart-all"])["state"])
+    shown = client.search_runs([experiment.experiment_id], state["searchFilter"])
+    assert {run.info.run_id for run in shown} == {child.run_id, alone.run_id}
+
+
+def test_a_page_that_cannot_be_prepared_still_has_an_address(
+    tracker: MlflowTracker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _break(tmp_path / "outputs" / "mlflow.db")
+    assert tracker.comparison_page().url.startswith("http://127.0.0.1:5000/#/experiments/")
+    assert "keeps MLflow's own columns" in caplog.text
