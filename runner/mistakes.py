@@ -40,7 +40,9 @@ def explain(error: BaseException) -> str | None:
 
 def _hydra_line(said: str) -> str:
     """Return what Hydra says as one line, with the nearest names where it lacks them."""
-    options = re.search(r"Available options in '([^']+)':\s*(.*?)(?:Config search path|\n\s*\n|\Z)", said, re.DOTALL)
+    options = re.search(
+        r"Available options in '([^']+)':\s*(.*?)(?:Config search path|\n\s*\n|\Z)", said, re.DOTALL
+    )
     missing = re.search(r"Could not find '([^']+)'", said)
     if missing and options:
         group, names = options.group(1), options.group(2).split()

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Experiment
 
 from fxpart.errors import InfeasibleError, SpecError
 from runner.mlflow_tracker import MlflowTracker
@@ -51,6 +52,12 @@ def client(tracker: MlflowTracker, tmp_path: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
 
 
+def _experiment(client: MlflowClient) -> Experiment:
+    experiment = client.get_experiment_by_name("fxpart")
+    assert experiment is not None
+    return experiment
+
+
 def test_importing_it_does_not_import_mlflow() -> None:
     code = "import sys, runner.tracking, runner.provenance; sys.exit('mlflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -63,7 +70,6 @@ def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
 
 def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:
     tracker = open_tracker(TrackingConfig(name="none"), tmp_path)
-    assert isinstance(tracker, NoTracker)
     parent = tracker.start_sweep("sweep")
     with tracker.start("run", PARAMS, parent_run_id=parent) as run:
         run.log(metrics={"latency_ms": 1.0})
@@ -71,6 +77,7 @@ def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:
     assert (run.run_id, parent, tracker.comparison_page(parent)) == (None, None, None)
     assert tracker.finished_runs("config_key") == {}
     assert list(tmp_path.iterdir()) == []
+    assert isinstance(tracker, NoTracker)
 
 
 def test_a_run_is_read_back_as_logged(
@@ -145,12 +152,14 @@ def test_an_infeasible_run_says_so(tracker: MlflowTracker, client: MlflowClient)
 def test_a_failure_after_the_result_keeps_the_result(
     tracker: MlflowTracker, client: MlflowClient
 ) -> None:
-    run = tracker.start("bug", PARAMS)
-    log = run.__enter__()
-    log.log(metrics={"feasible": 1, "latency_ms": 2.0})
-    error = ZeroDivisionError("division by zero")
-    XX
-    kept = client.get_run(run.run_id)
+    def log_then_fail() -> None:
+        with tracker.start("bug", PARAMS) as run:
+            run.log(metrics={"feasible": 1, "latency_ms": 2.0})
+            raise ZeroDivisionError("division by zero")
+
+    with pytest.raises(ZeroDivisionError):
+        log_then_fail()
+    (kept,) = client.search_runs([_experiment(client).experiment_id])
     assert kept.info.status == "FAILED"
     assert kept.data.metrics == {"feasible": 1.0, "latency_ms": 2.0}
     assert kept.data.tags["error"] == "ZeroDivisionError: division by zero"
@@ -171,9 +180,13 @@ def test_an_interrupt_does_not_leave_the_run_running(
 def test_a_store_that_breaks_meanwhile_hides_no_error(
     tracker: MlflowTracker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(ZeroDivisionError), tracker.start("run", PARAMS):
-        _break(tmp_path / "outputs" / "mlflow.db")
-        raise ZeroDivisionError
+    def break_then_fail() -> None:
+        with tracker.start("run", PARAMS):
+            _break(tmp_path / "outputs" / "mlflow.db")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        break_then_fail()
     assert "could not be marked as failed" in caplog.text
     with pytest.raises(TrackingError, match=r"failed: .*tracking=none"):
         tracker.start_sweep("sweep")
@@ -227,7 +240,7 @@ def test_comparison_page_of_a_sweep(
         ids.append(str(run.run_id))
     client.set_tag(ids[1], COLOR_TAG, "#123456")
     page = tracker.comparison_page(parent)
-    experiment = client.get_experiment_by_name("fxpart")
+    experiment = _experiment(client)
     assert page.url == (
         f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
         f"?viewStateShareKey=fxpart-{parent}&workflowType=machine_learning"
@@ -257,7 +270,7 @@ def test_comparison_page_of_all_runs_leaves_sweeps_out(
     with tracker.start("alone", PARAMS) as alone:
         pass
     assert "viewStateShareKey=fxpart-all&" in tracker.comparison_page().url
-    experiment = client.get_experiment_by_name("fxpart")
+    experiment = _experiment(client)
     state = json.loads(json.loads(experiment.tags[f"{VIEW_TAG}fxpart-all"])["state"])
     shown = client.search_runs([experiment.experiment_id], state["searchFilter"])
     assert {run.info.run_id for run in shown} == {child.run_id, alone.run_id}

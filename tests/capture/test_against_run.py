@@ -1,0 +1,139 @@
+"""The estimate against a real run: the captured graph executed, its live storages counted."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from fxpart.capture import capture
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import SpecError
+from fxpart.models.build import build_model
+from fxpart.models.spec import ModelSpec
+
+GPT2 = ModelSpec(
+    "gpt2",
+    architecture="GPT2LMHeadModel",
+    config={"n_layer": 2, "n_embd": 64, "n_head": 4, "vocab_size": 101, "n_positions": 64},
+    batch_size=2,
+    seq_len=32,
+)
+LLAMA = ModelSpec(
+    "llama",
+    architecture="LlamaForCausalLM",
+    config={
+        "vocab_size": 101,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    batch_size=2,
+    seq_len=32,
+)
+RESNET = ModelSpec(
+    "resnet",
+    architecture="ResNetForImageClassification",
+    config={"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 2], "num_labels": 5},
+    batch_size=2,
+)
+BERT = ModelSpec(
+    "bert",
+    architecture="BertForMaskedLM",
+    config={
+        "vocab_size": 101,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 64,
+    },
+    batch_size=2,
+    seq_len=16,
+)
+
+
+class _LiveStorages(fx.Interpreter):
+    """Runs a graph and keeps the most bytes of distinct storages alive at any node."""
+
+    def __init__(self, module: fx.GraphModule, not_counted: set[int]) -> None:
+        super().__init__(module)
+        self._not_counted = not_counted
+        self.peak = 0
+
+    def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything
+        result = super().run_node(n)
+        alive = [
+            leaf for leaf in tree_leaves([*self.env.values(), result]) if torch.is_tensor(leaf)
+        ]
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in alive}
+        self.peak = max(
+            self.peak, sum(size for key, size in storages.items() if key not in self._not_counted)
+        )
+        return result
+
+
+def _on_cpu(spec: ModelSpec) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    built = build_model(spec)
+    module = built.module.to_empty(device="cpu")
+    for tensor in [*module.parameters(), *module.buffers()]:
+        torch.nn.init.uniform_(tensor) if tensor.is_floating_point() else tensor.zero_()
+    module.tie_weights()  # type: ignore[operator]
+    return module, {name: torch.zeros_like(t, device="cpu") for name, t in built.kwargs.items()}
+
+
+@pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
+def test_the_peak_is_what_a_run_of_the_graph_holds(spec: ModelSpec) -> None:
+    module, inputs = _on_cpu(spec)
+    captured = capture(module, (), inputs)
+    graph = captured.graph
+    everything = np.zeros(graph.n_ops, dtype=np.int64)
+    estimated = int(peak_bytes(memory_tables(graph), everything, 1)[0])
+    weights = {t.untyped_storage()._cdata for t in [*module.parameters(), *module.buffers()]}
+    with torch.no_grad():
+        run = _LiveStorages(captured.graph_module, weights)
+        run.run(*inputs.values())
+    # Inputs stay with the caller; the interpreter forgets them after their last use.
+    held = graph.total_weight_bytes + sum(t.nbytes for t in inputs.values())
+    assert abs(estimated - held - run.peak) <= sum(t.nbytes for t in inputs.values())
+    assert run.peak > 0
+
+
+@pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
+def test_the_flops_are_what_torch_counts_of_the_whole(spec: ModelSpec) -> None:
+    built = build_model(spec)
+    captured = capture(built.module, built.args, built.kwargs)
+    with torch.no_grad(), torch.device("meta"), FlopCounterMode(display=False) as counter:
+        captured.graph_module(**built.kwargs)
+    assert captured.graph.flops.sum() == counter.get_total_flops()
+
+
+def test_operators_are_nodes_of_the_graph_module() -> None:
+    built = build_model(GPT2)
+    captured = capture(built.module, built.args, built.kwargs)
+    calls = [n.name for n in captured.graph_module.graph.nodes if n.op == "call_function"]
+    assert set(captured.graph.names) <= set(calls)
+
+
+def test_both_levels_agree_on_what_a_plain_model_holds_and_computes() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to("meta")
+    args = (torch.zeros(3, 4, device="meta"),)
+    fine, coarse = capture(module, args), capture(module, args, level="module")
+    assert fine.graph.flops.sum() == coarse.graph.flops.sum() == 2 * 3 * (4 * 8 + 8 * 2)
+    assert fine.graph.total_weight_bytes == coarse.graph.total_weight_bytes
+    assert fine.graph.moved_bytes.tolist() == coarse.graph.moved_bytes.tolist()
+
+
+def test_an_unknown_level_is_told_the_nearest() -> None:
+    with pytest.raises(SpecError, match="nearest: module"):
+        capture(nn.Linear(1, 1), (torch.zeros(1),), level="modul")
+
+
+def test_named_inputs_are_refused_at_module_level() -> None:
+    with pytest.raises(SpecError, match="use level operator"):
+        capture(nn.Linear(1, 1), (), {"input": torch.zeros(1)}, level="module")
