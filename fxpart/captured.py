@@ -6,17 +6,13 @@ Torch is imported only when a capture is needed: a warm start costs a file's rea
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
 
-from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import OpGraph
 from fxpart.graph_cache import cache_key, cached_path, read_graph, write_graph
+from fxpart.levels import check_level
 from fxpart.models.spec import ModelSpec
 
-__all__ = ["CapturedGraph", "Level", "captured_graph"]
-
-Level = Literal["operator", "module"]
-"""``operator``: `torch.export`, any model. ``module``: `torch.fx.symbolic_trace`, plain ones."""
+__all__ = ["CapturedGraph", "captured_graph"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -38,10 +34,7 @@ def captured_graph(spec: ModelSpec, level: str, cache_dir: Path | None) -> Captu
         CacheError: when the cache cannot be written.
 
     """
-    if level not in get_args(Level):
-        raise SpecError(
-            f"capture.level={level} does not exist; {nearest_names(level, get_args(Level))}"
-        )
+    check_level(level)
     begin = time.perf_counter()
     path = cached_path(cache_dir, cache_key(spec.key(), level)) if cache_dir else None
     graph = read_graph(path) if path else None
@@ -55,15 +48,8 @@ def captured_graph(spec: ModelSpec, level: str, cache_dir: Path | None) -> Captu
 
 def _capture(spec: ModelSpec, level: str) -> OpGraph:
     # These import torch and transformers: seconds that a warm start does not pay.
-    from fxpart.capture import export_program, module_graph, op_graph, trace_modules
+    from fxpart.capture import capture_graph
     from fxpart.models.build import build_model
 
     built = build_model(spec)
-    if level == "operator":
-        return op_graph(export_program(built.module, built.args, built.kwargs))
-    if built.kwargs:
-        raise SpecError(
-            f"capture.level=module takes models with positional inputs, {spec.name} has named"
-            f" ones ({', '.join(built.kwargs)}); use capture.level=operator"
-        )
-    return module_graph(trace_modules(built.module), built.args)
+    return capture_graph(built.module, built.args, built.kwargs, level)

@@ -1,8 +1,16 @@
 """From an `nn.Module` to a captured graph and its `OpGraph`."""
 
-from fxpart.capture.api import Capture, capture
+from fxpart.capture.api import Capture, capture, capture_graph
 from fxpart.capture.export import export_program
 from fxpart.capture.from_export import op_graph
 from fxpart.capture.module_level import module_graph, trace_modules
 
-__all__ = ["Capture", "capture", "export_program", "module_graph", "op_graph", "trace_modules"]
+__all__ = [
+    "Capture",
+    "capture",
+    "capture_graph",
+    "export_program",
+    "module_graph",
+    "op_graph",
+    "trace_modules",
+]

@@ -2,20 +2,18 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import fx, nn
 
 from fxpart.capture.export import export_program
 from fxpart.capture.from_export import op_graph
 from fxpart.capture.module_level import module_graph, trace_modules
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import SpecError
 from fxpart.graph import OpGraph
+from fxpart.levels import check_level
 
-__all__ = ["Capture", "Level", "capture"]
-
-Level = Literal["operator", "module"]
-"""``operator``: `torch.export`, any model. ``module``: `torch.fx.symbolic_trace`, plain ones."""
+__all__ = ["Capture", "capture", "capture_graph"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -37,25 +35,37 @@ def capture(
     """Return `module` captured for the shapes and dtypes of the example inputs.
 
     Parameters and inputs may all be on the meta device: then a model of any size takes no memory
-    for weights, and the graph is that of the real one.
+    for weights, and the graph is that of the real one. For `level`, see `fxpart.levels`.
 
     Raises:
         SpecError: for a level that does not exist, or inputs that it does not take.
         CaptureError: for a model that cannot be captured.
 
     """
-    if level == "operator":
+    if _is_operator_level(module, kwargs, level):
         program = export_program(module, args, kwargs)
         return Capture(program.module(), op_graph(program))
-    if level != "module":
-        raise SpecError(f"level {level!r} does not exist; {nearest_names(level, _LEVELS)}")
-    if kwargs:
-        raise SpecError(
-            f"level module takes positional inputs, {type(module).__name__} was given named ones"
-            f" ({', '.join(kwargs)}); use level operator"
-        )
     traced = trace_modules(module)
     return Capture(traced, module_graph(traced, args))
 
 
-_LEVELS = ("operator", "module")
+def capture_graph(
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    level: str = "operator",
+) -> OpGraph:
+    """Return the arrays alone; the same as ``capture(...).graph``, sooner."""
+    if _is_operator_level(module, kwargs, level):
+        return op_graph(export_program(module, args, kwargs))
+    return module_graph(trace_modules(module), args)
+
+
+def _is_operator_level(module: nn.Module, kwargs: Mapping[str, Any] | None, level: str) -> bool:
+    check_level(level)
+    if level == "module" and kwargs:
+        raise SpecError(
+            f"capture.level=module takes positional inputs, {type(module).__name__} was given"
+            f" named ones ({', '.join(kwargs)}); use capture.level=operator"
+        )
+    return level == "operator"

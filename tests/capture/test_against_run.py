@@ -135,5 +135,5 @@ def test_an_unknown_level_is_told_the_nearest() -> None:
 
 
 def test_named_inputs_are_refused_at_module_level() -> None:
-    with pytest.raises(SpecError, match="use level operator"):
+    with pytest.raises(SpecError, match=r"use capture\.level=operator"):
         capture(nn.Linear(1, 1), (), {"input": torch.zeros(1)}, level="module")

@@ -206,3 +206,24 @@ def test_charts_show_all_runs(pages: ComparisonPage, browser_page: "Page", tmp_p
         assert card.locator(".bars .point").count() == len(_RUNS)
     assert trade.locator(".scatterlayer path.point").count() == len(_RUNS)
     assert "memory_gib" in timeline.inner_text()
+
+
+def test_runs_can_be_sent_to_a_server(pages: ComparisonPage, tmp_path: Path) -> None:
+    server = pages.url.partition("/#")[0]
+    tracker = open_tracker(TrackingConfig(uri=server, experiment="served"), tmp_path)
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "a.svg").write_text("<svg/>")
+    params = {f"p{index}": index for index in range(150)}
+    with tracker.start("run", params, {"config_key": "k"}) as run:
+        run.log(
+            metrics={f"m{index}": float(index) for index in range(1100)},
+            series={"memory_gib": [(step, 1.0) for step in range(400)]},
+            tables={"devices": {"device": [0]}},
+            artifacts_dir=tmp_path / "files",
+        )
+    assert tracker.finished_runs("config_key") == {"k": run.run_id}
+    page = tracker.comparison_page()
+    assert page is not None
+    assert page.command is None
+    assert page.url.startswith(f"{server}/#/experiments/")
+    assert (tmp_path / "mlruns").exists() is False

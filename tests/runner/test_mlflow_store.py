@@ -121,11 +121,11 @@ _LATER = ("second", "third", "fourth")
 
 
 def _use_with_others(root: Path, barrier: Barrier) -> None:
-    barrier.wait(60)
+    barrier.wait(30)
     with open_tracker(TrackingConfig(), root).start("first", {"process": os.getpid()}):
         pass
     for name in _LATER:  # these find the store there, and no experiment in it
-        barrier.wait(60)
+        barrier.wait(30)
         open_tracker(TrackingConfig(experiment=name), root)
 
 
