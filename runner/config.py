@@ -132,7 +132,6 @@ class _Sections:
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
-    verbose: bool = False
 
 
 @dataclass

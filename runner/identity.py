@@ -29,7 +29,7 @@ def run_name(choices: Choices) -> str:
 def config_key(config: Config) -> str:
     """Return the hash of everything that decides the result: not where it is kept or logged."""
     settings = asdict(config)
-    for aside in ("tracking", "capture", "verbose"):
+    for aside in ("tracking", "capture"):
         settings.pop(aside, None)
     settings["level"] = config.capture.level
     settings["fxpart"] = version("fxpart")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["open_store", "refusals", "sqlite_path", "store_uri"]
 
 _CONNECT_S = 5.0
+_LOCKED_S = 20.0  # as long as MLflow itself waits for another writer
 _HTTP = ("http", "https")
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _ELSEWHERE = "; choose another store with tracking.uri= or keep nothing with tracking=none"
@@ -174,7 +175,7 @@ def _artifacts(database: Path) -> str:
 
 def _check_writable(database: Path) -> None:
     """Raise sqlite's own error for a file that MLflow would retry for a minute, or spoil."""
-    with closing(sqlite3.connect(database, timeout=20, isolation_level=None)) as connection:
+    with closing(sqlite3.connect(database, timeout=_LOCKED_S, isolation_level=None)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
         if "experiments" not in tables:
             raise sqlite3.DatabaseError("the file is a database of something else, not of MLflow")

@@ -30,8 +30,14 @@ class KlBasedOptions:
     max_passes: int = 8
     """Most passes over all units at each granularity; a pass that changes nothing is the last."""
 
+    min_gain: float = 1e-4
+    """Share of the latency that a change must save. Smaller gains are noise to the cost model, and
+    each would add a partition or two."""
+
     def __post_init__(self) -> None:
         """Refuse a search that would do nothing."""
+        if not 0 <= self.min_gain < 1:
+            raise SpecError(f"mode.min_gain must be at least 0 and below 1, got {self.min_gain}")
         if self.max_passes < 1:
             raise SpecError(f"mode.max_passes must be at least 1, got {self.max_passes}")
 
@@ -53,6 +59,8 @@ def kl_based(problem: Problem, options: KlBasedOptions | None = None) -> Assignm
         problem.memory,
         problem.topology.memory_bytes,
         schedule_log(problem.costs),
+        # Rounding alone must never keep the search going.
+        max(chosen.min_gain, 1e-9),
         np.empty(problem.graph.n_ops + 1, dtype=np.int64),
     )
     before, _ = schedule(problem.costs, device_of, tables.log)

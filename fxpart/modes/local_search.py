@@ -13,9 +13,6 @@ __all__ = ["SearchTables", "improve"]
 SWAPS_TRIED = 8
 """Partners tried for a move that is faster but too large: the nearest on the target device."""
 
-LEAST_GAIN = 1e-9
-"""A change must lower the latency by this share, so that rounding never keeps a search going."""
-
 
 class SearchTables(NamedTuple):
     """What the search reads, and room for it to work in."""
@@ -25,6 +22,8 @@ class SearchTables(NamedTuple):
     sizes: IntArray
     """Memory of each device in bytes, shape (D,)."""
     log: ScheduleLog
+    min_gain: float
+    """Share of the latency that a change must save to be made."""
     change: IntArray
     """Room for a memory profile, shape (n + 1,)."""
 
@@ -69,7 +68,7 @@ def _swap_partner(
     order at the nearest units that lie on the target; a swap must fit and take less than `most`.
     """
     unit, source, target = move
-    t, m, sizes, log, change = problem
+    t, m, sizes, log, _, change = problem
     count = units[0].shape[0] - 1
     best, latency, tried = -1, most, 0
     for step in range(2, 2 * count):
@@ -92,12 +91,12 @@ def _try_unit(
     problem: SearchTables, device_of: IntArray, units: Units, unit: int, latency: float
 ) -> float:
     """Make the best move or swap of one unit if it lowers `latency`; return the latency then."""
-    t, m, sizes, log, change = problem
+    t, m, sizes, log, min_gain, change = problem
     start, ops = units
     mine = ops[start[unit] : start[unit + 1]]
     was = device_of[mine]
     home = _home(units, unit, device_of)
-    best, best_device, best_partner = latency * (1.0 - LEAST_GAIN), -1, -1
+    best, best_device, best_partner = latency * (1.0 - min_gain), -1, -1
     for device in range(sizes.shape[0]):
         if device == home:
             continue

@@ -24,14 +24,17 @@ def read_options(options_class: type[_T], mode: str, options: Mapping[str, Any])
 
     """
     known = {f.name: f for f in fields(options_class)}  # type: ignore[arg-type]
+    filled = dict(options)
     for name, value in options.items():
         if name not in known:
             near = nearest_names(name, known) if known else "it takes none"
             raise SpecError(f"mode {mode} has no option {name!r}; {near}")
         expected = known[name].type
-        if isinstance(expected, type) and type(value) is not expected:
+        if expected is float and type(value) is int:
+            filled[name] = float(value)
+        elif isinstance(expected, type) and type(value) is not expected:
             raise SpecError(
                 f"mode.{name} must be of type {expected.__name__}, got {value!r};"
                 f" change it or leave it out"
             )
-    return options_class(**options)
+    return options_class(**filled)

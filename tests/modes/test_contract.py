@@ -109,6 +109,20 @@ def test_no_passes_is_refused() -> None:
         make_mode("kl_based", {"max_passes": 0})
 
 
+def test_a_gain_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"at least 0 and below 1, got 1\.0"):
+        make_mode("kl_based", {"min_gain": 1})
+
+
+def test_a_change_that_gains_less_than_asked_is_not_made() -> None:
+    graph = random_graph(5, 8)
+    this = problem(graph, devices(10**6, 10**6, link=Link(50.0)))
+    greedy = make_mode("kl_based", {"min_gain": 0})(this)
+    content = make_mode("kl_based", {"min_gain": 0.9})(this)
+    assert len(set(greedy.device_of.tolist())) == 2
+    assert len(set(content.device_of.tolist())) == 1
+
+
 _PLACE = """
 from fxpart.modes import MODES, make_mode
 from tests.sketch import devices, problem, random_graph

@@ -38,11 +38,13 @@ def test_the_default_is_the_main_job() -> None:
     config = read()
     assert config.model.name == "llama2_13b"
     assert config.devices.spec == "4x16gb"
-    assert (config.mode.name, config.mode.options) == ("kl_based", {"max_passes": 8})
+    assert (config.mode.name, config.mode.options) == (
+        "kl_based",
+        {"max_passes": 8, "min_gain": 1e-4},
+    )
     assert config.latency.op_overhead_s == 5e-6
     assert (config.tracking.name, config.tracking.uri) == ("mlflow", None)
     assert config.capture.use_cache
-    assert not config.verbose
     topology = build_topology(config.devices, config.transfer_rate)
     assert topology.memory_bytes.tolist() == [16_000_000_000] * 4
     assert topology.bytes_per_s[0, 3] == 31.5e9
@@ -117,7 +119,7 @@ def test_an_option_of_the_mode_goes_to_the_mode() -> None:
         ("model.batch_size=many", "model.batch_size=many"),
         ("latency.compute_efficiency=fast", "latency.compute_efficiency=fast"),
         ("devices.nodes=[a]", "devices.nodes"),
-        ("verbose=2.5", "verbose=2.5"),
+        ("capture.use_cache=2.5", "capture.use_cache=2.5"),
     ],
 )
 def test_a_wrong_key_or_type_is_refused(override: str, said: str) -> None:

@@ -119,7 +119,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparisonPage]:
     server, log = f"http://127.0.0.1:{_free_port()}", root / "server.log"
     assert printed.command is not None
     command = [*shlex.split(printed.command), "--workers", "1"]
-    command += ["--port", server.rpartition(":")[2]]
+    command += ["--port", server.rpartition(":")[2], "--artifacts-destination", str(root)]
     switches = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -178,6 +178,16 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert f"({tmp_path / 'outputs'})" in _refused(TrackingConfig(), tmp_path)
 
 
+def test_a_database_that_another_keeps_locked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_store, "_LOCKED_S", 0.1)
+    with closing(sqlite3.connect(tmp_path / "runs.db")) as other:
+        other.execute("CREATE TABLE experiments (name TEXT)")
+        other.execute("BEGIN IMMEDIATE")
+        assert "locked" in _refused(TrackingConfig(uri="sqlite:///runs.db"), tmp_path)
+
+
 def test_a_read_only_database_is_refused(tmp_path: Path) -> None:
     database = tmp_path / "runs.db"
     with closing(sqlite3.connect(database)) as connection:
