@@ -104,7 +104,7 @@ def test_open_dictionaries_need_no_plus() -> None:
     assert config.model.config["hidden_size"] == 5120
     assert config.model.config["rope_scaling"] == {"factor": 2.0}
     assert config.model.factory_args == {"depth": 3}
-    assert config.mode.options == {"max_passes": 2}
+    assert config.mode.options["max_passes"] == 2
 
 
 def test_an_option_of_the_mode_goes_to_the_mode() -> None:
