@@ -31,7 +31,7 @@ def describe_devices(memory_bytes: list[int]) -> str:
     return f"{parts} = {show_bytes(sum(memory_bytes))}"
 
 
-def does_not_fit(problem: Problem, mode: str) -> InfeasibleError:
+def does_not_fit(problem: Problem) -> InfeasibleError:
     """Return the error that says what is needed, what there is, and what would be enough."""
     memory = [device.memory_bytes for device in problem.topology.devices]
     needed, have = whole_model_bytes(problem), sum(memory)
@@ -46,7 +46,7 @@ def does_not_fit(problem: Problem, mode: str) -> InfeasibleError:
     else:
         change = f"{enough} devices of {each} would hold it"
     return InfeasibleError(
-        f"{mode}: {wanted}, the devices have {describe_devices(memory)} ({have} bytes); {change}",
+        f"{wanted}, the devices have {describe_devices(memory)} ({have} bytes); {change}",
         needed_bytes=needed,
         available_bytes=have,
         devices_that_fit=enough,

@@ -42,7 +42,7 @@ def size_based_devices(problem: Problem) -> IntArray:
     sizes = problem.topology.memory_bytes
     device_of, _, left = fill_in_order(problem.memory, units, [int(size) for size in sizes])
     if left and not _place_rest(problem, units, device_of, left):
-        raise does_not_fit(problem, "size_based")
+        raise does_not_fit(problem)
     return device_of
 
 
