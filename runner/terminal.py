@@ -41,7 +41,7 @@ def show(*parts: "Table | str", stream: TextIO | None = None) -> None:
 def summary_line(evaluation: Evaluation) -> str:
     """Return the outcome in one line; the gap is how far latency is above the lower bound."""
     e, times = evaluation, time_unit(evaluation.latency_s)
-    digits = ",.1f" if e.throughput_per_s >= 10 else ".2f" if e.throughput_per_s >= 0.1 else ".3g"
+    digits = ",.1f" if e.throughput_per_s >= 10 else ".2f" if e.throughput_per_s >= 1 else ".3g"
     rate = format(e.throughput_per_s, digits)
     return (
         f"latency {times.show(e.latency_s)} {times.name}, {rate} inputs/s,"
