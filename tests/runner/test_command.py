@@ -214,3 +214,21 @@ def test_the_users_own_conf_adds_a_model(folder: Path) -> None:
     done = run(folder, "model=mine", "devices=1x16gb", "mode=single", "tracking=none")
     assert done.code == 0, done.err
     assert "1 partition" in done.out
+
+
+def test_the_main_job(folder: Path) -> None:
+    done = run(folder, "mode=kl_based", "devices=4x16gb", "hydra.run.dir=outputs/main")
+    assert done.code == 0, done.err
+    out = folder / "outputs" / "main"
+    result = json.loads((out / "result.json").read_text())
+    metrics, used = result["metrics"], result["devices"]
+    # 13,015,864,320 parameters of 2 bytes, and two tables of 64 floats for rotary positions.
+    assert metrics["weights_gib"] * 2**30 == 2 * 13_015_864_320 + 2 * 64 * 4
+    assert sum(device["weight_bytes"] for device in used) >= 26e9
+    assert all(device["peak_bytes"] <= 16_000_000_000 for device in used)
+    placed = json.loads((out / "assignment.json").read_text())
+    names = [name for partition in placed["partitions"] for name in partition["operators"]]
+    assert len(names) == len(set(names)) == metrics["operators"]
+    assert metrics["lower_bound_ms"] < metrics["latency_ms"]
+    # What must at least be computed: 2 FLOPs for each weight of a matrix and token, at the peak.
+    assert metrics["latency_ms"] > 2 * 12.8e9 * 2048 / 76.7e12 / 4 * 1e3
