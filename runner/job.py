@@ -95,7 +95,8 @@ def _finish(config: Config, identity: JobIdentity, tracked: RunLog) -> None:
         _write_files(config, identity, result, metrics)
     with progress("logging to MLflow"):
         tracked.log(
-            metrics=metrics,
+            # Cells of MLflow's tables show a number whole or cut off; seven digits are whole.
+            metrics={name: float(f"{value:.7g}") for name, value in metrics.items()},
             series={"memory_gib": memory_series(result)},
             tables={"devices": device_columns(result)},
             artifacts_dir=identity.folder,
