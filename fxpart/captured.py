@@ -10,6 +10,7 @@ from pathlib import Path
 from fxpart.graph import OpGraph
 from fxpart.graph_cache import cache_key, cached_path, read_graph, write_graph
 from fxpart.levels import check_level
+from fxpart.models.factory_source import loaded_sources
 from fxpart.models.spec import ModelSpec
 
 __all__ = ["CapturedGraph", "captured_graph"]
@@ -42,7 +43,7 @@ def captured_graph(spec: ModelSpec, level: str, cache_dir: Path | None) -> Captu
         return CapturedGraph(graph, time.perf_counter() - begin, from_cache=True)
     graph = _capture(spec, level)
     if path:
-        write_graph(path, graph)
+        write_graph(path, graph, loaded_sources() if spec.factory else ())
     return CapturedGraph(graph, time.perf_counter() - begin, from_cache=False)
 
 

@@ -14,6 +14,7 @@ __all__ = [
     "InfeasibleError",
     "SpecError",
     "nearest_names",
+    "one_line",
 ]
 
 
@@ -66,3 +67,10 @@ def nearest_names(asked: str, names: Iterable[str], most: int = 3) -> str:
         return "nearest: " + ", ".join(lowered[name] for name in close)
     shown = known if len(known) <= 12 else [*known[:12], f"... ({len(known)} in all)"]
     return "there are: " + ", ".join(shown)
+
+
+def one_line(error: BaseException, most: int = 240) -> str:
+    """Return the class of `error` and the first paragraph of what it says, on one line."""
+    said = " ".join(str(error).strip().partition("\n\n")[0].split())
+    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."

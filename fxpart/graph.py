@@ -83,8 +83,19 @@ class OpGraph:
             raise SpecError("the captured graph has no operators: there is nothing to place")
         if len(self.read_start) != n + 1 or len(self.use_start) != n + 1 or len(self.flops) != n:
             raise SpecError(f"graph arrays disagree in length: {n} operators")
-        if len(self.value_bytes) != values or len(self.value_base) != values:
+        if any(
+            len(column) != n for column in (self.modules, self.targets, self.dtypes, self.group)
+        ):
+            raise SpecError(f"graph arrays disagree in length: {n} operators")
+        of_values = (self.value_names, self.value_bytes, self.value_alloc_bytes, self.value_base)
+        if any(len(column) != values for column in (*of_values, self.value_is_output)):
             raise SpecError(f"graph arrays disagree in length: {values} values")
+        if (np.diff(self.value_producer) < 0).any() or self.value_producer.max(initial=0) >= n:
+            raise SpecError("values must be numbered in the order of their producers")
+        if (self.value_base >= np.arange(values)).any():
+            raise SpecError("a value's base must be made before it")
+        if not np.array_equal(self.group[self.group], self.group):
+            raise SpecError("a group must be named by its first operator")
         reader = np.repeat(np.arange(n), np.diff(self.read_start))
         late = np.flatnonzero(self.value_producer[self.reads] >= reader)
         if len(late):

@@ -1,14 +1,15 @@
 """Captured graphs on disk: one ``.npz`` a graph, plain arrays and text, never unpickled.
 
-The file name is a hash of everything that decides the graph, so an entry is never stale, and the
-whole folder can be deleted at any time.
+The file name is a hash of what decides the graph as far as it is known before anything runs; the
+digests of the user's own source files, known after, stand in the entry and are checked when it is
+read. The whole folder can be deleted at any time.
 """
 
 import hashlib
 import json
-import os
+import secrets
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -66,41 +67,51 @@ def cached_path(cache_dir: Path, key: str) -> Path:
     return cache_dir / f"{key[:32]}.npz"
 
 
-def write_graph(path: Path, graph: OpGraph) -> None:
+def write_graph(path: Path, graph: OpGraph, sources: Iterable[Path] = ()) -> None:
     """Write `graph` to `path`, whole or not at all.
+
+    `sources` are files that decided the graph beside what the key says: when one of them changes,
+    the entry no longer counts.
 
     Raises:
         CacheError: when the folder cannot be written.
 
     """
-    text = {name: list(getattr(graph, name)) for name in _TEXT}
-    packed = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
-    temporary = path.with_name(f"{path.stem}.{os.getpid()}.tmp.npz")
+    text: dict[str, object] = {name: list(getattr(graph, name)) for name in _TEXT}
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp.npz")
     try:
+        text["sources"] = {str(source): _digest(source) for source in sources}
+        packed = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
         path.parent.mkdir(parents=True, exist_ok=True)
         np.savez(temporary, text=packed, **{name: getattr(graph, name) for name in _ARRAYS})
         temporary.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise CacheError(
             f"cannot write the captured graph to {path.parent}: {error.strerror or error};"
             " make the folder writable, or set capture.cache_dir or capture.use_cache=false"
         ) from error
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def read_graph(path: Path) -> OpGraph | None:
-    """Return the graph at `path`, or None when there is none or it is damaged.
+    """Return the graph at `path`, or None when there is none, or it is damaged or out of date.
 
-    A damaged entry is as good as none: the caller captures again and overwrites it.
+    Such an entry is as good as none: the caller captures again and overwrites it.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             text = json.loads(stored["text"].tobytes().decode())
             fields: dict[str, Any] = {name: stored[name] for name in _ARRAYS}
+        if any(_digest(Path(source)) != known for source, known in text["sources"].items()):
+            return None
         fields.update({name: tuple(text[name]) for name in _TEXT})
         return OpGraph(**fields)
-    except FileNotFoundError:
-        return None
+    # A file that is not there, or not what we wrote, or that a source of is gone.
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError, FxpartError):
         return None

@@ -10,6 +10,7 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.roofline import LatencyModel
 from fxpart.graph import OpGraph, csr
 from fxpart.modes import MODES, make_mode
+from fxpart.partitions import partition_by_device
 from fxpart.problem import make_problem
 from fxpart.topology import DeviceSpec, Link, uniform_topology
 
@@ -49,6 +50,7 @@ def precompile() -> None:
     device = DeviceSpec("any", 10**6, {"float32": 1.0}, 1.0)
     topology = uniform_topology((device, device), Link(1.0))
     problem = make_problem(_two_operators(), topology, LatencyModel())
+    partition_by_device(problem.graph, np.array([0, 1], dtype=np.int64))
     for name in MODES:
         evaluate(problem, make_mode(name)(problem))
 

@@ -22,4 +22,5 @@ class Problem:
 
 def make_problem(graph: OpGraph, topology: Topology, latency: LatencyModel) -> Problem:
     """Return the problem of placing `graph` on `topology`."""
-    return Problem(graph, topology, cost_tables(graph, topology, latency), memory_tables(graph))
+    memory = memory_tables(graph)
+    return Problem(graph, topology, cost_tables(graph, memory, topology, latency), memory)

@@ -130,7 +130,7 @@ class GraphBuilder:
 
         An in-place result may be made from a received copy: whoever reads the result gets it.
         Not so when an older value of the storage is read after the write: then the makers of
-        such values and their late readers must stay with the operator that writes.
+        the storage's values and such readers must stay with the operator that writes.
         """
         older = {
             value
@@ -140,8 +140,12 @@ class GraphBuilder:
         late = {
             op: older.intersection(self.reads[op]) for op in range(mutation.op + 1, len(self.names))
         }
-        stale = sorted(set().union(*late.values()))
-        makers = [self.producers[value] for value in stale if self.producers[value] >= 0]
+        # The caller reads what it gets after everything else.
+        stale = set().union(*late.values()) | older.intersection(self.outputs)
+        # Between a stale value and the one written into may lie views: all are one storage only
+        # where all are on one device.
+        makers = sorted({self.producers[value] for value in older if self.producers[value] >= 0})
+        makers = makers if stale else []
         readers = [op for op, read in late.items() if read]
         weight = self.weight_of_storage.get(mutation.storage)
         users = [op for op, used in enumerate(self.uses) if weight in used]
@@ -152,7 +156,10 @@ class GraphBuilder:
         if not self.names:
             raise CaptureError("the captured graph has no operators: there is nothing to place")
         read_start, reads = csr(self.reads)
-        use_start, uses = csr(self.uses)
+        # Weights that no operator reads would never be loaded onto a device.
+        used = sorted({w for uses in self.uses for w in uses})
+        number = {w: index for index, w in enumerate(used)}
+        use_start, uses = csr([[number[w] for w in uses] for uses in self.uses])
         is_output = np.zeros(len(self.producers), dtype=np.bool_)
         is_output[sorted(self.outputs)] = True
         return OpGraph(
@@ -171,8 +178,8 @@ class GraphBuilder:
             value_is_output=is_output,
             read_start=read_start,
             reads=reads,
-            weight_names=tuple(self.weight_names),
-            weight_bytes=np.array(self.weight_bytes, dtype=np.int64),
+            weight_names=tuple(self.weight_names[w] for w in used),
+            weight_bytes=np.array([self.weight_bytes[w] for w in used], dtype=np.int64),
             use_start=use_start,
             uses=uses,
         )

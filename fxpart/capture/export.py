@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from fxpart.errors import CaptureError
+from fxpart.errors import CaptureError, one_line
 
-__all__ = ["export_program", "one_line"]
+__all__ = ["export_program"]
 
 _HINTS = (
     (
@@ -29,14 +29,6 @@ _HINTS = (
     ),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
-
-
-def one_line(error: BaseException, most: int = 300) -> str:
-    """Return an exception as one line: its class and the first line of what it says."""
-    said = str(error).strip().splitlines()
-    first = said[0].strip() if said else ""
-    text = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def export_program(

@@ -19,7 +19,7 @@ def op_graph(program: torch.export.ExportedProgram) -> OpGraph:
     """Return the `OpGraph` of an exported program: one operator for each of its call nodes."""
     builder, counter = GraphBuilder(), FlopCounter()
     weights: dict[fx.Node, int] = {}
-    values: dict[fx.Node, list[int]] = {}
+    values: dict[fx.Node, list[int | None]] = {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
             _add_placeholder(builder, program, node, weights, values)
@@ -27,9 +27,12 @@ def op_graph(program: torch.export.ExportedProgram) -> OpGraph:
             _add_call(builder, counter, node, weights, values)
         elif node.op == "output":
             for result in node.all_input_nodes:
-                builder.outputs.update(values.get(result, ()))
+                builder.outputs.update(v for v in values.get(result, ()) if v is not None)
         else:
-            raise CaptureError(f"exported graph has a node of kind {node.op} ({node.name})")
+            raise CaptureError(
+                f"the model holds control flow that cannot be placed: {node.name} is a branch of"
+                " torch.cond or a loop; export a model without it"
+            )
     return builder.finish()
 
 
@@ -38,7 +41,7 @@ def _add_placeholder(
     program: torch.export.ExportedProgram,
     node: fx.Node,
     weights: dict[fx.Node, int],
-    values: dict[fx.Node, list[int]],
+    values: dict[fx.Node, list[int | None]],
 ) -> None:
     """Enter a parameter, buffer or constant as a weight, anything else as an input."""
     signature, value = program.graph_signature, node.meta.get("val")
@@ -74,14 +77,14 @@ def _add_call(
     counter: FlopCounter,
     node: fx.Node,
     weights: dict[fx.Node, int],
-    values: dict[fx.Node, list[int]],
+    values: dict[fx.Node, list[int | None]],
 ) -> None:
     """Enter one call node: what it reads, what it makes, what that costs."""
     op, is_item = len(builder.names), getattr(node.target, "__name__", "") == "getitem"
     inputs = [i.meta["val"] for i in node.all_input_nodes if torch.is_tensor(i.meta.get("val"))]
-    if is_item:
-        item = values[node.args[0]][node.args[1]]  # type: ignore[index]
-        reads = [item]
+    source = node.args[0] if is_item else None
+    if isinstance(source, fx.Node):
+        reads = [values[source][node.args[1]]]  # type: ignore[index]
     else:
         reads = [v for i in node.all_input_nodes for v in values.get(i, ())]
     uses = [weights[i] for i in node.all_input_nodes if i in weights]
@@ -91,22 +94,22 @@ def _add_call(
     builder.modules.append(_module_path(node))
     builder.targets.append(str(node.target) if not is_item else "getitem")
     builder.dtypes.append(compute_dtype(outputs, inputs))
-    builder.reads.append(list(dict.fromkeys(reads)))
+    builder.reads.append(list(dict.fromkeys(v for v in reads if v is not None)))
     builder.uses.append(list(dict.fromkeys(uses)))
     mutated = _mutated(node)
     for tensor in mutated:
         builder.mutate(op, tensor)
+    single = len(outputs) == 1
+    # A result may be missing: items are still found by their place.
     values[node] = [
-        builder.add_value(node.name if len(outputs) == 1 else f"{node.name}.{i}", op, out)
+        None
+        if out is None
+        else builder.add_value(node.name if single else f"{node.name}.{i}", op, out)
         for i, out in enumerate(outputs)
-        if out is not None
     ]
-    made = [
-        out
-        for out, value in zip([o for o in outputs if o is not None], values[node], strict=True)
-        if builder.alloc_bytes[value] > 0
-    ]
-    _keep_together(builder, op, is_item, bool(made or mutated or values[node]))
+    kept = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
+    made = [out for out, v in kept if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
+    _keep_together(builder, op, is_item, bool(mutated or kept))
     builder.flops.append(_flops(counter, node))
     bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
     builder.moved.append(moved_bytes(bare, inputs, made, mutated))

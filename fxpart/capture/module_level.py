@@ -14,10 +14,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxpart.capture.builder import GraphBuilder, storage_key
-from fxpart.capture.export import one_line
 from fxpart.capture.from_export import compute_dtype
 from fxpart.capture.traffic import moved_bytes
-from fxpart.errors import CaptureError
+from fxpart.errors import CaptureError, one_line
 from fxpart.graph import OpGraph
 
 __all__ = ["module_graph", "trace_modules"]
@@ -139,7 +138,7 @@ class _Recorder(fx.Interpreter):
         ]
         parameters = [t for _, t in own if torch.is_tensor(t)]
         builder.flops.append(flops)
-        builder.moved.append(moved_bytes(self._kind(node), [*inputs, *parameters], made, mutated))
+        builder.moved.append(moved_bytes(self._kind(node), [*parameters, *inputs], made, mutated))
 
     def _reads(self, node: fx.Node, outputs: list[object]) -> list[int]:
         """Return the values that a node reads; an item of a tuple reads that item alone."""

@@ -6,8 +6,8 @@ import torch
 
 __all__ = ["dense_bytes", "moved_bytes", "touched_bytes"]
 
-# They read a few rows of a table, not the table.
-_GATHERS = ("embedding", "embedding_bag", "index", "index_select", "gather", "take")
+# They read a few rows of their first operand, not all of it.
+_GATHERS = ("embedding", "index", "index_select", "gather", "take")
 
 
 def dense_bytes(tensor: torch.Tensor) -> int:
@@ -34,14 +34,19 @@ def moved_bytes(
     """Return bytes read plus bytes written by `operator` (its bare name, such as ``embedding``).
 
     `made` are outputs with storage of their own and `mutated` inputs that are written; a call
-    that has neither is a view, or checks metadata, and moves nothing. A gather reads its indices
-    and the rows that it returns.
+    that has neither is a view, or checks metadata, and moves nothing. A gather, whose first input
+    is the table, reads its indices and the rows that it returns; a bag of embeddings reads a row
+    for each index and returns their sums.
     """
-    made, mutated = list(made), list(mutated)
+    inputs, made, mutated = list(inputs), list(made), list(mutated)
     if not made and not mutated:
         return 0
     written = sum(dense_bytes(t) for t in made) + sum(touched_bytes(t) for t in mutated)
     if operator in _GATHERS:
-        indices = (t for t in inputs if not t.is_floating_point())
-        return sum(touched_bytes(t) for t in indices) + 2 * written
+        return sum(touched_bytes(t) for t in inputs[1:]) + 2 * written
+    if operator == "embedding_bag":
+        table, indices = inputs[0], inputs[1]
+        row_bytes = int(table.shape[-1]) * table.element_size()
+        rows = int(indices.numel()) * row_bytes
+        return sum(touched_bytes(t) for t in inputs[1:]) + rows + written
     return sum(touched_bytes(t) for t in inputs) + written

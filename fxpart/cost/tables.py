@@ -84,17 +84,18 @@ def memory_tables(graph: OpGraph) -> MemoryTables:
     )
 
 
-def cost_tables(graph: OpGraph, topology: Topology, latency: LatencyModel) -> CostTables:
-    """Return the tables of `graph` on `topology` that decide latency."""
-    reader_start, readers = _readers(graph)
+def cost_tables(
+    graph: OpGraph, memory: MemoryTables, topology: Topology, latency: LatencyModel
+) -> CostTables:
+    """Return the tables of `graph` on `topology` that decide latency; `memory` is of `graph`."""
     return CostTables(
-        read_start=graph.read_start,
-        reads=graph.reads,
-        producer=graph.value_producer,
-        made_start=_made_start(graph),
-        reader_start=reader_start,
-        readers=readers,
-        value_bytes=graph.value_bytes,
+        read_start=memory.read_start,
+        reads=memory.reads,
+        producer=memory.producer,
+        made_start=memory.made_start,
+        reader_start=memory.reader_start,
+        readers=memory.readers,
+        value_bytes=memory.value_bytes,
         op_time_s=op_time_s(graph, topology, latency),
         s_per_byte=1.0 / topology.bytes_per_s,
         link_latency_s=np.ascontiguousarray(topology.latency_s, dtype=np.float64),

@@ -15,8 +15,7 @@ from transformers.integrations.executorch import register_dynamic_cache_export_s
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging as transformers_logging
 
-from fxpart.errors import SpecError, nearest_names
-from fxpart.models.reason import reason
+from fxpart.errors import SpecError, nearest_names, one_line
 
 __all__ = ["architecture_model", "model_class", "model_config"]
 
@@ -138,7 +137,7 @@ def model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: 
         with _quiet():
             return config_class(**settings)
     except Exception as error:
-        raise SpecError(f"{config_class.__name__} refuses the config: {reason(error)}") from error
+        raise SpecError(f"{config_class.__name__} refuses the config: {one_line(error)}") from error
 
 
 def architecture_model(
@@ -160,7 +159,7 @@ def architecture_model(
             model: nn.Module = cls._from_config(config, dtype=dtype).eval()
     except Exception as error:
         raise SpecError(
-            f"{architecture} cannot be built with this config: {reason(error)}"
+            f"{architecture} cannot be built with this config: {one_line(error)}"
         ) from error
     if getattr(config, "use_cache", False):
         # Tells torch.export how to take the cache that the model returns apart.

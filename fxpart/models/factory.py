@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names
+from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
 from fxpart.models.factory_source import no_such_module, see_working_directory, split_factory
-from fxpart.models.reason import reason
 from fxpart.models.spec import ModelSpec
 
 __all__ = ["factory_model"]
@@ -29,9 +28,9 @@ def _find(factory: str) -> Callable[..., object]:
         missing = error.name or module_name
         if missing == module_name or module_name.startswith(f"{missing}."):
             raise no_such_module(factory, missing) from error
-        raise CaptureError(f"factory={factory}: importing it fails: {reason(error)}") from error
+        raise CaptureError(f"factory={factory}: importing it fails: {one_line(error)}") from error
     except Exception as error:
-        raise CaptureError(f"factory={factory}: importing it fails: {reason(error)}") from error
+        raise CaptureError(f"factory={factory}: importing it fails: {one_line(error)}") from error
     function = getattr(module, function_name, None)
     if not callable(function):
         ours = {
@@ -130,7 +129,7 @@ def factory_model(spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], dict[str
     except FxpartError:
         raise
     except Exception as error:
-        raise CaptureError(f"factory={factory} failed: {reason(error)}") from error
+        raise CaptureError(f"factory={factory} failed: {one_line(error)}") from error
     module, args, kwargs = _checked(factory, result)
     args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
     return module.to("meta").eval(), args, kwargs

@@ -6,13 +6,19 @@ import importlib.util
 import os
 import pkgutil
 import sys
+import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
-from fxpart.errors import SpecError, nearest_names
-from fxpart.models.reason import reason
+from fxpart.errors import SpecError, nearest_names, one_line
 
-__all__ = ["factory_digest", "no_such_module", "see_working_directory", "split_factory"]
+__all__ = [
+    "factory_digest",
+    "loaded_sources",
+    "no_such_module",
+    "see_working_directory",
+    "split_factory",
+]
 
 
 def split_factory(factory: str) -> tuple[str, str]:
@@ -56,6 +62,27 @@ def no_such_module(factory: str, missing: str) -> SpecError:
     )
 
 
+def loaded_sources() -> list[Path]:
+    """Return the source files of all modules in memory that nobody installed: the user's own.
+
+    After a factory has run, the code that made its model is among them. What is installed has a
+    version instead, and fxpart's own code is known by its digest.
+    """
+    installed = [
+        Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "purelib", "platlib")
+    ]
+    installed.append(Path(__file__).resolve().parent.parent)
+    files = {
+        Path(file).resolve()
+        for name, module in list(sys.modules.items())
+        if name != "__main__" and (file := getattr(module, "__file__", None)) is not None
+    }
+    own = [
+        f for f in files if f.suffix == ".py" and not any(f.is_relative_to(i) for i in installed)
+    ]
+    return sorted(f for f in own if f.is_file())
+
+
 def factory_digest(factory: str) -> str:
     """Return the SHA-256, in hex, of the source file of the factory's module.
 
@@ -74,9 +101,9 @@ def factory_digest(factory: str) -> str:
         missing, found = error.name or module, None
         if module != missing and not module.startswith(f"{missing}."):
             # A package around the module exists, but imports something that does not.
-            raise SpecError(f"factory={factory}: importing it fails: {reason(error)}") from error
+            raise SpecError(f"factory={factory}: importing it fails: {one_line(error)}") from error
     except Exception as error:
-        raise SpecError(f"factory={factory}: importing it fails: {reason(error)}") from error
+        raise SpecError(f"factory={factory}: importing it fails: {one_line(error)}") from error
     if found is None:
         raise no_such_module(factory, missing)
     if not found.has_location or found.origin is None:

@@ -89,21 +89,26 @@ class ModelSpec:
     def key(self) -> dict[str, object]:
         """Return everything that decides the captured graph, as JSON types.
 
-        That is all fields and, for an architecture, the version of transformers; for a factory,
-        the SHA-256 of its module's source file. The file is found without running it, but the
-        packages that it lies in are imported. What else a factory imports is not seen.
+        That is all fields but the name, which reports alone use, the version of transformers and,
+        for a factory, the SHA-256 of its module's source file. The file is found without running
+        it, but the packages that it lies in are imported. What else of the user's code a factory
+        imports is seen by the cache, which keeps the digests of `loaded_sources`.
 
         Raises:
             SpecError: when transformers is not installed, or the factory's module is not found.
 
         """
-        fields: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
-        if self.factory is not None:
-            return {**fields, "factory_sha256": factory_digest(self.factory)}
+        fields: dict[str, object] = {
+            field: getattr(self, field) for field in self.__slots__ if field != "name"
+        }
         try:
-            return {**fields, "transformers": version("transformers")}
+            fields["transformers"] = version("transformers")
         except PackageNotFoundError as error:
-            raise SpecError(
-                f"architecture={self.architecture} needs transformers, which is not installed;"
-                " pip install transformers, or give a factory"
-            ) from error
+            if self.factory is None:
+                raise SpecError(
+                    f"architecture={self.architecture} needs transformers, which is not installed;"
+                    " pip install transformers, or give a factory"
+                ) from error
+        if self.factory is not None:
+            fields["factory_sha256"] = factory_digest(self.factory)
+        return fields

@@ -19,10 +19,11 @@ def fill_in_order(
 ) -> tuple[IntArray, int, int]:
     """Return (device of each operator, devices opened, units left over).
 
-    Each device takes the longest run of units, from the first that no device has yet, whose
-    liveness peak it can hold; more units never need less memory, so the run is found by doubling
-    and halving. A device that cannot hold the next unit stays empty. Operators of units left
-    over are `UNPLACED`.
+    `units` are stretches of the graph's order (`contiguous_units`). Each device takes the longest
+    run of them, from the first that no device has yet, whose liveness peak it can hold. All that a
+    run reads from before it stays received however long the run, so a longer one never needs less
+    memory, and it is found by doubling and halving. A device that cannot hold the next unit stays
+    empty. Operators of units left over are `UNPLACED`.
     """
     start, ops = units
     count = len(start) - 1

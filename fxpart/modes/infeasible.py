@@ -5,15 +5,15 @@ from itertools import groupby
 import numpy as np
 
 from fxpart.cost.kernels import peak_on_device
+from fxpart.device_spec import MAX_DEVICES
 from fxpart.errors import InfeasibleError
 from fxpart.modes.fill import fill_in_order
-from fxpart.modes.units import atomic_units
+from fxpart.modes.leftovers import place_all
+from fxpart.modes.units import contiguous_units
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
 
 __all__ = ["describe_devices", "does_not_fit", "whole_model_bytes"]
-
-_MOST_DEVICES = 1024
 
 
 def whole_model_bytes(problem: Problem) -> int:
@@ -32,33 +32,44 @@ def describe_devices(memory_bytes: list[int]) -> str:
 
 
 def does_not_fit(problem: Problem) -> InfeasibleError:
-    """Return the error that says what is needed, what there is, and what would be enough."""
+    """Return the error that says what is needed, what there is, and what would be enough.
+
+    Of equal devices: the smallest number that `size_based` fits the model on. Of unequal ones: how
+    many of the largest kind alone.
+    """
     memory = [device.memory_bytes for device in problem.topology.devices]
-    needed, have = whole_model_bytes(problem), sum(memory)
-    enough = _devices_that_fit(problem, memory)
-    weights = problem.graph.total_weight_bytes
-    wanted = f"the model needs {show_bytes(needed)} ({needed} bytes, weights {show_bytes(weights)})"
-    each = show_bytes(memory[-1])
-    if enough is None:
-        change = f"one operator alone needs more than {each}: take larger devices"
-    elif len(set(memory)) == 1:
-        change = f"the smallest number of such devices that holds it is {enough}"
-    else:
-        change = f"{enough} devices of {each} would hold it"
+    needed, have, weights = (
+        whole_model_bytes(problem),
+        sum(memory),
+        problem.graph.total_weight_bytes,
+    )
+    enough, change = _what_would_do(problem, memory)
     return InfeasibleError(
-        f"{wanted}, the devices have {describe_devices(memory)} ({have} bytes); {change}",
+        f"the model needs {show_bytes(needed)} ({needed} bytes, weights {show_bytes(weights)}),"
+        f" the devices have {describe_devices(memory)} ({have} bytes); {change}",
         needed_bytes=needed,
         available_bytes=have,
         devices_that_fit=enough,
     )
 
 
-def _devices_that_fit(problem: Problem, memory: list[int]) -> int | None:
-    """Return the smallest number of devices that hold the model, filled in graph order.
-
-    Of equal devices that many; of unequal ones, how many of the last kind alone.
-    """
-    _, used, left = fill_in_order(
-        problem.memory, atomic_units(problem.graph), [memory[-1]] * _MOST_DEVICES
-    )
-    return None if left else used
+def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str]:
+    """Return how many devices would hold the model, None if no number, and that in words."""
+    largest, equal = max(memory), len(set(memory)) == 1
+    units = contiguous_units(problem.graph)
+    _, used, left = fill_in_order(problem.memory, units, [largest] * MAX_DEVICES)
+    if left and used == MAX_DEVICES:
+        return None, f"it takes more than {MAX_DEVICES} devices of {show_bytes(largest)}"
+    if left:
+        each = "each" if equal else "the largest"
+        return None, (
+            f"one operator (or group of them) alone needs more than the {show_bytes(largest)} of"
+            f" {each}: take larger devices"
+        )
+    # Filling in order is not always tightest: fewer may do with operators out of order.
+    fewest = len(memory) + 1 if equal else 1
+    while used > fewest and place_all(problem, [largest] * (used - 1)) is not None:
+        used -= 1
+    if equal:
+        return used, f"the smallest number of such devices that holds it is {used}"
+    return used, f"{used} devices of {show_bytes(largest)} would hold it"

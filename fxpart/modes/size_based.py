@@ -4,20 +4,15 @@ The rule is that of torch's partitioner (`torch.fx.experimental.accelerator_part
 liveness memory in place of the sum of all tensors.
 """
 
-import numpy as np
-
 from fxpart.assignment import Assignment
-from fxpart.cost.evaluate import peak_bytes
-from fxpart.graph import IntArray
-from fxpart.modes.fill import UNPLACED, fill_in_order
 from fxpart.modes.infeasible import does_not_fit
+from fxpart.modes.leftovers import place_all
 from fxpart.modes.options import NoOptions
 from fxpart.modes.single import single_device
-from fxpart.modes.units import Units, atomic_units
 from fxpart.partitions import partition_by_device
 from fxpart.problem import Problem
 
-__all__ = ["size_based", "size_based_devices"]
+__all__ = ["size_based"]
 
 
 def size_based(problem: Problem, _: NoOptions | None = None) -> Assignment:
@@ -33,33 +28,8 @@ def size_based(problem: Problem, _: NoOptions | None = None) -> Assignment:
     whole = single_device(problem)
     if whole is not None:
         return whole
-    return partition_by_device(problem.graph, size_based_devices(problem))
-
-
-def size_based_devices(problem: Problem) -> IntArray:
-    """Return the device of each operator, filled in order; for the error see `size_based`."""
-    units = atomic_units(problem.graph)
-    sizes = problem.topology.memory_bytes
-    device_of, _, left = fill_in_order(problem.memory, units, [int(size) for size in sizes])
-    if left and not _place_rest(problem, units, device_of, left):
+    sizes = [device.memory_bytes for device in problem.topology.devices]
+    device_of = place_all(problem, sizes)
+    if device_of is None:
         raise does_not_fit(problem)
-    return device_of
-
-
-def _place_rest(problem: Problem, units: Units, device_of: IntArray, left: int) -> bool:
-    """Put the last `left` units, one by one, where they leave the least memory free."""
-    start, ops = units
-    sizes = problem.topology.memory_bytes
-    for unit in range(len(start) - 1 - left, len(start) - 1):
-        mine = ops[start[unit] : start[unit + 1]]
-        best, least = UNPLACED, -1
-        for device in range(len(sizes)):
-            device_of[mine] = device
-            peaks = peak_bytes(problem.memory, device_of, len(sizes))
-            free = sizes - peaks
-            if (free >= 0).all() and (best == UNPLACED or free[device] < least):
-                best, least = device, int(free[device])
-        device_of[mine] = best
-        if best == UNPLACED:
-            return False
-    return bool(np.all(device_of != UNPLACED))
+    return partition_by_device(problem.graph, device_of)

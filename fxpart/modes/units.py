@@ -4,7 +4,7 @@ import numpy as np
 
 from fxpart.graph import IntArray, OpGraph, csr
 
-__all__ = ["Units", "atomic_units", "module_units"]
+__all__ = ["Units", "atomic_units", "contiguous_units", "module_units"]
 
 Units = tuple[IntArray, IntArray]
 """CSR: unit u is the operators ``ops[start[u]:start[u + 1]]``; units and operators in order."""
@@ -13,6 +13,20 @@ Units = tuple[IntArray, IntArray]
 def atomic_units(graph: OpGraph) -> Units:
     """Return the smallest units: the operators of each group, in order of their first."""
     return _units_by_label(graph, np.arange(graph.n_ops))
+
+
+def contiguous_units(graph: OpGraph) -> Units:
+    """Return the shortest stretches of the graph's order between which no group is divided."""
+    last = np.arange(graph.n_ops)
+    np.maximum.at(last, graph.group, np.arange(graph.n_ops))
+    # A stretch ends where everything that began in it has ended.
+    ends = np.maximum.accumulate(last) == np.arange(graph.n_ops)
+    return csr(
+        [
+            list(stretch)
+            for stretch in np.split(np.arange(graph.n_ops), np.flatnonzero(ends) + 1)[:-1]
+        ]
+    )
 
 
 def module_units(graph: OpGraph) -> list[Units]:

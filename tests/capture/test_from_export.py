@@ -113,6 +113,73 @@ def test_a_stale_view_stays_with_what_writes_into_it() -> None:
     assert graph.group[_index(graph, "sum_1")] == graph.group[writes]
 
 
+class _WritesThroughView(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.view(-1).add_(1)
+        return y.sum()
+
+
+def test_a_write_through_a_view_keeps_the_view_with_its_storage() -> None:
+    graph = _capture(_WritesThroughView(), torch.zeros(2, 2))
+    assert graph.group.tolist() == [0] * graph.n_ops
+
+
+class _StaleOutput(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        older = y.view(-1)
+        y.add_(1)
+        return older
+
+
+def test_a_stale_output_counts_as_read_in_the_end() -> None:
+    graph = _capture(_StaleOutput(), torch.zeros(2, 2))
+    assert graph.group.tolist() == [0] * graph.n_ops
+
+
+class _Bag(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(1000, 16, mode="sum")
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.bag(ids)  # type: ignore[no-any-return]
+
+
+def test_a_bag_reads_a_row_for_each_index() -> None:
+    few, many = (_capture(_Bag(), torch.zeros(3, p, dtype=torch.long)) for p in (1, 50))
+    bag = [g.targets.index("aten.embedding_bag.padding_idx") for g in (few, many)]
+    more = many.moved_bytes[bag[1]] - few.moved_bytes[bag[0]]
+    # 147 more rows of 16 floats, as many more indices of 8 bytes; the rest is bookkeeping.
+    assert 147 * (64 + 8) <= more <= 147 * (64 + 8 + 2 * 8)
+
+
+class _Gather(nn.Module):
+    def forward(self, table: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+        return torch.gather(table, 0, where)
+
+
+def test_a_gather_from_a_table_of_integers_reads_what_it_returns() -> None:
+    graph = _capture(
+        _Gather(), torch.zeros(1000, dtype=torch.long), torch.zeros(3, dtype=torch.long)
+    )
+    assert graph.moved_bytes.tolist() == [3 * 8 + 2 * 3 * 8]
+
+
+class _UnusedWeight(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(2, 2, bias=False), nn.Linear(99, 99)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x)  # type: ignore[no-any-return]
+
+
+def test_weights_that_nothing_reads_are_not_counted() -> None:
+    assert _capture(_UnusedWeight(), torch.zeros(1, 2)).weight_names == ("used.weight",)
+
+
 class _Relu(nn.Module):
     def __init__(self) -> None:
         super().__init__()

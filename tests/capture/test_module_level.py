@@ -36,8 +36,8 @@ def test_a_leaf_module_is_one_operator() -> None:
     assert graph.flops[0] == 2 * 2 * 4 * 8
     # Buffers count: BatchNorm holds weight, bias, mean and variance of 8 floats, and a counter.
     assert graph.weight_bytes[graph.uses_of(1)].sum() == 4 * 8 * 4 + 8
-    # A bag reads 6 indices and the rows it returns, not the table.
-    assert graph.moved_bytes[6] == 6 * 8 + 2 * (2 * 8 * 4)
+    # A bag reads 6 indices and a row for each, not the table, and writes 2 sums.
+    assert graph.moved_bytes[6] == 6 * 8 + 6 * (8 * 4) + 2 * (8 * 4)
     assert graph.group[3] == graph.group[4] == graph.group[2]
     assert [len(graph.reads_of(op)) for op in (3, 4)] == [1, 1]
 
