@@ -35,17 +35,7 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
 
     """
     device_of = assignment.device_of
-    # Compiled code does not look where it reads: what it is given must be right.
-    if len(device_of) != problem.graph.n_ops:
-        raise SpecError(
-            f"the assignment places {len(device_of)} operators, the model has"
-            f" {problem.graph.n_ops}; make it for this model"
-        )
-    if device_of.min() < 0 or device_of.max() >= problem.topology.n_devices:
-        raise SpecError(
-            f"the assignment uses device {int(device_of.max())}, there are"
-            f" {problem.topology.n_devices}; make it for this topology"
-        )
+    _check(problem, device_of)
     costs = problem.costs
     latency, start, finish, transfers = _simulate(costs, device_of)
     loads = np.bincount(
@@ -64,7 +54,14 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
         transfer_bytes=int(carried.sum()),
         partitions=assignment.n_partitions,
         devices=tuple(
-            _device_use(problem, assignment, device, held[device], float(loads[device]), received)
+            _device_use(
+                problem,
+                assignment,
+                device,
+                held=held[device],
+                load_s=float(loads[device]),
+                received_bytes=received,
+            )
             for device, received in enumerate(_received_bytes(transfers, carried, len(held)))
         ),
         op_start_s=start,
@@ -76,6 +73,20 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
             for ops in [np.flatnonzero(device_of == device).astype(np.int64)]
         ),
     )
+
+
+def _check(problem: Problem, device_of: IntArray) -> None:
+    # Compiled code does not look where it reads: what it is given must be right.
+    if len(device_of) != problem.graph.n_ops:
+        raise SpecError(
+            f"the assignment places {len(device_of)} operators, the model has"
+            f" {problem.graph.n_ops}; make it for this model"
+        )
+    if device_of.min() < 0 or device_of.max() >= problem.topology.n_devices:
+        raise SpecError(
+            f"the assignment uses device {int(device_of.max())}, there are"
+            f" {problem.topology.n_devices}; make it for this topology"
+        )
 
 
 def _held(memory: MemoryTables, device_of: IntArray, device: int) -> IntArray:
@@ -113,6 +124,7 @@ def _device_use(
     problem: Problem,
     assignment: Assignment,
     device: int,
+    *,
     held: IntArray,
     load_s: float,
     received_bytes: int,
