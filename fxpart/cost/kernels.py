@@ -79,8 +79,8 @@ def schedule(t: CostTables, device_of: IntArray, log: ScheduleLog) -> tuple[floa
         device_free[here] = finish
         latency = max(latency, finish)
         for value in range(t.made_start[op], t.made_start[op + 1]):
-            for device in range(devices):
-                arrival_s[value, device] = -1.0
+            for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                arrival_s[value, device_of[t.readers[j]]] = -1.0
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 target = device_of[t.readers[j]]
                 if target == here or arrival_s[value, target] >= 0.0:

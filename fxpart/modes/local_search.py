@@ -2,6 +2,8 @@
 
 from typing import NamedTuple
 
+import numpy as np
+
 from fxpart.compiled import compiled
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule
 from fxpart.cost.tables import CostTables, MemoryTables
@@ -24,14 +26,26 @@ class SearchTables(NamedTuple):
     log: ScheduleLog
     min_gain: float
     """Share of the latency that a change must save to be made."""
+    kind: IntArray
+    """Devices with the same number are alike in speed, memory and links, shape (D,)."""
     change: IntArray
     """Room for a memory profile, shape (n + 1,)."""
 
 
 @compiled
+def _operators_on(device_of: IntArray, devices: int) -> IntArray:
+    """Return how many operators each device has."""
+    count = np.zeros(devices, dtype=np.int64)
+    for op in range(device_of.shape[0]):
+        count[device_of[op]] += 1
+    return count
+
+
+@compiled
 def _fits(m: MemoryTables, sizes: IntArray, device_of: IntArray, change: IntArray) -> bool:
+    count = _operators_on(device_of, sizes.shape[0])
     for device in range(sizes.shape[0]):
-        if peak_on_device(m, device_of, device, change) > sizes[device]:
+        if count[device] and peak_on_device(m, device_of, device, change) > sizes[device]:
             return False
     return True
 
@@ -68,7 +82,7 @@ def _swap_partner(
     order at the nearest units that lie on the target; a swap must fit and take less than `most`.
     """
     unit, source, target = move
-    t, m, sizes, log, _, change = problem
+    t, m, sizes, log, _, _, change = problem
     count = units[0].shape[0] - 1
     best, latency, tried = -1, most, 0
     for step in range(2, 2 * count):
@@ -91,15 +105,19 @@ def _try_unit(
     problem: SearchTables, device_of: IntArray, units: Units, unit: int, latency: float
 ) -> float:
     """Make the best move or swap of one unit if it lowers `latency`; return the latency then."""
-    t, m, sizes, log, min_gain, change = problem
+    t, m, sizes, log, min_gain, kind, change = problem
     start, ops = units
     mine = ops[start[unit] : start[unit + 1]]
     was = device_of[mine]
     home = _home(units, unit, device_of)
     best, best_device, best_partner = latency * (1.0 - min_gain), -1, -1
+    count = _operators_on(device_of, sizes.shape[0])
+    idle_tried = np.zeros(sizes.shape[0], dtype=np.bool_)
     for device in range(sizes.shape[0]):
-        if device == home:
+        # Idle devices of one kind all give the same: the first stands for them.
+        if device == home or (count[device] == 0 and idle_tried[kind[device]]):
             continue
+        idle_tried[kind[device]] |= count[device] == 0
         _put(units, unit, device_of, device)
         found, _ = schedule(t, device_of, log)
         if found < best:

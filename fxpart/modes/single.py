@@ -9,23 +9,34 @@ from fxpart.modes.options import NoOptions
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
 
-__all__ = ["single", "single_device"]
+__all__ = ["devices_that_hold_all", "single", "single_device"]
+
+
+def devices_that_hold_all(problem: Problem) -> list[int]:
+    """Return the devices that hold the whole model: the largest first, of equal ones the fastest.
+
+    Of devices alike in both, only the first.
+    """
+    needed, sizes = whole_model_bytes(problem), problem.topology.memory_bytes
+    total_s = problem.costs.op_time_s.sum(axis=0)
+    first_of = {(int(sizes[d]), float(total_s[d])): d for d in reversed(range(len(sizes)))}
+    ranked = sorted(first_of.items(), key=lambda entry: (-entry[0][0], entry[0][1]))
+    return [device for (size, _), device in ranked if size >= needed]
 
 
 def single_device(problem: Problem) -> Assignment | None:
-    """Return everything on the device with the most memory (the first such), or None if too much.
+    """Return everything on the device with the most memory, or None if it is too much for it.
 
-    Where the graph has operators that must run on one device, this is also where they all are.
+    Of several such devices, the one on which all operators together take the least time.
     """
-    sizes = problem.topology.memory_bytes
-    device = int(np.argmax(sizes))
-    if whole_model_bytes(problem) > sizes[device]:
+    holding = devices_that_hold_all(problem)
+    if not holding:
         return None
-    return Assignment(np.zeros(problem.graph.n_ops, dtype=np.int64), ((device,),))
+    return Assignment(np.zeros(problem.graph.n_ops, dtype=np.int64), ((holding[0],),))
 
 
 def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
-    """Return everything on the device with the most memory.
+    """Return everything on the device with the most memory, of several the fastest.
 
     Raises:
         InfeasibleError: when that device is too small.
