@@ -11,6 +11,15 @@ from fxpart.errors import SpecError, nearest_names
 __all__ = ["DeviceSpec", "Link", "Topology", "uniform_topology"]
 
 
+_LEAST, _MOST, _MOST_S = 1e-6, 1e24, 1e9
+_USABLE = f"positive and finite ({_LEAST:.0e} to {_MOST:.0e})"
+
+
+def _usable(rate: float) -> bool:
+    """Return whether times at this rate stay numbers: it is not zero, infinite, nan or absurd."""
+    return _LEAST <= rate <= _MOST
+
+
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
     """One accelerator."""
@@ -30,14 +39,16 @@ class DeviceSpec:
         """Refuse a device that could hold or compute nothing."""
         if self.memory_bytes <= 0:
             raise SpecError(f"device {self.name}: memory must be positive, got {self.memory_bytes}")
-        if self.memory_bandwidth_bytes_per_s <= 0:
+        if not _usable(self.memory_bandwidth_bytes_per_s):
             rate = self.memory_bandwidth_bytes_per_s
-            raise SpecError(f"device {self.name}: memory bandwidth must be positive, got {rate}")
+            raise SpecError(f"device {self.name}: memory bandwidth must be {_USABLE}, got {rate}")
         if not self.flops_per_s:
             raise SpecError(f"device {self.name}: flops_per_s is empty, give at least float32")
-        slow = [dtype for dtype, rate in self.flops_per_s.items() if rate <= 0]
-        if slow:
-            raise SpecError(f"device {self.name}: flops_per_s.{slow[0]} must be positive")
+        for dtype, rate in self.flops_per_s.items():
+            if not _usable(rate):
+                raise SpecError(
+                    f"device {self.name}: flops_per_s.{dtype} must be {_USABLE}, got {rate}"
+                )
 
     def rate_for(self, dtype: str) -> float:
         """Return FLOP/s for `dtype`; one that the device does not list runs as float32."""
@@ -57,10 +68,14 @@ class Link:
 
     def __post_init__(self) -> None:
         """Refuse a link that would never deliver."""
-        if not self.bytes_per_s > 0 or self.latency_s < 0:
+        if not _usable(self.bytes_per_s):
             raise SpecError(
-                f"transfer rate must be positive and latency not negative,"
-                f" got {self.bytes_per_s} bytes/s and {self.latency_s} s"
+                f"transfer rate (transfer_rate.bytes_per_s) must be {_USABLE}, got {self.bytes_per_s}"
+            )
+        if not 0 <= self.latency_s < _MOST_S:
+            raise SpecError(
+                f"transfer_rate.latency_s must be at least 0 and below {_MOST_S:.0e} s,"
+                f" got {self.latency_s}"
             )
 
 

@@ -40,7 +40,7 @@ def test_a_device_without_memory_is_refused(memory_bytes: int) -> None:
 
 @pytest.mark.parametrize("bandwidth", [0.0, -2.0])
 def test_a_device_that_moves_nothing_is_refused(bandwidth: float) -> None:
-    with pytest.raises(SpecError, match=f"memory bandwidth must be positive, got {bandwidth}"):
+    with pytest.raises(SpecError, match=rf"memory bandwidth must be positive .* got {bandwidth}"):
         device(bandwidth=bandwidth)
 
 
@@ -59,7 +59,9 @@ def test_a_rate_that_is_not_positive_is_refused(rate: float) -> None:
     ("bytes_per_s", "latency_s"), [(0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (1.0, -1e-6)]
 )
 def test_a_link_that_never_delivers_is_refused(bytes_per_s: float, latency_s: float) -> None:
-    with pytest.raises(SpecError, match="transfer rate must be positive"):
+    with pytest.raises(
+        SpecError, match=r"transfer rate .* positive|transfer_rate\.latency_s must be at least 0"
+    ):
         Link(bytes_per_s, latency_s)
 
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import fx, nn
+from torch.export import ExportedProgram
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from fxpart.capture.export import export_program
+from fxpart.capture.export import capture_failure, export_program
 from fxpart.capture.from_export import op_graph
 from fxpart.capture.module_level import module_graph, trace_modules
 from fxpart.errors import SpecError
@@ -43,8 +45,8 @@ def capture(
 
     """
     if _is_operator_level(module, kwargs, level):
-        program = export_program(module, args, kwargs)
-        return Capture(program.module(), op_graph(program))
+        program, graph = _exported(module, args, kwargs)
+        return Capture(program.module(), graph)
     traced = trace_modules(module)
     return Capture(traced, module_graph(traced, args))
 
@@ -57,8 +59,19 @@ def capture_graph(
 ) -> OpGraph:
     """Return the arrays alone; the same as ``capture(...).graph``, sooner."""
     if _is_operator_level(module, kwargs, level):
-        return op_graph(export_program(module, args, kwargs))
+        return _exported(module, args, kwargs)[1]
     return module_graph(trace_modules(module), args)
+
+
+def _exported(
+    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any] | None
+) -> tuple[ExportedProgram, OpGraph]:
+    program = export_program(module, args, kwargs)
+    try:
+        return program, op_graph(program)
+    except GuardOnDataDependentSymNode as error:
+        # A size that depends on values is a symbol, and no number can be had of it.
+        raise capture_failure(module, error) from error
 
 
 def _is_operator_level(module: nn.Module, kwargs: Mapping[str, Any] | None, level: str) -> bool:

@@ -10,25 +10,30 @@ from torch import nn
 
 from fxpart.errors import CaptureError, one_line
 
-__all__ = ["export_program"]
+__all__ = ["capture_failure", "export_program"]
 
+_BRANCHES = (
+    "the model branches on the values of a tensor, or makes tensors whose size depends on them"
+)
 _HINTS = (
-    (
-        "data-dependent",
-        "the model branches on the values of a tensor; for a mixture of experts, set"
-        " model.config.experts_implementation=grouped_mm",
-    ),
-    (
-        "GuardOnDataDependent",
-        "the model branches on the values of a tensor; for a mixture of experts, set"
-        " model.config.experts_implementation=grouped_mm",
-    ),
-    (
-        "meta tensor",
-        "the model reads tensor values while it runs; make it take its branches from shapes",
-    ),
+    ("data-dependent", _BRANCHES),
+    ("DataDependent", _BRANCHES),
+    ("meta tensor", "the model reads tensor values while it runs; take its branches from shapes"),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
+_EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=grouped_mm"
+
+
+def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
+    """Return the error that says why `module` cannot be captured, and what helps if known."""
+    said = f"{type(error).__name__} {error}"
+    hint = next((text for key, text in _HINTS if key in said), "")
+    if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
+        hint += _EXPERTS
+    return CaptureError(
+        f"{type(module).__name__} cannot be captured by torch.export: {one_line(error)}"
+        + (f"; {hint}" if hint else "")
+    )
 
 
 def export_program(
@@ -53,11 +58,6 @@ def export_program(
             warnings.simplefilter("ignore")
             return torch.export.export(module, args, dict(kwargs or {}), strict=False)
     except Exception as error:
-        said = str(error)
-        hint = next((text for key, text in _HINTS if key in said), "")
-        raise CaptureError(
-            f"{type(module).__name__} cannot be captured by torch.export: {one_line(error)}"
-            + (f"; {hint}" if hint else "")
-        ) from error
+        raise capture_failure(module, error) from error
     finally:
         logging.disable(loud)

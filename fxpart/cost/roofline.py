@@ -15,6 +15,9 @@ from fxpart.topology import Topology
 __all__ = ["LatencyModel", "op_time_s"]
 
 
+_LEAST_SHARE, _MOST_OVERHEAD_S = 1e-6, 3600.0
+
+
 @dataclass(frozen=True, slots=True)
 class LatencyModel:
     """Coefficients of the roofline: what share of a device's peaks real operators reach."""
@@ -30,10 +33,13 @@ class LatencyModel:
         """Refuse shares outside (0, 1] and negative overheads."""
         for name in ("compute_efficiency", "bandwidth_efficiency"):
             share = getattr(self, name)
-            if not 0 < share <= 1:
-                raise SpecError(f"latency.{name} must be in (0, 1], got {share}")
-        if self.op_overhead_s < 0:
-            raise SpecError(f"latency.op_overhead_s must not be negative, got {self.op_overhead_s}")
+            if not _LEAST_SHARE <= share <= 1:
+                raise SpecError(f"latency.{name} must be in ({_LEAST_SHARE:.0e}, 1], got {share}")
+        if not 0 <= self.op_overhead_s <= _MOST_OVERHEAD_S:
+            raise SpecError(
+                f"latency.op_overhead_s must be between 0 and {_MOST_OVERHEAD_S:.0f} s,"
+                f" got {self.op_overhead_s}"
+            )
 
 
 def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatArray:

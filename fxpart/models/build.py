@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxpart.errors import FxpartError, SpecError, one_line
 from fxpart.models.spec import ModelSpec
 
 __all__ = ["BuiltModel", "build_model"]
@@ -49,4 +50,13 @@ def build_model(spec: ModelSpec) -> BuiltModel:
 
     dtype: torch.dtype = getattr(torch, spec.dtype)
     module = architecture_model(spec.architecture, spec.config, dtype)
-    return BuiltModel(module, (), example_inputs(module, spec.batch_size, spec.seq_len, dtype))
+    try:
+        inputs = example_inputs(module, spec.batch_size, spec.seq_len, dtype)
+    except (RuntimeError, OverflowError) as error:
+        if isinstance(error, FxpartError):
+            raise
+        raise SpecError(
+            f"model {spec.name}: no tensors of model.batch_size={spec.batch_size} and"
+            f" model.seq_len={spec.seq_len} can be made: {one_line(error)}; choose smaller ones"
+        ) from error
+    return BuiltModel(module, (), inputs)

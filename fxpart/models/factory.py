@@ -128,8 +128,22 @@ def factory_model(spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], dict[str
             result = function(**arguments)
     except FxpartError:
         raise
-    except Exception as error:
+    # A factory that ends the program is as wrong as one that fails.
+    except (Exception, SystemExit) as error:
         raise CaptureError(f"factory={factory} failed: {one_line(error)}") from error
     module, args, kwargs = _checked(factory, result)
     args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
-    return module.to("meta").eval(), args, kwargs
+    return _to_meta(module).eval(), args, kwargs
+
+
+def _to_meta(module: nn.Module) -> nn.Module:
+    """Return `module` on the meta device; parameters that were one object are one afterwards."""
+    names_of: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(parameter), []).append(name)
+    module = module.to("meta")
+    for first, *others in names_of.values():
+        for other in others:
+            owner, _, attribute = other.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, module.get_parameter(first))
+    return module
