@@ -70,7 +70,8 @@ class Link:
         """Refuse a link that would never deliver."""
         if not _usable(self.bytes_per_s):
             raise SpecError(
-                f"transfer rate (transfer_rate.bytes_per_s) must be {_USABLE}, got {self.bytes_per_s}"
+                f"transfer rate (transfer_rate.bytes_per_s) must be {_USABLE},"
+                f" got {self.bytes_per_s}"
             )
         if not 0 <= self.latency_s < _MOST_S:
             raise SpecError(

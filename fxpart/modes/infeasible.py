@@ -7,9 +7,9 @@ import numpy as np
 from fxpart.cost.kernels import peak_on_device
 from fxpart.device_spec import MAX_DEVICES
 from fxpart.errors import InfeasibleError
-from fxpart.modes.fill import fill_in_order
+from fxpart.modes.fill import UNPLACED, fill_in_order
 from fxpart.modes.leftovers import place_all
-from fxpart.modes.units import contiguous_units
+from fxpart.modes.units import Units, contiguous_units
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
 
@@ -61,15 +61,29 @@ def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str
     if left and used == MAX_DEVICES:
         return None, f"it takes more than {MAX_DEVICES} devices of {show_bytes(largest)}"
     if left:
-        each = "each" if equal else "the largest"
-        return None, (
-            f"one operator (or group of them) alone needs more than the {show_bytes(largest)} of"
-            f" {each}: take larger devices"
-        )
+        return None, _too_large(problem, units, len(units[0]) - 1 - left, largest, equal)
     # Filling in order is not always tightest: fewer may do with operators out of order.
     fewest = len(memory) + 1 if equal else 1
     while used > fewest and place_all(problem, [largest] * (used - 1)) is not None:
         used -= 1
     if equal:
-        return used, f"the smallest number of such devices that holds it is {used}"
+        return used, f"the smallest number of such devices found to hold it is {used}"
     return used, f"{used} devices of {show_bytes(largest)} would hold it"
+
+
+def _too_large(problem: Problem, units: Units, unit: int, largest: int, equal: bool) -> str:
+    """Return what to say of a unit that exceeds the largest device."""
+    start, ops = units
+    alone = np.full(problem.graph.n_ops, UNPLACED, dtype=np.int64)
+    mine = ops[start[unit] : start[unit + 1]]
+    alone[mine] = 0
+    change = np.empty(len(alone) + 1, dtype=np.int64)
+    needed = int(peak_on_device(problem.memory, alone, 0, change))
+    name, module = problem.graph.names[int(mine[0])], problem.graph.modules[int(mine[0])]
+    where = f"operator {name}" + (f" of {module}" if module else "")
+    more = f" and {len(mine) - 1} that must stay with it" if len(mine) > 1 else ""
+    each = "a device" if equal else "the largest device"
+    return (
+        f"{where}{more} alone needs {show_bytes(needed)}, {each} has {show_bytes(largest)}:"
+        " take larger devices, or a smaller batch or sequence"
+    )

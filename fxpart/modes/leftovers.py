@@ -13,27 +13,52 @@ from fxpart.problem import Problem
 __all__ = ["place_all"]
 
 
+_MOST_TRIALS = 200_000
+"""Largest product of groups and devices for which a second packing is tried: some seconds."""
+
+
 def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | None:
-    """Return the device of each operator, or None when an operator finds no room.
+    """Return the device of each operator, or None when no room is found for all.
 
     Devices are filled one after the other in graph order. When they run out, what is left goes,
-    one group of operators at a time, to the device where it leaves the least memory free.
+    one group of operators at a time, to the device where it leaves the least memory free. If that
+    fails, all groups are placed so, those with the largest weights first (best fit decreasing).
     """
     device_of, _, left = fill_in_order(
         problem.memory, contiguous_units(problem.graph), capacity_bytes
     )
     if not left:
         return device_of
-    change = np.empty(len(device_of) + 1, dtype=np.int64)
     start, ops = atomic_units(problem.graph)
-    for unit in range(len(start) - 1):
-        mine = ops[start[unit] : start[unit + 1]]
-        if device_of[mine[0]] == UNPLACED:
-            home = _tightest(problem, device_of, mine, capacity_bytes, change)
-            if home == UNPLACED:
-                return None
-            device_of[mine] = home
-    return device_of
+    groups = [ops[start[unit] : start[unit + 1]] for unit in range(len(start) - 1)]
+    rest = [group for group in groups if device_of[group[0]] == UNPLACED]
+    if _place(problem, device_of, rest, capacity_bytes):
+        return device_of
+    if len(groups) * len(capacity_bytes) > _MOST_TRIALS:
+        return None
+    # A stable sort: groups without weights, and equal ones, stay in graph order.
+    groups.sort(key=lambda group: -_weight_bytes(problem, group))
+    device_of = np.full(problem.graph.n_ops, UNPLACED, dtype=np.int64)
+    return device_of if _place(problem, device_of, groups, capacity_bytes) else None
+
+
+def _place(
+    problem: Problem, device_of: IntArray, groups: list[IntArray], capacity_bytes: Sequence[int]
+) -> bool:
+    """Place `groups` in turn; return whether there was room for each."""
+    change = np.empty(len(device_of) + 1, dtype=np.int64)
+    for group in groups:
+        home = _tightest(problem, device_of, group, capacity_bytes, change)
+        if home == UNPLACED:
+            return False
+        device_of[group] = home
+    return True
+
+
+def _weight_bytes(problem: Problem, group: IntArray) -> int:
+    graph = problem.graph
+    used = np.unique(np.concatenate([graph.uses_of(int(op)) for op in group]))
+    return int(graph.weight_bytes[used].sum())
 
 
 def _tightest(

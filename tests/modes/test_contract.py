@@ -105,7 +105,7 @@ def test_an_option_of_another_type_is_refused() -> None:
 
 
 def test_no_passes_is_refused() -> None:
-    with pytest.raises(SpecError, match="at least 1, got 0"):
+    with pytest.raises(SpecError, match="at least 1 and at most 1000000, got 0"):
         make_mode("kl_based", {"max_passes": 0})
 
 
