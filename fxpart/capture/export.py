@@ -2,7 +2,9 @@
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import torch
@@ -36,6 +38,19 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
     )
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep back what torch warns, logs and prints: of a failure it is pages, ours is one line."""
+    loud = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(StringIO()), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(loud)
+
+
 def export_program(
     module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
 ) -> torch.export.ExportedProgram:
@@ -49,15 +64,9 @@ def export_program(
             one is known, the switch that helps.
 
     """
-    # What torch logs of a failed export is many lines about its insides; ours is one.
-    loud = logging.root.manager.disable
-    logging.disable(logging.CRITICAL)
     device = next((p.device for p in module.parameters()), torch.device("meta"))
     try:
-        with warnings.catch_warnings(), torch.no_grad(), device:
-            warnings.simplefilter("ignore")
+        with _quiet(), torch.no_grad(), device:
             return torch.export.export(module, args, dict(kwargs or {}), strict=False)
     except Exception as error:
         raise capture_failure(module, error) from error
-    finally:
-        logging.disable(loud)
