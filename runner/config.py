@@ -13,6 +13,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fxpart.errors import SpecError, nearest_names
 from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
+from runner.tracking import TrackingConfig
 
 __all__ = [
     "CaptureConfig",
@@ -23,7 +24,6 @@ __all__ = [
     "ModeConfig",
     "ModelConfig",
     "PoolConfig",
-    "TrackingConfig",
     "build_topology",
     "read_config",
     "register",
@@ -94,15 +94,6 @@ class LatencyConfig:
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
     op_overhead_s: float = 0.0
-
-
-@dataclass
-class TrackingConfig:
-    """Where runs are recorded."""
-
-    name: str = MISSING
-    uri: str | None = None
-    experiment: str = "fxpart"
 
 
 @dataclass

@@ -26,7 +26,6 @@ __all__ = [
     "Status",
     "assignment_for",
     "device_rows",
-    "metrics_of",
     "read_assignment",
     "read_result",
     "write_assignment",
@@ -196,21 +195,6 @@ def assignment_for(saved: SavedAssignment, graph: OpGraph) -> Assignment:
     )
 
 
-def metrics_of(evaluation: Evaluation) -> dict[str, float]:
-    """Return the numbers that sum up an evaluation, named with their units."""
-    return {
-        "latency_s": evaluation.latency_s,
-        "throughput_per_s": evaluation.throughput_per_s,
-        "critical_path_s": evaluation.critical_path_s,
-        "lower_bound_s": evaluation.lower_bound_s,
-        "optimality_gap": evaluation.optimality_gap,
-        "transfer_bytes": evaluation.transfer_bytes,
-        "peak_bytes": evaluation.peak_bytes,
-        "partitions": evaluation.partitions,
-        "devices_used": evaluation.devices_used,
-    }
-
-
 def device_rows(evaluation: Evaluation) -> list[dict[str, object]]:
     """Return one row of plain values for each device, used or not."""
     return [{**asdict(use), "free_bytes": use.free_bytes} for use in evaluation.devices]
@@ -224,8 +208,11 @@ def write_result(
     metrics: Mapping[str, float] | None = None,
     devices: Sequence[Mapping[str, object]] = (),
     error: str | None = None,
+    sweep_id: str | None = None,
 ) -> None:
     """Write `result.json`: `metrics` and `devices` of a finished run, `error` of another.
+
+    A finished run has an `error` if it could not be recorded.
 
     Raises `CacheError` when the place cannot be written.
     """
@@ -237,6 +224,7 @@ def write_result(
         "devices": devices,
         "config": config,
         "error": error,
+        "sweep": sweep_id,
     }
     write_json(path, document)
 
@@ -247,7 +235,8 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
     """
     document = _read(path, RESULT)
-    absent = [key for key in ("config", "devices", "metrics", "status") if key not in document]
+    needed = ("config", "devices", "error", "metrics", "status")
+    absent = [key for key in needed if key not in document]
     if absent:
         raise SpecError(f"{path} is damaged (no {absent[0]}); run it again")
     return document

@@ -156,20 +156,10 @@ class MlflowTracker:
         """Open the parent run of a sweep; see `Tracker.start_sweep`."""
         return self._create(name, {"kind": "sweep", **(tags or {})}).run_id
 
-    def finish_sweep(
-        self,
-        parent_run_id: str | None,
-        status: RunStatus = "FINISHED",
-        *,
-        tags: Mapping[str, str] | None = None,
-        artifacts_dir: Path | None = None,
-    ) -> None:
+    def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
         """Close the parent run of a sweep; see `Tracker.finish_sweep`."""
-        if parent_run_id is None:
-            return
-        parent = _MlflowLog(self._client, self._uri, parent_run_id)
-        parent.log(tags=tags, artifacts_dir=artifacts_dir)
-        parent.close(status)
+        if parent_run_id is not None:
+            _MlflowLog(self._client, self._uri, parent_run_id).close(status)
 
     def finished_runs(self, tag: str) -> dict[str, str]:
         """Return ``{value of tag: run id}``; of equal values the newest run. One search."""

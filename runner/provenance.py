@@ -9,16 +9,23 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["environment_tags"]
+__all__ = ["environment_tags", "installed_version"]
 
 _PACKAGES = ("fxpart", "torch", "transformers", "mlflow")
 _GIT_S = 2.0
 
 
-def environment_tags(root: Path | None = None, note: str | None = None) -> dict[str, str]:
-    """Return tags for a run: versions, user, source, and the git state of `root` if it has one.
+def installed_version(package: str) -> str | None:
+    """Return the version of a package, None if it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
-    `root` defaults to the current directory; `note` is Markdown shown at the top of the run's page.
+
+def environment_tags() -> dict[str, str]:
+    """Return tags for a run: versions, user, source, and git's state of the working directory.
+
     Takes some 15 ms, most of it git; what cannot be found out is left out.
     """
     tags = {
@@ -27,15 +34,12 @@ def environment_tags(root: Path | None = None, note: str | None = None) -> dict[
         "python_version": platform.python_version(),
     }
     for package in _PACKAGES:
-        try:
-            tags[f"{package}_version"] = version(package)
-        except PackageNotFoundError:
-            continue
+        found = installed_version(package)
+        if found:
+            tags[f"{package}_version"] = found
     with suppress(KeyError, OSError):  # a container may have no such user
         tags["mlflow.user"] = getpass.getuser()
-    if note:
-        tags["mlflow.note.content"] = note
-    return tags | _git_tags(root or Path.cwd())
+    return tags | _git_tags(Path.cwd())
 
 
 def _command() -> str:

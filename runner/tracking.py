@@ -22,7 +22,6 @@ __all__ = [
     "TrackingConfig",
     "TrackingError",
     "open_tracker",
-    "prepare_store",
 ]
 
 Series = Sequence[tuple[int, float]]
@@ -38,7 +37,7 @@ class TrackingError(FxpartError, RuntimeError):
     """A store of runs that cannot be reached, read or written."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass  # not frozen: OmegaConf would refuse overrides of it
 class TrackingConfig:
     """Which tracker to use, and where it keeps runs."""
 
@@ -103,14 +102,7 @@ class Tracker(Protocol):
     def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> str | None:
         """Open a run that others name as their parent, and return its id."""
 
-    def finish_sweep(
-        self,
-        parent_run_id: str | None,
-        status: RunStatus = "FINISHED",
-        *,
-        tags: Mapping[str, str] | None = None,
-        artifacts_dir: Path | None = None,
-    ) -> None:
+    def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
         """Close the parent run."""
 
     def finished_runs(self, tag: str) -> dict[str, str]:
@@ -152,14 +144,7 @@ class NoTracker:
     def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> None:
         """Return no id."""
 
-    def finish_sweep(
-        self,
-        parent_run_id: str | None,
-        status: RunStatus = "FINISHED",
-        *,
-        tags: Mapping[str, str] | None = None,
-        artifacts_dir: Path | None = None,
-    ) -> None:
+    def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
         """Do nothing."""
 
     def finished_runs(self, tag: str) -> dict[str, str]:
@@ -183,11 +168,3 @@ def open_tracker(config: TrackingConfig, root: Path) -> Tracker:
     from runner.mlflow_tracker import MlflowTracker  # MLflow takes 1 to 2 s
 
     return MlflowTracker(config, root)
-
-
-def prepare_store(config: TrackingConfig, root: Path) -> None:
-    """Make the store and the experiment if they are missing; any number of processes may.
-
-    Call it once before jobs start, so that none waits for another. Raises what `open_tracker` does.
-    """
-    open_tracker(config, root)

@@ -19,17 +19,13 @@ class Unit(NamedTuple):
         return f"{count:.2f}" if abs(count) < 1000 and self.name != "B" else f"{count:.0f}"
 
 
-_BINARY = (Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10))
-_DECIMAL = (Unit("GB", 10**9), Unit("MB", 10**6), Unit("KB", 10**3))
+_SIZES = (Unit("GiB", 2**30), Unit("MiB", 2**20), Unit("KiB", 2**10))
 _TIMES = (Unit("s", 1.0), Unit("ms", 1e-3), Unit("us", 1e-6))
 
 
-def size_unit(most_bytes: float, *, binary: bool = True) -> Unit:
-    """Return the unit that shows sizes up to `most_bytes` best: GiB, or smaller for small ones.
-
-    With `binary` false: GB, which is 10^9 bytes.
-    """
-    for unit in _BINARY if binary else _DECIMAL:
+def size_unit(most_bytes: float) -> Unit:
+    """Return the unit that shows sizes up to `most_bytes` best: GiB, or smaller for small ones."""
+    for unit in _SIZES:
         if most_bytes >= unit.size:
             return unit
     return Unit("B", 1)
@@ -42,9 +38,9 @@ def time_unit(most_s: float) -> Unit:
     return _TIMES[1] if most_s >= 1e-4 or most_s <= 0 else _TIMES[2]
 
 
-def format_size(size_bytes: float, *, binary: bool = True) -> str:
+def format_size(size_bytes: float) -> str:
     """Return `size_bytes` with its unit, such as ``1.50 GiB``, or ``512 B``."""
-    unit = size_unit(size_bytes, binary=binary)
+    unit = size_unit(size_bytes)
     return f"{unit.show(size_bytes)} {unit.name}"
 
 

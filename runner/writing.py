@@ -43,13 +43,13 @@ def write_json(path: Path, document: Mapping[str, object]) -> None:
     write_text(path, json_text(document))
 
 
-def json_text(document: Mapping[str, object], indent: int | None = 1) -> str:
+def json_text(document: Mapping[str, object]) -> str:
     """Return `document` as JSON with sorted keys: the same text for the same content.
 
     Numpy numbers and arrays become numbers and lists, paths become strings, and numbers that JSON
     has no word for (infinite, not a number) become null. Anything else is a TypeError.
     """
-    return json.dumps(_plain(document), indent=indent, sort_keys=True, allow_nan=False) + "\n"
+    return json.dumps(_plain(document), indent=1, sort_keys=True, allow_nan=False) + "\n"
 
 
 def _plain(item: object) -> object:
