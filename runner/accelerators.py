@@ -1,5 +1,6 @@
 """The table of accelerators, one YAML file each, and what a size in a spec stands for."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,28 @@ def read_accelerator(path: Path) -> dict[str, Any]:
     except SpecError as error:
         raise SpecError(f"accelerator file {path}: {error}") from error
     entry = {str(key): value for key, value in given.items() if key != "memory"}
+    _check_numbers(path, entry)
     return {**entry, "memory_bytes": memory_bytes}
+
+
+def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
+    rates = entry["flops_per_s"]
+    if not isinstance(rates, Mapping) or not rates:
+        raise SpecError(
+            f"accelerator file {path}: flops_per_s is {rates}; give a rate for each dtype, such as"
+            " float32: 19.5e12"
+        )
+    numbers = {f"flops_per_s.{dtype}": rate for dtype, rate in rates.items()}
+    numbers["memory_bandwidth_bytes_per_s"] = entry["memory_bandwidth_bytes_per_s"]
+    if entry.get("stands_for_gb") is not None:
+        numbers["stands_for_gb"] = entry["stands_for_gb"]
+    for key, number in numbers.items():
+        # True is an int to Python.
+        plain = isinstance(number, int | float) and not isinstance(number, bool)
+        if not plain or not 0 < number < math.inf:
+            raise SpecError(
+                f"accelerator file {path}: {key} must be a positive number, is {number}"
+            )
 
 
 def device_pools(spec: str) -> list[dict[str, Any]]:
@@ -92,7 +114,7 @@ def _resolve(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str
 
 def _stand_in(memory_bytes: int, table: Mapping[str, Mapping[str, Any]]) -> str:
     classes = {
-        int(entry["stands_for_gb"]) * _CLASS_BYTES: name
+        round(entry["stands_for_gb"] * _CLASS_BYTES): name
         for name, entry in table.items()
         if entry.get("stands_for_gb")
     }

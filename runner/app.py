@@ -1,12 +1,15 @@
 """The command: Hydra composes a config, a job runs it, mistakes come out as one line."""
 
 import os
+import signal
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxpart.errors import FxpartError
 from runner.mistakes import explain
 from runner.paths import conf_dir
 
@@ -19,13 +22,21 @@ USER_ERROR = 2
 """Exit code when the user can mend it: a wrong override, a model that does not fit."""
 
 
+class _TerminatedError(KeyboardInterrupt):
+    """SIGTERM, which ends a run as Ctrl-C does."""
+
+
 def main() -> int:
     """Run the command line; return the exit code. The entry point of ``fxpart`` too."""
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     # Hydra would print mistakes in its own words and exit; as exceptions, they reach `explain`.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     try:
-        return _compose_and_run()
+        with _sigterm_raises():
+            return _compose_and_run()
+    except _TerminatedError:
+        sys.stderr.write("terminated\n")
+        return 128 + signal.SIGTERM
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
@@ -35,6 +46,24 @@ def main() -> int:
             raise
         sys.stderr.write(f"error: {line}\n")
         return USER_ERROR
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Raise `_TerminatedError` on the first SIGTERM inside; a second one ends the process."""
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise _TerminatedError
+
+    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _compose_and_run() -> int:
@@ -54,7 +83,10 @@ def _compose_and_run() -> int:
         finished.append(code)
         return status
 
-    job()
+    try:
+        job()
+    except sweep.CallbackError as heard:
+        raise heard.__cause__ or heard from None
     swept = sweep.exit_code()
     return swept if swept is not None else max(finished, default=0)
 
@@ -66,8 +98,8 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
 
     from runner.config import read_config
     from runner.identity import Choices
-    from runner.job import JobIdentity, keep_failure, run_job
-    from runner.sweep import parent_run_id
+    from runner.job import JobIdentity, is_kept, keep_failure, run_job
+    from runner.sweep import current_sweep
 
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
@@ -81,11 +113,13 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
         overrides=tuple(hydra_config.overrides.task),
         folder=Path(hydra_config.runtime.output_dir),
         root=Path(get_original_cwd()),
-        parent_run_id=parent_run_id(),
+        sweep=current_sweep(),
     )
     try:
         config = read_config(composed)
-    except FxpartError as error:
+    except Exception as error:
+        if not is_kept(identity, error):
+            raise
         outcome = keep_failure(None, identity, error)
     else:
         # What a template such as `transformers` was filled with says more than its name.

@@ -1,4 +1,4 @@
-"""One experiment: model, devices and mode in, placement and its cost out. Knows no Hydra."""
+"""One experiment: a typed `Config` in, a placement and its cost out. Writes nothing."""
 
 import time
 from dataclasses import dataclass
@@ -45,15 +45,15 @@ def model_spec(config: Config) -> ModelSpec:
     )
 
 
-def run(config: Config) -> Result:
-    """Return the placement that `config` asks for and what it costs.
+def run(config: Config, spec: ModelSpec) -> Result:
+    """Return the placement that `config` asks for and what it costs; `spec` is its `model_spec`.
 
     Raises:
         FxpartError: for anything that the user can mend, the model not fitting among it.
 
     """
     # What is cheap to refuse is refused before the model is captured.
-    spec, place = model_spec(config), make_mode(config.mode.name, config.mode.options)
+    place = make_mode(config.mode.name, config.mode.options)
     topology = build_topology(config.devices, config.transfer_rate)
     latency = LatencyModel(
         compute_efficiency=config.latency.compute_efficiency,

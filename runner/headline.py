@@ -2,7 +2,7 @@
 
 from runner.experiment import Result
 
-__all__ = ["GIB", "INFEASIBLE", "device_columns", "headline", "memory_series", "sweep_row"]
+__all__ = ["GIB", "INFEASIBLE", "device_columns", "headline", "memory_series"]
 
 GIB = 2**30
 
@@ -58,19 +58,3 @@ def memory_series(result: Result) -> list[tuple[int, float]]:
         for op, held in zip(profile.op, profile.held_bytes, strict=True)
     ]
     return sorted(points)
-
-
-def sweep_row(
-    choices: dict[str, str], metrics: dict[str, float], status: str, reason: str | None
-) -> dict[str, object]:
-    """Return one row of the final table of a sweep."""
-    gap = metrics.get("optimality_gap_pct")
-    return {
-        **choices,
-        "latency_ms": metrics.get("latency_ms"),
-        "peak_memory_gib": metrics.get("peak_memory_gib"),
-        "partitions": int(metrics["partitions"]) if "partitions" in metrics else None,
-        "gap": None if gap is None else gap / 100,
-        "feasible": {"finished": True, "infeasible": False}.get(status),
-        "reason": reason,
-    }

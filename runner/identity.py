@@ -2,13 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 
-from runner.config import Config
+from runner.config import Config, DevicesConfig, LinkConfig
+from runner.provenance import installed_version
 
-__all__ = ["Choices", "config_key", "parameters", "run_name"]
+__all__ = ["Choices", "config_key", "override_values", "parameters", "run_name"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,33 +26,73 @@ def run_name(choices: Choices) -> str:
     return " · ".join((choices.mode, choices.devices, choices.transfer_rate, choices.model))
 
 
-def config_key(config: Config) -> str:
-    """Return the hash of everything that decides the result: not where it is kept or logged."""
-    settings = asdict(config)
-    for aside in ("tracking", "capture"):
-        settings.pop(aside, None)
-    settings["level"] = config.capture.level
-    settings["fxpart"] = version("fxpart")
-    text = json.dumps(settings, sort_keys=True, default=str)
+def config_key(config: Config, model: Mapping[str, object]) -> str:
+    """Return the hash of what decides the result: no names, and not where it is kept or logged.
+
+    `model` is the `ModelSpec.key` of the configuration's model.
+    """
+    latency = asdict(config.latency)
+    del latency["name"]
+    parts = {
+        "model": model,
+        "level": config.capture.level,
+        "devices": _device_numbers(config.devices),
+        "transfer_rate": _link_numbers(config.transfer_rate),
+        "latency": latency,
+        "mode": asdict(config.mode),
+        "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
+    }
+    text = json.dumps(parts, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def parameters(config: Config, choices: Choices) -> dict[str, object]:
+def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
+    pools = [asdict(pool) for pool in devices.pools]
+    return {
+        "pools": [{k: v for k, v in pool.items() if k not in ("name", "source")} for pool in pools],
+        "nodes": devices.nodes,
+        "between_nodes": devices.between_nodes and _link_numbers(devices.between_nodes),
+    }
+
+
+def _link_numbers(link: LinkConfig) -> dict[str, float]:
+    return {"bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
+
+
+def override_values(overrides: Sequence[str]) -> dict[str, str]:
+    """Return ``{key: value}`` of overrides as Hydra lists them, without its marks and quotes."""
+    values: dict[str, str] = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        values[key.lstrip("+~")] = value[1:-1] if quoted else value
+    return values
+
+
+def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> dict[str, object]:
     """Return the parameters to log: the four choices bare, what they leave open dotted.
 
     What follows from a choice (the size of a named device, say) is not repeated: a comparison
-    would show it as three more columns that differ.
+    would show it as three more columns that differ. What was overridden is logged wherever it is,
+    save for the tracking: where a run is kept is no part of it, and may hold a password.
     """
     settings = asdict(config)
     kept: dict[str, object] = {**asdict(choices)}
     model = settings["model"]
+    from_model = ("batch_size", "seq_len", "dtype", "config", "factory", "factory_args")
     open_choices: dict[str, object] = {
-        "model": {k: model[k] for k in ("batch_size", "seq_len", "dtype", "config")},
+        "model": {k: model[k] for k in from_model},
         "mode": settings["mode"]["options"],
         "latency": settings["latency"],
         "capture": {"level": config.capture.level},
     }
     kept.update(_flat(open_choices))
+    for key, value in override_values(overrides).items():
+        # A mapping, such as model.config={a: 1}, is there key by key already.
+        known = any(name == key or name.startswith(f"{key}.") for name in kept)
+        aside = key.startswith("tracking.") or key == "model.name"  # which is `model`
+        if "." in key and not known and not aside:
+            kept[key] = value
     return kept
 
 

@@ -1,10 +1,11 @@
 """One job from config to files, terminal and tracker; every outcome is kept, a failure too."""
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from fxpart.errors import FxpartError, InfeasibleError
+from fxpart.errors import CacheError, FxpartError, InfeasibleError, one_line
 from runner.announce import announce_page
 from runner.config import Config
 from runner.experiment import Result, model_spec, run
@@ -13,14 +14,15 @@ from runner.files import Status, device_rows, write_assignment, write_result
 from runner.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.identity import Choices, config_key, parameters, run_name
 from runner.provenance import environment_tags
+from runner.sweep import SweepIds
 from runner.terminal import device_table, progress, show, summary_line
 from runner.timeline import write_trace
-from runner.tracking import RunLog, TrackingConfig, open_tracker
+from runner.tracking import RunLog, open_tracker
 from runner.writing import write_text
 
-__all__ = ["RESULT_FILE", "JobIdentity", "Outcome", "keep_failure", "run_job"]
+__all__ = ["RESULT_FILE", "JobIdentity", "Outcome", "is_kept", "keep_failure", "run_job"]
 
-ASSIGNMENT_FILE, RESULT_FILE = "assignment.json", "result.json"
+ASSIGNMENT_FILE, RESULT_FILE, TRACEBACK_FILE = "assignment.json", "result.json", "traceback.txt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +36,8 @@ class JobIdentity:
     """Where its files go."""
     root: Path
     """Where the user started it; MLflow's default store lies in ``outputs`` below."""
-    parent_run_id: str | None = None
-    """The sweep's run in MLflow."""
+    sweep: SweepIds | None = None
+    """The sweep that it is a job of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,91 +46,127 @@ class Outcome:
 
     status: Status
     error: str | None = None
-    """One line, for a job that did not finish."""
+    """One line, for a job that did not finish or could not be recorded."""
+
+
+def is_kept(identity: JobIdentity, error: Exception) -> bool:
+    """Return whether `error` becomes an outcome: a user's mistake, and in a sweep a bug too.
+
+    The bug of one job must not cost the results of the others; alone, it shows its traceback.
+    """
+    return isinstance(error, FxpartError) or identity.sweep is not None
 
 
 def run_job(config: Config, identity: JobIdentity) -> Outcome:
-    """Run one experiment, write its files, log it, and say it in the terminal.
+    """Run one experiment, write its files, say it in the terminal, and log it.
 
-    A mistake that the user can mend is an outcome, marked as failed in the tracker; anything else
-    is raised, after the run is marked as failed too.
+    What `is_kept` is an outcome, marked as failed in the tracker; anything else is raised, after
+    the run is marked as failed too. A result that cannot be logged stays a result, with an error.
     """
-    tags = {"kind": "run", "config_key": config_key(config), **environment_tags()}
+    written: Result | None = None
     try:
-        tracker = open_tracker(TrackingConfig(**asdict(config.tracking)), identity.root)
+        tracker = open_tracker(config.tracking, identity.root)
         with tracker.start(
             run_name(identity.choices),
-            parameters(config, identity.choices),
-            tags,
-            identity.parent_run_id,
+            parameters(config, identity.choices, identity.overrides),
+            {"kind": "run", **environment_tags()},
+            identity.sweep.parent_run if identity.sweep else None,
         ) as tracked:
-            _finish(config, identity, tracked)
-        if identity.parent_run_id is None:
+            spec = model_spec(config)
+            model = spec.key()
+            key = {"config_key": config_key(config, model)}
+            try:
+                result = run(config, spec)
+            except InfeasibleError:
+                tracked.log(metrics=INFEASIBLE, tags=key)
+                raise
+            with progress("writing files"):
+                _write_files(config, identity, result, model)
+            written = result
+            show(device_table(result.evaluation), summary_line(result.evaluation))
+            show(f"files:     {_shown(identity.folder)}")
+            with progress("logging to MLflow"):
+                _log(result, identity.folder, tracked, key)
+        if identity.sweep is None:
             announce_page(tracker.comparison_page())
         return Outcome("finished")
-    except FxpartError as error:
-        return keep_failure(config, identity, error)
+    except Exception as error:
+        if not is_kept(identity, error):
+            raise
+        return keep_failure(config, identity, error, written)
 
 
-def keep_failure(config: Config | None, identity: JobIdentity, error: FxpartError) -> Outcome:
-    """Write `result.json` of a job that did not finish; `config` is None if it made no sense."""
+def keep_failure(
+    config: Config | None, identity: JobIdentity, error: Exception, written: Result | None = None
+) -> Outcome:
+    """Write `result.json` of a job that did not finish; `config` is None if it made no sense.
+
+    The files of a `written` result stay: that job did finish, but was not recorded.
+    """
     status: Status = "infeasible" if isinstance(error, InfeasibleError) else "failed"
-    message = " ".join(str(error).split())
-    write_result(
-        identity.folder / RESULT_FILE,
-        status=status,
-        config=_described(config, identity),
-        metrics=INFEASIBLE if status == "infeasible" else {},
-        error=message,
-    )
+    message, folder = " ".join(str(error).split()), identity.folder
+    try:
+        if not isinstance(error, FxpartError):
+            message = f"{one_line(error)}; traceback in {_shown(folder / TRACEBACK_FILE)}"
+            write_text(folder / TRACEBACK_FILE, "".join(traceback.format_exception(error)))
+        if written:
+            status = "finished"
+            _write_finished(config, identity, written, error=message)
+        else:
+            write_result(
+                folder / RESULT_FILE,
+                status=status,
+                config=_described(config, identity),
+                metrics=INFEASIBLE if status == "infeasible" else {},
+                error=message,
+                sweep_id=identity.sweep.sweep if identity.sweep else None,
+            )
+    except CacheError as also:
+        message = f"{message}; {also}"
     return Outcome(status, message)
 
 
-def _finish(config: Config, identity: JobIdentity, tracked: RunLog) -> None:
-    try:
-        result = run(config)
-    except InfeasibleError:
-        tracked.log(metrics=INFEASIBLE)
-        raise
-    metrics = headline(result)
-    with progress("writing files"):
-        _write_files(config, identity, result, metrics)
-    with progress("logging to MLflow"):
-        tracked.log(
-            # Cells of MLflow's tables show a number whole or cut off; seven digits are whole.
-            metrics={name: float(f"{value:.7g}") for name, value in metrics.items()},
-            series={"memory_gib": memory_series(result)},
-            tables={"devices": device_columns(result)},
-            artifacts_dir=identity.folder,
-            tags={"mlflow.note.content": summary_line(result.evaluation)},
-        )
-    show(device_table(result.evaluation), summary_line(result.evaluation))
-    show(f"files:     {_shown(identity.folder)}")
-
-
-def _shown(folder: Path) -> str:
-    """Return the folder as the user would type it."""
-    here = Path.cwd()
-    return str(folder.relative_to(here)) if folder.is_relative_to(here) else str(folder)
-
-
 def _write_files(
-    config: Config, identity: JobIdentity, result: Result, metrics: Mapping[str, float]
+    config: Config, identity: JobIdentity, result: Result, model: Mapping[str, object]
 ) -> None:
     graph, folder = result.captured.graph, identity.folder
     placed, evaluation = result.assignment, result.evaluation
-    model = model_spec(config).key()
     write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, model)
     write_figures(folder, graph, placed, evaluation)
     write_trace(folder / "trace.json", graph, placed, evaluation)
     _write_config(config, identity)
+    _write_finished(config, identity, result)
+
+
+def _write_finished(
+    config: Config | None, identity: JobIdentity, result: Result, error: str | None = None
+) -> None:
     write_result(
-        folder / RESULT_FILE,
+        identity.folder / RESULT_FILE,
         status="finished",
         config=_described(config, identity),
-        metrics=metrics,
-        devices=device_rows(evaluation),
+        metrics=headline(result),
+        devices=device_rows(result.evaluation),
+        error=error,
+        sweep_id=identity.sweep.sweep if identity.sweep else None,
     )
+
+
+def _log(result: Result, folder: Path, tracked: RunLog, tags: Mapping[str, str]) -> None:
+    tracked.log(
+        # Cells of MLflow's tables show a number whole or cut off; seven digits are whole.
+        metrics={name: float(f"{value:.7g}") for name, value in headline(result).items()},
+        series={"memory_gib": memory_series(result)},
+        tables={"devices": device_columns(result)},
+        artifacts_dir=folder,
+        tags={"mlflow.note.content": summary_line(result.evaluation), **tags},
+    )
+
+
+def _shown(path: Path) -> str:
+    """Return the path as the user would type it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 def _write_config(config: Config, identity: JobIdentity) -> None:

@@ -6,6 +6,7 @@ taken apart and put into the form that all our errors have.
 
 import re
 from dataclasses import fields
+from traceback import walk_tb
 
 from fxpart.errors import FxpartError, nearest_names
 
@@ -23,19 +24,38 @@ _NOISE = (
 
 def explain(error: BaseException) -> str | None:
     """Return the mistake behind `error` as one line, or None when it is not the user's."""
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-
     chain: list[BaseException] = []
     step: BaseException | None = error
     while step is not None and step not in chain:
         chain.append(step)
-        step = step.__cause__ or step.__context__
+        # What was under way when a bug came up is not its cause; Hydra does not say `from`.
+        step = step.__cause__ or (step.__context__ if _is_hydras(step) else None)
     for link in chain:
         if isinstance(link, FxpartError):
             return " ".join(str(link).split())
-    said = [str(e) for e in chain if isinstance(e, HydraException | OmegaConfBaseException)]
-    return _hydra_line("\n".join(said)) if said else None
+    said = [str(link) for link in chain if _is_hydras(link)]
+    return _hydra_line("\n".join(said)) if said else _folder_line(error)
+
+
+def _is_hydras(error: BaseException) -> bool:
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    return isinstance(error, HydraException | OmegaConfBaseException)
+
+
+def _folder_line(error: BaseException) -> str | None:
+    """Return the line for a folder of the user's that Hydra, not we, could not make or fill."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return None
+    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
+    callers = [name for name in modules if name.partition(".")[0] not in ("pathlib", "os")]
+    if not callers or callers[-1].partition(".")[0] not in ("hydra", "omegaconf"):
+        return None
+    return (
+        f"cannot write {error.filename}: {error.strerror}; choose another folder with"
+        " hydra.run.dir= or, for a sweep, hydra.sweep.dir="
+    )
 
 
 def _hydra_line(said: str) -> str:

@@ -104,7 +104,9 @@ class _MlflowLog:
                 )
                 self._client.set_terminated(self.run_id, "KILLED" if interrupted else "FAILED")
         except TrackingError as also:
-            _log.warning("the run %s could not be marked as failed: %s", self.run_id, also)
+            # A store that broke is what is raised already.
+            level = logging.DEBUG if isinstance(error, TrackingError) else logging.WARNING
+            _log.log(level, "the run %s could not be marked as failed: %s", self.run_id, also)
 
 
 def _error_text(error: BaseException) -> str:

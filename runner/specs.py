@@ -29,6 +29,7 @@ __all__ = [
     "ConfSearchPath",
     "SpecSource",
     "UnknownChoiceError",
+    "choices_text",
     "quote_numbers",
     "register",
 ]
@@ -36,7 +37,12 @@ __all__ = [
 DEVICE_PRESETS = tuple(f"{count}x{gb}gb" for gb in (16, 24, 40, 80) for count in (1, 2, 4, 8))
 """Specs that ``--help`` lists and ``devices=glob(4x*)`` finds; any other can be written too."""
 
+_TABLE = "accelerator"
+"""A folder of ``conf/`` that specs look into, and nobody chooses from."""
+
 _SPEC_START = re.compile(r"[-+.\d]|.*\+")
+_BETWEEN_CHOICES = re.compile(r"([,()\s]+)")
+_FUNCTION = re.compile(r"(\w+)\((.*)\)")
 _NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:e[-+]?\d+)?", re.IGNORECASE)
 
 
@@ -124,22 +130,52 @@ def register() -> None:
     plugins = Plugins.instance()
     plugins.register(SpecSource)
     plugins.register(ConfSearchPath)
+    OmegaConf.register_new_resolver("fxpart_choices", choices_text, replace=True)
+
+
+def choices_text() -> str:
+    """Return what ``--help`` lists: a line for each group with the choices that have a name.
+
+    Hydra's own listing takes the table of accelerators for a group of choices.
+    """
+    folders = [folder for folder in (conf_dir(), user_conf_dir()) if folder]
+    named: dict[str, set[str]] = {"devices": set(DEVICE_PRESETS)}
+    for folder in folders:
+        for path in folder.glob("*/**/*.yaml"):
+            group, _, name = path.relative_to(folder).with_suffix("").as_posix().partition("/")
+            if group not in (_TABLE, "hydra"):
+                named.setdefault(group, set()).add(name)
+    return "".join(f"{group}: {', '.join(sorted(named[group]))}\n" for group in sorted(named))
 
 
 def quote_numbers(overrides: Sequence[str]) -> list[str]:
     """Return command-line `overrides` with bare numbers quoted where they choose from a group.
 
     Hydra reads ``transfer_rate=16e9`` as a number and then refuses numbers as choices.
+
+    Raises:
+        SpecError: for a function of numbers, or a choice from the table of accelerators.
+
     """
     return [_quote(override) for override in overrides]
 
 
 def _quote(override: str) -> str:
     key, equals, value = override.partition("=")
-    if not equals or not _is_our_group(key.lstrip("+")):
+    group = key.lstrip("+")
+    if not equals or not _is_our_group(group):
         return override
-    choices = [f"'{one}'" if _NUMBER.fullmatch(one) else one for one in value.split(",")]
-    return f"{key}={','.join(choices)}"
+    if group == _TABLE:
+        meant = ",".join(f"1x{name}" for name in value.split(","))
+        raise SpecError(f"{override}: accelerators are chosen by devices; write devices={meant}")
+    function = _FUNCTION.fullmatch(value)
+    if function and function[1] == "choice":  # which takes quotes away again
+        return _quote(f"{key}={function[2]}")
+    parts = _BETWEEN_CHOICES.split(value)
+    quoted = "".join(f"'{one}'" if _NUMBER.fullmatch(one) else one for one in parts)
+    if function and quoted != value:
+        raise SpecError(f"{override}: {group} is chosen by name; list the choices with commas")
+    return f"{key}={quoted}"
 
 
 def _is_our_group(group: str) -> bool:

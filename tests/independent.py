@@ -6,6 +6,7 @@ asking at each moment which storages somebody on the device still needs.
 
 import heapq
 from collections import defaultdict
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -13,56 +14,80 @@ from fxpart.graph import IntArray, OpGraph
 from fxpart.problem import Problem
 
 
+@dataclass
+class _Simulation:
+    """Devices and links at one moment, and what is going to happen."""
+
+    problem: Problem
+    device_of: IntArray
+    waiting: dict[int, list[int]]
+    """The operators that each device has still to run."""
+    readers: dict[int, list[int]]
+    """The operators that read each value."""
+    there: set[tuple[int, int]] = field(default_factory=set)
+    """Pairs of a value and a device that has it."""
+    busy: set[int] = field(default_factory=set)
+    link_free: dict[tuple[int, int], float] = field(default_factory=lambda: defaultdict(float))
+    events: list[tuple[float, int, str, tuple[int, ...]]] = field(default_factory=list)
+    count: int = 0
+
+    def later(self, moment: float, kind: str, *what: int) -> None:
+        """Remember that something happens at `moment`; of the same moment, first come first."""
+        self.count += 1
+        heapq.heappush(self.events, (moment, self.count, kind, what))
+
+    def start_what_can(self, now: float) -> None:
+        """Start the next operator of every idle device that has all that it reads."""
+        graph = self.problem.graph
+        for device, queue in self.waiting.items():
+            if device in self.busy or not queue:
+                continue
+            reads = [int(v) for v in graph.reads_of(queue[0]) if graph.value_producer[v] >= 0]
+            if all((value, device) in self.there for value in reads):
+                op = queue.pop(0)
+                self.busy.add(device)
+                self.later(now + self.problem.costs.op_time_s[op, device], "done", op)
+
+    def finish(self, op: int, now: float) -> None:
+        """Make room on the device of `op`, and send off what it made."""
+        home = int(self.device_of[op])
+        self.busy.remove(home)
+        for made in np.flatnonzero(self.problem.graph.value_producer == op):
+            value = int(made)
+            self.there.add((value, home))
+            for target in dict.fromkeys(int(self.device_of[r]) for r in self.readers[value]):
+                if target != home:
+                    self.send(value, home, target, now)
+
+    def send(self, value: int, home: int, target: int, now: float) -> None:
+        """Give `value` to the link, which carries it once it has carried what came before."""
+        topology = self.problem.topology
+        begin = max(now, self.link_free[home, target])
+        end = begin + topology.latency_s[home, target]
+        end += self.problem.graph.value_bytes[value] / topology.bytes_per_s[home, target]
+        self.link_free[home, target] = end
+        self.later(end, "arrived", value, target)
+
+
 def latency_s(problem: Problem, device_of: IntArray) -> float:
     """Return the simulated latency in seconds."""
-    graph, time = problem.graph, problem.costs.op_time_s
-    queue: dict[int, list[int]] = defaultdict(list)
-    for op in range(graph.n_ops):
-        queue[int(device_of[op])].append(op)
+    waiting: dict[int, list[int]] = defaultdict(list)
     readers: dict[int, list[int]] = defaultdict(list)
-    missing: dict[int, set[tuple[int, int]]] = defaultdict(set)
-    for op in range(graph.n_ops):
-        for value in graph.reads_of(op):
-            if graph.value_producer[value] >= 0:
-                readers[int(value)].append(op)
-                missing[op].add((int(value), int(device_of[op])))
-    there: set[tuple[int, int]] = set()
-    busy: dict[int, bool] = defaultdict(bool)
-    link_free: dict[tuple[int, int], float] = defaultdict(float)
-    events: list[tuple[float, int, str, tuple[int, ...]]] = []
-    now, count = 0.0, 0
-
-    def start_what_can() -> None:
-        nonlocal count
-        for device, waiting in queue.items():
-            if not busy[device] and waiting and missing[waiting[0]] <= there:
-                op = waiting.pop(0)
-                busy[device] = True
-                count += 1
-                heapq.heappush(events, (now + time[op, device], count, "done", (op,)))
-
-    start_what_can()
-    while events:
-        now, _, kind, what = heapq.heappop(events)
+    for op in range(problem.graph.n_ops):
+        waiting[int(device_of[op])].append(op)
+        for value in problem.graph.reads_of(op):
+            readers[int(value)].append(op)
+    this = _Simulation(problem, device_of, waiting, readers)
+    now = 0.0
+    this.start_what_can(now)
+    while this.events:
+        now, _, kind, what = heapq.heappop(this.events)
         if kind == "arrived":
-            there.add((what[0], what[1]))
+            this.there.add((what[0], what[1]))
         else:
-            op, home = what[0], int(device_of[what[0]])
-            busy[home] = False
-            for value in np.flatnonzero(graph.value_producer == op):
-                there.add((int(value), home))
-                for target in dict.fromkeys(int(device_of[r]) for r in readers[int(value)]):
-                    if target == home:
-                        continue
-                    begin = max(now, link_free[home, target])
-                    rate = problem.topology.bytes_per_s[home, target]
-                    end = begin + problem.topology.latency_s[home, target]
-                    end += graph.value_bytes[value] / rate
-                    link_free[home, target] = end
-                    count += 1
-                    heapq.heappush(events, (end, count, "arrived", (int(value), target)))
-        start_what_can()
-    assert not any(queue.values()), "the schedule stopped before all operators ran"
+            this.finish(what[0], now)
+        this.start_what_can(now)
+    assert not any(waiting.values()), "the schedule stopped before all operators ran"
     return float(now)
 
 

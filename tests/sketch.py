@@ -88,13 +88,24 @@ def devices(
     rate: float = 1.0,
     link: Link | None = None,
     speeds: list[float] | None = None,
+    nodes: list[int] | None = None,
+    far: Link | None = None,
 ) -> Topology:
-    """Return devices of those sizes that compute `rate` FLOP/s each, or `speeds`."""
+    """Return devices of those sizes that compute `rate` FLOP/s each, or `speeds`.
+
+    They are joined by `link`; those of different `nodes` by `far`.
+    """
     specs = tuple(
-        DeviceSpec(f"d{i}", size, {"float32": speeds[i] if speeds else rate}, 1.0)
+        DeviceSpec(
+            f"d{i}",
+            size,
+            {"float32": speeds[i] if speeds else rate},
+            1.0,
+            nodes[i] if nodes else 0,
+        )
         for i, size in enumerate(memory_bytes)
     )
-    return uniform_topology(specs, link or Link(1.0))
+    return uniform_topology(specs, link or Link(1.0), far)
 
 
 def problem(graph: OpGraph, topology: Topology) -> Problem:
@@ -112,7 +123,11 @@ def chain(length: int, weight: int = 10, size: int = 1, flops: int = 1) -> OpGra
 
 
 def random_graph(seed: int, n: int) -> OpGraph:
-    """Return a graph with branches, views, tied weights, values nobody reads, and groups."""
+    """Return a graph with all that makes a placement hard.
+
+    Branches, views, tied weights, values nobody reads, values without bytes, and groups: some of
+    neighbours, some of operators that lie far apart, with others and other groups between them.
+    """
     rng = np.random.default_rng(seed)
     sketch = Sketch()
     values = [sketch.input(int(rng.integers(1, 9))) for _ in range(int(rng.integers(1, 3)))]
@@ -124,12 +139,14 @@ def random_graph(seed: int, n: int) -> OpGraph:
         uses = [int(w) for w in rng.choice(weights, size=int(rng.integers(0, 3)), replace=False)]
         view = reads[0] if reads and rng.random() < 0.25 else -1
         group = -1
-        if op and rng.random() < 0.1:
-            group = sketch.ops[op - 1][5]
+        if op and rng.random() < 0.2:
+            # Of the operator before, or of any.
+            other = op - 1 if rng.random() < 0.5 else int(rng.integers(op))
+            group = sketch.ops[other][5]
         values.append(
             sketch.op(
                 reads,
-                int(rng.integers(1, 9)),
+                int(rng.integers(0, 9)),
                 uses,
                 int(rng.integers(0, 6)),
                 view,

@@ -1,9 +1,12 @@
+import shutil
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from fxpart import graph_cache
 from fxpart.errors import CacheError
 from fxpart.graph import OpGraph
 from fxpart.graph_cache import cache_key, cached_path, read_graph, write_graph
@@ -33,11 +36,67 @@ def test_a_damaged_entry_is_as_good_as_none(tmp_path: Path, damage: str) -> None
     assert read_graph(path) is not None
 
 
-def test_everything_that_decides_the_graph_is_in_the_key() -> None:
-    key = cache_key({"name": "gpt2", "batch_size": 1}, "operator")
-    assert key == cache_key({"batch_size": 1, "name": "gpt2"}, "operator")
-    assert key != cache_key({"name": "gpt2", "batch_size": 2}, "operator")
-    assert key != cache_key({"name": "gpt2", "batch_size": 1}, "module")
+MODEL = {"name": "gpt2", "batch_size": 1}
+
+
+def test_the_model_and_the_level_are_in_the_key() -> None:
+    key = cache_key(MODEL, "operator")
+    assert key == cache_key(dict(reversed(MODEL.items())), "operator")
+    for field in MODEL:
+        assert key != cache_key(MODEL | {field: "other"}, "operator")
+    assert key != cache_key(MODEL | {"seq_len": 8}, "operator")
+    assert key != cache_key(MODEL, "module")
+
+
+@pytest.mark.parametrize("package", ["torch", "fxpart"])
+def test_versions_are_in_the_key(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    key = cache_key(MODEL, "operator")
+    was = graph_cache._installed
+    monkeypatch.setattr(
+        graph_cache, "_installed", lambda name: "0.0.0" if name == package else was(name)
+    )
+    assert cache_key(MODEL, "operator") != key
+
+
+@pytest.fixture
+def package_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the package's source that keys are made from."""
+    here = Path(graph_cache.__file__).parent
+    for path in [*here.glob("*.py"), *here.glob("capture/*.py"), *here.glob("models/*.py")]:
+        copy = tmp_path / path.relative_to(here)
+        copy.parent.mkdir(exist_ok=True)
+        shutil.copy(path, copy)
+    monkeypatch.setattr(graph_cache, "__file__", str(tmp_path / "graph_cache.py"))
+    graph_cache._capture_source_digest.cache_clear()
+    yield tmp_path
+    graph_cache._capture_source_digest.cache_clear()
+
+
+@pytest.mark.parametrize("file", ["graph.py", "capture/api.py", "models/build.py"])
+def test_the_source_that_makes_graphs_is_in_the_key(package_copy: Path, file: str) -> None:
+    key = cache_key(MODEL, "operator")
+    with (package_copy / file).open("a") as source:
+        source.write("# changed\n")
+    graph_cache._capture_source_digest.cache_clear()
+    assert cache_key(MODEL, "operator") != key
+
+
+def test_source_that_makes_no_graphs_is_not_in_the_key(package_copy: Path) -> None:
+    key = cache_key(MODEL, "operator")
+    (package_copy / "partitions.py").write_text("")
+    graph_cache._capture_source_digest.cache_clear()
+    assert cache_key(MODEL, "operator") == key
+
+
+def test_an_entry_whose_sources_changed_is_as_good_as_none(tmp_path: Path) -> None:
+    source, path = tmp_path / "my_model.py", tmp_path / "g.npz"
+    source.write_text("one")
+    write_graph(path, random_graph(1, 5), [source])
+    assert read_graph(path) is not None
+    source.write_text("two")
+    assert read_graph(path) is None
+    source.unlink()
+    assert read_graph(path) is None
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

@@ -43,6 +43,9 @@ def test_every_mode_keeps_its_promises(
     try:
         placed = make_mode(mode)(this)
     except InfeasibleError:
+        # No mode may refuse what one device holds alone.
+        whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
+        assert this.topology.memory_bytes.max() < whole
         return
     device_of = placed.device_of
     assert device_of.shape == (n,)
@@ -57,6 +60,19 @@ def test_every_mode_keeps_its_promises(
             maker = graph.value_producer[value]
             assert maker < 0 or placed.partition_of[maker] <= placed.partition_of[op]
     assert evaluate(this, placed).latency_s == pytest.approx(independent.latency_s(this, device_of))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("spare", [0, 1, 10**6])
+def test_no_mode_refuses_devices_that_each_hold_the_model(
+    mode: str, count: int, spare: int
+) -> None:
+    for seed in range(10):
+        graph = random_graph(seed, 25)
+        whole = independent.peak_bytes(graph, np.zeros(25, dtype=np.int64), 0)
+        placed = make_mode(mode)(problem(graph, devices(*[whole + spare] * count)))
+        assert placed.device_of.shape == (25,)
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 30), count=st.integers(1, 4))

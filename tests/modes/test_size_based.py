@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from fxpart.errors import InfeasibleError
+from fxpart.graph import OpGraph
 from fxpart.modes import make_mode
 from fxpart.modes.fill import fill_in_order
-from fxpart.modes.units import atomic_units, module_units
+from fxpart.modes.units import Units, atomic_units, contiguous_units, module_units
 from tests.independent import peak_bytes
 from tests.sketch import Sketch, chain, devices, problem, random_graph
 
@@ -68,25 +69,66 @@ def test_single_names_the_device_it_would_take() -> None:
 
 
 def test_fill_is_the_longest_run_that_fits() -> None:
-    for seed in range(20):
+    opened_most = 0
+    for seed in range(60):
         graph = random_graph(seed, 25)
-        this = problem(graph, devices(60))
-        units = atomic_units(graph)
-        device_of, opened, left = fill_in_order(this.memory, units, [60] * 25)
-        if left:
-            continue
+        units = contiguous_units(graph)
+        start, ops = units
+        assert ops.tolist() == list(range(25))
+        capacity = 60 + max(_alone_bytes(graph, units))
+        this = problem(graph, devices(capacity))
+        device_of, opened, left = fill_in_order(this.memory, units, [capacity] * 25)
+        assert left == 0
+        opened_most = max(opened_most, opened)
         # One at a time, a device is opened exactly when the next unit does not fit.
         slow = np.full(graph.n_ops, -1)
         device = 0
-        start, ops = units
         for unit in range(len(start) - 1):
             mine = ops[start[unit] : start[unit + 1]]
             slow[mine] = device
-            if peak_bytes(graph, slow, device) > 60:
+            if peak_bytes(graph, slow, device) > capacity:
                 device += 1
                 slow[mine] = device
         assert device_of.tolist() == slow.tolist()
         assert opened == device + 1
+    assert opened_most > 2
+
+
+def _alone_bytes(graph: OpGraph, units: Units) -> list[int]:
+    """Return what each unit needs on a device of its own."""
+    needed = []
+    for unit in np.split(units[1], units[0][1:-1]):
+        home = np.full(graph.n_ops, -1)
+        home[unit] = 0
+        needed.append(peak_bytes(graph, home, 0))
+    return needed
+
+
+def test_what_lies_between_the_operators_of_a_group_is_filled_in_with_them() -> None:
+    sketch = Sketch()
+    base = sketch.op([], 64)
+    view = sketch.op([base], 64, view_of=base)
+    last = sketch.op([view], 1, group=0)
+    graph = sketch.graph(sketch.op([last], 1, [sketch.weight(50)]))
+    # Without the view that it reads, the group holds two copies of 64: more units need less.
+    assert peak_bytes(graph, np.array([0, 1, 0, 1]), 0) == 64 + 64 + 1
+    assert peak_bytes(graph, np.array([0, 0, 0, 1]), 0) == 64 + 1
+    placed = make_mode("size_based")(problem(graph, devices(65, 70)))
+    assert placed.device_of.tolist() == [0, 0, 0, 1]
+
+
+def test_stretches_of_the_order_hold_whole_groups() -> None:
+    sketch = Sketch()
+    for group in (0, 0, 2, 2, 0, 5, 5, 7, 8, 8, 7, 11):
+        # Groups {0, 1, 4} around {2, 3}; {5, 6}; {7, 10} around {8, 9}; and 11.
+        sketch.op([], 1, group=group)
+    start, ops = contiguous_units(sketch.graph())
+    assert [list(o) for o in np.split(ops, start[1:-1])] == [
+        [0, 1, 2, 3, 4],
+        [5, 6],
+        [7, 8, 9, 10],
+        [11],
+    ]
 
 
 def test_units_of_modules_go_from_coarse_to_fine() -> None:

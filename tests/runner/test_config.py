@@ -189,7 +189,7 @@ def test_nodes_go_by_pool() -> None:
         (DevicesConfig("s", []), "no devices"),
         (DevicesConfig("s", [pool()], [0, 1]), "machines of 2 pools, there are 1"),
         (DevicesConfig("s", [pool(memory_bytes=0)]), "memory must be positive"),
-        (DevicesConfig("s", [pool()], None, LinkConfig("l", 0.0)), "rate must be positive"),
+        (DevicesConfig("s", [pool()], None, LinkConfig("l", 0.0)), "must be positive and fin"),
     ],
 )
 def test_devices_that_make_no_sense_are_refused(devices: DevicesConfig, said: str) -> None:

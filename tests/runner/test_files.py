@@ -10,7 +10,6 @@ from fxpart.errors import SpecError
 from runner.files import (
     assignment_for,
     device_rows,
-    metrics_of,
     read_assignment,
     read_result,
     write_assignment,
@@ -165,16 +164,16 @@ def test_result_holds_metrics_and_devices(tmp_path: Path) -> None:
         path,
         status="finished",
         config={"mode": "single"},
-        metrics=metrics_of(evaluation),
+        metrics={"latency_ms": 15e3, "feasible": 1.0},
         devices=device_rows(evaluation),
+        sweep_id="ab12",
     )
     result = read_result(path)
     assert (result["schema"], result["version"]) == ("fxpart.result", 1)
     assert (result["status"], result["error"]) == ("finished", None)
     assert result["config"] == {"mode": "single"}
-    assert result["metrics"]["latency_s"] == 15.0
-    assert result["metrics"]["transfer_bytes"] == 4
-    assert result["metrics"]["devices_used"] == 2
+    assert result["metrics"] == {"latency_ms": 15e3, "feasible": 1.0}
+    assert result["sweep"] == "ab12"
     assert result["devices"][0]["weight_bytes"] == 10
     assert result["devices"][0]["free_bytes"] == 100 - result["devices"][0]["peak_bytes"]
     assert result["devices"][1]["partitions"] == [1, 2]

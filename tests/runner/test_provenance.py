@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.provenance import environment_tags
+from runner.provenance import environment_tags, installed_version
 
 
 def _git(root: Path, *arguments: str) -> str:
@@ -23,36 +23,44 @@ def repository(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_versions_and_note(tmp_path: Path) -> None:
-    tags = environment_tags(tmp_path, note="**fits**")
+def _tags_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.chdir(folder)
+    return environment_tags()
+
+
+def test_versions() -> None:
+    tags = environment_tags()
     assert tags["torch_version"] == version("torch")
     assert tags["python_version"] == sys.version.split()[0]
-    assert tags["mlflow.note.content"] == "**fits**"
     assert all(tags.values())
 
 
-def test_a_clean_repository(repository: Path) -> None:
-    tags = environment_tags(repository)
+def test_a_clean_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = _tags_in(repository, monkeypatch)
     assert tags["mlflow.source.git.commit"] == _git(repository, "rev-parse", "HEAD")
     assert tags["mlflow.source.git.branch"] == "trunk"
     assert tags["git_dirty"] == "false"
 
 
-def test_a_change_makes_it_dirty(repository: Path) -> None:
+def test_a_change_makes_it_dirty(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (repository / "file").write_text("2")
-    assert environment_tags(repository)["git_dirty"] == "true"
+    assert _tags_in(repository, monkeypatch)["git_dirty"] == "true"
 
 
-def test_a_detached_head_has_no_branch(repository: Path) -> None:
+def test_a_detached_head_has_no_branch(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _git(repository, "checkout", "--detach")
-    tags = environment_tags(repository)
+    tags = _tags_in(repository, monkeypatch)
     assert "mlflow.source.git.branch" not in tags
     assert len(tags["mlflow.source.git.commit"]) == 40
 
 
-def test_no_repository_and_no_folder_are_no_error(tmp_path: Path) -> None:
-    assert "git_dirty" not in environment_tags(tmp_path)
-    assert "git_dirty" not in environment_tags(tmp_path / "missing")
+def test_no_repository_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "git_dirty" not in _tags_in(tmp_path, monkeypatch)
+
+
+def test_a_package_that_is_missing_has_no_version() -> None:
+    assert installed_version("no-such-package") is None
+    assert installed_version("torch") == version("torch")
 
 
 @pytest.mark.parametrize(
@@ -63,8 +71,6 @@ def test_no_repository_and_no_folder_are_no_error(tmp_path: Path) -> None:
         ("", "python"),
     ],
 )
-def test_source_is_the_command(
-    program: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_source_is_the_command(program: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [program])
-    assert environment_tags(tmp_path)["mlflow.source.name"] == source
+    assert environment_tags()["mlflow.source.name"] == source

@@ -10,7 +10,7 @@ from fxpart.errors import SpecError
 from runner import accelerators
 from runner.accelerators import accelerator_files, device_pools, read_accelerator
 from runner.paths import conf_dir
-from runner.specs import DEVICE_PRESETS, SpecSource, quote_numbers
+from runner.specs import DEVICE_PRESETS, SpecSource, choices_text, quote_numbers
 from runner.transfer_spec import transfer_rate
 from tests.runner.composed import composed, read
 
@@ -167,6 +167,43 @@ def test_quoting_touches_only_numbers_that_choose() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("given", "quoted"),
+    [
+        ("transfer_rate=choice(16e9,32e9)", "transfer_rate='16e9','32e9'"),
+        ("transfer_rate=choice(pcie4, 1)", "transfer_rate=pcie4, '1'"),
+        ("devices=glob(4x*)", "devices=glob(4x*)"),
+        ("mode=shuffle(single,kl_based)", "mode=shuffle(single,kl_based)"),
+        ("model.batch_size=range(1,3)", "model.batch_size=range(1,3)"),
+    ],
+)
+def test_functions_of_choices(given: str, quoted: str) -> None:
+    assert quote_numbers([given]) == [quoted]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("transfer_rate=range(1,3)", "list the choices with commas"),
+        ("transfer_rate=choice(shuffle(16e9,32e9))", "list the choices with commas"),
+        ("accelerator=h100", "write devices=1xh100"),
+        ("+accelerator=h100,t4", "write devices=1xh100,1xt4"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(given: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        quote_numbers([given])
+
+
+def test_the_help_lists_what_can_be_chosen(user_conf: Path) -> None:
+    write(user_conf / "model/sub/mine.yaml", "name: mine\n")
+    write(user_conf / "hydra/output/x.yaml", "\n")
+    lines = dict(line.split(": ") for line in choices_text().splitlines())
+    assert set(lines) == {"devices", "latency", "mode", "model", "tracking", "transfer_rate"}
+    assert {"llama2_13b", "sub/mine"} <= set(lines["model"].split(", "))
+    assert {"dgx_h100", "4x16gb"} <= set(lines["devices"].split(", "))
+
+
 def test_every_listed_preset_can_be_loaded() -> None:
     source = SpecSource("test", "spec://")
     listed = source.list("devices", None)
@@ -227,6 +264,10 @@ def test_a_users_accelerator_can_stand_for_a_class(user_conf: Path) -> None:
         ("- 1\n", "does not state memory, flops_per_s"),
         (GIVEN.replace("source: a test\n", ""), "does not state source"),
         (GIVEN.replace("6gb", "6"), "has no unit"),
+        (GIVEN.replace("{float32: 3.0e12}", "3.0e12"), "give a rate for each dtype"),
+        (GIVEN.replace("3.0e12", "fast"), "flops_per_s.float32 must be a positive number, is fast"),
+        (GIVEN.replace("7.0e9", "-1"), "memory_bandwidth_bytes_per_s must be a positive number"),
+        (GIVEN + "stands_for_gb: six\n", "stands_for_gb must be a positive number, is six"),
     ],
 )
 def test_a_damaged_accelerator_file_is_named(user_conf: Path, text: str, said: str) -> None:

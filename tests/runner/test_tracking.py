@@ -15,7 +15,7 @@ from mlflow.entities import Experiment
 from fxpart.errors import InfeasibleError, SpecError
 from runner.mlflow_tracker import MlflowTracker
 from runner.mlflow_view import COLOR_TAG, VIEW_TAG
-from runner.tracking import NoTracker, TrackingConfig, TrackingError, open_tracker, prepare_store
+from runner.tracking import NoTracker, TrackingConfig, TrackingError, open_tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
@@ -33,7 +33,7 @@ def _environment() -> Iterator[None]:
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store to copy: making one takes seconds."""
     root = tmp_path_factory.mktemp("store")
-    prepare_store(TrackingConfig(), root)
+    open_tracker(TrackingConfig(), root)
     return root / "outputs" / "mlflow.db"
 
 
@@ -203,13 +203,12 @@ def test_children_name_their_parent(tracker: MlflowTracker, client: MlflowClient
     with tracker.start("child", PARAMS, parent_run_id=parent) as run:
         pass
     assert client.get_run(parent).info.status == "RUNNING"
-    tracker.finish_sweep(parent, "FAILED", tags={"jobs_failed": "1"})
+    tracker.finish_sweep(parent, "FAILED")
     assert run.run_id is not None
     assert client.get_run(run.run_id).data.tags["mlflow.parentRunId"] == parent
     kept = client.get_run(parent)
     assert kept.info.status == "FAILED"
     assert kept.data.tags["kind"] == "sweep"
-    assert kept.data.tags["jobs_failed"] == "1"
 
 
 def test_finished_runs_are_found_by_their_tag(tracker: MlflowTracker) -> None:

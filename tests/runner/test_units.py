@@ -4,18 +4,17 @@ from runner.units import format_ids, format_s, format_size
 
 
 @pytest.mark.parametrize(
-    ("size_bytes", "binary", "expected"),
+    ("size_bytes", "expected"),
     [
-        (0, True, "0 B"),
-        (1023, True, "1023 B"),
-        (1536, True, "1.50 KiB"),
-        (80 * 10**9, True, "74.51 GiB"),
-        (80 * 10**9, False, "80.00 GB"),
-        (5 * 2**40, True, "5120 GiB"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (80 * 10**9, "74.51 GiB"),
+        (5 * 2**40, "5120 GiB"),
     ],
 )
-def test_sizes_say_their_unit(size_bytes: int, binary: bool, expected: str) -> None:
-    assert format_size(size_bytes, binary=binary) == expected
+def test_sizes_say_their_unit(size_bytes: int, expected: str) -> None:
+    assert format_size(size_bytes) == expected
 
 
 @pytest.mark.parametrize(

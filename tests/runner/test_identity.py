@@ -1,0 +1,100 @@
+"""What is logged of a run, and what makes two runs the same."""
+
+from dataclasses import replace
+
+import pytest
+
+from runner import identity
+from runner.config import Config
+from runner.experiment import model_spec
+from runner.identity import Choices, config_key, override_values, parameters
+from tests.runner.composed import read
+
+BASE = ("model=gpt2", "devices=2x16gb")
+CHOICES = Choices("gpt2", "kl_based", "2x16gb", "pcie4")
+
+
+def key_of(config: Config) -> str:
+    return config_key(config, model_spec(config).key())
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model.batch_size=3",
+        "model.config.n_layer=3",
+        "devices.nodes=[0]",
+        "devices=2x24gb",
+        "transfer_rate=pcie3",
+        "latency.op_overhead_s=0",
+        "mode=single",
+        "mode.max_passes=1",
+        "capture.level=module",
+    ],
+)
+def test_what_decides_the_result_changes_the_key(override: str) -> None:
+    assert key_of(read(*BASE)) != key_of(read(*BASE, override))
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "model.name=other",
+        "devices.spec=other",
+        "transfer_rate.source=other",
+        "transfer_rate.name=other",
+        "latency.name=other",
+        "tracking=none",
+        "tracking.experiment=other",
+        "capture.cache_dir=/other",
+        "capture.use_cache=false",
+    ],
+)
+def test_names_and_places_do_not(override: str) -> None:
+    assert key_of(read(*BASE)) == key_of(read(*BASE, override))
+
+
+def test_names_of_accelerators_do_not() -> None:
+    config, renamed = read(*BASE), read(*BASE)
+    renamed.devices.pools = [replace(p, name="x", source="y") for p in renamed.devices.pools]
+    assert key_of(config) == key_of(renamed)
+
+
+def test_versions_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = read(*BASE)
+    before = key_of(config)
+    assert config_key(config, {**model_spec(config).key(), "factory_sha256": "1"}) != before
+    monkeypatch.setattr(identity, "installed_version", lambda _: None)
+    assert key_of(config) != before
+
+
+def test_overrides_lose_their_marks_and_quotes() -> None:
+    given = ["transfer_rate='16e9'", "+a.b=c=d", "~e", "f="]
+    assert override_values(given) == {
+        "transfer_rate": "16e9",
+        "a.b": "c=d",
+        "e": "",
+        "f": "",
+    }
+
+
+def test_parameters_hold_what_was_overridden_anywhere() -> None:
+    overrides = (
+        *BASE,
+        "model.config={n_layer: 3}",
+        "model.name=mine",
+        "devices.nodes=[0]",
+        "transfer_rate.latency_s=1e-6",
+        "tracking.uri=http://me:secret@host",
+    )
+    kept = parameters(read(*overrides), CHOICES, overrides)
+    assert (kept["model"], kept["devices"]) == ("gpt2", "2x16gb")
+    assert (kept["devices.nodes"], kept["transfer_rate.latency_s"]) == ("[0]", "1e-6")
+    assert kept["model.config.n_layer"] == 3
+    assert not {"model.config", "model.name", "tracking.uri"} & set(kept)
+
+
+def test_parameters_say_how_a_factory_was_called() -> None:
+    config = read("model=custom", "model.factory=a.b:c", "model.factory_args.depth=3")
+    kept = parameters(config, CHOICES, ())
+    assert (kept["model.factory"], kept["model.factory_args.depth"]) == ("a.b:c", 3)
