@@ -4,7 +4,8 @@
 configuration; `build_topology` makes devices and links of two of its sections.
 """
 
-from dataclasses import dataclass, field, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -177,11 +178,19 @@ def read_config(composed: DictConfig) -> Config:
     if not isinstance(name, str):
         raise SpecError(f"mode.name must be a mode's name, got {name!r}; such as mode=kl_based")
     sections = {key: value for key, value in vars(values).items() if key != "mode"}
-    known = [section.name for section in fields(Config)]
-    for section in sections:
-        if section not in known:
-            raise SpecError(f"{section} does not exist; {nearest_names(section, known)}")
+    _refuse_unknown(values, [section.name for section in fields(Config)], "")
     return Config(**sections, mode=ModeConfig(name, options))
+
+
+def _refuse_unknown(section: object, known: Sequence[str], path: str) -> None:
+    """Refuse keys that a ``+`` on the command line has added, in `section` and all inside it."""
+    for key, value in vars(section).items():
+        if key not in known:
+            raise SpecError(f"{path}{key} does not exist; {nearest_names(key, known)}")
+        for index, inner in enumerate(value if isinstance(value, list) else [value]):
+            if is_dataclass(inner):
+                where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
+                _refuse_unknown(inner, [f.name for f in fields(inner)], where)
 
 
 def build_topology(devices: DevicesConfig, transfer_rate: LinkConfig) -> Topology:

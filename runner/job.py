@@ -131,7 +131,8 @@ def _write_files(
 ) -> None:
     graph, folder = result.captured.graph, identity.folder
     placed, evaluation = result.assignment, result.evaluation
-    write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, model)
+    named = {"name": identity.choices.model, **model}
+    write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
     write_figures(folder, graph, placed, evaluation)
     write_trace(folder / "trace.json", graph, placed, evaluation)
     _write_config(config, identity)

@@ -33,7 +33,8 @@ def explain(error: BaseException) -> str | None:
     for link in chain:
         if isinstance(link, FxpartError):
             return " ".join(str(link).split())
-    said = [str(link) for link in chain if _is_hydras(link)]
+    # What Hydra and the parser of YAML raise themselves, they raise at what they were given.
+    said = [str(link) for link in chain if _is_hydras(link) or _raiser(link) in ("hydra", "yaml")]
     return _hydra_line("\n".join(said)) if said else _folder_line(error)
 
 
@@ -42,6 +43,14 @@ def _is_hydras(error: BaseException) -> bool:
     from omegaconf.errors import OmegaConfBaseException
 
     return isinstance(error, HydraException | OmegaConfBaseException)
+
+
+def _raiser(error: BaseException) -> str:
+    """Return the top-level package whose code raised `error` itself, files aside."""
+    if isinstance(error, OSError):
+        return ""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] if frames else ""
 
 
 def _folder_line(error: BaseException) -> str | None:

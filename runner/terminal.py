@@ -3,6 +3,7 @@
 Rich is imported where it is used, so that a run that only prints its help does not pay for it.
 """
 
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -39,7 +40,15 @@ def show(*parts: "Table | str") -> None:
     """
     from rich.console import Console
 
-    console = Console(markup=False, highlight=False, emoji=False)
+    class Lasting(Console):
+        """Goes on without a reader; rich would end the program, before its result is recorded."""
+
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+            # What Python flushes at its exit must not fail either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    console = Lasting(markup=False, highlight=False, emoji=False)
     for part in parts:
         # A line that is too long is the terminal's to wrap: cut by us it is two lines in a log.
         console.print(part, soft_wrap=isinstance(part, str))

@@ -90,18 +90,24 @@ def test_kl_based_is_never_slower_than_size_based(seed: int, n: int, count: int)
     ) * (1 + 1e-12)
 
 
-def test_kl_based_finds_the_best_of_all_placements_of_two_branches() -> None:
-    graph = random_graph(5, 8)
-    this = problem(graph, devices(10**6, 10**6, link=Link(50.0)))
-    best = min(
-        independent.latency_s(this, np.array(code))
-        for code in itertools.product((0, 1), repeat=8)
-        if all(code[op] == code[graph.group[op]] for op in range(8))
-    )
-    found = independent.latency_s(this, make_mode("kl_based")(this).device_of)
-    alone = independent.latency_s(this, np.zeros(8, dtype=np.int64))
-    assert best < alone
-    assert found == pytest.approx(best)
+def test_kl_based_is_near_the_best_of_all_placements_and_often_there() -> None:
+    excess = []
+    for seed in range(40):
+        graph = random_graph(seed, 8)
+        this = problem(graph, devices(10**6, 10**6, link=Link(50.0)))
+        best = min(
+            independent.latency_s(this, np.array(code))
+            for code in itertools.product((0, 1), repeat=8)
+            if all(code[op] == code[graph.group[op]] for op in range(8))
+        )
+        found = independent.latency_s(this, make_mode("kl_based")(this).device_of)
+        alone = independent.latency_s(this, np.zeros(8, dtype=np.int64))
+        if best < alone:
+            assert found < alone
+            excess.append(found / best - 1)
+    assert len(excess) > 30
+    assert sum(share < 1e-9 for share in excess) >= len(excess) // 2
+    assert sum(excess) / len(excess) < 0.1
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -108,7 +108,7 @@ def test_what_lies_between_the_operators_of_a_group_is_filled_in_with_them() -> 
     sketch = Sketch()
     base = sketch.op([], 64)
     view = sketch.op([base], 64, view_of=base)
-    last = sketch.op([view], 1, group=0)
+    last = sketch.op([base, view], 1, group=0)
     graph = sketch.graph(sketch.op([last], 1, [sketch.weight(50)]))
     # Without the view that it reads, the group holds two copies of 64: more units need less.
     assert peak_bytes(graph, np.array([0, 1, 0, 1]), 0) == 64 + 64 + 1

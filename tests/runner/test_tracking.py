@@ -29,18 +29,10 @@ def _environment() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store to copy: making one takes seconds."""
-    root = tmp_path_factory.mktemp("store")
-    open_tracker(TrackingConfig(), root)
-    return root / "outputs" / "mlflow.db"
-
-
 @pytest.fixture
-def tracker(template: Path, tmp_path: Path) -> MlflowTracker:
+def tracker(empty_store: Path, tmp_path: Path) -> MlflowTracker:
     (tmp_path / "outputs").mkdir()
-    shutil.copy(template, tmp_path / "outputs")
+    shutil.copy(empty_store, tmp_path / "outputs")
     opened = open_tracker(TrackingConfig(), tmp_path)
     assert isinstance(opened, MlflowTracker)
     return opened

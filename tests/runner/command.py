@@ -1,0 +1,77 @@
+"""The command as a user runs it: real processes, a real MLflow store, a model of one's own."""
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MODEL = """
+import time
+from pathlib import Path
+import torch
+from torch import nn
+
+def build(batch_size, dtype, width=64, layers=6):
+    blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)]
+    return nn.Sequential(*blocks).to(dtype), (torch.zeros(batch_size, width, dtype=dtype),)
+
+def broken(batch_size, dtype):
+    class Broken(nn.Module):
+        def forward(self, x):
+            return x + 1 if x.sum() > 0 else x
+    return Broken(), (torch.zeros(batch_size),)
+
+def slow(batch_size, dtype):
+    Path("started").touch()
+    time.sleep(300)
+
+def spoils_the_store(batch_size, dtype):
+    for path in Path("outputs").glob("mlflow.db-*"):
+        path.unlink()
+    Path("outputs/mlflow.db").write_bytes(b"broken " * 10_000)
+    return build(batch_size, dtype)
+"""
+OWN = ["model=custom", "model.factory=tiny:build", "model.name=tiny"]
+# A layer holds 64 x 64 + 64 floats = 16,640 bytes, six of them 99,840; so 0.06 MB holds three.
+SMALL = "devices=2x0.06mb"
+COMMAND = ("-m", "runner")
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line that a mistake is."""
+        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, self.err
+        assert "Traceback" not in self.err
+        assert "Warning" not in self.err
+        return lines[0].removeprefix("error: ")
+
+
+def run(folder: Path, *arguments: str, program: tuple[str, str] = COMMAND) -> Done:
+    """Run the command in `folder`, or the Python that `program` says."""
+    done = subprocess.run(
+        [sys.executable, *program, *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout, done.stderr)
+
+
+def tracked_runs(folder: Path, filter_string: str = "") -> list[Any]:
+    """Return what the store in `folder` holds."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("fxpart")
+    assert experiment is not None
+    return list(client.search_runs([experiment.experiment_id], filter_string))

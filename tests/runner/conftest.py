@@ -1,0 +1,45 @@
+"""Where the command is run."""
+
+import os
+import shutil
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+
+from runner.tracking import TrackingConfig, open_tracker
+from tests.runner.command import MODEL
+
+
+@pytest.fixture(scope="session")
+def graph_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Captured graphs, which any test may take from another: that saves seconds."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder with a model in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(graph_cache))
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "tiny.py").write_text(MODEL)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store to copy: making one takes seconds."""
+    root = tmp_path_factory.mktemp("store")
+    with patch.dict(os.environ):
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+        open_tracker(TrackingConfig(), root)
+    return root / "outputs" / "mlflow.db"
+
+
+@pytest.fixture
+def tracked_folder(folder: Path, empty_store: Path) -> Path:
+    """A user's folder with a model and an empty store in it."""
+    (folder / "outputs").mkdir()
+    shutil.copy(empty_store, folder / "outputs")
+    return folder
