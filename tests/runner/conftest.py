@@ -38,8 +38,7 @@ def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def tracked_folder(folder: Path, empty_store: Path) -> Path:
-    """A user's folder with a model and an empty store in it."""
+def store(folder: Path, empty_store: Path) -> Path:
+    """An empty store in the user's folder."""
     (folder / "outputs").mkdir()
-    shutil.copy(empty_store, folder / "outputs")
-    return folder
+    return Path(shutil.copy(empty_store, folder / "outputs"))

@@ -66,8 +66,8 @@ def test_a_second_run_takes_the_graph_from_the_cache(folder: Path) -> None:
     assert "dashboard" not in done.out
 
 
-def test_what_does_not_fit_says_what_would(tracked_folder: Path) -> None:
-    folder = tracked_folder
+@pytest.mark.usefixtures("store")
+def test_what_does_not_fit_says_what_would(folder: Path) -> None:
     done = run(folder, *OWN, "devices=1x0.06mb", "mode=size_based", "hydra.run.dir=outputs/big")
     assert done.code == 2
     assert "the smallest number of such devices found to hold it is 2" in done.error
@@ -129,8 +129,8 @@ def test_the_users_own_conf_adds_a_model(folder: Path) -> None:
     assert "1 partition" in done.out
 
 
-def test_the_main_job(tracked_folder: Path) -> None:
-    folder = tracked_folder
+@pytest.mark.usefixtures("store")
+def test_the_main_job(folder: Path) -> None:
     done = run(folder, "mode=kl_based", "devices=4x16gb", "hydra.run.dir=outputs/main")
     assert done.code == 0, done.err
     out = folder / "outputs" / "main"
@@ -148,8 +148,8 @@ def test_the_main_job(tracked_folder: Path) -> None:
     assert metrics["latency_ms"] > 2 * 12.8e9 * 2048 / 76.7e12 / 4 * 1e3
 
 
-def test_a_store_that_breaks_does_not_cost_the_result(tracked_folder: Path) -> None:
-    folder = tracked_folder
+@pytest.mark.usefixtures("store")
+def test_a_store_that_breaks_does_not_cost_the_result(folder: Path) -> None:
     own = ["model=custom", "model.factory=tiny:spoils_the_store", "capture.use_cache=false"]
     done = run(folder, *own, SMALL, "hydra.run.dir=outputs/kept")
     assert done.code == 2
@@ -161,6 +161,7 @@ def test_a_store_that_breaks_does_not_cost_the_result(tracked_folder: Path) -> N
     assert (folder / "outputs" / "kept" / "assignment.json").exists()
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("sent", "code", "said", "mode"),
     [
@@ -169,9 +170,8 @@ def test_a_store_that_breaks_does_not_cost_the_result(tracked_folder: Path) -> N
     ],
 )
 def test_a_signal_ends_the_run_as_killed(
-    tracked_folder: Path, sent: signal.Signals, code: int, said: str, mode: str
+    folder: Path, sent: signal.Signals, code: int, said: str, mode: str
 ) -> None:
-    folder = tracked_folder
     swept = ["-m"] if "," in mode else []
     slow = ["model=custom", "model.factory=tiny:slow", "capture.use_cache=false", f"mode={mode}"]
     command = [sys.executable, *COMMAND, *swept, *slow, SMALL]

@@ -23,8 +23,8 @@ sys.exit(main())
 """
 
 
-def test_a_sweep_ranks_its_jobs_and_goes_on_after_infeasible_ones(tracked_folder: Path) -> None:
-    folder = tracked_folder
+@pytest.mark.usefixtures("store")
+def test_a_sweep_ranks_its_jobs_and_goes_on_after_infeasible_ones(folder: Path) -> None:
     done = run(
         folder,
         "-m",
@@ -55,8 +55,8 @@ def test_a_failed_job_in_a_sweep_makes_its_exit_code_2(folder: Path) -> None:
     assert "batch size" in done.out
 
 
-def test_a_crash_in_one_job_leaves_the_others(tracked_folder: Path) -> None:
-    folder = tracked_folder
+@pytest.mark.usefixtures("store")
+def test_a_crash_in_one_job_leaves_the_others(folder: Path) -> None:
     swept = [*OWN, SMALL, "mode=size_based,kl_based", "hydra.sweep.dir=outputs/swept"]
     done = run(folder, "-m", *swept, program=("-c", CRASH))
     assert done.code == 2
@@ -76,8 +76,8 @@ def test_a_crash_in_one_job_leaves_the_others(tracked_folder: Path) -> None:
     }
 
 
-def test_a_crash_alone_shows_its_traceback(tracked_folder: Path) -> None:
-    folder = tracked_folder
+@pytest.mark.usefixtures("store")
+def test_a_crash_alone_shows_its_traceback(folder: Path) -> None:
     done = run(folder, *OWN, SMALL, "hydra.run.dir=outputs/0_one", program=("-c", CRASH))
     assert done.code == 1
     assert "ZeroDivisionError: a bug" in done.err
