@@ -157,6 +157,17 @@ def test_lower_bound_counts_a_transfer_between_fork_and_join() -> None:
     assert _best_of_all_s(this) == 9
 
 
+def test_lower_bound_takes_the_quickest_link() -> None:
+    sketch = Sketch()
+    ends = [sketch.op([], 2, flops=3) for _ in range(2)]
+    graph = sketch.graph(sketch.op(ends, 1, flops=1))
+    near, far = Link(2.0, 1.0), Link(0.25, 9.0)
+    this = problem(graph, devices(GB, GB, GB, link=near, far=far, nodes=[0, 0, 1]))
+    # In the node a result takes 1 + 2 / 2 s: it comes at 3 + 2, then 1.
+    assert lower_bound_s(this.costs) == 6
+    assert _best_of_all_s(this) == 6
+
+
 def _best_of_all_s(this: Problem) -> float:
     """Return the least latency of all placements.
 
@@ -197,6 +208,16 @@ def test_agrees_with_the_independent_computation(seed: int, n: int, count: int) 
     device_of = rng.integers(0, count, n)
     result = evaluate(this, partition_by_device(graph, device_of))
     assert result.latency_s == pytest.approx(independent.latency_s(this, device_of))
+    sent = list(zip(result.transfers.value.tolist(), result.transfers.target.tolist(), strict=True))
+    assert sorted(sent) == sorted(
+        {
+            (int(value), int(device_of[op]))
+            for op in range(n)
+            for value in graph.reads_of(op)
+            if graph.value_producer[value] >= 0
+            and device_of[graph.value_producer[value]] != device_of[op]
+        }
+    )
     for device in range(count):
         assert result.devices[device].peak_bytes == independent.peak_bytes(graph, device_of, device)
         profile = result.memory[device].held_bytes
