@@ -7,6 +7,7 @@ import numpy as np
 from fxpart.cost.kernels import peak_on_device
 from fxpart.device_spec import MAX_DEVICES
 from fxpart.errors import InfeasibleError
+from fxpart.graph import IntArray
 from fxpart.modes.fill import UNPLACED, fill_in_order
 from fxpart.modes.leftovers import place_all
 from fxpart.modes.units import Units, contiguous_units
@@ -61,7 +62,19 @@ def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str
     if left and used == MAX_DEVICES:
         return None, f"it takes more than {MAX_DEVICES} devices of {show_bytes(largest)}"
     if left:
-        return None, _too_large(problem, units, len(units[0]) - 1 - left, largest, equal)
+        group, needed = _heaviest_group(problem, units, len(units[0]) - 1 - left)
+        if needed > largest:
+            return None, _too_large(problem, group, needed, largest, equal=equal)
+        # What fails together may fit apart, out of order.
+        tried = range(len(memory) + 1, len(memory) + 9)
+        found = (n for n in tried if place_all(problem, [largest] * n) is not None)
+        used = next(found, 0)
+        if not used:
+            each = show_bytes(largest)
+            return (
+                None,
+                f"it was not placed on up to {tried[-1]} devices of {each}: take larger ones",
+            )
     # Filling in order is not always tightest: fewer may do with operators out of order.
     fewest = len(memory) + 1 if equal else 1
     while used > fewest and place_all(problem, [largest] * (used - 1)) is not None:
@@ -71,17 +84,28 @@ def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str
     return used, f"{used} devices of {show_bytes(largest)} would hold it"
 
 
-def _too_large(problem: Problem, units: Units, unit: int, largest: int, equal: bool) -> str:
-    """Return what to say of a unit that exceeds the largest device."""
+def _heaviest_group(problem: Problem, units: Units, unit: int) -> tuple[IntArray, int]:
+    """Return the group in that stretch of operators that needs most memory alone, and its bytes."""
     start, ops = units
-    alone = np.full(problem.graph.n_ops, UNPLACED, dtype=np.int64)
-    mine = ops[start[unit] : start[unit + 1]]
-    alone[mine] = 0
-    change = np.empty(len(alone) + 1, dtype=np.int64)
-    needed = int(peak_on_device(problem.memory, alone, 0, change))
-    name, module = problem.graph.names[int(mine[0])], problem.graph.modules[int(mine[0])]
+    change = np.empty(problem.graph.n_ops + 1, dtype=np.int64)
+    stretch = ops[start[unit] : start[unit + 1]]
+    groups = [
+        np.flatnonzero(problem.graph.group == g) for g in np.unique(problem.graph.group[stretch])
+    ]
+    needs = []
+    for group in groups:
+        alone = np.full(problem.graph.n_ops, UNPLACED, dtype=np.int64)
+        alone[group] = 0
+        needs.append(int(peak_on_device(problem.memory, alone, 0, change)))
+    most = int(np.argmax(needs))
+    return groups[most].astype(np.int64), needs[most]
+
+
+def _too_large(problem: Problem, group: IntArray, needed: int, largest: int, *, equal: bool) -> str:
+    """Return what to say of a group of operators that exceeds the largest device."""
+    name, module = problem.graph.names[int(group[0])], problem.graph.modules[int(group[0])]
     where = f"operator {name}" + (f" of {module}" if module else "")
-    more = f" and {len(mine) - 1} that must stay with it" if len(mine) > 1 else ""
+    more = f" and {len(group) - 1} that must stay with it" if len(group) > 1 else ""
     each = "a device" if equal else "the largest device"
     return (
         f"{where}{more} alone needs {show_bytes(needed)}, {each} has {show_bytes(largest)}:"

@@ -160,3 +160,14 @@ def test_a_second_packing_finds_room_that_graph_order_does_not() -> None:
     this = problem(sketch.graph(), devices(52, 52))
     homes = make_mode("size_based")(this).device_of.tolist()
     assert homes[1] == homes[3] != homes[0] == homes[2] == homes[4]
+
+
+def test_a_group_of_distant_operators_is_not_taken_for_too_large() -> None:
+    sketch = Sketch()
+    for group in (0, 1, 2, 0):
+        sketch.op([], 0, [sketch.weight(10)], 1, group=group)
+    # The group's two operators take 20; in graph order all four would have to be on one device.
+    with pytest.raises(InfeasibleError, match="found to hold it is 2") as caught:
+        make_mode("size_based")(problem(sketch.graph(), devices(25)))
+    assert caught.value.devices_that_fit == 2
+    assert make_mode("size_based")(problem(sketch.graph(), devices(25, 25))).n_partitions > 1
