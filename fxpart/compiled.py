@@ -2,10 +2,11 @@
 
 Numba takes cached code for fresh while the file that a loop stands in is unchanged, although the
 loops that it calls, inlined in that code, may have changed in another file. So here the freshness
-of every loop covers all files that loops stand in.
+of a loop covers every file of the package that its own file imports, at any remove.
 """
 
 import hashlib
+import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -18,13 +19,30 @@ __all__ = ["compiled"]
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
+_PACKAGE = Path(__file__).parent
+_IMPORTED = re.compile(r"^from fxpart\.([\w.]+) import", re.MULTILINE)
+
+
 @cache
-def _loops_digest() -> str:
-    """Return a hash of the source of every package file that could hold a compiled loop."""
-    here = Path(__file__).parent
+def _source(path: Path) -> tuple[bytes, tuple[Path, ...]]:
+    """Return what a file of the package says, and which others it imports at its top."""
+    text = path.read_text(encoding="utf-8")
+    named = [_PACKAGE / name.replace(".", "/") for name in _IMPORTED.findall(text)]
+    files = [base.with_suffix(".py") for base in named]
+    return text.encode(), tuple(file for file in files if file.exists())
+
+
+@cache
+def _loops_digest(path: Path) -> str:
+    """Return a hash of `path` and of every file that it imports, directly or not."""
+    seen, queue = {path}, [path]
+    while queue:
+        fresh = [file for file in _source(queue.pop())[1] if file not in seen]
+        seen.update(fresh)
+        queue.extend(fresh)
     digest = hashlib.sha256()
-    for path in sorted([*here.glob("*.py"), *here.glob("cost/*.py"), *here.glob("modes/*.py")]):
-        digest.update(path.read_bytes())
+    for file in sorted(seen):
+        digest.update(_source(file)[0])
     return digest.hexdigest()
 
 
@@ -35,5 +53,6 @@ def compiled(function: _F) -> _F:
     # rule, file by file, remains.
     cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
     if cache_file is not None and hasattr(cache_file, "_source_stamp"):
-        cache_file._source_stamp = (cache_file._source_stamp, _loops_digest())
+        digest = _loops_digest(Path(function.__code__.co_filename).resolve())
+        cache_file._source_stamp = (cache_file._source_stamp, digest)
     return cast("_F", dispatcher)
