@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fxpart.assignment import Assignment
+from fxpart.cost.incremental import make_progress
 from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.errors import SpecError
 from fxpart.graph import IntArray
@@ -80,10 +81,12 @@ def _tables(problem: Problem, options: KlBasedOptions) -> SearchTables:
         problem.costs,
         problem.memory,
         problem.topology.memory_bytes,
+        make_progress(problem.costs),
         schedule_log(problem.costs),
         # Rounding alone must never keep the search going.
         max(options.min_gain, 1e-9),
         _kinds(problem.topology),
+        np.zeros(problem.topology.n_devices, dtype=np.int64),
         np.empty(problem.graph.n_ops + 1, dtype=np.int64),
     )
 

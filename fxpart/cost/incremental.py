@@ -1,0 +1,224 @@
+"""What moving a few operators would do to the simulated latency, at the cost of what they touch.
+
+`refresh` simulates the whole model once and keeps, besides when everything happens (heads), how
+long everything still takes to the end (tails), and the state of all devices and links at every so
+many operators. `estimate` then simulates only from the mark before the first changed operator to
+the mark after the last one, and adds the tails there: O(changed span + marks' distance), whatever
+the size of the model. As heads and tails serve in the job shop, see Taillard: Parallel taboo
+search techniques for the job shop scheduling problem. ORSA J. Comput. 6(2), 1994,
+doi:10.1287/ijoc.6.2.108.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.compiled import compiled
+from fxpart.cost.kernels import ScheduleLog, schedule_log
+from fxpart.cost.tables import CostTables
+from fxpart.graph import FloatArray, IntArray
+
+__all__ = ["Progress", "estimate", "make_progress", "refresh"]
+
+_LEAST_SPACING = 32
+_MOST_MARK_BYTES = 64 * 2**20
+_ROUNDING = 1e-9
+
+
+class Progress(NamedTuple):
+    """A simulated placement, ready to be asked about changes; `C` marks, one every `spacing`."""
+
+    log: ScheduleLog
+    tail_s: FloatArray
+    """From an operator's start to the end of the model, shape (n,)."""
+    critical: npt.NDArray[np.bool_]
+    """Whether an operator, or a transfer it sends or waits for, is on a longest path. (n,)."""
+    spacing: int
+    device_free_s: FloatArray
+    """When each device is idle before the operator of a mark, shape (C, D)."""
+    link_free_s: FloatArray
+    """Likewise of each link, shape (C, D, D)."""
+    device_tail_s: FloatArray
+    """From the start of a device's next operator after a mark to the end, shape (C, D)."""
+    link_tail_s: FloatArray
+    """Likewise of a link's next transfer, shape (C, D, D)."""
+    trial_finish_s: FloatArray
+    """Room for `estimate`, shape (n,)."""
+    trial_arrival_s: FloatArray
+    """Room for `estimate`, shape (V, D)."""
+
+
+def make_progress(t: CostTables) -> Progress:
+    """Return an empty `Progress` for the graph and topology of `t`; `refresh` fills it."""
+    n, devices = t.op_time_s.shape
+    mark_bytes = 16 * devices * (devices + 1)
+    spacing = max(_LEAST_SPACING, n * mark_bytes // _MOST_MARK_BYTES)
+    marks = n // spacing + 2
+    return Progress(
+        schedule_log(t),
+        np.zeros(n),
+        np.zeros(n, dtype=np.bool_),
+        spacing,
+        np.zeros((marks, devices)),
+        np.zeros((marks, devices, devices)),
+        np.zeros((marks, devices)),
+        np.zeros((marks, devices, devices)),
+        np.zeros(n),
+        np.full((len(t.producer), devices), -1.0),
+    )
+
+
+@compiled
+def _ready_s(t: CostTables, device_of: IntArray, op: int, p: Progress, begin: int) -> float:
+    """Return when all that `op` reads is there; makers from `begin` on are those of the trial.
+
+    What was made before, and was not sent to this device so far, is sent at once: that the link
+    may be busy is left out.
+    """
+    here, ready = device_of[op], 0.0
+    for i in range(t.read_start[op], t.read_start[op + 1]):
+        value = t.reads[i]
+        maker = t.producer[value]
+        if maker < 0:
+            continue
+        source = device_of[maker]
+        if maker >= begin:
+            there = p.trial_finish_s[maker] if source == here else p.trial_arrival_s[value, here]
+        elif source == here:
+            there = p.log.finish_s[maker]
+        else:
+            there = p.log.arrival_s[value, here]
+            if there < 0.0:
+                there = p.log.finish_s[maker] + t.link_latency_s[source, here]
+                there += t.value_bytes[value] * t.s_per_byte[source, here]
+        ready = max(ready, there)
+    return ready
+
+
+@compiled
+def _send(  # noqa: PLR0917 - inlined in the innermost loop
+    t: CostTables,
+    device_of: IntArray,
+    value: int,
+    finish: float,
+    link_free: FloatArray,
+    arrival_s: FloatArray,
+) -> None:
+    """Send `value`, made at `finish`, to every device that reads it."""
+    here = device_of[t.producer[value]]
+    for j in range(t.reader_start[value], t.reader_start[value + 1]):
+        arrival_s[value, device_of[t.readers[j]]] = -1.0
+    for j in range(t.reader_start[value], t.reader_start[value + 1]):
+        target = device_of[t.readers[j]]
+        if target == here or arrival_s[value, target] >= 0.0:
+            continue
+        end = max(finish, link_free[here, target]) + t.link_latency_s[here, target]
+        end += t.value_bytes[value] * t.s_per_byte[here, target]
+        link_free[here, target] = end
+        arrival_s[value, target] = end
+
+
+@compiled
+def estimate(t: CostTables, device_of: IntArray, p: Progress, first: int, last: int) -> float:
+    """Return about the latency if operators `first` to `last` were on the devices of `device_of`.
+
+    Outside of that span `device_of` must be as it was when `p` was refreshed. Of paths that pass
+    through the span; others keep their length, so a change of what is not critical gains nothing.
+    """
+    n = device_of.shape[0]
+    lo, hi = first // p.spacing, last // p.spacing + 1
+    begin, end = lo * p.spacing, min(hi * p.spacing, n)
+    device_free, link_free = p.device_free_s[lo].copy(), p.link_free_s[lo].copy()
+    longest = 0.0
+    for op in range(begin, end):
+        here = device_of[op]
+        finish = max(device_free[here], _ready_s(t, device_of, op, p, begin))
+        finish += t.op_time_s[op, here]
+        p.trial_finish_s[op] = finish
+        device_free[here] = finish
+        for value in range(t.made_start[op], t.made_start[op + 1]):
+            _send(t, device_of, value, finish, link_free, p.trial_arrival_s)
+            for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                reader = t.readers[j]
+                if reader >= end:
+                    target = device_of[reader]
+                    there = finish if target == here else p.trial_arrival_s[value, target]
+                    longest = max(longest, there + p.tail_s[reader])
+    for a in range(device_free.shape[0]):
+        longest = max(longest, device_free[a] + p.device_tail_s[hi, a])
+        for b in range(device_free.shape[0]):
+            if p.link_tail_s[hi, a, b] > 0.0:
+                longest = max(longest, link_free[a, b] + p.link_tail_s[hi, a, b])
+    return longest
+
+
+@compiled
+def _heads(t: CostTables, device_of: IntArray, p: Progress) -> tuple[float, int]:
+    """Simulate as `fxpart.cost.kernels.schedule`, and leave marks; return latency, transfers."""
+    start_s, finish_s, arrival_s, sent, sent_s = p.log
+    devices = t.op_time_s.shape[1]
+    device_free, link_free = np.zeros(devices), np.zeros((devices, devices))
+    arrival_s[:] = -1.0
+    latency, count = 0.0, 0
+    for op in range(device_of.shape[0]):
+        if op % p.spacing == 0:
+            p.device_free_s[op // p.spacing] = device_free
+            p.link_free_s[op // p.spacing] = link_free
+        here = device_of[op]
+        # Nothing is of a trial: every maker is before the end.
+        start = max(device_free[here], _ready_s(t, device_of, op, p, device_of.shape[0]))
+        finish = start + t.op_time_s[op, here]
+        start_s[op], finish_s[op], device_free[here] = start, finish, finish
+        latency = max(latency, finish)
+        for value in range(t.made_start[op], t.made_start[op + 1]):
+            _send(t, device_of, value, finish, link_free, arrival_s)
+            for target in range(devices):
+                if arrival_s[value, target] >= 0.0:
+                    carried = t.link_latency_s[here, target]
+                    carried += t.value_bytes[value] * t.s_per_byte[here, target]
+                    sent[count, 0], sent[count, 1], sent[count, 2] = value, here, target
+                    sent_s[count, 0] = arrival_s[value, target] - carried
+                    sent_s[count, 1] = arrival_s[value, target]
+                    count += 1
+    return latency, count
+
+
+@compiled
+def refresh(t: CostTables, device_of: IntArray, p: Progress) -> float:
+    """Simulate `device_of` whole, fill `p`, and return the latency in seconds."""
+    latency, count = _heads(t, device_of, p)
+    start_s, _, _, sent, sent_s = p.log
+    devices, tail_s = t.op_time_s.shape[1], p.tail_s
+    device_tail, link_tail = np.zeros(devices), np.zeros((devices, devices))
+    least = latency * (1.0 - _ROUNDING)
+    p.critical[:] = False
+    k = count - 1
+    for op in range(device_of.shape[0] - 1, -1, -1):
+        if (op + 1) % p.spacing == 0:
+            p.device_tail_s[(op + 1) // p.spacing] = device_tail
+            p.link_tail_s[(op + 1) // p.spacing] = link_tail
+        here = device_of[op]
+        tail = device_tail[here]
+        while k >= 0 and t.producer[sent[k, 0]] == op:
+            value, target = sent[k, 0], sent[k, 2]
+            after = link_tail[here, target]
+            for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                if device_of[t.readers[j]] == target:
+                    after = max(after, tail_s[t.readers[j]])
+            after += sent_s[k, 1] - sent_s[k, 0]
+            link_tail[here, target] = after
+            tail = max(tail, after)
+            if sent_s[k, 0] + after >= least:
+                p.critical[op] = True
+                for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                    p.critical[t.readers[j]] |= device_of[t.readers[j]] == target
+            k -= 1
+        for value in range(t.made_start[op], t.made_start[op + 1]):
+            for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                if device_of[t.readers[j]] == here:
+                    tail = max(tail, tail_s[t.readers[j]])
+        tail_s[op] = tail + t.op_time_s[op, here]
+        device_tail[here] = tail_s[op]
+        p.critical[op] |= start_s[op] + tail_s[op] >= least
+    return latency
