@@ -1,20 +1,17 @@
 """What an assignment costs: one call that every mode, report and test uses."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from fxpart.assignment import Assignment
 from fxpart.cost.bounds import critical_path_s, lower_bound_s
 from fxpart.cost.evaluation import DeviceUse, Evaluation, MemoryProfile, Transfers
-from fxpart.cost.kernels import (
-    device_memory,
-    peak_on_device,
-    schedule,
-    schedule_log,
-    static_on_device,
-)
+from fxpart.cost.holding import Holding, holding, live_bytes
+from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.errors import SpecError
-from fxpart.graph import FloatArray, IntArray, OpGraph
+from fxpart.graph import FloatArray, IntArray
 from fxpart.problem import Problem
 
 __all__ = ["evaluate", "peak_bytes"]
@@ -30,122 +27,112 @@ def peak_bytes(memory: MemoryTables, device_of: IntArray, devices: int) -> IntAr
 def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     """Return latency, throughput, memory and transfers of `assignment`, and the lower bound.
 
+    With replicas, every round is simulated: memory is what a device needs for all of them, loads
+    and transfers are the average of them, and the latency is that of the first.
+
     Raises:
         SpecError: when the assignment is of another graph or names devices that are not there.
 
     """
-    device_of = assignment.device_of
-    _check(problem, device_of)
-    costs = problem.costs
-    latency, start, finish, transfers = _simulate(costs, device_of)
-    loads = np.bincount(
-        device_of,
-        weights=costs.op_time_s[np.arange(len(device_of)), device_of],
-        minlength=problem.topology.n_devices,
-    ).astype(np.float64)
-    carried = problem.graph.value_bytes[transfers.value]
-    busiest = max(float(loads.max()), _busiest_link_s(transfers, problem.topology.n_devices))
-    held = [_held(problem.memory, device_of, d) for d in range(problem.topology.n_devices)]
+    _check(problem, assignment)
+    costs, devices = problem.costs, problem.topology.n_devices
+    log, device_of = schedule_log(costs), assignment.device_of
+    latency, count = schedule(costs, device_of, log)
+    transfers = _transfers(log, count)
+    load = _load(costs, assignment, transfers, device_of)
+    held = holding(problem.memory, assignment, devices)
     return Evaluation(
-        latency_s=latency,
-        throughput_per_s=1.0 / busiest if busiest > 0 else float("inf"),
+        latency_s=float(latency),
+        throughput_per_s=1.0 / load.busiest_s if load.busiest_s > 0 else float("inf"),
         critical_path_s=float(critical_path_s(costs, device_of)),
         lower_bound_s=lower_bound_s(costs),
-        transfer_bytes=int(carried.sum()),
+        transfer_bytes=load.sent_bytes,
         partitions=assignment.n_partitions,
-        devices=tuple(
-            _device_use(
-                problem,
-                assignment,
-                device,
-                held=held[device],
-                load_s=float(loads[device]),
-                received_bytes=received,
-            )
-            for device, received in enumerate(_received_bytes(transfers, carried, len(held)))
-        ),
-        op_start_s=start,
-        op_finish_s=finish,
+        rounds=assignment.rounds,
+        replicas=assignment.replicas,
+        devices=tuple(_device_use(problem, assignment, d, held, load) for d in range(devices)),
+        op_start_s=log.start_s,
+        op_finish_s=log.finish_s,
         transfers=transfers,
         memory=tuple(
-            MemoryProfile(ops, start[ops], held[device][ops])
-            for device in range(len(held))
+            MemoryProfile(ops, log.start_s[ops], held.weight_bytes[device] + live[ops])
+            for device in range(devices)
             for ops in [np.flatnonzero(device_of == device).astype(np.int64)]
+            for live in [live_bytes(problem.memory, device_of, device)]
         ),
     )
 
 
-def _check(problem: Problem, device_of: IntArray) -> None:
+def _check(problem: Problem, assignment: Assignment) -> None:
     # Compiled code does not look where it reads: what it is given must be right.
-    if len(device_of) != problem.graph.n_ops:
+    if len(assignment.partition_of) != problem.graph.n_ops:
         raise SpecError(
-            f"the assignment places {len(device_of)} operators, the model has"
+            f"the assignment places {len(assignment.partition_of)} operators, the model has"
             f" {problem.graph.n_ops}; make it for this model"
         )
-    if device_of.min() < 0 or device_of.max() >= problem.topology.n_devices:
-        raise SpecError(
-            f"the assignment uses device {int(device_of.max())}, there are"
-            f" {problem.topology.n_devices}; make it for this topology"
-        )
+    for homes in assignment.devices_of_partition:
+        wrong = [device for device in homes if not 0 <= device < problem.topology.n_devices]
+        if wrong:
+            raise SpecError(
+                f"the assignment uses device {wrong[0]}, there are"
+                f" {problem.topology.n_devices}; make it for this topology"
+            )
 
 
-def _held(memory: MemoryTables, device_of: IntArray, device: int) -> IntArray:
-    """Return the bytes on one device at each operator of the whole graph; none if it has none."""
-    change = np.empty(len(device_of) + 1, dtype=np.int64)
-    resident, operators = device_memory(memory, device_of, device, change)
-    held: IntArray = resident + np.cumsum(change[:-1])
-    return held if operators else np.zeros_like(held)
+@dataclass(frozen=True, eq=False, slots=True)
+class _Load:
+    """What one input costs devices and links, the average of all rounds."""
+
+    device_s: FloatArray
+    """Shape (D,)."""
+    received_bytes: IntArray
+    """Shape (D,)."""
+    sent_bytes: int
+    busiest_s: float
+    """The largest of any device or link."""
 
 
-def _received_bytes(transfers: Transfers, carried: IntArray, devices: int) -> list[int]:
+def _load(
+    costs: CostTables, assignment: Assignment, first: Transfers, device_of: IntArray
+) -> _Load:
+    """Return the load of an input; `first` and `device_of` are of the first round."""
+    devices, rounds = costs.op_time_s.shape[1], assignment.rounds
+    device_s, link_s = np.zeros(devices), np.zeros(devices * devices)
     received = np.zeros(devices, dtype=np.int64)
-    np.add.at(received, transfers.target, carried)
-    return [int(size) for size in received]
+    log = schedule_log(costs) if rounds > 1 else None
+    for index in range(rounds):
+        moves = first
+        if log and index:
+            device_of = assignment.device_of_round(index)
+            moves = _transfers(log, schedule(costs, device_of, log)[1])
+        np.add.at(device_s, device_of, costs.op_time_s[np.arange(len(device_of)), device_of])
+        np.add.at(received, moves.target, costs.value_bytes[moves.value])
+        np.add.at(link_s, moves.source * devices + moves.target, moves.finish_s - moves.start_s)
+    busiest_s = max(float(device_s.max()), float(link_s.max()))
+    # Bytes are integers: an average is rounded to the nearest.
+    per_input = (received + rounds // 2) // rounds
+    sent = (int(received.sum()) + rounds // 2) // rounds
+    return _Load(device_s / rounds, per_input, sent, busiest_s / rounds)
 
 
-def _simulate(
-    costs: CostTables, device_of: IntArray
-) -> tuple[float, FloatArray, FloatArray, Transfers]:
-    log = schedule_log(costs)
-    latency, count = schedule(costs, device_of, log)
+def _transfers(log: ScheduleLog, count: int) -> Transfers:
     sent, sent_s = log.sent[:count].copy(), log.sent_s[:count].copy()
-    moves = Transfers(sent[:, 0], sent[:, 1], sent[:, 2], sent_s[:, 0], sent_s[:, 1])
-    return float(latency), log.start_s, log.finish_s, moves
-
-
-def _busiest_link_s(transfers: Transfers, devices: int) -> float:
-    if len(transfers.value) == 0:
-        return 0.0
-    link = transfers.source * devices + transfers.target
-    return float(np.bincount(link, weights=transfers.finish_s - transfers.start_s).max())
+    return Transfers(sent[:, 0], sent[:, 1], sent[:, 2], sent_s[:, 0], sent_s[:, 1])
 
 
 def _device_use(
-    problem: Problem,
-    assignment: Assignment,
-    device: int,
-    *,
-    held: IntArray,
-    load_s: float,
-    received_bytes: int,
+    problem: Problem, assignment: Assignment, device: int, held: Holding, load: _Load
 ) -> DeviceUse:
-    device_of, spec = assignment.device_of, problem.topology.devices[device]
-    mine = device_of == device
-    homes = assignment.devices_of_partition
+    spec, partitions = problem.topology.devices[device], assignment.holds(device)
     return DeviceUse(
         logical_id=device,
         name=spec.name,
-        operators=int(mine.sum()),
-        partitions=tuple(p for p, home in enumerate(homes) if home[0] == device),
-        weight_bytes=_weight_bytes(problem.graph, mine),
-        peak_bytes=int(held.max()),
-        static_bytes=int(static_on_device(problem.memory, device_of, device)),
+        operators=int(np.isin(assignment.partition_of, partitions).sum()),
+        partitions=tuple(partitions.tolist()),
+        weight_bytes=int(held.weight_bytes[device]),
+        peak_bytes=int(held.peak_bytes[device]),
+        static_bytes=int(held.static_bytes[device]),
         memory_bytes=spec.memory_bytes,
-        load_s=load_s,
-        received_bytes=received_bytes,
+        load_s=float(load.device_s[device]),
+        received_bytes=int(load.received_bytes[device]),
     )
-
-
-def _weight_bytes(graph: OpGraph, mine: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
-    user = np.repeat(np.arange(graph.n_ops), np.diff(graph.use_start))
-    return int(graph.weight_bytes[np.unique(graph.uses[mine[user]])].sum())

@@ -9,23 +9,27 @@ __all__ = ["DeviceUse", "Evaluation", "MemoryProfile", "Transfers"]
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What one device holds and does in one run of the model."""
+    """What one device holds, and does for one input: of partitions in turn, the average."""
 
     logical_id: int
     name: str
     operators: int
+    """Operators of its partitions."""
     partitions: tuple[int, ...]
-    """Partitions that the device computes, in order."""
+    """Partitions that the device holds, in order, replicas included."""
     weight_bytes: int
+    """Of all its partitions."""
     peak_bytes: int
-    """Weights, inputs read here, and the most bytes of tensors alive at once (liveness memory)."""
+    """Weights, inputs read here, and the most bytes of tensors alive at once (liveness memory),
+    in the round in which those are most."""
     static_bytes: int
     """Weights plus everything made or received here, as if nothing were ever freed."""
     memory_bytes: int
     """What the device has."""
     load_s: float
-    """Time that the device computes."""
+    """Time that the device computes for one input."""
     received_bytes: int
+    """For one input."""
 
     @property
     def free_bytes(self) -> int:
@@ -35,7 +39,7 @@ class DeviceUse:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Transfers:
-    """Every transfer of the run, in the order in which they are sent. Arrays of equal length."""
+    """Every transfer of the first input, in the order of sending. Arrays of equal length."""
 
     value: IntArray
     source: IntArray
@@ -46,10 +50,11 @@ class Transfers:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MemoryProfile:
-    """Bytes held on one device while each of its own operators runs."""
+    """Bytes held on one device while each of its operators runs, for the first input."""
 
     op: IntArray
-    """Operators of the device, in order."""
+    """Operators that the device computes for the first input, in order; none for a replica that
+    waits for its turn."""
     start_s: FloatArray
     """Simulated start of each of them."""
     held_bytes: IntArray
@@ -61,15 +66,21 @@ class Evaluation:
     """Predicted cost of an assignment."""
 
     latency_s: float
-    """Simulated latency of one input through the whole model."""
+    """Simulated latency of the first input through the whole model."""
     throughput_per_s: float
-    """Inputs per second in a stream: 1 / the largest load of any device or link."""
+    """Inputs per second in a stream: 1 / the largest load of any device or link, which is that of
+    `rounds` inputs divided by their number."""
     critical_path_s: float
     """Longest path, transfers included, as if a device ran any number of operators at once."""
     lower_bound_s: float
     """No placement on this topology has a lower latency."""
     transfer_bytes: int
+    """Bytes sent between devices for one input, the average of all rounds."""
     partitions: int
+    rounds: int
+    """Inputs after which the turns of all replicas come round; 1 without replicas."""
+    replicas: int
+    """Devices that hold the partition with the most replicas; 1 without replicas."""
     devices: tuple[DeviceUse, ...]
     """One entry for each device of the topology, used or not."""
     op_start_s: FloatArray
@@ -85,7 +96,7 @@ class Evaluation:
 
     @property
     def devices_used(self) -> int:
-        """Number of devices that compute anything."""
+        """Number of devices that compute anything, in whatever round."""
         return sum(1 for device in self.devices if device.operators)
 
     @property

@@ -104,24 +104,29 @@ def _send(  # noqa: PLR0917 - inlined in the innermost loop
     finish: float,
     link_free: FloatArray,
     arrival_s: FloatArray,
-) -> None:
-    """Send `value`, made at `finish`, to every device that reads it."""
-    here = device_of[t.producer[value]]
+) -> float:
+    """Send `value`, made at `finish`, to every device that reads it; return the time it takes."""
+    here, carried = device_of[t.producer[value]], 0.0
     for j in range(t.reader_start[value], t.reader_start[value + 1]):
         arrival_s[value, device_of[t.readers[j]]] = -1.0
     for j in range(t.reader_start[value], t.reader_start[value + 1]):
         target = device_of[t.readers[j]]
         if target == here or arrival_s[value, target] >= 0.0:
             continue
-        end = max(finish, link_free[here, target]) + t.link_latency_s[here, target]
-        end += t.value_bytes[value] * t.s_per_byte[here, target]
-        link_free[here, target] = end
-        arrival_s[value, target] = end
+        takes = t.link_latency_s[here, target] + t.value_bytes[value] * t.s_per_byte[here, target]
+        arrival_s[value, target] = max(finish, link_free[here, target]) + takes
+        link_free[here, target] = arrival_s[value, target]
+        carried += takes
+    return carried
 
 
 @compiled
-def estimate(t: CostTables, device_of: IntArray, p: Progress, first: int, last: int) -> float:
+def estimate(
+    t: CostTables, device_of: IntArray, p: Progress, first: int, last: int
+) -> tuple[float, float]:
     """Return about the latency if operators `first` to `last` were on the devices of `device_of`.
+
+    And the time of the transfers that begin there, those that delay nothing included.
 
     Outside of that span `device_of` must be as it was when `p` was refreshed. Of paths that pass
     through the span; others keep their length, so a change of what is not critical gains nothing.
@@ -130,7 +135,7 @@ def estimate(t: CostTables, device_of: IntArray, p: Progress, first: int, last: 
     lo, hi = first // p.spacing, last // p.spacing + 1
     begin, end = lo * p.spacing, min(hi * p.spacing, n)
     device_free, link_free = p.device_free_s[lo].copy(), p.link_free_s[lo].copy()
-    longest = 0.0
+    longest, sent_s = 0.0, 0.0
     for op in range(begin, end):
         here = device_of[op]
         finish = max(device_free[here], _ready_s(t, device_of, op, p, begin))
@@ -138,7 +143,7 @@ def estimate(t: CostTables, device_of: IntArray, p: Progress, first: int, last: 
         p.trial_finish_s[op] = finish
         device_free[here] = finish
         for value in range(t.made_start[op], t.made_start[op + 1]):
-            _send(t, device_of, value, finish, link_free, p.trial_arrival_s)
+            sent_s += _send(t, device_of, value, finish, link_free, p.trial_arrival_s)
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 reader = t.readers[j]
                 if reader >= end:
@@ -150,7 +155,7 @@ def estimate(t: CostTables, device_of: IntArray, p: Progress, first: int, last: 
         for b in range(device_free.shape[0]):
             if p.link_tail_s[hi, a, b] > 0.0:
                 longest = max(longest, link_free[a, b] + p.link_tail_s[hi, a, b])
-    return longest
+    return longest, sent_s
 
 
 @compiled

@@ -15,10 +15,13 @@ from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.graph import FloatArray, IntArray
 from fxpart.modes.units import Units
 
-__all__ = ["SearchTables", "improve"]
+__all__ = ["SearchTables", "home_of", "improve", "refreshed"]
 
 SWAPS_TRIED = 8
 """Partners tried for a move that is faster but too large: the nearest on the target device."""
+
+FARTHEST = 4096
+"""Units between a move and the partners tried for it, at most."""
 
 
 class SearchTables(NamedTuple):
@@ -43,7 +46,7 @@ class SearchTables(NamedTuple):
 
 
 @compiled
-def _refreshed(s: SearchTables, device_of: IntArray) -> float:
+def refreshed(s: SearchTables, device_of: IntArray) -> float:
     """Simulate the placement whole, count its operators, and return its latency."""
     s.used[:] = 0
     for op in range(device_of.shape[0]):
@@ -64,7 +67,7 @@ def _put(units: Units, unit: int, device_of: IntArray, device: int) -> None:
 
 
 @compiled
-def _home(units: Units, unit: int, device_of: IntArray) -> int:
+def home_of(units: Units, unit: int, device_of: IntArray) -> int:
     """Return the device of all the unit's operators, or -1 when they are on several."""
     start, ops = units
     device = device_of[ops[start[unit]]]
@@ -111,9 +114,9 @@ def _swap_partner(
     start, ops = units
     count = start.shape[0] - 1
     best, latency, tried = -1, most, 0
-    for step in range(2, 2 * count):
+    for step in range(2, 2 * min(count, FARTHEST)):
         other = unit + (step // 2 if step % 2 == 0 else -(step // 2))
-        if other < 0 or other >= count or _home(units, other, device_of) != target:
+        if other < 0 or other >= count or home_of(units, other, device_of) != target:
             continue
         if tried == SWAPS_TRIED:
             break
@@ -121,7 +124,7 @@ def _swap_partner(
         _put(units, other, device_of, source)
         first = min(ops[start[unit]], ops[start[other]])
         last = max(ops[start[unit + 1] - 1], ops[start[other + 1] - 1])
-        if estimate(s.costs, device_of, s.progress, first, last) < latency:
+        if estimate(s.costs, device_of, s.progress, first, last)[0] < latency:
             found, _ = schedule(s.costs, device_of, s.log)
             if found < latency and _fits(s, device_of, target) and _fits(s, device_of, source):
                 best, latency = other, found
@@ -148,7 +151,7 @@ def _estimates(
             continue
         idle_tried[s.kind[device]] |= s.used[device] == 0
         _put(units, unit, device_of, device)
-        found[device] = estimate(s.costs, device_of, s.progress, mine[0], mine[-1])
+        found[device], _ = estimate(s.costs, device_of, s.progress, mine[0], mine[-1])
     device_of[mine] = was
     return found
 
@@ -168,7 +171,7 @@ def _try_unit(
     start, ops = units
     mine = ops[start[unit] : start[unit + 1]]
     was = device_of[mine]
-    home = _home(units, unit, device_of)
+    home = home_of(units, unit, device_of)
     best, best_device, best_partner = latency * (1.0 - s.min_gain), -1, -1
     estimated = _estimates(s, device_of, units, unit, home)
     for device in np.argsort(estimated):
@@ -190,7 +193,7 @@ def _try_unit(
     _put(units, unit, device_of, best_device)
     if best_partner >= 0:
         _put(units, best_partner, device_of, home)
-    return _refreshed(s, device_of)
+    return refreshed(s, device_of)
 
 
 @compiled
@@ -200,7 +203,7 @@ def improve(s: SearchTables, device_of: IntArray, units: Units, max_passes: int)
     `device_of` must fit at the start, and fits at the end. Only units on a longest path are tried;
     the search ends with the first pass that changes nothing.
     """
-    latency = _refreshed(s, device_of)
+    latency = refreshed(s, device_of)
     for _ in range(max_passes):
         before = latency
         for unit in range(units[0].shape[0] - 1):

@@ -1,10 +1,11 @@
 """What is moved as one: operators that must stay together, and the modules around them."""
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.graph import IntArray, OpGraph, csr
 
-__all__ = ["Units", "atomic_units", "contiguous_units", "module_units"]
+__all__ = ["Units", "atomic_units", "contiguous_units", "module_units", "working_units"]
 
 Units = tuple[IntArray, IntArray]
 """CSR: unit u is the operators ``ops[start[u]:start[u + 1]]``; units and operators in order."""
@@ -13,6 +14,19 @@ Units = tuple[IntArray, IntArray]
 def atomic_units(graph: OpGraph) -> Units:
     """Return the smallest units: the operators of each group, in order of their first."""
     return _units_by_label(graph, np.arange(graph.n_ops))
+
+
+def working_units(graph: OpGraph, works: npt.NDArray[np.bool_]) -> Units:
+    """Return units of one group that `works` each, with what follows from it at no cost.
+
+    An operator that takes no time (a view) joins the maker of the first value that it reads.
+    """
+    label = np.arange(graph.n_ops)
+    for op in np.flatnonzero(~works):
+        makers = graph.value_producer[graph.reads_of(int(op))]
+        if len(makers) and makers[0] >= 0:
+            label[op] = label[graph.group[makers[0]]]
+    return _units_by_label(graph, label)
 
 
 def contiguous_units(graph: OpGraph) -> Units:

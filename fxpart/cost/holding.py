@@ -1,0 +1,86 @@
+"""What each device must hold for a placement, replicas included; decides whether it fits."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.assignment import Assignment
+from fxpart.cost.kernels import device_memory, static_on_device
+from fxpart.cost.tables import MemoryTables
+from fxpart.graph import IntArray
+
+__all__ = ["Holding", "holding", "live_bytes", "weight_bytes_of"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Holding:
+    """Bytes on each device. Arrays have one item for each device."""
+
+    weight_bytes: IntArray
+    """Weights of all partitions that the device holds, whichever of them computes; tied ones once."""
+    live_bytes: IntArray
+    """The most bytes of inputs and live tensors at any time of any round."""
+    unfreed_bytes: IntArray
+    """Inputs and all that is made or received in one round, the largest of any round."""
+
+    @property
+    def peak_bytes(self) -> IntArray:
+        """The most bytes on each device at any time."""
+        return self.weight_bytes + self.live_bytes
+
+    @property
+    def static_bytes(self) -> IntArray:
+        """Bytes on each device if nothing were ever freed."""
+        return self.weight_bytes + self.unfreed_bytes
+
+
+def weight_bytes_of(memory: MemoryTables, operators: IntArray) -> int:
+    """Return the bytes of the weights that `operators` use, each once."""
+    chosen = np.zeros(len(memory.use_start) - 1, dtype=np.bool_)
+    chosen[operators] = True
+    used = memory.uses[np.repeat(chosen, np.diff(memory.use_start))]
+    return int(memory.weight_bytes[np.unique(used)].sum())
+
+
+def live_bytes(memory: MemoryTables, device_of: IntArray, device: int) -> IntArray:
+    """Return the bytes of inputs and live tensors on `device` at each operator of the graph.
+
+    Shape (n,). The inputs are those that its operators read; all zero where it has no operator.
+    """
+    change = np.empty(len(device_of) + 1, dtype=np.int64)
+    resident, operators = device_memory(memory, device_of, device, change)
+    if not operators:
+        return np.zeros(len(device_of), dtype=np.int64)
+    inputs = resident - weight_bytes_of(memory, np.flatnonzero(device_of == device))
+    live: IntArray = inputs + np.cumsum(change[:-1])
+    return live
+
+
+def holding(memory: MemoryTables, assignment: Assignment, devices: int) -> Holding:
+    """Return what each of `devices` devices holds for `assignment`.
+
+    A device keeps the weights of every partition that it holds, and has room for the largest of
+    the rounds that it takes part in. O(rounds x devices of a round x (n + reads)).
+    """
+    live = np.zeros(devices, dtype=np.int64)
+    unfreed = np.zeros(devices, dtype=np.int64)
+    for index in range(assignment.rounds):
+        device_of = assignment.device_of_round(index)
+        for device in np.unique(device_of).tolist():
+            mine = np.flatnonzero(device_of == device)
+            most = int(live_bytes(memory, device_of, device).max())
+            live[device] = max(live[device], most)
+            whole = int(static_on_device(memory, device_of, device))
+            unfreed[device] = max(unfreed[device], whole - weight_bytes_of(memory, mine))
+    return Holding(_weights_held(memory, assignment, devices), live, unfreed)
+
+
+def _weights_held(memory: MemoryTables, assignment: Assignment, devices: int) -> IntArray:
+    held = np.zeros((devices, assignment.n_partitions), dtype=np.bool_)
+    for partition, homes in enumerate(assignment.devices_of_partition):
+        held[list(homes), partition] = True
+    weights = np.zeros(devices, dtype=np.int64)
+    for device in np.flatnonzero(held.any(axis=1)).tolist():
+        mine = np.flatnonzero(held[device, assignment.partition_of])
+        weights[device] = weight_bytes_of(memory, mine)
+    return weights
