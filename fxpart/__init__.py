@@ -2,7 +2,8 @@
 
 The library knows neither Hydra nor MLflow. Its flow: a model is captured (`fxpart.capture`) as an
 `OpGraph`; with a `Topology` it is a `Problem`; a mode (`fxpart.modes`) makes an `Assignment` of it;
-`evaluate` says what that costs. What needs torch is in `fxpart.capture` and `fxpart.models`.
+`evaluate` says what that costs. What needs torch is in `fxpart.capture`, `fxpart.models` and
+`fxpart.partitioner`, the replacement of torch's own partitioner under torch's names.
 
 Names are imported when they are first used, so that importing one error class stays cheap.
 """
@@ -25,15 +26,43 @@ if TYPE_CHECKING:
     )
     from fxpart.graph import OpGraph
     from fxpart.modes import MODES, make_mode
+    from fxpart.partitioner import (
+        DAG,
+        DAGNode,
+        Device,
+        NodeLatency,
+        Partition,
+        Partitioner,
+        PartitionerConfig,
+        PartitionLatency,
+        PartitionMode,
+        PartitionResult,
+        check_dependency,
+        get_comm_latency_between,
+        get_device_partition_stats,
+        get_device_to_partitions_mapping,
+        get_extra_size_of,
+        get_latency_of_one_partition,
+        get_latency_of_partitioned_graph,
+        get_partition_to_latency_mapping,
+        get_size_of_all_nodes,
+        get_size_of_node,
+        get_tensor_meta,
+        replace_target_nodes_with,
+        size_bytes,
+    )
     from fxpart.problem import Problem, make_problem
     from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
 
 __all__ = [
+    "DAG",
     "MODES",
     "Assignment",
     "CacheError",
     "CaptureError",
     "CycleError",
+    "DAGNode",
+    "Device",
     "DeviceSpec",
     "DeviceUse",
     "Evaluation",
@@ -41,13 +70,33 @@ __all__ = [
     "InfeasibleError",
     "LatencyModel",
     "Link",
+    "NodeLatency",
     "OpGraph",
+    "Partition",
+    "PartitionLatency",
+    "PartitionMode",
+    "PartitionResult",
+    "Partitioner",
+    "PartitionerConfig",
     "Problem",
     "SpecError",
     "Topology",
+    "check_dependency",
     "evaluate",
+    "get_comm_latency_between",
+    "get_device_partition_stats",
+    "get_device_to_partitions_mapping",
+    "get_extra_size_of",
+    "get_latency_of_one_partition",
+    "get_latency_of_partitioned_graph",
+    "get_partition_to_latency_mapping",
+    "get_size_of_all_nodes",
+    "get_size_of_node",
+    "get_tensor_meta",
     "make_mode",
     "make_problem",
+    "replace_target_nodes_with",
+    "size_bytes",
     "uniform_topology",
 ]
 
@@ -66,6 +115,31 @@ _HOMES = {
     ),
     "fxpart.graph": ("OpGraph",),
     "fxpart.modes": ("MODES", "make_mode"),
+    "fxpart.partitioner": (
+        "DAG",
+        "DAGNode",
+        "Device",
+        "NodeLatency",
+        "Partition",
+        "PartitionLatency",
+        "PartitionMode",
+        "PartitionResult",
+        "Partitioner",
+        "PartitionerConfig",
+        "check_dependency",
+        "get_comm_latency_between",
+        "get_device_partition_stats",
+        "get_device_to_partitions_mapping",
+        "get_extra_size_of",
+        "get_latency_of_one_partition",
+        "get_latency_of_partitioned_graph",
+        "get_partition_to_latency_mapping",
+        "get_size_of_all_nodes",
+        "get_size_of_node",
+        "get_tensor_meta",
+        "replace_target_nodes_with",
+        "size_bytes",
+    ),
     "fxpart.problem": ("Problem", "make_problem"),
     "fxpart.topology": ("DeviceSpec", "Link", "Topology", "uniform_topology"),
 }

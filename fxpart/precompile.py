@@ -51,7 +51,8 @@ def precompile() -> None:
     topology = uniform_topology((device, device), Link(1.0))
     problem = make_problem(_two_operators(), topology, LatencyModel())
     partition_by_device(problem.graph, np.array([0, 1], dtype=np.int64))
-    for name in MODES:
+    # A placement that is given runs no loop of its own.
+    for name in [name for name in MODES if name != "aot_based"]:
         evaluate(problem, make_mode(name)(problem))
 
 

@@ -4,21 +4,29 @@ from collections.abc import Callable, Mapping
 
 from fxpart.assignment import Assignment
 from fxpart.errors import SpecError, nearest_names
+from fxpart.modes.aot_based import AotBasedOptions, aot_based
+from fxpart.modes.cost_aware import CostAwareOptions, cost_aware
 from fxpart.modes.kl_based import KlBasedOptions, kl_based
 from fxpart.modes.options import NoOptions, read_options
 from fxpart.modes.single import single
 from fxpart.modes.size_based import size_based
+from fxpart.modes.sparse_nn import sparse_nn
 from fxpart.problem import Problem
 
 __all__ = [
     "MODES",
+    "AotBasedOptions",
+    "CostAwareOptions",
     "KlBasedOptions",
     "NoOptions",
     "Place",
+    "aot_based",
+    "cost_aware",
     "kl_based",
     "make_mode",
     "single",
     "size_based",
+    "sparse_nn",
 ]
 
 Place = Callable[[Problem], Assignment]
@@ -27,6 +35,9 @@ Place = Callable[[Problem], Assignment]
 MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "single": (NoOptions, single),
     "size_based": (NoOptions, size_based),
+    "sparse_nn": (NoOptions, sparse_nn),
+    "aot_based": (AotBasedOptions, aot_based),
+    "cost_aware": (CostAwareOptions, cost_aware),
     "kl_based": (KlBasedOptions, kl_based),
 }
 """Name to the options that a mode takes, and the function of a problem and such options."""

@@ -9,6 +9,7 @@ from fxpart.cost.incremental import make_progress
 from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.errors import SpecError
 from fxpart.graph import IntArray
+from fxpart.modes.combine import combine
 from fxpart.modes.local_search import SearchTables, improve
 from fxpart.modes.units import atomic_units, module_units, working_units
 from fxpart.modes.window_search import improve_windows
@@ -71,7 +72,8 @@ def refine(
             latency = improve(tables, device_of, atomic, passes)
             if latency < lowest:
                 best, lowest = device_of, latency
-    return best, float(lowest)
+    combine(graph, tables, best)
+    return best, latency_of(problem, best)
 
 
 def _tables(problem: Problem, options: SearchOptions) -> SearchTables:

@@ -1,8 +1,8 @@
 """`sparse_nn`: embedding tables are spread over devices, the dense rest is on each of them.
 
 For recommendation models, whose tables exceed any device while the rest is small. The rule is that
-of torch's partitioner (`torch.fx.experimental.accelerator_partitioner`), with liveness memory; where
-torch combines neighbouring partitions in graph order, tables are packed largest first, each where
+of torch's partitioner (`torch.fx.experimental.accelerator_partitioner`), with liveness memory.
+Where torch combines partitions of neighbouring levels, tables are packed largest first, each where
 it leaves the least memory free (best fit decreasing), which opens fewer devices.
 """
 

@@ -1,0 +1,94 @@
+"""How finely a model may be cut: operators that may part, or whole modules that stay together.
+
+A plan of whole modules can be read and carried out by people; a plan of single operators can be
+faster, and can fit where whole modules do not.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fxpart.errors import SpecError, nearest_names
+from fxpart.graph import IntArray, OpGraph
+
+__all__ = ["GRANULARITIES", "check_granularity", "group_operators"]
+
+GRANULARITIES = ("operator", "module")
+"""``operator``: as captured. ``module``: each innermost module whole. A depth may be given too."""
+
+
+def check_granularity(granularity: str | int) -> int | None:
+    """Return the depth that `granularity` is, or None where it is one of `GRANULARITIES`.
+
+    Raises:
+        SpecError: for anything else.
+
+    """
+    text = str(granularity)
+    if text in GRANULARITIES:
+        return None
+    if text.isascii() and text.isdigit() and int(text) > 0:
+        return int(text)
+    raise SpecError(
+        f"granularity={text} does not exist; {nearest_names(text, GRANULARITIES)}; or a depth in"
+        " the module tree: 1, 2, 3"
+    )
+
+
+def group_operators(graph: OpGraph, granularity: str | int) -> OpGraph:
+    """Return `graph` with `group` coarsened, so that larger parts of the model share a device.
+
+    ``operator`` changes nothing. ``module`` keeps the operators of one innermost module (equal
+    paths) together. Depth d keeps together the operators whose paths have the same first d parts;
+    operators of a module above that depth, only where they are next to each other in graph order.
+    Groups that the graph has already are kept whole: what they touch becomes one.
+
+    Raises:
+        SpecError: for a granularity that does not exist.
+
+    """
+    depth = check_granularity(granularity)
+    if str(granularity) == "operator":
+        return graph
+    labels = _module_labels(graph) if depth is None else _depth_labels(graph, depth)
+    return replace(graph, group=_joined(graph.group, labels))
+
+
+def _module_labels(graph: OpGraph) -> IntArray:
+    """Return for each operator the first operator of the same module."""
+    first: dict[str, int] = {}
+    found = [first.setdefault(path, op) for op, path in enumerate(graph.modules)]
+    return np.array(found, dtype=np.int64)
+
+
+def _depth_labels(graph: OpGraph, depth: int) -> IntArray:
+    """Return for each operator the first operator that stays with it at that depth."""
+    first: dict[tuple[str, ...], int] = {}
+    labels = np.empty(graph.n_ops, dtype=np.int64)
+    before: str | None = None
+    for op, path in enumerate(graph.modules):
+        parts = tuple(path.split(".")) if path else ()
+        if len(parts) >= depth:
+            labels[op] = first.setdefault(parts[:depth], op)
+        else:
+            labels[op] = labels[op - 1] if path == before else op
+        before = path
+    return labels
+
+
+def _joined(group: IntArray, labels: IntArray) -> IntArray:
+    """Return the finest groups that keep both groupings whole, named by their first operator."""
+    parent = list(range(len(group)))
+    for op in range(len(group)):
+        for other in (int(group[op]), int(labels[op])):
+            a, b = _root(parent, op), _root(parent, other)
+            parent[max(a, b)] = min(a, b)
+    return np.array([_root(parent, op) for op in range(len(group))], dtype=np.int64)
+
+
+def _root(parent: list[int], op: int) -> int:
+    """Return the first operator of the group of `op`, and shorten the way there."""
+    while parent[op] != op:
+        parent[op] = parent[parent[op]]
+        op = parent[op]
+    return op

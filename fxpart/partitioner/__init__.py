@@ -1,0 +1,71 @@
+"""A drop-in replacement of ``torch.fx.experimental.accelerator_partitioner``.
+
+The names, fields and their order are those of torch's; so are the answers, where torch is right.
+``docs/differences.md`` lists where it is not. The placing itself is done on arrays, in
+`fxpart.static`; here graphs are read, and what was decided is carried out.
+"""
+
+from fxpart.partitioner.config import (
+    Device,
+    NodeLatency,
+    PartitionerConfig,
+    PartitionLatency,
+    PartitionMode,
+)
+from fxpart.partitioner.dag import DAG, DAGNode
+from fxpart.partitioner.devices import (
+    get_device_partition_stats,
+    get_device_to_partitions_mapping,
+)
+from fxpart.partitioner.latency import (
+    get_comm_latency_between,
+    get_latency_of_one_partition,
+    get_latency_of_partitioned_graph,
+    get_partition_to_latency_mapping,
+)
+from fxpart.partitioner.node_sizes import (
+    get_size_of_all_nodes,
+    get_size_of_node,
+    get_tensor_meta,
+    size_bytes,
+)
+from fxpart.partitioner.partition import Partition, get_extra_size_of
+from fxpart.partitioner.partitioner import Partitioner, PartitionResult
+from fxpart.partitioner.structure import (
+    check_dependency,
+    get_bfs_level_partition,
+    get_node_to_partition_mapping,
+    reorganize_partitions,
+    set_parents_and_children,
+)
+from fxpart.partitioner.targets import replace_target_nodes_with
+
+__all__ = [
+    "DAG",
+    "DAGNode",
+    "Device",
+    "NodeLatency",
+    "Partition",
+    "PartitionLatency",
+    "PartitionMode",
+    "PartitionResult",
+    "Partitioner",
+    "PartitionerConfig",
+    "check_dependency",
+    "get_bfs_level_partition",
+    "get_comm_latency_between",
+    "get_device_partition_stats",
+    "get_device_to_partitions_mapping",
+    "get_extra_size_of",
+    "get_latency_of_one_partition",
+    "get_latency_of_partitioned_graph",
+    "get_node_to_partition_mapping",
+    "get_partition_to_latency_mapping",
+    "get_size_of_all_nodes",
+    "get_size_of_node",
+    "get_tensor_meta",
+    "reorganize_partitions",
+    "replace_target_nodes_with",
+    "set_parents_and_children",
+    "size_bytes",
+]

@@ -1,0 +1,198 @@
+"""Combine runs of operators into as few partitions as memory and levels allow.
+
+Two partitions are combined only when their levels, the longest paths from a root, differ by at
+most one. So no circle can come of it: a way around through a third partition needs two levels.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.compiled import compiled
+from fxpart.graph import IntArray
+from fxpart.static.graph import StaticGraph
+
+__all__ = ["BoolArray", "combine"]
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class _Tables(NamedTuple):
+    """What runs have in common, as CSR rows. With R runs and m sources."""
+
+    after_start: IntArray
+    after: IntArray
+    """Runs that read from a run."""
+    beside_start: IntArray
+    beside: IntArray
+    """Runs that read from a run, or that it reads from."""
+    beside_bytes: IntArray
+    """Bytes that pass between the two, counted for each reading operator."""
+    held_start: IntArray
+    held: IntArray
+    """Sources that a run reads, each once."""
+    holder_start: IntArray
+    holder: IntArray
+    """Runs that read a source, each once."""
+    source_bytes: IntArray
+
+
+def _rows(row: IntArray, item: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Return the distinct (row, item) pairs in CSR form, both ascending."""
+    pairs = np.unique(np.stack([row, item], axis=1), axis=0)
+    start = np.searchsorted(pairs[:, 0], np.arange(count + 1)).astype(np.int64)
+    return start, np.ascontiguousarray(pairs[:, 1])
+
+
+def _tables(graph: StaticGraph, run_of: IntArray, runs: int) -> _Tables:
+    """Return what the runs of `graph` have in common."""
+    reader = run_of[np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))]
+    maker = run_of[graph.reads]
+    crossing = reader != maker
+    reader, maker = reader[crossing], maker[crossing]
+    ends = np.concatenate([maker * runs + reader, reader * runs + maker])
+    between, place = np.unique(ends, return_inverse=True)
+    passed = np.zeros(len(between), dtype=np.int64)
+    np.add.at(passed, place, np.tile(graph.output_bytes[graph.reads[crossing]], 2))
+    user = run_of[np.repeat(np.arange(graph.n_ops), np.diff(graph.source_start))]
+    return _Tables(
+        *_rows(maker, reader, runs),
+        np.searchsorted(between, np.arange(runs + 1) * runs).astype(np.int64),
+        between % runs,
+        passed,
+        *_rows(user, graph.sources, runs),
+        *_rows(graph.sources, user, len(graph.source_bytes)),
+        graph.source_bytes,
+    )
+
+
+@compiled
+def _levels(tables: _Tables, owner: IntArray, following: IntArray) -> IntArray:
+    """Return the longest path from a root to each partition, at its owner's number."""
+    runs = owner.shape[0]
+    waits, level = np.zeros(runs, dtype=np.int64), np.zeros(runs, dtype=np.int64)
+    for run in range(runs):
+        for i in range(tables.after_start[run], tables.after_start[run + 1]):
+            if owner[tables.after[i]] != owner[run]:
+                waits[owner[tables.after[i]]] += 1
+    queue = np.empty(runs, dtype=np.int64)
+    start, end = 0, 0
+    for run in range(runs):
+        if owner[run] == run and waits[run] == 0:
+            queue[end] = run
+            end += 1
+    while start < end:
+        here = queue[start]
+        start += 1
+        member = here
+        while member >= 0:
+            for i in range(tables.after_start[member], tables.after_start[member + 1]):
+                there = owner[tables.after[i]]
+                if there != here:
+                    level[there] = max(level[there], level[here] + 1)
+                    waits[there] -= 1
+                    if waits[there] == 0:
+                        queue[end] = there
+                        end += 1
+            member = following[member]
+    return level
+
+
+@compiled
+def _shared(tables: _Tables, owner: IntArray, following: IntArray, part: int) -> IntArray:
+    """Return the bytes that `part` and each other partition need only once when combined.
+
+    What one makes and the other reads, and the sources that both read.
+    """
+    shared = np.zeros(owner.shape[0], dtype=np.int64)
+    seen = np.zeros(tables.source_bytes.shape[0], dtype=np.bool_)
+    counted = np.full(owner.shape[0], -1, dtype=np.int64)
+    member = part
+    while member >= 0:
+        for i in range(tables.beside_start[member], tables.beside_start[member + 1]):
+            shared[owner[tables.beside[i]]] += tables.beside_bytes[i]
+        for i in range(tables.held_start[member], tables.held_start[member + 1]):
+            source = tables.held[i]
+            if seen[source]:
+                continue
+            seen[source] = True
+            for j in range(tables.holder_start[source], tables.holder_start[source + 1]):
+                there = owner[tables.holder[j]]
+                if counted[there] != source:
+                    counted[there] = source
+                    shared[there] += tables.source_bytes[source]
+        member = following[member]
+    return shared
+
+
+@compiled
+def _extreme(open_: BoolArray, used: IntArray, age: IntArray, largest: bool) -> int:
+    """Return the smallest (oldest first) or largest (youngest first) open partition, or -1."""
+    found = -1
+    for part in range(open_.shape[0]):
+        if open_[part] and (
+            found < 0 or ((used[part], age[part]) > (used[found], age[found])) == largest
+        ):
+            found = part
+    return found
+
+
+@compiled
+def _combine(
+    tables: _Tables, kinds: BoolArray, used: IntArray, available: int
+) -> tuple[IntArray, IntArray]:
+    """Return the owner of each run, and the age of each partition at its owner's number."""
+    runs = kinds.shape[0]
+    owner, age, last = np.arange(runs), np.arange(runs), np.arange(runs)
+    following = np.full(runs, -1, dtype=np.int64)
+    born = runs
+    for kind in (False, True):
+        open_ = kinds == kind
+        while True:
+            least = _extreme(open_, used, age, False)
+            if least < 0:
+                break
+            level = _levels(tables, owner, following)
+            shared = _shared(tables, owner, following, least)
+            fits = open_ & (used + used[least] - shared <= available)
+            fits &= np.abs(level - level[least]) <= 1
+            fits[least] = False
+            best = _extreme(fits, used, age, True)
+            if best < 0:
+                break
+            used[best] += used[least] - shared[best]
+            age[best] = born
+            born += 1
+            open_[least] = False
+            following[last[best]] = least
+            last[best] = last[least]
+            member = least
+            while member >= 0:
+                owner[member] = best
+                member = following[member]
+    return owner, age
+
+
+def combine(
+    graph: StaticGraph, run_of: IntArray, kinds: BoolArray, used: IntArray, available: int
+) -> IntArray:
+    """Return the partition of each run, numbered by age. Shape (R,).
+
+    As in torch's ``sparse_nn``: first the runs of kind False, then those of kind True; the smallest
+    partition joins the largest beside which it fits, until it fits beside none.
+
+    Args:
+        graph: the operators.
+        run_of: run of each operator, non-decreasing from 0. Shape (n,).
+        kinds: kind of each run; only runs of one kind are combined. Shape (R,).
+        used: bytes of each run as a partition of its own. Shape (R,).
+        available: bytes that a partition may have.
+
+    """
+    tables = _tables(graph, run_of, len(kinds))
+    owner, age = _combine(tables, kinds, used.copy(), available)
+    owners = np.unique(owner)
+    number = np.empty(len(kinds), dtype=np.int64)
+    number[owners[np.argsort(age[owners])]] = np.arange(len(owners))
+    return number[owner]

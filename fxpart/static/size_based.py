@@ -1,0 +1,148 @@
+"""Fill one device after the other in graph order: the greedy mode of torch's partitioner.
+
+The bookkeeping is that of ``Partitioner.size_based_partition`` in
+``torch.fx.experimental.accelerator_partitioner``, so that the partitions and devices are the same
+wherever torch finds an answer. What costs torch a new set of nodes and a new sum for each operator
+is here one pass over the reads: an operand is free when it lies in the open partition already.
+
+Where torch finds none because of the order in which devices are taken, smallest first and largest
+first are tried before giving up.
+"""
+
+import numpy as np
+
+from fxpart.compiled import compiled
+from fxpart.errors import InfeasibleError
+from fxpart.graph import IntArray
+from fxpart.static.device_map import map_partitions
+from fxpart.static.graph import StaticGraph, StaticPlan, StaticProblem
+
+__all__ = ["alone_bytes", "size_based"]
+
+
+@compiled
+def _fill(  # noqa: PLR0917 - a compiled loop takes arrays
+    alone: IntArray,
+    output: IntArray,
+    read_start: IntArray,
+    reads: IntArray,
+    source_bytes: IntArray,
+    source_start: IntArray,
+    sources: IntArray,
+    memory: IntArray,
+) -> tuple[int, IntArray, IntArray]:
+    """Return the number of partitions, each operator's partition, and each partition's device.
+
+    Devices are taken in the order of `memory`. A device of -1 means that no free one was large
+    enough: from there on each operator is a partition of its own.
+    """
+    n, devices = alone.shape[0], memory.shape[0]
+    part = np.full(n, -1, dtype=np.int64)
+    device_of = np.full(n, -1, dtype=np.int64)
+    taken = np.zeros(devices, dtype=np.bool_)
+    held = np.full(source_bytes.shape[0], -1, dtype=np.int64)
+    current, count, left, full = -1, 0, np.int64(0), False
+    for op in range(n):
+        extra = alone[op]
+        for i in range(read_start[op], read_start[op + 1]):
+            if part[reads[i]] == current:
+                extra -= output[reads[i]]
+        for i in range(source_start[op], source_start[op + 1]):
+            if held[sources[i]] == current:
+                extra -= source_bytes[sources[i]]
+        if not full and (current < 0 or extra > left):
+            device = 0
+            while device < devices and (taken[device] or memory[device] < alone[op]):
+                device += 1
+            full = device == devices
+            if not full:
+                taken[device] = True
+                current, left, extra = count, memory[device], alone[op]
+                device_of[count] = device
+                count += 1
+        if full:
+            part[op] = count
+            count += 1
+            continue
+        part[op] = current
+        left -= extra
+        for i in range(source_start[op], source_start[op + 1]):
+            held[sources[i]] = current
+    return count, part, device_of[:count]
+
+
+def _row_sums(items: IntArray, start: IntArray) -> IntArray:
+    """Return the sum of each row of a CSR array."""
+    running = np.zeros(len(items) + 1, dtype=np.int64)
+    np.cumsum(items, out=running[1:])
+    return running[start[1:]] - running[start[:-1]]
+
+
+def alone_bytes(graph: StaticGraph) -> IntArray:
+    """Return the bytes that each operator needs on a device of its own. Shape (n,).
+
+    Its weights and output, and everything that it reads.
+    """
+    read = _row_sums(graph.output_bytes[graph.reads], graph.read_start)
+    return (
+        graph.total_bytes + read + _row_sums(graph.source_bytes[graph.sources], graph.source_start)
+    )
+
+
+def _attempt(problem: StaticProblem, alone: IntArray, order: IntArray) -> StaticPlan | None:
+    """Return the plan that takes devices in this order, or None when there is none."""
+    graph = problem.graph
+    count, part, device_of = _fill(
+        alone,
+        graph.output_bytes,
+        graph.read_start,
+        graph.reads,
+        graph.source_bytes,
+        graph.source_start,
+        graph.sources,
+        problem.memory_bytes[order],
+    )
+    homes: IntArray | None = np.where(device_of < 0, -1, order[device_of])
+    if (device_of < 0).any():
+        homes = map_partitions(problem, part, count, [int(d) for d in np.asarray(homes)])
+    if homes is None:
+        return None
+    return StaticPlan(part, tuple((int(device),) for device in homes))
+
+
+def size_based(problem: StaticProblem) -> StaticPlan:
+    """Return the plan that fills the devices one after the other, in graph order.
+
+    An operator joins the open partition while it fits the memory left there; else the next device
+    that holds it opens a partition. When no device is left, each further operator is a partition of
+    its own, and goes where `map_partitions` finds room. O(reads), apart from that last step.
+
+    Raises:
+        InfeasibleError: when an operator is larger than every device, or no order of devices leads
+            to a plan in which every partition has a device.
+
+    """
+    graph, memory = problem.graph, problem.memory_bytes
+    alone = alone_bytes(graph)
+    worst = int(alone.argmax())
+    if alone[worst] > memory.max():
+        raise InfeasibleError(
+            f"operator {graph.names[worst]} is too large to fit any device: with what it reads it"
+            f" needs {alone[worst]} bytes, the largest device has {memory.max()};"
+            " give a larger device or split the operator",
+            needed_bytes=int(alone[worst]),
+            available_bytes=int(memory.max()),
+        )
+    ascending = np.argsort(memory, kind="stable").astype(np.int64)
+    for order in (np.arange(len(memory), dtype=np.int64), ascending, ascending[::-1].copy()):
+        plan = _attempt(problem, alone, order)
+        if plan is not None:
+            return plan
+    needed = int(graph.total_bytes.sum() + graph.source_bytes.sum())
+    raise InfeasibleError(
+        f"no valid mapping of partitions to the {len(memory)} devices was found:"
+        f" the graph needs {needed} bytes held once, and more where operators on different devices"
+        f" read the same; there are {memory.sum()} in all; give more memory, or mode kl_based",
+        needed_bytes=needed,
+        available_bytes=int(memory.sum()),
+    )
