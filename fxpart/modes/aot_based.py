@@ -144,7 +144,7 @@ def _device_by_module(graph: OpGraph, modules: Mapping[str, int], devices: int) 
         if home is None:
             near = nearest_names(module, modules) if module else "it belongs to no module"
             raise SpecError(
-                f"mode.modules has no entry for operator {graph.names[op]} of module"
+                f"mode.modules has no entry for operator {graph.names[op]} of"
                 f" {module or 'the model itself'}; {near}; add one, or *: 0 for the rest"
             )
         device_of[op] = home

@@ -13,7 +13,7 @@ from fxpart.errors import InfeasibleError
 from fxpart.graph import IntArray
 from fxpart.modes.list_placement import list_placement
 from fxpart.modes.pairwise import EXACT_UNITS, combine_pairs
-from fxpart.modes.refine import SearchOptions, latency_of, refine
+from fxpart.modes.refine import LARGE, SearchOptions, latency_of, refine
 from fxpart.modes.size_based import size_based
 from fxpart.modes.units import atomic_units
 from fxpart.partitions import partition_by_device
@@ -37,8 +37,9 @@ def cost_aware(problem: Problem, options: CostAwareOptions | None = None) -> Ass
     if len(atomic_units(problem.graph)[0]) - 1 <= EXACT_UNITS:
         combined = combine_pairs(problem)
         starts += [] if combined is None else [combined]
-    device_of, latency = refine(problem, starts, options or CostAwareOptions())
     lowest = min(starts, key=lambda placed: latency_of(problem, placed))
+    tried = [lowest] if problem.graph.n_ops > LARGE else starts
+    device_of, latency = refine(problem, tried, options or CostAwareOptions())
     if latency_of(problem, lowest) <= latency:
         device_of = lowest
     return partition_by_device(problem.graph, device_of)

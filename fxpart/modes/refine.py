@@ -11,12 +11,15 @@ from fxpart.errors import SpecError
 from fxpart.graph import IntArray
 from fxpart.modes.combine import combine
 from fxpart.modes.local_search import SearchTables, improve
-from fxpart.modes.units import atomic_units, module_units, working_units
+from fxpart.modes.units import Units, atomic_units, module_units, working_units
 from fxpart.modes.window_search import improve_windows
 from fxpart.problem import Problem
 from fxpart.topology import Topology
 
-__all__ = ["SearchOptions", "latency_of", "refine"]
+__all__ = ["LARGE", "SearchOptions", "latency_of", "refine"]
+
+LARGE = 16_384
+"""Operators above which one way, from one start, must do: a minute or two for 100,000."""
 
 _MOST_PASSES = 1_000_000
 
@@ -55,16 +58,17 @@ def refine(
 
     Each start must respect every device's memory, and so does what is returned. Two ways are gone
     from each, since neither always ends lower: whole modules first, coarse to fine, then operators;
-    and chains of moves in windows at once.
+    and chains of moves in windows at once. Above `LARGE` operators only the first way is gone.
     """
     graph = problem.graph
     works = problem.costs.op_time_s.max(axis=1) > 0
     working, atomic = working_units(graph, works), atomic_units(graph)
     modules = module_units(graph)
+    ways: list[list[Units]] = [[*modules, working, atomic], []]
     tables, passes = _tables(problem, options), options.max_passes
     best, lowest = np.empty(0, dtype=np.int64), np.inf
     for start in starts:
-        for coarse in ([*modules, working, atomic], []):
+        for coarse in ways if graph.n_ops <= LARGE else ways[:1]:
             device_of = start.copy()
             for units in coarse:
                 improve(tables, device_of, units, passes)

@@ -3,10 +3,12 @@
 For recommendation models, whose tables exceed any device while the rest is small. The rule is that
 of torch's partitioner (`torch.fx.experimental.accelerator_partitioner`), with liveness memory.
 Where torch combines partitions of neighbouring levels, tables are packed largest first, each where
-it leaves the least memory free (best fit decreasing), which opens fewer devices.
+it leaves the least memory free (best fit decreasing), which opens fewer devices. Over as many
+devices, they are then spread by computing time as far as memory allows.
 """
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.assignment import Assignment
 from fxpart.cost.holding import live_bytes, weight_bytes_of
@@ -23,6 +25,7 @@ from fxpart.sizes import show_bytes
 __all__ = ["sparse_nn"]
 
 _DENSE, _ELSEWHERE = 0, -1
+BoolArray = npt.NDArray[np.bool_]
 
 
 def sparse_nn(problem: Problem, _: NoOptions | None = None) -> Assignment:
@@ -73,22 +76,11 @@ def _refuse_unequal(problem: Problem) -> None:
 def _packed(problem: Problem, units: list[IntArray]) -> list[IntArray]:
     """Return the embedding operators of each device, in order of the devices."""
     sizes = problem.topology.memory_bytes.tolist()
-    capacity = int(sizes[0])
     dense = np.ones(problem.graph.n_ops, dtype=np.bool_)
     dense[np.concatenate(units)] = False
-    bins: list[IntArray] = []
     # A stable sort: of equal tables, the first in graph order first.
-    for unit in sorted(units, key=lambda ops: -weight_bytes_of(problem.memory, ops)):
-        needed = [_needed_bytes(problem, dense, np.concatenate([held, unit])) for held in bins]
-        fits = [(size, index) for index, size in enumerate(needed) if size <= capacity]
-        if fits:
-            tightest = max(fits, key=lambda fit: (fit[0], -fit[1]))[1]
-            bins[tightest] = np.concatenate([bins[tightest], unit])
-            continue
-        alone = _needed_bytes(problem, dense, unit)
-        if alone > capacity:
-            raise _too_large(problem.graph, unit, alone, capacity)
-        bins.append(unit)
+    largest_first = sorted(units, key=lambda ops: -weight_bytes_of(problem.memory, ops))
+    bins = _fewest(problem, dense, largest_first)
     if len(bins) > len(sizes):
         needs = [_needed_bytes(problem, dense, tables) for tables in bins]
         raise InfeasibleError(
@@ -100,12 +92,49 @@ def _packed(problem: Problem, units: list[IntArray]) -> list[IntArray]:
             available_bytes=sum(sizes),
             devices_that_fit=len(bins),
         )
+    return _spread(problem, dense, largest_first, len(bins)) or bins
+
+
+def _fewest(problem: Problem, dense: BoolArray, units: list[IntArray]) -> list[IntArray]:
+    """Return units packed by best fit: each where it leaves least free, else on a new device."""
+    capacity = problem.topology.devices[0].memory_bytes
+    bins: list[IntArray] = []
+    for unit in units:
+        needed = [_needed_bytes(problem, dense, np.concatenate([held, unit])) for held in bins]
+        fits = [(size, -index) for index, size in enumerate(needed) if size <= capacity]
+        if fits:
+            tightest = -max(fits)[1]
+            bins[tightest] = np.concatenate([bins[tightest], unit])
+            continue
+        alone = _needed_bytes(problem, dense, unit)
+        if alone > capacity:
+            raise _too_large(problem.graph, unit, alone, capacity)
+        bins.append(unit)
     return bins
 
 
-def _needed_bytes(
-    problem: Problem, dense: np.ndarray[tuple[int], np.dtype[np.bool_]], tables: IntArray
-) -> int:
+def _spread(
+    problem: Problem, dense: BoolArray, units: list[IntArray], count: int
+) -> list[IntArray] | None:
+    """Return units on `count` devices, each on the one that is least busy of those with room.
+
+    None when one finds no room: tightly filled devices leave no choice.
+    """
+    capacity, op_time_s = problem.topology.devices[0].memory_bytes, problem.costs.op_time_s
+    bins = [np.empty(0, dtype=np.int64) for _ in range(count)]
+    for unit in units:
+        trials = [np.concatenate([held, unit]) for held in bins]
+        busy_s = [float(op_time_s[ops, device].sum()) for device, ops in enumerate(trials)]
+        needed = [_needed_bytes(problem, dense, ops) for ops in trials]
+        fits = [(busy_s[d], needed[d], d) for d in range(count) if needed[d] <= capacity]
+        if not fits:
+            return None
+        best = min(fits)[2]
+        bins[best] = trials[best]
+    return bins
+
+
+def _needed_bytes(problem: Problem, dense: BoolArray, tables: IntArray) -> int:
     """Return what a device needs that holds `tables` and, in its turn, computes `dense`."""
     memory, turn = problem.memory, np.where(dense, 0, _ELSEWHERE).astype(np.int64)
     turn[tables] = 0

@@ -25,8 +25,10 @@ WINDOW = 128
 """Operators looked at together: about a layer of a transformer, and what is around it."""
 DEPTH = 16
 """Longest chain of moves."""
-PATIENCE = 5
+PATIENCE = 3
 """Moves without a new best after which a chain is given up."""
+SMALL = 4 * WINDOW
+"""Operators up to which a chain may move any unit: others make room for what is critical."""
 ROUNDS = 4
 """Most chains kept in one window before the next is looked at."""
 TRANSFER_WEIGHT = 1e-3
@@ -116,11 +118,24 @@ def _best_step(
 
 
 @compiled
+def _worth_moving(s: SearchTables, units: Units, window: _Window, n: int) -> IntArray:
+    """Return 1 for the units that a chain may move: those on a longest path, in large models."""
+    start, ops = units
+    free = np.ones(window.unit.shape[0], dtype=np.int64)
+    if n <= SMALL:
+        return free
+    for at in range(free.shape[0]):
+        unit = window.unit[at]
+        free[at] = s.progress.critical[ops[start[unit] : start[unit + 1]]].any()
+    return free
+
+
+@compiled
 def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) -> bool:
     """Make a chain of moves and keep its best prefix; return whether that is any better."""
     begin = _cost(s, device_of, window)
     best, kept = begin * (1.0 - 1e-9), 0
-    free = np.ones(window.unit.shape[0], dtype=np.int64)
+    free = _worth_moving(s, units, window, device_of.shape[0])
     moved = np.zeros((DEPTH, 2), dtype=np.int64)
     made = 0
     while made < min(DEPTH, kept + PATIENCE):
@@ -162,9 +177,9 @@ def _units_inside(units: Units, device_of: IntArray, first: int, last: int) -> I
 
 
 @compiled
-def _measure_room(s: SearchTables, device_of: IntArray, room: IntArray) -> bool:
-    """Set the bytes that each device has free; return whether none has too few."""
-    for device in range(room.shape[0]):
+def _measure_room(s: SearchTables, device_of: IntArray, devices: IntArray, room: IntArray) -> bool:
+    """Set the bytes that each of `devices` has free; return whether none has too few."""
+    for device in devices:
         room[device] = s.sizes[device]
         if s.used[device]:
             room[device] -= peak_on_device(s.memory, device_of, device, s.change)
@@ -198,14 +213,15 @@ def _improve_window(
             break
     if (device_of[first : last + 1] == was).all():
         return latency
+    touched = np.unique(np.concatenate((was, device_of[first : last + 1])))
     found, _ = schedule(s.costs, device_of, s.log)
     if found < latency * (1.0 - s.min_gain):
         found = refreshed(s, device_of)
-        if _measure_room(s, device_of, window.room):
+        if _measure_room(s, device_of, touched, window.room):
             return found
     device_of[first : last + 1] = was
     refreshed(s, device_of)
-    _measure_room(s, device_of, window.room)
+    _measure_room(s, device_of, touched, window.room)
     return latency
 
 
@@ -219,7 +235,7 @@ def improve_windows(s: SearchTables, device_of: IntArray, units: Units, max_pass
     latency = refreshed(s, device_of)
     n, bytes_of_unit = device_of.shape[0], _bytes_of_units(s, units)
     room = np.empty(s.sizes.shape[0], dtype=np.int64)
-    _measure_room(s, device_of, room)
+    _measure_room(s, device_of, np.arange(room.shape[0]), room)
     stale = np.ones(n // (WINDOW // 2) + 3, dtype=np.bool_)
     for _ in range(max_passes):
         for at in range((n + WINDOW // 2 - 1) // (WINDOW // 2)):
