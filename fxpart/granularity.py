@@ -7,11 +7,12 @@ faster, and can fit where whole modules do not.
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import IntArray, OpGraph
 
-__all__ = ["GRANULARITIES", "check_granularity", "group_operators"]
+__all__ = ["GRANULARITIES", "check_granularity", "checks", "group_operators"]
 
 GRANULARITIES = ("operator", "module")
 """``operator``: as captured. ``module``: each innermost module whole. A depth may be given too."""
@@ -41,7 +42,9 @@ def group_operators(graph: OpGraph, granularity: str | int) -> OpGraph:
     ``operator`` changes nothing. ``module`` keeps the operators of one innermost module (equal
     paths) together. Depth d keeps together the operators whose paths have the same first d parts;
     operators of a module above that depth, only where they are next to each other in graph order.
-    Groups that the graph has already are kept whole: what they touch becomes one.
+    Groups that the graph has already are kept whole: what they touch becomes one. Checks of a
+    result (`checks`) count as part of the module whose result they check, not of the one that they
+    stand in: else the check of its input would tie every layer to the one before.
 
     Raises:
         SpecError: for a granularity that does not exist.
@@ -50,29 +53,37 @@ def group_operators(graph: OpGraph, granularity: str | int) -> OpGraph:
     depth = check_granularity(granularity)
     if str(granularity) == "operator":
         return graph
-    labels = _module_labels(graph) if depth is None else _depth_labels(graph, depth)
+    labels = _labels(graph, depth, np.flatnonzero(~checks(graph)).tolist())
     return replace(graph, group=_joined(graph.group, labels))
 
 
-def _module_labels(graph: OpGraph) -> IntArray:
-    """Return for each operator the first operator of the same module."""
-    first: dict[str, int] = {}
-    found = [first.setdefault(path, op) for op, path in enumerate(graph.modules)]
-    return np.array(found, dtype=np.int64)
+def checks(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Return which operators make nothing and only stay with another that does. Length n.
+
+    Such as the assertions about a tensor that `torch.export` leaves in a graph.
+    """
+    makers = graph.value_producer[graph.value_producer >= 0]
+    makes_nothing = np.bincount(makers, minlength=graph.n_ops) == 0
+    found: npt.NDArray[np.bool_] = makes_nothing & (graph.group != np.arange(graph.n_ops))
+    return found
 
 
-def _depth_labels(graph: OpGraph, depth: int) -> IntArray:
-    """Return for each operator the first operator that stays with it at that depth."""
+def _labels(graph: OpGraph, depth: int | None, operators: list[int]) -> IntArray:
+    """Return for each of `operators` the first one that stays with it, for others themselves.
+
+    Without `depth`, those of equal paths stay together.
+    """
     first: dict[tuple[str, ...], int] = {}
-    labels = np.empty(graph.n_ops, dtype=np.int64)
-    before: str | None = None
-    for op, path in enumerate(graph.modules):
+    labels = np.arange(graph.n_ops)
+    before = operators[0]
+    for op in operators:
+        path = graph.modules[op]
         parts = tuple(path.split(".")) if path else ()
-        if len(parts) >= depth:
+        if depth is None or len(parts) >= depth:
             labels[op] = first.setdefault(parts[:depth], op)
-        else:
-            labels[op] = labels[op - 1] if path == before else op
-        before = path
+        elif path == graph.modules[before]:
+            labels[op] = labels[before]
+        before = op
     return labels
 
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from fxpart.assignment import Assignment
 from fxpart.errors import SpecError, nearest_names
+from fxpart.granularity import checks
 from fxpart.graph import OpGraph
 from fxpart.topology import Topology
 
@@ -90,9 +91,13 @@ def assignment_document(
 
 
 def _module_devices(graph: OpGraph, assignment: Assignment) -> dict[str, int | list[int]]:
-    """Return the devices of each module, those inside it included; "" is the whole model."""
+    """Return the devices of each module, those inside it included; "" is the whole model.
+
+    Checks of another operator's result say nothing about the module that they stand in.
+    """
     held: dict[str, set[int]] = {"": set()}
-    for module, partition in zip(graph.modules, assignment.partition_of.tolist(), strict=True):
+    for op in np.flatnonzero(~checks(graph)).tolist():
+        module, partition = graph.modules[op], int(assignment.partition_of[op])
         homes = assignment.devices_of_partition[partition]
         held[""].update(homes)
         for path in accumulate(module.split("."), "{}.{}".format) if module else ():

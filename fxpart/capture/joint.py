@@ -65,7 +65,8 @@ def joint_capture(
     transformers that is given ``labels`` returns its loss first), else its mean in float32.
     Gradients are taken of all parameters, and inputs, that require them. The module is captured in
     the mode that it is in: call ``train()`` first where dropout is to be in the graph. Parameters
-    and inputs may be on the meta device; attention is captured as the fused call of the CPU.
+    and inputs may be on the meta device; attention is captured as the fused call of the CPU, or,
+    where it has dropout, as the products that it consists of.
 
     Every operator carries the path of a module: one of the backward, that of the forward operator
     whose gradient it computes.

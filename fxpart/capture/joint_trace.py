@@ -26,7 +26,8 @@ BACKWARD = "fxpart_backward"
 
 _DEVICE = torch.device("cpu")
 """Where the tensors without memory are said to lie. On meta, attention would be written down as
-the products of its mathematical form, which keep every probability; here it is one fused call."""
+the products of its mathematical form, which keep every probability; here it is one fused call,
+unless it has dropout."""
 
 _CHECKS = ("aten._assert_tensor_metadata.default",)
 """Calls that only check what the capture has fixed."""
@@ -61,7 +62,9 @@ def trace_step(
 
     """
     step = _Step(program, tuple(place_of))
-    with fake_mode, torch.enable_grad():
+    # Calls of the CPU's own library, such as that for a whole recurrent layer, are not written down
+    # as such: their FLOPs are not known, and no other device has them.
+    with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
         traced = make_fx(step, _allow_non_fake_inputs=True)(*tensors)
     traced.graph.eliminate_dead_code()
     traced.recompile()
@@ -150,6 +153,10 @@ class _Forward(fx.Interpreter):
             with torch.autocast(_DEVICE.type, dtype, enabled=enabled, cache_enabled=False):
                 return _Forward(body, self._labels).run(*inputs)
         args, kwargs = tree_map(_ours, (args, kwargs))
+        if target is torch.ops.aten.histc.default and not args[0].is_floating_point():
+            # The CPU counts real numbers only; other devices, which count whole ones, say so.
+            counted = super().call_function(target, (args[0].float(), *args[1:]), kwargs)
+            return counted.to(args[0].dtype)
         return super().call_function(target, args, kwargs)
 
 

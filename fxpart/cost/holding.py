@@ -17,7 +17,8 @@ class Holding:
     """Bytes on each device. Arrays have one item for each device."""
 
     weight_bytes: IntArray
-    """Weights of all partitions that the device holds, whichever of them computes; tied ones once."""
+    """Weights of all partitions that the device holds, whether it computes them or not; tied ones
+    once."""
     live_bytes: IntArray
     """The most bytes of inputs and live tensors at any time of any round."""
     unfreed_bytes: IntArray

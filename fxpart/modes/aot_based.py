@@ -13,6 +13,7 @@ import numpy as np
 from fxpart.assignment import Assignment
 from fxpart.cost.holding import holding
 from fxpart.errors import InfeasibleError, SpecError, nearest_names
+from fxpart.granularity import checks
 from fxpart.graph import IntArray, OpGraph
 from fxpart.partitions import partition_by_device
 from fxpart.problem import Problem
@@ -137,18 +138,26 @@ def _device_by_module(graph: OpGraph, modules: Mapping[str, int], devices: int) 
         near = nearest_names(absent[0], (".".join(parts) for parts in prefixes if parts))
         raise SpecError(f"mode.modules names {absent[0]}, which the model does not have; {near}")
     device_of = np.empty(graph.n_ops, dtype=np.int64)
-    for op, module in enumerate(graph.modules):
-        parts = _parts(module)
-        covers = (parts[:end] for end in range(len(parts), -1, -1))
-        home = next((home_of[path] for path in covers if path in home_of), None)
-        if home is None:
-            near = nearest_names(module, modules) if module else "it belongs to no module"
-            raise SpecError(
-                f"mode.modules has no entry for operator {graph.names[op]} of"
-                f" {module or 'the model itself'}; {near}; add one, or *: 0 for the rest"
-            )
-        device_of[op] = home
+    of_checks = checks(graph)
+    for op in range(graph.n_ops):
+        # The check of a result goes with the result, whichever module it stands in.
+        device_of[op] = _home(graph, int(graph.group[op]) if of_checks[op] else op, home_of)
     return device_of
+
+
+def _home(graph: OpGraph, op: int, home_of: Mapping[tuple[str, ...], int]) -> int:
+    """Return the device of the longest path that covers the operator's module."""
+    parts = _parts(graph.modules[op])
+    covers = (parts[:end] for end in range(len(parts), -1, -1))
+    home = next((home_of[path] for path in covers if path in home_of), None)
+    if home is None:
+        known = [".".join(path) for path in home_of]
+        near = nearest_names(graph.modules[op], known) if parts else "it belongs to no module"
+        raise SpecError(
+            f"mode.modules has no entry for operator {graph.names[op]} of"
+            f" {graph.modules[op] or 'the model itself'}; {near}; add one, or *: 0 for the rest"
+        )
+    return home
 
 
 def _parts(path: str) -> tuple[str, ...]:

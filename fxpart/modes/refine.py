@@ -10,16 +10,23 @@ from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.errors import SpecError
 from fxpart.graph import IntArray
 from fxpart.modes.combine import combine
+from fxpart.modes.kicks import kick
 from fxpart.modes.local_search import SearchTables, improve
 from fxpart.modes.units import Units, atomic_units, module_units, working_units
 from fxpart.modes.window_search import improve_windows
 from fxpart.problem import Problem
 from fxpart.topology import Topology
 
-__all__ = ["LARGE", "SearchOptions", "latency_of", "refine"]
+__all__ = ["KICKED", "LARGE", "SearchOptions", "latency_of", "refine", "search_tables"]
 
 LARGE = 16_384
 """Operators above which one way, from one start, must do: a minute or two for 100,000."""
+
+USUAL_OPERATORS = 2048
+
+KICKED, _KICKS = 512, 256
+"""Operators up to which the search tries to leave the optimum that it found, and how often. Larger
+models gained nothing from it."""
 
 _MOST_PASSES = 1_000_000
 
@@ -31,8 +38,9 @@ class SearchOptions:
     max_passes: int = 8
     """Most passes over all units at each granularity; a pass that changes nothing is the last."""
     min_gain: float = 1e-4
-    """Share of the latency that a change must save. Smaller gains are noise to the cost model, and
-    each would add a partition or two; more of it gives fewer partitions."""
+    """Share of the latency that a change must save, in models of up to `USUAL_OPERATORS`; in larger
+    ones, where each operator is less of the whole, in proportion less. Smaller gains are noise to
+    the cost model, and each would add a partition or two; more of it gives fewer partitions."""
 
     def __post_init__(self) -> None:
         """Refuse a search that would do nothing."""
@@ -65,7 +73,7 @@ def refine(
     working, atomic = working_units(graph, works), atomic_units(graph)
     modules = module_units(graph)
     ways: list[list[Units]] = [[*modules, working, atomic], []]
-    tables, passes = _tables(problem, options), options.max_passes
+    tables, passes = search_tables(problem, options), options.max_passes
     best, lowest = np.empty(0, dtype=np.int64), np.inf
     for start in starts:
         for coarse in ways if graph.n_ops <= LARGE else ways[:1]:
@@ -76,11 +84,14 @@ def refine(
             latency = improve(tables, device_of, atomic, passes)
             if latency < lowest:
                 best, lowest = device_of, latency
+    if graph.n_ops <= KICKED:
+        kick(tables, best, atomic, _KICKS, passes, 0)
     combine(graph, tables, best)
     return best, latency_of(problem, best)
 
 
-def _tables(problem: Problem, options: SearchOptions) -> SearchTables:
+def search_tables(problem: Problem, options: SearchOptions) -> SearchTables:
+    """Return what the inner loops read and write for `problem`."""
     return SearchTables(
         problem.costs,
         problem.memory,
@@ -88,7 +99,7 @@ def _tables(problem: Problem, options: SearchOptions) -> SearchTables:
         make_progress(problem.costs),
         schedule_log(problem.costs),
         # Rounding alone must never keep the search going.
-        max(options.min_gain, 1e-9),
+        max(options.min_gain * min(1.0, USUAL_OPERATORS / problem.graph.n_ops), 1e-9),
         _kinds(problem.topology),
         np.zeros(problem.topology.n_devices, dtype=np.int64),
         np.empty(problem.graph.n_ops + 1, dtype=np.int64),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.graph import CodeGen
 from torch.fx.passes.split_module import split_module
 
 from fxpart.partitioner.guards import is_guard
@@ -49,6 +50,9 @@ def emit(
     else:
         emitted = split_module(fx_module, torch_module, lambda n: node_to_partition[n])
     # How nested inputs are taken apart and the outputs put together.
-    emitted.graph.set_codegen(fx_module.graph._codegen)
-    emitted.recompile()
+    nested = type(fx_module.graph._codegen) is not CodeGen
+    if nested:
+        emitted.graph.set_codegen(fx_module.graph._codegen)
+    if nested or guards:
+        emitted.recompile()
     return emitted

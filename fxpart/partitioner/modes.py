@@ -15,9 +15,7 @@ from fxpart.partitioner.latency import latency_of
 from fxpart.partitioner.lowering import Lowered
 from fxpart.partitioner.node_sizes import size_of
 from fxpart.partitioner.partition import Partition
-from fxpart.static.cost_aware import cost_aware
 from fxpart.static.graph import StaticPlan, StaticProblem
-from fxpart.static.kl_based import kl_based
 from fxpart.static.memory import used_bytes
 from fxpart.static.size_based import size_based
 from fxpart.static.sparse_nn import sparse_nn
@@ -63,10 +61,14 @@ def _check_costs(request: Request) -> StaticProblem:
 
 
 def _cost_aware(request: Request) -> StaticPlan:
+    from fxpart.static.cost_aware import cost_aware
+
     return cost_aware(_check_costs(request))
 
 
 def _kl_based(request: Request) -> StaticPlan:
+    from fxpart.static.kl_based import kl_based
+
     return kl_based(_check_costs(request))
 
 
@@ -149,8 +151,9 @@ def partitions_for(request: Request) -> list[Partition]:
         InfeasibleError: when the devices cannot hold the graph.
 
     """
-    mode = MODES.get(request.config.mode)
+    # By name, so that a configuration made of torch's own types is understood too.
+    mode = PartitionMode.__members__.get(getattr(request.config.mode, "name", ""))
     if mode is None:
         near = nearest_names(str(request.config.mode), [known.name for known in MODES])
         raise ConfigError(f"there is no mode {request.config.mode!r}; {near}")
-    return mode(request)
+    return MODES[mode](request)

@@ -1,0 +1,217 @@
+"""What a plan costs: the critical path over partitions, as torch's partitioner counts it.
+
+The rules are those of ``get_latency_of_partitioned_graph`` and what it calls in
+``torch.fx.experimental.partitioner_utils``:
+
+- a partition takes its critical path: operators beside each other run at the same time;
+- from a partition to one that reads from it passes each output that is read, and each source that
+  both read, once; that takes their bytes over the rate, or nothing between partitions with the
+  same devices;
+- the graph takes the longest path over partitions.
+
+Sums run in torch's order, so the figures are equal to the last bit. Torch walks every path by
+recursion, 2^k of them through k diamonds; here each read is looked at once.
+"""
+
+import numpy as np
+
+from fxpart.compiled import compiled
+from fxpart.errors import CycleError, SpecError
+from fxpart.graph import FloatArray, IntArray
+from fxpart.static.graph import StaticGraph, StaticPlan, StaticProblem
+from fxpart.static.tables import Tables, tables_of
+
+__all__ = ["latency_s", "partition_latency_s", "path_over_partitions_s"]
+
+
+@compiled
+def _within_s(
+    seconds: FloatArray, read_start: IntArray, reads: IntArray, part: IntArray, count: int
+) -> FloatArray:
+    """Return the critical path inside each partition."""
+    end_s = np.zeros(seconds.shape[0])
+    within = np.zeros(count)
+    for op in range(seconds.shape[0]):
+        for i in range(read_start[op], read_start[op + 1]):
+            if part[reads[i]] == part[op]:
+                end_s[op] = max(end_s[op], end_s[reads[i]])
+        end_s[op] += seconds[op]
+        within[part[op]] = max(within[part[op]], end_s[op])
+    return within
+
+
+def partition_latency_s(graph: StaticGraph, partition_of: IntArray, count: int) -> FloatArray:
+    """Return the latency of each partition, its critical path. Shape (count,). O(reads).
+
+    Args:
+        graph: the operators.
+        partition_of: partition of each operator, 0 to count - 1. Shape (n,).
+        count: number of partitions.
+
+    """
+    return _within_s(graph.latency_s, graph.read_start, graph.reads, partition_of, count)
+
+
+@compiled
+def _by_part(part: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Return the operators of each partition as CSR rows, ascending."""
+    start = np.zeros(count + 1, dtype=np.int64)
+    for op in range(part.shape[0]):
+        start[part[op] + 1] += 1
+    for index in range(count):
+        start[index + 1] += start[index]
+    ops, place = np.empty(part.shape[0], dtype=np.int64), start[:-1].copy()
+    for op in range(part.shape[0]):
+        ops[place[part[op]]] = op
+        place[part[op]] += 1
+    return start, ops
+
+
+@compiled
+def _held(tables: Tables, part: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Return the sources that each partition reads as CSR rows, ascending, each once."""
+    start = np.zeros(count + 1, dtype=np.int64)
+    held = np.empty(tables.users.shape[0], dtype=np.int64)
+    place = np.empty(0, dtype=np.int64)
+    for filling in (False, True):
+        last = np.full(count, -1, dtype=np.int64)
+        for source in range(tables.source_bytes.shape[0]):
+            for i in range(tables.user_start[source], tables.user_start[source + 1]):
+                here = part[tables.users[i]]
+                if last[here] == source:
+                    continue
+                last[here] = source
+                if filling:
+                    held[place[here]] = source
+                    place[here] += 1
+                else:
+                    start[here + 1] += 1
+        if not filling:
+            for index in range(count):
+                start[index + 1] += start[index]
+            place = start[:-1].copy()
+    return start, held
+
+
+@compiled
+def _common_bytes(a: IntArray, b: IntArray, size: IntArray) -> int:
+    """Return the bytes of what two ascending lists have in common. O(short log long)."""
+    short, long = (a, b) if a.shape[0] <= b.shape[0] else (b, a)
+    common = 0
+    if long.shape[0] == 0:
+        return common
+    for i in range(short.shape[0]):
+        at = np.searchsorted(long, short[i])
+        if at < long.shape[0] and long[at] == short[i]:
+            common += size[short[i]]
+    return common
+
+
+@compiled
+def _between(
+    tables: Tables, part: IntArray, count: int, homes: IntArray
+) -> tuple[IntArray, IntArray, FloatArray]:
+    """Return which partitions each one reads from, as CSR rows, and the seconds of each pair."""
+    op_start, ops = _by_part(part, count)
+    held_start, held = _held(tables, part, count)
+    start = np.zeros(count + 1, dtype=np.int64)
+    parents = np.empty(tables.reads.shape[0], dtype=np.int64)
+    passed_s = np.empty(tables.reads.shape[0])
+    counted = np.full(part.shape[0], -1, dtype=np.int64)
+    bytes_from, found = np.full(count, -1, dtype=np.int64), 0
+    for here in range(count):
+        for j in range(op_start[here], op_start[here + 1]):
+            for i in range(tables.read_start[ops[j]], tables.read_start[ops[j] + 1]):
+                maker = tables.reads[i]
+                there = part[maker]
+                if there == here or counted[maker] == here:
+                    continue
+                counted[maker] = here
+                if bytes_from[there] < 0:
+                    bytes_from[there] = 0
+                    parents[found] = there
+                    found += 1
+                bytes_from[there] += tables.output[maker]
+        for k in range(start[here], found):
+            there = parents[k]
+            passed = bytes_from[there]
+            bytes_from[there] = -1
+            passed_s[k] = 0.0
+            if homes[there] != homes[here]:
+                a = held[held_start[there] : held_start[there + 1]]
+                b = held[held_start[here] : held_start[here + 1]]
+                passed += _common_bytes(a, b, tables.source_bytes)
+                passed_s[k] = passed / tables.bytes_per_s
+        start[here + 1] = found
+    return start, parents[:found], passed_s[:found]
+
+
+@compiled
+def path_over_partitions_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> float:
+    """Return the longest path over partitions, or -1 when they wait for each other in a circle.
+
+    `homes` numbers the lists of devices: partitions with the same number are on the same. O(reads),
+    and what finding common sources takes.
+    """
+    within = _within_s(tables.seconds, tables.read_start, tables.reads, part, count)
+    start, parents, passed_s = _between(tables, part, count, homes)
+    children_of = np.zeros(count + 1, dtype=np.int64)
+    for k in range(parents.shape[0]):
+        children_of[parents[k] + 1] += 1
+    for index in range(count):
+        children_of[index + 1] += children_of[index]
+    children, by_pair = np.empty_like(parents), np.empty_like(passed_s)
+    place, waits = children_of[:-1].copy(), np.empty(count, dtype=np.int64)
+    for here in range(count):
+        waits[here] = start[here + 1] - start[here]
+        for k in range(start[here], start[here + 1]):
+            children[place[parents[k]]] = here
+            by_pair[place[parents[k]]] = passed_s[k]
+            place[parents[k]] += 1
+    queue, first, last = np.empty(count, dtype=np.int64), 0, 0
+    for here in range(count):
+        if waits[here] == 0:
+            queue[last] = here
+            last += 1
+    begin_s, longest_s = np.zeros(count), 0.0
+    while first < last:
+        here = queue[first]
+        first += 1
+        end_s = begin_s[here] + within[here]
+        longest_s = max(longest_s, end_s)
+        for k in range(children_of[here], children_of[here + 1]):
+            there = children[k]
+            begin_s[there] = max(begin_s[there], end_s + by_pair[k])
+            waits[there] -= 1
+            if waits[there] == 0:
+                queue[last] = there
+                last += 1
+    return longest_s if last == count else -1.0
+
+
+def latency_s(problem: StaticProblem, plan: StaticPlan) -> float:
+    """Return the predicted latency of one input through the graph, in seconds. O(reads).
+
+    Raises:
+        CycleError: when partitions wait for each other in a circle.
+        SpecError: when the problem has no transfer rate.
+
+    """
+    if not problem.bytes_per_s > 0:
+        raise SpecError(
+            f"a latency needs a positive transfer rate, got {problem.bytes_per_s} bytes/s;"
+            " say how fast devices exchange tensors"
+        )
+    count = len(plan.devices_of_partition)
+    numbers: dict[tuple[int, ...], int] = {}
+    for homes in plan.devices_of_partition:
+        numbers.setdefault(homes, len(numbers))
+    home_of = np.array([numbers[homes] for homes in plan.devices_of_partition], dtype=np.int64)
+    tables = tables_of(problem.graph, problem.bytes_per_s)
+    longest_s = path_over_partitions_s(tables, plan.partition_of, count, home_of)
+    if longest_s < 0:
+        raise CycleError(
+            f"the {count} partitions wait for each other in a circle;"
+            " join those in the circle, or split the partition that it passes twice"
+        )
+    return longest_s

@@ -1,0 +1,91 @@
+"""Heads, tails and estimates against whole simulations."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxpart.cost.incremental import estimate, make_progress, refresh
+from fxpart.cost.kernels import schedule, schedule_log
+from fxpart.graph import IntArray
+from fxpart.problem import Problem
+from fxpart.topology import Link
+from tests.sketch import Sketch, chain, devices, problem, random_graph
+
+
+def _placed(seed: int, n: int, count: int) -> tuple[Problem, IntArray, np.random.Generator]:
+    """Return a random problem and a random placement of it."""
+    rng = np.random.default_rng(seed)
+    speeds = [float(s) for s in rng.integers(1, 4, size=count)]
+    topology = devices(*[10**9] * count, link=Link(2.0, 0.25), speeds=speeds)
+    return problem(random_graph(seed, n), topology), rng.integers(0, count, size=n), rng
+
+
+def test_tails_of_two_devices_by_hand() -> None:
+    # a (2 s) -> b (3 s) on another device; 4 bytes at 2 bytes/s and 0.5 s: 2.5 s on the way.
+    sketch = Sketch()
+    a = sketch.op([], 4, flops=2)
+    b = sketch.op([a], 1, flops=3)
+    side = sketch.op([], 1, flops=1)
+    this = problem(sketch.graph(b, side), devices(99, 99, link=Link(2.0, 0.5)))
+    progress = make_progress(this.costs)
+    assert refresh(this.costs, np.array([0, 1, 0]), progress) == 7.5
+    assert progress.tail_s.tolist() == [7.5, 3.0, 1.0]
+    # The third operator runs on the first device from 2 s to 3 s: nobody waits for it.
+    assert progress.critical.tolist() == [True, True, False]
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 120), count=st.integers(1, 4))
+def test_heads_and_tails_agree_with_the_simulation(seed: int, n: int, count: int) -> None:
+    this, device_of, _ = _placed(seed, n, count)
+    progress, log = make_progress(this.costs), schedule_log(this.costs)
+    latency = refresh(this.costs, device_of, progress)
+    expected, _ = schedule(this.costs, device_of, log)
+    assert latency == expected
+    np.testing.assert_array_equal(progress.log.start_s, log.start_s)
+    through = progress.log.start_s + progress.tail_s
+    assert through.max() == pytest.approx(latency)
+    assert progress.critical.any()
+    # Nothing lies on a longer path than the longest.
+    assert (through <= latency * (1 + 1e-9)).all()
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(33, 150), count=st.integers(2, 4))
+def test_an_estimate_from_the_start_is_exact(seed: int, n: int, count: int) -> None:
+    """No transfer begins before the span, and no path avoids it: nothing is left out."""
+    this, device_of, rng = _placed(seed, n, count)
+    progress = make_progress(this.costs)
+    refresh(this.costs, device_of, progress)
+    last = int(rng.integers(0, n))
+    moved = device_of.copy()
+    moved[: last + 1] = rng.integers(0, count, size=last + 1)
+    found, _ = estimate(this.costs, moved, progress, 0, last)
+    assert found == pytest.approx(schedule(this.costs, moved, schedule_log(this.costs))[0])
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(33, 150), count=st.integers(2, 4))
+def test_without_a_change_every_span_reports_its_longest_path(
+    seed: int, n: int, count: int
+) -> None:
+    this, device_of, rng = _placed(seed, n, count)
+    progress = make_progress(this.costs)
+    latency = refresh(this.costs, device_of, progress)
+    first, last = sorted(int(x) for x in rng.integers(0, n, size=2))
+    found, _ = estimate(this.costs, device_of, progress, first, last)
+    assert found <= latency * (1 + 1e-9)
+    if progress.critical[first : last + 1].any():
+        assert found == pytest.approx(latency)
+
+
+def test_an_estimate_leaves_the_progress_as_it_was() -> None:
+    this = problem(chain(100), devices(10**6, 10**6))
+    device_of = np.zeros(100, dtype=np.int64)
+    progress = make_progress(this.costs)
+    refresh(this.costs, device_of, progress)
+    tails, starts = progress.tail_s.copy(), progress.log.start_s.copy()
+    moved = device_of.copy()
+    moved[50] = 1
+    # There and back, 1 byte at 1 byte/s: two seconds more.
+    assert estimate(this.costs, moved, progress, 50, 50) == (102.0, 2.0)
+    np.testing.assert_array_equal(progress.tail_s, tails)
+    np.testing.assert_array_equal(progress.log.start_s, starts)
