@@ -1,0 +1,138 @@
+"""``python -m benchmarks.scale [--only GRAPH ...] [--modes MODE ...]``: time and memory at scale.
+
+For each graph and each mode, in a fresh process: the seconds that the mode takes, the largest
+resident memory of the process, the latency found and how far it is from the lower bound; beside
+them what was asked for. The seconds are of the mode alone: the graph is captured once, before, and
+kept; reading it, the tables of the problem, the evaluation after, and the compilation of inner
+loops (each process first places a small graph) are not in them. All of that is in the memory.
+`aot_based` is given what `size_based` finds, and its seconds are those of reading and checking it.
+"""
+
+import argparse
+import hashlib
+import json
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.process import Measured, run_python
+from fxpart.graph_cache import cache_key, cached_path
+from fxpart.modes import MODES
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A graph, the devices that it is placed on, and what was asked for."""
+
+    devices: str
+    limits_s: dict[str, float]
+    """By mode; ``""`` for all others."""
+    limit_gb: float | None = None
+
+
+GRAPHS = {
+    "llama2_13b": _Asked("4x16gb", {"size_based": 0.1, "kl_based": 5.0, "cost_aware": 10.0}),
+    "llama3_70b_training": _Asked("16x80gb", {"": 60.0}),
+    "synthetic": _Asked("4x16gb", {"": 300.0}, 4.0),
+    "chain": _Asked("4x16gb", {}),
+    "diamonds": _Asked("4x16gb", {}),
+}
+_STOPPED_AFTER_S = 600.0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=GRAPHS, default=list(GRAPHS), metavar="GRAPH")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), metavar="MODE")
+    parser.add_argument("--cache", type=Path, help="folder to keep graphs in")
+    parser.add_argument(
+        "--stop-s",
+        type=float,
+        default=_STOPPED_AFTER_S,
+        help="stop a mode after so many seconds (default: %(default)s)",
+    )
+    return parser.parse_args()
+
+
+def _job(folder: Path, *arguments: str) -> tuple[dict[str, Any] | None, Measured]:
+    """Return what a process of `benchmarks.scale_job` found, None if it was stopped."""
+    measured = run_python(["-m", "benchmarks.scale_job", *arguments], folder, may_fail=True)
+    lines = measured.output.strip().splitlines()
+    return (json.loads(lines[-1]) if lines else None), measured
+
+
+def _captured(folder: Path, cache: Path, graph: str) -> Path:
+    """Return the file of the captured graph; capture it where it is not there."""
+    # A graph that was captured by other code is another graph.
+    made_by = [Path(__file__).with_name(name) for name in ("scale_job.py", "synthetic.py")]
+    sources = [hashlib.sha256(path.read_bytes()).hexdigest() for path in made_by]
+    file = cached_path(cache, cache_key({"benchmark": graph, "sources": sources}, "operator"))
+    if file.exists():
+        print(f"{graph}: kept in {file.name}")
+        return file
+    found, measured = _job(folder, "capture", graph, str(file))
+    if found is None:
+        raise SystemExit(f"{graph} was not captured; run: python -m benchmarks.scale_job capture")
+    print(f"{graph}: captured in {found['capture_s']:.1f} s, {measured.peak_bytes / 1e9:.2f} GB")
+    return file
+
+
+def _print_tools(folder: Path, file: Path, devices: str) -> None:
+    found, _ = _job(folder, "tools", str(file), devices)
+    if found is None:
+        print("  evaluate and partition_by_device ended without a result")
+        return
+    weights = found["weight_bytes"] / 1e9
+    print(
+        f"  {found['operators']} operators, weights {weights:.2f} GB, on {devices};"
+        f" tables {1e3 * found['tables_s']:.0f} ms"
+    )
+    for name in ("contiguous", "scattered"):
+        print(
+            f"  {name:<11} partition_by_device {1e3 * found[f'partition_{name}_s']:>9.1f} ms"
+            f"  evaluate {1e3 * found[f'evaluate_{name}_s']:>7.1f} ms"
+            f"  {found[f'partitions_{name}']} partitions",
+            flush=True,
+        )
+
+
+def _print_mode(folder: Path, file: Path, asked: _Asked, mode: str, stop_s: float) -> None:
+    found, measured = _job(folder, "place", str(file), asked.devices, mode, str(stop_s))
+    limit_s = asked.limits_s.get(mode, asked.limits_s.get(""))
+    limit = "-" if limit_s is None else f"{limit_s:g}"
+    limit_gb = "-" if asked.limit_gb is None else f"{asked.limit_gb:g}"
+    peak = f"{measured.peak_bytes / 1e9:>7.2f} {limit_gb:>5}"
+    if found is None:
+        print(f"  {mode:<11} {'stopped':>9} {limit:>6} {peak}  after {stop_s:g} s, or it crashed")
+    elif "error" in found:
+        print(f"  {mode:<11} {found['seconds']:>9.3f} {limit:>6} {peak}  {found['error'][:90]}")
+    else:
+        print(
+            f"  {mode:<11} {found['seconds']:>9.3f} {limit:>6} {peak}"
+            f" {1e3 * found['latency_s']:>11.3f} {1e3 * found['lower_bound_s']:>11.3f}"
+            f" {found['gap']:>7.1%} {found['partitions']:>10}",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Print a block for each graph, in it a row for each mode."""
+    chosen = _arguments()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        cache = (chosen.cache or folder / "graphs").resolve()
+        for graph in chosen.only:
+            file, asked = _captured(folder, cache, graph), GRAPHS[graph]
+            _print_tools(folder, file, asked.devices)
+            print(
+                f"  {'mode':<11} {'s':>9} {'asked':>6} {'peak GB':>7} {'asked':>5}"
+                f" {'latency ms':>11} {'bound ms':>11} {'gap':>7} {'partitions':>10}",
+                flush=True,
+            )
+            for mode in chosen.modes:
+                _print_mode(folder, file, asked, mode, chosen.stop_s)
+
+
+if __name__ == "__main__":
+    main()
