@@ -85,6 +85,8 @@ class DevicesConfig:
     """The machine that each pool sits in; all in one if left out."""
     between_nodes: LinkConfig | None = None
     """The link between machines; `transfer_rate` if left out."""
+    saturate_host: bool = False
+    """Whether the placement is copied onto idle devices, as often as it fits."""
 
 
 @dataclass
@@ -123,6 +125,8 @@ class _Sections:
     transfer_rate: LinkConfig = field(default_factory=LinkConfig)
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     capture: CaptureConfig = field(default_factory=CaptureConfig)
+    granularity: str = "operator"
+    """What stays together: ``operator``, ``module``, or a depth in the module tree."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

@@ -9,9 +9,12 @@ from fxpart.captured import CapturedGraph, captured_graph
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import InfeasibleError
+from fxpart.granularity import check_granularity, group_operators
 from fxpart.models.spec import ModelSpec
 from fxpart.modes import make_mode
 from fxpart.problem import Problem, make_problem
+from fxpart.saturate import saturate
 from runner.config import Config, build_topology
 from runner.terminal import progress
 
@@ -53,6 +56,7 @@ def run(config: Config, spec: ModelSpec) -> Result:
 
     """
     # What is cheap to refuse is refused before the model is captured.
+    check_granularity(config.granularity)
     place = make_mode(config.mode.name, config.mode.options)
     topology = build_topology(config.devices, config.transfer_rate)
     latency = LatencyModel(
@@ -63,9 +67,32 @@ def run(config: Config, spec: ModelSpec) -> Result:
     cache_dir = Path(config.capture.cache_dir) if config.capture.use_cache else None
     with progress(f"capturing {spec.name}"):
         captured = captured_graph(spec, config.capture.level, cache_dir)
-    problem = make_problem(captured.graph, topology, latency)
-    with progress(f"placing {captured.graph.n_ops} operators with {config.mode.name}"):
+    graph = group_operators(captured.graph, config.granularity)
+    problem = make_problem(graph, topology, latency)
+    with progress(f"placing {graph.n_ops} operators with {config.mode.name}"):
         begin = time.perf_counter()
-        assignment = place(problem)
+        try:
+            assignment = place(problem)
+        except InfeasibleError as error:
+            if not _finer_may_fit(problem, config.granularity):
+                raise
+            raise _with_advice(error, config.granularity) from error
+        if config.devices.saturate_host:
+            assignment = saturate(problem, assignment)
         partition_s = time.perf_counter() - begin
     return Result(captured, problem, assignment, evaluate(problem, assignment), partition_s)
+
+
+def _finer_may_fit(problem: Problem, granularity: str) -> bool:
+    room = int(problem.topology.memory_bytes.sum())
+    return granularity != "operator" and problem.graph.total_weight_bytes <= room
+
+
+def _with_advice(error: InfeasibleError, granularity: str) -> InfeasibleError:
+    return InfeasibleError(
+        f"{error}; granularity={granularity} keeps whole modules together: a finer one, such as"
+        " granularity=operator, may fit",
+        needed_bytes=error.needed_bytes,
+        available_bytes=error.available_bytes,
+        devices_that_fit=error.devices_that_fit,
+    )

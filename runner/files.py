@@ -1,66 +1,27 @@
 """`assignment.json` and `result.json`: what a run decided, and what came of it.
 
-Both say which schema and version they follow. `assignment.json` holds nothing that changes from
-one run to the next, so equal placements are equal bytes.
+Both say which schema and version they follow. What `assignment.json` says, and how it is read, is
+in `fxpart.saved_assignment`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import accumulate
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
 from fxpart.assignment import Assignment
 from fxpart.cost.evaluation import Evaluation
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import SpecError
 from fxpart.graph import OpGraph
+from fxpart.saved_assignment import VERSION, assignment_document, read_document
 from fxpart.topology import Topology
 from runner.writing import write_json
 
-__all__ = [
-    "SavedAssignment",
-    "SavedPartition",
-    "Status",
-    "assignment_for",
-    "device_rows",
-    "read_assignment",
-    "read_result",
-    "write_assignment",
-    "write_result",
-]
+__all__ = ["Status", "device_rows", "read_result", "write_assignment", "write_result"]
 
-ASSIGNMENT = "fxpart.assignment"
 RESULT = "fxpart.result"
-VERSION = 1
-"""Raised when a reader of the version before would misunderstand the file."""
 
 Status = Literal["finished", "infeasible", "failed"]
-
-
-@dataclass(frozen=True, slots=True)
-class SavedPartition:
-    """One partition of a saved assignment."""
-
-    devices: tuple[int, ...]
-    """Logical ids; the first computes it, the others hold replicas."""
-    operators: tuple[str, ...]
-    """Names of its operators, in graph order."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedAssignment:
-    """What `assignment.json` says."""
-
-    model: Mapping[str, object]
-    devices: tuple[Mapping[str, object], ...]
-    """``logical_id``, ``name``, ``memory_bytes`` and ``node`` of each device."""
-    partitions: tuple[SavedPartition, ...]
-    """The position is the id."""
-    modules: Mapping[str, int | list[int]]
-    """Module path to the device that computes or holds all of it, or to the list of several."""
 
 
 def write_assignment(
@@ -74,125 +35,7 @@ def write_assignment(
 
     Raises `CacheError` when the place cannot be written.
     """
-    operators: list[list[str]] = [[] for _ in range(assignment.n_partitions)]
-    for name, partition in zip(graph.names, assignment.partition_of.tolist(), strict=True):
-        operators[partition].append(name)
-    document = {
-        "schema": ASSIGNMENT,
-        "version": VERSION,
-        "model": model,
-        "devices": [
-            {"logical_id": i, "name": d.name, "memory_bytes": d.memory_bytes, "node": d.node}
-            for i, d in enumerate(topology.devices)
-        ],
-        "partitions": [
-            {"id": p, "devices": assignment.devices_of_partition[p], "operators": names}
-            for p, names in enumerate(operators)
-        ],
-        "modules": _module_devices(graph, assignment),
-    }
-    write_json(path, document)
-
-
-def _module_devices(graph: OpGraph, assignment: Assignment) -> dict[str, int | list[int]]:
-    """Return the devices of each module, those inside it included; "" is the whole model."""
-    held: dict[str, set[int]] = {"": set()}
-    for module, partition in zip(graph.modules, assignment.partition_of.tolist(), strict=True):
-        homes = assignment.devices_of_partition[partition]
-        held[""].update(homes)
-        for path in accumulate(module.split("."), "{}.{}".format) if module else ():
-            held.setdefault(path, set()).update(homes)
-    return {path: ids.pop() if len(ids) == 1 else sorted(ids) for path, ids in held.items()}
-
-
-def read_assignment(path: Path) -> SavedAssignment:
-    """Return what an `assignment.json` says.
-
-    Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
-    """
-    document = _read(path, ASSIGNMENT)
-    try:
-        devices = tuple(_checked_device(entry) for entry in document["devices"])
-        partitions = tuple(
-            _checked_partition(entry, expected, len(devices))
-            for expected, entry in enumerate(document["partitions"])
-        )
-        model, modules = (
-            dict(document["model"]),
-            _checked_modules(document["modules"], len(devices)),
-        )
-    except (KeyError, TypeError, ValueError) as error:
-        raise SpecError(f"{path} is damaged ({_said(error)}); write it again") from error
-    _refuse_repeats(path, partitions)
-    return SavedAssignment(model, devices, partitions, modules)
-
-
-def _checked_device(entry: Mapping[str, Any]) -> Mapping[str, object]:
-    if not isinstance(entry["name"], str) or not isinstance(entry["memory_bytes"], int):
-        raise ValueError("a device without a name or size")
-    return dict(entry)
-
-
-def _checked_partition(entry: Mapping[str, Any], expected: int, devices: int) -> SavedPartition:
-    if entry["id"] != expected:
-        raise ValueError(f"partition {entry['id']} where {expected} should be")
-    homes, names = tuple(entry["devices"]), tuple(entry["operators"])
-    if not homes or not all(isinstance(d, int) and 0 <= d < devices for d in homes):
-        raise ValueError(f"partition {expected} is on {list(homes)}, there are {devices} devices")
-    if not names or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"partition {expected} has no operators")
-    return SavedPartition(homes, names)
-
-
-def _checked_modules(entry: Mapping[str, Any], devices: int) -> Mapping[str, int | list[int]]:
-    modules = dict(entry)
-    for path, home in modules.items():
-        ids = home if isinstance(home, list) else [home]
-        if not ids or not all(isinstance(d, int) and 0 <= d < devices for d in ids):
-            raise ValueError(f"module {path!r} is on {home}, there are {devices} devices")
-    return modules
-
-
-def _refuse_repeats(path: Path, partitions: Sequence[SavedPartition]) -> None:
-    seen: dict[str, int] = {}
-    for index, partition in enumerate(partitions):
-        for name in partition.operators:
-            if name in seen:
-                raise SpecError(
-                    f"{path} has operator {name} twice, in partitions {seen[name]} and {index};"
-                    " keep one"
-                )
-            seen[name] = index
-
-
-def assignment_for(saved: SavedAssignment, graph: OpGraph) -> Assignment:
-    """Return the saved placement for `graph`.
-
-    Raises `SpecError` when the two do not have the same operators.
-    """
-    partition_of = {
-        name: index
-        for index, partition in enumerate(saved.partitions)
-        for name in partition.operators
-    }
-    known = set(graph.names)
-    foreign = [name for name in partition_of if name not in known]
-    if foreign:
-        near = nearest_names(foreign[0], graph.names)
-        raise SpecError(
-            f"the saved assignment places {foreign[0]}, which the model does not have; {near};"
-            " is it of another model?"
-        )
-    missing = [name for name in graph.names if name not in partition_of]
-    if missing:
-        raise SpecError(
-            f"the saved assignment leaves out {len(missing)} of {graph.n_ops} operators, the first"
-            f" is {missing[0]}; save one of this model"
-        )
-    return Assignment(
-        np.array([partition_of[name] for name in graph.names], dtype=np.int64),
-        tuple(partition.devices for partition in saved.partitions),
-    )
+    write_json(path, assignment_document(graph, topology, assignment, model))
 
 
 def device_rows(evaluation: Evaluation) -> list[dict[str, object]]:
@@ -234,33 +77,9 @@ def read_result(path: Path) -> dict[str, Any]:
 
     Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
     """
-    document = _read(path, RESULT)
+    document = read_document(path, RESULT)
     needed = ("config", "devices", "error", "metrics", "status")
     absent = [key for key in needed if key not in document]
     if absent:
         raise SpecError(f"{path} is damaged (no {absent[0]}); run it again")
     return document
-
-
-def _read(path: Path, schema: str) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"there is no file {path}; give the path of a {schema} file") from None
-    except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8, or nested too deep
-        raise SpecError(f"{path} is damaged ({_said(error)}); write it again") from error
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != schema:
-        raise SpecError(f"{path} is not a {schema} file, its schema is {found!r}")
-    version = document.get("version")
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
-        raise SpecError(
-            f"{path} has version {version!r}, this fxpart reads up to {VERSION}; upgrade fxpart"
-        )
-    return dict(document)
-
-
-def _said(error: Exception) -> str:
-    return f"no {error.args[0]}" if isinstance(error, KeyError) else str(error).splitlines()[0]

@@ -18,6 +18,7 @@ def headline(result: Result) -> dict[str, float]:
         "throughput_per_s": e.throughput_per_s,
         "partitions": float(e.partitions),
         "devices_used": float(e.devices_used),
+        "replicas": float(e.replicas),
         "peak_memory_gib": e.peak_bytes / GIB,
         "static_memory_gib": max(use.static_bytes for use in e.devices) / GIB,
         "transfer_gib": e.transfer_bytes / GIB,

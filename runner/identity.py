@@ -1,11 +1,13 @@
 """What a job is called and known by: its choices, its parameters, its key."""
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 
-from runner.config import Config, DevicesConfig, LinkConfig
+from fxpart.saved_assignment import assignment_path
+from runner.config import Config, DevicesConfig, LinkConfig, ModeConfig
 from runner.provenance import installed_version
 
 __all__ = ["Choices", "config_key", "override_values", "parameters", "run_name"]
@@ -39,11 +41,19 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "devices": _device_numbers(config.devices),
         "transfer_rate": _link_numbers(config.transfer_rate),
         "latency": latency,
-        "mode": asdict(config.mode),
+        "granularity": config.granularity,
+        "mode": _mode_numbers(config.mode),
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
     }
-    text = json.dumps(parts, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    text = json.dumps(_text_keys(parts), sort_keys=True, default=str)
+    return sha256(text.encode()).hexdigest()[:16]
+
+
+def _text_keys(item: object) -> object:
+    """Return the same with text for keys: YAML knows numbers too, and the two cannot be sorted."""
+    if isinstance(item, Mapping):
+        return {str(key): _text_keys(value) for key, value in item.items()}
+    return [_text_keys(value) for value in item] if isinstance(item, list | tuple) else item
 
 
 def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
@@ -52,7 +62,19 @@ def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
         "pools": [{k: v for k, v in pool.items() if k not in ("name", "source")} for pool in pools],
         "nodes": devices.nodes,
         "between_nodes": devices.between_nodes and _link_numbers(devices.between_nodes),
+        "saturate_host": devices.saturate_host,
     }
+
+
+def _mode_numbers(mode: ModeConfig) -> dict[str, object]:
+    """Return the mode and its options; of a saved placement what the file says, not where it is."""
+    options = dict(mode.options)
+    saved = options.get("assignment")
+    if mode.name == "aot_based" and isinstance(saved, str):
+        # A file that cannot be read is refused later, in words of its own.
+        with suppress(OSError):
+            options["assignment"] = sha256(assignment_path(saved).read_bytes()).hexdigest()
+    return {"name": mode.name, "options": options}
 
 
 def _link_numbers(link: LinkConfig) -> dict[str, float]:
@@ -87,6 +109,7 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
         "capture": {"level": config.capture.level},
     }
     kept.update(_flat(open_choices))
+    kept["granularity"] = config.granularity
     for key, value in override_values(overrides).items():
         # A mapping, such as model.config={a: 1}, is there key by key already.
         known = any(name == key or name.startswith(f"{key}.") for name in kept)

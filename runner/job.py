@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fxpart.errors import CacheError, FxpartError, InfeasibleError, one_line
+from fxpart.saved_assignment import ASSIGNMENT_FILE
 from runner.announce import announce_page
 from runner.config import Config
 from runner.experiment import Result, model_spec, run
@@ -22,7 +23,7 @@ from runner.writing import write_text
 
 __all__ = ["RESULT_FILE", "JobIdentity", "Outcome", "is_kept", "keep_failure", "run_job"]
 
-ASSIGNMENT_FILE, RESULT_FILE, TRACEBACK_FILE = "assignment.json", "result.json", "traceback.txt"
+RESULT_FILE, TRACEBACK_FILE = "result.json", "traceback.txt"
 
 
 @dataclass(frozen=True, slots=True)

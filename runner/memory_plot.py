@@ -20,8 +20,9 @@ ZOOM_BELOW = 0.2
 def memory_svg(evaluation: Evaluation) -> str:
     """Return a panel for each device that computes: weights below, live tensors on top, capacity.
 
-    Bytes are known while the device's own operators run; from the end of its last one on, only its
-    weights are drawn.
+    The run is that of the first input. Bytes are known while the device's own operators run: from
+    the end of its last one on, or where its turn comes with a later input, only its weights are
+    drawn.
     """
     used = [use for use in evaluation.devices if use.operators]
     zoomed = max(use.peak_bytes / use.memory_bytes for use in used) < ZOOM_BELOW
@@ -70,16 +71,17 @@ def _draw_panel(
     tip = f"weights {unit.show(use.weight_bytes)} {unit.name}"
     drawing.rect(LEFT, base - weights, WIDTH, weights, fill=colour, opacity=WEIGHTS, tip=tip)
     profile, span_s = evaluation.memory[use.logical_id], evaluation.latency_s or 1.0
-    end_s = float(evaluation.op_finish_s[profile.op[-1]])
-    above = (profile.held_bytes - use.weight_bytes).astype(np.float64) * pixels_per_byte
-    outline = _outline(profile.start_s / span_s, above, end_s / span_s, base - weights)
-    drawing.path(outline, fill=colour, opacity=TENSORS)
+    if len(profile.op):
+        end_s = float(evaluation.op_finish_s[profile.op[-1]])
+        above = (profile.held_bytes - use.weight_bytes).astype(np.float64) * pixels_per_byte
+        outline = _outline(profile.start_s / span_s, above, end_s / span_s, base - weights)
+        drawing.path(outline, fill=colour, opacity=TENSORS)
     level = max(base - use.memory_bytes * pixels_per_byte, y)
     line = f"M{LEFT:.0f} {level:.1f}h{WIDTH:.0f}"
     drawing.path(line, stroke=WARNING, width=2, dashes="6 3")
     over = use.peak_bytes > use.memory_bytes
     says = f"peak {unit.show(use.peak_bytes)} of {unit.show(use.memory_bytes)} {unit.name}"
-    says += ", does not fit" if over else ""
+    says += ", does not fit" if over else "" if len(profile.op) else ", waits for its turn"
     drawing.text(LEFT, y - 6, f"device {use.logical_id}: {use.name}", bold=True)
     drawing.text(LEFT + WIDTH, y - 6, says, anchor="end", fill=WARNING if over else INK)
 

@@ -1,7 +1,7 @@
 """`partition_graph.svg` of many partitions: boxes in lanes, what is sent added up by device."""
 
 from fxpart.cost.evaluation import Evaluation
-from runner.partition_summary import PartitionSummary, columns, device_matrix
+from runner.partition_summary import PartitionSummary, columns, device_matrix, title_of
 from runner.svg import GREY, Drawing, colour_of, text_width
 from runner.units import format_s, format_size, size_unit
 
@@ -16,10 +16,7 @@ def partition_overview_svg(summary: PartitionSummary, evaluation: Evaluation) ->
     """Return a lane of boxes for each device and, beside it, how much it sends to each other."""
     lanes = sorted(set(summary.device.tolist()))
     height = 34.0 if len(lanes) <= MOST_NUMBERED else 18.0
-    title = (
-        f"{len(summary.device)} partitions on {len(lanes)} devices:"
-        f" {format_s(evaluation.latency_s)}, {format_size(evaluation.transfer_bytes)} transferred"
-    )
+    title = title_of(summary, evaluation)
     drawing = Drawing(title)
     drawing.text(LEFT, 28, title, size=17, bold=True)
     says = "Each box is a partition, right of all that it reads; the darker, the longer it computes"

@@ -2,7 +2,7 @@
 
 from fxpart.assignment import Assignment
 from fxpart.cost.evaluation import Evaluation
-from runner.partition_summary import Edge, PartitionSummary, columns
+from runner.partition_summary import Edge, PartitionSummary, columns, title_of
 from runner.svg import GREY, HEAD, Drawing, colour_of, text_width
 from runner.units import format_ids, format_s, format_size
 
@@ -39,10 +39,7 @@ def partition_plot_svg(
         )
         for c, d in zip(column, summary.device.tolist(), strict=True)
     ]
-    title = (
-        f"{assignment.n_partitions} partitions on {len(lanes)} devices:"
-        f" {format_s(evaluation.latency_s)}, {format_size(evaluation.transfer_bytes)} transferred"
-    )
+    title = title_of(summary, evaluation)
     width = max(width, LEFT * 2 + text_width(title, 17), LEGEND)
     drawing = Drawing(title)
     drawing.text(LEFT, 28, title, size=17, bold=True)

@@ -7,8 +7,9 @@ import numpy as np
 from fxpart.assignment import Assignment
 from fxpart.cost.evaluation import Evaluation
 from fxpart.graph import FloatArray, IntArray, OpGraph
+from runner.units import format_s, format_size
 
-__all__ = ["Edge", "PartitionSummary", "columns", "device_matrix", "summarise"]
+__all__ = ["Edge", "PartitionSummary", "columns", "device_matrix", "summarise", "title_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class PartitionSummary:
     """Arrays have one item for each partition."""
 
     device: IntArray
-    """Logical id of the device that computes it."""
+    """Logical id of the device that computes it for the first input."""
     operators: IntArray
     weight_bytes: IntArray
     """Weights that it uses, each once; two partitions may share some."""
@@ -81,6 +82,16 @@ def _edges(graph: OpGraph, assignment: Assignment) -> tuple[Edge, ...]:
     crossing[where] = crosses[between]
     rows = zip(pair.tolist(), crossing.tolist(), sent_bytes.tolist(), strict=True)
     return tuple(Edge(code // count, code % count, over, size) for code, over, size in rows)
+
+
+def title_of(summary: PartitionSummary, evaluation: Evaluation) -> str:
+    """Return the title of a drawing: partitions, devices, time, and what is sent."""
+    sent_bytes = sum(edge.sent_bytes for edge in summary.edges)
+    turns = f", the first of {evaluation.rounds} inputs in turn" if evaluation.rounds > 1 else ""
+    return (
+        f"{len(summary.device)} partitions on {len(set(summary.device.tolist()))} devices:"
+        f" {format_s(evaluation.latency_s)}, {format_size(sent_bytes)} transferred{turns}"
+    )
 
 
 def columns(summary: PartitionSummary) -> list[int]:

@@ -59,10 +59,11 @@ def summary_line(evaluation: Evaluation) -> str:
     e, times = evaluation, time_unit(evaluation.latency_s)
     digits = ",.1f" if e.throughput_per_s >= 10 else ".2f" if e.throughput_per_s >= 1 else ".3g"
     rate = format(e.throughput_per_s, digits)
+    turns = f", up to {e.replicas} replicas in turn" if e.replicas > 1 else ""
     return (
         f"latency {times.show(e.latency_s)} {times.name}, {rate} inputs/s,"
         f" {counted(e.partitions, 'partition')} on {e.devices_used} of"
-        f" {counted(len(e.devices), 'device')}, {format_size(e.transfer_bytes)} transferred,"
+        f" {counted(len(e.devices), 'device')}{turns}, {format_size(e.transfer_bytes)} transferred,"
         f" lower bound {times.show(e.lower_bound_s)} {times.name} (gap {e.optimality_gap:.1%})"
     )
 

@@ -134,15 +134,16 @@ def _memory_events(evaluation: Evaluation) -> list[Event]:
 def _names(evaluation: Evaluation) -> list[Event]:
     moves = evaluation.transfers
     links = sorted(set(zip(moves.target.tolist(), moves.source.tolist(), strict=True)))
-    threads = [(use.logical_id, COMPUTE, "compute") for use in evaluation.devices if use.operators]
+    # A replica that waits for its turn does nothing in the run of the first input.
+    busy = [use for use in evaluation.devices if len(evaluation.memory[use.logical_id].op)]
+    threads = [(use.logical_id, COMPUTE, "compute") for use in busy]
     threads += [(to, FIRST_LINK + source, f"receive from {source}") for to, source in links]
     events: list[Event] = []
-    for use in evaluation.devices:
-        if use.operators:
-            name = {"name": f"device {use.logical_id}: {use.name}"}
-            events.append(_about("process_name", use.logical_id, name))
-            order = {"sort_index": use.logical_id}
-            events.append(_about("process_sort_index", use.logical_id, order))
+    for use in busy:
+        name = {"name": f"device {use.logical_id}: {use.name}"}
+        events.append(_about("process_name", use.logical_id, name))
+        order = {"sort_index": use.logical_id}
+        events.append(_about("process_sort_index", use.logical_id, order))
     for device, thread, label in sorted(threads):
         events.append(_about("thread_name", device, {"name": label}, thread))
         events.append(_about("thread_sort_index", device, {"sort_index": thread}, thread))

@@ -12,10 +12,10 @@ import pytest
 import fxpart
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCH_ROOMS = ("fxpart/capture", "fxpart/models")
+TORCH_ROOMS = ("fxpart/capture", "fxpart/models", "fxpart/partitioner")
 MLFLOW_FILES = {"runner/mlflow_store.py", "runner/mlflow_tracker.py"}
 MOST_LINES = 300
-TORCH_SIDE = ("fxpart.capture", "fxpart.models", "fxpart.captured")
+TORCH_SIDE = ("fxpart.capture", "fxpart.models", "fxpart.captured", "fxpart.partitioner")
 PLACING_SIDE = ("fxpart.modes", "fxpart.cost", "fxpart.problem")
 
 
@@ -48,7 +48,7 @@ def test_the_library_knows_no_runner(package: str) -> None:
     assert [str(p) for p in _files("fxpart") if _uses(p, package)] == []
 
 
-def test_only_capture_and_models_know_torch() -> None:
+def test_only_the_rooms_of_torch_know_torch() -> None:
     rooms = [ROOT / room for room in TORCH_ROOMS]
     strangers = [
         str(path)
@@ -67,10 +67,12 @@ def test_only_tracking_knows_mlflow() -> None:
 @pytest.mark.parametrize(
     ("room", "forbidden"),
     [
-        ("fxpart/cost", ("fxpart.modes", "fxpart.capture", "fxpart.models")),
-        ("fxpart/modes", ("fxpart.capture", "fxpart.models")),
-        ("fxpart/capture", ("fxpart.modes", "fxpart.cost", "fxpart.problem")),
-        ("fxpart/models", ("fxpart.modes", "fxpart.cost", "fxpart.capture")),
+        ("fxpart/cost", ("fxpart.modes", *TORCH_SIDE)),
+        ("fxpart/modes", TORCH_SIDE),
+        ("fxpart/static", (*TORCH_SIDE, *PLACING_SIDE)),
+        ("fxpart/partitioner", ("fxpart.capture", "fxpart.models", *PLACING_SIDE)),
+        ("fxpart/capture", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner")),
+        ("fxpart/models", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner", "fxpart.capture")),
         ("fxpart/partitions.py", (*TORCH_SIDE, *PLACING_SIDE)),
         ("fxpart/problem.py", (*TORCH_SIDE, "fxpart.modes", "fxpart.partitions")),
         ("fxpart/captured.py", PLACING_SIDE),
@@ -133,3 +135,12 @@ def test_help_imports_neither_torch_nor_mlflow() -> None:
     loaded = _loaded(["--help"])
     assert loaded.isdisjoint({"torch", "mlflow", "transformers", "numba", "matplotlib", "pandas"})
     assert "hydra" in loaded
+
+
+def test_importing_the_library_imports_no_torch() -> None:
+    code = "import sys, fxpart; print(sorted({name.partition('.')[0] for name in sys.modules}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert "'torch'" not in done.stdout
+    assert "'fxpart'" in done.stdout

@@ -54,12 +54,6 @@ def _neighbours(t: CostTables, device_of: IntArray, mine: IntArray, devices: int
 
 
 @compiled
-def _tears(device_of: IntArray, mine: IntArray, group: IntArray) -> bool:
-    """Return whether an operator is now on another device than its group."""
-    return bool((device_of[group[mine]] != device_of[mine]).any())
-
-
-@compiled
 def _combine_once(s: SearchTables, device_of: IntArray, units: Units, group: IntArray) -> bool:
     """Try each unit on the devices beside it; return whether any moved."""
     start, ops = units
@@ -75,7 +69,7 @@ def _combine_once(s: SearchTables, device_of: IntArray, units: Units, group: Int
             if (
                 found <= latency * (1.0 + _ROUNDING)
                 and quieter < sent_s * (1.0 - _ROUNDING)
-                and not _tears(device_of, mine, group)
+                and (device_of[group] == device_of).all()
                 and peak_on_device(s.memory, device_of, device, s.change) <= s.sizes[device]
                 and peak_on_device(s.memory, device_of, home, s.change) <= s.sizes[home]
             ):

@@ -34,9 +34,6 @@ def cost_aware(problem: Problem, options: CostAwareOptions | None = None) -> Ass
 
     """
     starts = _starts(problem)
-    if len(atomic_units(problem.graph)[0]) - 1 <= EXACT_UNITS:
-        combined = combine_pairs(problem)
-        starts += [] if combined is None else [combined]
     lowest = min(starts, key=lambda placed: latency_of(problem, placed))
     tried = [lowest] if problem.graph.n_ops > LARGE else starts
     device_of, latency = refine(problem, tried, options or CostAwareOptions())
@@ -46,12 +43,13 @@ def cost_aware(problem: Problem, options: CostAwareOptions | None = None) -> Ass
 
 
 def _starts(problem: Problem) -> list[IntArray]:
-    """Return placements to start from, by list scheduling and by memory alone; at least one."""
-    listed = list_placement(problem)
+    """Return placements to start from: by list scheduling, by memory alone, by pairs if small."""
+    small = len(atomic_units(problem.graph)[0]) - 1 <= EXACT_UNITS
+    found = [list_placement(problem), combine_pairs(problem) if small else None]
+    starts = [placed for placed in found if placed is not None]
     try:
-        filled = size_based(problem).device_of
+        return [*starts, size_based(problem).device_of]
     except InfeasibleError:
-        if listed is None:
+        if not starts:
             raise
-        return [listed]
-    return [filled] if listed is None else [listed, filled]
+        return starts

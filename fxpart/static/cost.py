@@ -13,6 +13,8 @@ Sums run in torch's order, so the figures are equal to the last bit. Torch walks
 recursion, 2^k of them through k diamonds; here each read is looked at once.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 from fxpart.compiled import compiled
@@ -21,7 +23,7 @@ from fxpart.graph import FloatArray, IntArray
 from fxpart.static.graph import StaticGraph, StaticPlan, StaticProblem
 from fxpart.static.tables import Tables, tables_of
 
-__all__ = ["latency_s", "partition_latency_s", "path_over_partitions_s"]
+__all__ = ["Quotient", "latency_s", "partition_latency_s", "path_over_partitions_s", "quotient_of"]
 
 
 @compiled
@@ -146,47 +148,80 @@ def _between(
     return start, parents[:found], passed_s[:found]
 
 
-@compiled
-def path_over_partitions_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> float:
-    """Return the longest path over partitions, or -1 when they wait for each other in a circle.
+class Quotient(NamedTuple):
+    """The graph of P partitions, and the longest path up to each."""
 
-    `homes` numbers the lists of devices: partitions with the same number are on the same. O(reads),
-    and what finding common sources takes.
+    order: IntArray
+    """Partitions, each after those that it reads from; fewer than P when there is a circle."""
+    parent_start: IntArray
+    parents: IntArray
+    """Partitions that each one reads from, as CSR rows."""
+    passed_s: FloatArray
+    """Seconds of the transfer from each of `parents`."""
+    within_s: FloatArray
+    """Critical path inside each partition."""
+    begin_s: FloatArray
+    """Longest path that ends before each partition."""
+
+
+@compiled
+def _turned(start: IntArray, items: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Return CSR rows by item: the rows that had it, and the places where it stood."""
+    count = start.shape[0] - 1
+    turned = np.zeros(count + 1, dtype=np.int64)
+    for k in range(items.shape[0]):
+        turned[items[k] + 1] += 1
+    for index in range(count):
+        turned[index + 1] += turned[index]
+    rows, places, place = np.empty_like(items), np.empty_like(items), turned[:-1].copy()
+    for here in range(count):
+        for k in range(start[here], start[here + 1]):
+            rows[place[items[k]]] = here
+            places[place[items[k]]] = k
+            place[items[k]] += 1
+    return turned, rows, places
+
+
+@compiled
+def quotient_of(tables: Tables, part: IntArray, count: int, homes: IntArray) -> Quotient:
+    """Return the graph of partitions, and its longest paths. O(reads), and common sources.
+
+    `homes` numbers the lists of devices: partitions with the same number are on the same.
     """
     within = _within_s(tables.seconds, tables.read_start, tables.reads, part, count)
     start, parents, passed_s = _between(tables, part, count, homes)
-    children_of = np.zeros(count + 1, dtype=np.int64)
-    for k in range(parents.shape[0]):
-        children_of[parents[k] + 1] += 1
-    for index in range(count):
-        children_of[index + 1] += children_of[index]
-    children, by_pair = np.empty_like(parents), np.empty_like(passed_s)
-    place, waits = children_of[:-1].copy(), np.empty(count, dtype=np.int64)
-    for here in range(count):
-        waits[here] = start[here + 1] - start[here]
-        for k in range(start[here], start[here + 1]):
-            children[place[parents[k]]] = here
-            by_pair[place[parents[k]]] = passed_s[k]
-            place[parents[k]] += 1
+    child_start, children, places = _turned(start, parents)
+    waits = start[1:] - start[:-1]
     queue, first, last = np.empty(count, dtype=np.int64), 0, 0
     for here in range(count):
         if waits[here] == 0:
             queue[last] = here
             last += 1
-    begin_s, longest_s = np.zeros(count), 0.0
+    begin_s = np.zeros(count)
     while first < last:
         here = queue[first]
         first += 1
         end_s = begin_s[here] + within[here]
-        longest_s = max(longest_s, end_s)
-        for k in range(children_of[here], children_of[here + 1]):
+        for k in range(child_start[here], child_start[here + 1]):
             there = children[k]
-            begin_s[there] = max(begin_s[there], end_s + by_pair[k])
+            begin_s[there] = max(begin_s[there], end_s + passed_s[places[k]])
             waits[there] -= 1
             if waits[there] == 0:
                 queue[last] = there
                 last += 1
-    return longest_s if last == count else -1.0
+    return Quotient(queue[:last], start, parents, passed_s, within, begin_s)
+
+
+@compiled
+def path_over_partitions_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> float:
+    """Return the longest path over partitions, or -1 when they wait for each other in a circle."""
+    quotient = quotient_of(tables, part, count, homes)
+    if quotient.order.shape[0] < count:
+        return -1.0
+    longest_s = 0.0
+    for here in range(count):
+        longest_s = max(longest_s, quotient.begin_s[here] + quotient.within_s[here])
+    return longest_s
 
 
 def latency_s(problem: StaticProblem, plan: StaticPlan) -> float:

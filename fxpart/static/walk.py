@@ -30,25 +30,25 @@ class _Moved(NamedTuple):
 
     ops: IntArray
     was: IntArray
-    count: IntArray
+    many: IntArray
     """How many there are. Shape (1,)."""
 
 
 @compiled
 def _move(tables: Tables, placing: Placing, moved: _Moved, op: int, there: int) -> None:
     """Move `op` and note it."""
-    moved.ops[moved.count[0]] = op
-    moved.was[moved.count[0]] = placing.device[op]
-    moved.count[0] += 1
+    moved.ops[moved.many[0]] = op
+    moved.was[moved.many[0]] = placing.device[op]
+    moved.many[0] += 1
     shift(tables, placing, op, there)
 
 
 @compiled
 def _undo(tables: Tables, placing: Placing, moved: _Moved) -> None:
     """Move all that moved back, the last one first."""
-    for i in range(moved.count[0] - 1, -1, -1):
+    for i in range(moved.many[0] - 1, -1, -1):
         shift(tables, placing, moved.ops[i], moved.was[i])
-    moved.count[0] = 0
+    moved.many[0] = 0
 
 
 @compiled
@@ -99,7 +99,7 @@ def _next(tables: Tables, device: IntArray, op: int, here: int, way: int) -> int
 
 
 @compiled
-def _move_run(
+def _move_run(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables, placing: Placing, moved: _Moved, op: int, there: int, way: int
 ) -> None:
     """Move a run of random length that begins with `op`."""
@@ -115,18 +115,18 @@ def _move_run(
 def _make_room(tables: Tables, placing: Placing, memory: IntArray, moved: _Moved) -> bool:
     """Send random operators away from devices that hold too much; return whether all fits."""
     n, devices = placing.device.shape[0], memory.shape[0]
-    runs = moved.count[0]
+    runs = moved.many[0]
     for _ in range(4 * runs + 8):
         if fits(placing, memory):
             return True
-        if moved.count[0] == n:
+        if moved.many[0] == n:
             return False
         op = np.random.randint(0, n)
         here = placing.device[op]
         if placing.used[here] <= memory[here]:
             continue
         fresh = True
-        for i in range(moved.count[0]):
+        for i in range(moved.many[0]):
             fresh = fresh and moved.ops[i] != op
         if not fresh:
             continue
@@ -137,7 +137,7 @@ def _make_room(tables: Tables, placing: Placing, memory: IntArray, moved: _Moved
 
 
 @compiled
-def _propose(
+def _propose(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables,
     placing: Placing,
     memory: IntArray,
@@ -147,7 +147,7 @@ def _propose(
 ) -> bool:
     """Change `placing` to a random neighbour; return whether it fits the devices."""
     device = placing.device
-    moved.count[0] = 0
+    moved.many[0] = 0
     if found > 0 and np.random.random() < 0.5:
         which, end = np.random.randint(0, found), np.random.randint(0, 2)
         op, there = cuts[which, end], device[cuts[which, 1 - end]]
@@ -173,12 +173,12 @@ def _next_to(tables: Tables, op: int) -> int:
         return -1
     which = np.random.randint(0, before + after)
     if which < before:
-        return tables.reads[tables.read_start[op] + which]
-    return tables.readers[tables.reader_start[op] + which - before]
+        return int(tables.reads[tables.read_start[op] + which])
+    return int(tables.readers[tables.reader_start[op] + which - before])
 
 
 @compiled
-def _try(
+def _try(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables,
     device: IntArray,
     moved: _Moved,
@@ -194,7 +194,7 @@ def _try(
     """
     n = device.shape[0]
     first, last, reach = n, 0, 0
-    for i in range(moved.count[0]):
+    for i in range(moved.many[0]):
         op = moved.ops[i]
         first, last = min(first, op), max(last, op)
         if tables.reader_start[op] < tables.reader_start[op + 1]:
@@ -213,7 +213,7 @@ def _try(
 
 
 @compiled
-def walk(
+def walk(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables,
     memory: IntArray,
     start: IntArray,
@@ -246,13 +246,13 @@ def walk(
     while done < work and best_s > least_s:
         done += 4
         if not _propose(tables, placing, memory, moved, cuts, found):
-            done += 2 * moved.count[0]
+            done += 2 * moved.many[0]
             _undo(tables, placing, moved)
             continue
         cold = hot_s * np.exp(-7.0 * done / work)
         bound_s = now_s - cold * np.log(1.0 - np.random.random())
         taken, first, after, last = _try(tables, placing.device, moved, head, tail, fresh, bound_s)
-        done += after - first + 2 * moved.count[0]
+        done += after - first + 2 * moved.many[0]
         if not taken:
             fresh[first:after] = head[first:after]
             _undo(tables, placing, moved)

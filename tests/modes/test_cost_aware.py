@@ -46,7 +46,7 @@ def _least(this: Problem) -> float:
     best = np.inf
     for tried in itertools.product(range(count), repeat=n):
         device_of = np.array(tried, dtype=np.int64)
-        together = (device_of == device_of[this.graph.group]).all()
+        together = np.array_equal(device_of, device_of[this.graph.group])
         if (
             together
             and (peak_bytes(this.memory, device_of, count) <= this.topology.memory_bytes).all()
@@ -63,7 +63,7 @@ def test_branches_run_side_by_side_when_the_link_is_fast() -> None:
 
 
 def test_branches_stay_together_when_the_link_is_slow() -> None:
-    this = problem(_fork(5, 5, 8), devices(99, 99, link=Link(2.0)))
+    this = problem(_fork(5, 5, 16), devices(99, 99, link=Link(2.0)))
     placed = cost_aware(this)
     assert evaluate(this, placed).latency_s == 12.0
     assert placed.n_partitions == 1

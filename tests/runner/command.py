@@ -16,6 +16,10 @@ def build(batch_size, dtype, width=64, layers=6):
     blocks = [nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(layers)]
     return nn.Sequential(*blocks).to(dtype), (torch.zeros(batch_size, width, dtype=dtype),)
 
+def nested(batch_size, dtype):
+    model, inputs = build(batch_size, dtype)
+    return nn.Sequential(model), inputs
+
 def broken(batch_size, dtype):
     class Broken(nn.Module):
         def forward(self, x):

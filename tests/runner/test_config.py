@@ -107,6 +107,22 @@ def test_open_dictionaries_need_no_plus() -> None:
     assert config.mode.options["max_passes"] == 2
 
 
+def test_copies_and_granularity_are_off_unless_asked_for() -> None:
+    assert (read().granularity, read().devices.saturate_host) == ("operator", False)
+    asked = read("devices=2x_dgx_h100", "devices.saturate_host=true", "granularity=2")
+    assert (asked.granularity, asked.devices.saturate_host) == ("2", True)
+
+
+def test_modules_on_devices_come_as_they_were_written() -> None:
+    given = "mode.modules={model.layers.0: 0, model.layers: 1, 3: 1, *: 0}"
+    mode = read("mode=aot_based", given, "mode.devices={0: 2}").mode
+    assert mode.options == {
+        "assignment": None,
+        "modules": {"model.layers.0": 0, "model.layers": 1, 3: 1, "*": 0},
+        "devices": {0: 2},
+    }
+
+
 def test_an_option_of_the_mode_goes_to_the_mode() -> None:
     assert read("mode=single", "mode.wrong=1").mode.options == {"wrong": 1}
 
@@ -119,6 +135,7 @@ def test_an_option_of_the_mode_goes_to_the_mode() -> None:
         ("model.batch_size=many", "model.batch_size=many"),
         ("latency.compute_efficiency=fast", "latency.compute_efficiency=fast"),
         ("devices.nodes=[a]", "devices.nodes"),
+        ("devices.saturate_host=often", "devices.saturate_host=often"),
         ("capture.use_cache=2.5", "capture.use_cache=2.5"),
     ],
 )

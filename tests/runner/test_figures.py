@@ -64,6 +64,16 @@ def test_replicas_are_named() -> None:
     assert "P1 (+ 2)" in words(graph_of(copied))
 
 
+def test_a_device_that_waits_for_its_turn_shows_its_weights_alone() -> None:
+    what = fork()
+    copied = scene(
+        what.graph, what.topology, [0, 1, 2, 2], [(0, 2), (1,), (1,)]
+    )  # device 2 holds a copy of op0
+    assert "peak 16 of 300 B, waits for its turn" in words(memory_svg(copied.evaluation))
+    title = words(graph_of(copied))[0]
+    assert title.endswith("4 B transferred, the first of 2 inputs in turn")
+
+
 def test_many_partitions_are_boxes_without_labels() -> None:
     what = long_chain(600, 300, 4)
     summary = summarise(what.graph, what.assignment, what.evaluation)

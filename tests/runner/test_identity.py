@@ -1,6 +1,7 @@
 """What is logged of a run, and what makes two runs the same."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -30,6 +31,10 @@ def key_of(config: Config) -> str:
         "mode=single",
         "mode.max_passes=1",
         "capture.level=module",
+        "granularity=module",
+        "granularity=2",
+        "devices.saturate_host=true",
+        "mode=cost_aware",
     ],
 )
 def test_what_decides_the_result_changes_the_key(override: str) -> None:
@@ -66,6 +71,31 @@ def test_versions_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config_key(config, {**model_spec(config).key(), "factory_sha256": "1"}) != before
     monkeypatch.setattr(identity, "installed_version", lambda _: None)
     assert key_of(config) != before
+
+
+def test_a_saved_placement_counts_by_what_it_says(tmp_path: Path) -> None:
+    given = [*BASE, "mode=aot_based"]
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "assignment.json").write_text(text)
+    keys = [key_of(read(*given, f"mode.assignment={tmp_path}/{name}")) for name in "abc"]
+    assert keys[0] == keys[1] != keys[2]
+    direct = key_of(read(*given, f"mode.assignment={tmp_path}/a/assignment.json"))
+    assert direct == keys[0]
+    gone = [key_of(read(*given, f"mode.assignment=gone/{name}")) for name in "ab"]
+    assert gone[0] != gone[1]
+
+
+def test_modules_placed_by_hand_count_numbers_among_their_paths_too() -> None:
+    given = [*BASE, "mode=aot_based"]
+    keys = [key_of(read(*given, f"mode.modules={{0: {home}, *: 0}}")) for home in (0, 1)]
+    assert keys[0] != keys[1]
+
+
+def test_granularity_is_a_parameter_whether_asked_for_or_not() -> None:
+    assert parameters(read(*BASE), CHOICES, ())["granularity"] == "operator"
+    asked = "granularity=2"
+    assert parameters(read(*BASE, asked), CHOICES, (asked,))["granularity"] == "2"
 
 
 def test_overrides_lose_their_marks_and_quotes() -> None:

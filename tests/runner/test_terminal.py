@@ -22,6 +22,14 @@ def test_summary_is_one_line() -> None:
     )
 
 
+def test_summary_says_what_takes_turns() -> None:
+    what = fork()
+    copied = scene(what.graph, what.topology, [0, 1, 2, 2], [(0, 2), (1,), (1,)])
+    said = summary_line(copied.evaluation)
+    assert "3 partitions on 3 of 3 devices, up to 2 replicas in turn, 4 B transferred" in said
+    assert "replicas" not in summary_line(what.evaluation)
+
+
 def test_devices_in_a_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

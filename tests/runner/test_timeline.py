@@ -68,6 +68,13 @@ def test_names_of_processes_and_threads(tmp_path: Path) -> None:
     ]
 
 
+def test_a_replica_that_waits_for_its_turn_has_no_events(tmp_path: Path) -> None:
+    what = fork()
+    homes = [(0, 2), (1,), (1,)]
+    copied = scene(what.graph, what.topology, [0, 1, 2, 2], homes)
+    assert {event["pid"] for event in written(tmp_path, copied)} == {1, 2}
+
+
 def test_memory_counter_reaches_the_peak(tmp_path: Path) -> None:
     what = fork()
     counted = of(written(tmp_path, what), "C")

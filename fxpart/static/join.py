@@ -1,0 +1,166 @@
+"""Join operators on one device to few partitions, without a longer path over partitions.
+
+Operators on one device that are reached over the same number of transfers, at most, can be one
+partition: no path leaves such a set and comes back, as each transfer counts one up. Where that
+lengthens a path, the sets on it are parted: into pieces that no read connects, else in the middle
+of their graph order. Then pairs are joined again where no path gets longer.
+"""
+
+import numpy as np
+
+from fxpart.compiled import compiled
+from fxpart.graph import FloatArray, IntArray
+from fxpart.static.cost import path_over_partitions_s, quotient_of
+from fxpart.static.tables import Tables
+
+__all__ = ["join"]
+
+
+@compiled
+def _numbered(label: IntArray) -> tuple[int, IntArray]:
+    """Return the number of distinct labels, and labels from 0 in the order of first use."""
+    count, number = 0, np.full(int(label.max()) + 1, -1, dtype=np.int64)
+    part = np.empty(label.shape[0], dtype=np.int64)
+    for op in range(label.shape[0]):
+        if number[label[op]] < 0:
+            number[label[op]] = count
+            count += 1
+        part[op] = number[label[op]]
+    return count, part
+
+
+@compiled
+def _by_transfers(tables: Tables, device: IntArray, devices: int) -> IntArray:
+    """Return a label for the device and the most transfers on a path to each operator."""
+    level, label = np.zeros_like(device), np.empty_like(device)
+    for op in range(device.shape[0]):
+        for i in range(tables.read_start[op], tables.read_start[op + 1]):
+            maker = tables.reads[i]
+            level[op] = max(level[op], level[maker] + (device[maker] != device[op]))
+        label[op] = level[op] * devices + device[op]
+    return label
+
+
+@compiled
+def _homes(part: IntArray, device: IntArray, count: int) -> IntArray:
+    """Return the device of each partition."""
+    homes = np.empty(count, dtype=np.int64)
+    for op in range(part.shape[0]):
+        homes[part[op]] = device[op]
+    return homes
+
+
+@compiled
+def _root(above: IntArray, op: int) -> int:
+    """Return the first operator of the piece that `op` belongs to."""
+    while above[op] != op:
+        above[op] = above[above[op]]
+        op = above[op]
+    return op
+
+
+@compiled
+def _pieces(tables: Tables, part: IntArray) -> IntArray:
+    """Return for each operator the first of those that reads inside its partition connect."""
+    above = np.arange(part.shape[0])
+    for op in range(part.shape[0]):
+        for i in range(tables.read_start[op], tables.read_start[op + 1]):
+            maker = tables.reads[i]
+            if part[maker] == part[op]:
+                a, b = _root(above, op), _root(above, maker)
+                above[max(a, b)] = min(a, b)
+    for op in range(part.shape[0]):
+        above[op] = above[above[op]]
+    return above
+
+
+@compiled
+def _through_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> FloatArray:
+    """Return the longest path over partitions through each of them."""
+    quotient = quotient_of(tables, part, count, homes)
+    rest_s = np.zeros(count)
+    for at in range(count - 1, -1, -1):
+        here = quotient.order[at]
+        path_s = rest_s[here] + quotient.within_s[here]
+        for k in range(quotient.parent_start[here], quotient.parent_start[here + 1]):
+            there = quotient.parents[k]
+            rest_s[there] = max(rest_s[there], path_s + quotient.passed_s[k])
+    return quotient.begin_s + quotient.within_s + rest_s
+
+
+@compiled
+def _part_long(tables: Tables, device: IntArray, part: IntArray, bound_s: float) -> IntArray:
+    """Return `part` with partitions on a path longer than `bound_s` parted until none is."""
+    n = part.shape[0]
+    while True:
+        count, part = _numbered(part)
+        through_s = _through_s(tables, part, count, _homes(part, device, count))
+        if through_s.max() <= bound_s:
+            return part
+        piece, size = _pieces(tables, part), np.zeros(count, dtype=np.int64)
+        first, whole = np.full(count, -1, dtype=np.int64), np.ones(count, dtype=np.bool_)
+        for op in range(n):
+            size[part[op]] += 1
+            if first[part[op]] < 0:
+                first[part[op]] = op
+            whole[part[op]] &= piece[op] == first[part[op]]
+        seen, middle = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+        label, parted = np.empty(n, dtype=np.int64), False
+        for op in range(n):
+            here = part[op]
+            seen[here] += 1
+            label[op] = first[here]
+            if through_s[here] <= bound_s or size[here] == 1:
+                continue
+            parted = True
+            if not whole[here]:
+                label[op] = piece[op]
+            elif 2 * seen[here] > size[here]:
+                if middle[here] < 0:
+                    middle[here] = op
+                label[op] = middle[here]
+        if not parted:
+            return part
+        part = label
+
+
+@compiled
+def _join_pairs(
+    tables: Tables, device: IntArray, part: IntArray, bound_s: float, tries: int
+) -> IntArray:
+    """Return `part` with pairs on one device joined while no path exceeds `bound_s`."""
+    count, part = _numbered(part)
+    homes = _homes(part, device, count)
+    gone = np.zeros(count, dtype=np.bool_)
+    for a in range(count):
+        for b in range(a + 1, count):
+            if gone[a] or gone[b] or homes[a] != homes[b]:
+                continue
+            if tries == 0:
+                return part
+            tries -= 1
+            joined = np.where(part == b, a, part)
+            longest_s = path_over_partitions_s(tables, joined, count, homes)
+            if 0 <= longest_s <= bound_s:
+                part, gone[b] = joined, True
+    return part
+
+
+@compiled
+def join(
+    tables: Tables, device_of: IntArray, devices: int, bound_s: float, tries: int
+) -> tuple[int, IntArray]:
+    """Return the number of partitions and that of each operator, in the order of first operators.
+
+    Args:
+        tables: the operators.
+        device_of: device of each operator. Shape (n,).
+        devices: number of devices.
+        bound_s: the longest path over operators, or more; no path over partitions exceeds it.
+        tries: how many pairs to try at the end. Each takes O(reads).
+
+    """
+    part = _by_transfers(tables, device_of, devices)
+    part = _part_long(tables, device_of, part, bound_s)
+    part = _join_pairs(tables, device_of, part, bound_s, tries)
+    return _numbered(part)

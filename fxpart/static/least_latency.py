@@ -1,0 +1,127 @@
+"""The placement with the least predicted latency that a search finds.
+
+Start from several placements, each a cut of an order of the operators into one run for each device;
+walk from the best of them by simulated annealing; join operators to few partitions. Work is counted
+in operators looked at, so that the same problem has the same answer in every process.
+"""
+
+import numpy as np
+
+from fxpart.errors import InfeasibleError
+from fxpart.graph import IntArray
+from fxpart.static.contiguous import contiguous, delays, steps_over
+from fxpart.static.graph import StaticPlan, StaticProblem
+from fxpart.static.join import join
+from fxpart.static.orders import orders
+from fxpart.static.paths import heads, longest, tails
+from fxpart.static.placing import fits, placing_of
+from fxpart.static.settle import settle
+from fxpart.static.size_based import alone_bytes, size_based
+from fxpart.static.tables import Tables, tables_of
+from fxpart.static.walk import walk
+
+__all__ = ["least_latency"]
+
+_WALKS = ((0, 0.3), (1, 0.3), (0, 1.0), (0, 0.1))
+"""Start, by rank, and heat of each walk. Start 0 is the best placement so far."""
+
+
+def _work(n: int) -> int:
+    """Return how many operators one walk may look at."""
+    return 30_000 + 1_500 * n
+
+
+def _filled(problem: StaticProblem) -> list[IntArray]:
+    """Return the devices of the size-based plan, if there is one."""
+    try:
+        plan = size_based(problem)
+    except InfeasibleError:
+        return []
+    homes = np.array([homes[0] for homes in plan.devices_of_partition], dtype=np.int64)
+    return [homes[plan.partition_of]]
+
+
+def _spread(problem: StaticProblem) -> IntArray:
+    """Return devices in proportion to their memory, in graph order, whether they fit or not."""
+    running = np.cumsum(problem.graph.total_bytes).astype(float)
+    ends = np.cumsum(problem.memory_bytes).astype(float)
+    device_of = np.searchsorted(ends / ends[-1], running / running[-1] - 1e-9)
+    return np.minimum(device_of, len(ends) - 1).astype(np.int64)
+
+
+def _starts(problem: StaticProblem, tables: Tables) -> list[IntArray]:
+    """Return placements that fit, the ones with the shortest paths first."""
+    memory, n = problem.memory_bytes, problem.graph.n_ops
+    together = np.zeros(n, dtype=np.int64)
+    head, tail = heads(tables, together), np.zeros(n)
+    tails(tables, together, tail, n - 1)
+    reader = np.repeat(np.arange(n), np.diff(tables.read_start))
+    path_s = head[tables.reads] + tables.read_s + tables.seconds[reader] + tail[reader]
+    alone_s = np.maximum(path_s - longest(head), 0.0)
+    steps, found = steps_over(memory), _filled(problem)
+    for order in orders(tables, head, tail):
+        boundary = delays(tables, order, alone_s)
+        found.append(contiguous(tables, order, boundary, memory, steps))
+    fitting = []
+    for device_of in found:
+        if (device_of >= 0).all():
+            placing = placing_of(tables, device_of, len(memory))
+            good, settled = fits(placing, memory), device_of
+            if not good:
+                good, settled = settle(tables, memory, device_of, 200 + 20 * n, 1)
+            if good:
+                fitting.append(settled)
+    if not fitting:
+        good, settled = settle(tables, memory, _spread(problem), 20_000 + 100 * n, 1)
+        fitting = [settled] if good else []
+    return sorted(fitting, key=lambda device_of: longest(heads(tables, device_of)))
+
+
+def _refuse(problem: StaticProblem) -> InfeasibleError:
+    """Return the error that says why there is no placement."""
+    graph, memory = problem.graph, problem.memory_bytes
+    alone = alone_bytes(graph)
+    worst = int(alone.argmax())
+    if alone[worst] > memory.max():
+        return InfeasibleError(
+            f"operator {graph.names[worst]} is too large to fit any device: with what it reads it"
+            f" needs {alone[worst]} bytes, the largest device has {memory.max()};"
+            " give a larger device or split the operator",
+            needed_bytes=int(alone[worst]),
+            available_bytes=int(memory.max()),
+        )
+    needed = int(graph.total_bytes.sum() + graph.source_bytes.sum())
+    return InfeasibleError(
+        f"no placement on the {len(memory)} devices was found: the graph needs {needed} bytes held"
+        f" once, and more where operators on different devices read the same; there are"
+        f" {memory.sum()} in all; give more memory",
+        needed_bytes=needed,
+        available_bytes=int(memory.sum()),
+    )
+
+
+def least_latency(problem: StaticProblem) -> StaticPlan:
+    """Return the placement with the least latency that was found, in few partitions.
+
+    Raises:
+        InfeasibleError: when no placement was found that fits the devices.
+
+    """
+    tables, memory = tables_of(problem.graph, problem.bytes_per_s), problem.memory_bytes
+    n, devices = problem.graph.n_ops, len(memory)
+    starts = _starts(problem, tables)
+    if not starts:
+        raise _refuse(problem)
+    least_s = longest(heads(tables, np.zeros(n, dtype=np.int64)))
+    best, best_s = starts[0], longest(heads(tables, starts[0]))
+    for seed, (rank, heat) in enumerate(_WALKS):
+        if best_s <= least_s:
+            break
+        start = best if rank == 0 else starts[min(rank, len(starts) - 1)]
+        found_s, found = walk(tables, memory, start, least_s, _work(n), heat, seed)
+        if found_s < best_s:
+            best, best_s = found, found_s
+    count, part = join(tables, best, devices, best_s * (1 + 1e-12), max(50, 1_000_000 // n))
+    home = np.empty(count, dtype=np.int64)
+    home[part] = best
+    return StaticPlan(part, tuple((int(device),) for device in home))
