@@ -3,12 +3,16 @@
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.graph import IntArray, OpGraph, csr
+from fxpart.graph import IntArray, OpGraph
 
 __all__ = ["Units", "atomic_units", "contiguous_units", "module_units", "working_units"]
 
 Units = tuple[IntArray, IntArray]
 """CSR: unit u is the operators ``ops[start[u]:start[u + 1]]``; units and operators in order."""
+
+
+NEAR = 32
+"""Operators between a view and its maker for the two to move as one, at most."""
 
 
 def atomic_units(graph: OpGraph) -> Units:
@@ -19,12 +23,13 @@ def atomic_units(graph: OpGraph) -> Units:
 def working_units(graph: OpGraph, works: npt.NDArray[np.bool_]) -> Units:
     """Return units of one group that `works` each, with what follows from it at no cost.
 
-    An operator that takes no time (a view) joins the maker of the first value that it reads.
+    An operator that takes no time (a view) joins the maker of the first value that it reads, if it
+    follows soon: a unit that spans much of the model is dear to move, and would tie its ends.
     """
     label = np.arange(graph.n_ops)
     for op in np.flatnonzero(~works):
         makers = graph.value_producer[graph.reads_of(int(op))]
-        if len(makers) and makers[0] >= 0:
+        if len(makers) and max(makers[0], op - NEAR) == makers[0]:
             label[op] = label[graph.group[makers[0]]]
     return _units_by_label(graph, label)
 
@@ -35,12 +40,8 @@ def contiguous_units(graph: OpGraph) -> Units:
     np.maximum.at(last, graph.group, np.arange(graph.n_ops))
     # A stretch ends where everything that began in it has ended.
     ends = np.maximum.accumulate(last) == np.arange(graph.n_ops)
-    return csr(
-        [
-            list(stretch)
-            for stretch in np.split(np.arange(graph.n_ops), np.flatnonzero(ends) + 1)[:-1]
-        ]
-    )
+    starts = np.concatenate([[0], np.flatnonzero(ends) + 1]).astype(np.int64)
+    return starts, np.arange(graph.n_ops)
 
 
 def module_units(graph: OpGraph) -> list[Units]:
@@ -67,8 +68,7 @@ def _units_by_label(graph: OpGraph, label: IntArray) -> Units:
     """Return units of operators whose group's first operator has the same label."""
     wanted = label[graph.group]
     _, first, unit_of = np.unique(wanted, return_index=True, return_inverse=True)
-    rank = np.argsort(np.argsort(first, kind="stable"), kind="stable")
-    members: list[list[int]] = [[] for _ in first]
-    for op, unit in enumerate(rank[unit_of]):
-        members[int(unit)].append(op)
-    return csr(members)
+    rank = np.argsort(np.argsort(first, kind="stable"), kind="stable")[unit_of]
+    starts = np.zeros(len(first) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rank, minlength=len(first)), out=starts[1:])
+    return starts, np.argsort(rank, kind="stable").astype(np.int64)

@@ -15,7 +15,9 @@ from fxpart.partitioner.latency import latency_of
 from fxpart.partitioner.lowering import Lowered
 from fxpart.partitioner.node_sizes import size_of
 from fxpart.partitioner.partition import Partition
+from fxpart.static.cost_aware import cost_aware
 from fxpart.static.graph import StaticPlan, StaticProblem
+from fxpart.static.kl_based import kl_based
 from fxpart.static.memory import used_bytes
 from fxpart.static.size_based import size_based
 from fxpart.static.sparse_nn import sparse_nn
@@ -61,14 +63,10 @@ def _check_costs(request: Request) -> StaticProblem:
 
 
 def _cost_aware(request: Request) -> StaticPlan:
-    from fxpart.static.cost_aware import cost_aware
-
     return cost_aware(_check_costs(request))
 
 
 def _kl_based(request: Request) -> StaticPlan:
-    from fxpart.static.kl_based import kl_based
-
     return kl_based(_check_costs(request))
 
 

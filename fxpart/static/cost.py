@@ -23,7 +23,14 @@ from fxpart.graph import FloatArray, IntArray
 from fxpart.static.graph import StaticGraph, StaticPlan, StaticProblem
 from fxpart.static.tables import Tables, tables_of
 
-__all__ = ["Quotient", "latency_s", "partition_latency_s", "path_over_partitions_s", "quotient_of"]
+__all__ = [
+    "Quotient",
+    "by_part",
+    "latency_s",
+    "partition_latency_s",
+    "path_over_partitions_s",
+    "quotient_of",
+]
 
 
 @compiled
@@ -55,7 +62,7 @@ def partition_latency_s(graph: StaticGraph, partition_of: IntArray, count: int) 
 
 
 @compiled
-def _by_part(part: IntArray, count: int) -> tuple[IntArray, IntArray]:
+def by_part(part: IntArray, count: int) -> tuple[IntArray, IntArray]:
     """Return the operators of each partition as CSR rows, ascending."""
     start = np.zeros(count + 1, dtype=np.int64)
     for op in range(part.shape[0]):
@@ -114,7 +121,7 @@ def _between(
     tables: Tables, part: IntArray, count: int, homes: IntArray
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Return which partitions each one reads from, as CSR rows, and the seconds of each pair."""
-    op_start, ops = _by_part(part, count)
+    op_start, ops = by_part(part, count)
     held_start, held = _held(tables, part, count)
     start = np.zeros(count + 1, dtype=np.int64)
     parents = np.empty(tables.reads.shape[0], dtype=np.int64)

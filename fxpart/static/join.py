@@ -1,16 +1,17 @@
 """Join operators on one device to few partitions, without a longer path over partitions.
 
 Operators on one device that are reached over the same number of transfers, at most, can be one
-partition: no path leaves such a set and comes back, as each transfer counts one up. Where that
-lengthens a path, the sets on it are parted: into pieces that no read connects, else in the middle
-of their graph order. Then pairs are joined again where no path gets longer.
+partition: no path leaves such a set and comes back, as each transfer counts one up. The same holds
+of runs of its graph order. So each set is cut into the longest runs that lengthen no path, then
+pairs are joined where that lengthens none. Should the tries not suffice for all sets, those left
+whole are parted where they are on a path that is too long.
 """
 
 import numpy as np
 
 from fxpart.compiled import compiled
 from fxpart.graph import FloatArray, IntArray
-from fxpart.static.cost import path_over_partitions_s, quotient_of
+from fxpart.static.cost import by_part, path_over_partitions_s, quotient_of
 from fxpart.static.tables import Tables
 
 __all__ = ["join"]
@@ -125,6 +126,50 @@ def _part_long(tables: Tables, device: IntArray, part: IntArray, bound_s: float)
 
 
 @compiled
+def _longest_run(
+    tables: Tables, device: IntArray, part: IntArray, ops: IntArray, bound_s: float
+) -> tuple[int, int]:
+    """Make the most of `ops`, from the first on, one partition; return how many, and the tries.
+
+    `part` names a partition by its first operator, so that `device` says where it is.
+    """
+    n, fitting, most = part.shape[0], 1, ops.shape[0]
+    middle, tries = most, 0
+    while fitting < most:
+        for i in range(fitting, middle):
+            part[ops[i]] = ops[0]
+        longest_s = path_over_partitions_s(tables, part, n, device)
+        tries += 1
+        if longest_s <= bound_s:
+            fitting = middle
+        else:
+            for i in range(fitting, middle):
+                part[ops[i]] = ops[i]
+            most = middle - 1
+        middle = (fitting + most + 1) // 2
+    return fitting, tries
+
+
+@compiled
+def _runs(
+    tables: Tables, device: IntArray, label: IntArray, bound_s: float, tries: int
+) -> IntArray:
+    """Return `label` with each set cut into runs, as long as there are tries."""
+    count, sets = _numbered(label)
+    start, ops = by_part(sets, count)
+    part = np.arange(label.shape[0])
+    for here in range(count):
+        low, high = start[here], start[here + 1]
+        while low < high and tries > 0:
+            length, tried = _longest_run(tables, device, part, ops[low:high], bound_s)
+            low += length
+            tries -= tried
+        for i in range(low, high):
+            part[ops[i]] = ops[low]
+    return part
+
+
+@compiled
 def _join_pairs(
     tables: Tables, device: IntArray, part: IntArray, bound_s: float, tries: int
 ) -> IntArray:
@@ -157,10 +202,14 @@ def join(
         device_of: device of each operator. Shape (n,).
         devices: number of devices.
         bound_s: the longest path over operators, or more; no path over partitions exceeds it.
-        tries: how many pairs to try at the end. Each takes O(reads).
+        tries: how many runs to try, and how many pairs. Each takes O(reads).
 
     """
     part = _by_transfers(tables, device_of, devices)
+    count, whole = _numbered(part)
+    homes = _homes(whole, device_of, count)
+    if path_over_partitions_s(tables, whole, count, homes) > bound_s:
+        part = _runs(tables, device_of, part, bound_s, tries)
     part = _part_long(tables, device_of, part, bound_s)
     part = _join_pairs(tables, device_of, part, bound_s, tries)
     return _numbered(part)

@@ -1,7 +1,8 @@
 """The placement with the least predicted latency that a search finds.
 
 Start from several placements, each a cut of an order of the operators into one run for each device;
-walk from the best of them by simulated annealing; join operators to few partitions. Work is counted
+walk from the best of them by simulated annealing; undo what did not help; join operators to few
+partitions. Work is counted
 in operators looked at, so that the same problem has the same answer in every process.
 """
 
@@ -18,6 +19,7 @@ from fxpart.static.placing import fits, placing_of
 from fxpart.static.settle import settle
 from fxpart.static.size_based import alone_bytes, size_based
 from fxpart.static.tables import Tables, tables_of
+from fxpart.static.tidy import tidy
 from fxpart.static.walk import walk
 
 __all__ = ["least_latency"]
@@ -28,7 +30,7 @@ _WALKS = ((0, 0.3), (1, 0.3), (0, 1.0), (0, 0.1))
 
 def _work(n: int) -> int:
     """Return how many operators one walk may look at."""
-    return 30_000 + 1_500 * n
+    return 4_000 + 60 * n + 500 * max(0, n - 500)
 
 
 def _filled(problem: StaticProblem) -> list[IntArray]:
@@ -45,8 +47,9 @@ def _spread(problem: StaticProblem) -> IntArray:
     """Return devices in proportion to their memory, in graph order, whether they fit or not."""
     running = np.cumsum(problem.graph.total_bytes).astype(float)
     ends = np.cumsum(problem.memory_bytes).astype(float)
-    device_of = np.searchsorted(ends / ends[-1], running / running[-1] - 1e-9)
-    return np.minimum(device_of, len(ends) - 1).astype(np.int64)
+    share = running / max(running[-1], 1.0)
+    device_of: IntArray = np.searchsorted(ends / ends[-1], share - 1e-9).astype(np.int64)
+    return np.minimum(device_of, len(ends) - 1)
 
 
 def _starts(problem: StaticProblem, tables: Tables) -> list[IntArray]:
@@ -121,7 +124,9 @@ def least_latency(problem: StaticProblem) -> StaticPlan:
         found_s, found = walk(tables, memory, start, least_s, _work(n), heat, seed)
         if found_s < best_s:
             best, best_s = found, found_s
-    count, part = join(tables, best, devices, best_s * (1 + 1e-12), max(50, 1_000_000 // n))
+    bound_s = best_s * (1 + 1e-12)  # sums in another order differ in the last bits
+    best = tidy(tables, memory, best, bound_s, _work(n))
+    count, part = join(tables, best, devices, bound_s, max(200, 100_000 // n))
     home = np.empty(count, dtype=np.int64)
     home[part] = best
     return StaticPlan(part, tuple((int(device),) for device in home))

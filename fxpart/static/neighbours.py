@@ -1,0 +1,174 @@
+"""Neighbours of a placement: a run of operators moves to another device.
+
+Others are sent away while that device holds too much, so an exchange is a neighbour too. Half of
+the runs begin at a transfer on the longest path, as only a change there can shorten it.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.compiled import compiled
+from fxpart.graph import FloatArray, IntArray
+from fxpart.static.placing import Placing, fits, shift
+from fxpart.static.tables import Tables
+
+__all__ = ["Moved", "move", "nothing_moved", "propose", "transfers", "undo"]
+
+
+class Moved(NamedTuple):
+    """The operators of a neighbour that moved, and where they were. Changed in place."""
+
+    ops: IntArray
+    was: IntArray
+    many: IntArray
+    """How many there are. Shape (1,)."""
+
+
+@compiled
+def nothing_moved(n: int) -> Moved:
+    """Return room for n operators that move."""
+    return Moved(np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(1, np.int64))
+
+
+@compiled
+def move(tables: Tables, placing: Placing, moved: Moved, op: int, there: int) -> None:
+    """Move `op` and note it."""
+    moved.ops[moved.many[0]] = op
+    moved.was[moved.many[0]] = placing.device[op]
+    moved.many[0] += 1
+    shift(tables, placing, op, there)
+
+
+@compiled
+def undo(tables: Tables, placing: Placing, moved: Moved) -> None:
+    """Move all that moved back, the last one first."""
+    for i in range(moved.many[0] - 1, -1, -1):
+        shift(tables, placing, moved.ops[i], moved.was[i])
+    moved.many[0] = 0
+
+
+@compiled
+def transfers(tables: Tables, device: IntArray, head: FloatArray, cuts: IntArray) -> int:
+    """Put maker and reader of each transfer on a longest path in `cuts`, and return how many."""
+    op, found = int(np.argmax(head)), 0
+    while True:
+        best, best_s = -1, -1.0
+        for i in range(tables.read_start[op], tables.read_start[op + 1]):
+            maker = tables.reads[i]
+            ready_s = head[maker]
+            if device[maker] != device[op]:
+                ready_s += tables.read_s[i]
+            if ready_s > best_s:
+                best, best_s = maker, ready_s
+        if best < 0:
+            return found
+        if device[best] != device[op]:
+            cuts[found, 0], cuts[found, 1] = best, op
+            found += 1
+        op = best
+
+
+@compiled
+def _length(most: int) -> int:
+    """Return a random length of a run: 1 in half of the cases, else of any order of magnitude."""
+    if most < 2 or np.random.random() < 0.5:
+        return 1
+    return int(np.exp(np.random.random() * np.log(most + 1.0)))
+
+
+@compiled
+def _next(tables: Tables, device: IntArray, op: int, here: int, way: int) -> int:
+    """Return the operator after `op` in a run on device `here`, or -1 at its end.
+
+    Ways 0 and 1 follow the graph order, backward and forward; 2 and 3 what is read and what reads.
+    """
+    if way < 2:
+        near = op + 2 * way - 1
+        return near if 0 <= near < device.shape[0] and device[near] == here else -1
+    start = tables.read_start if way == 2 else tables.reader_start
+    items = tables.reads if way == 2 else tables.readers
+    count = start[op + 1] - start[op]
+    if count == 0:
+        return -1
+    near = items[start[op] + np.random.randint(0, count)]
+    return near if device[near] == here else -1
+
+
+@compiled
+def _move_run(  # noqa: PLR0917 - a compiled loop takes arrays
+    tables: Tables, placing: Placing, moved: Moved, op: int, there: int, way: int
+) -> None:
+    """Move a run of random length that begins with `op`."""
+    here = placing.device[op]
+    length = _length(moved.ops.shape[0] // 4)
+    while length > 0 and op >= 0:
+        move(tables, placing, moved, op, there)
+        op = _next(tables, placing.device, op, here, way)
+        length -= 1
+
+
+@compiled
+def _make_room(tables: Tables, placing: Placing, memory: IntArray, moved: Moved) -> bool:
+    """Send random operators away from devices that hold too much; return whether all fits."""
+    n, devices = placing.device.shape[0], memory.shape[0]
+    runs = moved.many[0]
+    for _ in range(4 * runs + 8):
+        if fits(placing, memory):
+            return True
+        if moved.many[0] == n:
+            return False
+        op = np.random.randint(0, n)
+        here = placing.device[op]
+        if placing.used[here] <= memory[here]:
+            continue
+        fresh = True
+        for i in range(moved.many[0]):
+            fresh = fresh and moved.ops[i] != op
+        if not fresh:
+            continue
+        there = moved.was[0] if np.random.random() < 0.5 else np.random.randint(0, devices)
+        if there != here:
+            move(tables, placing, moved, op, there)
+    return fits(placing, memory)
+
+
+@compiled
+def propose(  # noqa: PLR0917 - a compiled loop takes arrays
+    tables: Tables,
+    placing: Placing,
+    memory: IntArray,
+    moved: Moved,
+    cuts: IntArray,
+    found: int,
+) -> bool:
+    """Change `placing` to a random neighbour; return whether it fits the devices."""
+    device = placing.device
+    moved.many[0] = 0
+    if found > 0 and np.random.random() < 0.5:
+        which, end = np.random.randint(0, found), np.random.randint(0, 2)
+        op, there = cuts[which, end], device[cuts[which, 1 - end]]
+        way = end + 2 * np.random.randint(0, 2)
+    else:
+        op, there = np.random.randint(0, device.shape[0]), np.random.randint(0, memory.shape[0])
+        way = np.random.randint(0, 4)
+        if np.random.random() < 0.5:
+            near = _next_to(tables, op)
+            there = device[near] if near >= 0 else there
+    if device[op] == there:
+        return False
+    _move_run(tables, placing, moved, op, there, way)
+    return _make_room(tables, placing, memory, moved)
+
+
+@compiled
+def _next_to(tables: Tables, op: int) -> int:
+    """Return a random operator that `op` reads or that reads it, or -1."""
+    before = tables.read_start[op + 1] - tables.read_start[op]
+    after = tables.reader_start[op + 1] - tables.reader_start[op]
+    if before + after == 0:
+        return -1
+    which = np.random.randint(0, before + after)
+    if which < before:
+        return int(tables.reads[tables.read_start[op] + which])
+    return int(tables.readers[tables.reader_start[op] + which - before])
