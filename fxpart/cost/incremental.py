@@ -123,10 +123,11 @@ def _send(  # noqa: PLR0917 - inlined in the innermost loop
 @compiled
 def estimate(
     t: CostTables, device_of: IntArray, p: Progress, first: int, last: int
-) -> tuple[float, float]:
+) -> tuple[float, float, float]:
     """Return about the latency if operators `first` to `last` were on the devices of `device_of`.
 
-    And the time of the transfers that begin there, those that delay nothing included.
+    And the time of the transfers that begin there, those that delay nothing included; and the mean
+    square of the devices' own longest paths, in s^2, which falls as work is spread.
 
     Outside of that span `device_of` must be as it was when `p` was refreshed. Of paths that pass
     through the span; others keep their length, so a change of what is not critical gains nothing.
@@ -150,12 +151,14 @@ def estimate(
                     target = device_of[reader]
                     there = finish if target == here else p.trial_arrival_s[value, target]
                     longest = max(longest, there + p.tail_s[reader])
+    squares = 0.0
     for a in range(device_free.shape[0]):
-        longest = max(longest, device_free[a] + p.device_tail_s[hi, a])
+        through = device_free[a] + p.device_tail_s[hi, a]
+        longest, squares = max(longest, through), squares + through * through
         for b in range(device_free.shape[0]):
             if p.link_tail_s[hi, a, b] > 0.0:
                 longest = max(longest, link_free[a, b] + p.link_tail_s[hi, a, b])
-    return longest, sent_s
+    return longest, sent_s, squares / device_free.shape[0]
 
 
 @compiled

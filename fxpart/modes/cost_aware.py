@@ -13,7 +13,7 @@ from fxpart.errors import InfeasibleError
 from fxpart.graph import IntArray
 from fxpart.modes.list_placement import list_placement
 from fxpart.modes.pairwise import EXACT_UNITS, combine_pairs
-from fxpart.modes.refine import LARGE, SearchOptions, latency_of, refine
+from fxpart.modes.refine import SearchOptions, latency_of, refine
 from fxpart.modes.size_based import size_based
 from fxpart.modes.units import atomic_units
 from fxpart.partitions import partition_by_device
@@ -35,8 +35,7 @@ def cost_aware(problem: Problem, options: CostAwareOptions | None = None) -> Ass
     """
     starts = _starts(problem)
     lowest = min(starts, key=lambda placed: latency_of(problem, placed))
-    tried = [lowest] if problem.graph.n_ops > LARGE else starts
-    device_of, latency = refine(problem, tried, options or CostAwareOptions())
+    device_of, latency = refine(problem, starts, options or CostAwareOptions())
     if latency_of(problem, lowest) <= latency:
         device_of = lowest
     return partition_by_device(problem.graph, device_of)

@@ -151,7 +151,7 @@ def _estimates(
             continue
         idle_tried[s.kind[device]] |= s.used[device] == 0
         _put(units, unit, device_of, device)
-        found[device], _ = estimate(s.costs, device_of, s.progress, mine[0], mine[-1])
+        found[device], _, _ = estimate(s.costs, device_of, s.progress, mine[0], mine[-1])
     device_of[mine] = was
     return found
 

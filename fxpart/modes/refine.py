@@ -1,6 +1,6 @@
 """What `kl_based` and `cost_aware` share: from a placement to a faster one, coarse to fine."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +12,7 @@ from fxpart.graph import IntArray
 from fxpart.modes.combine import combine
 from fxpart.modes.kicks import kick
 from fxpart.modes.local_search import SearchTables, improve
-from fxpart.modes.units import Units, atomic_units, module_units, working_units
+from fxpart.modes.units import atomic_units, module_units, working_units
 from fxpart.modes.window_search import improve_windows
 from fxpart.problem import Problem
 from fxpart.topology import Topology
@@ -60,30 +60,38 @@ def latency_of(problem: Problem, device_of: IntArray) -> float:
 
 
 def refine(
-    problem: Problem, starts: Iterable[IntArray], options: SearchOptions
+    problem: Problem, starts: Sequence[IntArray], options: SearchOptions
 ) -> tuple[IntArray, float]:
     """Return the fastest placement found from any of `starts`, and its latency in seconds.
 
     Each start must respect every device's memory, and so does what is returned. Two ways are gone
     from each, since neither always ends lower: whole modules first, coarse to fine, then operators;
-    and chains of moves in windows at once. Above `LARGE` operators only the first way is gone.
+    and chains of moves in windows at once. Above `LARGE` operators, only the first way is gone, and
+    windows are searched from the best of its ends.
     """
     graph = problem.graph
     works = problem.costs.op_time_s.max(axis=1) > 0
     working, atomic = working_units(graph, works), atomic_units(graph)
-    modules = module_units(graph)
-    ways: list[list[Units]] = [[*modules, working, atomic], []]
     tables, passes = search_tables(problem, options), options.max_passes
-    best, lowest = np.empty(0, dtype=np.int64), np.inf
-    for start in starts:
-        for coarse in ways if graph.n_ops <= LARGE else ways[:1]:
-            device_of = start.copy()
-            for units in coarse:
-                improve(tables, device_of, units, passes)
-            improve_windows(tables, device_of, working, passes)
-            latency = improve(tables, device_of, atomic, passes)
-            if latency < lowest:
-                best, lowest = device_of, latency
+
+    def moved(device_of: IntArray) -> IntArray:
+        for units in (*module_units(graph), working, atomic):
+            improve(tables, device_of, units, passes)
+        return device_of
+
+    def chained(device_of: IntArray) -> IntArray:
+        improve_windows(tables, device_of, working, passes)
+        improve(tables, device_of, atomic, passes)
+        return device_of
+
+    def lowest(placed: Iterable[IntArray]) -> IntArray:
+        return min(placed, key=lambda device_of: latency_of(problem, device_of))
+
+    coarse = [moved(start.copy()) for start in starts]
+    if graph.n_ops > LARGE:
+        best = chained(lowest(coarse))
+    else:
+        best = lowest([chained(placed) for placed in [*coarse, *(s.copy() for s in starts)]])
     if graph.n_ops <= KICKED:
         kick(tables, best, atomic, _KICKS, passes, 0)
     combine(graph, tables, best)

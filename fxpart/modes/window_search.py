@@ -34,6 +34,10 @@ ROUNDS = 4
 TRANSFER_WEIGHT = 1e-3
 """A second of transfer that delays nothing counts as this many: of equal plans, the quieter."""
 
+SPREAD_WEIGHT = 1e-3
+"""Weight of how unevenly devices are used: of several equally late, one moved alone gains nothing,
+yet it is on the way."""
+
 
 class _Window(NamedTuple):
     """Units that lie between two operators, and the room of the devices."""
@@ -50,8 +54,10 @@ class _Window(NamedTuple):
 
 @compiled
 def _cost(s: SearchTables, device_of: IntArray, window: _Window) -> float:
-    longest, sent_s = estimate(s.costs, device_of, s.progress, window.first, window.last)
-    return longest + TRANSFER_WEIGHT * sent_s
+    """Return the latency, and a little of what may lower it later, in seconds."""
+    longest, sent_s, square = estimate(s.costs, device_of, s.progress, window.first, window.last)
+    spread = square / longest if longest > 0.0 else 0.0
+    return longest + TRANSFER_WEIGHT * sent_s + SPREAD_WEIGHT * spread
 
 
 @compiled

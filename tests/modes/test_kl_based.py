@@ -96,3 +96,19 @@ def test_operators_move_where_modules_say_nothing(passes: int) -> None:
     this = problem(sketch.graph(join), devices(10**6, 10**6))
     found = make_mode("kl_based", {"max_passes": passes})(this).device_of
     assert latency_s(this, found) == 3 + 1 + 1
+
+
+def test_equal_branches_are_spread_though_one_alone_gains_nothing() -> None:
+    """Two branches on each device: while any has two, moving one elsewhere lowers no maximum."""
+    sketch = Sketch()
+    top, ends = sketch.op([], 1, flops=1), []
+    for _ in range(8):
+        value = top
+        for _ in range(3):
+            value = sketch.op([value], 1, flops=10)
+        ends.append(value)
+    near, far = Link(100.0), Link(10.0)
+    topology = devices(*[9999] * 16, nodes=[0] * 8 + [1] * 8, link=near, far=far)
+    this = problem(sketch.graph(sketch.op(ends, 1, flops=1)), topology)
+    # 1, then 30 beside each other, then 1, and one byte to each device and back.
+    assert latency_s(this, make_mode("kl_based")(this).device_of) == pytest.approx(32.02)
