@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
+from fxpart.graph_cache import text_keys
 from fxpart.saved_assignment import assignment_path
 from runner.config import Config, DevicesConfig, LinkConfig, ModeConfig
 from runner.provenance import installed_version
@@ -45,15 +46,8 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "mode": _mode_numbers(config.mode),
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
     }
-    text = json.dumps(_text_keys(parts), sort_keys=True, default=str)
+    text = json.dumps(text_keys(parts), sort_keys=True, default=str)
     return sha256(text.encode()).hexdigest()[:16]
-
-
-def _text_keys(item: object) -> object:
-    """Return the same with text for keys: YAML knows numbers too, and the two cannot be sorted."""
-    if isinstance(item, Mapping):
-        return {str(key): _text_keys(value) for key, value in item.items()}
-    return [_text_keys(value) for value in item] if isinstance(item, list | tuple) else item
 
 
 def _device_numbers(devices: DevicesConfig) -> dict[str, object]:

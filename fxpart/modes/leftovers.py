@@ -24,6 +24,8 @@ def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | Non
     one group of operators at a time, to the device where it leaves the least memory free. If that
     fails, all groups are placed so, those with the largest weights first (best fit decreasing).
     """
+    if problem.graph.total_weight_bytes > sum(capacity_bytes):
+        return None
     device_of, _, left = fill_in_order(
         problem.memory, contiguous_units(problem.graph), capacity_bytes
     )

@@ -30,7 +30,7 @@ _WALKS = ((0, 0.3), (1, 0.3), (0, 1.0), (0, 0.1))
 
 def _work(n: int) -> int:
     """Return how many operators one walk may look at."""
-    return 4_000 + 60 * n + 500 * max(0, n - 500)
+    return 4_000 + 60 * n + 150 * max(0, n - 500)
 
 
 def _filled(problem: StaticProblem) -> list[IntArray]:

@@ -7,13 +7,14 @@ the runs begin at a transfer on the longest path, as only a change there can sho
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.compiled import compiled
 from fxpart.graph import FloatArray, IntArray
 from fxpart.static.placing import Placing, fits, shift
 from fxpart.static.tables import Tables
 
-__all__ = ["Moved", "move", "nothing_moved", "propose", "transfers", "undo"]
+__all__ = ["Moved", "keep", "move", "nothing_moved", "propose", "transfers", "undo"]
 
 
 class Moved(NamedTuple):
@@ -23,12 +24,15 @@ class Moved(NamedTuple):
     was: IntArray
     many: IntArray
     """How many there are. Shape (1,)."""
+    marked: npt.NDArray[np.bool_]
+    """Whether each operator is one of them. Length n."""
 
 
 @compiled
 def nothing_moved(n: int) -> Moved:
     """Return room for n operators that move."""
-    return Moved(np.empty(n, np.int64), np.empty(n, np.int64), np.zeros(1, np.int64))
+    ops, was = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
+    return Moved(ops, was, np.zeros(1, dtype=np.int64), np.zeros(n, dtype=np.bool_))
 
 
 @compiled
@@ -37,7 +41,16 @@ def move(tables: Tables, placing: Placing, moved: Moved, op: int, there: int) ->
     moved.ops[moved.many[0]] = op
     moved.was[moved.many[0]] = placing.device[op]
     moved.many[0] += 1
+    moved.marked[op] = True
     shift(tables, placing, op, there)
+
+
+@compiled
+def keep(moved: Moved) -> None:
+    """Forget what moved: it stays where it is."""
+    for i in range(moved.many[0]):
+        moved.marked[moved.ops[i]] = False
+    moved.many[0] = 0
 
 
 @compiled
@@ -45,7 +58,7 @@ def undo(tables: Tables, placing: Placing, moved: Moved) -> None:
     """Move all that moved back, the last one first."""
     for i in range(moved.many[0] - 1, -1, -1):
         shift(tables, placing, moved.ops[i], moved.was[i])
-    moved.many[0] = 0
+    keep(moved)
 
 
 @compiled
@@ -120,12 +133,7 @@ def _make_room(tables: Tables, placing: Placing, memory: IntArray, moved: Moved)
             return False
         op = np.random.randint(0, n)
         here = placing.device[op]
-        if placing.used[here] <= memory[here]:
-            continue
-        fresh = True
-        for i in range(moved.many[0]):
-            fresh = fresh and moved.ops[i] != op
-        if not fresh:
+        if moved.marked[op] or placing.used[here] <= memory[here]:
             continue
         there = moved.was[0] if np.random.random() < 0.5 else np.random.randint(0, devices)
         if there != here:
@@ -144,7 +152,6 @@ def propose(  # noqa: PLR0917 - a compiled loop takes arrays
 ) -> bool:
     """Change `placing` to a random neighbour; return whether it fits the devices."""
     device = placing.device
-    moved.many[0] = 0
     if found > 0 and np.random.random() < 0.5:
         which, end = np.random.randint(0, found), np.random.randint(0, 2)
         op, there = cuts[which, end], device[cuts[which, 1 - end]]

@@ -8,7 +8,7 @@ import numpy as np
 
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
-from fxpart.static.neighbours import move, nothing_moved, undo
+from fxpart.static.neighbours import keep, move, nothing_moved, undo
 from fxpart.static.paths import heads, tails
 from fxpart.static.placing import fits, placing_of
 from fxpart.static.tables import Tables
@@ -54,7 +54,6 @@ def tidy(tables: Tables, memory: IntArray, start: IntArray, bound_s: float, work
                     return device
                 if there == device[op] or _transferred(tables, device, op, there) >= now_s:
                     continue
-                moved.many[0] = 0
                 move(tables, placing, moved, op, there)
                 done += 1
                 good = fits(placing, memory)
@@ -67,6 +66,7 @@ def tidy(tables: Tables, memory: IntArray, start: IntArray, bound_s: float, work
                         head[first:after] = fresh[first:after]
                         tails(tables, device, tail, last)
                         done += last
+                        keep(moved)
                         changed = True
                         break
                     fresh[first:after] = head[first:after]

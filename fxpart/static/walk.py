@@ -11,7 +11,7 @@ import numpy as np
 
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
-from fxpart.static.neighbours import nothing_moved, propose, transfers, undo
+from fxpart.static.neighbours import keep, nothing_moved, propose, transfers, undo
 from fxpart.static.paths import heads, longest, tails
 from fxpart.static.placing import placing_of
 from fxpart.static.tables import Tables
@@ -67,6 +67,7 @@ def walk(  # noqa: PLR0917 - a compiled loop takes arrays
             fresh[first:after] = head[first:after]
             undo(tables, placing, moved)
             continue
+        keep(moved)
         head[first:after] = fresh[first:after]
         tails(tables, placing.device, tail, last)
         done += last + 1
