@@ -12,7 +12,7 @@ from torch import nn
 
 from fxpart.errors import CaptureError, one_line
 
-__all__ = ["capture_failure", "export_program"]
+__all__ = ["capture_failure", "export_program", "quiet"]
 
 _BRANCHES = (
     "the model branches on the values of a tensor, or makes tensors whose size depends on them"
@@ -39,7 +39,7 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Keep back what torch warns, logs and prints: of a failure it is pages, ours is one line."""
     loud = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
@@ -66,7 +66,7 @@ def export_program(
     """
     device = next((p.device for p in module.parameters()), torch.device("meta"))
     try:
-        with _quiet(), torch.no_grad(), device:
+        with quiet(), torch.no_grad(), device:
             return torch.export.export(module, args, dict(kwargs or {}), strict=False)
     except Exception as error:
         raise capture_failure(module, error) from error

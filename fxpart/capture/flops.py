@@ -22,9 +22,28 @@ def _grouped_mm_flops(arguments: list[Any]) -> int:
     return 2 * int(rows.numel()) * int(columns)
 
 
+def _attention_flops(arguments: list[Any]) -> int:
+    """Return 2 B H Sq Sk (D + Dv): scores, and their product with the values.
+
+    All products count, also those that a mask makes vain, as torch counts those of other devices.
+    """
+    query, key, value = arguments[:3]
+    rows = int(query.shape[:-1].numel()) * int(key.shape[-2])
+    return 2 * rows * int(query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward_flops(arguments: list[Any]) -> int:
+    """Return 2 B H Sq Sk (3 D + 2 Dv): scores again, and gradients of all three and of them."""
+    _, query, key, value = arguments[:4]
+    rows = int(query.shape[:-1].numel()) * int(key.shape[-2])
+    return 2 * rows * int(3 * query.shape[-1] + 2 * value.shape[-1])
+
+
 # Operators that torch's counter takes for free, because it neither knows nor can decompose them.
 _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
     "aten._grouped_mm.default": _grouped_mm_flops,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_flops,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward_flops,
     "transformers.grouped_mm_fallback.default": _grouped_mm_flops,
 }
 

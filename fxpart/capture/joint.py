@@ -4,10 +4,9 @@ Memory that the step needs beyond it, such as an optimizer's state, is not in th
 """
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -23,9 +22,8 @@ from torch.export.graph_signature import (
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.builder import storage_key
-from fxpart.capture.export import _quiet, capture_failure
+from fxpart.capture.export import capture_failure, quiet
 from fxpart.capture.from_export import op_graph
-from fxpart.capture.joint_flops import attention_flops
 from fxpart.capture.joint_trace import BACKWARD, StepTrace, cpu_twin, trace_step
 from fxpart.errors import CaptureError, FxpartError
 from fxpart.graph import OpGraph
@@ -77,7 +75,7 @@ def joint_capture(
 
     """
     try:
-        with _quiet(), torch.enable_grad():
+        with quiet(), torch.enable_grad():
             inputs = dict(kwargs or {})
             program = torch.export.export(module, args, inputs, strict=False)
             joint = _joint_program(program, _wanted_inputs(args, inputs))
@@ -180,14 +178,10 @@ def _gradient_spec(of: InputSpec, name: str) -> OutputSpec:
 def _as_arrays(program: ExportedProgram) -> JointCapture:
     graph = op_graph(program)
     calls: list[fx.Node] = [n for n in program.graph.nodes if n.op == "call_function"]
-    flops = [attention_flops(node) for node in calls]
-    counted = [
-        own if own is not None else known for own, known in zip(flops, graph.flops, strict=True)
-    ]
     backward = (index for index, node in enumerate(calls) if node.meta.get(BACKWARD))
     return JointCapture(
         program,
-        replace(graph, flops=np.array(counted, dtype=np.int64)),
+        graph,
         {
             str(spec.target): spec.arg.name
             for spec in program.graph_signature.output_specs
