@@ -1,0 +1,71 @@
+"""``python -m benchmarks.against_torch``: fxpart and torch's own partitioner on the same graphs.
+
+Three tables: the same answers where torch's is the one to give, lower predicted latency where a
+mode searches (torch's own functions judge both), and seconds by size. ``--quick`` takes some two
+minutes, without it an hour. Ends with 1 where an answer of fxpart's needs mending.
+"""
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from benchmarks.compare_answers import compare_answers
+from benchmarks.compare_latency import LatencyPlan, compare_latency
+from benchmarks.compare_speed import SERIES, SpeedPlan, compare_speed
+
+if TYPE_CHECKING:
+    from benchmarks.two_sides import Mode
+
+_PARTS = ("parity", "latency", "speed")
+
+
+def _parsed() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.against_torch")
+    parser.add_argument("--quick", action="store_true", help="few graphs and small sizes")
+    parser.add_argument("--only", choices=_PARTS, action="append", help="one table; may repeat")
+    parser.add_argument(
+        "--limit", type=float, help="seconds for one run of torch in the speed table"
+    )
+    parser.add_argument("--graphs", type=int, help="random graphs for each question")
+    return parser.parse_args()
+
+
+def _latency_plan(quick: bool, graphs: int) -> LatencyPlan:
+    most: dict[Mode, int]
+    most = {"kl_based": 30, "cost_aware": 24} if quick else {"kl_based": 90, "cost_aware": 40}
+    return LatencyPlan(graphs, most, small_only=quick, limit_s=10.0 if quick else 120.0)
+
+
+def _speed_plan(quick: bool, limit_s: float) -> SpeedPlan:
+    if quick:
+        return SpeedPlan(limit_s, (300, 1000), (SERIES[0], SERIES[6]))
+    return SpeedPlan(limit_s, (300, 1000, 3000, 10_000))
+
+
+def main() -> None:
+    """Print the tables asked for."""
+    asked = _parsed()
+    # Small tensors: more threads would only disturb the times.
+    torch.set_num_threads(1)
+    parts = asked.only or _PARTS
+    wrong = 0
+    for part in parts:
+        begin = time.perf_counter()
+        if part == "parity":
+            wrong += compare_answers(asked.graphs or (20 if asked.quick else 500), asked.quick)
+        elif part == "latency":
+            graphs = asked.graphs or (40 if asked.quick else 500)
+            wrong += compare_latency(_latency_plan(asked.quick, graphs))
+        else:
+            limit_s = asked.limit or (5.0 if asked.quick else 120.0)
+            wrong += compare_speed(_speed_plan(asked.quick, limit_s))
+        print(f"{part}: {time.perf_counter() - begin:.0f} s\n", flush=True)
+    print(f"answers of fxpart that need mending: {wrong}")
+    raise SystemExit(wrong > 0)
+
+
+if __name__ == "__main__":
+    main()

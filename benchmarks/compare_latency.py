@@ -1,0 +1,202 @@
+"""Latency of kl_based's and cost_aware's results on the same graphs, torch's functions as judge."""
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from benchmarks.static_case import (
+    Case,
+    architecture_cases,
+    equal_shares,
+    make_case,
+    random_case,
+)
+from benchmarks.text_table import table
+from benchmarks.torch_families import FAMILIES, OPERATORS_PER_BLOCK
+from benchmarks.torch_judge import Judge, Verdict, make_judge
+from benchmarks.two_sides import FXPART, TORCH, Answer, Mode, OverLimitError, Question, Side, solve
+
+__all__ = ["LatencyPlan", "Tally", "compare_latency", "compare_pair"]
+
+EQUAL = 1e-9
+"""Relative difference up to which two latencies are equal: sums in another order."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyPlan:
+    """What is compared."""
+
+    graphs: int
+    """Seeds of random graphs for each mode."""
+    most_operators: dict[Mode, int]
+    """The modes compared; graphs with more operators are left out. At least 8."""
+    small_only: bool
+    """Leave out the larger architectures."""
+    limit_s: float
+    """Graphs on which torch takes longer are left out, and counted."""
+    kinds: tuple[str, ...] = ("random", "regular", "known")
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counts of one mode on one kind of graph."""
+
+    lower: int = 0
+    equal: int = 0
+    higher: int = 0
+    torch_invalid: int = 0
+    torch_refuses: int = 0
+    both_refuse: int = 0
+    over_limit: int = 0
+    wrong: int = 0
+    """Ours refuses or is invalid where torch is valid, or ours does not do what it says."""
+    ratios: list[float] = field(default_factory=list)
+    """Our latency by torch's, where both are valid."""
+    emitted_ratios: list[float] = field(default_factory=list)
+    """Our latency by that of the module that torch emits, where it differs from its partitions."""
+
+    def row(self) -> list[str]:
+        """Return the cells of the table."""
+        counts = (self.lower, self.equal, self.higher, self.torch_invalid, self.torch_refuses)
+        rest = (self.both_refuse, self.over_limit, self.wrong)
+        means = [_mean(self.ratios), f"{min(self.ratios, default=math.nan):.3f}"]
+        emitted = [str(len(self.emitted_ratios)), _mean(self.emitted_ratios)]
+        return [*map(str, counts), *map(str, rest), *means, *emitted]
+
+
+HEADS = (
+    "lower", "equal", "higher", "torch invalid", "torch refuses", "both refuse", "over limit",
+    "wrong", "mean ratio", "least ratio", "torch emits otherwise", "mean ratio to that",
+)  # fmt: skip
+
+
+def _mean(ratios: list[float]) -> str:
+    """Return the geometric mean: what is meant by a mean of ratios."""
+    return f"{statistics.geometric_mean(ratios):.3f}" if ratios else "-"
+
+
+def _devices(answer: Answer) -> dict[int, tuple[int, ...]]:
+    return {part.number: part.devices for part in answer.partitions}
+
+
+def _verdict(judge: Judge, answer: Answer) -> Verdict:
+    """Return what torch says of an answer; an error is a fault too."""
+    if answer.error:
+        return Verdict(math.nan, answer.error)
+    return judge.verdict(answer.partition_of, _devices(answer))
+
+
+def _wrong(judge: Judge, theirs: Verdict, ours: Answer, mine: Verdict) -> str:
+    """Return what needs mending in our answer besides its latency, or an empty string."""
+    if ours.error:
+        if theirs.valid:
+            return f"refuses where torch has {_ms(theirs)}: {ours.error}"
+        return "" if ours.runtime_error else f"not a RuntimeError: {ours.error}"
+    if not mine.valid:
+        return f"invalid: {mine.fault}"
+    if not ours.same_outputs:
+        return "the emitted module computes something else"
+    if ours.emitted != ours.partition_of:
+        emitted = judge.verdict(ours.emitted, _devices(ours))
+        return f"the emitted module does not follow the partitions: {_ms(emitted)}"
+    return ""
+
+
+def _ms(verdict: Verdict) -> str:
+    return f"{verdict.latency_s * 1e3:.6g} ms"
+
+
+def compare_pair(case: Case, theirs: Answer, ours: Answer, tally: Tally) -> str:
+    """Count one pair of answers and return what there is to tell of it, or an empty string."""
+    judge = make_judge(case)
+    his, mine = _verdict(judge, theirs), _verdict(judge, ours)
+    wrong = _wrong(judge, his, ours, mine)
+    if wrong:
+        tally.wrong += 1
+        return f"wrong: {wrong}"
+    if theirs.error:
+        tally.torch_refuses += not ours.error
+        tally.both_refuse += bool(ours.error)
+        return ""
+    if not his.valid:
+        tally.torch_invalid += 1
+        return ""
+    ratio = mine.latency_s / his.latency_s
+    tally.ratios.append(ratio)
+    tally.lower += ratio < 1 - EQUAL
+    tally.higher += ratio > 1 + EQUAL
+    tally.equal += abs(ratio - 1) <= EQUAL
+    told = _compare_emitted(judge, theirs, mine, tally)
+    if ratio > 1 + EQUAL:
+        return (
+            f"higher: fxpart {_ms(mine)}, torch {_ms(his)}, ratio {ratio:.6f},"
+            f" {len(theirs.partitions)} / {len(ours.partitions)} partitions"
+        )
+    return told
+
+
+def _compare_emitted(judge: Judge, theirs: Answer, mine: Verdict, tally: Tally) -> str:
+    """Compare with the module that torch emits, where that differs from torch's partitions."""
+    if theirs.emitted == theirs.partition_of:
+        return ""
+    emitted = judge.verdict(theirs.emitted, _devices(theirs))
+    if not emitted.valid:
+        return ""
+    ratio = mine.latency_s / emitted.latency_s
+    tally.emitted_ratios.append(ratio)
+    if ratio <= 1 + EQUAL:
+        return ""
+    return f"higher than torch's emitted module: {_ms(mine)}, {_ms(emitted)}, ratio {ratio:.6f}"
+
+
+def _family_cases(most: int) -> Iterator[Case]:
+    """Yield regular graphs of up to `most` operators on 2 and 4 devices, at three rates."""
+    for name, build in FAMILIES.items():
+        largest = max(1, min(most, 60) // OPERATORS_PER_BLOCK[name])
+        for blocks in sorted({max(1, largest // 3), largest}):
+            for devices in (2, 4):
+                for ratio in (0.1, 1.0, 10.0):
+                    named = f"{name}, {blocks} blocks, {devices} devices, ratio {ratio}"
+                    yield make_case(named, build(blocks), equal_shares(devices), ratio)
+
+
+def _cases(plan: LatencyPlan, mode: Mode) -> Iterator[tuple[str, Case]]:
+    """Yield the kind of graph, and the case."""
+    most = plan.most_operators[mode]
+    sources = {
+        "random": (random_case(seed, 8, min(40, most)) for seed in range(plan.graphs)),
+        "regular": _family_cases(most),
+        "known": architecture_cases(plan.small_only),
+    }
+    for kind in plan.kinds:
+        for case in sources[kind]:
+            if len(case.operators) <= most:
+                yield kind, case
+
+
+def compare_latency(plan: LatencyPlan, ours: Side = FXPART) -> int:
+    """Print how the latencies compare, and list every graph where ours is higher or wrong.
+
+    Returns:
+        The number of graphs listed: there ought to be none.
+
+    """
+    tallies: dict[tuple[Mode, str], Tally] = {}
+    lines: list[str] = []
+    for mode in plan.most_operators:
+        for kind, case in _cases(plan, mode):
+            tally = tallies.setdefault((mode, kind), Tally())
+            try:
+                theirs = solve(TORCH, case, Question(mode), plan.limit_s)
+            except OverLimitError:
+                tally.over_limit += 1
+                continue
+            told = compare_pair(case, theirs, solve(ours, case, Question(mode)), tally)
+            if told:
+                lines.append(f"  {mode}, {case.name}, {len(case.operators)} operators: {told}")
+    rows = [[f"{mode}, {kind}", *tally.row()] for (mode, kind), tally in tallies.items()]
+    print(table(["latency, fxpart by torch", *HEADS], rows))
+    for line in lines:
+        print(line)
+    return len(lines)

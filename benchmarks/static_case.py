@@ -1,0 +1,173 @@
+"""`Case`: one traced module with sizes, latencies and devices, the same for both sides."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx, nn
+from torch.fx.passes.shape_prop import ShapeProp
+
+from benchmarks.plain_models import LARGER, SMALL
+from benchmarks.torch_families import Built, random_module, random_sparse
+
+__all__ = [
+    "NAME",
+    "Case",
+    "architecture_cases",
+    "equal_shares",
+    "fresh_copy",
+    "make_case",
+    "random_case",
+    "sparse_case",
+]
+
+FLOP_PER_S = 1e10
+MEMORY_BYTES_PER_S = 1e10
+NAME = "name in the case"
+SOURCES = ("placeholder", "get_attr", "output")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Case:
+    """What both sides are asked. Node names are those of `traced`."""
+
+    name: str
+    module: nn.Module
+    traced: fx.GraphModule
+    """With ``meta["tensor_meta"]`` on every node. Never partitioned itself: see `fresh_copy`."""
+    inputs: tuple[Tensor, ...]
+    operators: tuple[str, ...]
+    """Names of the call nodes in graph order."""
+    latency_s: dict[str, tuple[float, float]]
+    """Memory and compute seconds of each call node."""
+    total_bytes: int
+    """Static size of the whole graph: weights and outputs of all nodes, as torch counts."""
+    memory_bytes: tuple[int, ...]
+    """Memory of each device; its logical id is its position."""
+    bytes_per_s: float
+    """Rate of transfers between devices."""
+
+
+def equal_shares(devices: int, slack: float = 1.8) -> tuple[float, ...]:
+    """Return the share of the whole static size that each of `devices` equal devices holds.
+
+    Together they hold `slack` times the model.
+    """
+    return (slack / devices,) * devices
+
+
+def _output_bytes(node: fx.Node) -> int:
+    meta = node.meta["tensor_meta"]
+    return int(meta.shape.numel()) * int(meta.dtype.itemsize)
+
+
+def _weight_bytes(node: fx.Node, modules: dict[str, nn.Module]) -> int:
+    """Return the bytes of the parameters of a called module."""
+    if node.op != "call_module":
+        return 0
+    return sum(p.numel() * p.element_size() for p in modules[str(node.target)].parameters())
+
+
+def _flop(node: fx.Node, modules: dict[str, nn.Module]) -> int:
+    """Return the operations of a node: two a weight and place for a layer, else one an element."""
+    elements = int(node.meta["tensor_meta"].shape.numel())
+    if node.op == "call_module":
+        weight = getattr(modules[str(node.target)], "weight", None)
+        if isinstance(weight, Tensor) and weight.dim() > 1:
+            return 2 * weight.numel() * (elements // weight.shape[0] or 1)
+    if node.target is torch.matmul:
+        inner = node.all_input_nodes[0].meta["tensor_meta"].shape[-1]
+        return 2 * elements * int(inner)
+    return elements
+
+
+def make_case(name: str, built: Built, shares: Sequence[float], transfer_ratio: float) -> Case:
+    """Return the case of placing a module on devices of `shares` of its static size.
+
+    With `transfer_ratio` 1 the transfer of an output of mean size takes as long as an operator of
+    mean latency; with 10, ten times as long.
+    """
+    module, inputs = built
+    module.eval()
+    traced = fx.symbolic_trace(module)
+    with torch.no_grad():
+        ShapeProp(traced).propagate(*inputs)
+    modules = dict(traced.named_modules())
+    nodes = [node for node in traced.graph.nodes if node.op != "output"]
+    called = [node for node in nodes if node.op not in SOURCES]
+    total = sum(_weight_bytes(node, modules) + _output_bytes(node) for node in nodes)
+    latency: dict[str, tuple[float, float]] = {}
+    for node in called:
+        touched = _weight_bytes(node, modules) + _output_bytes(node)
+        touched += sum(_output_bytes(read) for read in node.all_input_nodes)
+        latency[node.name] = touched / MEMORY_BYTES_PER_S, _flop(node, modules) / FLOP_PER_S
+    mean_s = sum(max(pair) for pair in latency.values()) / len(called)
+    mean_bytes = sum(map(_output_bytes, called)) / len(called)
+    return Case(
+        name=name,
+        module=module,
+        traced=traced,
+        inputs=inputs,
+        operators=tuple(node.name for node in called),
+        latency_s=latency,
+        total_bytes=total,
+        memory_bytes=tuple(int(total * share) for share in shares),
+        bytes_per_s=mean_bytes / (mean_s * transfer_ratio),
+    )
+
+
+def random_shares(rng: random.Random) -> tuple[float, ...]:
+    """Return 2 to 5 devices of 0.3 to 0.9 of the model each, equal or not."""
+    count = rng.randint(2, 5)
+    if rng.random() < 0.5:
+        return (rng.uniform(0.3, 0.9),) * count
+    return tuple(rng.uniform(0.3, 0.9) for _ in range(count))
+
+
+def random_case(seed: int, least: int = 8, most: int = 40) -> Case:
+    """Return a random module of `least` to `most` operators on random devices."""
+    rng = random.Random(seed)
+    ops = rng.randint(least, most)
+    ratio = 10 ** rng.uniform(-1.5, 1.5)
+    return make_case(f"random {seed}", random_module(seed, ops), random_shares(rng), ratio)
+
+
+def sparse_case(seed: int) -> Case:
+    """Return a random module with embedding tables, on equal devices.
+
+    Most often each device has room for some tables and for the dense layers; else for any share.
+    """
+    rng = random.Random(seed)
+    built = random_sparse(seed)
+    tables = sum(isinstance(module, nn.EmbeddingBag) for module in built[0].modules())
+    held = rng.randint(1, max(1, tables // 2))
+    if rng.random() < 0.8:
+        shares = ((held + rng.uniform(0.0, 0.6)) / tables,) * (
+            -(-tables // held) + rng.randint(0, 1)
+        )
+    else:
+        shares = (rng.uniform(0.3, 0.9),) * rng.randint(2, 5)
+    return make_case(f"sparse {seed}", built, shares, 1.0)
+
+
+def architecture_cases(small_only: bool) -> Iterator[Case]:
+    """Yield each known architecture on 2 and on 4 equal devices; or the small ones, on 4."""
+    for devices in (4,) if small_only else (2, 4):
+        for name, build in (SMALL if small_only else SMALL | LARGER).items():
+            torch.manual_seed(0)
+            yield make_case(f"{name}, {devices} devices", build(), equal_shares(devices), 1.0)
+
+
+def fresh_copy(case: Case) -> fx.GraphModule:
+    """Return a copy of the traced graph on the same weights, with the same names of nodes.
+
+    What a side hangs on its nodes is not seen by the other side.
+    """
+    graph = fx.Graph()
+    output = graph.graph_copy(case.traced.graph, {})
+    graph.output(output)
+    for node in graph.nodes:
+        # Submodules name their nodes anew; what stands in meta goes along with a node.
+        node.meta[NAME] = node.name
+    return fx.GraphModule(case.traced, graph)

@@ -1,0 +1,219 @@
+"""Torch's partitioner and fxpart's behind one call: the same question, two answers in names.
+
+Names of nodes are what the two answers share; each side partitions its own copy of the graph.
+"""
+
+import contextlib
+import io
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from benchmarks.static_case import NAME, Case, fresh_copy
+
+__all__ = [
+    "FXPART",
+    "TORCH",
+    "Answer",
+    "OverLimitError",
+    "Placed",
+    "Question",
+    "Side",
+    "limited",
+    "prepare",
+    "solve",
+]
+
+Mode = Literal["size_based", "sparse_nn", "cost_aware", "kl_based", "aot_based"]
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a partitioner about a case."""
+
+    mode: Mode
+    aot: Mapping[str, int] = field(default_factory=dict)
+    """Partition of each operator, by name; for aot_based."""
+    aot_devices: Mapping[int, list[int]] = field(default_factory=dict)
+    saturate_host: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One implementation: where its names come from."""
+
+    name: str
+    partitioner: str
+    """Module with Partitioner, PartitionerConfig, Device, NodeLatency and PartitionMode."""
+    sizes: str
+    """Module with get_size_of_all_nodes."""
+
+
+TORCH = Side(
+    "torch",
+    "torch.fx.experimental.accelerator_partitioner",
+    "torch.fx.passes.graph_manipulation",
+)
+FXPART = Side("fxpart", "fxpart", "fxpart")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """One partition of an answer."""
+
+    number: int
+    nodes: frozenset[str]
+    """Names of all its nodes, placeholders and parameters included."""
+    devices: tuple[int, ...]
+    used_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a side made of a question. Without partitions when it raised."""
+
+    seconds: float
+    """Of the whole of ``partition_graph``."""
+    total_bytes: int
+    """Static size of the whole graph as this side counts."""
+    partitions: tuple[Placed, ...] = ()
+    partition_of: Mapping[str, int] = field(default_factory=dict)
+    """Partition of each operator, by its partition object."""
+    emitted: Mapping[str, int] = field(default_factory=dict)
+    """Partition of each operator, by the submodule of the emitted module that runs it."""
+    same_outputs: bool = True
+    """Whether the emitted module computes what the module computes, bit for bit."""
+    error: str = ""
+    runtime_error: bool = False
+
+
+class OverLimitError(Exception):
+    """A run took longer than it may."""
+
+
+@contextlib.contextmanager
+def limited(limit_s: float | None) -> Iterator[None]:
+    """Raise `OverLimitError` in the block when it takes longer; main thread only."""
+    if limit_s is None:
+        yield
+        return
+
+    def stop(_signal: int, _frame: object) -> None:
+        raise OverLimitError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _config(
+    side: ModuleType, case: Case, question: Question, traced: fx.GraphModule
+) -> tuple[object, ...]:
+    """Return the side's PartitionerConfig, on the nodes of `traced`."""
+    nodes = {node.name: node for node in traced.graph.nodes}
+    devices = [side.Device(f"device {i}", b, i) for i, b in enumerate(case.memory_bytes)]
+    config: tuple[object, ...] = side.PartitionerConfig(
+        devices=devices,
+        mode=side.PartitionMode[question.mode],
+        transfer_rate_bytes_per_sec=case.bytes_per_s,
+        node_to_latency_mapping={
+            nodes[name]: side.NodeLatency(*latency) for name, latency in case.latency_s.items()
+        },
+        node_to_partition_mapping={nodes[name]: part for name, part in question.aot.items()},
+        partition_to_logical_device_mapping=dict(question.aot_devices),
+        saturate_host=question.saturate_host,
+    )
+    return config
+
+
+def _emitted(module: fx.GraphModule) -> dict[str, int]:
+    """Return the number of the submodule that runs each operator."""
+    found: dict[str, int] = {}
+    for name, part in module.named_children():
+        if isinstance(part, fx.GraphModule) and name.startswith("submod_"):
+            for node in part.graph.nodes:
+                if node.op.startswith("call_"):
+                    found[node.meta[NAME]] = int(name.rsplit("_", 1)[1])
+    return found
+
+
+def _same(left: object, right: object) -> bool:
+    """Return whether two outputs, tensors or tuples of them, are equal bit for bit."""
+    if isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, tuple | list) and isinstance(right, tuple | list):
+        return len(left) == len(right) and all(map(_same, left, right))
+    return left == right
+
+
+def _total_bytes(traced: fx.GraphModule) -> int:
+    """Return the sum of what a side hung on the nodes."""
+    sized = (getattr(node, "size_bytes", None) for node in traced.graph.nodes)
+    return sum(size.total_size for size in sized if size is not None)
+
+
+def prepare(
+    side: Side, case: Case, question: Question
+) -> tuple[Callable[[], Any], Any, fx.GraphModule]:
+    """Return the call that is timed, the partitioner, and its own copy of the graph."""
+    names = import_module(side.partitioner)
+    traced = fresh_copy(case)
+    import_module(side.sizes).get_size_of_all_nodes(traced, list(case.inputs))
+    config = _config(names, case, question, traced)
+    partitioner = names.Partitioner()
+    return lambda: partitioner.partition_graph(traced, case.module, config), partitioner, traced
+
+
+def solve(side: Side, case: Case, question: Question, limit_s: float | None = None) -> Answer:
+    """Ask `side`; errors of the side become part of the answer.
+
+    Raises:
+        OverLimitError: when it takes longer than `limit_s`.
+
+    """
+    with torch.no_grad():
+        run, partitioner, traced = prepare(side, case, question)
+        begin = time.perf_counter()
+        try:
+            # torch's saturate_host prints.
+            with limited(limit_s), contextlib.redirect_stdout(io.StringIO()):
+                result = run()
+        except OverLimitError:
+            raise
+        except Exception as error:
+            seconds = time.perf_counter() - begin
+            said = f"{type(error).__name__}: {error}"
+            refused = isinstance(error, RuntimeError)
+            return Answer(seconds, _total_bytes(traced), error=said, runtime_error=refused)
+        seconds = time.perf_counter() - begin
+        expected = traced(*case.inputs)
+        same = _same(expected, result.module_with_submodules(*case.inputs))
+    placed = [
+        Placed(
+            number=part.partition_id,
+            nodes=frozenset(node.name for node in part.nodes),
+            devices=tuple(part.logical_device_ids),
+            used_bytes=part.used_mem_bytes,
+        )
+        for part in partitioner.partitions
+    ]
+    known = set(case.operators)
+    return Answer(
+        seconds,
+        _total_bytes(traced),
+        partitions=tuple(sorted(placed, key=lambda part: part.number)),
+        partition_of={name: part.number for part in placed for name in part.nodes & known},
+        emitted=_emitted(result.module_with_submodules),
+        same_outputs=same,
+    )
