@@ -1,4 +1,4 @@
-"""Combine partitions while the predicted latency does not rise: fewer pieces, fewer transfers."""
+"""Combine partitions that are not worth their transfers: fewer pieces at about the same latency."""
 
 import numpy as np
 
@@ -16,11 +16,12 @@ _ROUNDING = 1e-12
 
 
 def combine(graph: OpGraph, tables: SearchTables, device_of: IntArray, rounds: int = 4) -> None:
-    """Change `device_of` so that whole partitions join a neighbour where that costs nothing.
+    """Change `device_of` so that partitions join a neighbour where that costs next to nothing.
 
-    A partition moves to the device of one that it reads from or that reads from it if the latency
-    is not higher, less is transferred, and every device holds what it then has. So torch's
-    `cost_aware` combines: as long as the cost is not higher.
+    A partition moves to the device of one that it reads from or that reads from it if less is
+    transferred, every device holds what it then has, and the latency is higher by at most
+    `min_gain` of it: a partition that saves no more is not worth having. So torch's `cost_aware`
+    combines, as long as the cost is not higher.
     """
     for _ in range(rounds):
         placed = partition_by_device(graph, device_of)
@@ -67,13 +68,13 @@ def _combine_once(s: SearchTables, device_of: IntArray, units: Units, group: Int
             found, count = schedule(s.costs, device_of, s.log)
             quieter = _sent_s(s, count)
             if (
-                found <= latency * (1.0 + _ROUNDING)
+                found <= latency * (1.0 + max(s.min_gain, _ROUNDING))
                 and quieter < sent_s * (1.0 - _ROUNDING)
                 and (device_of[group] == device_of).all()
                 and peak_on_device(s.memory, device_of, device, s.change) <= s.sizes[device]
                 and peak_on_device(s.memory, device_of, home, s.change) <= s.sizes[home]
             ):
-                latency, sent_s, home, moved = min(latency, found), quieter, device, True
+                latency, sent_s, home, moved = found, quieter, device, True
             else:
                 device_of[mine] = home
     return moved

@@ -8,9 +8,12 @@ moves of whole modules, bring together what is faster together; and partitions a
 as the latency does not rise.
 """
 
+from contextlib import suppress
+
 from fxpart.assignment import Assignment
 from fxpart.errors import InfeasibleError
 from fxpart.graph import IntArray
+from fxpart.modes.infeasible import does_not_fit
 from fxpart.modes.list_placement import list_placement
 from fxpart.modes.pairwise import EXACT_UNITS, combine_pairs
 from fxpart.modes.refine import SearchOptions, latency_of, refine
@@ -27,28 +30,30 @@ class CostAwareOptions(SearchOptions):
 
 
 def cost_aware(problem: Problem, options: CostAwareOptions | None = None) -> Assignment:
-    """Return a placement whose simulated latency is not above that of its starts. Deterministic.
+    """Return a placement whose simulated latency is not above that of `size_based`. Deterministic.
+
+    Nor above that of pairs combined word for word, in a graph of up to `EXACT_UNITS` units.
 
     Raises:
         InfeasibleError: when no start is found.
 
     """
-    starts = _starts(problem)
-    lowest = min(starts, key=lambda placed: latency_of(problem, placed))
+    listed, others = list_placement(problem), _others(problem)
+    if listed is None and not others:
+        raise does_not_fit(problem)
+    starts = others if listed is None else [listed, *others]
     device_of, latency = refine(problem, starts, options or CostAwareOptions())
-    if latency_of(problem, lowest) <= latency:
-        device_of = lowest
+    for placed in others:
+        if latency_of(problem, placed) < latency:
+            device_of, latency = placed, latency_of(problem, placed)
     return partition_by_device(problem.graph, device_of)
 
 
-def _starts(problem: Problem) -> list[IntArray]:
-    """Return placements to start from: by list scheduling, by memory alone, by pairs if small."""
+def _others(problem: Problem) -> list[IntArray]:
+    """Return what is found by memory alone, and by pairs if the graph is small."""
     small = len(atomic_units(problem.graph)[0]) - 1 <= EXACT_UNITS
-    found = [list_placement(problem), combine_pairs(problem) if small else None]
-    starts = [placed for placed in found if placed is not None]
-    try:
-        return [*starts, size_based(problem).device_of]
-    except InfeasibleError:
-        if not starts:
-            raise
-        return starts
+    combined = combine_pairs(problem) if small else None
+    found = [] if combined is None else [combined]
+    with suppress(InfeasibleError):
+        found.append(size_based(problem).device_of)
+    return found

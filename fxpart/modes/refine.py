@@ -38,9 +38,9 @@ class SearchOptions:
     max_passes: int = 8
     """Most passes over all units at each granularity; a pass that changes nothing is the last."""
     min_gain: float = 1e-4
-    """Share of the latency that a change must save, in models of up to `USUAL_OPERATORS`; in larger
-    ones, where each operator is less of the whole, in proportion less. Smaller gains are noise to
-    the cost model, and each would add a partition or two; more of it gives fewer partitions."""
+    """Share of the latency that a change, or a partition, must save, in models of up to
+    `USUAL_OPERATORS`; in larger ones, where each operator is less of the whole, in proportion less.
+    Smaller gains are noise to the cost model; more of it gives fewer partitions."""
 
     def __post_init__(self) -> None:
         """Refuse a search that would do nothing."""

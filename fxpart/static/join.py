@@ -4,7 +4,8 @@ Operators on one device that are reached over the same number of transfers, at m
 partition: no path leaves such a set and comes back, as each transfer counts one up. The same holds
 of runs of its graph order. So each set is cut into the longest runs that lengthen no path, then
 pairs are joined where that lengthens none. Should the tries not suffice for all sets, those left
-whole are parted where they are on a path that is too long.
+whole are parted where they are on a path that is too long: where no read connects them, else in
+the middle.
 """
 
 import numpy as np
@@ -90,14 +91,22 @@ def _through_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> F
 
 
 @compiled
-def _part_long(tables: Tables, device: IntArray, part: IntArray, bound_s: float) -> IntArray:
-    """Return `part` with partitions on a path longer than `bound_s` parted until none is."""
-    n = part.shape[0]
+def _part_long(
+    tables: Tables, device: IntArray, part: IntArray, bound_s: float, most: int
+) -> tuple[float, IntArray]:
+    """Return `part` with those on paths longer than `bound_s` parted, and the longest path.
+
+    Ends when there is no such path, or before there would be more than `most` partitions.
+    """
+    n, last_s, last = part.shape[0], np.inf, part
     while True:
         count, part = _numbered(part)
+        if count > most and last_s < np.inf:
+            return last_s, last
         through_s = _through_s(tables, part, count, _homes(part, device, count))
-        if through_s.max() <= bound_s:
-            return part
+        last_s, last = through_s.max(), part
+        if last_s <= bound_s:
+            return last_s, part
         piece, size = _pieces(tables, part), np.zeros(count, dtype=np.int64)
         first, whole = np.full(count, -1, dtype=np.int64), np.ones(count, dtype=np.bool_)
         for op in range(n):
@@ -121,7 +130,7 @@ def _part_long(tables: Tables, device: IntArray, part: IntArray, bound_s: float)
                     middle[here] = op
                 label[op] = middle[here]
         if not parted:
-            return part
+            return last_s, part
         part = label
 
 
@@ -192,8 +201,8 @@ def _join_pairs(
 
 
 @compiled
-def join(
-    tables: Tables, device_of: IntArray, devices: int, bound_s: float, tries: int
+def join(  # noqa: PLR0917 - a compiled loop takes arrays
+    tables: Tables, device_of: IntArray, devices: int, bound_s: float, tries: int, most: int
 ) -> tuple[int, IntArray]:
     """Return the number of partitions and that of each operator, in the order of first operators.
 
@@ -201,15 +210,18 @@ def join(
         tables: the operators.
         device_of: device of each operator. Shape (n,).
         devices: number of devices.
-        bound_s: the longest path over operators, or more; no path over partitions exceeds it.
+        bound_s: the longest path over operators, or more; no path over partitions exceeds it,
+            unless that would take more than `most` partitions.
         tries: how many runs to try, and how many pairs. Each takes O(reads).
+        most: how many partitions there may be where a longer path is the price of fewer.
 
     """
     part = _by_transfers(tables, device_of, devices)
     count, whole = _numbered(part)
     homes = _homes(whole, device_of, count)
     if path_over_partitions_s(tables, whole, count, homes) > bound_s:
-        part = _runs(tables, device_of, part, bound_s, tries)
-    part = _part_long(tables, device_of, part, bound_s)
-    part = _join_pairs(tables, device_of, part, bound_s, tries)
+        runs = _runs(tables, device_of, part, bound_s, tries)
+        part = runs if _numbered(runs)[0] <= most else part
+    longest_s, part = _part_long(tables, device_of, part, bound_s, most)
+    part = _join_pairs(tables, device_of, part, max(bound_s, longest_s), tries)
     return _numbered(part)

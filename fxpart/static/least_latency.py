@@ -11,6 +11,7 @@ import numpy as np
 from fxpart.errors import InfeasibleError
 from fxpart.graph import IntArray
 from fxpart.static.contiguous import contiguous, delays, steps_over
+from fxpart.static.cost import latency_s
 from fxpart.static.graph import StaticPlan, StaticProblem
 from fxpart.static.join import join
 from fxpart.static.orders import orders
@@ -28,19 +29,29 @@ _WALKS = ((0, 0.3), (1, 0.3), (0, 1.0), (0, 0.1))
 """Start, by rank, and heat of each walk. Start 0 is the best placement so far."""
 
 
+_EXACT_OPS, _MOST_PARTITIONS = 512, 128
+"""In graphs of up to so many operators, no partition count is too high for the least latency; in
+larger ones, a longer path is accepted for so few partitions."""
+
+
 def _work(n: int) -> int:
     """Return how many operators one walk may look at."""
     return 4_000 + 60 * n + 150 * max(0, n - 500)
 
 
-def _filled(problem: StaticProblem) -> list[IntArray]:
-    """Return the devices of the size-based plan, if there is one."""
+def _filled(problem: StaticProblem) -> StaticPlan | None:
+    """Return the size-based plan, if there is one."""
     try:
-        plan = size_based(problem)
+        return size_based(problem)
     except InfeasibleError:
-        return []
+        return None
+
+
+def _devices(plan: StaticPlan) -> IntArray:
+    """Return the device of each operator."""
     homes = np.array([homes[0] for homes in plan.devices_of_partition], dtype=np.int64)
-    return [homes[plan.partition_of]]
+    device_of: IntArray = homes[plan.partition_of]
+    return device_of
 
 
 def _spread(problem: StaticProblem) -> IntArray:
@@ -52,8 +63,8 @@ def _spread(problem: StaticProblem) -> IntArray:
     return np.minimum(device_of, len(ends) - 1)
 
 
-def _starts(problem: StaticProblem, tables: Tables) -> list[IntArray]:
-    """Return placements that fit, the ones with the shortest paths first."""
+def _starts(problem: StaticProblem, tables: Tables, found: list[IntArray]) -> list[IntArray]:
+    """Return placements that fit, `found` and others, the ones with the shortest paths first."""
     memory, n = problem.memory_bytes, problem.graph.n_ops
     together = np.zeros(n, dtype=np.int64)
     head, tail = heads(tables, together), np.zeros(n)
@@ -61,7 +72,7 @@ def _starts(problem: StaticProblem, tables: Tables) -> list[IntArray]:
     reader = np.repeat(np.arange(n), np.diff(tables.read_start))
     path_s = head[tables.reads] + tables.read_s + tables.seconds[reader] + tail[reader]
     alone_s = np.maximum(path_s - longest(head), 0.0)
-    steps, found = steps_over(memory), _filled(problem)
+    steps, found = steps_over(memory), list(found)
     for order in orders(tables, head, tail):
         boundary = delays(tables, order, alone_s)
         found.append(contiguous(tables, order, boundary, memory, steps))
@@ -103,16 +114,28 @@ def _refuse(problem: StaticProblem) -> InfeasibleError:
     )
 
 
+def _joined(tables: Tables, device_of: IntArray, devices: int, bound_s: float) -> StaticPlan:
+    """Return the plan with these devices, in few partitions."""
+    n = len(device_of)
+    most = n if n <= _EXACT_OPS else _MOST_PARTITIONS
+    count, part = join(tables, device_of, devices, bound_s, max(200, 100_000 // n), most)
+    home = np.empty(count, dtype=np.int64)
+    home[part] = device_of
+    return StaticPlan(part, tuple((int(device),) for device in home))
+
+
 def least_latency(problem: StaticProblem) -> StaticPlan:
     """Return the placement with the least latency that was found, in few partitions.
+
+    Its latency is never above that of the size-based plan.
 
     Raises:
         InfeasibleError: when no placement was found that fits the devices.
 
     """
     tables, memory = tables_of(problem.graph, problem.bytes_per_s), problem.memory_bytes
-    n, devices = problem.graph.n_ops, len(memory)
-    starts = _starts(problem, tables)
+    n, filled = problem.graph.n_ops, _filled(problem)
+    starts = _starts(problem, tables, [_devices(filled)] if filled else [])
     if not starts:
         raise _refuse(problem)
     least_s = longest(heads(tables, np.zeros(n, dtype=np.int64)))
@@ -126,7 +149,7 @@ def least_latency(problem: StaticProblem) -> StaticPlan:
             best, best_s = found, found_s
     bound_s = best_s * (1 + 1e-12)  # sums in another order differ in the last bits
     best = tidy(tables, memory, best, bound_s, _work(n))
-    count, part = join(tables, best, devices, bound_s, max(200, 100_000 // n))
-    home = np.empty(count, dtype=np.int64)
-    home[part] = best
-    return StaticPlan(part, tuple((int(device),) for device in home))
+    plan = _joined(tables, best, len(memory), bound_s)
+    if filled and n > _EXACT_OPS and latency_s(problem, filled) < latency_s(problem, plan):
+        return filled
+    return plan

@@ -98,9 +98,8 @@ def test_pairs_by_hand() -> None:
 )
 def test_never_slower_than_pairs_or_size_based(seed: int, n: int, share: float) -> None:
     this = _tight(seed, n, share)
-    starts: list[IntArray] = [
-        s for s in (combine_pairs(this), list_placement(this)) if s is not None
-    ]
+    combined = combine_pairs(this)
+    starts: list[IntArray] = [] if combined is None else [combined]
     with contextlib.suppress(InfeasibleError):
         starts.append(size_based(this).device_of)
     if not starts:
@@ -144,8 +143,8 @@ def test_combination_neither_slows_nor_divides_nor_overfills(seed: int, n: int) 
         return
     before = latency_of(this, device_of)
     moved = device_of.copy()
-    combine(this.graph, search_tables(this, SearchOptions()), moved)
-    assert latency_of(this, moved) <= before * (1 + 1e-9)
+    combine(this.graph, search_tables(this, SearchOptions(min_gain=0.0)), moved)
+    assert latency_of(this, moved) <= before * (1 + 1e-6)
     assert (moved == moved[this.graph.group]).all()
     assert (peak_bytes(this.memory, moved, 3) <= this.topology.memory_bytes).all()
 
