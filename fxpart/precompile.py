@@ -12,6 +12,11 @@ from fxpart.graph import OpGraph, csr
 from fxpart.modes import MODES, make_mode
 from fxpart.partitions import partition_by_device
 from fxpart.problem import make_problem
+from fxpart.static.cost_aware import cost_aware as static_cost_aware
+from fxpart.static.graph import StaticGraph, StaticProblem
+from fxpart.static.kl_based import kl_based as static_kl_based
+from fxpart.static.size_based import size_based as static_size_based
+from fxpart.static.sparse_nn import sparse_nn
 from fxpart.topology import DeviceSpec, Link, uniform_topology
 
 __all__ = ["precompile"]
@@ -45,8 +50,31 @@ def _two_operators() -> OpGraph:
     )
 
 
+def _three_in_a_row() -> StaticProblem:
+    """Return the smallest problem that the drop-in partitioner has to cut."""
+    count = np.array([10, 10, 10], dtype=np.int64)
+    read_start, reads = csr([[], [0], [1]])
+    source_start, sources = csr([[0], [], []])
+    graph = StaticGraph(
+        names=("a", "b", "c"),
+        total_bytes=count,
+        output_bytes=count // 10,
+        latency_s=np.ones(3),
+        read_start=read_start,
+        reads=reads,
+        source_bytes=count[:1],
+        source_start=source_start,
+        sources=sources,
+    )
+    return StaticProblem(graph, np.array([32, 32], dtype=np.int64), 1.0)
+
+
 def precompile() -> None:
-    """Run every mode and the evaluation once on a graph of two operators."""
+    """Run every mode and the evaluation once on a graph of two operators, or three."""
+    static = _three_in_a_row()
+    for mode in (static_size_based, static_kl_based, static_cost_aware):
+        mode(static)
+    sparse_nn(static, np.array([True, False, False]))
     device = DeviceSpec("any", 10**6, {"float32": 1.0}, 1.0)
     topology = uniform_topology((device, device), Link(1.0))
     problem = make_problem(_two_operators(), topology, LatencyModel())
