@@ -51,7 +51,7 @@ def _two_operators() -> OpGraph:
 
 
 def _three_in_a_row() -> StaticProblem:
-    """Return the smallest problem that the drop-in partitioner has to cut."""
+    """Return a problem of the drop-in partitioner: three operators, and a source."""
     count = np.array([10, 10, 10], dtype=np.int64)
     read_start, reads = csr([[], [0], [1]])
     source_start, sources = csr([[0], [], []])
@@ -66,7 +66,7 @@ def _three_in_a_row() -> StaticProblem:
         source_start=source_start,
         sources=sources,
     )
-    return StaticProblem(graph, np.array([32, 32], dtype=np.int64), 1.0)
+    return StaticProblem(graph, np.array([64, 64], dtype=np.int64), 1.0)
 
 
 def precompile() -> None:
