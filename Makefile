@@ -29,6 +29,9 @@ check: $(SETUP)
 bench: $(SETUP)
 	$(BIN)/python -m benchmarks.main_job
 	$(BIN)/python -m benchmarks.presets
+	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.same_answer
+	$(BIN)/python -m benchmarks.against_torch
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
