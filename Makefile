@@ -30,6 +30,7 @@ bench: $(SETUP)
 	$(BIN)/python -m benchmarks.main_job
 	$(BIN)/python -m benchmarks.presets
 	$(BIN)/python -m benchmarks.scale
+	$(BIN)/python -m benchmarks.candidates
 	$(BIN)/python -m benchmarks.same_answer
 	$(BIN)/python -m benchmarks.against_torch
 
