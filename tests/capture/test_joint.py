@@ -11,7 +11,8 @@ from fxpart.capture.joint import JointCapture, joint_capture, joint_graph
 from fxpart.errors import CaptureError
 from fxpart.models.build import build_model
 from fxpart.models.spec import ModelSpec
-from tests.capture.joint_scene import GPT2, LLAMA, RESNET, Mlp, flat_inputs, on_cpu
+from tests.capture.joint_scene import Mlp, flat_inputs, on_cpu
+from tests.capture.small_specs import GPT2, LLAMA, RESNET
 
 
 def _run(

@@ -11,7 +11,8 @@ from fxpart.cost.tables import memory_tables
 from fxpart.graph import OpGraph
 from fxpart.models.build import build_model
 from fxpart.models.spec import ModelSpec
-from tests.capture.joint_scene import GPT2, LLAMA, RESNET, Mlp, flat_inputs, on_cpu
+from tests.capture.joint_scene import Mlp, flat_inputs, on_cpu
+from tests.capture.small_specs import GPT2, LLAMA, RESNET
 from tests.capture.test_against_run import _LiveStorages
 
 
