@@ -2,8 +2,8 @@
 
 Start from several placements, each a cut of an order of the operators into one run for each device;
 walk from the best of them by simulated annealing; undo what did not help; join operators to few
-partitions. Work is counted
-in operators looked at, so that the same problem has the same answer in every process.
+partitions. Work is counted in operators looked at, so that the same problem has the same answer in
+every process.
 """
 
 import numpy as np
@@ -17,6 +17,7 @@ from fxpart.static.join import join
 from fxpart.static.orders import orders
 from fxpart.static.paths import heads, longest, tails
 from fxpart.static.placing import fits, placing_of
+from fxpart.static.refusals import no_plan, too_large_alone
 from fxpart.static.settle import settle
 from fxpart.static.size_based import alone_bytes, size_based
 from fxpart.static.tables import Tables, tables_of
@@ -25,9 +26,11 @@ from fxpart.static.walk import walk
 
 __all__ = ["least_latency"]
 
-_WALKS = ((0, 0.3), (1, 0.3), (0, 1.0), (0, 0.1))
-"""Start, by rank, and heat of each walk. Start 0 is the best placement so far."""
+_WALKS, _HEAT = 12, 6.0
+"""Short and hot walks found more than long or cool ones, on random graphs at the same time."""
 
+_FEW_STARTS = 5
+"""Where fewer placements are at hand, memory is tight, and more are searched for."""
 
 _EXACT_OPS, _MOST_PARTITIONS = 512, 128
 """In graphs of up to so many operators, no partition count is too high for the least latency; in
@@ -36,7 +39,7 @@ larger ones, a longer path is accepted for so few partitions."""
 
 def _work(n: int) -> int:
     """Return how many operators one walk may look at."""
-    return 4_000 + 60 * n + 150 * max(0, n - 500)
+    return 3_000 + 10 * n + 60 * max(0, n - 500)
 
 
 def _filled(problem: StaticProblem) -> StaticPlan | None:
@@ -54,13 +57,16 @@ def _devices(plan: StaticPlan) -> IntArray:
     return device_of
 
 
-def _spread(problem: StaticProblem) -> IntArray:
-    """Return devices in proportion to their memory, in graph order, whether they fit or not."""
+def _spread(problem: StaticProblem, turn: int) -> IntArray:
+    """Return devices in proportion to their memory, from device `turn` on, whether they fit."""
+    devices = len(problem.memory_bytes)
+    order = np.roll(np.arange(devices, dtype=np.int64), -turn)
     running = np.cumsum(problem.graph.total_bytes).astype(float)
-    ends = np.cumsum(problem.memory_bytes).astype(float)
+    ends = np.cumsum(problem.memory_bytes[order]).astype(float)
     share = running / max(running[-1], 1.0)
-    device_of: IntArray = np.searchsorted(ends / ends[-1], share - 1e-9).astype(np.int64)
-    return np.minimum(device_of, len(ends) - 1)
+    place = np.minimum(np.searchsorted(ends / ends[-1], share - 1e-9), devices - 1)
+    device_of: IntArray = order[place]
+    return device_of
 
 
 def _starts(problem: StaticProblem, tables: Tables, found: list[IntArray]) -> list[IntArray]:
@@ -82,36 +88,17 @@ def _starts(problem: StaticProblem, tables: Tables, found: list[IntArray]) -> li
             placing = placing_of(tables, device_of, len(memory))
             good, settled = fits(placing, memory), device_of
             if not good:
-                good, settled = settle(tables, memory, device_of, 200 + 20 * n, 1)
+                good, settled = settle(tables, memory, device_of, 200 + 20 * n, 0.0, 1)
             if good:
                 fitting.append(settled)
-    if not fitting:
-        good, settled = settle(tables, memory, _spread(problem), 20_000 + 100 * n, 1)
-        fitting = [settled] if good else []
+    heat_bytes = float(problem.graph.total_bytes.mean())
+    for turn in range(_FEW_STARTS):
+        if len(fitting) < _FEW_STARTS:
+            spread, tries = _spread(problem, turn), 5_000 + 50 * n
+            good, settled = settle(tables, memory, spread, tries, heat_bytes, turn)
+            if good:
+                fitting.append(settled)
     return sorted(fitting, key=lambda device_of: longest(heads(tables, device_of)))
-
-
-def _refuse(problem: StaticProblem) -> InfeasibleError:
-    """Return the error that says why there is no placement."""
-    graph, memory = problem.graph, problem.memory_bytes
-    alone = alone_bytes(graph)
-    worst = int(alone.argmax())
-    if alone[worst] > memory.max():
-        return InfeasibleError(
-            f"operator {graph.names[worst]} is too large to fit any device: with what it reads it"
-            f" needs {alone[worst]} bytes, the largest device has {memory.max()};"
-            " give a larger device or split the operator",
-            needed_bytes=int(alone[worst]),
-            available_bytes=int(memory.max()),
-        )
-    needed = int(graph.total_bytes.sum() + graph.source_bytes.sum())
-    return InfeasibleError(
-        f"no placement on the {len(memory)} devices was found: the graph needs {needed} bytes held"
-        f" once, and more where operators on different devices read the same; there are"
-        f" {memory.sum()} in all; give more memory",
-        needed_bytes=needed,
-        available_bytes=int(memory.sum()),
-    )
 
 
 def _joined(tables: Tables, device_of: IntArray, devices: int, bound_s: float) -> StaticPlan:
@@ -137,14 +124,16 @@ def least_latency(problem: StaticProblem) -> StaticPlan:
     n, filled = problem.graph.n_ops, _filled(problem)
     starts = _starts(problem, tables, [_devices(filled)] if filled else [])
     if not starts:
-        raise _refuse(problem)
+        raise too_large_alone(problem, alone_bytes(problem.graph)) or no_plan(
+            problem, "give more memory"
+        )
     least_s = longest(heads(tables, np.zeros(n, dtype=np.int64)))
     best, best_s = starts[0], longest(heads(tables, starts[0]))
-    for seed, (rank, heat) in enumerate(_WALKS):
+    for seed in range(_WALKS):
         if best_s <= least_s:
             break
-        start = best if rank == 0 else starts[min(rank, len(starts) - 1)]
-        found_s, found = walk(tables, memory, start, least_s, _work(n), heat, seed)
+        start = starts[seed // 2 % len(starts)] if seed % 2 else best
+        found_s, found = walk(tables, memory, start, least_s, _work(n), _HEAT, seed)
         if found_s < best_s:
             best, best_s = found, found_s
     bound_s = best_s * (1 + 1e-12)  # sums in another order differ in the last bits

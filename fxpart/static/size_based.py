@@ -12,10 +12,10 @@ first are tried before giving up.
 import numpy as np
 
 from fxpart.compiled import compiled
-from fxpart.errors import InfeasibleError
 from fxpart.graph import IntArray
 from fxpart.static.device_map import map_partitions
 from fxpart.static.graph import StaticGraph, StaticPlan, StaticProblem
+from fxpart.static.refusals import no_plan, too_large_alone
 
 __all__ = ["alone_bytes", "size_based"]
 
@@ -122,27 +122,13 @@ def size_based(problem: StaticProblem) -> StaticPlan:
             to a plan in which every partition has a device.
 
     """
-    graph, memory = problem.graph, problem.memory_bytes
-    alone = alone_bytes(graph)
-    worst = int(alone.argmax())
-    if alone[worst] > memory.max():
-        raise InfeasibleError(
-            f"operator {graph.names[worst]} is too large to fit any device: with what it reads it"
-            f" needs {alone[worst]} bytes, the largest device has {memory.max()};"
-            " give a larger device or split the operator",
-            needed_bytes=int(alone[worst]),
-            available_bytes=int(memory.max()),
-        )
+    memory, alone = problem.memory_bytes, alone_bytes(problem.graph)
+    refused = too_large_alone(problem, alone)
+    if refused is not None:
+        raise refused
     ascending = np.argsort(memory, kind="stable").astype(np.int64)
     for order in (np.arange(len(memory), dtype=np.int64), ascending, ascending[::-1].copy()):
         plan = _attempt(problem, alone, order)
         if plan is not None:
             return plan
-    needed = int(graph.total_bytes.sum() + graph.source_bytes.sum())
-    raise InfeasibleError(
-        f"no valid mapping of partitions to the {len(memory)} devices was found:"
-        f" the graph needs {needed} bytes held once, and more where operators on different devices"
-        f" read the same; there are {memory.sum()} in all; give more memory, or mode kl_based",
-        needed_bytes=needed,
-        available_bytes=int(memory.sum()),
-    )
+    raise no_plan(problem, "give more memory, or mode kl_based")
