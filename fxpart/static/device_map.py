@@ -19,7 +19,7 @@ from fxpart.graph import IntArray
 from fxpart.static.graph import StaticGraph, StaticProblem
 from fxpart.static.memory import used_bytes
 
-__all__ = ["map_partitions"]
+__all__ = ["map_partitions", "sort_by_left"]
 
 _Held = npt.NDArray[np.bool_]
 """Whether a source lies on a device. Shape (D, m)."""
@@ -107,7 +107,7 @@ def _hold(shares: _Shares, on_device: _Held, device: int, part: int) -> None:
 
 
 @compiled
-def _sort(ranking: IntArray, left: IntArray) -> None:
+def sort_by_left(ranking: IntArray, left: IntArray) -> None:
     """Sort devices by the memory left, those with equal memory in the order that they had."""
     for i in range(1, ranking.shape[0]):
         device, j = ranking[i], i
@@ -146,7 +146,7 @@ def _map(
         part = int(order[place])
         if fixed[part] >= 0:
             continue
-        _sort(ranking, left)
+        sort_by_left(ranking, left)
         _added(shares, home, part, added)
         if once:
             _take_back(shares, home, on_device, part, added)

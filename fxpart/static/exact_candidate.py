@@ -12,22 +12,12 @@ import numpy as np
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
 from fxpart.static.cost import by_part, path_over_partitions_s
+from fxpart.static.device_map import sort_by_left
 from fxpart.static.graph import StaticPlan
 from fxpart.static.placing import placing_of
 from fxpart.static.tables import Tables
 
 __all__ = ["candidate_s", "homes_as_torch", "plan_of"]
-
-
-@compiled
-def _sort(ranking: IntArray, left: IntArray) -> None:
-    """Sort devices by the memory left, those with equal memory in the order that they had."""
-    for i in range(1, ranking.shape[0]):
-        device, j = ranking[i], i
-        while j > 0 and left[ranking[j - 1]] > left[device]:
-            ranking[j] = ranking[j - 1]
-            j -= 1
-        ranking[j] = device
 
 
 @compiled
@@ -55,7 +45,7 @@ def homes_as_torch(
                 # A home of -1 is that of this partition or of a later one.
                 if home[part[maker]] >= 0:
                     added[home[part[maker]]] -= tables.output[maker]
-        _sort(ranking, left)
+        sort_by_left(ranking, left)
         for rank in range(ranking.shape[0]):
             device = ranking[rank]
             if added[device] < left[device]:
