@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.installed
 
-.PHONY: setup demo test check bench clean
+.PHONY: setup demo test check bench bench-torch clean
 
 setup: $(SETUP)
 
@@ -26,12 +26,15 @@ check: $(SETUP)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# The figures of the README: minutes each. bench-torch takes an hour.
 bench: $(SETUP)
 	$(BIN)/python -m benchmarks.main_job
 	$(BIN)/python -m benchmarks.presets
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.candidates
 	$(BIN)/python -m benchmarks.same_answer
+
+bench-torch: $(SETUP)
 	$(BIN)/python -m benchmarks.against_torch
 
 clean:

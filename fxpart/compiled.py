@@ -18,18 +18,17 @@ __all__ = ["compiled"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
-
 _PACKAGE = Path(__file__).parent
-_IMPORTED = re.compile(r"^from fxpart\.([\w.]+) import", re.MULTILINE)
+_IMPORTED = re.compile(rf"^[ \t]*from ({_PACKAGE.name}\b[\w.]*) import", re.MULTILINE)
 
 
 @cache
 def _source(path: Path) -> tuple[bytes, tuple[Path, ...]]:
-    """Return what a file of the package says, and which others it imports at its top."""
+    """Return what a file says, and which files of the package it imports, wherever in it."""
     text = path.read_text(encoding="utf-8")
-    named = [_PACKAGE / name.replace(".", "/") for name in _IMPORTED.findall(text)]
-    files = [base.with_suffix(".py") for base in named]
-    return text.encode(), tuple(file for file in files if file.exists())
+    bases = [_PACKAGE.parent / name.replace(".", "/") for name in _IMPORTED.findall(text)]
+    files = [base / "__init__.py" if base.is_dir() else base.with_suffix(".py") for base in bases]
+    return text.encode(), tuple(files)
 
 
 @cache

@@ -70,7 +70,7 @@ def _three_in_a_row() -> StaticProblem:
 
 
 def precompile() -> None:
-    """Run every mode and the evaluation once on a graph of two operators, or three."""
+    """Run every mode that searches, and the evaluation, once on two or three operators."""
     static = _three_in_a_row()
     for mode in (static_size_based, static_kl_based, static_cost_aware):
         mode(static)

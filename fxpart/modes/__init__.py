@@ -5,9 +5,10 @@ from collections.abc import Callable, Mapping
 from fxpart.assignment import Assignment
 from fxpart.errors import SpecError, nearest_names
 from fxpart.modes.aot_based import AotBasedOptions, aot_based
-from fxpart.modes.cost_aware import CostAwareOptions, cost_aware
-from fxpart.modes.kl_based import KlBasedOptions, kl_based
+from fxpart.modes.cost_aware import cost_aware
+from fxpart.modes.kl_based import kl_based
 from fxpart.modes.options import NoOptions, read_options
+from fxpart.modes.refine import SearchOptions
 from fxpart.modes.single import single
 from fxpart.modes.size_based import size_based
 from fxpart.modes.sparse_nn import sparse_nn
@@ -16,10 +17,9 @@ from fxpart.problem import Problem
 __all__ = [
     "MODES",
     "AotBasedOptions",
-    "CostAwareOptions",
-    "KlBasedOptions",
     "NoOptions",
     "Place",
+    "SearchOptions",
     "aot_based",
     "cost_aware",
     "kl_based",
@@ -37,8 +37,8 @@ MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "size_based": (NoOptions, size_based),
     "sparse_nn": (NoOptions, sparse_nn),
     "aot_based": (AotBasedOptions, aot_based),
-    "cost_aware": (CostAwareOptions, cost_aware),
-    "kl_based": (KlBasedOptions, kl_based),
+    "cost_aware": (SearchOptions, cost_aware),
+    "kl_based": (SearchOptions, kl_based),
 }
 """Name to the options that a mode takes, and the function of a problem and such options."""
 

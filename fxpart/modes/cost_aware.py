@@ -1,11 +1,11 @@
 """`cost_aware`: every operator by itself at first, then what belongs together is combined.
 
-As torch's partitioner combines the pair of partitions that lowers the predicted latency most, until
-none does. Taken word for word that is cubic in the number of operators, each step a simulation: it
-is done so up to `EXACT_UNITS` units (`fxpart.modes.pairwise`). Beyond, and beside it, each operator
-is placed by list scheduling, as if it were a partition of its own; chains of moves in windows, and
-moves of whole modules, bring together what is faster together; and partitions are combined as long
-as the latency does not rise.
+Torch's partitioner combines the pair of partitions that lowers the predicted latency most, until
+none does. With our accounting its rule is cubic in the number of operators, each step a simulation:
+it is followed up to `EXACT_UNITS` units (`fxpart.modes.pairwise`). Beyond, and beside it, each
+operator is placed by list scheduling, as if it were a partition of its own; moves of modules, and
+chains of moves in windows, bring together what is faster together; and partitions that save too
+little are combined.
 """
 
 from contextlib import suppress
@@ -22,14 +22,10 @@ from fxpart.modes.units import atomic_units
 from fxpart.partitions import partition_by_device
 from fxpart.problem import Problem
 
-__all__ = ["CostAwareOptions", "cost_aware"]
+__all__ = ["cost_aware"]
 
 
-class CostAwareOptions(SearchOptions):
-    """How long `cost_aware` tries."""
-
-
-def cost_aware(problem: Problem, options: CostAwareOptions | None = None) -> Assignment:
+def cost_aware(problem: Problem, options: SearchOptions | None = None) -> Assignment:
     """Return a placement whose simulated latency is not above that of `size_based`. Deterministic.
 
     Nor above that of pairs combined word for word, in a graph of up to `EXACT_UNITS` units.
@@ -42,7 +38,7 @@ def cost_aware(problem: Problem, options: CostAwareOptions | None = None) -> Ass
     if listed is None and not others:
         raise does_not_fit(problem)
     starts = others if listed is None else [listed, *others]
-    device_of, latency = refine(problem, starts, options or CostAwareOptions())
+    device_of, latency = refine(problem, starts, options or SearchOptions())
     for placed in others:
         if latency_of(problem, placed) < latency:
             device_of, latency = placed, latency_of(problem, placed)

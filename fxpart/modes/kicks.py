@@ -1,11 +1,12 @@
 """Leave a local optimum: put a stretch of units elsewhere at random, improve again, keep what won.
 
 Iterated local search: Lourenço, Martin, Stützle, in: Handbook of Metaheuristics, 2003,
-doi:10.1007/0-306-48056-5_11. The random numbers are our own, from a seed: the same on any machine.
+doi:10.1007/0-306-48056-5_11.
 """
 
 import numpy as np
 
+from fxpart.chance import below
 from fxpart.compiled import compiled
 from fxpart.cost.kernels import peak_on_device
 from fxpart.graph import IntArray
@@ -13,15 +14,6 @@ from fxpart.modes.local_search import SearchTables, improve, refreshed
 from fxpart.modes.units import Units
 
 __all__ = ["kick"]
-
-_MULTIPLIER, _INCREMENT, _BITS = 6364136223846793005, 1442695040888963407, 33
-
-
-@compiled
-def _below(state: IntArray, most: int) -> int:
-    """Return a number from 0 to `most` - 1 (Knuth's linear congruential generator, 64 bits)."""
-    state[0] = state[0] * _MULTIPLIER + _INCREMENT
-    return int((state[0] >> _BITS) & 0x7FFFFFFF) % most
 
 
 @compiled
@@ -41,10 +33,10 @@ def _kicked(device_of: IntArray, units: Units, devices: int, state: IntArray) ->
     start, ops = units
     count, trial = start.shape[0] - 1, device_of.copy()
     # Mostly short stretches: what is far from the optimum seldom comes back to it.
-    length = 1 + _below(state, 1 + _below(state, max(1, count // 4)))
-    first, other = _below(state, max(1, count - length + 1)), _below(state, count)
-    exchange = _below(state, 2) == 1
-    target = device_of[ops[start[other]]] if exchange else _below(state, devices)
+    length = 1 + below(state, 1 + below(state, max(1, count // 4)))
+    first, other = below(state, max(1, count - length + 1)), below(state, count)
+    exchange = below(state, 2) == 1
+    target = device_of[ops[start[other]]] if exchange else below(state, devices)
     if exchange:
         trial[ops[start[other] : start[other + 1]]] = device_of[ops[start[first]]]
     for unit in range(first, min(count, first + (1 if exchange else length))):

@@ -16,14 +16,10 @@ from fxpart.modes.size_based import size_based
 from fxpart.partitions import partition_by_device
 from fxpart.problem import Problem
 
-__all__ = ["KlBasedOptions", "kl_based"]
+__all__ = ["kl_based"]
 
 
-class KlBasedOptions(SearchOptions):
-    """How long `kl_based` tries."""
-
-
-def kl_based(problem: Problem, options: KlBasedOptions | None = None) -> Assignment:
+def kl_based(problem: Problem, options: SearchOptions | None = None) -> Assignment:
     """Return a placement whose simulated latency is never above that of `size_based`.
 
     Where one device holds the whole model, the search starts from the fastest such device if that
@@ -40,7 +36,7 @@ def kl_based(problem: Problem, options: KlBasedOptions | None = None) -> Assignm
     ]
     # The first of equals: nothing decides but latency and number.
     fastest = min([start.device_of, *whole], key=lambda placed: latency_of(problem, placed))
-    device_of, latency = refine(problem, [fastest], options or KlBasedOptions())
+    device_of, latency = refine(problem, [fastest], options or SearchOptions())
     if latency < latency_of(problem, start.device_of):
         return partition_by_device(problem.graph, device_of)
     return start

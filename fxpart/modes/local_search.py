@@ -174,7 +174,7 @@ def _try_unit(
     home = home_of(units, unit, device_of)
     best, best_device, best_partner = latency * (1.0 - s.min_gain), -1, -1
     estimated = _estimates(s, device_of, units, unit, home)
-    for device in np.argsort(estimated):
+    for device in np.argsort(estimated, kind="mergesort"):
         if estimated[device] >= best:
             break
         _put(units, unit, device_of, device)

@@ -64,7 +64,7 @@ def _map(s: _Tables, part_of: IntArray, parts: int) -> tuple[IntArray, float]:
         mine, home = part_of == part, -1
         if not mine.any():
             continue
-        for device in np.argsort(left):
+        for device in np.argsort(left, kind="mergesort"):
             device_of[mine] = device
             peak = peak_on_device(s.memory, device_of, device, s.change)
             if peak <= s.sizes[device]:

@@ -95,12 +95,18 @@ def _move(units: Units, window: _Window, device_of: IntArray, unit: int, device:
 
 
 @compiled
-def _best_step(
-    s: SearchTables, units: Units, window: _Window, device_of: IntArray, free: IntArray
+def _best_step(  # noqa: PLR0917 - compiled: all by position
+    s: SearchTables,
+    units: Units,
+    window: _Window,
+    device_of: IntArray,
+    free: IntArray,
+    least: float,
 ) -> tuple[float, int, int]:
     """Return (cost, position in the window, device) of the best move of a unit that is free.
 
-    While one device has too little room, only what lies there moves.
+    While one device has too little room, only what lies there moves. A move that leaves too little
+    is made only if its cost is below `least`: something else may then make room.
     """
     start, ops = units
     full = int(np.argmin(window.room))
@@ -117,7 +123,7 @@ def _best_step(
                 continue
             device_of[ops[start[unit] : start[unit + 1]]] = device
             cost = _cost(s, device_of, window)
-            if cost < best:
+            if cost < best and (cost < least or window.room[device] >= window.bytes_of_unit[unit]):
                 best, best_at, best_device = cost, at, device
         device_of[ops[start[unit] : start[unit + 1]]] = home
     return best, best_at, best_device
@@ -145,7 +151,12 @@ def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) 
     moved = np.zeros((DEPTH, 2), dtype=np.int64)
     made = 0
     while made < min(DEPTH, kept + PATIENCE):
-        cost, at, device = _best_step(s, units, window, device_of, free)
+        cost, at, device = _best_step(s, units, window, device_of, free, best)
+        if at < 0 and made > kept and window.room.min() < 0:
+            # Nothing makes room for the last move: it was none.
+            made -= 1
+            _move(units, window, device_of, moved[made, 0], moved[made, 1])
+            continue
         if at < 0:
             break
         free[at] = 0
