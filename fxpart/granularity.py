@@ -7,18 +7,17 @@ faster, and can fit where whole modules do not.
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import IntArray, OpGraph
 
-__all__ = ["GRANULARITIES", "check_granularity", "checks", "group_operators"]
+__all__ = ["GRANULARITIES", "depth_of", "group_operators"]
 
 GRANULARITIES = ("operator", "module")
 """``operator``: as captured. ``module``: each innermost module whole. A depth may be given too."""
 
 
-def check_granularity(granularity: str | int) -> int | None:
+def depth_of(granularity: str | int) -> int | None:
     """Return the depth that `granularity` is, or None where it is one of `GRANULARITIES`.
 
     Raises:
@@ -43,29 +42,18 @@ def group_operators(graph: OpGraph, granularity: str | int) -> OpGraph:
     paths) together. Depth d keeps together the operators whose paths have the same first d parts;
     operators of a module above that depth, only where they are next to each other in graph order.
     Groups that the graph has already are kept whole: what they touch becomes one. Checks of a
-    result (`checks`) count as part of the module whose result they check, not of the one that they
-    stand in: else the check of its input would tie every layer to the one before.
+    result (`OpGraph.is_check`) count as part of the module whose result they check, not of the one
+    that they stand in: else the check of its input would tie every layer to the one before.
 
     Raises:
         SpecError: for a granularity that does not exist.
 
     """
-    depth = check_granularity(granularity)
+    depth = depth_of(granularity)
     if str(granularity) == "operator":
         return graph
-    labels = _labels(graph, depth, np.flatnonzero(~checks(graph)).tolist())
+    labels = _labels(graph, depth, np.flatnonzero(~graph.is_check).tolist())
     return replace(graph, group=_joined(graph.group, labels))
-
-
-def checks(graph: OpGraph) -> npt.NDArray[np.bool_]:
-    """Return which operators make nothing and only stay with another that does. Length n.
-
-    Such as the assertions about a tensor that `torch.export` leaves in a graph.
-    """
-    makers = graph.value_producer[graph.value_producer >= 0]
-    makes_nothing = np.bincount(makers, minlength=graph.n_ops) == 0
-    found: npt.NDArray[np.bool_] = makes_nothing & (graph.group != np.arange(graph.n_ops))
-    return found
 
 
 def _labels(graph: OpGraph, depth: int | None, operators: list[int]) -> IntArray:

@@ -117,6 +117,17 @@ class OpGraph:
         """Bytes of all weights, tied ones once."""
         return int(self.weight_bytes.sum())
 
+    @property
+    def is_check(self) -> npt.NDArray[np.bool_]:
+        """Whether an operator makes nothing and only stays with another that does. Length n.
+
+        Such as the assertions about a tensor that `torch.export` leaves in a graph.
+        """
+        makers = self.value_producer[self.value_producer >= 0]
+        makes_nothing = np.bincount(makers, minlength=self.n_ops) == 0
+        found: npt.NDArray[np.bool_] = makes_nothing & (self.group != np.arange(self.n_ops))
+        return found
+
     def reads_of(self, op: int) -> IntArray:
         """Return the values that operator `op` reads."""
         return self.reads[self.read_start[op] : self.read_start[op + 1]]

@@ -20,8 +20,9 @@ import numpy as np
 
 from fxpart.errors import CacheError, FxpartError
 from fxpart.graph import OpGraph
+from fxpart.stable_json import stable_digest
 
-__all__ = ["cache_key", "cached_path", "read_graph", "text_keys", "write_graph"]
+__all__ = ["cache_key", "cached_path", "read_graph", "write_graph"]
 
 _TEXT = ("names", "modules", "targets", "dtypes", "value_names", "weight_names")
 _ARRAYS = tuple(name for name in OpGraph.__slots__ if name not in _TEXT)
@@ -45,13 +46,6 @@ def _installed(package: str) -> str:
         return "unknown"
 
 
-def text_keys(item: object) -> object:
-    """Return the same with text for keys: YAML knows numbers too, and the two cannot be sorted."""
-    if isinstance(item, Mapping):
-        return {str(key): text_keys(value) for key, value in item.items()}
-    return [text_keys(value) for value in item] if isinstance(item, list | tuple) else item
-
-
 def cache_key(model: Mapping[str, object], level: str) -> str:
     """Return the identity of a captured graph as 64 hex digits.
 
@@ -65,8 +59,7 @@ def cache_key(model: Mapping[str, object], level: str) -> str:
         "fxpart": _installed("fxpart"),
         "capture": _capture_source_digest(),
     }
-    text = json.dumps(text_keys(parts), sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return stable_digest(parts)
 
 
 def cached_path(cache_dir: Path, key: str) -> Path:

@@ -4,7 +4,6 @@ It says which schema and version it follows, and nothing that changes from one r
 equal placements are equal bytes. `runner.files` writes it.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,27 +14,24 @@ import numpy as np
 
 from fxpart.assignment import Assignment
 from fxpart.errors import SpecError, nearest_names
-from fxpart.granularity import checks
 from fxpart.graph import OpGraph
+from fxpart.json_file import read_document, what_is_wrong
 from fxpart.topology import Topology
 
 __all__ = [
     "ASSIGNMENT_FILE",
-    "VERSION",
     "SavedAssignment",
     "SavedPartition",
     "assignment_document",
     "assignment_for",
     "assignment_path",
     "read_assignment",
-    "read_document",
 ]
 
 ASSIGNMENT_FILE = "assignment.json"
 """What the file is called in the folder of a run."""
 _SCHEMA = "fxpart.assignment"
-VERSION = 1
-"""Raised when a reader of the version before would misunderstand the file."""
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +72,7 @@ def assignment_document(
         operators[partition].append(name)
     return {
         "schema": _SCHEMA,
-        "version": VERSION,
+        "version": _VERSION,
         "model": model,
         "devices": [
             {"logical_id": i, "name": d.name, "memory_bytes": d.memory_bytes, "node": d.node}
@@ -96,7 +92,7 @@ def _module_devices(graph: OpGraph, assignment: Assignment) -> dict[str, int | l
     Checks of another operator's result say nothing about the module that they stand in.
     """
     held: dict[str, set[int]] = {"": set()}
-    for op in np.flatnonzero(~checks(graph)).tolist():
+    for op in np.flatnonzero(~graph.is_check).tolist():
         module, partition = graph.modules[op], int(assignment.partition_of[op])
         homes = assignment.devices_of_partition[partition]
         held[""].update(homes)
@@ -110,7 +106,7 @@ def read_assignment(path: Path) -> SavedAssignment:
 
     Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
     """
-    document = read_document(path, _SCHEMA)
+    document = read_document(path, _SCHEMA, _VERSION)
     try:
         devices = tuple(_checked_device(entry) for entry in document["devices"])
         partitions = tuple(
@@ -122,7 +118,7 @@ def read_assignment(path: Path) -> SavedAssignment:
             _checked_modules(document["modules"], len(devices)),
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise SpecError(f"{path} is damaged ({_said(error)}); write it again") from error
+        raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); write it again") from error
     _refuse_repeats(path, partitions)
     return SavedAssignment(model, devices, partitions, modules)
 
@@ -198,31 +194,3 @@ def assignment_for(saved: SavedAssignment, graph: OpGraph) -> Assignment:
         np.array([partition_of[name] for name in graph.names], dtype=np.int64),
         tuple(partition.devices for partition in saved.partitions),
     )
-
-
-def read_document(path: Path, schema: str) -> dict[str, Any]:
-    """Return what a JSON file of `schema` says, once it is known to be one that we can read.
-
-    Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
-    """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise SpecError(f"there is no file {path}; give the path of a {schema} file") from None
-    except OSError as error:
-        raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8, or nested too deep
-        raise SpecError(f"{path} is damaged ({_said(error)}); write it again") from error
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != schema:
-        raise SpecError(f"{path} is not a {schema} file, its schema is {found!r}")
-    version = document.get("version")
-    if not isinstance(version, int) or not 1 <= version <= VERSION:
-        raise SpecError(
-            f"{path} has version {version!r}, this fxpart reads up to {VERSION}; upgrade fxpart"
-        )
-    return dict(document)
-
-
-def _said(error: Exception) -> str:
-    return f"no {error.args[0]}" if isinstance(error, KeyError) else str(error).splitlines()[0]

@@ -5,7 +5,8 @@ import numpy as np
 from fxpart.assignment import Assignment
 from fxpart.errors import CycleError, SpecError
 from fxpart.graph import OpGraph
-from fxpart.partitions import partition_order
+from fxpart.partition_order import crossings, meetings, partition_order, turns
+from fxpart.partitions import partition_by_homes
 
 __all__ = ["in_valid_order", "refuse_torn_groups"]
 
@@ -34,58 +35,32 @@ def _listed(devices: tuple[int, ...]) -> str:
 
 
 def in_valid_order(graph: OpGraph, assignment: Assignment) -> Assignment:
-    """Return the assignment with no partition before one that it reads from.
+    """Return the assignment so that its partitions can be carried out by number.
 
-    As given if that holds already; otherwise renumbered.
+    None is before one that it reads from, and for every input they run the operators of each device
+    in graph order, which is what `fxpart.cost.evaluate` simulates. As given if that holds already;
+    otherwise renumbered. Where partitions of one device interleave, no numbers would do: then the
+    operators stay on their devices, replicas included, and are cut into partitions anew.
 
     Raises:
         CycleError: when partitions wait for each other; it names one circle of them.
 
     """
-    edges = _edges(graph, assignment)
+    parts, count = assignment.partition_of, assignment.n_partitions
+    first_op = np.full(count, graph.n_ops, dtype=np.int64)
+    np.minimum.at(first_op, parts, np.arange(graph.n_ops))
+    reads = crossings(graph, parts)
+    partition_order(count, reads, first_op.tolist())
+    homes = tuple(dict.fromkeys(assignment.devices_of_partition))
+    number_of = {devices: number for number, devices in enumerate(homes)}
+    home_of = np.array([number_of[d] for d in assignment.devices_of_partition])[parts]
+    edges = sorted({*reads, *turns(parts, home_of, meetings(homes))})
     if all(before < after for before, after in edges):
         return assignment
-    count = assignment.n_partitions
-    first_op = np.full(count, graph.n_ops, dtype=np.int64)
-    np.minimum.at(first_op, assignment.partition_of, np.arange(graph.n_ops))
     try:
         order = partition_order(count, edges, first_op.tolist())
     except CycleError:
-        circle = _circle(count, edges)
-        shown = " reads from ".join(map(str, [*circle, circle[0]]))
-        raise CycleError(
-            f"partitions wait for each other's results: {shown}; move the operators between them"
-            " into one partition"
-        ) from None
+        return partition_by_homes(graph, home_of, homes)
     number = np.empty(count, dtype=np.int64)
     number[order] = np.arange(count)
-    homes = tuple(assignment.devices_of_partition[partition] for partition in order)
-    return Assignment(number[assignment.partition_of], homes)
-
-
-def _edges(graph: OpGraph, assignment: Assignment) -> list[tuple[int, int]]:
-    """Return the distinct pairs of partitions of which the second reads from the first, sorted."""
-    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
-    maker = graph.value_producer[graph.reads]
-    made = maker >= 0
-    parts = assignment.partition_of
-    pairs = np.stack([parts[maker[made]], parts[reader[made]]], axis=1)
-    pairs = np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
-    return [(int(a), int(b)) for a, b in pairs]
-
-
-def _circle(count: int, edges: list[tuple[int, int]]) -> list[int]:
-    """Return parts of which each reads from the next and the last from the first; one exists."""
-    sources: list[list[int]] = [[] for _ in range(count)]
-    for before, after in edges:
-        sources[after].append(before)
-    # Whatever reads only from what can be carried out can be too; the rest waits for a circle.
-    waiting, done = list(range(count)), [False] * count
-    while ready := [p for p in waiting if all(done[s] for s in sources[p])]:
-        for part in ready:
-            done[part] = True
-        waiting = [p for p in waiting if not done[p]]
-    path = [waiting[0]]
-    while (source := next(s for s in sources[path[-1]] if not done[s])) not in path:
-        path.append(source)
-    return path[path.index(source) :]
+    return Assignment(number[parts], tuple(assignment.devices_of_partition[p] for p in order))

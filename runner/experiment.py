@@ -10,7 +10,7 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import InfeasibleError
-from fxpart.granularity import check_granularity, group_operators
+from fxpart.granularity import depth_of, group_operators
 from fxpart.models.spec import ModelSpec
 from fxpart.modes import make_mode
 from fxpart.problem import Problem, make_problem
@@ -56,7 +56,7 @@ def run(config: Config, spec: ModelSpec) -> Result:
 
     """
     # What is cheap to refuse is refused before the model is captured.
-    check_granularity(config.granularity)
+    depth_of(config.granularity)
     place = make_mode(config.mode.name, config.mode.options)
     topology = build_topology(config.devices, config.transfer_rate)
     latency = LatencyModel(

@@ -13,13 +13,15 @@ from fxpart.assignment import Assignment
 from fxpart.cost.evaluation import Evaluation
 from fxpart.errors import SpecError
 from fxpart.graph import OpGraph
-from fxpart.saved_assignment import VERSION, assignment_document, read_document
+from fxpart.json_file import read_document
+from fxpart.saved_assignment import assignment_document
 from fxpart.topology import Topology
 from runner.writing import write_json
 
 __all__ = ["Status", "device_rows", "read_result", "write_assignment", "write_result"]
 
 RESULT = "fxpart.result"
+VERSION = 1
 
 Status = Literal["finished", "infeasible", "failed"]
 
@@ -77,7 +79,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
     Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
     """
-    document = read_document(path, RESULT)
+    document = read_document(path, RESULT, VERSION)
     needed = ("config", "devices", "error", "metrics", "status")
     absent = [key for key in needed if key not in document]
     if absent:

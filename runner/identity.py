@@ -1,13 +1,12 @@
 """What a job is called and known by: its choices, its parameters, its key."""
 
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
-from fxpart.graph_cache import text_keys
 from fxpart.saved_assignment import assignment_path
+from fxpart.stable_json import stable_digest
 from runner.config import Config, DevicesConfig, LinkConfig, ModeConfig
 from runner.provenance import installed_version
 
@@ -46,8 +45,7 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "mode": _mode_numbers(config.mode),
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
     }
-    text = json.dumps(text_keys(parts), sort_keys=True, default=str)
-    return sha256(text.encode()).hexdigest()[:16]
+    return stable_digest(parts)[:16]
 
 
 def _device_numbers(devices: DevicesConfig) -> dict[str, object]:

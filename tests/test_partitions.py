@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from fxpart.errors import CycleError
 from fxpart.graph import OpGraph
-from fxpart.partitions import partition_by_device, partition_order
+from fxpart.partition_order import meetings, partition_order
+from fxpart.partitions import partition_by_device, partition_by_homes
 from tests.sketch import Sketch, chain, random_graph
 
 
@@ -33,7 +34,7 @@ def test_what_waits_for_nothing_joins_the_run_after_it() -> None:
 
 
 def test_order_names_the_partitions_of_a_circle() -> None:
-    with pytest.raises(CycleError, match="partitions 1, 2 wait"):
+    with pytest.raises(CycleError, match=r"each other.s results: 1 reads from 2 reads from 1; mo"):
         partition_order(3, [(0, 1), (1, 2), (2, 1)], [0, 1, 2])
 
 
@@ -56,6 +57,34 @@ def test_partitions_follow_devices_and_never_form_a_circle(seed: int, n: int, co
     # device in graph order, as the schedule assumes.
     for device in range(count):
         assert (np.diff(placed.partition_of[device_of == device]) >= 0).all()
+
+
+HOMES = ((0, 1, 2), (0,), (1,), (2, 0))
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 60))
+def test_with_replicas_too_devices_run_in_graph_order(seed: int, n: int) -> None:
+    graph = random_graph(seed, n)
+    home_of = np.random.default_rng(seed).integers(0, len(HOMES), n)
+    placed = partition_by_homes(graph, home_of, HOMES)
+    assert [placed.devices_of_partition[p] for p in placed.partition_of] == [
+        HOMES[home] for home in home_of
+    ]
+    assert _is_one_way(graph, placed.partition_of)
+    for index in range(placed.rounds):
+        where = placed.device_of_round(index)
+        for device in range(3):
+            assert (np.diff(placed.partition_of[where == device]) >= 0).all()
+
+
+def test_homes_meet_where_their_turns_can_fall_on_one_input() -> None:
+    homes = ((0, 1), (1, 0), (0,), (1, 2, 0), (3, 4))
+    # 0 and 1 swap; turns of two and of three come together; nothing else is on 3 and 4.
+    assert meetings(homes) == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
+    for a, b in itertools.combinations(range(5), 2):
+        one, two = homes[a], homes[b]
+        at_once = any(one[i % len(one)] == two[i % len(two)] for i in range(6))
+        assert ((a, b) in meetings(homes)) == at_once
 
 
 @given(seed=st.integers(0, 2_000), n=st.integers(2, 12))

@@ -36,6 +36,102 @@ def test_a_circle_is_named_without_those_that_only_wait_for_it() -> None:
         in_valid_order(chain(5), placed)
 
 
+def _runs_in_graph_order(placed: Assignment) -> bool:
+    """Return whether partitions by number run every device's operators in graph order."""
+    parts = placed.partition_of
+    for index in range(placed.rounds):
+        where = placed.device_of_round(index)
+        for device in np.unique(where):
+            mine = np.flatnonzero(where == device)
+            by_number = [op for p in range(placed.n_partitions) for op in mine if parts[op] == p]
+            if by_number != mine.tolist():
+                return False
+    return True
+
+
+def _forked() -> OpGraph:
+    """Return four operators of 1 s; the second reads from the first, the others from nothing."""
+    sketch = Sketch()
+    a = sketch.op([], 1, flops=1)
+    b = sketch.op([a], 1, flops=1)
+    return sketch.graph(b, sketch.op([], 1, flops=1), sketch.op([b], 1, flops=1))
+
+
+def test_partitions_that_interleave_on_a_device_are_cut_anew() -> None:
+    graph = _forked()
+    # The first and last around the third: by number, the last would be before the third, or the
+    # third before the first.
+    alone = in_valid_order(graph, _made([0, 0, 1, 0], (5,), (5,)))
+    assert alone.partition_of.tolist() == [0, 0, 0, 0]
+    sketch = Sketch()
+    a = sketch.op([], 1, flops=1)
+    apart = sketch.graph(*(sketch.op([a], 1, flops=1) for _ in range(3)))
+    after = in_valid_order(apart, _made([0, 1, 2, 0], (0,), (1,), (0,)))
+    assert after.partition_of.tolist() == [0, 1, 0, 0]
+    assert after.devices_of_partition == ((0,), (1,))
+    # Replicas that meet on device 1 in the first round, as often as a and b alternate there.
+    after = in_valid_order(graph, _made([0, 0, 1, 0], (1, 2), (1,)))
+    assert after.partition_of.tolist() == [0, 0, 1, 2]
+    assert after.devices_of_partition == ((1, 2), (1,), (1, 2))
+
+
+def test_replicas_that_never_meet_may_interleave() -> None:
+    placed = _made([0, 0, 1, 0], (1, 2), (2, 1))
+    assert in_valid_order(_forked(), placed) is placed
+
+
+def test_partitions_that_take_turns_on_a_device_are_renumbered() -> None:
+    # 1 runs before 0 on device 4, although neither reads from the other.
+    after = in_valid_order(_forked(), _made([1, 1, 0, 2], (4,), (4,), (3,)))
+    assert after.partition_of.tolist() == [0, 0, 1, 2]
+
+
+def _any_homes(rng: np.random.Generator, count: int) -> tuple[tuple[int, ...], ...]:
+    """Return one to three devices of four for each partition; some often the same."""
+    some = [tuple(rng.permutation(4)[: int(rng.integers(1, 4))].tolist()) for _ in range(3)]
+    return tuple(some[int(rng.integers(3))] for _ in range(count))
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 14), parts=st.integers(1, 5))
+def test_what_is_accepted_runs_in_graph_order_on_the_same_devices(
+    seed: int, n: int, parts: int
+) -> None:
+    graph, rng = random_graph(seed, n), np.random.default_rng(seed)
+    _, partition_of = np.unique(rng.integers(0, parts, n), return_inverse=True)
+    count = int(partition_of.max()) + 1
+    placed = Assignment(partition_of.astype(np.int64), _any_homes(rng, count))
+    try:
+        after = in_valid_order(graph, placed)
+    except CycleError:
+        assert any(p in known for p, known in enumerate(_depends(graph, placed)))
+        return
+    assert _runs_in_graph_order(after)
+    for op in range(n):
+        before = placed.devices_of_partition[placed.partition_of[op]]
+        assert after.devices_of_partition[after.partition_of[op]] == before
+        for value in graph.reads_of(op).tolist():
+            maker = int(graph.value_producer[value])
+            assert maker < 0 or after.partition_of[maker] <= after.partition_of[op]
+
+
+def test_all_three_outcomes_occur_at_random() -> None:
+    kept = renumbered = anew = 0
+    for seed in range(200):
+        graph, rng = random_graph(seed, 6), np.random.default_rng(seed)
+        _, partition_of = np.unique(rng.integers(0, 3, 6), return_inverse=True)
+        count = int(partition_of.max()) + 1
+        placed = Assignment(partition_of.astype(np.int64), _any_homes(rng, count))
+        try:
+            after = in_valid_order(graph, placed)
+        except CycleError:
+            continue
+        pairs = set(zip(placed.partition_of.tolist(), after.partition_of.tolist(), strict=True))
+        kept += after is placed
+        renumbered += after is not placed and len(pairs) == count
+        anew += len(pairs) > count
+    assert min(kept, renumbered, anew) > 5
+
+
 def _depends(graph: OpGraph, placed: Assignment) -> list[set[int]]:
     """Return for each partition all those it needs, directly or not: by repeated union."""
     needs: list[set[int]] = [set() for _ in range(placed.n_partitions)]

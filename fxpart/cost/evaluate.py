@@ -7,7 +7,7 @@ import numpy as np
 from fxpart.assignment import Assignment
 from fxpart.cost.bounds import critical_path_s, lower_bound_s
 from fxpart.cost.evaluation import DeviceUse, Evaluation, MemoryProfile, Transfers
-from fxpart.cost.holding import Holding, holding, live_bytes
+from fxpart.cost.holding import Holding, holding
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.errors import SpecError
@@ -55,10 +55,9 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
         op_finish_s=log.finish_s,
         transfers=transfers,
         memory=tuple(
-            MemoryProfile(ops, log.start_s[ops], held.weight_bytes[device] + live[ops])
-            for device in range(devices)
+            MemoryProfile(ops, log.start_s[ops], held.weight_bytes[device] + live)
+            for device, live in enumerate(held.first_live_bytes)
             for ops in [np.flatnonzero(device_of == device).astype(np.int64)]
-            for live in [live_bytes(problem.memory, device_of, device)]
         ),
     )
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from fxpart.assignment import Assignment
-from fxpart.cost.kernels import device_memory, static_on_device
+from fxpart.compiled import compiled
+from fxpart.cost.kernels import device_memory
 from fxpart.cost.tables import MemoryTables
 from fxpart.graph import IntArray
 
@@ -23,6 +24,8 @@ class Holding:
     """The most bytes of inputs and live tensors at any time of any round."""
     unfreed_bytes: IntArray
     """Inputs and all that is made or received in one round, the largest of any round."""
+    first_live_bytes: tuple[IntArray, ...]
+    """Inputs and live tensors at each operator that the device computes in the first round."""
 
     @property
     def peak_bytes(self) -> IntArray:
@@ -43,18 +46,50 @@ def weight_bytes_of(memory: MemoryTables, operators: IntArray) -> int:
     return int(memory.weight_bytes[np.unique(used)].sum())
 
 
+@compiled
+def _made_and_received(m: MemoryTables, device_of: IntArray, device: int) -> tuple[int, int]:
+    """Return (bytes of weights that the device uses, bytes that it makes or is sent)."""
+    there = np.zeros(m.producer.shape[0], dtype=np.bool_)
+    weight_seen = np.zeros(m.weight_bytes.shape[0], dtype=np.bool_)
+    weights, total = 0, 0
+    for op in range(device_of.shape[0]):
+        if device_of[op] != device:
+            continue
+        for i in range(m.use_start[op], m.use_start[op + 1]):
+            if not weight_seen[m.uses[i]]:
+                weight_seen[m.uses[i]] = True
+                weights += m.weight_bytes[m.uses[i]]
+        for value in range(m.made_start[op], m.made_start[op + 1]):
+            there[value] = True
+            total += m.alloc_bytes[value]
+        for i in range(m.read_start[op], m.read_start[op + 1]):
+            value = m.reads[i]
+            if m.producer[value] >= 0 and not there[value]:
+                there[value] = True
+                total += m.value_bytes[value]
+    return weights, total
+
+
 def live_bytes(memory: MemoryTables, device_of: IntArray, device: int) -> IntArray:
     """Return the bytes of inputs and live tensors on `device` at each operator of the graph.
 
     Shape (n,). The inputs are those that its operators read; all zero where it has no operator.
     """
+    return _live_and_unfreed(memory, device_of, device)[0]
+
+
+def _live_and_unfreed(
+    memory: MemoryTables, device_of: IntArray, device: int
+) -> tuple[IntArray, int]:
+    """Return `live_bytes`, and the bytes of inputs and all that is made or received."""
     change = np.empty(len(device_of) + 1, dtype=np.int64)
     resident, operators = device_memory(memory, device_of, device, change)
     if not operators:
-        return np.zeros(len(device_of), dtype=np.int64)
-    inputs = resident - weight_bytes_of(memory, np.flatnonzero(device_of == device))
+        return np.zeros(len(device_of), dtype=np.int64), 0
+    weights, passing = _made_and_received(memory, device_of, device)
+    inputs = int(resident) - int(weights)
     live: IntArray = inputs + np.cumsum(change[:-1])
-    return live
+    return live, inputs + int(passing)
 
 
 def holding(memory: MemoryTables, assignment: Assignment, devices: int) -> Holding:
@@ -63,17 +98,18 @@ def holding(memory: MemoryTables, assignment: Assignment, devices: int) -> Holdi
     A device keeps the weights of every partition that it holds, and has room for the largest of
     the rounds that it takes part in. O(rounds x devices of a round x (n + reads)).
     """
-    live = np.zeros(devices, dtype=np.int64)
+    most = np.zeros(devices, dtype=np.int64)
     unfreed = np.zeros(devices, dtype=np.int64)
+    first = [np.empty(0, dtype=np.int64)] * devices
     for index in range(assignment.rounds):
         device_of = assignment.device_of_round(index)
         for device in np.unique(device_of).tolist():
-            mine = np.flatnonzero(device_of == device)
-            most = int(live_bytes(memory, device_of, device).max())
-            live[device] = max(live[device], most)
-            whole = int(static_on_device(memory, device_of, device))
-            unfreed[device] = max(unfreed[device], whole - weight_bytes_of(memory, mine))
-    return Holding(_weights_held(memory, assignment, devices), live, unfreed)
+            live, whole = _live_and_unfreed(memory, device_of, device)
+            most[device] = max(most[device], int(live.max()))
+            unfreed[device] = max(unfreed[device], whole)
+            if index == 0:
+                first[device] = live[device_of == device]
+    return Holding(_weights_held(memory, assignment, devices), most, unfreed, tuple(first))
 
 
 def _weights_held(memory: MemoryTables, assignment: Assignment, devices: int) -> IntArray:

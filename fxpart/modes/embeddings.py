@@ -1,5 +1,6 @@
 """Which operators of a graph look up embeddings, and what goes with them."""
 
+import itertools
 import re
 
 import numpy as np
@@ -29,7 +30,9 @@ def embedding_units(graph: OpGraph) -> list[IntArray]:
     """
     unit_of = _units_by_table(graph)
     _add_preparation(graph, unit_of)
-    return [np.flatnonzero(unit_of == unit) for unit in range(int(unit_of.max()) + 1)]
+    by_unit = np.argsort(unit_of, kind="stable")
+    starts = np.searchsorted(unit_of[by_unit], np.arange(int(unit_of.max()) + 2))
+    return [by_unit[first:end] for first, end in itertools.pairwise(starts)]
 
 
 def _units_by_table(graph: OpGraph) -> IntArray:

@@ -2,30 +2,29 @@
 
 For recommendation models, whose tables exceed any device while the rest is small. The rule is that
 of torch's partitioner (`torch.fx.experimental.accelerator_partitioner`), with liveness memory.
-Where torch combines partitions of neighbouring levels, tables are packed largest first, each where
-it leaves the least memory free (best fit decreasing), which opens fewer devices. Over as many
-devices, they are then spread by computing time as far as memory allows.
+Where torch combines partitions of neighbouring levels, tables are packed largest first, each on the
+fullest device that takes it (best fit decreasing), which opens fewer devices; where those are still
+too many, a search tries other packings. Over as many devices, tables are then spread by computing
+time as far as memory allows.
 """
 
 import numpy as np
-import numpy.typing as npt
 
 from fxpart.assignment import Assignment
-from fxpart.cost.holding import live_bytes, weight_bytes_of
+from fxpart.cost.holding import weight_bytes_of
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.graph import IntArray, OpGraph
 from fxpart.modes.embeddings import embedding_units
 from fxpart.modes.infeasible import describe_devices
 from fxpart.modes.options import NoOptions
 from fxpart.modes.single import single_device
-from fxpart.partitions import partition_by_device
+from fxpart.modes.table_packing import packed_by_search, packed_tightly, spread_by_time
+from fxpart.modes.table_sizes import TableSizes, table_sizes
+from fxpart.partitions import partition_by_device, partition_by_homes
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
 
 __all__ = ["sparse_nn"]
-
-_DENSE, _ELSEWHERE = 0, -1
-BoolArray = npt.NDArray[np.bool_]
 
 
 def sparse_nn(problem: Problem, _: NoOptions | None = None) -> Assignment:
@@ -50,18 +49,15 @@ def sparse_nn(problem: Problem, _: NoOptions | None = None) -> Assignment:
             " operators; take mode=size_based or mode=kl_based"
         )
     bins = _packed(problem, units)
-    # Partitions as if the dense rest had a device of its own: they are right wherever it runs.
-    place = np.full(problem.graph.n_ops, _DENSE, dtype=np.int64)
+    # Homes 0: of the dense rest; d + 1: of the tables of device d.
+    home_of = np.zeros(problem.graph.n_ops, dtype=np.int64)
     for device, tables in enumerate(bins):
-        place[tables] = device + 1
-    if not (place == _DENSE).any():
-        return partition_by_device(problem.graph, place - 1)
-    apart = partition_by_device(problem.graph, place)
-    everywhere = tuple(range(len(bins)))
-    homes = (
-        everywhere if home == _DENSE else (home - 1,) for (home,) in apart.devices_of_partition
-    )
-    return Assignment(apart.partition_of, tuple(homes))
+        for unit in tables:
+            home_of[units[unit]] = device + 1
+    if home_of.all():
+        return partition_by_device(problem.graph, home_of - 1)
+    homes = (tuple(range(len(bins))), *((device,) for device in range(len(bins))))
+    return partition_by_homes(problem.graph, home_of, homes)
 
 
 def _refuse_unequal(problem: Problem) -> None:
@@ -73,75 +69,38 @@ def _refuse_unequal(problem: Problem) -> None:
         )
 
 
-def _packed(problem: Problem, units: list[IntArray]) -> list[IntArray]:
-    """Return the embedding operators of each device, in order of the devices."""
-    sizes = problem.topology.memory_bytes.tolist()
-    dense = np.ones(problem.graph.n_ops, dtype=np.bool_)
-    dense[np.concatenate(units)] = False
+def _packed(problem: Problem, units: list[IntArray]) -> list[tuple[int, ...]]:
+    """Return the tables of each device that is used, in order of the devices."""
+    devices = problem.topology.memory_bytes.tolist()
+    capacity, sizes = devices[0], table_sizes(problem, units)
     # A stable sort: of equal tables, the first in graph order first.
-    largest_first = sorted(units, key=lambda ops: -weight_bytes_of(problem.memory, ops))
-    bins = _fewest(problem, dense, largest_first)
-    if len(bins) > len(sizes):
-        needs = [_needed_bytes(problem, dense, tables) for tables in bins]
-        raise InfeasibleError(
-            f"sparse_nn: the embedding tables make {len(bins)} partitions of up to"
-            f" {show_bytes(max(needs))} with the dense rest ({sum(needs)} bytes in all), one for"
-            f" each device, the devices are {describe_devices(sizes)} ({sum(sizes)} bytes); take"
-            f" {len(bins)} such devices, or larger ones",
-            needed_bytes=sum(needs),
-            available_bytes=sum(sizes),
-            devices_that_fit=len(bins),
-        )
-    return _spread(problem, dense, largest_first, len(bins)) or bins
-
-
-def _fewest(problem: Problem, dense: BoolArray, units: list[IntArray]) -> list[IntArray]:
-    """Return units packed by best fit: each where it leaves least free, else on a new device."""
-    capacity = problem.topology.devices[0].memory_bytes
-    bins: list[IntArray] = []
-    for unit in units:
-        needed = [_needed_bytes(problem, dense, np.concatenate([held, unit])) for held in bins]
-        fits = [(size, -index) for index, size in enumerate(needed) if size <= capacity]
-        if fits:
-            tightest = -max(fits)[1]
-            bins[tightest] = np.concatenate([bins[tightest], unit])
-            continue
-        alone = _needed_bytes(problem, dense, unit)
+    table_bytes = [weight_bytes_of(problem.memory, operators) for operators in units]
+    order = sorted(range(len(units)), key=lambda unit: -table_bytes[unit])
+    for unit in order:
+        alone = sizes.needed_bytes((unit,))
         if alone > capacity:
-            raise _too_large(problem.graph, unit, alone, capacity)
-        bins.append(unit)
-    return bins
+            raise _too_large(problem.graph, units[unit], alone, capacity)
+    bins = packed_tightly(sizes, order, capacity)
+    if len(bins) > len(devices):
+        found = packed_by_search(sizes, order, capacity, len(devices))
+        if found is None:
+            raise _too_few(sizes, bins, devices)
+        bins = found
+    op_time_s = problem.costs.op_time_s[:, : len(bins)]
+    return spread_by_time(sizes, order, capacity, op_time_s) or bins
 
 
-def _spread(
-    problem: Problem, dense: BoolArray, units: list[IntArray], count: int
-) -> list[IntArray] | None:
-    """Return units on `count` devices, each on the one that is least busy of those with room.
-
-    None when one finds no room: tightly filled devices leave no choice.
-    """
-    capacity, op_time_s = problem.topology.devices[0].memory_bytes, problem.costs.op_time_s
-    bins = [np.empty(0, dtype=np.int64) for _ in range(count)]
-    for unit in units:
-        trials = [np.concatenate([held, unit]) for held in bins]
-        busy_s = [float(op_time_s[ops, device].sum()) for device, ops in enumerate(trials)]
-        needed = [_needed_bytes(problem, dense, ops) for ops in trials]
-        fits = [(busy_s[d], needed[d], d) for d in range(count) if needed[d] <= capacity]
-        if not fits:
-            return None
-        best = min(fits)[2]
-        bins[best] = trials[best]
-    return bins
-
-
-def _needed_bytes(problem: Problem, dense: BoolArray, tables: IntArray) -> int:
-    """Return what a device needs that holds `tables` and, in its turn, computes `dense`."""
-    memory, turn = problem.memory, np.where(dense, 0, _ELSEWHERE).astype(np.int64)
-    turn[tables] = 0
-    rest = np.full(len(dense), _ELSEWHERE, dtype=np.int64)
-    rest[tables] = 0
-    live = max(int(live_bytes(memory, place, 0).max()) for place in (turn, rest))
-    return weight_bytes_of(memory, np.flatnonzero(turn == 0)) + live
+def _too_few(sizes: TableSizes, bins: list[tuple[int, ...]], devices: list[int]) -> InfeasibleError:
+    needs = [sizes.needed_bytes(tables) for tables in bins]
+    return InfeasibleError(
+        f"sparse_nn: the embedding tables make {len(bins)} partitions of up to"
+        f" {show_bytes(max(needs))} with the dense rest ({sum(needs)} bytes in all), one for"
+        f" each device, the devices are {describe_devices(devices)} ({sum(devices)} bytes); take"
+        f" {len(bins)} such devices, or larger ones",
+        needed_bytes=sum(needs),
+        available_bytes=sum(devices),
+        devices_that_fit=len(bins),
+    )
 
 
 def _too_large(graph: OpGraph, unit: IntArray, needed: int, capacity: int) -> InfeasibleError:

@@ -1,15 +1,16 @@
 """Partitions that the caller has chosen: checked, and otherwise taken as they are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torch.fx import Node
 
 from fxpart.partitioner.config import PartitionerConfig
 from fxpart.partitioner.devices import device_positions
 from fxpart.partitioner.errors import ConfigError
+from fxpart.partitioner.inplace import Tie
 from fxpart.partitioner.partition import Partition
 
-__all__ = ["aot_partitions"]
+__all__ = ["aot_partitions", "check_together"]
 
 
 def _check_nodes(config: PartitionerConfig, ops: Sequence[Node]) -> None:
@@ -61,3 +62,26 @@ def aot_partitions(config: PartitionerConfig, ops: Sequence[Node]) -> list[Parti
             partition.logical_device_ids = _devices_of(config, partition_id)
         partitions[partition_id].add_node(node)
     return list(partitions.values())
+
+
+def check_together(
+    partition_of: Mapping[Node, int], ops: Sequence[Node], ties: Sequence[Tie]
+) -> None:
+    """Refuse partitions that part a write in place from what it changes: the results were wrong.
+
+    Raises:
+        ConfigError: naming operators of two partitions, and the tensor that is written into.
+
+    """
+    for tie in ties:
+        first = ops[tie.ops[0]]
+        other = next(
+            (o for op in tie.ops if partition_of[o := ops[op]] != partition_of[first]), None
+        )
+        if other is not None:
+            raise ConfigError(
+                f"operators {first.name} and {other.name} are in partitions {partition_of[first]}"
+                f" and {partition_of[other]}, but share the tensor {tie.tensor}, which is written"
+                f" into in place; put {', '.join(ops[op].name for op in tie.ops[:6])}"
+                f"{', ...' if len(tie.ops) > 6 else ''} into one partition"
+            )

@@ -17,6 +17,7 @@ __all__ = [
     "device_positions",
     "get_device_partition_stats",
     "get_device_to_partitions_mapping",
+    "get_logical_id_to_device",
 ]
 
 
@@ -42,6 +43,17 @@ def check_devices(devices: Sequence[Device]) -> None:
                 f"device {device.name!r} has {device.available_mem_bytes} bytes of memory;"
                 " give a number that is not negative"
             )
+
+
+def get_logical_id_to_device(devices: Sequence[Device]) -> dict[int, Device]:
+    """Return the device with each logical id.
+
+    Raises:
+        ConfigError: when there are no devices, or two have one id.
+
+    """
+    check_devices(devices)
+    return {device.logical_id: device for device in devices}
 
 
 def device_positions(logical_ids: Sequence[int], devices: Sequence[Device], what: str) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 from torch.fx import GraphModule, Node
 
 from fxpart.partitioner.node_sizes import is_item_of_tuple
-from fxpart.static.combine import BoolArray
+from fxpart.static.arrays import BoolArray
 
 __all__ = ["embeddings"]
 

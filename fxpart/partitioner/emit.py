@@ -12,7 +12,7 @@ from fxpart.partitioner.guards import is_guard
 __all__ = ["emit"]
 
 
-def _without(fx_module: GraphModule, left_out: list[Node]) -> tuple[GraphModule, dict[Node, Node]]:
+def _without(fx_module: GraphModule, left_out: set[Node]) -> tuple[GraphModule, dict[Node, Node]]:
     """Return a copy without some unused nodes, and the original of each node in it."""
     graph = Graph()
     copies: dict[Node, Node] = {}
@@ -44,7 +44,7 @@ def emit(
     """
     guards = [node for node in fx_module.graph.nodes if is_guard(node)]
     if guards:
-        stripped, original = _without(fx_module, guards)
+        stripped, original = _without(fx_module, set(guards))
         emitted = split_module(stripped, torch_module, lambda n: node_to_partition[original[n]])
         _put_back(emitted, fx_module, guards)
     else:

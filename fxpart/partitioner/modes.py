@@ -1,20 +1,23 @@
 """From a configuration to partitions: one function for each mode, in one table."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch.fx import GraphModule
 
 from fxpart.errors import InfeasibleError, nearest_names
-from fxpart.partitioner.aot import aot_partitions
+from fxpart.partitioner.aot import aot_partitions, check_together
 from fxpart.partitioner.config import PartitionerConfig, PartitionMode
 from fxpart.partitioner.embedding import embeddings
 from fxpart.partitioner.errors import ConfigError
+from fxpart.partitioner.guards import is_guard
+from fxpart.partitioner.inplace import ties_of
 from fxpart.partitioner.latency import latency_of
 from fxpart.partitioner.lowering import Lowered
 from fxpart.partitioner.node_sizes import size_of
 from fxpart.partitioner.partition import Partition
+from fxpart.static.contraction import Contraction, contract
 from fxpart.static.cost_aware import cost_aware
 from fxpart.static.graph import StaticPlan, StaticProblem
 from fxpart.static.kl_based import kl_based
@@ -32,13 +35,16 @@ class Request:
     module: GraphModule
     config: PartitionerConfig
     lowered: Lowered
+    contraction: Contraction | None = None
+    """The graph with one operator for those that must stay together."""
 
     @property
     def problem(self) -> StaticProblem:
         """The same on arrays."""
+        graph = self.contraction.graph if self.contraction else self.lowered.graph
         memory = [device.available_mem_bytes for device in self.config.devices]
         rate = float(self.config.transfer_rate_bytes_per_sec)
-        return StaticProblem(self.lowered.graph, np.array(memory, dtype=np.int64), rate)
+        return StaticProblem(graph, np.array(memory, dtype=np.int64), rate)
 
 
 def _size_based(request: Request) -> StaticPlan:
@@ -46,7 +52,14 @@ def _size_based(request: Request) -> StaticPlan:
 
 
 def _sparse_nn(request: Request) -> StaticPlan:
-    return sparse_nn(request.problem, embeddings(request.module, request.lowered.ops))
+    problem = request.problem
+    found = embeddings(request.module, request.lowered.ops)
+    if request.contraction:
+        # What stays together with an embedding lies where that lies.
+        whole_of, parts = request.contraction.whole_of, found
+        found = np.zeros(problem.graph.n_ops, dtype=np.bool_)
+        found[whole_of[parts]] = True
+    return sparse_nn(problem, found)
 
 
 def _check_costs(request: Request) -> StaticProblem:
@@ -70,7 +83,7 @@ def _kl_based(request: Request) -> StaticPlan:
     return kl_based(_check_costs(request))
 
 
-def _all_nodes(request: Request) -> list[Partition] | None:
+def _on_one_device(request: Request) -> list[Partition] | None:
     """Return the one partition of a graph that fits the device with the most memory, or None.
 
     Raises:
@@ -92,7 +105,7 @@ def _all_nodes(request: Request) -> list[Partition] | None:
         return None
     partition = Partition(0)
     for node in request.module.graph.nodes:
-        if node.op != "output":
+        if node.op != "output" and not is_guard(node):
             partition.nodes.add(node)
     partition.set_used(needed)
     partition.logical_device_ids = [most.logical_id]
@@ -116,19 +129,32 @@ def _carry_out(plan: StaticPlan, request: Request) -> list[Partition]:
     return partitions
 
 
+def _with_ties(decide: Callable[[Request], StaticPlan], request: Request) -> StaticPlan:
+    """Return the plan of `decide` in which no write in place is torn from what it changes."""
+    ties = ties_of(request.module, request.lowered)
+    if not ties:
+        return decide(request)
+    contraction = contract(request.lowered.graph, [tie.ops for tie in ties])
+    plan = decide(replace(request, contraction=contraction))
+    return replace(plan, partition_of=plan.partition_of[contraction.whole_of])
+
+
 def _unless_one_device_does(
     decide: Callable[[Request], StaticPlan],
 ) -> Callable[[Request], list[Partition]]:
     """Return a mode that asks `decide` only when no device holds the whole graph."""
 
     def mode(request: Request) -> list[Partition]:
-        return _all_nodes(request) or _carry_out(decide(request), request)
+        return _on_one_device(request) or _carry_out(_with_ties(decide, request), request)
 
     return mode
 
 
 def _aot_based(request: Request) -> list[Partition]:
-    return aot_partitions(request.config, request.lowered.ops)
+    partitions = aot_partitions(request.config, request.lowered.ops)
+    ties = ties_of(request.module, request.lowered)
+    check_together(request.config.node_to_partition_mapping, request.lowered.ops, ties)
+    return partitions
 
 
 MODES: dict[PartitionMode, Callable[[Request], list[Partition]]] = {

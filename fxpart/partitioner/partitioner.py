@@ -19,7 +19,7 @@ from fxpart.partitioner.structure import (
     get_node_to_partition_mapping,
     set_parents_and_children,
 )
-from fxpart.static.saturate import replicate
+from fxpart.replicate import replicate
 
 __all__ = ["PartitionResult", "Partitioner"]
 
@@ -36,6 +36,10 @@ class Partitioner:
 
     After `partition_graph`: ``partitions``, ``node_to_partition`` (ids by node) and ``devices``.
     """
+
+    graph_module: GraphModule
+    """The module that was cut, and below it the one that was traced; there after the first cut."""
+    torch_module: torch.nn.Module
 
     def __init__(self) -> None:
         self.partitions: list[Partition] = []

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 from torch.fx import Node
 
 from fxpart.errors import CycleError
+from fxpart.partitioner.errors import ConfigError
 from fxpart.partitioner.ordered_set import OrderedSet
 from fxpart.partitioner.partition import Partition
 
 __all__ = [
     "check_dependency",
+    "combine_two_partitions",
     "get_bfs_level_partition",
     "get_node_to_partition_mapping",
     "reorganize_partitions",
+    "reset_partition_device",
     "running_order",
     "set_parents_and_children",
 ]
@@ -46,6 +49,37 @@ def reorganize_partitions(partitions: Sequence[Partition]) -> None:
     for index, partition in enumerate(partitions):
         partition.partition_id = index
     set_parents_and_children(partitions)
+
+
+def reset_partition_device(partitions: Sequence[Partition]) -> None:
+    """Take the devices away from all partitions."""
+    for partition in partitions:
+        partition.logical_device_ids = []
+
+
+def combine_two_partitions(
+    partition_0: Partition, partition_1: Partition, partitions: list[Partition]
+) -> None:
+    """Replace two of `partitions` by one that holds the nodes of both, at the end of the list.
+
+    It has no device; ids, ``parents`` and ``children`` of all are set anew.
+
+    Raises:
+        ConfigError: when they are not two of the list; the list is then as it was.
+
+    """
+    if partition_0 is partition_1 or not {partition_0, partition_1} <= set(partitions):
+        raise ConfigError(
+            f"partitions {partition_0} and {partition_1} are not two of the"
+            f" {len(partitions)} given; take both from that list"
+        )
+    joined = Partition(len(partitions))
+    joined.nodes = OrderedSet((*partition_0.nodes, *partition_1.nodes))
+    joined.recalculate_mem_size()
+    partitions.append(joined)
+    partitions.remove(partition_0)
+    partitions.remove(partition_1)
+    reorganize_partitions(partitions)
 
 
 def running_order(partitions: Sequence[Partition]) -> list[Partition]:

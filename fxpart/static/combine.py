@@ -7,15 +7,14 @@ most one. So no circle can come of it: a way around through a third partition ne
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
+from fxpart.static.arrays import BoolArray
 from fxpart.static.graph import StaticGraph
+from fxpart.static.rows import distinct_rows
 
-__all__ = ["BoolArray", "combine"]
-
-BoolArray = npt.NDArray[np.bool_]
+__all__ = ["combine"]
 
 
 class _Tables(NamedTuple):
@@ -38,13 +37,6 @@ class _Tables(NamedTuple):
     source_bytes: IntArray
 
 
-def _rows(row: IntArray, item: IntArray, count: int) -> tuple[IntArray, IntArray]:
-    """Return the distinct (row, item) pairs in CSR form, both ascending."""
-    pairs = np.unique(np.stack([row, item], axis=1), axis=0)
-    start = np.searchsorted(pairs[:, 0], np.arange(count + 1)).astype(np.int64)
-    return start, np.ascontiguousarray(pairs[:, 1])
-
-
 def _tables(graph: StaticGraph, run_of: IntArray, runs: int) -> _Tables:
     """Return what the runs of `graph` have in common."""
     reader = run_of[np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))]
@@ -57,12 +49,12 @@ def _tables(graph: StaticGraph, run_of: IntArray, runs: int) -> _Tables:
     np.add.at(passed, place, np.tile(graph.output_bytes[graph.reads[crossing]], 2))
     user = run_of[np.repeat(np.arange(graph.n_ops), np.diff(graph.source_start))]
     return _Tables(
-        *_rows(maker, reader, runs),
+        *distinct_rows(maker, reader, runs),
         np.searchsorted(between, np.arange(runs + 1) * runs).astype(np.int64),
         between % runs,
         passed,
-        *_rows(user, graph.sources, runs),
-        *_rows(graph.sources, user, len(graph.source_bytes)),
+        *distinct_rows(user, graph.sources, runs),
+        *distinct_rows(graph.sources, user, len(graph.source_bytes)),
         graph.source_bytes,
     )
 

@@ -17,6 +17,8 @@ from fxpart.static.tables import Tables
 __all__ = ["Steps", "contiguous", "delays", "steps_over"]
 
 _MOST_STATES = 64
+"""Sets of devices in use that are told apart: time grows with them. 63 devices of one size have
+so many, and six unlike ones."""
 
 
 class Steps(NamedTuple):

@@ -20,14 +20,13 @@ import numpy as np
 from fxpart.compiled import compiled
 from fxpart.errors import CycleError, SpecError
 from fxpart.graph import FloatArray, IntArray
-from fxpart.static.graph import StaticGraph, StaticPlan, StaticProblem
+from fxpart.static.graph import StaticPlan, StaticProblem
+from fxpart.static.rows import grouped, turned
 from fxpart.static.tables import Tables, tables_of
 
 __all__ = [
     "Quotient",
-    "by_part",
     "latency_s",
-    "partition_latency_s",
     "path_over_partitions_s",
     "quotient_of",
 ]
@@ -47,33 +46,6 @@ def _within_s(
         end_s[op] += seconds[op]
         within[part[op]] = max(within[part[op]], end_s[op])
     return within
-
-
-def partition_latency_s(graph: StaticGraph, partition_of: IntArray, count: int) -> FloatArray:
-    """Return the latency of each partition, its critical path. Shape (count,). O(reads).
-
-    Args:
-        graph: the operators.
-        partition_of: partition of each operator, 0 to count - 1. Shape (n,).
-        count: number of partitions.
-
-    """
-    return _within_s(graph.latency_s, graph.read_start, graph.reads, partition_of, count)
-
-
-@compiled
-def by_part(part: IntArray, count: int) -> tuple[IntArray, IntArray]:
-    """Return the operators of each partition as CSR rows, ascending."""
-    start = np.zeros(count + 1, dtype=np.int64)
-    for op in range(part.shape[0]):
-        start[part[op] + 1] += 1
-    for index in range(count):
-        start[index + 1] += start[index]
-    ops, place = np.empty(part.shape[0], dtype=np.int64), start[:-1].copy()
-    for op in range(part.shape[0]):
-        ops[place[part[op]]] = op
-        place[part[op]] += 1
-    return start, ops
 
 
 @compiled
@@ -121,7 +93,7 @@ def _between(
     tables: Tables, part: IntArray, count: int, homes: IntArray
 ) -> tuple[IntArray, IntArray, FloatArray]:
     """Return which partitions each one reads from, as CSR rows, and the seconds of each pair."""
-    op_start, ops = by_part(part, count)
+    op_start, ops = grouped(part, count)
     held_start, held = _held(tables, part, count)
     start = np.zeros(count + 1, dtype=np.int64)
     parents = np.empty(tables.reads.shape[0], dtype=np.int64)
@@ -172,24 +144,6 @@ class Quotient(NamedTuple):
 
 
 @compiled
-def _turned(start: IntArray, items: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-    """Return CSR rows by item: the rows that had it, and the places where it stood."""
-    count = start.shape[0] - 1
-    turned = np.zeros(count + 1, dtype=np.int64)
-    for k in range(items.shape[0]):
-        turned[items[k] + 1] += 1
-    for index in range(count):
-        turned[index + 1] += turned[index]
-    rows, places, place = np.empty_like(items), np.empty_like(items), turned[:-1].copy()
-    for here in range(count):
-        for k in range(start[here], start[here + 1]):
-            rows[place[items[k]]] = here
-            places[place[items[k]]] = k
-            place[items[k]] += 1
-    return turned, rows, places
-
-
-@compiled
 def quotient_of(tables: Tables, part: IntArray, count: int, homes: IntArray) -> Quotient:
     """Return the graph of partitions, and its longest paths. O(reads), and common sources.
 
@@ -197,7 +151,7 @@ def quotient_of(tables: Tables, part: IntArray, count: int, homes: IntArray) -> 
     """
     within = _within_s(tables.seconds, tables.read_start, tables.reads, part, count)
     start, parents, passed_s = _between(tables, part, count, homes)
-    child_start, children, places = _turned(start, parents)
+    child_start, children, places = turned(start, parents, count)
     waits = start[1:] - start[:-1]
     queue, first, last = np.empty(count, dtype=np.int64), 0, 0
     for here in range(count):

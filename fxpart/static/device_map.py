@@ -12,17 +12,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
+from fxpart.static.arrays import BoolArray
 from fxpart.static.graph import StaticGraph, StaticProblem
 from fxpart.static.memory import used_bytes
+from fxpart.static.rows import distinct_rows, grouped
 
-__all__ = ["map_partitions", "sort_by_left"]
-
-_Held = npt.NDArray[np.bool_]
-"""Whether a source lies on a device. Shape (D, m)."""
+__all__ = ["map_partitions", "tightest"]
 
 
 class _Shares(NamedTuple):
@@ -44,15 +42,6 @@ class _Shares(NamedTuple):
     source_bytes: IntArray
 
 
-def _rows(
-    row: IntArray, item: IntArray, size: IntArray, count: int
-) -> tuple[IntArray, IntArray, IntArray]:
-    """Return (row, item, size) triples in CSR form."""
-    order = np.argsort(row, kind="stable")
-    start = np.searchsorted(row[order], np.arange(count + 1)).astype(np.int64)
-    return start, item[order], size[order]
-
-
 def _shares(graph: StaticGraph, part: IntArray, count: int) -> _Shares:
     """Return what the partitions of `graph` need and have in common."""
     reader = part[np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))]
@@ -61,15 +50,17 @@ def _shares(graph: StaticGraph, part: IntArray, count: int) -> _Shares:
     reader, maker = reader[crossing], maker[crossing]
     passed = graph.output_bytes[graph.reads[crossing]]
     user = part[np.repeat(np.arange(graph.n_ops), np.diff(graph.source_start))]
-    sources = len(graph.source_bytes)
-    pairs = np.unique(user * sources + graph.sources)
-    holder, held = (pairs // sources, pairs % sources) if sources else (pairs, pairs)
+    read_start, read = grouped(reader, count)
+    readers_start, read_by = grouped(maker, count)
     return _Shares(
         used_bytes(graph, part, count),
-        *_rows(reader, maker, passed, count),
-        *_rows(maker, reader, passed, count),
-        np.searchsorted(holder, np.arange(count + 1)).astype(np.int64),
-        held,
+        read_start,
+        maker[read],
+        passed[read],
+        readers_start,
+        reader[read_by],
+        passed[read_by],
+        *distinct_rows(user, graph.sources, count),
         graph.source_bytes,
     )
 
@@ -86,9 +77,12 @@ def _added(shares: _Shares, home: IntArray, part: int, added: IntArray) -> None:
 
 @compiled
 def _take_back(
-    shares: _Shares, home: IntArray, on_device: _Held, part: int, added: IntArray
+    shares: _Shares, home: IntArray, on_device: BoolArray, part: int, added: IntArray
 ) -> None:
-    """Take from `added` what a device is charged for already."""
+    """Take from `added` what a device is charged for already.
+
+    `on_device` says whether a source lies on a device. Shape (D, m).
+    """
     for i in range(shares.readers_start[part], shares.readers_start[part + 1]):
         there = home[shares.readers[i]]
         if there >= 0:
@@ -100,14 +94,7 @@ def _take_back(
 
 
 @compiled
-def _hold(shares: _Shares, on_device: _Held, device: int, part: int) -> None:
-    """Note that the sources of `part` lie on `device`."""
-    for i in range(shares.held_start[part], shares.held_start[part + 1]):
-        on_device[device, shares.held[i]] = True
-
-
-@compiled
-def sort_by_left(ranking: IntArray, left: IntArray) -> None:
+def _sort_by_left(ranking: IntArray, left: IntArray) -> None:
     """Sort devices by the memory left, those with equal memory in the order that they had."""
     for i in range(1, ranking.shape[0]):
         device, j = ranking[i], i
@@ -118,47 +105,69 @@ def sort_by_left(ranking: IntArray, left: IntArray) -> None:
 
 
 @compiled
-def _map(
-    shares: _Shares, memory: IntArray, fixed: IntArray, order: IntArray, once: bool
+def tightest(ranking: IntArray, left: IntArray, added: IntArray, spare_bytes: int) -> int:
+    """Return the device with the least memory left that still holds what is added, or -1.
+
+    Args:
+        ranking: devices in the order that this function left them in. Changed. Shape (D,).
+        left: bytes left on each device. Shape (D,).
+        added: bytes that would be added to each device. Shape (D,).
+        spare_bytes: what must be left afterwards; torch asks for 1.
+
+    """
+    _sort_by_left(ranking, left)
+    for rank in range(ranking.shape[0]):
+        device = int(ranking[rank])
+        if added[device] + spare_bytes <= left[device]:
+            return device
+    return -1
+
+
+@compiled
+def _map_as_torch(shares: _Shares, memory: IntArray, fixed: IntArray) -> tuple[bool, IntArray]:
+    """Return whether each partition found a device by torch's rule, and the devices."""
+    home, left, ranking = fixed.copy(), memory.copy(), np.arange(memory.shape[0])
+    added = np.empty_like(memory)
+    for part in range(fixed.shape[0]):
+        if fixed[part] >= 0:
+            left[fixed[part]] -= shares.used[part]
+    for part in range(fixed.shape[0]):
+        if fixed[part] >= 0:
+            continue
+        _added(shares, home, part, added)
+        home[part] = tightest(ranking, left, added, 1)
+        if home[part] < 0:
+            return False, home
+        left[home[part]] -= added[home[part]]
+    return True, home
+
+
+@compiled
+def _map_once(
+    shares: _Shares, memory: IntArray, fixed: IntArray, order: IntArray
 ) -> tuple[bool, IntArray]:
     """Return whether each partition found a device, and the devices.
 
-    With `once`, what lies on a device counts once and an exact fit is one; else as in torch.
+    What lies on a device counts once, and an exact fit is one. Partitions with a device of their
+    own come first, the others in `order`.
     """
-    devices = memory.shape[0]
     home = np.full(fixed.shape[0], -1, dtype=np.int64)
-    on_device = np.zeros((devices, shares.source_bytes.shape[0]), dtype=np.bool_)
-    left, ranking = memory.copy(), np.arange(devices)
-    added = np.empty(devices, dtype=np.int64)
-    for part in range(fixed.shape[0]):
-        device = int(fixed[part])
-        if device >= 0:
-            added[:] = shares.used[part]
-            if once:
-                _added(shares, home, part, added)
-                _take_back(shares, home, on_device, part, added)
-                _hold(shares, on_device, device, part)
-            left[device] -= added[device]
-            home[part] = device
-    if not once:
-        home[:] = fixed
-    for place in range(order.shape[0]):
-        part = int(order[place])
-        if fixed[part] >= 0:
-            continue
-        sort_by_left(ranking, left)
-        _added(shares, home, part, added)
-        if once:
+    on_device = np.zeros((memory.shape[0], shares.source_bytes.shape[0]), dtype=np.bool_)
+    left, ranking = memory.copy(), np.arange(memory.shape[0])
+    added = np.empty_like(memory)
+    for turn in (True, False):
+        for place in range(order.shape[0]):
+            part = place if turn else int(order[place])
+            if (fixed[part] >= 0) != turn:
+                continue
+            _added(shares, home, part, added)
             _take_back(shares, home, on_device, part, added)
-        for rank in range(devices):
-            device = int(ranking[rank])
-            if added[device] < left[device] or (once and added[device] == left[device]):
-                home[part] = device
-                left[device] -= added[device]
-                _hold(shares, on_device, device, part)
-                break
-        if home[part] < 0:
-            return False, home
+            home[part] = fixed[part] if turn else tightest(ranking, left, added, 0)
+            if home[part] < 0:
+                return False, home
+            left[home[part]] -= added[home[part]]
+            for i in range(shares.held_start[part], shares.held_start[part + 1]):
+                on_device[home[part], shares.held[i]] = True
     return True, home
 
 
@@ -178,10 +187,10 @@ def map_partitions(
     shares = _shares(problem.graph, partition_of, count)
     memory, chosen = problem.memory_bytes, np.array(fixed, dtype=np.int64)
     in_order = np.arange(count, dtype=np.int64)
-    found, home = _map(shares, memory, chosen, in_order, False)
+    found, home = _map_as_torch(shares, memory, chosen)
     largest_first = np.argsort(-shares.used, kind="stable").astype(np.int64)
     for order in (in_order, largest_first, in_order[::-1].copy()):
         if found:
             break
-        found, home = _map(shares, memory, chosen, order, True)
+        found, home = _map_once(shares, memory, chosen, order)
     return home if found else None

@@ -11,10 +11,11 @@ import numpy as np
 
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
-from fxpart.static.cost import by_part, path_over_partitions_s
-from fxpart.static.device_map import sort_by_left
+from fxpart.static.cost import path_over_partitions_s
+from fxpart.static.device_map import tightest
 from fxpart.static.graph import StaticPlan
 from fxpart.static.placing import placing_of
+from fxpart.static.rows import grouped
 from fxpart.static.tables import Tables
 
 __all__ = ["candidate_s", "homes_as_torch", "plan_of"]
@@ -34,7 +35,7 @@ def homes_as_torch(
 
     """
     used = placing_of(tables, part, count).used
-    start, ops = by_part(part, count)
+    start, ops = grouped(part, count)
     home, added = np.full(count, -1, dtype=np.int64), np.empty_like(memory)
     left, ranking = memory.copy(), np.arange(memory.shape[0])
     for here in range(count):
@@ -45,15 +46,10 @@ def homes_as_torch(
                 # A home of -1 is that of this partition or of a later one.
                 if home[part[maker]] >= 0:
                     added[home[part[maker]]] -= tables.output[maker]
-        sort_by_left(ranking, left)
-        for rank in range(ranking.shape[0]):
-            device = ranking[rank]
-            if added[device] < left[device]:
-                home[here] = device
-                left[device] -= added[device]
-                break
+        home[here] = tightest(ranking, left, added, 1)
         if home[here] < 0:
             return False, home
+        left[home[here]] -= added[home[here]]
     return True, home
 
 

@@ -12,7 +12,9 @@ import numpy as np
 
 from fxpart.compiled import compiled
 from fxpart.graph import FloatArray, IntArray
-from fxpart.static.cost import by_part, path_over_partitions_s, quotient_of
+from fxpart.static.arrays import BoolArray
+from fxpart.static.cost import path_over_partitions_s, quotient_of
+from fxpart.static.rows import grouped
 from fxpart.static.tables import Tables
 
 __all__ = ["join"]
@@ -91,6 +93,35 @@ def _through_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> F
 
 
 @compiled
+def _parted(tables: Tables, part: IntArray, count: int, long: BoolArray) -> tuple[bool, IntArray]:
+    """Return whether any partition that is `long` was parted, and a label for each operator."""
+    n, piece = part.shape[0], _pieces(tables, part)
+    size, first = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    whole = np.ones(count, dtype=np.bool_)
+    for op in range(n):
+        size[part[op]] += 1
+        if first[part[op]] < 0:
+            first[part[op]] = op
+        whole[part[op]] &= piece[op] == first[part[op]]
+    seen, middle = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    label, parted = np.empty(n, dtype=np.int64), False
+    for op in range(n):
+        here = part[op]
+        seen[here] += 1
+        label[op] = first[here]
+        if not long[here] or size[here] == 1:
+            continue
+        parted = True
+        if not whole[here]:
+            label[op] = piece[op]
+        elif 2 * seen[here] > size[here]:
+            if middle[here] < 0:
+                middle[here] = op
+            label[op] = middle[here]
+    return parted, label
+
+
+@compiled
 def _part_long(
     tables: Tables, device: IntArray, part: IntArray, bound_s: float, most: int
 ) -> tuple[float, IntArray]:
@@ -98,7 +129,7 @@ def _part_long(
 
     Ends when there is no such path, or before there would be more than `most` partitions.
     """
-    n, last_s, last = part.shape[0], np.inf, part
+    last_s, last = np.inf, part
     while True:
         count, part = _numbered(part)
         if count > most and last_s < np.inf:
@@ -107,28 +138,7 @@ def _part_long(
         last_s, last = through_s.max(), part
         if last_s <= bound_s:
             return last_s, part
-        piece, size = _pieces(tables, part), np.zeros(count, dtype=np.int64)
-        first, whole = np.full(count, -1, dtype=np.int64), np.ones(count, dtype=np.bool_)
-        for op in range(n):
-            size[part[op]] += 1
-            if first[part[op]] < 0:
-                first[part[op]] = op
-            whole[part[op]] &= piece[op] == first[part[op]]
-        seen, middle = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
-        label, parted = np.empty(n, dtype=np.int64), False
-        for op in range(n):
-            here = part[op]
-            seen[here] += 1
-            label[op] = first[here]
-            if through_s[here] <= bound_s or size[here] == 1:
-                continue
-            parted = True
-            if not whole[here]:
-                label[op] = piece[op]
-            elif 2 * seen[here] > size[here]:
-                if middle[here] < 0:
-                    middle[here] = op
-                label[op] = middle[here]
+        parted, label = _parted(tables, part, count, through_s > bound_s)
         if not parted:
             return last_s, part
         part = label
@@ -165,7 +175,7 @@ def _runs(
 ) -> IntArray:
     """Return `label` with each set cut into runs, as long as there are tries."""
     count, sets = _numbered(label)
-    start, ops = by_part(sets, count)
+    start, ops = grouped(sets, count)
     part = np.arange(label.shape[0])
     for here in range(count):
         low, high = start[here], start[here + 1]

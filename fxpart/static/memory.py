@@ -15,43 +15,40 @@ import numpy as np
 
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
+from fxpart.static.arrays import GraphArrays, arrays_of
 from fxpart.static.graph import StaticGraph
+from fxpart.static.rows import grouped
 
-__all__ = ["device_bytes", "used_bytes"]
+__all__ = ["used_bytes"]
 
 
 @compiled
-def _used_bytes(  # noqa: PLR0917 - a compiled loop takes arrays
-    total: IntArray,
-    output: IntArray,
-    read_start: IntArray,
-    reads: IntArray,
-    source_bytes: IntArray,
-    source_start: IntArray,
-    sources: IntArray,
-    part: IntArray,
-    by_part: IntArray,
-    count: int,
-) -> IntArray:
-    """Return the bytes of each set. `by_part` lists the operators, those of a set together."""
+def _used_bytes(graph: GraphArrays, part: IntArray, count: int) -> IntArray:
+    """Return the bytes of each set."""
     used = np.zeros(count, dtype=np.int64)
-    counted = np.full(source_bytes.shape[0], -1, dtype=np.int64)
-    for at in range(by_part.shape[0]):
-        op = by_part[at]
+    counted = np.full(graph.source_bytes.shape[0], -1, dtype=np.int64)
+    # Set by set, so that one mark for each source says whether this set has counted it.
+    _, in_sets = grouped(part, count)
+    for at in range(in_sets.shape[0]):
+        op = in_sets[at]
         here = part[op]
-        used[here] += total[op]
-        for i in range(read_start[op], read_start[op + 1]):
-            if part[reads[i]] != here:
-                used[here] += output[reads[i]]
-        for i in range(source_start[op], source_start[op + 1]):
-            if counted[sources[i]] != here:
-                counted[sources[i]] = here
-                used[here] += source_bytes[sources[i]]
+        used[here] += graph.total[op]
+        for i in range(graph.read_start[op], graph.read_start[op + 1]):
+            if part[graph.reads[i]] != here:
+                used[here] += graph.output[graph.reads[i]]
+        for i in range(graph.source_start[op], graph.source_start[op + 1]):
+            source = graph.sources[i]
+            if counted[source] != here:
+                counted[source] = here
+                used[here] += graph.source_bytes[source]
     return used
 
 
 def used_bytes(graph: StaticGraph, partition_of: IntArray, count: int) -> IntArray:
     """Return the bytes that each partition needs. Shape (count,).
+
+    With devices in place of partitions: what each device needs, where several of its partitions
+    share what they make and read.
 
     Args:
         graph: the operators.
@@ -59,30 +56,4 @@ def used_bytes(graph: StaticGraph, partition_of: IntArray, count: int) -> IntArr
         count: number of partitions; one without an operator needs 0.
 
     """
-    return _used_bytes(
-        graph.total_bytes,
-        graph.output_bytes,
-        graph.read_start,
-        graph.reads,
-        graph.source_bytes,
-        graph.source_start,
-        graph.sources,
-        partition_of,
-        np.argsort(partition_of, kind="stable"),
-        count,
-    )
-
-
-def device_bytes(graph: StaticGraph, device_of: IntArray, devices: int) -> IntArray:
-    """Return the bytes that each device needs. Shape (devices,).
-
-    All operators of a device count as one partition, so that what several of its partitions need
-    is there once.
-
-    Args:
-        graph: the operators.
-        device_of: position of the device of each operator. Shape (n,).
-        devices: number of devices.
-
-    """
-    return used_bytes(graph, device_of, devices)
+    return _used_bytes(arrays_of(graph), partition_of, count)

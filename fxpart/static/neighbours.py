@@ -9,12 +9,21 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fxpart.chance import below, share
 from fxpart.compiled import compiled
 from fxpart.graph import FloatArray, IntArray
 from fxpart.static.placing import Placing, fits, shift
 from fxpart.static.tables import Tables
 
 __all__ = ["Moved", "keep", "move", "nothing_moved", "propose", "transfers", "undo"]
+
+
+_LONGEST_RUN = 4
+"""A run is at most one in so many of the operators."""
+
+_SENT_EACH, _SENT_MORE = 4, 8
+"""How often to try to send an operator away: for each that has come, and in any case. Most tries
+draw one that is elsewhere."""
 
 
 class Moved(NamedTuple):
@@ -83,15 +92,17 @@ def transfers(tables: Tables, device: IntArray, head: FloatArray, cuts: IntArray
 
 
 @compiled
-def _length(most: int) -> int:
+def _length(most: int, state: IntArray) -> int:
     """Return a random length of a run: 1 in half of the cases, else of any order of magnitude."""
-    if most < 2 or np.random.random() < 0.5:
+    if most < 2 or share(state) < 0.5:
         return 1
-    return int(np.exp(np.random.random() * np.log(most + 1.0)))
+    return int(np.exp(share(state) * np.log(most + 1.0)))
 
 
 @compiled
-def _next(tables: Tables, device: IntArray, op: int, here: int, way: int) -> int:
+def _next(  # noqa: PLR0917 - a compiled loop takes arrays
+    tables: Tables, device: IntArray, op: int, here: int, way: int, state: IntArray
+) -> int:
     """Return the operator after `op` in a run on device `here`, or -1 at its end.
 
     Ways 0 and 1 follow the graph order, backward and forward; 2 and 3 what is read and what reads.
@@ -104,38 +115,40 @@ def _next(tables: Tables, device: IntArray, op: int, here: int, way: int) -> int
     count = start[op + 1] - start[op]
     if count == 0:
         return -1
-    near = items[start[op] + np.random.randint(0, count)]
+    near = items[start[op] + below(state, count)]
     return near if device[near] == here else -1
 
 
 @compiled
 def _move_run(  # noqa: PLR0917 - a compiled loop takes arrays
-    tables: Tables, placing: Placing, moved: Moved, op: int, there: int, way: int
+    tables: Tables, placing: Placing, moved: Moved, op: int, there: int, way: int, state: IntArray
 ) -> None:
     """Move a run of random length that begins with `op`."""
     here = placing.device[op]
-    length = _length(moved.ops.shape[0] // 4)
+    length = _length(moved.ops.shape[0] // _LONGEST_RUN, state)
     while length > 0 and op >= 0:
         move(tables, placing, moved, op, there)
-        op = _next(tables, placing.device, op, here, way)
+        op = _next(tables, placing.device, op, here, way, state)
         length -= 1
 
 
 @compiled
-def _make_room(tables: Tables, placing: Placing, memory: IntArray, moved: Moved) -> bool:
+def _make_room(
+    tables: Tables, placing: Placing, memory: IntArray, moved: Moved, state: IntArray
+) -> bool:
     """Send random operators away from devices that hold too much; return whether all fits."""
     n, devices = placing.device.shape[0], memory.shape[0]
-    runs = moved.many[0]
-    for _ in range(4 * runs + 8):
+    came = moved.many[0]
+    for _ in range(_SENT_EACH * came + _SENT_MORE):
         if fits(placing, memory):
             return True
         if moved.many[0] == n:
             return False
-        op = np.random.randint(0, n)
+        op = below(state, n)
         here = placing.device[op]
         if moved.marked[op] or placing.used[here] <= memory[here]:
             continue
-        there = moved.was[0] if np.random.random() < 0.5 else np.random.randint(0, devices)
+        there = moved.was[0] if share(state) < 0.5 else below(state, devices)
         if there != here:
             move(tables, placing, moved, op, there)
     return fits(placing, memory)
@@ -149,33 +162,34 @@ def propose(  # noqa: PLR0917 - a compiled loop takes arrays
     moved: Moved,
     cuts: IntArray,
     found: int,
+    state: IntArray,
 ) -> bool:
     """Change `placing` to a random neighbour; return whether it fits the devices."""
     device = placing.device
-    if found > 0 and np.random.random() < 0.5:
-        which, end = np.random.randint(0, found), np.random.randint(0, 2)
+    if found > 0 and share(state) < 0.5:
+        which, end = below(state, found), below(state, 2)
         op, there = cuts[which, end], device[cuts[which, 1 - end]]
-        way = end + 2 * np.random.randint(0, 2)
+        way = end + 2 * below(state, 2)
     else:
-        op, there = np.random.randint(0, device.shape[0]), np.random.randint(0, memory.shape[0])
-        way = np.random.randint(0, 4)
-        if np.random.random() < 0.5:
-            near = _next_to(tables, op)
+        op, there = below(state, device.shape[0]), below(state, memory.shape[0])
+        way = below(state, 4)
+        if share(state) < 0.5:
+            near = _next_to(tables, op, state)
             there = device[near] if near >= 0 else there
     if device[op] == there:
         return False
-    _move_run(tables, placing, moved, op, there, way)
-    return _make_room(tables, placing, memory, moved)
+    _move_run(tables, placing, moved, op, there, way, state)
+    return _make_room(tables, placing, memory, moved, state)
 
 
 @compiled
-def _next_to(tables: Tables, op: int) -> int:
+def _next_to(tables: Tables, op: int, state: IntArray) -> int:
     """Return a random operator that `op` reads or that reads it, or -1."""
     before = tables.read_start[op + 1] - tables.read_start[op]
     after = tables.reader_start[op + 1] - tables.reader_start[op]
     if before + after == 0:
         return -1
-    which = np.random.randint(0, before + after)
+    which = below(state, before + after)
     if which < before:
         return int(tables.reads[tables.read_start[op] + which])
     return int(tables.readers[tables.reader_start[op] + which - before])

@@ -17,7 +17,7 @@ class Placing(NamedTuple):
     device: IntArray
     """Position of each operator's device. Length n."""
     used: IntArray
-    """Bytes that each device needs, as `fxpart.static.memory.device_bytes` counts. Length D."""
+    """Bytes that each device needs, as `fxpart.static.memory.used_bytes` counts. Length D."""
     held: IntArray
     """How many operators of a device read a source. Shape (D, m)."""
 

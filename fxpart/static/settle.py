@@ -1,13 +1,36 @@
 """Make a placement fit its devices, by random moves and exchanges."""
 
-import numpy as np
-
+from fxpart.chance import below, chance, share
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
-from fxpart.static.placing import overflow, placing_of, shift
+from fxpart.static.annealing import allowance
+from fxpart.static.placing import Placing, overflow, placing_of, shift
 from fxpart.static.tables import Tables
 
 __all__ = ["settle"]
+
+
+@compiled
+def _move_or_exchange(
+    tables: Tables, placing: Placing, devices: int, state: IntArray
+) -> tuple[int, int, int, int]:
+    """Move a random operator, in half of the cases in exchange for another.
+
+    Returns the operator, the one that came back, and the devices that they were on. Both are -1
+    when nothing moved, the second when there was no exchange.
+    """
+    n = placing.device.shape[0]
+    op, there, other = below(state, n), below(state, devices), -1
+    here = int(placing.device[op])
+    if here != there and share(state) < 0.5:
+        other = below(state, n)
+        there = int(placing.device[other])
+    if here == there:
+        return -1, -1, here, there
+    if other >= 0:
+        shift(tables, placing, other, here)
+    shift(tables, placing, op, there)
+    return op, other, here, there
 
 
 @compiled
@@ -16,8 +39,8 @@ def settle(  # noqa: PLR0917 - a compiled loop takes arrays
 ) -> tuple[bool, IntArray]:
     """Return whether the placement that was reached fits, and its devices.
 
-    Each try moves an operator; every second one also moves an operator back from the other device,
-    so that two are exchanged. What exceeds the devices, in all, is lowered by simulated annealing.
+    Each try moves an operator or exchanges two. What exceeds the devices, in all, is lowered by
+    simulated annealing.
 
     Args:
         tables: the operators.
@@ -28,28 +51,17 @@ def settle(  # noqa: PLR0917 - a compiled loop takes arrays
         seed: of chance.
 
     """
-    np.random.seed(seed)
-    n, devices = start.shape[0], memory.shape[0]
+    devices, state = memory.shape[0], chance(seed)
     placing = placing_of(tables, start, devices)
     over = overflow(placing, memory)
     for done in range(tries):
         if over == 0:
             break
-        op, there = np.random.randint(0, n), np.random.randint(0, devices)
-        here = int(placing.device[op])
-        if here == there:
+        op, other, here, there = _move_or_exchange(tables, placing, devices, state)
+        if op < 0:
             continue
-        other = -1
-        if np.random.random() < 0.5:
-            other = np.random.randint(0, n)
-            there = int(placing.device[other])
-            if there == here:
-                continue
-            shift(tables, placing, other, here)
-        shift(tables, placing, op, there)
         now = overflow(placing, memory)
-        allowed = -heat_bytes * np.exp(-7.0 * done / tries) * np.log(1.0 - np.random.random())
-        if now <= over + allowed:
+        if now <= over + allowance(heat_bytes, done, tries, state):
             over = now
             continue
         shift(tables, placing, op, here)

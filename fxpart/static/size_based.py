@@ -13,7 +13,9 @@ import numpy as np
 
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
+from fxpart.static.arrays import BoolArray, GraphArrays, arrays_of
 from fxpart.static.device_map import map_partitions
+from fxpart.static.filling import added_bytes, nothing_filled, put
 from fxpart.static.graph import StaticGraph, StaticPlan, StaticProblem
 from fxpart.static.refusals import no_plan, too_large_alone
 
@@ -21,54 +23,40 @@ __all__ = ["alone_bytes", "size_based"]
 
 
 @compiled
-def _fill(  # noqa: PLR0917 - a compiled loop takes arrays
-    alone: IntArray,
-    output: IntArray,
-    read_start: IntArray,
-    reads: IntArray,
-    source_bytes: IntArray,
-    source_start: IntArray,
-    sources: IntArray,
-    memory: IntArray,
-) -> tuple[int, IntArray, IntArray]:
+def _first_free(taken: BoolArray, memory: IntArray, needed_bytes: int) -> int:
+    """Return the first device that is not taken and holds so much, or the number of devices."""
+    device = 0
+    while device < memory.shape[0] and (taken[device] or memory[device] < needed_bytes):
+        device += 1
+    return device
+
+
+@compiled
+def _fill(graph: GraphArrays, alone: IntArray, memory: IntArray) -> tuple[int, IntArray, IntArray]:
     """Return the number of partitions, each operator's partition, and each partition's device.
 
     Devices are taken in the order of `memory`. A device of -1 means that no free one was large
     enough: from there on each operator is a partition of its own.
     """
     n, devices = alone.shape[0], memory.shape[0]
-    part = np.full(n, -1, dtype=np.int64)
-    device_of = np.full(n, -1, dtype=np.int64)
+    filling, device_of = nothing_filled(graph), np.full(n, -1, dtype=np.int64)
     taken = np.zeros(devices, dtype=np.bool_)
-    held = np.full(source_bytes.shape[0], -1, dtype=np.int64)
-    current, count, left, full = -1, 0, np.int64(0), False
+    current, count, left = -1, 0, np.int64(0)
     for op in range(n):
-        extra = alone[op]
-        for i in range(read_start[op], read_start[op + 1]):
-            if part[reads[i]] == current:
-                extra -= output[reads[i]]
-        for i in range(source_start[op], source_start[op + 1]):
-            if held[sources[i]] == current:
-                extra -= source_bytes[sources[i]]
-        if not full and (current < 0 or extra > left):
-            device = 0
-            while device < devices and (taken[device] or memory[device] < alone[op]):
-                device += 1
-            full = device == devices
-            if not full:
-                taken[device] = True
-                current, left, extra = count, memory[device], alone[op]
-                device_of[count] = device
-                count += 1
-        if full:
-            part[op] = count
+        added = added_bytes(graph, filling, alone, op, current)
+        if current < 0 or added > left:
+            device = _first_free(taken, memory, alone[op])
+            if device == devices:
+                filling.part[op:] = np.arange(count, count + n - op)
+                count += n - op
+                break
+            taken[device] = True
+            current, left, added = count, memory[device], alone[op]
+            device_of[count] = device
             count += 1
-            continue
-        part[op] = current
-        left -= extra
-        for i in range(source_start[op], source_start[op + 1]):
-            held[sources[i]] = current
-    return count, part, device_of[:count]
+        put(graph, filling, op, current)
+        left -= added
+    return count, filling.part, device_of[:count]
 
 
 def _row_sums(items: IntArray, start: IntArray) -> IntArray:
@@ -91,17 +79,8 @@ def alone_bytes(graph: StaticGraph) -> IntArray:
 
 def _attempt(problem: StaticProblem, alone: IntArray, order: IntArray) -> StaticPlan | None:
     """Return the plan that takes devices in this order, or None when there is none."""
-    graph = problem.graph
-    count, part, device_of = _fill(
-        alone,
-        graph.output_bytes,
-        graph.read_start,
-        graph.reads,
-        graph.source_bytes,
-        graph.source_start,
-        graph.sources,
-        problem.memory_bytes[order],
-    )
+    memory = problem.memory_bytes[order]
+    count, part, device_of = _fill(arrays_of(problem.graph), alone, memory)
     homes: IntArray | None = np.where(device_of < 0, -1, order[device_of])
     if (device_of < 0).any():
         homes = map_partitions(problem, part, count, [int(d) for d in np.asarray(homes)])

@@ -11,25 +11,20 @@ import numpy as np
 from fxpart.compiled import compiled
 from fxpart.errors import InfeasibleError
 from fxpart.graph import IntArray
-from fxpart.static.combine import BoolArray, combine
+from fxpart.static.arrays import BoolArray, GraphArrays, arrays_of
+from fxpart.static.combine import combine
+from fxpart.static.filling import added_bytes, nothing_filled, put
 from fxpart.static.graph import StaticPlan, StaticProblem
 from fxpart.static.memory import used_bytes
+from fxpart.static.refusals import too_large_alone
 from fxpart.static.size_based import alone_bytes
 
 __all__ = ["sparse_nn"]
 
 
 @compiled
-def _cut(  # noqa: PLR0917 - a compiled loop takes arrays
-    alone: IntArray,
-    output: IntArray,
-    read_start: IntArray,
-    reads: IntArray,
-    source_bytes: IntArray,
-    source_start: IntArray,
-    sources: IntArray,
-    is_embedding: BoolArray,
-    available: int,
+def _cut(
+    graph: GraphArrays, alone: IntArray, is_embedding: BoolArray, available: int
 ) -> tuple[IntArray, BoolArray]:
     """Return each operator's run, and whether each run is of embeddings.
 
@@ -37,35 +32,25 @@ def _cut(  # noqa: PLR0917 - a compiled loop takes arrays
     operator would exceed `available`.
     """
     n = alone.shape[0]
-    run_of = np.empty(n, dtype=np.int64)
-    kinds = np.zeros(n, dtype=np.bool_)
-    held = np.full(source_bytes.shape[0], -1, dtype=np.int64)
+    filling, kinds = nothing_filled(graph), np.zeros(n, dtype=np.bool_)
     current, used, kind = 0, np.int64(0), False
     for op in range(n):
         if is_embedding[op] != kind:
             if used != 0:
                 current, used = current + 1, np.int64(0)
             kind = is_embedding[op]
-        extra = alone[op]
-        for i in range(read_start[op], read_start[op + 1]):
-            if run_of[reads[i]] == current:
-                extra -= output[reads[i]]
-        for i in range(source_start[op], source_start[op + 1]):
-            if held[sources[i]] == current:
-                extra -= source_bytes[sources[i]]
-        if used + extra > available:
-            current, used, extra = current + 1, np.int64(0), alone[op]
-        run_of[op] = current
+        added = added_bytes(graph, filling, alone, op, current)
+        if used + added > available:
+            current, used, added = current + 1, np.int64(0), alone[op]
+        put(graph, filling, op, current)
         kinds[current] = kind
-        used += extra
-        for i in range(source_start[op], source_start[op + 1]):
-            held[sources[i]] = current
-    return run_of, kinds[: current + 1]
+        used += added
+    return filling.part, kinds[: current + 1]
 
 
 def _check(problem: StaticProblem, alone: IntArray, is_embedding: BoolArray) -> int:
     """Return the memory of each device, after checking what the mode asks for."""
-    memory, names = problem.memory_bytes, problem.graph.names
+    memory = problem.memory_bytes
     if (memory != memory[0]).any():
         raise InfeasibleError(
             "sparse_nn needs devices with the same memory, as it replicates operators on all:"
@@ -73,19 +58,14 @@ def _check(problem: StaticProblem, alone: IntArray, is_embedding: BoolArray) -> 
             available_bytes=int(memory.min()),
         )
     if not is_embedding.any():
+        count = problem.graph.n_ops
         raise InfeasibleError(
-            f"sparse_nn gives a device to each group of embeddings, but none of the {len(names)}"
+            f"sparse_nn gives a device to each group of embeddings, but none of the {count}"
             " operators is an embedding; use mode size_based"
         )
-    worst = int(alone.argmax())
-    if alone[worst] > memory[0]:
-        raise InfeasibleError(
-            f"operator {names[worst]} is too large to fit into a device: with what it reads it"
-            f" needs {alone[worst]} bytes, each device has {memory[0]};"
-            " give larger devices or split the operator",
-            needed_bytes=int(alone[worst]),
-            available_bytes=int(memory[0]),
-        )
+    refused = too_large_alone(problem, alone)
+    if refused is not None:
+        raise refused
     return int(memory[0])
 
 
@@ -133,17 +113,7 @@ def sparse_nn(problem: StaticProblem, is_embedding: BoolArray) -> StaticPlan:
     graph = problem.graph
     alone = alone_bytes(graph)
     available = _check(problem, alone, is_embedding)
-    run_of, kinds = _cut(
-        alone,
-        graph.output_bytes,
-        graph.read_start,
-        graph.reads,
-        graph.source_bytes,
-        graph.source_start,
-        graph.sources,
-        is_embedding,
-        available,
-    )
+    run_of, kinds = _cut(arrays_of(graph), alone, is_embedding, available)
     used = used_bytes(graph, run_of, len(kinds))
     partition_of_run = combine(graph, run_of, kinds, used, available)
     partition_of = partition_of_run[run_of]

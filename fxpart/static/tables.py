@@ -7,6 +7,7 @@ import numpy as np
 from fxpart.compiled import compiled
 from fxpart.graph import FloatArray, IntArray
 from fxpart.static.graph import StaticGraph
+from fxpart.static.rows import turned
 
 __all__ = ["Tables", "tables_of"]
 
@@ -67,14 +68,6 @@ def _shared_bytes(
     return shared
 
 
-def _turned(start: IntArray, items: IntArray, count: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Return CSR rows by item, the rows that had it, and the places where it stood."""
-    rows = np.repeat(np.arange(len(start) - 1), np.diff(start))
-    order = np.argsort(items, kind="stable").astype(np.int64)
-    turned_start = np.searchsorted(items[order], np.arange(count + 1)).astype(np.int64)
-    return turned_start, rows[order], order
-
-
 def tables_of(graph: StaticGraph, bytes_per_s: float) -> Tables:
     """Return the tables of `graph`. O(reads log reads).
 
@@ -86,8 +79,8 @@ def tables_of(graph: StaticGraph, bytes_per_s: float) -> Tables:
         graph.read_start, graph.reads, graph.source_bytes, graph.source_start, graph.sources
     )
     read_s = (graph.output_bytes[graph.reads] + shared) / bytes_per_s
-    reader_start, readers, place = _turned(graph.read_start, graph.reads, graph.n_ops)
-    user_start, users, _ = _turned(graph.source_start, graph.sources, len(graph.source_bytes))
+    reader_start, readers, place = turned(graph.read_start, graph.reads, graph.n_ops)
+    user_start, users, _ = turned(graph.source_start, graph.sources, len(graph.source_bytes))
     return Tables(
         graph.total_bytes,
         graph.output_bytes,

@@ -4,15 +4,12 @@ A walk moves operators that are on no long path at random. What it leaves scatte
 but traffic, and partitions.
 """
 
-import numpy as np
-
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
-from fxpart.static.neighbours import keep, move, nothing_moved, undo
-from fxpart.static.paths import heads, tails
-from fxpart.static.placing import fits, placing_of
+from fxpart.static.neighbours import Moved, move, nothing_moved, undo
+from fxpart.static.placing import Placing, fits, placing_of
 from fxpart.static.tables import Tables
-from fxpart.static.trial import try_moved
+from fxpart.static.trial import Paths, keep_if_short, paths_of
 
 __all__ = ["tidy"]
 
@@ -31,6 +28,26 @@ def _transferred(tables: Tables, device: IntArray, op: int, there: int) -> float
 
 
 @compiled
+def _moves(  # noqa: PLR0917 - a compiled loop takes arrays
+    tables: Tables,
+    memory: IntArray,
+    placing: Placing,
+    moved: Moved,
+    paths: Paths,
+    bound_s: float,
+    op: int,
+    there: int,
+) -> tuple[bool, int]:
+    """Move `op` if it fits and lengthens no path too far; return whether, and the work."""
+    move(tables, placing, moved, op, there)
+    if not fits(placing, memory):
+        undo(tables, placing, moved)
+        return False, 1
+    kept, looked_at = keep_if_short(tables, placing, moved, paths, bound_s)
+    return kept, 1 + looked_at
+
+
+@compiled
 def tidy(tables: Tables, memory: IntArray, start: IntArray, bound_s: float, work: int) -> IntArray:
     """Return a placement with fewer transfers, and no path longer than `bound_s`.
 
@@ -39,9 +56,8 @@ def tidy(tables: Tables, memory: IntArray, start: IntArray, bound_s: float, work
     """
     n, devices = start.shape[0], memory.shape[0]
     placing, moved = placing_of(tables, start, devices), nothing_moved(n)
-    device, head, tail = placing.device, heads(tables, start), np.zeros(n)
-    tails(tables, start, tail, n - 1)
-    fresh, done, changed = head.copy(), 0, True
+    device, paths = placing.device, paths_of(tables, start)
+    done, changed = 0, True
     while changed:
         changed = False
         for op in range(n):
@@ -54,21 +70,9 @@ def tidy(tables: Tables, memory: IntArray, start: IntArray, bound_s: float, work
                     return device
                 if there == device[op] or _transferred(tables, device, op, there) >= now_s:
                     continue
-                move(tables, placing, moved, op, there)
-                done += 1
-                good = fits(placing, memory)
-                if good:
-                    good, first, after, last = try_moved(
-                        tables, device, moved, head, tail, fresh, bound_s
-                    )
-                    done += after - first
-                    if good:
-                        head[first:after] = fresh[first:after]
-                        tails(tables, device, tail, last)
-                        done += last
-                        keep(moved)
-                        changed = True
-                        break
-                    fresh[first:after] = head[first:after]
-                undo(tables, placing, moved)
+                kept, looked_at = _moves(tables, memory, placing, moved, paths, bound_s, op, there)
+                done += looked_at
+                if kept:
+                    changed = True
+                    break
     return device

@@ -1,23 +1,26 @@
 """A walk over placements that shortens the longest path, by simulated annealing.
 
-After Kirkpatrick, Gelatt and Vecchi, "Optimization by Simulated Annealing" (Science 220, 1983): a
-step to a neighbour that is worse by x is taken with probability exp(-x / temperature), and the
-temperature sinks. The threshold is drawn before a neighbour is looked at, so that most are refused
-early. Chance has a seed, and work is counted in operators looked at, so the same problem gives the
-same placement in every process.
+Chance has a seed, and work is counted in operators looked at, so the same problem gives the same
+placement in every process.
 """
 
 import numpy as np
 
+from fxpart.chance import chance
 from fxpart.compiled import compiled
 from fxpart.graph import IntArray
-from fxpart.static.neighbours import keep, nothing_moved, propose, transfers, undo
-from fxpart.static.paths import heads, longest, tails
+from fxpart.static.annealing import allowance
+from fxpart.static.neighbours import nothing_moved, propose, transfers, undo
+from fxpart.static.paths import longest
 from fxpart.static.placing import placing_of
 from fxpart.static.tables import Tables
-from fxpart.static.trial import try_moved
+from fxpart.static.trial import keep_if_short, paths_of
 
 __all__ = ["walk"]
+
+_STEP_WORK, _MOVE_WORK = 4, 2
+"""What a step and each operator that it moves count as work, besides the operators looked at. In
+operators; rough, so that a walk ends also where no neighbour fits."""
 
 
 @compiled
@@ -42,38 +45,26 @@ def walk(  # noqa: PLR0917 - a compiled loop takes arrays
         seed: of chance.
 
     """
-    np.random.seed(seed)
-    n = start.shape[0]
-    placing = placing_of(tables, start, memory.shape[0])
-    moved = nothing_moved(n)
-    head, tail, cuts = heads(tables, start), np.zeros(n), np.empty((n, 2), dtype=np.int64)
-    tails(tables, start, tail, n - 1)
-    fresh, best, now_s = head.copy(), start.copy(), longest(head)
-    best_s, found, done = now_s, transfers(tables, start, head, cuts), 0
-    hot_s = heat * (now_s - least_s)
+    n, state = start.shape[0], chance(seed)
+    placing, moved = placing_of(tables, start, memory.shape[0]), nothing_moved(n)
+    paths, cuts, best = paths_of(tables, start), np.empty((n, 2), dtype=np.int64), start.copy()
+    now_s = longest(paths.head)
+    best_s, found, done = now_s, transfers(tables, start, paths.head, cuts), 0
+    hottest_s = heat * (now_s - least_s)
     while done < work and best_s > least_s:
-        done += 4
-        if not propose(tables, placing, memory, moved, cuts, found):
-            done += 2 * moved.many[0]
+        done += _STEP_WORK
+        fitting = propose(tables, placing, memory, moved, cuts, found, state)
+        bound_s = now_s + (allowance(hottest_s, done, work, state) if fitting else 0.0)
+        done += _MOVE_WORK * moved.many[0]
+        if not fitting:
             undo(tables, placing, moved)
             continue
-        cold = hot_s * np.exp(-7.0 * done / work)
-        bound_s = now_s - cold * np.log(1.0 - np.random.random())
-        taken, first, after, last = try_moved(
-            tables, placing.device, moved, head, tail, fresh, bound_s
-        )
-        done += after - first + 2 * moved.many[0]
-        if not taken:
-            fresh[first:after] = head[first:after]
-            undo(tables, placing, moved)
-            continue
-        keep(moved)
-        head[first:after] = fresh[first:after]
-        tails(tables, placing.device, tail, last)
-        done += last + 1
-        now_s = longest(head)
-        found = transfers(tables, placing.device, head, cuts)
-        if now_s < best_s:
-            best_s = now_s
-            best[:] = placing.device
+        kept, looked_at = keep_if_short(tables, placing, moved, paths, bound_s)
+        done += looked_at
+        if kept:
+            now_s = longest(paths.head)
+            found = transfers(tables, placing.device, paths.head, cuts)
+            if now_s < best_s:
+                best_s = now_s
+                best[:] = placing.device
     return best_s, best

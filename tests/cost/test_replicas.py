@@ -16,6 +16,7 @@ from fxpart.partitions import partition_by_device
 from fxpart.problem import Problem
 from fxpart.topology import Link
 from tests import independent
+from tests.independent_replicas import homes, peak_bytes
 from tests.sketch import Sketch, devices, problem, random_graph
 
 GB = 10**9
@@ -144,31 +145,12 @@ def _replicated(seed: int, n: int, count: int) -> tuple[Problem, Assignment]:
     return this, Assignment(cut.partition_of, homes)
 
 
-def _slow_memory(this: Problem, placed: Assignment, device: int) -> int:
-    """Return what a device needs: the independent peak of each round, its weights exchanged."""
-    graph = this.graph
-    held = [op for op in range(graph.n_ops) if device in _homes(placed, op)]
-    kept = {int(w) for op in held for w in graph.uses_of(op)}
-    most = 0
-    for index in range(placed.rounds):
-        homes = [_homes(placed, op) for op in range(graph.n_ops)]
-        where = np.array([home[index % len(home)] for home in homes])
-        mine = {int(w) for op in np.flatnonzero(where == device) for w in graph.uses_of(int(op))}
-        peak = independent.peak_bytes(graph, where, device)
-        most = max(most, peak - sum(int(graph.weight_bytes[w]) for w in mine))
-    return most + sum(int(graph.weight_bytes[w]) for w in kept)
-
-
-def _homes(placed: Assignment, op: int) -> tuple[int, ...]:
-    return placed.devices_of_partition[int(placed.partition_of[op])]
-
-
 def _slow_busiest_s(this: Problem, placed: Assignment) -> float:
     """Return the load of the busiest device or link for one input, counted input by input."""
     graph, topology = this.graph, this.topology
     busy: dict[tuple[int, ...], float] = defaultdict(float)
     for index in range(placed.rounds):
-        where = [_homes(placed, op)[index % len(_homes(placed, op))] for op in range(graph.n_ops)]
+        where = [homes(placed, op)[index % len(homes(placed, op))] for op in range(graph.n_ops)]
         sent = set()
         for op, here in enumerate(where):
             busy[(here,)] += float(this.costs.op_time_s[op, here])
@@ -188,7 +170,7 @@ def test_replicas_agree_with_the_independent_computation(seed: int, n: int, coun
     this, placed = _replicated(seed, n, count)
     result = evaluate(this, placed)
     for device in range(count):
-        assert result.devices[device].peak_bytes == _slow_memory(this, placed, device)
+        assert result.devices[device].peak_bytes == peak_bytes(this, placed, device)
         assert result.devices[device].peak_bytes <= result.devices[device].static_bytes
     busiest = _slow_busiest_s(this, placed)
     assert result.throughput_per_s == pytest.approx(1 / busiest if busiest else float("inf"))

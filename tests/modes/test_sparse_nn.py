@@ -17,7 +17,7 @@ from tests import independent
 from tests.sketch import Sketch, devices, problem
 
 
-def _model(*tables: int, dense: int = 10, rest: int = 1) -> OpGraph:
+def model_of_tables(*tables: int, dense: int = 10, rest: int = 1) -> OpGraph:
     """Return bottom, a lookup of 1 byte in each table, and top, which reads all of them.
 
     Bottom and top have `dense` bytes of weights each and make `rest` bytes.
@@ -47,7 +47,7 @@ def _sparse(graph: OpGraph, count: int, size: int) -> Problem:
 
 def test_tables_are_packed_and_the_dense_rest_is_everywhere() -> None:
     # Dense: weights 20, input 2, and at top bottom's byte, four lookups and its own: 28.
-    graph = _model(60, 50, 40, 30)
+    graph = model_of_tables(60, 50, 40, 30)
     this = _sparse(graph, 4, 28 + 3 + 3 + 90)
     placed = make_mode("sparse_nn")(this)
     # Largest first: 60 opens a device, 50 another; 40 goes to the fuller one it fits: 50 + 40;
@@ -61,7 +61,7 @@ def test_tables_are_packed_and_the_dense_rest_is_everywhere() -> None:
 
 
 def test_one_byte_less_takes_another_device() -> None:
-    graph = _model(60, 50, 40, 30)
+    graph = model_of_tables(60, 50, 40, 30)
     this = _sparse(graph, 4, 28 + 3 + 3 + 90 - 1)
     placed = make_mode("sparse_nn")(this)
     assert placed.replicas == 3
@@ -70,7 +70,7 @@ def test_one_byte_less_takes_another_device() -> None:
 def test_tables_are_spread_by_time_over_as_many_devices() -> None:
     # With 100 bytes for tables: 90 and 10 would fill one device, 60 and 4 the other. Three lookups
     # of equal time beside one: the smallest tables go where less is computed.
-    this = _sparse(_model(90, 60, 5, 4), 3, 28 + 3 * 3 + 100)
+    this = _sparse(model_of_tables(90, 60, 5, 4), 3, 28 + 3 * 3 + 100)
     placed = make_mode("sparse_nn")(this)
     by_operator = [placed.devices_of_partition[p] for p in placed.partition_of]
     assert by_operator[1:5] == [(0,), (1,), (1,), (0,)]
@@ -78,18 +78,18 @@ def test_tables_are_spread_by_time_over_as_many_devices() -> None:
 
 def test_tables_that_can_only_be_packed_tightly_are() -> None:
     # Spread, 60 + 30 and 50 + 40 leave no room of 20; packed, 60 + 40 and 50 + 30 + 20 are full.
-    this = _sparse(_model(60, 50, 40, 30, 20), 2, 20 + 2 + 7 + 3 * 3 + 100)
+    this = _sparse(model_of_tables(60, 50, 40, 30, 20), 2, 20 + 2 + 7 + 3 * 3 + 100)
     placed = make_mode("sparse_nn")(this)
     assert sorted(use.weight_bytes for use in evaluate(this, placed).devices) == [120, 120]
 
 
 def test_a_model_that_one_device_holds_stays_on_it() -> None:
-    placed = make_mode("sparse_nn")(problem(_model(60, 50), devices(10**6, 50)))
+    placed = make_mode("sparse_nn")(problem(model_of_tables(60, 50), devices(10**6, 50)))
     assert placed.devices_of_partition == ((0,),)
 
 
 def test_unequal_devices_are_refused() -> None:
-    this = problem(_model(60, 50), devices(100, 100, 99))
+    this = problem(model_of_tables(60, 50), devices(100, 100, 99))
     with pytest.raises(
         SpecError, match=r"needs devices of equal memory, there are 2 x 100 B . 1 x"
     ):
@@ -97,14 +97,14 @@ def test_unequal_devices_are_refused() -> None:
 
 
 def test_a_model_without_embeddings_is_refused() -> None:
-    graph = replace(_model(60, 50), targets=("aten.linear.default",) * 4)
+    graph = replace(model_of_tables(60, 50), targets=("aten.linear.default",) * 4)
     with pytest.raises(SpecError, match="no embedding operators; take mode=size_based"):
         make_mode("sparse_nn")(_sparse(graph, 4, 100))
 
 
 def test_dense_and_one_table_must_fit_a_device() -> None:
     # 20 + 2 of dense, bottom, lookup of table 0, top, the other lookup received; 60 + 3.
-    graph, needed = _model(60, 50), 20 + 2 + 4 + 60 + 3
+    graph, needed = model_of_tables(60, 50), 20 + 2 + 4 + 60 + 3
     with pytest.raises(InfeasibleError, match=r"tables of tables.0 alone need 89 B .* 88 B") as no:
         make_mode("sparse_nn")(_sparse(graph, 4, needed - 1))
     assert (no.value.needed_bytes, no.value.available_bytes) == (needed, needed - 1)
@@ -112,7 +112,7 @@ def test_dense_and_one_table_must_fit_a_device() -> None:
 
 
 def test_more_partitions_than_devices_are_refused() -> None:
-    graph = _model(60, 60, 60, 60)
+    graph = model_of_tables(60, 60, 60, 60)
     with pytest.raises(
         InfeasibleError, match=r"make 4 partitions of up to 91 B .* take 4 su"
     ) as no:
@@ -191,7 +191,7 @@ def _needed_alone(graph: OpGraph, lookups: list[int]) -> int:
     rest=st.integers(0, 5),
 )
 def test_it_keeps_its_promises(tables: list[int], count: int, size: int, rest: int) -> None:
-    graph = _model(*tables, dense=3, rest=rest)
+    graph = model_of_tables(*tables, dense=3, rest=rest)
     this = _sparse(graph, count, size)
     n = graph.n_ops
     whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)

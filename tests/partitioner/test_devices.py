@@ -1,5 +1,7 @@
 """Partitions on devices: torch's best fit, the exact fit, and what is left."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch.fx import Graph, Node
@@ -39,6 +41,19 @@ def _each(ops: list[Node]) -> list[Partition]:
 
 def _devices(*memory: int) -> list[Device]:
     return [Device(f"d{i}", size, i) for i, size in enumerate(memory)]
+
+
+def test_an_input_that_two_partitions_share_lies_once_on_a_device() -> None:
+    ops, answers = _ops(2), []
+    # The input of 4 bytes and two results of 10; with the input for each partition, 28.
+    for mapping in (
+        theirs_mapping.get_device_to_partitions_mapping,
+        get_device_to_partitions_mapping,
+    ):
+        partitions: list[Any] = list(_each(ops))
+        only: list[Any] = list(_devices(26))
+        answers.append(mapping(partitions, only))
+    assert answers == [False, True]
 
 
 def test_the_smallest_device_that_holds_it_is_taken() -> None:

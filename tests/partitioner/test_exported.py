@@ -93,15 +93,17 @@ def test_random_exported_graphs_compute_the_same_in_every_mode() -> None:
     assert all(modes.values())
 
 
-def test_the_check_of_the_inputs_stays_and_is_no_operator() -> None:
+@pytest.mark.parametrize("share", [0.6, 2.0])
+def test_the_check_of_the_inputs_stays_and_is_no_operator(share: float) -> None:
     model = _Nested().eval()
     exported = torch.export.export(model, NESTED).module()
     get_size_of_all_nodes(exported)
     before = exported.code
     partitioner = Partitioner()
-    config = config_for([int(0.6 * total_bytes(exported))] * 3)
+    config = config_for([int(share * total_bytes(exported))] * 3)
     emitted = partitioner.partition_graph(exported, model, config).module_with_submodules
     assert exported.code == before
+    assert (len(partitioner.partitions) == 1) == (share > 1)
     assert "_guards_fn" not in {n.name for p in partitioner.partitions for n in p.nodes}
     calls = [n.target for n in emitted.graph.nodes if n.op == "call_module"]
     assert calls[0] == "_guards_fn"

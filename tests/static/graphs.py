@@ -7,7 +7,7 @@ import numpy as np
 
 from fxpart.graph import csr
 from fxpart.static.graph import StaticGraph, StaticProblem
-from fxpart.static.memory import device_bytes
+from fxpart.static.memory import used_bytes
 
 
 def static_graph(
@@ -62,7 +62,7 @@ def random_problem(seed: int, most_ops: int = 14, most_devices: int = 4) -> Stat
     rng = random.Random(seed)
     graph = random_graph(rng, rng.randint(3, most_ops), rng.choice([0.5, 1.0, 1.5]))
     devices = rng.randint(2, most_devices)
-    whole = int(device_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 1)[0])
+    whole = int(used_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 1)[0])
     part = rng.uniform(0.3, 0.9)
     equal = rng.random() < 0.5
     shares = [part if equal else rng.uniform(0.3, 0.9) for _ in range(devices)]

@@ -17,7 +17,7 @@ from fxpart.static.exact_kl import exact_kl
 from fxpart.static.graph import StaticPlan, StaticProblem
 from fxpart.static.kl_based import kl_based
 from fxpart.static.least_latency import least_latency
-from fxpart.static.memory import device_bytes
+from fxpart.static.memory import used_bytes
 from tests.static.graphs import chain, random_graph, random_problem, static_graph
 
 Exact = Callable[[StaticProblem], StaticPlan | None]
@@ -32,7 +32,7 @@ def _problem(seed: int) -> StaticProblem:
     """Return a problem of 4 to 30 operators on 2 to 5 devices of 0.3 to 0.9 of the graph."""
     rng = random.Random(seed)
     graph = random_graph(rng, rng.randint(4, 30), rng.choice([0.5, 1.0, 1.5]))
-    whole = int(device_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 1)[0])
+    whole = int(used_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 1)[0])
     devices, equal, share = rng.randint(2, 5), rng.random() < 0.5, rng.uniform(0.3, 0.9)
     shares = [share if equal else rng.uniform(0.3, 0.9) for _ in range(devices)]
     memory = np.array([max(1, int(whole * part)) for part in shares], dtype=np.int64)

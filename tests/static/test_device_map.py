@@ -9,7 +9,7 @@ from torch.fx.experimental.accelerator_partitioner import get_device_to_partitio
 
 from fxpart.static.device_map import map_partitions
 from fxpart.static.graph import StaticGraph, StaticProblem
-from fxpart.static.memory import device_bytes
+from fxpart.static.memory import used_bytes
 from tests.static.graphs import random_problem, static_graph
 from tests.static.torch_side import torch_devices, torch_partitions, torch_side
 
@@ -85,5 +85,5 @@ def test_as_torch_maps(seed: int) -> None:
     elif home is not None:
         assert all(f in (-1, h) for f, h in zip(fixed, home, strict=True))
         free = [d for d in range(devices) if d not in fixed]
-        used = device_bytes(graph, home[part], devices)
+        used = used_bytes(graph, home[part], devices)
         assert (used[free] <= problem.memory_bytes[free]).all()

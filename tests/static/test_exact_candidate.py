@@ -12,7 +12,7 @@ from torch.fx.experimental.accelerator_partitioner import (
 
 from fxpart.graph import IntArray
 from fxpart.static.exact_candidate import candidate_s, homes_as_torch, plan_of
-from fxpart.static.memory import device_bytes
+from fxpart.static.memory import used_bytes
 from fxpart.static.tables import tables_of
 from tests.static.graphs import chain, random_problem
 from tests.static.torch_side import torch_devices, torch_latency_s, torch_partitions, torch_side
@@ -38,7 +38,7 @@ def test_as_torch(seed: int) -> None:
     expected = math.inf
     if found:
         assert home.tolist() == [p.logical_device_ids[0] for p in theirs]
-        used = device_bytes(problem.graph, home[part], len(problem.memory_bytes))
+        used = used_bytes(problem.graph, home[part], len(problem.memory_bytes))
         assert (used <= problem.memory_bytes).all()
         if not any(check_dependency(partition) for partition in theirs):
             expected = torch_latency_s(side, theirs, problem.bytes_per_s)

@@ -14,7 +14,7 @@ from fxpart.static.cost_aware import cost_aware
 from fxpart.static.graph import StaticGraph, StaticPlan, StaticProblem
 from fxpart.static.kl_based import kl_based
 from fxpart.static.least_latency import least_latency
-from fxpart.static.memory import device_bytes
+from fxpart.static.memory import used_bytes
 from fxpart.static.size_based import size_based
 from tests.static.graphs import chain, diamonds, random_problem, static_graph
 from tests.static.torch_side import (
@@ -57,7 +57,7 @@ def _optimum(problem: StaticProblem) -> float | None:
     fitting = [
         device_of
         for device_of in itertools.product(range(devices), repeat=problem.graph.n_ops)
-        if (device_bytes(problem.graph, np.array(device_of), devices) <= problem.memory_bytes).all()
+        if (used_bytes(problem.graph, np.array(device_of), devices) <= problem.memory_bytes).all()
     ]
     return min((_slowly(problem, device_of) for device_of in fitting), default=None)
 
@@ -67,7 +67,7 @@ def _check(problem: StaticProblem, plan: StaticPlan) -> float:
     count = len(plan.devices_of_partition)
     assert sorted(set(plan.partition_of.tolist())) == list(range(count))
     assert all(len(homes) == 1 for homes in plan.devices_of_partition)
-    used = device_bytes(problem.graph, _devices(plan), len(problem.memory_bytes))
+    used = used_bytes(problem.graph, _devices(plan), len(problem.memory_bytes))
     assert (used <= problem.memory_bytes).all()
     return latency_s(problem, plan)
 
@@ -186,7 +186,7 @@ def test_deep_graphs_end_in_few_partitions(
     kind: Callable[[int], StaticGraph], size: int, most: int
 ) -> None:
     graph = kind(size)
-    whole = int(device_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 1)[0])
+    whole = int(used_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 1)[0])
     problem = StaticProblem(graph, np.array([whole * 2 // 5] * 4), 25.0)
     plan = kl_based(problem)
     one = StaticPlan(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))

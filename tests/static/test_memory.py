@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from fxpart.static.memory import device_bytes, used_bytes
+from fxpart.static.memory import used_bytes
 from tests.static.graphs import random_graph, static_graph
 from tests.static.torch_side import torch_partitions, torch_side
 
@@ -25,7 +25,7 @@ def test_by_hand() -> None:
     # Operators 1 and 2 both read the output of 0, which counts for each of them.
     halves = used_bytes(graph, np.array([0, 1, 1, 0]), 3)
     assert halves.tolist() == [100 + 400 + 2 + 3 + 10, 200 + 300 + 2 * 1 + 20, 0]
-    assert device_bytes(graph, np.array([1, 0, 0, 1]), 2).tolist() == [522, 515]
+    assert used_bytes(graph, np.array([1, 0, 0, 1]), 2).tolist() == [522, 515]
 
 
 @pytest.mark.parametrize("seed", range(25))

@@ -6,19 +6,20 @@ import random
 import numpy as np
 import pytest
 
+from fxpart.chance import chance
 from fxpart.static.contiguous import contiguous, delays, steps_over
 from fxpart.static.cost import latency_s, path_over_partitions_s
 from fxpart.static.graph import StaticPlan
 from fxpart.static.join import join
-from fxpart.static.memory import device_bytes
-from fxpart.static.neighbours import keep, nothing_moved, propose, transfers, undo
+from fxpart.static.memory import used_bytes
+from fxpart.static.neighbours import nothing_moved, propose, transfers
 from fxpart.static.orders import depth_first
 from fxpart.static.paths import heads, longest, tails
 from fxpart.static.placing import fits, overflow, placing_of, shift
 from fxpart.static.settle import settle
 from fxpart.static.tables import tables_of
 from fxpart.static.tidy import tidy
-from fxpart.static.trial import try_moved
+from fxpart.static.trial import keep_if_short, paths_of
 from fxpart.static.walk import walk
 from tests.static.graphs import chain, diamonds, random_graph, random_problem, static_graph
 
@@ -31,7 +32,7 @@ def test_moves_keep_the_bytes_of_devices(seed: int) -> None:
     placing = placing_of(tables, np.zeros(20, dtype=np.int64), 3)
     for _ in range(50):
         shift(tables, placing, rng.randrange(20), rng.randrange(3))
-        expected = device_bytes(graph, placing.device, 3)
+        expected = used_bytes(graph, placing.device, 3)
         assert placing.used.tolist() == expected.tolist()
     memory = expected - np.array([5, 0, -7])
     assert overflow(placing, memory) == 5
@@ -46,31 +47,28 @@ def test_a_trial_says_what_a_new_evaluation_says(seed: int) -> None:
     n, rng = problem.graph.n_ops, random.Random(seed)
     start = np.array([rng.randrange(len(memory)) for _ in range(n)], dtype=np.int64)
     placing, moved = placing_of(tables, start, len(memory)), nothing_moved(n)
-    head, tail, cuts = heads(tables, start), np.zeros(n), np.empty((n, 2), dtype=np.int64)
-    tails(tables, start, tail, n - 1)
+    paths, cuts = paths_of(tables, start), np.empty((n, 2), dtype=np.int64)
+    head, tail, state = paths.head, paths.tail, chance(seed)
     assert longest(head) == pytest.approx(float((head + tail).max()), rel=1e-12)
-    fresh, taken = head.copy(), 0
+    tails_anew, taken, refused = tail.copy(), 0, 0
     for _ in range(60):
         found = transfers(tables, placing.device, head, cuts)
-        assert propose(tables, placing, memory, moved, cuts, found) or moved.many[0] == 0
+        assert propose(tables, placing, memory, moved, cuts, found, state) or moved.many[0] == 0
         if moved.many[0] == 0:
             continue
-        exact = longest(heads(tables, placing.device))
-        bound_s = longest(head) * 1.02
-        good, first, after, last = try_moved(
-            tables, placing.device, moved, head, tail, fresh, bound_s
-        )
-        assert good == (exact <= bound_s)
-        if good:
-            keep(moved)
-            taken += 1
-            head[first:after] = fresh[first:after]
-            tails(tables, placing.device, tail, last)
-            assert head.tolist() == heads(tables, placing.device).tolist()
-        else:
-            undo(tables, placing, moved)
-            fresh[first:after] = head[first:after]
+        exact, before_s = longest(heads(tables, placing.device)), longest(head)
+        kept, looked_at = keep_if_short(tables, placing, moved, paths, before_s * 1.02)
+        assert kept == (exact <= before_s * 1.02)
+        assert 0 < looked_at <= 2 * n
+        taken, refused = taken + kept, refused + (not kept)
+        # Whether kept or undone, what is known is that of the placement as it is now.
+        assert moved.many[0] == 0
+        assert head.tolist() == paths.fresh.tolist() == heads(tables, placing.device).tolist()
+        tails(tables, placing.device, tails_anew, n - 1)
+        assert tail.tolist() == tails_anew.tolist()
+        assert longest(head) == (exact if kept else before_s)
     assert taken > 0
+    assert refused > 0
     assert not moved.marked.any()
 
 
@@ -116,12 +114,12 @@ def test_a_chain_is_cut_best(seed: int, memory: list[int]) -> None:
     for devices in itertools.permutations(range(len(memory))):
         for cuts in itertools.combinations_with_replacement(range(n + 1), len(memory) - 1):
             device_of = np.repeat(devices, np.diff([0, *cuts, n]))
-            if (device_bytes(graph, device_of, len(memory)) <= room).all():
+            if (used_bytes(graph, device_of, len(memory)) <= room).all():
                 costs.append(longest(heads(tables, device_of)))
     if not costs:
         assert (found < 0).any()
     else:
-        assert (device_bytes(graph, found, len(memory)) <= room).all()
+        assert (used_bytes(graph, found, len(memory)) <= room).all()
         assert longest(heads(tables, found)) == min(costs)
 
 
@@ -181,10 +179,10 @@ def test_settling_ends_in_a_placement_that_fits(seed: int) -> None:
     tables, n = tables_of(problem.graph, 1.0), problem.graph.n_ops
     rng = random.Random(seed)
     hidden = np.array([rng.randrange(2) for _ in range(n)], dtype=np.int64)
-    memory = device_bytes(problem.graph, hidden, 2) + 40
+    memory = used_bytes(problem.graph, hidden, 2) + 40
     together = np.zeros(n, dtype=np.int64)
     good, found = settle(tables, memory, together, 20_000, 30.0, 0)
-    assert good == bool((device_bytes(problem.graph, found, 2) <= memory).all())
+    assert good == bool((used_bytes(problem.graph, found, 2) <= memory).all())
     assert good
     good, _ = settle(tables, memory // 9, together, 500, 30.0, 0)
     assert not good

@@ -58,7 +58,7 @@ def test_levels_two_apart_are_not_combined() -> None:
 REFUSALS: list[tuple[str, list[int], list[bool]]] = [
     ("sparse_nn needs devices with the same memory.* 140 to 141 bytes", [140, 141], [True] * 4),
     ("none of the 4 operators is an embedding", [140, 140], [False] * 4),
-    ("operator op0 is too large to fit into a device: .* 110 bytes, each device has 109",
+    ("operator op0 is too large to fit any device: .* 110 bytes, the largest device has 109",
      [109, 109], [True, True, False, False]),
     ("sparse_nn needs 2 devices of 150 bytes for the embeddings, but only 1 are given",
      [150], [True, True, False, False]),

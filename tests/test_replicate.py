@@ -4,9 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpart.static.graph import StaticPlan
-from fxpart.static.saturate import Homes, replicate, saturate
-from tests.static.small import Row, small_problem
+from fxpart.replicate import Homes, copies, replicate
 
 
 def _replicate(used: list[int], homes: Homes, memory: list[int]) -> Homes:
@@ -37,13 +35,25 @@ def test_partitions_on_several_devices_follow_each_of_them() -> None:
     assert homes == ((0, 2), (1, 3), (0, 1, 2, 3))
 
 
-def test_a_plan_keeps_its_partitions() -> None:
-    rows: list[Row] = [(0, 10, [], [0]), (0, 10, [0], [])]
-    problem = small_problem(rows, [5], [15, 20, 20, 15, 14])
-    plan = StaticPlan(np.array([0, 1]), ((0,), (1,)))
-    found = saturate(problem, plan)
-    assert found.devices_of_partition == ((0, 3), (1, 2))
-    assert np.array_equal(found.partition_of, plan.partition_of)
+def _bytes(*sizes: int) -> np.ndarray:
+    return np.array(sizes, dtype=np.int64)
+
+
+def test_each_round_takes_the_smallest_devices_that_hold_it() -> None:
+    needed, memory = _bytes(5, 2, 0, 0, 0, 0, 0), _bytes(9, 9, 6, 2, 5, 3, 5)
+    # 0 is copied by 4, then by 6; 1 by 3, then by 5; then only 2 is left.
+    assert copies(needed, [0, 1], memory) == [[4, 6], [3, 5]]
+    assert copies(needed, [0, 1], memory, most=1) == [[4], [3]]
+    assert copies(needed, [0, 1], memory, most=0) == [[], []]
+
+
+def test_a_round_that_one_cannot_take_part_in_is_the_last() -> None:
+    assert copies(_bytes(5, 2, 0, 0, 0, 0), [0, 1], _bytes(9, 9, 2, 2, 2, 2)) == [[], []]
+    assert copies(_bytes(5, 2, 0, 0, 0, 0), [0, 1], _bytes(9, 9, 5, 5, 4, 1)) == [[2], [4]]
+
+
+def test_nothing_used_is_copied_nowhere() -> None:
+    assert copies(_bytes(0, 0), [], _bytes(9, 9)) == []
 
 
 @given(

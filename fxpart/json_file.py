@@ -1,0 +1,42 @@
+"""JSON files that say which schema and version they follow, read with every doubt named."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fxpart.errors import SpecError
+
+__all__ = ["read_document", "what_is_wrong"]
+
+
+def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
+    """Return what a JSON file of `schema` says, once it is known to be one that we can read.
+
+    `version` is the latest of the schema; a writer raises it when a reader of the version before
+    would misunderstand the file.
+
+    Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SpecError(f"there is no file {path}; give the path of a {schema} file") from None
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:  # of JSON or of UTF-8, or nested too deep
+        raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); write it again") from error
+    found = document.get("schema") if isinstance(document, dict) else None
+    if found != schema:
+        raise SpecError(f"{path} is not a {schema} file, its schema is {found!r}")
+    said = document.get("version")
+    # True is an int to Python.
+    if type(said) is not int or not 1 <= said <= version:
+        raise SpecError(
+            f"{path} has version {said!r}, this fxpart reads up to {version}; upgrade fxpart"
+        )
+    return dict(document)
+
+
+def what_is_wrong(error: Exception) -> str:
+    """Return in a few words what an error says about the file that is read."""
+    return f"no {error.args[0]}" if isinstance(error, KeyError) else str(error).splitlines()[0]

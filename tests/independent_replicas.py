@@ -1,0 +1,27 @@
+"""What a device holds of a placement with replicas, counted round by round, slowly."""
+
+import numpy as np
+
+from fxpart.assignment import Assignment
+from fxpart.problem import Problem
+from tests import independent
+
+
+def homes(placed: Assignment, op: int) -> tuple[int, ...]:
+    """Return the devices that take turns with an operator."""
+    return placed.devices_of_partition[int(placed.partition_of[op])]
+
+
+def peak_bytes(this: Problem, placed: Assignment, device: int) -> int:
+    """Return what a device needs: the independent peak of each round, its weights exchanged."""
+    graph = this.graph
+    held = [op for op in range(graph.n_ops) if device in homes(placed, op)]
+    kept = {int(w) for op in held for w in graph.uses_of(op)}
+    most = 0
+    for index in range(placed.rounds):
+        turns = [homes(placed, op) for op in range(graph.n_ops)]
+        where = np.array([turn[index % len(turn)] for turn in turns])
+        mine = {int(w) for op in np.flatnonzero(where == device) for w in graph.uses_of(int(op))}
+        peak = independent.peak_bytes(graph, where, device)
+        most = max(most, peak - sum(int(graph.weight_bytes[w]) for w in mine))
+    return most + sum(int(graph.weight_bytes[w]) for w in kept)
