@@ -94,6 +94,13 @@ def _unknown_key(path: str) -> str:
     section, _, key = path.partition(".")
     inside = known.get(section)
     if not key or inside is None or not hasattr(inside, "__dataclass_fields__"):
-        return f"{path} does not exist; {nearest_names(section, known)}"
+        # A key that stands in a section, asked for without it: saturate_host.
+        homes = [
+            f"{name}.{section}"
+            for name, kind in known.items()
+            if section in getattr(kind, "__dataclass_fields__", {})
+        ]
+        near = f"did you mean {homes[0]}?" if homes else nearest_names(section, known)
+        return f"{path} does not exist; {near}"
     near = nearest_names(key, inside.__dataclass_fields__)
     return f"{path} does not exist; in {section}, {near}"

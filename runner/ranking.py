@@ -31,6 +31,8 @@ def sweep_row(result: Mapping[str, Any]) -> dict[str, object]:
         **settings,
         "latency_ms": metrics.get("latency_ms"),
         "peak_memory_gib": metrics.get("peak_memory_gib"),
+        "throughput_per_s": metrics.get("throughput_per_s"),
+        "replicas": metrics.get("replicas"),
         "partitions": None if partitions is None else int(partitions),
         "gap": None if gap is None else gap / 100,
         "feasible": {"finished": True, "infeasible": False}.get(status),
@@ -38,7 +40,16 @@ def sweep_row(result: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-_MEASURES = ("latency_ms", "peak_memory_gib", "partitions", "gap", "feasible", "reason")
+_MEASURES = (
+    "latency_ms",
+    "peak_memory_gib",
+    "throughput_per_s",
+    "replicas",
+    "partitions",
+    "gap",
+    "feasible",
+    "reason",
+)
 
 
 def _varied(rows: Sequence[Mapping[str, object]]) -> list[str]:
@@ -69,7 +80,9 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> "Table":
     A row has ``mode``, ``devices``, ``transfer_rate``, ``model``, overrides by their keys, and
     ``latency_ms``, ``peak_memory_gib``, ``partitions``, ``gap`` (0.1 is 10 % above the lower bound)
     and ``feasible``; a missing number shows as ``-``. A choice that all rows share is in the title.
-    The best of each model, equals included, has a ``*``. Why a row has no result: `sweep_reasons`.
+    The best of each model, equals included, has a ``*``. Where a row has replicas, which serve more
+    inputs at the same latency, all show their inputs per second. Why a row has no result:
+    `sweep_reasons`.
     """
     varied = _varied(rows)
     shared = [f"{key}={rows[0].get(key, '-')}" for key in SETTINGS if rows and key not in varied]
@@ -77,7 +90,9 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> "Table":
     table.add_column("")
     for heading in _headings(varied).values():
         table.add_column(heading, overflow="fold")
-    add_numbers(table, "latency\nms", "gap\n%", "peak\nGiB", "parts")
+    served = any(row.get("replicas") and _number(row, "replicas") > 1 for row in rows)
+    rate = ["inputs\nper s"] if served else []
+    add_numbers(table, "latency\nms", "gap\n%", "peak\nGiB", *rate, "parts")
     ranked = sorted((row for row in rows if _finished(row)), key=_rank)
     best: dict[str, float] = {}
     for row in ranked:
@@ -86,7 +101,7 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> "Table":
         leads = _finished(row) and _number(row, "latency_ms") == best[str(row.get("model"))]
         style = "bold" if leads else "" if _finished(row) else "dim"
         settings = [str(row.get(key, "-")) for key in varied]
-        table.add_row("*" if leads else "", *settings, *_measures(row), style=style)
+        table.add_row("*" if leads else "", *settings, *_measures(row, served), style=style)
     if ranked:
         table.caption = "* lowest latency" + (" for its model" if len(best) > 1 else "")
     return table
@@ -117,13 +132,15 @@ def _number(row: Mapping[str, object], key: str) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def _measures(row: Mapping[str, object]) -> list[str]:
+def _measures(row: Mapping[str, object], served: bool = False) -> list[str]:
     if not _finished(row):
-        return ["infeasible" if row.get("feasible") is False else "failed", "-", "-", "-"]
+        status = "infeasible" if row.get("feasible") is False else "failed"
+        return [status, *["-"] * (4 if served else 3)]
     gap, peak, partitions = (row.get(key) for key in ("gap", "peak_memory_gib", "partitions"))
     return [
         f"{_number(row, 'latency_ms'):,.3f}",
         f"{gap * 100:.1f}" if isinstance(gap, int | float) else "-",
         f"{peak:.3f}" if isinstance(peak, int | float) else "-",
+        *([f"{_number(row, 'throughput_per_s'):,.2f}"] if served else []),
         "-" if partitions is None else str(partitions),
     ]

@@ -88,6 +88,10 @@ def test_what_does_not_fit_says_what_would(folder: Path) -> None:
         (["model.batch_size=abc"], "could not be converted to Integer"),
         (["mode.max_pass=3"], "no option 'max_pass'; nearest: max_passes"),
         (["+speed=3"], "speed does not exist"),
+        (
+            ["saturate_host=true"],
+            "saturate_host does not exist; did you mean devices.saturate_host?",
+        ),
         (["model=transformers"], "neither an architecture nor a factory"),
         (["latency.compute_efficiency=2"], "must be in (1e-06, 1], got 2.0"),
         (["devices=4x16gb,8x16gb"], "add --multirun"),

@@ -133,3 +133,15 @@ def test_a_row_is_made_of_a_result() -> None:
 def test_a_result_without_settings_is_refused(config: object) -> None:
     with pytest.raises(SpecError, match="no settings"):
         sweep_row(result_of(config=config))
+
+
+def test_replicas_show_what_they_serve(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = row("single", 2.0, replicas=1, throughput_per_s=500.0)
+    copied = row("single", 2.0, replicas=4, throughput_per_s=2000.0)
+    assert "per s" not in "".join(shown(sweep_table([plain]), 80, monkeypatch, capsys))
+    failed = row("single", None, reason="too large")
+    lines = "\n".join(shown(sweep_table([plain, copied, failed]), 100, monkeypatch, capsys))
+    for said in ("per s", "500.00", "2,000.00", "infeasible"):
+        assert said in lines
