@@ -160,7 +160,7 @@ def _check_rate(rate: object) -> None:
         raise ConfigError(
             f"transfer_rate_bytes_per_sec is {shown(rate)}; give a number of bytes per second"
         )
-    if rate != 0 and not _LEAST_RATE <= rate <= _MOST_RATE:
+    if rate != 0 and not _LEAST_RATE <= float(rate) <= _MOST_RATE:
         raise ConfigError(
             f"transfer_rate_bytes_per_sec is {rate}; give a positive number of bytes per second,"
             f" {_LEAST_RATE:.0e} to {_MOST_RATE:.0e}"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fxpart.errors import nearest_names
+from fxpart.partitioner.checks import check_devices
 from fxpart.partitioner.config import Device
 from fxpart.partitioner.errors import ConfigError
 from fxpart.partitioner.lowering import lower_partitions
@@ -13,36 +13,11 @@ from fxpart.static.device_map import map_partitions
 from fxpart.static.graph import StaticProblem
 
 __all__ = [
-    "check_devices",
     "device_positions",
     "get_device_partition_stats",
     "get_device_to_partitions_mapping",
     "get_logical_id_to_device",
 ]
-
-
-def check_devices(devices: Sequence[Device]) -> None:
-    """Refuse no devices, devices without memory, and two with one logical id.
-
-    Raises:
-        ConfigError: naming what is wrong.
-
-    """
-    if not devices:
-        raise ConfigError("no devices are given; put at least one Device into config.devices")
-    named: dict[int, Device] = {}
-    for device in devices:
-        other = named.setdefault(device.logical_id, device)
-        if other is not device:
-            raise ConfigError(
-                f"devices {other.name!r} and {device.name!r} have the same logical id"
-                f" {device.logical_id}; give each of the {len(devices)} devices its own"
-            )
-        if device.available_mem_bytes < 0:
-            raise ConfigError(
-                f"device {device.name!r} has {device.available_mem_bytes} bytes of memory;"
-                " give a number that is not negative"
-            )
 
 
 def get_logical_id_to_device(devices: Sequence[Device]) -> dict[int, Device]:
@@ -66,8 +41,11 @@ def device_positions(logical_ids: Sequence[int], devices: Sequence[Device], what
     position = {device.logical_id: index for index, device in enumerate(devices)}
     strange = [asked for asked in logical_ids if asked not in position]
     if strange:
-        near = nearest_names(str(strange[0]), [str(known) for known in position])
-        raise ConfigError(f"{what} is put on logical device {strange[0]}, which is none; {near}")
+        known = ", ".join(str(known) for known in list(position)[:12])
+        raise ConfigError(
+            f"{what} is put on logical device {strange[0]}, which is none; there are: {known}"
+            + (f", ... ({len(position)} in all)" if len(position) > 12 else "")
+        )
     return [position[asked] for asked in logical_ids]
 
 

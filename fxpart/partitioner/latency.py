@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from torch.fx import Node
 
 from fxpart.errors import nearest_names
+from fxpart.partitioner.checks import check_latency, shown
 from fxpart.partitioner.config import NodeLatency, PartitionLatency
 from fxpart.partitioner.errors import ConfigError
 from fxpart.partitioner.node_sizes import SOURCES
@@ -30,16 +31,25 @@ def latency_of(node: Node, node_to_latency_mapping: Mapping[Node, NodeLatency]) 
     """Return the latency of an operator.
 
     Raises:
-        ConfigError: when the mapping has none for it.
+        ConfigError: when the mapping has none for it, or what is no latency.
 
     """
+    if not isinstance(node_to_latency_mapping, Mapping):
+        raise ConfigError(
+            f"node_to_latency_mapping is {shown(node_to_latency_mapping)}; give a dict of nodes"
+            " and NodeLatency"
+        )
     found = node_to_latency_mapping.get(node)
     if found is None:
-        near = nearest_names(node.name, [known.name for known in node_to_latency_mapping])
+        names = [known.name for known in node_to_latency_mapping]
+        near = nearest_names(node.name, names)
+        if node.name in names:
+            near = "the one of this name is of another graph"
         raise ConfigError(
             f"operator {node.name} has no latency: node_to_latency_mapping holds"
             f" {len(node_to_latency_mapping)} nodes ({near}); add a NodeLatency for each call node"
         )
+    check_latency(node, found)
     return found
 
 

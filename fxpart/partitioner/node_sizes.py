@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.passes.shape_prop import ShapeProp, TensorMetadata
+from torch.fx.passes.shape_prop import TensorMetadata
 
 from fxpart.errors import CaptureError
+from fxpart.partitioner.checks import check_graph_module
+from fxpart.partitioner.shapes import propagate
 
 __all__ = [
     "SOURCES",
@@ -144,11 +146,13 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = N
     knows that already.
 
     Raises:
-        CaptureError: when nothing says what a node returns.
+        ConfigError: when `fx_module` is no graph module.
+        CaptureError: when the graph does not run on `args`, or nothing says what a node returns.
 
     """
+    check_graph_module(fx_module)
     if args is not None:
-        ShapeProp(fx_module).propagate(*args)
+        propagate(fx_module, args)
     weights: dict[str, int] = {}
     for node in fx_module.graph.nodes:
         if node.op != "output":

@@ -6,9 +6,10 @@ import numpy as np
 import torch
 from torch.fx import GraphModule, Node
 
+from fxpart.partitioner.checks import check_config, check_modules
 from fxpart.partitioner.config import Device, PartitionerConfig
 from fxpart.partitioner.dag import DAG, dag_of
-from fxpart.partitioner.devices import check_devices, device_positions
+from fxpart.partitioner.devices import device_positions
 from fxpart.partitioner.emit import emit
 from fxpart.partitioner.lowering import lower
 from fxpart.partitioner.modes import Request, partitions_for
@@ -69,8 +70,9 @@ class Partitioner:
         Each is a ``RuntimeError``, and nothing is emitted then.
 
         """
+        check_modules(fx_module, torch_module)
+        check_config(partitioner_config)
         devices = list(partitioner_config.devices)
-        check_devices(devices)
         get_size_of_all_nodes(fx_module)
         lowered = lower(fx_module, partitioner_config.node_to_latency_mapping)
         partitions = partitions_for(Request(fx_module, partitioner_config, lowered))

@@ -155,6 +155,36 @@ def _received_again(
     return received
 
 
+def _joint(
+    graph: StaticGraph, before: list[list[int]], wholes: list[list[int]], whole_of: list[int]
+) -> StaticGraph:
+    """Return the graph of the wholes; `wholes` has the members of each."""
+    output, total = graph.output_bytes.tolist(), graph.total_bytes.tolist()
+    sent = _sent_bytes(graph, before, whole_of)
+    received = [_received_again(ops, before, whole_of, output) for ops in wholes]
+    again = [sum(max(0, b - sent[w]) for w, b in row.items()) for row in received]
+    sources = _rows(graph.source_start, graph.sources)
+    read_start, reads = csr([list(row) for row in received])
+    source_start, used = csr(
+        [list(dict.fromkeys(s for x in o for s in sources[x])) for o in wholes]
+    )
+    seconds = graph.latency_s.tolist()
+    return StaticGraph(
+        names=tuple(_name([graph.names[op] for op in ops]) for ops in wholes),
+        total_bytes=np.array(
+            [sum(total[op] for op in o) + a for o, a in zip(wholes, again, strict=True)],
+            dtype=np.int64,
+        ),
+        output_bytes=np.array(sent, dtype=np.int64),
+        latency_s=np.array([_longest_s(ops, before, seconds) for ops in wholes], dtype=np.float64),
+        read_start=read_start,
+        reads=reads,
+        source_bytes=graph.source_bytes,
+        source_start=source_start,
+        sources=used,
+    )
+
+
 def contract(graph: StaticGraph, ties: Sequence[Sequence[int]]) -> Contraction:
     """Return `graph` with one operator for the members of each tie. O(reads), without recursion.
 
@@ -175,28 +205,5 @@ def contract(graph: StaticGraph, ties: Sequence[Sequence[int]]) -> Contraction:
     for whole, ops in enumerate(wholes):
         for op in ops:
             whole_of[op] = whole
-    output, total = graph.output_bytes.tolist(), graph.total_bytes.tolist()
-    sent = _sent_bytes(graph, before, whole_of)
-    received = [_received_again(ops, before, whole_of, output) for ops in wholes]
-    again = [sum(max(0, b - sent[w]) for w, b in row.items()) for row in received]
-    sources = _rows(graph.source_start, graph.sources)
-    read_start, reads = csr([list(row) for row in received])
-    source_start, used = csr(
-        [list(dict.fromkeys(s for x in o for s in sources[x])) for o in wholes]
-    )
-    seconds = graph.latency_s.tolist()
-    joint = StaticGraph(
-        names=tuple(_name([graph.names[op] for op in ops]) for ops in wholes),
-        total_bytes=np.array(
-            [sum(total[op] for op in o) + a for o, a in zip(wholes, again, strict=True)],
-            dtype=np.int64,
-        ),
-        output_bytes=np.array(sent, dtype=np.int64),
-        latency_s=np.array([_longest_s(ops, before, seconds) for ops in wholes], dtype=np.float64),
-        read_start=read_start,
-        reads=reads,
-        source_bytes=graph.source_bytes,
-        source_start=source_start,
-        sources=used,
-    )
+    joint = _joint(graph, before, wholes, whole_of)
     return Contraction(joint, np.array(whole_of, dtype=np.int64))

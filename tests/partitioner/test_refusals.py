@@ -98,7 +98,7 @@ CASES: list[tuple[type[FxpartError], str, Callable[[GraphModule], PartitionerCon
     ),
     (
         ConfigError,
-        "mode kl_based needs a positive transfer_rate_bytes_per_sec, got nan",
+        "transfer_rate_bytes_per_sec is nan; give a positive number of bytes per second",
         lambda g: _costs(g, PartitionMode.kl_based, float("nan")),
     ),
     (
