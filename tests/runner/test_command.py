@@ -166,6 +166,10 @@ def test_a_store_that_breaks_does_not_cost_the_result(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
+def _heed_interrupts() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize(
     ("sent", "code", "said", "mode"),
     [
@@ -179,13 +183,23 @@ def test_a_signal_ends_the_run_as_killed(
     swept = ["-m"] if "," in mode else []
     slow = ["model=custom", "model.factory=tiny:slow", "capture.use_cache=false", f"mode={mode}"]
     command = [sys.executable, *COMMAND, *swept, *slow, SMALL]
-    with subprocess.Popen(command, cwd=folder, stderr=subprocess.PIPE, text=True) as running:
+    with subprocess.Popen(
+        command,
+        cwd=folder,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where the tests run in the background, interrupts are ignored, and children inherit that.
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - no other thread forks here
+    ) as running:
         deadline = time.monotonic() + 120
-        while not (folder / "started").exists() and time.monotonic() < deadline:
-            assert running.poll() is None
-            time.sleep(0.05)
-        running.send_signal(sent)
-        _, err = running.communicate(timeout=60)
+        try:
+            while not (folder / "started").exists() and time.monotonic() < deadline:
+                assert running.poll() is None
+                time.sleep(0.05)
+            running.send_signal(sent)
+            _, err = running.communicate(timeout=60)
+        finally:
+            running.kill()
     assert running.returncode == code
     assert err.splitlines()[-1] == said
     assert "Traceback" not in err
