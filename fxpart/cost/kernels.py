@@ -18,7 +18,6 @@ __all__ = [
     "peak_on_device",
     "schedule",
     "schedule_log",
-    "static_on_device",
 ]
 
 RESIDENT = -2
@@ -159,21 +158,3 @@ def peak_on_device(m: MemoryTables, device_of: IntArray, device: int, change: In
         live += change[op]
         peak = max(peak, live)
     return resident + peak
-
-
-@compiled
-def static_on_device(m: MemoryTables, device_of: IntArray, device: int) -> int:
-    """Return bytes of weights, inputs, and all that is made or received, nothing ever freed."""
-    change = np.zeros(device_of.shape[0] + 1, dtype=np.int64)
-    total, _ = device_memory(m, device_of, device, change)
-    for op in range(device_of.shape[0]):
-        if device_of[op] == device:
-            for value in range(m.made_start[op], m.made_start[op + 1]):
-                total += m.alloc_bytes[value]
-            continue
-        for value in range(m.made_start[op], m.made_start[op + 1]):
-            for j in range(m.reader_start[value], m.reader_start[value + 1]):
-                if device_of[m.readers[j]] == device:
-                    total += m.value_bytes[value]
-                    break
-    return total

@@ -81,10 +81,9 @@ def _storages(label: str, value: object) -> list[_Value]:
     found: list[_Value] = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, torch.Tensor):
-            try:
-                found.append((label, int(leaf.untyped_storage()._cdata)))
-            except (NotImplementedError, RuntimeError):  # sparse tensors have no storage
-                found.append((label, id(leaf)))
+            # Sparse tensors have no one storage.
+            strided = leaf.layout is torch.strided
+            found.append((label, int(leaf.untyped_storage()._cdata) if strided else id(leaf)))
     return found
 
 

@@ -28,7 +28,7 @@ def broken(batch_size, dtype):
 
 def slow(batch_size, dtype):
     Path("started").touch()
-    time.sleep(300)
+    time.sleep(300)  # longer than any test waits: it must be interrupted
 
 def spoils_the_store(batch_size, dtype):
     for path in Path("outputs").glob("mlflow.db-*"):

@@ -165,11 +165,11 @@ def test_a_store_that_breaks_does_not_cost_the_result(folder: Path) -> None:
     assert (folder / "outputs" / "kept" / "assignment.json").exists()
 
 
-@pytest.mark.usefixtures("store")
 def _heed_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
     ("sent", "code", "said", "mode"),
     [
@@ -195,7 +195,8 @@ def test_a_signal_ends_the_run_as_killed(
         try:
             while not (folder / "started").exists() and time.monotonic() < deadline:
                 assert running.poll() is None
-                time.sleep(0.05)
+                time.sleep(0.05)  # between looks: the file says that the run is under way
+            assert (folder / "started").exists()
             running.send_signal(sent)
             _, err = running.communicate(timeout=60)
         finally:

@@ -41,6 +41,7 @@ _PAGE_MS = 60_000
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
+    # A real browser is no Python package: where there is none, the rest can still be tested.
     pytest.mark.skipif(_BROWSER is None, reason=f"no browser on PATH: {', '.join(_BROWSERS)}"),
     pytest.mark.skipif(
         importlib.util.find_spec("playwright") is None, reason="playwright is not installed"
@@ -107,7 +108,7 @@ def _wait_until_up(server: str, process: "subprocess.Popen[bytes]", log: Path) -
         with suppress(urllib.error.URLError, TimeoutError, ConnectionError):
             urllib.request.urlopen(f"{server}/health", timeout=2).close()
             return
-        time.sleep(0.2)
+        time.sleep(0.2)  # between looks: a server says nothing when it is up
     pytest.fail(f"mlflow ui was not up after {_SERVER_START_S} s: {log.read_text()[-2000:]}")
 
 

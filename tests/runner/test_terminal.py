@@ -130,7 +130,10 @@ def test_stage_that_fails_says_so(clock: list[float], capsys: pytest.CaptureFixt
 
 
 def on_terminal(wait_s: float, patience_s: float) -> str:
-    """Return what a stage of that length writes to a real terminal; check that stdout is left."""
+    """Return what a stage of that length writes to a real terminal; check that stdout is left.
+
+    The stage sleeps, since what is shown depends on how long it takes.
+    """
     parent, child = pty.openpty()
     code = (
         f"import time, runner.terminal as t; t.PATIENCE_S = {patience_s}\n"
