@@ -111,6 +111,7 @@ class _Drawing:
             weight_bytes=weights,
             use_start=use_start,
             uses=uses,
+            forward_of=np.arange(n),
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import IntArray, OpGraph
 
-__all__ = ["GRANULARITIES", "depth_of", "group_operators"]
+__all__ = ["GRANULARITIES", "depth_of", "group_operators", "join_groups"]
 
 GRANULARITIES = ("operator", "module")
 """``operator``: as captured. ``module``: each innermost module whole. A depth may be given too."""
@@ -53,7 +53,7 @@ def group_operators(graph: OpGraph, granularity: str | int) -> OpGraph:
     if str(granularity) == "operator":
         return graph
     labels = _labels(graph, depth, np.flatnonzero(~graph.is_check).tolist())
-    return replace(graph, group=_joined(graph.group, labels))
+    return replace(graph, group=join_groups(graph.group, labels))
 
 
 def _labels(graph: OpGraph, depth: int | None, operators: list[int]) -> IntArray:
@@ -75,8 +75,11 @@ def _labels(graph: OpGraph, depth: int | None, operators: list[int]) -> IntArray
     return labels
 
 
-def _joined(group: IntArray, labels: IntArray) -> IntArray:
-    """Return the finest groups that keep both groupings whole, named by their first operator."""
+def join_groups(group: IntArray, labels: IntArray) -> IntArray:
+    """Return the finest groups that keep both groupings whole, named by their first operator.
+
+    Each of the two names for every operator one that it stays with, not after it. Length n.
+    """
     parent = list(range(len(group)))
     for op in range(len(group)):
         for other in (int(group[op]), int(labels[op])):

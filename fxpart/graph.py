@@ -75,6 +75,9 @@ class OpGraph:
     """CSR starts into `uses`. Length n + 1."""
     uses: IntArray
     """Weight storages that each operator uses, each once."""
+    forward_of: IntArray
+    """For an operator of a backward the forward operator whose gradient it computes; else the
+    operator itself. Length n."""
 
     def __post_init__(self) -> None:
         """Check what every algorithm relies on: lengths, and producers before readers."""
@@ -84,7 +87,8 @@ class OpGraph:
         if len(self.read_start) != n + 1 or len(self.use_start) != n + 1 or len(self.flops) != n:
             raise SpecError(f"graph arrays disagree in length: {n} operators")
         if any(
-            len(column) != n for column in (self.modules, self.targets, self.dtypes, self.group)
+            len(column) != n
+            for column in (self.modules, self.targets, self.dtypes, self.group, self.forward_of)
         ):
             raise SpecError(f"graph arrays disagree in length: {n} operators")
         of_values = (self.value_names, self.value_bytes, self.value_alloc_bytes, self.value_base)
@@ -96,6 +100,9 @@ class OpGraph:
             raise SpecError("a value's base must be made before it")
         if not np.array_equal(self.group[self.group], self.group):
             raise SpecError("a group must be named by its first operator")
+        forward = self.forward_of
+        if (forward > np.arange(n)).any() or not np.array_equal(forward[forward], forward):
+            raise SpecError("a backward operator must name a forward one before it")
         reader = np.repeat(np.arange(n), np.diff(self.read_start))
         late = np.flatnonzero(self.value_producer[self.reads] >= reader)
         if len(late):
@@ -116,6 +123,12 @@ class OpGraph:
     def total_weight_bytes(self) -> int:
         """Bytes of all weights, tied ones once."""
         return int(self.weight_bytes.sum())
+
+    @property
+    def is_backward(self) -> npt.NDArray[np.bool_]:
+        """Whether an operator belongs to the backward of a training step. Length n."""
+        found: npt.NDArray[np.bool_] = self.forward_of != np.arange(self.n_ops)
+        return found
 
     @property
     def is_check(self) -> npt.NDArray[np.bool_]:

@@ -47,6 +47,7 @@ def _two_operators() -> OpGraph:
         weight_bytes=np.array([1], dtype=np.int64),
         use_start=use_start,
         uses=uses,
+        forward_of=np.array([0, 1], dtype=np.int64),
     )
 
 

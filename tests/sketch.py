@@ -15,6 +15,7 @@ class Sketch:
     """Collects operators; a value is named by the number that made it."""
 
     ops: list[tuple[list[int], list[int], int, int, str, int]] = field(default_factory=list)
+    forward_of: list[int] = field(default_factory=list)
     producer: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
     alloc: list[int] = field(default_factory=list)
@@ -40,9 +41,16 @@ class Sketch:
         view_of: int = -1,
         module: str = "",
         group: int = -1,
+        backward_of: int = -1,
     ) -> int:
-        """Add an operator that makes one value of that size; return the value."""
+        """Add an operator that makes one value of that size; return the value.
+
+        One that is `backward_of` another stays with it.
+        """
         index = len(self.ops)
+        if backward_of >= 0:
+            group = self.ops[backward_of][5]
+        self.forward_of.append(backward_of if backward_of >= 0 else index)
         self.ops.append((reads, uses or [], flops, 0, module, group if group >= 0 else index))
         return self._value(index, makes, 0 if view_of >= 0 else makes, view_of)
 
@@ -80,6 +88,7 @@ class Sketch:
             weight_bytes=np.array(self.weights, dtype=np.int64),
             use_start=use_start,
             uses=uses,
+            forward_of=np.array(self.forward_of, dtype=np.int64),
         )
 
 

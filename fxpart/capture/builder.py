@@ -182,4 +182,5 @@ class GraphBuilder:
             weight_bytes=np.array([self.weight_bytes[w] for w in used], dtype=np.int64),
             use_start=use_start,
             uses=uses,
+            forward_of=np.arange(len(self.names)),
         )

@@ -1,4 +1,8 @@
-"""From an exported program to its `OpGraph`: what each call node reads, makes and costs."""
+"""From an exported program to its `OpGraph`: what each call node reads, makes and costs.
+
+A region that the model runs under `torch.no_grad` or autocast, where those differ from what is
+around it, is a call of a graph of its own; it is one operator, which costs what its calls do.
+"""
 
 from typing import Any
 
@@ -6,13 +10,19 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.builder import GraphBuilder
+from fxpart.capture.builder import GraphBuilder, storage_key
 from fxpart.capture.flops import FlopCounter
 from fxpart.capture.traffic import moved_bytes
 from fxpart.errors import CaptureError
 from fxpart.graph import OpGraph
 
-__all__ = ["compute_dtype", "op_graph"]
+__all__ = ["REGIONS", "compute_dtype", "op_graph"]
+
+REGIONS = (
+    torch.ops.higher_order.wrap_with_set_grad_enabled,
+    torch.ops.higher_order.wrap_with_autocast,
+)
+"""What calls a region."""
 
 
 def op_graph(program: torch.export.ExportedProgram) -> OpGraph:
@@ -23,6 +33,8 @@ def op_graph(program: torch.export.ExportedProgram) -> OpGraph:
     for node in program.graph.nodes:
         if node.op == "placeholder":
             _add_placeholder(builder, program, node, weights, values)
+        elif node.op == "get_attr" and all(user.target in REGIONS for user in node.users):
+            continue
         elif node.op == "call_function":
             _add_call(builder, counter, node, weights, values)
         elif node.op == "output":
@@ -110,9 +122,9 @@ def _add_call(
     kept = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
     made = [out for out, v in kept if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
     _keep_together(builder, op, is_item, bool(mutated or kept))
-    builder.flops.append(_flops(counter, node))
-    bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
-    builder.moved.append(moved_bytes(bare, inputs, made, mutated))
+    flops, moved = _costs(counter, node, inputs, made, mutated)
+    builder.flops.append(flops)
+    builder.moved.append(moved)
 
 
 def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bool) -> None:
@@ -141,6 +153,37 @@ def _mutated(node: fx.Node) -> list[torch.Tensor]:
         if isinstance(leaf, fx.Node)
     ]
     return [tensor for tensor in written if isinstance(tensor, torch.Tensor)]
+
+
+def _costs(
+    counter: FlopCounter,
+    node: fx.Node,
+    inputs: list[torch.Tensor],
+    made: list[torch.Tensor],
+    mutated: list[torch.Tensor],
+) -> tuple[int, int]:
+    """Return the FLOPs of a call, and the bytes that it moves."""
+    if node.target not in REGIONS:
+        bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
+        return _flops(counter, node), moved_bytes(bare, inputs, made, mutated)
+    flops = moved = 0
+    for call in _region_calls(node):
+        given = [i.meta["val"] for i in call.all_input_nodes if torch.is_tensor(i.meta.get("val"))]
+        results = [leaf for leaf in tree_leaves(call.meta.get("val")) if torch.is_tensor(leaf)]
+        known = {storage_key(tensor) for tensor in given}
+        fresh = [result for result in results if storage_key(result) not in known]
+        more_flops, more_moved = _costs(counter, call, given, fresh, _mutated(call))
+        flops, moved = flops + more_flops, moved + more_moved
+    return flops, moved
+
+
+def _region_calls(node: fx.Node) -> list[fx.Node]:
+    """Return the calls of the region that `node` calls."""
+    body = next(i for i in node.all_input_nodes if i.op == "get_attr")
+    owner = node.graph.owning_module
+    assert owner is not None, "an exported graph belongs to its module"
+    graph: fx.Graph = owner.get_submodule(str(body.target)).graph  # type: ignore[assignment]
+    return [call for call in graph.nodes if call.op == "call_function"]
 
 
 def _flops(counter: FlopCounter, node: fx.Node) -> int:

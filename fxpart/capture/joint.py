@@ -3,10 +3,12 @@
 Memory that the step needs beyond it, such as an optimizer's state, is not in the graph.
 """
 
+from bisect import bisect_right
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -24,8 +26,16 @@ from torch.utils._pytree import tree_leaves
 from fxpart.capture.builder import storage_key
 from fxpart.capture.export import capture_failure, quiet
 from fxpart.capture.from_export import op_graph
-from fxpart.capture.joint_trace import BACKWARD, StepTrace, cpu_twin, trace_step
+from fxpart.capture.joint_trace import (
+    EXPORTED,
+    FORWARD,
+    ORDER,
+    StepTrace,
+    cpu_twin,
+    trace_step,
+)
 from fxpart.errors import CaptureError, FxpartError
+from fxpart.granularity import join_groups
 from fxpart.graph import OpGraph
 
 __all__ = ["JointCapture", "joint_capture", "joint_graph"]
@@ -45,6 +55,11 @@ class JointCapture:
     One that the loss does not depend on is not there; tied ones are there by their first name."""
     first_backward: int
     """The operators from this one on are the backward; `graph.n_ops` when there is none."""
+    forward: ExportedProgram
+    """The module as it was exported, without its loss: what a step runs forward."""
+    exported_names: tuple[str, ...]
+    """For each operator the call node of `forward` that it is a part of; ``""`` for the loss and in
+    the backward."""
 
 
 def joint_graph(
@@ -79,7 +94,7 @@ def joint_capture(
             inputs = dict(kwargs or {})
             program = torch.export.export(module, args, inputs, strict=False)
             joint = _joint_program(program, _wanted_inputs(args, inputs))
-        return _as_arrays(joint)
+        return _as_arrays(joint, program)
     except CaptureError as error:
         raise CaptureError(f"{type(module).__name__} cannot be trained: {error}") from error
     except FxpartError:
@@ -175,10 +190,11 @@ def _gradient_spec(of: InputSpec, name: str) -> OutputSpec:
     return OutputSpec(OutputKind.GRADIENT_TO_PARAMETER, TensorArgument(name), of.target)
 
 
-def _as_arrays(program: ExportedProgram) -> JointCapture:
-    graph = op_graph(program)
+def _as_arrays(program: ExportedProgram, forward: ExportedProgram) -> JointCapture:
     calls: list[fx.Node] = [n for n in program.graph.nodes if n.op == "call_function"]
-    backward = (index for index, node in enumerate(calls) if node.meta.get(BACKWARD))
+    exported = tuple(node.meta.get(EXPORTED) or "" for node in calls)
+    graph = _with_partners(op_graph(program), calls, exported)
+    backward = (index for index, later in enumerate(graph.is_backward.tolist()) if later)
     return JointCapture(
         program,
         graph,
@@ -188,4 +204,27 @@ def _as_arrays(program: ExportedProgram) -> JointCapture:
             if spec.kind != OutputKind.LOSS_OUTPUT
         },
         next(backward, graph.n_ops),
+        forward,
+        exported,
     )
+
+
+def _with_partners(graph: OpGraph, calls: list[fx.Node], exported: tuple[str, ...]) -> OpGraph:
+    """Return `graph` with the forward operator of each backward one.
+
+    The two stay on one device, and so do the parts of one exported call.
+    """
+    forward_ops = [op for op, node in enumerate(calls) if node.meta.get(FORWARD) is None]
+    orders = [calls[op].meta[ORDER] for op in forward_ops]
+    forward_of = np.arange(graph.n_ops)
+    first_part: dict[str, int] = {}
+    label = np.arange(graph.n_ops)
+    for op, node in enumerate(calls):
+        of = node.meta.get(FORWARD)
+        # That node may have been removed, having no user: the last one that was kept stands in.
+        if of is not None and (before := bisect_right(orders, of)) > 0:
+            forward_of[op] = forward_ops[before - 1]
+        elif exported[op]:
+            label[op] = first_part.setdefault(exported[op], op)
+    group = join_groups(join_groups(graph.group, forward_of), label)
+    return replace(graph, forward_of=forward_of, group=group)

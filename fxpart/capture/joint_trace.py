@@ -19,10 +19,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fxpart.errors import CaptureError
 
-__all__ = ["BACKWARD", "StepTrace", "cpu_twin", "trace_step"]
+__all__ = ["EXPORTED", "FORWARD", "ORDER", "StepTrace", "cpu_twin", "trace_step"]
 
-BACKWARD = "fxpart_backward"
-"""Key of a node's ``meta`` that says whether the call belongs to the backward."""
+EXPORTED = "fxpart_exported"
+"""Key of a node's ``meta``: the name of the exported node that it is a call of, in the forward;
+None in the backward and for the loss."""
+ORDER = "fxpart_order"
+"""Key of a node's ``meta``: how many nodes were written down before it, removed ones included."""
+FORWARD = "fxpart_forward"
+"""Key of a node's ``meta``: the `ORDER` of the last node of the forward call whose gradient the
+node computes; None in the forward."""
 
 _DEVICE = torch.device("cpu")
 """Where the tensors without memory are said to lie. On meta, attention would be written down as
@@ -90,7 +96,7 @@ class _Step:
         assert mode is not None, "make_fx runs a step in its own mode"
         labels = _Labels(mode.tracer.graph)
         results = _Forward(self.program.graph_module, labels).run(*self._inputs(tensors))
-        labels.begin({})
+        labels.begin(_NOWHERE)
         loss = self._loss(results)
         labels.tag(loss, {})
         wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
@@ -123,9 +129,12 @@ class _Step:
 class _Forward(fx.Interpreter):
     """Runs an exported graph; regions under no_grad or autocast are run in place, not called."""
 
-    def __init__(self, module: fx.GraphModule, labels: "_Labels") -> None:
+    def __init__(self, module: fx.GraphModule, labels: "_Labels", within: str = "") -> None:
         super().__init__(module)
         self._labels = labels
+        self._within = within
+        """Name of the node that calls the region, where it is one."""
+        self._here = within
 
     def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything
         """Run one node, its calls labelled with its module."""
@@ -134,7 +143,8 @@ class _Forward(fx.Interpreter):
         if n.op != "call_function":
             return super().run_node(n)
         stack = n.meta.get("nn_module_stack") or {}
-        self._labels.begin(stack)
+        self._here = self._within or n.name
+        self._labels.begin(_Label(stack, exported=self._here))
         result = super().run_node(n)
         self._labels.tag(result, stack)
         return result
@@ -146,12 +156,12 @@ class _Forward(fx.Interpreter):
         if target is torch.ops.higher_order.wrap_with_set_grad_enabled:
             enabled, body, *inputs = args
             with torch.set_grad_enabled(enabled):
-                return _Forward(body, self._labels).run(*inputs)
+                return _Forward(body, self._labels, self._here).run(*inputs)
         if target is torch.ops.higher_order.wrap_with_autocast:
             _, dtype, enabled, _, body, *inputs = args
             # A cache would hand on casts made without gradients to where they are wanted.
             with torch.autocast(_DEVICE.type, dtype, enabled=enabled, cache_enabled=False):
-                return _Forward(body, self._labels).run(*inputs)
+                return _Forward(body, self._labels, self._here).run(*inputs)
         args, kwargs = tree_map(_ours, (args, kwargs))
         if target is torch.ops.aten.histc.default and not args[0].is_floating_point():
             # The CPU counts real numbers only; other devices, which count whole ones, say so.
@@ -164,49 +174,71 @@ def _ours(argument: object) -> object:
     return _DEVICE if isinstance(argument, torch.device) else argument
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Label:
+    """What a node of the graph being made belongs to."""
+
+    stack: dict[str, Any]
+    """The module, as `torch.export` writes it."""
+    forward: int | None = None
+    """Of a node of the backward, see `FORWARD`."""
+    exported: str | None = None
+    """Of a node of the forward, see `EXPORTED`."""
+
+
+_NOWHERE = _Label({})
+
+
 @dataclass(eq=False)
 class _Labels:
-    """Writes the module's path into the nodes of a graph that is being made."""
+    """Writes into the nodes of a graph that is being made what they belong to."""
 
     graph: fx.Graph
-    stack: dict[str, Any] = field(default_factory=dict)
-    backward: bool = False
+    label: _Label = _NOWHERE
     done: fx.Node | None = None
     """The last node that has its label."""
-    tagged: dict[Node, dict[str, Any]] = field(default_factory=dict)
-    """Autograd's nodes, and the modules of the calls that made them."""
+    count: int = 0
+    """Nodes that have one."""
+    tagged: dict[Node, _Label] = field(default_factory=dict)
+    """Autograd's nodes, and the calls that made them."""
 
-    def begin(self, stack: dict[str, Any]) -> None:
-        """Label what was made since the last call; what is made next belongs to `stack`."""
-        last = None
+    def begin(self, label: _Label) -> None:
+        """Label what was made since the last call; what is made next belongs to `label`."""
+        fresh = []
         for node in reversed(self.graph.nodes):
-            last = last or node
             if node is self.done:
                 break
-            node.meta["nn_module_stack"] = self.stack
-            node.meta[BACKWARD] = self.backward
-        self.done, self.stack = last, stack
+            fresh.append(node)
+        for node in reversed(fresh):
+            node.meta["nn_module_stack"] = self.label.stack
+            node.meta[FORWARD] = self.label.forward
+            node.meta[EXPORTED] = self.label.exported
+            node.meta[ORDER] = self.count
+            self.count += 1
+        self.done = fresh[0] if fresh else self.done
+        self.label = label
 
     def tag(self, result: object, stack: dict[str, Any]) -> None:
         """Remember that what autograd recorded for `result`, and nobody has yet, is of `stack`."""
+        self.begin(self.label)
+        label = _Label(stack, self.count - 1)
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         waiting = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
         while waiting:
             node = waiting.pop()
             if node not in self.tagged:
-                self.tagged[node] = stack
+                self.tagged[node] = label
                 waiting.extend(before for before, _ in node.next_functions if before is not None)
 
     def start_backward(self) -> None:
         """From here on, autograd says which call's gradient is being computed."""
-        self.begin(self.stack)
-        self.backward = True
-        for node, stack in self.tagged.items():
-            node.register_prehook(_Begin(self, stack))
+        self.begin(_Label({}, self.count - 1))
+        for node, label in self.tagged.items():
+            node.register_prehook(_Begin(self, label))
 
     def finish(self) -> None:
         """Label the rest, and let go of autograd's graph."""
-        self.begin({})
+        self.begin(_NOWHERE)
         self.tagged.clear()
 
 
@@ -215,8 +247,8 @@ class _Begin:
     """Called by autograd right before one of its nodes runs."""
 
     labels: _Labels
-    stack: dict[str, Any]
+    label: _Label
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
-        """Let what is made next belong to the module."""
-        self.labels.begin(self.stack)
+        """Let what is made next belong to the call whose gradient is next."""
+        self.labels.begin(self.label)
