@@ -1,0 +1,154 @@
+"""A plan as Hugging Face accelerate's `device_map`: a device for each module.
+
+Accelerate runs a module where its tensors lie, so a map is a plan only as far as whole modules go.
+`DeviceMap` therefore says which operators will run elsewhere than planned, and in which modules
+accelerate would stop.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.assignment import Assignment
+from fxpart.errors import SpecError
+from fxpart.graph import IntArray, OpGraph
+from fxpart.leaving.homes import module_homes
+from fxpart.leaving.hooks import hooked_run
+from fxpart.leaving.module_paths import owner, parents
+
+__all__ = ["DeviceMap", "device_map"]
+
+_CONSTANT = re.compile(r"lifted_tensor_\d+")
+"""What torch.export calls a tensor that the model makes out of plain numbers."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class DeviceMap:
+    """A device for each module, and how far that is the plan.
+
+    ``dispatch_model(model, device_map=found.entries, main_device=found.main_device)``.
+    """
+
+    entries: Mapping[str, int]
+    """Module path to logical device, as JSON can say it. Paths are disjoint, except that a module
+    with tensors of its own may stand around others; the longest path counts. ``""`` is the whole
+    model. When that is divided, a parameter that the model holds itself is named by its own name,
+    which accelerate warns about and then does."""
+    main_device: int
+    """Device that the model's inputs are moved to, and its own tensors."""
+    device_of: IntArray
+    """Device on which accelerate runs each operator. Length n."""
+    moved: tuple[str, ...]
+    """Operators that run on another device than planned, in graph order."""
+    torn: tuple[str, ...]
+    """Modules that accelerate cannot run as divided: an operator of their own would meet tensors
+    of several devices. Keep these, or a module around them, whole."""
+    weight_bytes: Mapping[int, int]
+    """Bytes of the weights on each device, by logical id."""
+
+
+def device_map(
+    graph: OpGraph,
+    assignment: Assignment,
+    names: Sequence[str] = (),
+    whole: Sequence[str] = (),
+) -> DeviceMap:
+    """Return the device map that is nearest to `assignment`.
+
+    A module's tensors go where they are first used; tied weights to one device. What is all on one
+    device is one entry.
+
+    Args:
+        graph: the model, captured by operators or by modules.
+        assignment: the plan.
+        names: ``list(model.state_dict())``. Without it, tensors that no operator uses are not
+            known: then they are covered only where an entry lies around them.
+        whole: paths of modules to keep on one device, the one where most bytes of their weights
+            are planned. Such are the blocks that accelerate knows as `no_split_module_classes`.
+
+    Raises:
+        SpecError: when a partition has replicas, or a module of `whole` does not exist.
+
+    """
+    _refuse_replicas(assignment)
+    planned = assignment.device_of
+    homes = module_homes(graph, planned, names, whole)
+    main = _main_device(graph, planned, homes)
+    entries = _entries(homes, main, _own_tensors(graph, names))
+    run = hooked_run(graph, entries, homes, main)
+    elsewhere = np.flatnonzero((run.device_of != planned) & ~graph.is_check)
+    return DeviceMap(
+        entries=entries,
+        main_device=main,
+        device_of=run.device_of,
+        moved=tuple(graph.names[op] for op in elsewhere.tolist()),
+        torn=run.torn,
+        weight_bytes=_weight_bytes(graph, homes),
+    )
+
+
+def _refuse_replicas(assignment: Assignment) -> None:
+    for partition, devices in enumerate(assignment.devices_of_partition):
+        if len(devices) > 1:
+            raise SpecError(
+                f"partition {partition} is on devices {', '.join(map(str, devices))}, and a device"
+                " map has one device for each module; plan without replicas"
+                " (devices.saturate_host=false)"
+            )
+
+
+def _main_device(graph: OpGraph, planned: IntArray, homes: Mapping[str, int]) -> int:
+    """Return the device of the model's own tensors, else of the first tensors in use."""
+    if "" in homes:
+        return homes[""]
+    if len(graph.uses) == 0:
+        return int(planned[0])
+    return homes[owner(graph.weight_names[int(graph.uses[0])])]
+
+
+def _own_tensors(graph: OpGraph, names: Sequence[str]) -> list[str]:
+    """Return the tensors that the model itself holds and saves, as far as that is known.
+
+    Buffers that are not saved need no entry: accelerate puts them on the main device.
+    """
+    own = [name for name in names or graph.weight_names if not owner(name)]
+    return [name for name in own if not _CONSTANT.fullmatch(name)]
+
+
+def _entries(homes: Mapping[str, int], main: int, own: list[str]) -> dict[str, int]:
+    """Return few entries that say `homes`, in the order of what they cover."""
+    devices: dict[str, set[int]] = {"": {main}}
+    place: dict[str, int] = {}
+    for index, (path, device) in enumerate(homes.items()):
+        for parent in parents(path):
+            devices.setdefault(parent, set()).add(device)
+            place.setdefault(parent, index)
+    if len(devices[""]) == 1:
+        return {"": main}
+    found = dict.fromkeys(own, main)
+    tops = dict.fromkeys(_entry_of(path, homes, devices) for path in homes if path)
+    # Readers who go through the entries in order must meet what lies around first.
+    for top in sorted(tops, key=lambda path: (place[path], len(path))):
+        found[top] = homes[top] if top in homes else min(devices[top])
+    return found
+
+
+def _entry_of(path: str, homes: Mapping[str, int], devices: Mapping[str, set[int]]) -> str:
+    """Return the outermost module around `path` that is all on one device, else `path`.
+
+    An entry inside another is for a single module: accelerate has given those inside it the hooks
+    of the outer one by then, and keeps them.
+    """
+    around = list(parents(path))[:-1]
+    if any(parent in homes and len(devices[parent]) > 1 for parent in around):
+        return path
+    return [path, *(parent for parent in around if len(devices[parent]) == 1)][-1]
+
+
+def _weight_bytes(graph: OpGraph, homes: Mapping[str, int]) -> dict[int, int]:
+    found = dict.fromkeys(sorted(set(homes.values())), 0)
+    for name, size in zip(graph.weight_names, graph.weight_bytes.tolist(), strict=True):
+        found[homes[owner(name)]] += size
+    return found

@@ -1,0 +1,33 @@
+"""Dotted paths of modules and of the tensors in them; ``""`` is the model itself."""
+
+from collections.abc import Container, Iterator
+
+__all__ = ["covering", "is_within", "owner", "parents", "shared_parent"]
+
+
+def owner(tensor: str) -> str:
+    """Return the path of the module that holds a tensor of that name."""
+    return tensor.rpartition(".")[0]
+
+
+def is_within(path: str, module: str) -> bool:
+    """Return whether `path` is `module` or lies in it."""
+    return not module or path == module or path.startswith(f"{module}.")
+
+
+def parents(path: str) -> Iterator[str]:
+    """Yield `path`, the module that it lies in, and so on, up to ``""``."""
+    while path:
+        yield path
+        path = owner(path)
+    yield ""
+
+
+def covering(path: str, keys: Container[str]) -> str | None:
+    """Return the longest of `keys` that `path` is or lies in, or None."""
+    return next((parent for parent in parents(path) if parent in keys), None)
+
+
+def shared_parent(a: str, b: str) -> str:
+    """Return the innermost module that `a` and `b` both are or lie in."""
+    return next(parent for parent in parents(a) if is_within(b, parent))
