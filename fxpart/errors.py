@@ -10,6 +10,7 @@ __all__ = [
     "CacheError",
     "CaptureError",
     "CycleError",
+    "ExecutionError",
     "FxpartError",
     "InfeasibleError",
     "SpecError",
@@ -52,6 +53,10 @@ class InfeasibleError(FxpartError, RuntimeError):
 
 class CycleError(FxpartError, RuntimeError):
     """An assignment whose partitions wait for each other in a circle."""
+
+
+class ExecutionError(FxpartError, RuntimeError):
+    """A run of a placed model that fails, ends too late, or computes something else."""
 
 
 class CacheError(FxpartError, RuntimeError):

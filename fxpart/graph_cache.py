@@ -34,7 +34,7 @@ def _capture_source_digest() -> str:
     digest = hashlib.sha256()
     folder = Path(__file__).parent
     sources = [*(folder / "capture").glob("*.py"), *(folder / "models").glob("*.py")]
-    for path in [folder / "graph.py", *sorted(sources)]:
+    for path in [folder / "graph.py", folder / "granularity.py", *sorted(sources)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
@@ -46,15 +46,16 @@ def _installed(package: str) -> str:
         return "unknown"
 
 
-def cache_key(model: Mapping[str, object], level: str) -> str:
+def cache_key(model: Mapping[str, object], level: str, phase: str = "inference") -> str:
     """Return the identity of a captured graph as 64 hex digits.
 
     `model` is everything that decides the model and its inputs (JSON-able); `level` is how it is
-    captured. Versions of torch and fxpart, and fxpart's capture code, are part of it.
+    captured and `phase` what of it. Versions of torch and fxpart, and fxpart's capture code, are part of it.
     """
     parts = {
         "model": model,
         "level": level,
+        "phase": phase,
         "torch": _installed("torch"),
         "fxpart": _installed("fxpart"),
         "capture": _capture_source_digest(),

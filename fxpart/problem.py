@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fxpart.cost.roofline import LatencyModel
+from fxpart.cost.latency_source import LatencySource
 from fxpart.cost.tables import CostTables, MemoryTables, cost_tables, memory_tables
 from fxpart.graph import OpGraph
 from fxpart.topology import Topology
@@ -20,7 +20,11 @@ class Problem:
     memory: MemoryTables
 
 
-def make_problem(graph: OpGraph, topology: Topology, latency: LatencyModel) -> Problem:
-    """Return the problem of placing `graph` on `topology`."""
+def make_problem(graph: OpGraph, topology: Topology, latency: LatencySource) -> Problem:
+    """Return the problem of placing `graph` on `topology`.
+
+    `latency` says how long operators take: a `LatencyModel` (the roofline), an `OperatorProfile`
+    (measured) or a `Calibration` (a roofline fitted to a profile).
+    """
     memory = memory_tables(graph)
     return Problem(graph, topology, cost_tables(graph, memory, topology, latency), memory)

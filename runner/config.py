@@ -20,11 +20,14 @@ __all__ = [
     "CaptureConfig",
     "Config",
     "DevicesConfig",
+    "ExecuteConfig",
     "LatencyConfig",
     "LinkConfig",
     "ModeConfig",
     "ModelConfig",
+    "PhaseConfig",
     "PoolConfig",
+    "ScheduleConfig",
     "build_topology",
     "read_config",
     "register",
@@ -91,12 +94,54 @@ class DevicesConfig:
 
 @dataclass
 class LatencyConfig:
-    """Coefficients of the model of an operator's time."""
+    """How long an operator takes: coefficients of a model, or measurements."""
 
     name: str = MISSING
+    source: str = "roofline"
+    """``roofline`` with the coefficients below, ``profiled`` or ``calibrated``."""
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
     op_overhead_s: float = 0.0
+    file: str | None = None
+    """Of a calibration; without one, this model's own measurements are fitted."""
+    device: str = "cpu"
+    """What is measured on: ``cpu`` or ``cuda``."""
+    threads: int = 1
+    repeats: int = 5
+    """Times that each kind of operator is run."""
+
+
+@dataclass
+class PhaseConfig:
+    """What of the model is captured."""
+
+    name: str = "inference"
+    """``inference`` or ``training``."""
+
+
+@dataclass
+class ScheduleConfig:
+    """How the stages of a pipeline take turns."""
+
+    name: str = "none"
+    """``none`` or one of `fxpart.schedule.SCHEDULES`."""
+
+
+@dataclass
+class ExecuteConfig:
+    """Whether, and how, the plan is carried out on this machine."""
+
+    name: str = "none"
+    """``none``, ``local`` or ``pipeline``."""
+    repeats: int = 5
+    seed: int = 0
+    """Of random weights and inputs."""
+    device: str = "cpu"
+    """``cpu`` or ``cuda``."""
+    threads: int = 1
+    timeout_s: float = 120.0
+    """After which a stage that shows no sign of life ends the run."""
+    save_stages: bool = False
 
 
 @dataclass
@@ -125,6 +170,11 @@ class _Sections:
     transfer_rate: LinkConfig = field(default_factory=LinkConfig)
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     capture: CaptureConfig = field(default_factory=CaptureConfig)
+    phase: PhaseConfig = field(default_factory=PhaseConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    execute: ExecuteConfig = field(default_factory=ExecuteConfig)
+    microbatches: int = 1
+    """That a schedule runs in one step."""
     granularity: str = "operator"
     """What stays together: ``operator``, ``module``, or a depth in the module tree."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

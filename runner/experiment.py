@@ -1,21 +1,32 @@
-"""One experiment: a typed `Config` in, a placement and its cost out. Writes nothing."""
+"""One experiment: a typed `Config` in, a placement and its cost out.
+
+Where the plan is also carried out, what was measured comes with it. Nothing is written but stages,
+and these only when they are asked for.
+"""
 
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from fxpart.assignment import Assignment
-from fxpart.captured import CapturedGraph, captured_graph
+from fxpart.captured import CapturedGraph
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
-from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import InfeasibleError
 from fxpart.granularity import depth_of, group_operators
+from fxpart.levels import check_level
 from fxpart.models.spec import ModelSpec
-from fxpart.modes import make_mode
+from fxpart.modes import Place, make_mode
+from fxpart.phases import check_phase
 from fxpart.problem import Problem, make_problem
 from fxpart.saturate import saturate
+from fxpart.schedule import ScheduleResult
+from runner.carry_out import carry_out, check_execute
 from runner.config import Config, build_topology
+from runner.measured import Measured
+from runner.operator_times import check_latency, operator_times
+from runner.pipeline_schedule import check_schedule, scheduled
+from runner.subject import subject_of
 from runner.terminal import progress
 
 __all__ = ["Result", "model_spec", "run"]
@@ -31,6 +42,10 @@ class Result:
     evaluation: Evaluation
     partition_s: float
     """Time that the mode took."""
+    schedule: ScheduleResult | None = None
+    """The pipeline that was asked for."""
+    measured: Measured | None = None
+    """What was measured when the plan was carried out."""
 
 
 def model_spec(config: Config) -> ModelSpec:
@@ -48,39 +63,61 @@ def model_spec(config: Config) -> ModelSpec:
     )
 
 
-def run(config: Config, spec: ModelSpec) -> Result:
+def run(config: Config, spec: ModelSpec, folder: Path) -> Result:
     """Return the placement that `config` asks for and what it costs; `spec` is its `model_spec`.
+
+    Stages that are to be kept are written below `folder`.
 
     Raises:
         FxpartError: for anything that the user can mend, the model not fitting among it.
 
     """
     # What is cheap to refuse is refused before the model is captured.
-    depth_of(config.granularity)
+    _check(config)
     place = make_mode(config.mode.name, config.mode.options)
     topology = build_topology(config.devices, config.transfer_rate)
-    latency = LatencyModel(
-        compute_efficiency=config.latency.compute_efficiency,
-        bandwidth_efficiency=config.latency.bandwidth_efficiency,
-        op_overhead_s=config.latency.op_overhead_s,
-    )
-    cache_dir = Path(config.capture.cache_dir) if config.capture.use_cache else None
     with progress(f"capturing {spec.name}"):
-        captured = captured_graph(spec, config.capture.level, cache_dir)
+        subject = subject_of(config, spec)
+    captured = subject.captured
     graph = group_operators(captured.graph, config.granularity)
-    problem = make_problem(graph, topology, latency)
+    problem = make_problem(graph, topology, operator_times(config, subject, spec.key()))
     with progress(f"placing {graph.n_ops} operators with {config.mode.name}"):
         begin = time.perf_counter()
-        try:
-            assignment = place(problem)
-        except InfeasibleError as error:
-            if not _finer_may_fit(problem, config.granularity):
-                raise
-            raise _with_advice(error, config.granularity) from error
-        if config.devices.saturate_host:
-            assignment = saturate(problem, assignment)
+        assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin
-    return Result(captured, problem, assignment, evaluate(problem, assignment), partition_s)
+    schedule, measured = scheduled(config, problem, assignment), None
+    if config.execute.name != "none":
+        with progress(f"running {spec.name}"):
+            measured = carry_out(
+                config,
+                spec,
+                subject,
+                problem=problem,
+                assignment=assignment,
+                schedule=schedule,
+                folder=folder,
+            )
+    evaluation = evaluate(problem, assignment)
+    return Result(captured, problem, assignment, evaluation, partition_s, schedule, measured)
+
+
+def _check(config: Config) -> None:
+    depth_of(config.granularity)
+    check_level(config.capture.level)
+    check_phase(config.phase.name, config.capture.level)
+    check_latency(config)
+    check_schedule(config)
+    check_execute(config)
+
+
+def _placed(config: Config, problem: Problem, place: Place) -> Assignment:
+    try:
+        assignment = place(problem)
+    except InfeasibleError as error:
+        if not _finer_may_fit(problem, config.granularity):
+            raise
+        raise _with_advice(error, config.granularity) from error
+    return saturate(problem, assignment) if config.devices.saturate_host else assignment
 
 
 def _finer_may_fit(problem: Problem, granularity: str) -> bool:

@@ -15,10 +15,18 @@ from fxpart.errors import SpecError
 from fxpart.graph import OpGraph
 from fxpart.json_file import read_document
 from fxpart.saved_assignment import assignment_document
+from fxpart.schedule import ScheduleResult
 from fxpart.topology import Topology
 from runner.writing import write_json
 
-__all__ = ["Status", "device_rows", "read_result", "write_assignment", "write_result"]
+__all__ = [
+    "Status",
+    "device_rows",
+    "read_result",
+    "schedule_document",
+    "write_assignment",
+    "write_result",
+]
 
 RESULT = "fxpart.result"
 VERSION = 1
@@ -45,6 +53,23 @@ def device_rows(evaluation: Evaluation) -> list[dict[str, object]]:
     return [{**asdict(use), "free_bytes": use.free_bytes} for use in evaluation.devices]
 
 
+def schedule_document(result: ScheduleResult) -> dict[str, object]:
+    """Return what a schedule comes to, and a row of plain values for each device in use."""
+    columns = zip(result.devices, result.busy_s, result.peak_bytes, strict=True)
+    return {
+        "name": result.name,
+        "microbatches": result.microbatches,
+        "training": result.training,
+        "step_s": result.step_s,
+        "bubble_fraction": result.bubble_fraction,
+        "throughput_per_s": result.throughput_per_s,
+        "devices": [
+            {"device": device, "busy_s": busy_s, "peak_bytes": peak}
+            for device, busy_s, peak in columns
+        ],
+    }
+
+
 def write_result(
     path: Path,
     *,
@@ -52,10 +77,14 @@ def write_result(
     config: Mapping[str, object],
     metrics: Mapping[str, float] | None = None,
     devices: Sequence[Mapping[str, object]] = (),
+    schedule: Mapping[str, object] | None = None,
+    measured: Mapping[str, object] | None = None,
     error: str | None = None,
     sweep_id: str | None = None,
 ) -> None:
     """Write `result.json`: `metrics` and `devices` of a finished run, `error` of another.
+
+    `schedule` is of a run that simulated one, `measured` of one that was carried out.
 
     A finished run has an `error` if it could not be recorded.
 
@@ -67,6 +96,8 @@ def write_result(
         "status": status,
         "metrics": metrics or {},
         "devices": devices,
+        "schedule": schedule,
+        "measured": measured,
         "config": config,
         "error": error,
         "sweep": sweep_id,

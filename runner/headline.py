@@ -1,6 +1,8 @@
 """The numbers that sum up a run, under the names that every table, file and dashboard uses."""
 
 from runner.experiment import Result
+from runner.measured import measured_metrics
+from runner.pipeline_schedule import schedule_metrics
 
 __all__ = ["GIB", "INFEASIBLE", "device_columns", "headline", "memory_series"]
 
@@ -30,6 +32,8 @@ def headline(result: Result) -> dict[str, float]:
         "partition_s": result.partition_s,
         "operators": float(graph.n_ops),
         "weights_gib": graph.total_weight_bytes / GIB,
+        **(schedule_metrics(result.schedule) if result.schedule else {}),
+        **(measured_metrics(result.measured) if result.measured else {}),
     }
 
 

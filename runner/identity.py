@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from hashlib import sha256
+from pathlib import Path
 
 from fxpart.saved_assignment import assignment_path
 from fxpart.stable_json import stable_digest
-from runner.config import Config, DevicesConfig, LinkConfig, ModeConfig
+from runner.config import Config, DevicesConfig, LatencyConfig, LinkConfig, ModeConfig
 from runner.provenance import installed_version
 
 __all__ = ["Choices", "config_key", "override_values", "parameters", "run_name"]
@@ -33,15 +34,17 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
 
     `model` is the `ModelSpec.key` of the configuration's model.
     """
-    latency = asdict(config.latency)
-    del latency["name"]
     parts = {
         "model": model,
         "level": config.capture.level,
         "devices": _device_numbers(config.devices),
         "transfer_rate": _link_numbers(config.transfer_rate),
-        "latency": latency,
+        "latency": _latency_numbers(config.latency),
         "granularity": config.granularity,
+        "phase": config.phase.name,
+        "schedule": config.schedule.name,
+        "microbatches": config.microbatches,
+        "execute": asdict(config.execute) if config.execute.name != "none" else "none",
         "mode": _mode_numbers(config.mode),
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
     }
@@ -67,6 +70,24 @@ def _mode_numbers(mode: ModeConfig) -> dict[str, object]:
         with suppress(OSError):
             options["assignment"] = sha256(assignment_path(saved).read_bytes()).hexdigest()
     return {"name": mode.name, "options": options}
+
+
+def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
+    """Return where the times of operators come from, without names."""
+    numbers = _latency_settings(latency)
+    if latency.file:
+        # A file that cannot be read is refused later, in words of its own.
+        with suppress(OSError):
+            numbers["file"] = sha256(Path(latency.file).read_bytes()).hexdigest()
+    return {"source": latency.source, **numbers}
+
+
+def _latency_settings(latency: LatencyConfig) -> dict[str, object]:
+    """Return the fields that count for this source."""
+    roofline = ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s")
+    measured = ("device", "threads", "repeats")
+    own = {"roofline": roofline, "calibrated": ("file", *measured)}.get(latency.source, measured)
+    return {name: getattr(latency, name) for name in own}
 
 
 def _link_numbers(link: LinkConfig) -> dict[str, float]:
@@ -97,11 +118,18 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
     open_choices: dict[str, object] = {
         "model": {k: model[k] for k in from_model},
         "mode": settings["mode"]["options"],
-        "latency": settings["latency"],
+        "latency": _latency_settings(config.latency),
         "capture": {"level": config.capture.level},
     }
     kept.update(_flat(open_choices))
     kept["granularity"] = config.granularity
+    kept["latency"] = config.latency.name
+    kept["phase"], kept["execute"] = config.phase.name, config.execute.name
+    kept["schedule"], kept["microbatches"] = config.schedule.name, config.microbatches
+    if config.execute.name != "none":
+        kept.update(
+            _flat({"execute": {k: v for k, v in settings["execute"].items() if k != "name"}})
+        )
     for key, value in override_values(overrides).items():
         # A mapping, such as model.config={a: 1}, is there key by key already.
         known = any(name == key or name.startswith(f"{key}.") for name in kept)

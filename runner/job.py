@@ -11,10 +11,20 @@ from runner.announce import announce_page
 from runner.config import Config
 from runner.experiment import Result, model_spec, run
 from runner.figures import write_figures
-from runner.files import Status, device_rows, write_assignment, write_result
+from runner.files import (
+    Status,
+    device_rows,
+    schedule_document,
+    write_assignment,
+    write_result,
+)
 from runner.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.identity import Choices, config_key, parameters, run_name
+from runner.measured import measured_lines
+from runner.pipeline_schedule import schedule_line
+from runner.plan_files import write_plan_files
 from runner.provenance import environment_tags
+from runner.schedule_plot import schedule_svg
 from runner.sweep import SweepIds
 from runner.terminal import device_table, progress, show, summary_line
 from runner.timeline import write_trace
@@ -77,14 +87,14 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
             model = spec.key()
             key = {"config_key": config_key(config, model)}
             try:
-                result = run(config, spec)
+                result = run(config, spec, identity.folder)
             except InfeasibleError:
                 tracked.log(metrics=INFEASIBLE, tags=key)
                 raise
             with progress("writing files"):
                 _write_files(config, identity, result, model)
             written = result
-            show(device_table(result.evaluation), summary_line(result.evaluation))
+            _show(result)
             show(f"files:     {_shown(identity.folder)}")
             with progress("logging to MLflow"):
                 _log(result, identity.folder, tracked, key)
@@ -136,8 +146,19 @@ def _write_files(
     write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
     write_figures(folder, graph, placed, evaluation)
     write_trace(folder / "trace.json", graph, placed, evaluation)
+    write_plan_files(folder, graph, placed)
+    if result.schedule:
+        write_text(folder / "schedule.svg", schedule_svg(result.schedule))
     _write_config(config, identity)
     _write_finished(config, identity, result)
+
+
+def _show(result: Result) -> None:
+    show(device_table(result.evaluation), summary_line(result.evaluation))
+    if result.schedule:
+        show(f"schedule:  {schedule_line(result.schedule)}")
+    if result.measured:
+        show(*measured_lines(result.measured))
 
 
 def _write_finished(
@@ -149,6 +170,8 @@ def _write_finished(
         config=_described(config, identity),
         metrics=headline(result),
         devices=device_rows(result.evaluation),
+        schedule=schedule_document(result.schedule) if result.schedule else None,
+        measured=asdict(result.measured) if result.measured else None,
         error=error,
         sweep_id=identity.sweep.sweep if identity.sweep else None,
     )

@@ -68,9 +68,9 @@ def summary_line(evaluation: Evaluation) -> str:
     )
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str = "") -> str:
     """Return the number with its noun, such as ``1 run`` or ``2 runs``."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
 def device_table(evaluation: Evaluation) -> "Table":

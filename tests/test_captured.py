@@ -62,6 +62,30 @@ def test_a_level_that_does_not_exist_is_refused_before_anything_runs(folder: Pat
         captured_graph(_spec(factory="outlying:broken"), "ops", folder / "cache")
 
 
+def test_a_training_step_is_another_graph(folder: Path) -> None:
+    forward = captured_graph(_spec(), "operator", folder / "cache")
+    step = captured_graph(_spec(), "operator", folder / "cache", "training")
+    again = captured_graph(_spec(), "operator", folder / "cache", "training")
+    assert (step.from_cache, again.from_cache) == (False, True)
+    assert not forward.graph.is_backward.any()
+    assert again.graph.is_backward.any()
+    assert again.graph.forward_of.tolist() == step.graph.forward_of.tolist()
+
+
+@pytest.mark.parametrize(
+    ("phase", "level", "said"),
+    [
+        ("train", "operator", "phase=train does not exist; nearest: training"),
+        ("training", "module", r"got capture\.level=module; use capture\.level=operator"),
+    ],
+)
+def test_a_phase_that_cannot_be_captured_is_refused(
+    folder: Path, phase: str, level: str, said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        captured_graph(_spec(factory="outlying:broken"), level, folder / "cache", phase)
+
+
 def test_a_failed_capture_leaves_nothing(folder: Path) -> None:
     with pytest.raises(CaptureError, match="no disk"):
         captured_graph(_spec(factory="outlying:broken"), "operator", folder / "cache")

@@ -41,6 +41,10 @@ class LatencyModel:
                 f" got {self.op_overhead_s}"
             )
 
+    def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
+        """Return the time of each operator on each device in seconds, shape (n, D)."""
+        return op_time_s(graph, topology, self)
+
 
 def op_time_s(graph: OpGraph, topology: Topology, model: LatencyModel) -> FloatArray:
     """Return the time of each operator on each device in seconds, shape (n, D).

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.cost.roofline import LatencyModel, op_time_s
+from fxpart.cost.latency_source import LatencySource
 from fxpart.graph import FloatArray, IntArray, OpGraph
 from fxpart.topology import Topology
 
@@ -85,7 +85,7 @@ def memory_tables(graph: OpGraph) -> MemoryTables:
 
 
 def cost_tables(
-    graph: OpGraph, memory: MemoryTables, topology: Topology, latency: LatencyModel
+    graph: OpGraph, memory: MemoryTables, topology: Topology, latency: LatencySource
 ) -> CostTables:
     """Return the tables of `graph` on `topology` that decide latency; `memory` is of `graph`."""
     return CostTables(
@@ -96,7 +96,7 @@ def cost_tables(
         reader_start=memory.reader_start,
         readers=memory.readers,
         value_bytes=memory.value_bytes,
-        op_time_s=op_time_s(graph, topology, latency),
+        op_time_s=latency.op_time_s(graph, topology),
         s_per_byte=1.0 / topology.bytes_per_s,
         link_latency_s=np.ascontiguousarray(topology.latency_s, dtype=np.float64),
     )

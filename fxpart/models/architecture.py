@@ -19,6 +19,8 @@ from fxpart.errors import SpecError, nearest_names, one_line
 
 __all__ = ["architecture_model", "model_class", "model_config"]
 
+META = torch.device("meta")
+
 # Keys that every configuration class takes although its signature does not list them.
 _COMMON_KEYS = (
     "attn_implementation",
@@ -141,12 +143,16 @@ def model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: 
 
 
 def architecture_model(
-    architecture: str, overrides: Mapping[str, Any], dtype: torch.dtype
+    architecture: str,
+    overrides: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device = META,
 ) -> nn.Module:
-    """Return the model with `dtype` parameters on the meta device, for inference.
+    """Return the model with `dtype` parameters on `device`, for inference.
 
-    Nothing is downloaded and no memory is taken for weights. The configuration is the module's
-    `config`.
+    Nothing is downloaded. On the meta device no memory is taken for weights; elsewhere they are
+    drawn at random, from torch's generators, as the architecture starts its training. The
+    configuration is the module's `config`.
 
     Raises:
         SpecError: for an architecture that does not exist, or a configuration that it refuses.
@@ -155,7 +161,7 @@ def architecture_model(
     cls = model_class(architecture)
     config = model_config(cls, overrides)
     try:
-        with _quiet(), torch.device("meta"):
+        with _quiet(), device:
             model: nn.Module = cls._from_config(config, dtype=dtype).eval()
     except Exception as error:
         raise SpecError(

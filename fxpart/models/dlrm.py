@@ -89,7 +89,8 @@ def dlrm(
 
     `rows` has one entry a table, capped at `max_rows`; the defaults are MLPerf's: 26 tables, 24.0e9
     parameters. `bottom` and `top` are the widths of the hidden layers. Inputs: dense (B, 13) in
-    `dtype`, and for each table indices (B, `pooling`) int64, all zero.
+    `dtype`, and for each table indices (B, `pooling`) int64, all drawn at random: dense from a
+    normal distribution, indices evenly from the rows of the table.
 
     Raises:
         SpecError: for a size below 1 or no tables.
@@ -101,7 +102,8 @@ def dlrm(
             f"dlrm: every size must be 1 or more and rows not empty, got {len(rows)} tables and"
             f" a smallest size of {min(sizes)}"
         )
-    model = DLRM([min(count, max_rows) for count in rows], embedding_dim, bottom, top).to(dtype)
-    dense = torch.zeros(batch_size, _DENSE_FEATURES, dtype=dtype)
-    indices = [torch.zeros(batch_size, pooling, dtype=torch.int64) for _ in rows]
+    capped = [min(count, max_rows) for count in rows]
+    model = DLRM(capped, embedding_dim, bottom, top).to(dtype)
+    dense = torch.randn(batch_size, _DENSE_FEATURES, dtype=dtype)
+    indices = [torch.randint(count, (batch_size, pooling)) for count in capped]
     return model, (dense, indices)

@@ -15,6 +15,8 @@ from fxpart.models.spec import ModelSpec
 
 __all__ = ["factory_model"]
 
+META = torch.device("meta")
+
 _SAID_BY_SPEC = ("batch_size", "dtype", "seq_len")
 
 
@@ -106,12 +108,14 @@ def _checked(factory: str, result: object) -> tuple[nn.Module, tuple[Any, ...], 
     )
 
 
-def factory_model(spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+def factory_model(
+    spec: ModelSpec, device: torch.device = META
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """Return the module, positional and keyword inputs that the factory of `spec` makes.
 
     The function is called as ``function(batch_size=..., dtype=torch.dtype, **factory_args)`` with
-    meta as the default device, and with ``seq_len=...`` when the spec states one. Tensors that it
-    puts elsewhere by name are moved to meta afterwards. Modules in the working directory are
+    `device` as the default device, and with ``seq_len=...`` when the spec states one. Tensors that
+    it puts elsewhere by name are moved to `device` afterwards. Modules in the working directory are
     found.
 
     Raises:
@@ -124,7 +128,7 @@ def factory_model(spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], dict[str
     function = _find(factory)
     arguments = _arguments(spec, function)
     try:
-        with torch.device("meta"):
+        with device:
             result = function(**arguments)
     except FxpartError:
         raise
@@ -132,16 +136,16 @@ def factory_model(spec: ModelSpec) -> tuple[nn.Module, tuple[Any, ...], dict[str
     except (Exception, SystemExit) as error:
         raise CaptureError(f"factory={factory} failed: {one_line(error)}") from error
     module, args, kwargs = _checked(factory, result)
-    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to("meta"), (args, kwargs))
-    return _to_meta(module).eval(), args, kwargs
+    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+    return _moved(module, device).eval(), args, kwargs
 
 
-def _to_meta(module: nn.Module) -> nn.Module:
-    """Return `module` on the meta device; parameters that were one object are one afterwards."""
+def _moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return `module` on `device`; parameters that were one object are one afterwards."""
     names_of: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(parameter), []).append(name)
-    module = module.to("meta")
+    module = module.to(device)
     for first, *others in names_of.values():
         for other in others:
             owner, _, attribute = other.rpartition(".")

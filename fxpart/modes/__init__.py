@@ -8,6 +8,7 @@ from fxpart.modes.aot_based import AotBasedOptions, aot_based
 from fxpart.modes.cost_aware import cost_aware
 from fxpart.modes.kl_based import kl_based
 from fxpart.modes.options import NoOptions, read_options
+from fxpart.modes.pipeline import PipelineOptions, pipeline
 from fxpart.modes.refine import SearchOptions
 from fxpart.modes.single import single
 from fxpart.modes.size_based import size_based
@@ -18,12 +19,14 @@ __all__ = [
     "MODES",
     "AotBasedOptions",
     "NoOptions",
+    "PipelineOptions",
     "Place",
     "SearchOptions",
     "aot_based",
     "cost_aware",
     "kl_based",
     "make_mode",
+    "pipeline",
     "single",
     "size_based",
     "sparse_nn",
@@ -39,6 +42,7 @@ MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "aot_based": (AotBasedOptions, aot_based),
     "cost_aware": (SearchOptions, cost_aware),
     "kl_based": (SearchOptions, kl_based),
+    "pipeline": (PipelineOptions, pipeline),
 }
 """Name to the options that a mode takes, and the function of a problem and such options."""
 

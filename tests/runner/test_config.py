@@ -15,7 +15,17 @@ from tests.runner.composed import composed, composed_with_hydra, read
 
 CHOICES = [
     f"{path.parent.name}={path.stem}"
-    for group in ("devices", "latency", "mode", "model", "tracking", "transfer_rate")
+    for group in (
+        "devices",
+        "execute",
+        "latency",
+        "mode",
+        "model",
+        "phase",
+        "schedule",
+        "tracking",
+        "transfer_rate",
+    )
     for path in sorted((conf_dir() / group).glob("*.yaml"))
 ]
 NEEDS = {

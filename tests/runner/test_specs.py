@@ -199,7 +199,17 @@ def test_the_help_lists_what_can_be_chosen(user_conf: Path) -> None:
     write(user_conf / "model/sub/mine.yaml", "name: mine\n")
     write(user_conf / "hydra/output/x.yaml", "\n")
     lines = dict(line.split(": ") for line in choices_text().splitlines())
-    assert set(lines) == {"devices", "latency", "mode", "model", "tracking", "transfer_rate"}
+    assert set(lines) == {
+        "devices",
+        "execute",
+        "latency",
+        "mode",
+        "model",
+        "phase",
+        "schedule",
+        "tracking",
+        "transfer_rate",
+    }
     assert {"llama2_13b", "sub/mine"} <= set(lines["model"].split(", "))
     assert {"dgx_h100", "4x16gb"} <= set(lines["devices"].split(", "))
 
@@ -280,7 +290,13 @@ def test_a_damaged_accelerator_file_is_named(user_conf: Path, text: str, said: s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", sorted(accelerator_files()))
+def test_one_core_is_slower_than_any_accelerator() -> None:
+    core = read_accelerator(accelerator_files()["cpu"])
+    assert 1e10 <= core["flops_per_s"]["float32"] <= 2e11
+    assert 5e9 <= core["memory_bandwidth_bytes_per_s"] < 2e11
+
+
+@pytest.mark.parametrize("name", sorted({*accelerator_files()} - {"cpu"}))
 def test_every_accelerator_is_plausible(name: str) -> None:
     entry = read_accelerator(accelerator_files()[name])
     rates = entry["flops_per_s"]

@@ -1,0 +1,139 @@
+"""`Calibration`: a roofline whose few coefficients were fitted to measured times.
+
+It says how long operators take that were never measured: of other models, or of other sizes.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fxpart.cost.latency_source import same_on_every_device
+from fxpart.cost.operator_class import compute_keys, is_free, is_view
+from fxpart.cost.whole_file import write_whole
+from fxpart.errors import SpecError, nearest_names
+from fxpart.graph import FloatArray, OpGraph
+from fxpart.json_file import read_document, what_is_wrong
+from fxpart.topology import Topology
+
+__all__ = ["Calibration", "read_calibration", "write_calibration"]
+
+_SCHEMA, _VERSION = "fxpart-calibration", 1
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Coefficients of the roofline of one kind of device, and how well they fit.
+
+    An operator takes ``overhead + max(flops / rate of its class and dtype, bytes / bytes_per_s)``,
+    a view `view_s`, and the taking of an item from a tuple nothing.
+    """
+
+    overhead_s: float
+    """Fixed cost of an operator that computes or moves anything."""
+    view_s: float
+    """Cost of an operator that only makes another view of its input."""
+    bytes_per_s: float
+    """Achieved memory bandwidth."""
+    flops_per_s: Mapping[str, float]
+    """Achieved FLOP/s by class and dtype, such as ``gemm float32``."""
+    device_name: str
+    """What the times were measured on."""
+    total_errors: tuple[float, ...] = ()
+    """Of each graph that was fitted: predicted sum of times / measured sum - 1."""
+    op_error: float = 0.0
+    """Sum over operators of abs(predicted - measured), divided by the sum of measured times."""
+    spearman: float = 0.0
+    """Rank correlation of predicted and measured times, views left out; -1 to 1."""
+
+    def __post_init__(self) -> None:
+        """Refuse coefficients that make no times."""
+        costs = {"overhead_s": self.overhead_s, "view_s": self.view_s}
+        rates = {"bytes_per_s": self.bytes_per_s, **self.flops_per_s}
+        for name, cost in costs.items():
+            if not 0 <= cost < np.inf:
+                raise SpecError(f"calibration: {name} must be finite and at least 0, got {cost}")
+        for name, rate in rates.items():
+            if not 0 < rate < np.inf:
+                raise SpecError(f"calibration: {name} must be positive and finite, got {rate}")
+
+    def seconds(self, graph: OpGraph) -> FloatArray:
+        """Return the time of each operator of `graph`, shape (n,).
+
+        Raises:
+            SpecError: for a graph that computes in a dtype that was not in the sample.
+
+        """
+        keys = compute_keys(graph)
+        rate_of = {key: self._rate(key) for key in dict.fromkeys(keys)}
+        rates = np.array([rate_of[key] for key in keys])
+        busy = np.maximum(graph.flops / rates, graph.moved_bytes / self.bytes_per_s)
+        found = np.where(is_view(graph), self.view_s, busy + self.overhead_s)
+        found[is_free(graph)] = 0.0
+        return found
+
+    def _rate(self, key: str) -> float:
+        """Return FLOP/s of a class and dtype; a class not sampled runs as another of its dtype."""
+        if not key:
+            return 1.0
+        _, _, dtype = key.partition(" ")
+        alike = [name for name in self.flops_per_s if name.partition(" ")[2] == dtype]
+        for name in (key, f"gemm {dtype}", *sorted(alike)):
+            if name in self.flops_per_s:
+                return self.flops_per_s[name]
+        raise SpecError(
+            f"the calibration has no rate for {key}; {nearest_names(key, self.flops_per_s)};"
+            f" calibrate on a model that computes in {dtype}"
+        )
+
+    def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
+        """Return the time of each operator on each device in seconds, shape (n, D).
+
+        The same on every device: one kind of device was measured.
+
+        Raises:
+            SpecError: for a graph that computes in a dtype that was not in the sample.
+
+        """
+        return same_on_every_device(self.seconds(graph), topology)
+
+
+def write_calibration(path: Path, calibration: Calibration) -> None:
+    """Write `calibration` to `path` as JSON, whole or not at all.
+
+    Raises:
+        CacheError: when the folder cannot be written.
+
+    """
+    fields = asdict(calibration)
+    fields["flops_per_s"] = dict(sorted(calibration.flops_per_s.items()))
+    document = {"schema": _SCHEMA, "version": _VERSION, **fields}
+    write_whole(path, json.dumps(document, indent=2) + "\n", "the calibration")
+
+
+def read_calibration(path: Path) -> Calibration:
+    """Return the calibration at `path`.
+
+    Raises:
+        SpecError: when there is none, or the file is damaged or of another kind.
+
+    """
+    document = read_document(path, _SCHEMA, _VERSION)
+    try:
+        rates = {str(key): float(rate) for key, rate in document["flops_per_s"].items()}
+        return Calibration(
+            float(document["overhead_s"]),
+            float(document["view_s"]),
+            float(document["bytes_per_s"]),
+            rates,
+            str(document["device_name"]),
+            tuple(float(error) for error in document["total_errors"]),
+            float(document["op_error"]),
+            float(document["spearman"]),
+        )
+    except SpecError:
+        raise
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); calibrate again") from error

@@ -1,0 +1,215 @@
+"""Fitting the roofline's coefficients to measured times: `calibrate`.
+
+Least squares on the logarithm of time, each operator weighted by the square root of its time. A
+weight of time itself would leave the fit to the few largest operators, and none at all to the
+thousands of small ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.cost.calibration import Calibration
+from fxpart.cost.operator_class import compute_keys, is_free, is_view
+from fxpart.cost.profile import OperatorProfile
+from fxpart.errors import SpecError
+from fxpart.graph import FloatArray, IntArray, OpGraph
+
+__all__ = ["calibrate"]
+
+_STARTS = (0.1, 0.5)
+"""Quantiles of what the sample achieves, from which the search starts; the best end is kept."""
+_SMALLEST, _LARGEST = -70.0, 30.0
+"""Bounds of the coefficients' logarithms: seconds, and seconds a FLOP or a byte."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Sample:
+    """Operators that compute or move bytes, of all graphs together; m of them."""
+
+    keys: tuple[str, ...]
+    """Classes that there are."""
+    key: IntArray
+    """Class of each operator, -1 where it only moves bytes."""
+    flops: FloatArray
+    moved: FloatArray
+    log_s: FloatArray
+    weight: FloatArray
+
+
+def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration:
+    """Return the coefficients that explain the profiles of some graphs best.
+
+    One rate for each class of computation and dtype in the sample, one memory bandwidth, one
+    overhead, one cost of a view. A last common factor lets the sums of whole graphs come out right
+    on (geometric) average. The same sample gives the same answer.
+
+    Raises:
+        SpecError: for no samples, a profile of another graph, profiles of several devices, or
+            graphs that hold no operator that does anything.
+
+    """
+    _check(samples)
+    fitted, measured = _gathered(samples), [profile.seconds for _, profile in samples]
+    best = min((_fit(fitted, start) for start in _starts(fitted)), key=lambda end: end[0])[1]
+    found = _as_calibration(fitted, best, _view_s(samples), samples[0][1].device_name)
+    ratios = [s.sum() / found.seconds(g).sum() for (g, _), s in zip(samples, measured, strict=True)]
+    factor = float(np.exp(np.mean(np.log(ratios))))
+    found = replace(
+        found,
+        overhead_s=found.overhead_s * factor,
+        view_s=found.view_s * factor,
+        bytes_per_s=found.bytes_per_s / factor,
+        flops_per_s={key: rate / factor for key, rate in found.flops_per_s.items()},
+    )
+    return _with_errors(found, samples)
+
+
+def _check(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> None:
+    if not samples:
+        raise SpecError("nothing to calibrate on: give at least one graph and its profile")
+    for index, (graph, profile) in enumerate(samples):
+        if graph.n_ops != len(profile.seconds):
+            raise SpecError(
+                f"sample {index} has {graph.n_ops} operators and a profile of"
+                f" {len(profile.seconds)}; give the profile of that graph"
+            )
+    devices = list(dict.fromkeys(profile.device_name for _, profile in samples))
+    if len(devices) > 1:
+        raise SpecError(
+            f"the profiles are of {len(devices)} devices ({'; '.join(devices)}); calibrate each"
+            " device by itself"
+        )
+
+
+def _gathered(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> _Sample:
+    """Return all operators that do something and took a time that has a logarithm."""
+    labels: list[str] = []
+    flops, moved, seconds = [], [], []
+    for graph, profile in samples:
+        chosen = np.flatnonzero(~is_view(graph) & ~is_free(graph) & (profile.seconds > 0))
+        keys = compute_keys(graph)
+        labels += [keys[op] for op in chosen.tolist()]
+        flops.append(graph.flops[chosen])
+        moved.append(graph.moved_bytes[chosen])
+        seconds.append(profile.seconds[chosen])
+    if not labels:
+        raise SpecError(
+            "nothing to calibrate on: no operator of the sample computes or moves bytes; give the"
+            " profile of a whole model"
+        )
+    known = tuple(sorted(set(labels) - {""}))
+    time_s = np.concatenate(seconds)
+    return _Sample(
+        known,
+        np.array([known.index(label) if label else -1 for label in labels], dtype=np.int64),
+        np.concatenate(flops).astype(np.float64),
+        np.concatenate(moved).astype(np.float64),
+        np.log(time_s),
+        time_s**0.25,  # of the residual: its square then counts by the square root of time
+    )
+
+
+def _view_s(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> float:
+    """Return the least-squares cost of a view; 0 where the sample has none."""
+    chosen = [is_view(g) & ~is_free(g) & (p.seconds > 0) for g, p in samples]
+    of_views = [p.seconds[views] for (_, p), views in zip(samples, chosen, strict=True)]
+    time_s = np.concatenate(of_views)
+    if not len(time_s):
+        return 0.0
+    return float(np.exp(np.average(np.log(time_s), weights=np.sqrt(time_s))))
+
+
+def _starts(sample: _Sample) -> list[FloatArray]:
+    """Return coefficients to start from: logarithms of overhead, s/byte and s/FLOP by class."""
+    time_s = np.exp(sample.log_s)
+    moves, found = sample.moved > 0, []
+    for small, quick in product(_STARTS, _STARTS):
+        costs = [_quantile(time_s, small), _quantile(time_s[moves] / sample.moved[moves], quick)]
+        for key in range(len(sample.keys)):
+            of_key = sample.key == key
+            costs.append(_quantile(time_s[of_key] / sample.flops[of_key], quick))
+        found.append(np.clip(np.log(costs), _SMALLEST + 1, _LARGEST - 1))
+    return found
+
+
+def _quantile(costs: FloatArray, share: float) -> float:
+    return float(np.quantile(costs, share)) if len(costs) else 1.0
+
+
+def _busy(sample: _Sample, logs: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
+    """Return how long each operator computes or moves bytes, and which of them compute longer."""
+    rates = np.append(np.exp(logs[2:]), 0.0)  # the last is that of class -1
+    computes, moves = sample.flops * rates[sample.key], sample.moved * np.exp(logs[1])
+    return np.maximum(computes, moves), computes > moves
+
+
+def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
+    """Return the remaining cost, and the coefficients, that the search from `start` ends at."""
+    from scipy.optimize import least_squares
+
+    def residual(logs: FloatArray) -> FloatArray:
+        predicted = np.log(np.exp(logs[0]) + _busy(sample, logs)[0])
+        found: FloatArray = sample.weight * (predicted - sample.log_s)
+        return found
+
+    def jacobian(logs: FloatArray) -> FloatArray:
+        busy, computes = _busy(sample, logs)
+        overhead = np.exp(logs[0])
+        share = sample.weight / (overhead + busy)
+        columns = np.zeros((len(busy), len(logs)))
+        columns[:, 0] = share * overhead
+        columns[:, 1] = share * np.where(computes, 0.0, busy)
+        for key in range(len(sample.keys)):
+            columns[:, 2 + key] = share * np.where(computes & (sample.key == key), busy, 0.0)
+        return columns
+
+    end = least_squares(
+        residual, start, jacobian, bounds=(_SMALLEST, _LARGEST), xtol=1e-15, ftol=1e-15, gtol=1e-15
+    )
+    return float(end.cost), np.asarray(end.x, dtype=np.float64)
+
+
+def _as_calibration(
+    sample: _Sample, logs: FloatArray, view_s: float, device_name: str
+) -> Calibration:
+    rates = {key: float(np.exp(-logs[2 + i])) for i, key in enumerate(sample.keys)}
+    return Calibration(float(np.exp(logs[0])), view_s, float(np.exp(-logs[1])), rates, device_name)
+
+
+def _with_errors(
+    found: Calibration, samples: Sequence[tuple[OpGraph, OperatorProfile]]
+) -> Calibration:
+    """Return `found` with how far it is from what it was fitted to."""
+    predicted = [found.seconds(graph) for graph, _ in samples]
+    measured = [profile.seconds for _, profile in samples]
+    working = np.concatenate([~is_view(graph) & ~is_free(graph) for graph, _ in samples])
+    all_predicted, all_measured = np.concatenate(predicted), np.concatenate(measured)
+    return replace(
+        found,
+        total_errors=tuple(
+            float(p.sum() / m.sum() - 1) for p, m in zip(predicted, measured, strict=True)
+        ),
+        op_error=float(np.abs(all_predicted - all_measured).sum() / all_measured.sum()),
+        spearman=_spearman(all_predicted[working], all_measured[working]),
+    )
+
+
+def _spearman(a: FloatArray, b: FloatArray) -> float:
+    """Return the rank correlation of two samples; 0 where one of them is constant."""
+    first, second = _ranks(a), _ranks(b)
+    spread = float(first.std() * second.std())
+    if spread == 0:
+        return 0.0
+    return float(np.mean((first - first.mean()) * (second - second.mean())) / spread)
+
+
+def _ranks(values: FloatArray) -> FloatArray:
+    """Return the rank of each value, equal ones sharing the mean of theirs."""
+    _, place, count = np.unique(values, return_inverse=True, return_counts=True)
+    after = np.cumsum(count)
+    ranks: FloatArray = (after - (count - 1) / 2.0)[place]
+    return ranks

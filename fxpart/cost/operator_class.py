@@ -1,0 +1,39 @@
+"""What limits an operator: classes of operators that one rate holds for."""
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.graph import OpGraph
+
+__all__ = ["COMPUTE_CLASSES", "compute_keys", "is_free", "is_view"]
+
+COMPUTE_CLASSES = ("gemm", "convolution", "attention")
+"""Kinds of computation that reach different shares of a device's peak."""
+
+
+def compute_keys(graph: OpGraph) -> list[str]:
+    """Return for each operator its class and dtype, such as ``gemm float32``. Length n.
+
+    ``""`` for one that computes nothing (no matrix product, convolution or attention).
+    """
+    return [
+        f"{_compute_class(target)} {dtype}" if flops > 0 else ""
+        for target, dtype, flops in zip(graph.targets, graph.dtypes, graph.flops, strict=True)
+    ]
+
+
+def _compute_class(target: str) -> str:
+    if "conv" in target:
+        return "convolution"
+    return "attention" if "attention" in target else "gemm"
+
+
+def is_view(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Return which operators neither compute nor move bytes. Length n."""
+    found: npt.NDArray[np.bool_] = (graph.flops == 0) & (graph.moved_bytes == 0)
+    return found
+
+
+def is_free(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Return which operators call nothing on the device: they only take an item. Length n."""
+    return np.array([target == "getitem" for target in graph.targets], dtype=np.bool_)

@@ -1,0 +1,216 @@
+"""`run_local`: a placed model run on this machine, checked against the unsplit one and measured."""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from fxpart.assignment import Assignment
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line
+from fxpart.execution.clock import allocated_peaks, timed_in_turns
+from fxpart.execution.device_name import device_name
+from fxpart.execution.difference import largest_magnitude, max_difference, rounding
+from fxpart.execution.free_memory import free_bytes
+from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from fxpart.execution.placing import partition_weights, physical_devices
+from fxpart.execution.real_model import RealModel
+from fxpart.execution.split_run import split_run
+from fxpart.sizes import show_bytes
+from fxpart.split import split_by_assignment
+
+__all__ = ["LocalRun", "run_local"]
+
+_MOST_ROUNDS = 8
+"""Rounds of replicas whose memory is counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRun:
+    """What was measured when a placed model was run on this machine."""
+
+    latency_s: float
+    """Median time of one input through the split model, its partitions one after another."""
+    runs_s: tuple[float, ...]
+    """Each of the timed runs."""
+    unsplit_latency_s: float
+    """Median time of one input through the same graph before it was split."""
+    unsplit_runs_s: tuple[float, ...]
+    """Timed in turns with the split ones."""
+    throughput_per_s: float
+    """Inputs a second: 1 / latency, since partitions run one after another."""
+    peak_bytes: tuple[int, ...]
+    """The most bytes of weights, inputs and live tensors on each logical device at any time; what
+    is received is a copy. What kernels allocate for themselves is not in it."""
+    allocator_peak_bytes: tuple[int, ...]
+    """The most bytes that torch's allocator gave out on each CUDA device of this machine while
+    the model was run once, weights included; empty on the CPU."""
+    max_difference: float
+    """Largest difference of any element of the results from those of the unsplit graph; 0.0 when
+    they are equal."""
+    eager_difference: float
+    """The same, from the results of the module that was captured."""
+    device_name: str
+    """The processor that computed."""
+    threads: int
+    """Threads that torch computed with on the CPU."""
+
+
+def run_local(
+    real: RealModel, assignment: Assignment, n_devices: int, *, repeats: int = 5
+) -> LocalRun:
+    """Return what the model, split as `assignment` says, computes and costs on this machine.
+
+    Partitions run one after another in this process. On the CPU all logical devices are that CPU;
+    on CUDA they take turns on the devices that there are. With replicas, the first input is timed,
+    and memory is that of the first rounds.
+
+    Args:
+        real: the model; the assignment is of its `graph`.
+        assignment: which operator is on which logical device.
+        n_devices: number of logical devices, used or not.
+        repeats: timed runs, of the split model and of the unsplit one each.
+
+    Raises:
+        SpecError: for an assignment of another graph or of devices that are not there.
+        ExecutionError: when the model cannot be run, or the split one computes something else.
+
+    """
+    _check(real, assignment, n_devices, repeats)
+    _check_memory(real)
+    whole = real.program.module()
+    try:
+        with torch.no_grad():
+            return _measured(real, whole, assignment, n_devices, repeats)
+    except FxpartError:
+        raise
+    # A model is anyone's code: it may fail in any way.
+    except Exception as error:
+        raise ExecutionError(
+            f"the split model cannot be run on {real.device}: {one_line(error)}; make"
+            " model.batch_size or the model smaller if it lacks memory"
+        ) from error
+
+
+def _check(real: RealModel, assignment: Assignment, n_devices: int, repeats: int) -> None:
+    if repeats < 1:
+        raise SpecError(f"repeats={repeats} must be 1 or more: without a run nothing is measured")
+    if len(assignment.partition_of) != real.graph.n_ops:
+        raise SpecError(
+            f"the assignment places {len(assignment.partition_of)} operators, the model has"
+            f" {real.graph.n_ops}; make it for the graph of this model"
+        )
+    used = [device for homes in assignment.devices_of_partition for device in homes]
+    if max(used) >= n_devices or min(used) < 0:
+        wrong = max(used) if max(used) >= n_devices else min(used)
+        raise SpecError(
+            f"the assignment uses device {wrong}, there are {n_devices}; make it for these devices"
+        )
+
+
+def _check_memory(real: RealModel) -> None:
+    """Refuse a batch whose tensors do not fit: the system might end this process for it."""
+    graph, on_one = real.graph, np.zeros(real.graph.n_ops, dtype=np.int64)
+    live = int(peak_bytes(memory_tables(graph), on_one, 1)[0]) - graph.total_weight_bytes
+    # Results of the unsplit model are kept to be compared.
+    needed = live + int(graph.value_bytes[graph.value_is_output].sum())
+    free = free_bytes(real.device)
+    if needed > free:
+        raise SpecError(
+            f"running the model takes {show_bytes(needed)} for tensors, and {real.device} has"
+            f" {show_bytes(free)} left; set a smaller model.batch_size or model.seq_len, or"
+            " plan without running it (execute=none)"
+        )
+
+
+def _measured(
+    real: RealModel,
+    whole: fx.GraphModule,
+    assignment: Assignment,
+    n_devices: int,
+    repeats: int,
+) -> LocalRun:
+    """Return what runs of `whole` and of what it is split into show."""
+    split = split_by_assignment(whole, real.graph, assignment)
+
+    def unsplit() -> object:
+        return whole(*real.args, **real.kwargs)
+
+    reference = unsplit()
+    eager = max_difference(real.module(*real.args, **real.kwargs), reference)
+    peaks = _counted(real, split, assignment, n_devices, reference)
+    step, physical = _step(real, split, assignment, n_devices)
+    allocated = allocated_peaks(step, physical)
+    differs = _checked_difference(step(), reference)
+    del reference
+    runs, unsplit_runs = timed_in_turns(step, unsplit, physical, repeats)
+    latency = statistics.median(runs)
+    return LocalRun(
+        latency_s=latency,
+        runs_s=runs,
+        unsplit_latency_s=statistics.median(unsplit_runs),
+        unsplit_runs_s=unsplit_runs,
+        throughput_per_s=1.0 / latency,
+        peak_bytes=peaks,
+        allocator_peak_bytes=allocated,
+        max_difference=differs,
+        eager_difference=eager,
+        device_name=device_name(real.device),
+        threads=torch.get_num_threads(),
+    )
+
+
+def _counted(
+    real: RealModel,
+    split: fx.GraphModule,
+    assignment: Assignment,
+    n_devices: int,
+    reference: object,
+) -> tuple[int, ...]:
+    """Return the peak of each logical device, in a run that hands copies from one to another."""
+    inputs, homes_of = tree_leaves((real.args, real.kwargs)), assignment.devices_of_partition
+    peaks = [0] * n_devices
+    for index in range(min(assignment.rounds, _MOST_ROUNDS)):
+        homes = [devices[index % len(devices)] for devices in homes_of]
+        run = split_run(split, homes, (real.device,) * n_devices)
+        weights, read = partition_weights(run.flat), run.inputs_read(inputs, n_devices)
+        resident = [
+            storage_sizes([*read[d], *(t for p in assignment.holds(d) for t in weights[int(p)])])
+            for d in range(n_devices)
+        ]
+        with LiveBytes(resident) as counter:
+            result = run.run(inputs, counter)
+        peaks = [max(pair) for pair in zip(peaks, counter.peak_bytes, strict=True)]
+        # A copy is dense: kernels may sum it in another order than the strided original.
+        _checked_difference(result, reference)
+    return tuple(peaks)
+
+
+def _step(
+    real: RealModel, split: fx.GraphModule, assignment: Assignment, n_devices: int
+) -> tuple[Callable[[], object], tuple[torch.device, ...]]:
+    """Return how the split model is run once, and the device that each logical device is."""
+    physical = physical_devices(real.device, n_devices)
+    homes = [devices[0] for devices in assignment.devices_of_partition]
+    if all(physical[home] == real.device for home in homes):
+        return lambda: split(*real.args, **real.kwargs), physical
+    inputs, run = tree_leaves((real.args, real.kwargs)), split_run(split, homes, physical)
+    return lambda: run.run(inputs), physical
+
+
+def _checked_difference(result: object, reference: object) -> float:
+    """Return how far a result of the split model is from `reference`; refuse another result."""
+    differs = max_difference(result, reference)
+    allowed = rounding(reference) * largest_magnitude(reference)
+    if differs > allowed:
+        raise ExecutionError(
+            f"the split model's results are {differs:.3g} from the unsplit one's, more than the"
+            f" {allowed:.3g} of rounding; a call that depends on chance or on what ran before it"
+            " cannot be split: take it out of the model"
+        )
+    return differs

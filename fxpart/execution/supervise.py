@@ -1,0 +1,213 @@
+"""Stage processes watched over: started together, ended together, and blamed by name."""
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fxpart.errors import ExecutionError
+from fxpart.execution.pipeline_job import COMPUTING, DONE, READY, log_path
+
+__all__ = ["START_S", "run_stages"]
+
+START_S = 180.0
+"""How long processes may be silent while they start: import torch, read a stage, meet."""
+_POLL_S = 0.1
+_GRACE_S = 0.5
+"""How long others have to end after the first: the first to end is not always the cause."""
+_READ_BYTES = 1 << 16
+
+
+@dataclass(eq=False, slots=True)
+class _Worker:
+    """One stage process, and what is known of it."""
+
+    stage: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    phase: str = "starting"
+    heard_s: float = field(default_factory=time.monotonic)
+    error: str = ""
+    failed_s: float = 0.0
+    """When it said so, on the clock that all processes share."""
+    ready: bool = False
+    unread: bytes = b""
+
+    def hear(self, data: bytes) -> None:
+        """Take in what it wrote: JSON objects, one a line."""
+        self.heard_s = time.monotonic()
+        *lines, self.unread = (self.unread + data).split(b"\n")
+        for line in lines:
+            said = json.loads(line)
+            self.phase = said["phase"]
+            self.ready = self.ready or self.phase == READY
+            if said["error"]:
+                self.error, self.failed_s = said["error"], said["at_s"]
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it ended without having done its work."""
+        ended = self.process.poll()
+        return ended is not None and (ended != 0 or self.phase != DONE)
+
+
+def run_stages(
+    folder: Path, n_stages: int, environments: Sequence[Mapping[str, str]], silent_s: float
+) -> None:
+    """Run a process for each stage of the job in `folder`, until all are done.
+
+    No process is left when this returns, whether it returns or raises. Should this process be
+    killed, its stage processes end too (see `fxpart.execution.worker`).
+
+    Args:
+        folder: what `fxpart.execution.pipeline_job` describes.
+        n_stages: how many.
+        environments: variables of each process, beside those of this one.
+        silent_s: seconds without a word from any of them after which the run ends. While they
+            start, `START_S` if that is more.
+
+    Raises:
+        ExecutionError: when a process ends early, within 2 s of that, or when none makes progress.
+
+    """
+    begin = time.monotonic()
+    with _started(folder, n_stages, environments) as workers:
+        try:
+            _watch(workers, silent_s)
+        except _StageError as failure:
+            after = time.monotonic() - begin
+            raise ExecutionError(
+                f"stage {failure.stage} of {n_stages} {failure.what}, {after:.1f} s after the"
+                f" start; all stages were ended{failure.remedy}"
+            ) from None
+
+
+class _StageError(Exception):
+    """A stage to blame, and for what."""
+
+    def __init__(self, stage: int, what: str, remedy: str = "") -> None:
+        super().__init__(stage, what, remedy)
+        self.stage, self.what, self.remedy = stage, what, remedy
+
+
+@contextmanager
+def _started(
+    folder: Path, n_stages: int, environments: Sequence[Mapping[str, str]]
+) -> Iterator[list[_Worker]]:
+    workers: list[_Worker] = []
+    try:
+        for stage in range(n_stages):
+            process = _start(folder, stage, environments[stage])
+            workers.append(_Worker(stage, process, log_path(folder, stage)))
+        yield workers
+    finally:
+        for worker in workers:
+            worker.process.kill()
+        for worker in workers:
+            worker.process.wait()
+            for pipe in (worker.process.stdin, worker.process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+
+def _start(folder: Path, stage: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    # Where this package was found, and nothing of the working directory.
+    home = str(Path(__file__).resolve().parent.parent.parent)
+    paths = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-P", "-m", "fxpart.execution.worker"]
+    with log_path(folder, stage).open("wb") as log:
+        return subprocess.Popen(
+            [*command, str(folder), str(stage), str(os.getpid())],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={**os.environ, **environment, "PYTHONPATH": paths},
+            # Ctrl-C is for this process, which then ends them.
+            start_new_session=True,
+        )
+
+
+def _watch(workers: Sequence[_Worker], silent_s: float) -> None:
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            assert worker.process.stdout is not None
+            selector.register(worker.process.stdout, selectors.EVENT_READ, worker)
+        while any(worker.process.poll() is None for worker in workers):
+            _listen(selector, _POLL_S)
+            _refuse_death(selector, workers)
+            _refuse_silence(workers, silent_s)
+        _refuse_death(selector, workers)
+
+
+def _refuse_death(selector: selectors.BaseSelector, workers: Sequence[_Worker]) -> None:
+    if not any(worker.has_died for worker in workers):
+        return
+    # It may have said that it was done, and ended, since it was last listened to.
+    _listen(selector, 0.0)
+    if any(worker.has_died for worker in workers):
+        end_s = time.monotonic() + _GRACE_S
+        while (left_s := end_s - time.monotonic()) > 0 and selector.get_map():
+            _listen(selector, min(left_s, _POLL_S))
+        raise _blame_for_death(workers)
+
+
+def _listen(selector: selectors.BaseSelector, wait_s: float) -> None:
+    for key, _ in selector.select(wait_s):
+        data = os.read(key.fd, _READ_BYTES)
+        if data:
+            key.data.hear(data)
+        else:
+            selector.unregister(key.fileobj)
+
+
+def _refuse_silence(workers: Sequence[_Worker], silent_s: float) -> None:
+    limit_s = silent_s if all(worker.ready for worker in workers) else max(silent_s, START_S)
+    quiet_s = time.monotonic() - max(worker.heard_s for worker in workers)
+    if quiet_s <= limit_s:
+        return
+    # Who waits for another says so; who computes is what the others wait for.
+    computing = [worker for worker in workers if worker.phase == COMPUTING]
+    undone = [worker for worker in workers if worker.phase != DONE]
+    worst = min(computing or undone or workers, key=lambda worker: worker.heard_s)
+    raise _StageError(
+        worst.stage,
+        f"hangs ({worst.phase}): no stage made progress for {quiet_s:.1f} s",
+        "; raise timeout_s if it needs longer",
+    )
+
+
+def _blame_for_death(workers: Sequence[_Worker]) -> _StageError:
+    """Return whom to blame: others fail because their neighbour is gone."""
+    dead = [worker for worker in workers if worker.has_died]
+    killed = [w for w in dead if w.process.returncode and w.process.returncode < 0]
+    silent = [w for w in dead if not w.error and w not in killed]
+    failed = sorted((w for w in dead if w.error), key=lambda worker: worker.failed_s)
+    own = [w for w in failed if not _is_of_a_lost_peer(w.error)]
+    worst = (killed or own or silent or failed)[0]
+    return _StageError(worst.stage, _how_it_ended(worst))
+
+
+def _is_of_a_lost_peer(error: str) -> bool:
+    lowered = error.lower()
+    return any(text in lowered for text in ("connection closed", "connection reset", "nccl"))
+
+
+def _how_it_ended(worker: _Worker) -> str:
+    status = worker.process.returncode
+    if worker.error:
+        return f"failed with {worker.error}"
+    if status < 0:
+        name = signal.Signals(-status).name
+        doubt = " (out of memory?)" if name == "SIGKILL" else ""
+        return f"was killed by {name}{doubt} while {worker.phase}"
+    lines = worker.log.read_text(encoding="utf-8", errors="replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    said = f": {last[:200]}" if last else ""
+    return f"ended with exit status {status} while {worker.phase}{said}"

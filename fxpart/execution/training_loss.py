@@ -1,0 +1,34 @@
+"""The loss of a training step, the same wherever a step is run."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fxpart.errors import SpecError
+
+__all__ = ["training_loss"]
+
+
+def training_loss(results: Sequence[Tensor]) -> Tensor:
+    """Return the first real-valued result: itself if it is one number, else its float32 mean.
+
+    Args:
+        results: what the model returns, flat.
+
+    Raises:
+        SpecError: when none is real-valued, or it depends on no weight.
+
+    """
+    loss = next((result for result in results if result.is_floating_point()), None)
+    if loss is None:
+        raise SpecError(
+            "the model returns no real-valued tensor to take a loss of; return the loss first, or"
+            " run with training=False"
+        )
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise SpecError(
+            "the loss, which is the model's first real-valued result, depends on no weight; return"
+            " another one first, or run with training=False"
+        )
+    return loss if loss.dim() == 0 else loss.to(torch.float32).mean()

@@ -1,0 +1,83 @@
+"""The process of one stage: ``python -m fxpart.execution.worker <folder> <stage> <parent's pid>``.
+
+Started by `fxpart.execution.supervise`. It ends with its parent, however that ends: the kernel
+kills it (Linux), and it also watches its standard input, which closes when the parent is gone.
+"""
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from fxpart.errors import one_line
+
+__all__ = ["main"]
+
+_SET_PARENT_DEATH_SIGNAL = 1
+"""``PR_SET_PDEATHSIG`` of prctl(2)."""
+_ORPHANED = 3
+
+
+class Teller:
+    """Says on a pipe to the parent what the process is doing, one JSON object a line."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        # Messages may come from more than one thread: autograd has its own.
+        self._lock = threading.Lock()
+
+    def __call__(self, phase: str, error: str = "") -> None:
+        """Say in which phase the process is now, and why it ends if it does."""
+        said = {"at_s": time.monotonic(), "phase": phase, "error": error}
+        with self._lock:
+            os.write(self._pipe, json.dumps(said).encode() + b"\n")
+
+
+def main(arguments: list[str]) -> int:
+    """Run the stage that the arguments name; return the exit status."""
+    folder, stage, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
+    _end_with(parent)
+    # What libraries print must not come between the messages.
+    say = Teller(os.dup(sys.stdout.fileno()))
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    try:
+        say("importing torch")
+        from fxpart.execution.stage_run import run_stage
+
+        run_stage(folder, stage, say)
+    except Exception as error:  # whatever a model may raise; the parent tells the user
+        say("failed", error=one_line(_root(error)))
+        raise
+    say("done")
+    return 0
+
+
+def _end_with(parent: int) -> None:
+    """Let this process die when `parent` does."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    # It may have died before that.
+    if os.getppid() != parent:
+        os._exit(_ORPHANED)
+    threading.Thread(target=_watch_input, daemon=True).start()
+
+
+def _watch_input() -> None:
+    while os.read(sys.stdin.fileno(), 64):
+        pass
+    os._exit(_ORPHANED)
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the error that the engine wrapped: its own text shows tensors, not the reason."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,270 @@
+"""The cut of a row of units into stages, in order, whose largest load is least.
+
+Bisection on the load: for a bound, the cuts that the first k stages may end at are one set after
+the other, each found from the one before in O(U). Chains of tasks on processors in order are an old
+problem: Bokhari, Partitioning problems in parallel, pipelined, and distributed computing. IEEE
+Trans. Comput. 37(1), 1988, doi:10.1109/12.75137. Memory is asked for only where a stage may begin
+from the left and end to the right: seldom, until it binds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.compiled import compiled
+from fxpart.cost.tables import MemoryTables
+from fxpart.graph import FloatArray, IntArray
+from fxpart.modes.stage_line import StageLine
+from fxpart.modes.stage_memory import Reach, StretchRoom, UnitTables, reach_of, settle, stretch_peak
+
+__all__ = ["EQUAL_LOADS", "Slots", "StageSolver", "Stretch"]
+
+EQUAL_LOADS = 1e-9
+"""Loads that differ by less than this share count as equal: sums of floats are no more exact."""
+
+BoolArray = npt.NDArray[np.bool_]
+_NONE = np.iinfo(np.int64).max
+_MOST_HALVINGS = 200
+"""Enough for any float: a load can be smaller than the whole by any factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One stage: units `begin` to `end` - 1 on a device."""
+
+    begin: int
+    end: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What stages may be put on, in order."""
+
+    devices: Sequence[int]
+    """Logical id of the device of each slot."""
+    memory_bytes: Sequence[int]
+    """What a stage may need there."""
+    may_skip: bool
+    """Whether a slot may stay empty; else each takes at least one unit."""
+
+
+@compiled
+def _load_limits(before_s: FloatArray, bound_s: float) -> IntArray:
+    """Return the furthest cut at which a stage from each unit ends within the bound. O(U)."""
+    count = before_s.shape[0]
+    limit = np.empty(count, dtype=np.int64)
+    end = 0
+    for start in range(count):
+        end = max(end, start)
+        while end + 1 < count and before_s[end + 1] - before_s[start] <= bound_s:
+            end += 1
+        limit[start] = end
+    return limit
+
+
+@compiled
+def _ahead(starts: BoolArray, limit: IntArray) -> BoolArray:
+    """Return the cuts at which a stage may end that begins at one of `starts`."""
+    count = starts.shape[0]
+    change = np.zeros(count + 1, dtype=np.int64)
+    for start in range(count):
+        if starts[start] and limit[start] > start:
+            change[start + 1] += 1
+            change[limit[start] + 1] -= 1
+    found = np.empty(count, dtype=np.bool_)
+    covered = 0
+    for end in range(count):
+        covered += change[end]
+        found[end] = covered > 0
+    return found
+
+
+@compiled
+def _behind(ends: BoolArray, limit: IntArray) -> BoolArray:
+    """Return the cuts at which a stage may begin that ends at one of `ends`."""
+    count = ends.shape[0]
+    upto = np.zeros(count + 1, dtype=np.int64)
+    for end in range(count):
+        upto[end + 1] = upto[end] + ends[end]
+    found = np.empty(count, dtype=np.bool_)
+    for start in range(count):
+        found[start] = upto[limit[start] + 1] > upto[start + 1]
+    return found
+
+
+@compiled
+def _cheapest(cost: IntArray, limit: IntArray, to: IntArray, begin: IntArray) -> None:
+    """Lower `to`, the cost of each cut as an end, by a stage from the cheapest possible begin.
+
+    `cost` is that of beginning a stage at each cut. By rising cost, every cut belongs to the first
+    begin that reaches it; cuts that belong to one are jumped over. O(U log U).
+    """
+    count = cost.shape[0]
+    jump = np.arange(count + 1)
+    for start in np.argsort(cost, kind="mergesort"):
+        if cost[start] == _NONE:
+            break
+        end = start + 1
+        while end <= limit[start]:
+            first = end
+            while jump[first] != first:
+                first = jump[first]
+            while jump[end] != first:
+                jump[end], end = first, jump[end]
+            if first > limit[start]:
+                break
+            if cost[start] < to[first]:
+                to[first], begin[first] = cost[start], start
+            jump[first] = first + 1
+            end = first + 1
+
+
+def _bisect(allows: Callable[[float], bool], high_s: float, low_s: float = 0.0) -> float:
+    """Return a bound that `allows` is true of, hardly above one that it is not true of.
+
+    It is true of `high_s`, and of all above any that it is true of.
+    """
+    for _ in range(_MOST_HALVINGS):
+        middle_s = 0.5 * (low_s + high_s)
+        if high_s - low_s <= 1e-12 * high_s or not low_s < middle_s < high_s:
+            break
+        if allows(middle_s):
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return high_s
+
+
+class StageSolver:
+    """What is known of one row of units on some slots, while bounds are tried."""
+
+    def __init__(self, memory: MemoryTables, line: StageLine, slots: Slots) -> None:
+        self._memory, self._line, self._slots = memory, line, slots
+        values, weights = len(memory.producer), len(memory.weight_bytes)
+        n = len(line.unit_of)
+        self._units = UnitTables(line.unit_of, line.first_op, line.last_op)
+        sizes = (values, values, values, weights, values, n + 1, 1, 1)
+        self._room = StretchRoom(*(np.zeros(size, dtype=np.int64) for size in sizes))
+        self._reach = {size: reach_of(memory, line, size) for size in slots.memory_bytes}
+        self._slot_reach: list[Reach] = [self._reach[size] for size in slots.memory_bytes]
+        # Devices of one speed share what a bound allows them.
+        table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
+        self._table, self._kind = table, kind.reshape(-1)[list(slots.devices)]
+
+    def least_load(self) -> list[Stretch] | None:
+        """Return the stages with the least largest load, or None when memory allows no cut.
+
+        Of all whose largest load is least (up to `EQUAL_LOADS`): the most stages, then the fewest
+        bytes over all cuts, then the earliest begins, from the last stage to the first.
+        """
+        most_s = float(self._table.max())
+        least_s = _bisect(
+            lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
+        )
+        found_s = self._first_bound(least_s * (1 + EQUAL_LOADS), most_s)
+        if found_s is None:
+            return None
+        return self._choose(found_s)
+
+    def peak_bytes(self, begin: int, end: int) -> int:
+        """Return what a device needs for units `begin` to `end` - 1."""
+        return int(stretch_peak(self._memory, self._units, self._room, begin, end))
+
+    def forbid(self, stage: Stretch, memory_bytes: int) -> None:
+        """Allow no stage from its begin to its end or further, on devices of that size."""
+        reach = self._reach[memory_bytes]
+        reach.fits[stage.begin] = min(int(reach.fits[stage.begin]), stage.end - 1)
+        reach.fails[stage.begin] = min(int(reach.fails[stage.begin]), stage.end)
+
+    def furthest(self, begin: int, memory_bytes: int) -> int:
+        """Return the furthest end of a stage from `begin` on a device of one of the sizes."""
+        reach, count = self._reach[memory_bytes], self._line.n_units
+        wanted = np.full(count + 1, count, dtype=np.int64)
+        self._settle(np.array([begin], dtype=np.int64), wanted, reach)
+        return int(reach.fits[begin])
+
+    def _settle(self, starts: IntArray, wanted: IntArray, reach: Reach) -> None:
+        settle(self._memory, self._units, self._room, starts, wanted, reach)
+
+    def _first_bound(self, least_s: float, most_s: float) -> float | None:
+        """Return the least bound for which memory allows a cut; `least_s` is the least without."""
+        if self._cuts(least_s) is not None:
+            return least_s
+        low_s, high_s, step = least_s, least_s, 1e-3
+        while high_s < most_s:
+            high_s = min(most_s, least_s + step * most_s)
+            if self._cuts(high_s) is not None:
+                return _bisect(lambda bound_s: self._cuts(bound_s) is not None, high_s, low_s) * (
+                    1 + EQUAL_LOADS
+                )
+            low_s, step = high_s, 1.5 * step
+        return None
+
+    def _limits(self, bound_s: float) -> list[IntArray]:
+        """Return what the bound allows a stage on each slot."""
+        by_kind = {int(k): _load_limits(self._table[k], bound_s) for k in np.unique(self._kind)}
+        return [by_kind[int(kind)] for kind in self._kind]
+
+    def _ends_of_rest(self, limits: list[IntArray]) -> list[BoolArray]:
+        """Return for each slot, and after the last, the cuts from which loads allow the rest."""
+        ends = np.zeros(self._line.n_units + 1, dtype=np.bool_)
+        ends[-1] = True
+        found = [ends]
+        for limit in reversed(limits):
+            ends = _behind(found[-1], limit)
+            found.append(ends | found[-1] if self._slots.may_skip else ends)
+        return found[::-1]
+
+    def _cuts(self, bound_s: float, *, with_memory: bool = True) -> list[IntArray] | None:
+        """Return how far a stage may reach on each slot from each cut, or None if none is enough.
+
+        Reach means anything only where a stage can begin in a cut of the whole row.
+        """
+        limits = self._limits(bound_s)
+        rest = self._ends_of_rest(limits)
+        if not with_memory:
+            return limits if rest[0][0] else None
+        here = np.zeros(self._line.n_units + 1, dtype=np.bool_)
+        here[0] = True
+        found = []
+        for slot, limit in enumerate(limits):
+            here &= rest[slot]
+            # Where only an empty slot leads on, memory does not matter.
+            useful = here & _behind(rest[slot + 1], limit)
+            starts = np.flatnonzero(useful)
+            if not len(starts) and not (self._slots.may_skip and here.any()):
+                return None
+            reach = self._slot_reach[slot]
+            self._settle(starts, limit, reach)
+            fits = np.where(useful, np.minimum(limit, reach.fits), np.arange(len(limit)))
+            found.append(fits)
+            after = _ahead(useful, fits)
+            here = after | here if self._slots.may_skip else after
+        return found if here[-1] else None
+
+    def _choose(self, bound_s: float) -> list[Stretch]:
+        """Return the cheapest stages within the bound, for which there are some."""
+        limits = self._cuts(bound_s)
+        assert limits is not None, "the bound was found to allow a cut"
+        count, crossing = self._line.n_units, self._line.crossing_bytes
+        # A stage less is dearer than any bytes; where none may be skipped all have equally many.
+        step = crossing - (1 + len(limits) * int(crossing.max()))
+        cost = np.full(count + 1, _NONE, dtype=np.int64)
+        cost[0] = 0
+        begins: list[IntArray] = []
+        for limit in limits:
+            to = cost.copy() if self._slots.may_skip else np.full(count + 1, _NONE, dtype=np.int64)
+            begin = np.full(count + 1, -1, dtype=np.int64)
+            _cheapest(np.where(cost == _NONE, _NONE, cost + step), limit, to, begin)
+            begins.append(begin)
+            cost = to
+        found, end = [], count
+        for slot in reversed(range(len(limits))):
+            start = int(begins[slot][end])
+            if start >= 0:
+                found.append(Stretch(start, end, self._slots.devices[slot]))
+                end = start
+        return found[::-1]

@@ -1,0 +1,195 @@
+"""`pipeline`: stages in the model's order, cut by name or where the largest load is least.
+
+With ``stages`` the cut is exact: of all contiguous cuts in graph order whose stages fit their
+devices, one with the least largest load (`fxpart.modes.contiguous_stages` says which of equals).
+In a training step that is so for the forward; the backward of a stage is on the same device and
+counts. There, a longer stage can need less memory in rare cases: what is returned fits, but a cut
+that fits only for such a reason may be missed. With ``interleave`` above 1 the largest stage, not
+the largest device, is minimised, and of the ways to share a device's memory among its stages some
+are tried, not all.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.assignment import Assignment
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.errors import SpecError
+from fxpart.graph import IntArray
+from fxpart.modes.contiguous_stages import Slots, StageSolver, Stretch
+from fxpart.modes.named_cuts import named_cuts
+from fxpart.modes.single import single_device
+from fxpart.modes.stage_infeasible import no_cut_fits, stage_does_not_fit
+from fxpart.modes.stage_line import StageLine, stage_line
+from fxpart.partitions import partition_by_device
+from fxpart.problem import Problem
+
+__all__ = ["PipelineOptions", "pipeline"]
+
+_SHARES = 8
+"""Shares of a device's memory that one of several stages on it is allowed, in turn."""
+_MOST_REPAIRS = 200
+"""Cuts of a training step that may turn out not to fit, before it is given up."""
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """Where to cut: give `stages` or `cut_after`, or neither for as many stages as devices."""
+
+    stages: int | None = None
+    """Number of stages; stage s goes to device s, modulo the number of devices in use."""
+    cut_after: Sequence[str] = ()
+    """Paths of modules, in the model's order; a stage ends after the last operator of each."""
+    interleave: int = 1
+    """Stages on each device: with c, stages 0, D, 2 D, ... of c D are on device 0."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers and paths that mean nothing, and two ways to cut at once."""
+        given = [self.cut_after] if isinstance(self.cut_after, str | int) else self.cut_after
+        if not isinstance(given, Sequence) or any(type(p) not in (str, int) for p in given):
+            raise SpecError(
+                f"mode.cut_after must be a list of module paths, got {self.cut_after!r}; such as"
+                " mode.cut_after=[model.layers.9,model.layers.19]"
+            )
+        # A command line makes a number of the path of a child of a Sequential.
+        object.__setattr__(self, "cut_after", tuple(str(path) for path in given))
+        if self.stages is not None and (type(self.stages) is not int or self.stages < 1):
+            raise SpecError(f"mode.stages must be a number from 1 on, got {self.stages!r}")
+        if self.interleave < 1:
+            raise SpecError(f"mode.interleave must be at least 1, got {self.interleave}")
+        if self.stages is not None and self.cut_after:
+            raise SpecError(
+                f"mode=pipeline was given both mode.stages={self.stages} and mode.cut_after, which"
+                f" makes {len(self.cut_after) + 1} stages; give one"
+            )
+        count = self.stages or (len(self.cut_after) + 1 if self.cut_after else self.interleave)
+        if count % self.interleave:
+            raise SpecError(
+                f"mode.interleave={self.interleave} puts that many stages on each device, which"
+                f" {count} stages do not give; take a multiple of {self.interleave}"
+            )
+
+
+def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assignment:
+    """Return the model cut into stages in its order; without replicas. Deterministic.
+
+    Partition s is stage s, unless the model is a training step: then a device's stages have
+    partitions for the forward and the backward (`fxpart.partitions.partition_by_device`).
+
+    With neither `stages` nor `cut_after`, a device may be left out where the largest load is then
+    smaller or the model does not fit otherwise; of equal loads, more stages.
+
+    Raises:
+        SpecError: for a path that is not there, stages that would be empty, or more stages than
+            devices (times `interleave`).
+        InfeasibleError: when a stage named by `cut_after` does not fit its device, or no cut into
+            that many stages was found to fit.
+
+    """
+    chosen = options or PipelineOptions()
+    line = stage_line(problem)
+    if chosen.cut_after:
+        stages = _by_name(problem, line, chosen)
+        _refuse_overfull(problem, line, stages, chosen)
+    elif chosen.interleave > 1:
+        stages = _interleaved(problem, line, chosen)
+    else:
+        found = _in_a_row(problem, line, chosen.stages)
+        if found is None:
+            whole = single_device(problem) if chosen.stages is None else None
+            if whole is None:
+                raise no_cut_fits(problem, line, chosen.stages)
+            return whole
+        stages = found
+    return _assignment(problem, line, stages)
+
+
+def _by_name(problem: Problem, line: StageLine, options: PipelineOptions) -> list[Stretch]:
+    cuts = named_cuts(problem.graph, line.unit_of, options.cut_after)
+    devices = _devices_in_use(problem, line, len(cuts) + 1, options.interleave)
+    ends = [*cuts, line.n_units]
+    begins = [0, *cuts]
+    return [
+        Stretch(begin, end, stage % devices)
+        for stage, (begin, end) in enumerate(zip(begins, ends, strict=True))
+    ]
+
+
+def _devices_in_use(problem: Problem, line: StageLine, stages: int, interleave: int) -> int:
+    """Return over how many devices that many stages go, or refuse them."""
+    devices, there = stages // interleave, problem.topology.n_devices
+    if devices > there:
+        more = f" of {interleave} stages each" if interleave > 1 else ""
+        raise SpecError(
+            f"mode=pipeline was asked for {stages} stages on {devices} devices{more}, there are"
+            f" {there}; ask for fewer stages, or more on each device with mode.interleave"
+        )
+    if stages > line.n_units:
+        raise SpecError(
+            f"mode=pipeline was asked for {stages} stages, the model can be cut into"
+            f" {line.n_units} at most; ask for fewer"
+        )
+    return devices
+
+
+def _refuse_overfull(
+    problem: Problem, line: StageLine, stages: list[Stretch], options: PipelineOptions
+) -> None:
+    sizes = problem.topology.memory_bytes
+    needed = peak_bytes(problem.memory, _device_of(line, stages), len(sizes))
+    if (needed > sizes).any():
+        raise stage_does_not_fit(problem, needed, [s.device for s in stages], options.cut_after)
+
+
+def _in_a_row(problem: Problem, line: StageLine, count: int | None) -> list[Stretch] | None:
+    """Return one stage a device, `count` of them or as many as are best; None if none fit."""
+    if count is not None:
+        _devices_in_use(problem, line, count, 1)
+    devices = range(count or problem.topology.n_devices)
+    sizes = [problem.topology.devices[device].memory_bytes for device in devices]
+    solver = StageSolver(problem.memory, line, Slots(devices, sizes, may_skip=count is None))
+    for _ in range(_MOST_REPAIRS):
+        stages = solver.least_load()
+        over = [s for s in stages or [] if solver.peak_bytes(s.begin, s.end) > sizes[s.device]]
+        if not over:
+            return stages
+        # Only with a backward, where a stage can need more than a longer one.
+        for stage in over:
+            solver.forbid(stage, sizes[stage.device])
+    return None
+
+
+def _interleaved(problem: Problem, line: StageLine, options: PipelineOptions) -> list[Stretch]:
+    """Return several stages a device, the largest as small as its share of memory allows."""
+    each = options.interleave
+    count = options.stages or each * min(problem.topology.n_devices, line.n_units // each)
+    devices = _devices_in_use(problem, line, max(count, each), each)
+    homes = [stage % devices for stage in range(max(count, each))]
+    sizes = problem.topology.memory_bytes[:devices]
+    for step in range(_SHARES + 1):
+        # From all of it, for which the load is least, to equal shares, which always fit together.
+        share = 1 - (1 - 1 / each) * step / _SHARES
+        allowed = [int(sizes[device] * share) for device in homes]
+        solver = StageSolver(problem.memory, line, Slots(homes, allowed, may_skip=False))
+        stages = solver.least_load()
+        if stages is None:
+            continue
+        needed = peak_bytes(problem.memory, _device_of(line, stages), devices)
+        if (needed <= sizes).all():
+            return stages
+    raise no_cut_fits(problem, line, len(homes), each)
+
+
+def _device_of(line: StageLine, stages: list[Stretch]) -> IntArray:
+    homes = np.repeat([s.device for s in stages], [s.end - s.begin for s in stages])
+    found: IntArray = homes.astype(np.int64)[line.unit_of]
+    return found
+
+
+def _assignment(problem: Problem, line: StageLine, stages: list[Stretch]) -> Assignment:
+    if problem.graph.is_backward.any():
+        return partition_by_device(problem.graph, _device_of(line, stages))
+    numbers = np.repeat(np.arange(len(stages)), [s.end - s.begin for s in stages])
+    return Assignment(numbers.astype(np.int64)[line.unit_of], tuple((s.device,) for s in stages))

@@ -1,0 +1,85 @@
+"""A model as a row of units, between any two of which it may be cut into pipeline stages."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.graph import FloatArray, IntArray, OpGraph
+from fxpart.problem import Problem
+
+__all__ = ["StageLine", "stage_line"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StageLine:
+    """The U units of a model's forward, in graph order; no group is divided between two of them.
+
+    A stage is a stretch of units. In a training step a backward operator belongs to the unit of
+    the forward operator whose gradient it computes. Cut e, for 0 < e < U, lies before unit e.
+    """
+
+    unit_of: IntArray
+    """Unit of each operator. Length n."""
+    first_op: IntArray
+    """First operator of each unit. Length U."""
+    last_op: IntArray
+    """No operator of a stretch that ends at cut e comes after this one. Length U + 1."""
+    load_before_s: FloatArray
+    """Time of all units before each cut, on each device, in seconds. Shape (D, U + 1)."""
+    crossing_bytes: IntArray
+    """Bytes of the values that are made on one side of each cut and read on the other; 0 at both
+    ends. Length U + 1."""
+
+    @property
+    def n_units(self) -> int:
+        """Number of units: as many stages are possible."""
+        return len(self.first_op)
+
+
+def stage_line(problem: Problem) -> StageLine:
+    """Return the units of `problem`. O(n log n + reads + n D)."""
+    graph = problem.graph
+    unit_of = _unit_of(graph)
+    count = int(unit_of.max()) + 1
+    first_op = np.full(count, graph.n_ops, dtype=np.int64)
+    np.minimum.at(first_op, unit_of, np.arange(graph.n_ops))
+    # Without a backward, the units lie one after the other.
+    last_op = np.full(count + 1, graph.n_ops - 1, dtype=np.int64)
+    if not graph.is_backward.any():
+        last_op[:-1] = first_op - 1
+    load_s = np.zeros((count, problem.topology.n_devices))
+    np.add.at(load_s, unit_of, problem.costs.op_time_s)
+    before_s = np.zeros((problem.topology.n_devices, count + 1))
+    np.cumsum(load_s.T, axis=1, out=before_s[:, 1:])
+    return StageLine(unit_of, first_op, last_op, before_s, _crossing_bytes(graph, unit_of, count))
+
+
+def _unit_of(graph: OpGraph) -> IntArray:
+    """Return the unit of each operator: the shortest stretches that divide no group."""
+    forward = ~graph.is_backward
+    position = (np.cumsum(forward) - 1)[graph.forward_of]
+    count = int(forward.sum())
+    least = np.full(graph.n_ops, count, dtype=np.int64)
+    np.minimum.at(least, graph.group, position)
+    last = np.arange(count)
+    np.maximum.at(last, least[graph.group], position)
+    # A stretch ends where everything that began in it has ended.
+    ends = np.maximum.accumulate(last) == np.arange(count)
+    unit_of_position = np.concatenate([[0], np.cumsum(ends)[:-1]]).astype(np.int64)
+    found: IntArray = unit_of_position[position]
+    return found
+
+
+def _crossing_bytes(graph: OpGraph, unit_of: IntArray, count: int) -> IntArray:
+    made = graph.value_producer >= 0
+    low = np.zeros(graph.n_values, dtype=np.int64)
+    low[made] = unit_of[graph.value_producer[made]]
+    high = low.copy()
+    readers = unit_of[np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))]
+    np.minimum.at(low, graph.reads, readers)
+    np.maximum.at(high, graph.reads, readers)
+    # A value crosses the cuts low + 1 to high.
+    change = np.zeros(count + 2, dtype=np.int64)
+    np.add.at(change, low[made] + 1, graph.value_bytes[made])
+    np.subtract.at(change, high[made] + 1, graph.value_bytes[made])
+    return np.cumsum(change)[:-1]

@@ -1,0 +1,170 @@
+"""`chain_stages`: a split module as stages that each hear from the one before only.
+
+A pipeline engine runs one stage a process and passes tensors from a process to the next. So a stage
+takes flat tensors, passes on what later ones need, and returns a tuple of tensors.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, fx
+from torch.fx.graph import _PyTreeCodeGen
+from torch.utils import _pytree as pytree
+
+from fxpart.errors import SpecError, one_line
+from fxpart.pipeline.crossings import crossings
+from fxpart.pipeline.flat_graph import FlatGraph, flatten
+from fxpart.pipeline.shared_writes import check_writes
+from fxpart.pipeline.stage_graph import entry_module, result_module, stage_module
+from fxpart.pipeline.values import find_scalars, items_with_their_tuples, spread_tuples
+
+__all__ = ["Chain", "StageModule", "chain_stages"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StageModule:
+    """One stage: flat tensors in, a tuple of tensors out, also of one."""
+
+    index: int
+    """Number of the stage, from 0."""
+    module: fx.GraphModule
+    """Takes the tensors of `inputs` by position. Its parameters are those of the split module."""
+    inputs: tuple[str, ...]
+    """What it takes, by the names of the nodes that make it; of stage 0, the inputs of the model
+    that any stage uses."""
+    outputs: tuple[str, ...]
+    """What it hands on, also what it only passes on; of the last stage, the tensors of the result,
+    each once, in the order in which they stand in it."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Chain:
+    """All stages, and how to get into the first and out of the last."""
+
+    stages: tuple[StageModule, ...]
+    _enter: fx.GraphModule = field(repr=False)
+    _leave: fx.GraphModule = field(repr=False)
+    _result_spec: pytree.TreeSpec | None = field(repr=False)
+    _fixed: Mapping[str, Any] = field(repr=False)
+
+    def flat_inputs(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return what stage 0 takes for a call of the model with `args` and `kwargs`.
+
+        The checks that an exported module makes of its inputs are made here.
+
+        Raises:
+            SpecError: when the model does not take these inputs, one that a stage uses is no
+                tensor, or a number that was fixed when the stages were cut is another one.
+
+        """
+        try:
+            tensors, numbers = self._enter(*args, **dict(kwargs or {}))
+        except Exception as error:
+            raise SpecError(
+                f"the stages were cut for other inputs than these: {one_line(error)}; give inputs"
+                " as in the call that was captured"
+            ) from error
+        for (name, fixed), given in zip(self._fixed.items(), numbers, strict=True):
+            if given is not fixed and given != fixed:
+                raise SpecError(
+                    f"input {name}={given!r} was fixed to {fixed!r} when the stages were cut; cut"
+                    " a model with the other default, or pass a tensor"
+                )
+        for name, tensor in zip(self.stages[0].inputs, tensors, strict=True):
+            if not isinstance(tensor, Tensor):
+                raise SpecError(
+                    f"input {name} is {type(tensor).__name__}, and stages take tensors only; pass"
+                    " a tensor, or export the model with this value"
+                )
+        return tuple(tensors)
+
+    def results(self, flat: Sequence[Tensor]) -> Any:  # noqa: ANN401 - as the model returns
+        """Return what the model returns, from the outputs of the last stage."""
+        result = self._leave(*flat)
+        return (
+            result
+            if self._result_spec is None
+            else pytree.tree_unflatten(list(result), self._result_spec)
+        )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the model
+        """Run all stages here, one after the other."""
+        values = self.flat_inputs(args, kwargs)
+        for stage in self.stages:
+            values = stage.module(*values)
+        return self.results(values)
+
+
+def chain_stages(split: fx.GraphModule) -> Chain:
+    """Return the stages of `split` as a chain, in the order of their numbers.
+
+    `split` has children ``submod_0``, ``submod_1``, ... that only read from earlier ones, as made
+    by `split_module`, `split_by_assignment` and `generate_pipeline_partition`. It is not changed.
+
+    What a later stage needs is passed on by those between. Numbers, shapes and dtypes that another
+    stage uses are computed again there, from tensors that are passed on. Of a tuple, the items
+    pass. A default of the model that is no tensor stays as it is. Inputs that no stage uses are
+    left out.
+
+    Parameters and buffers are the same objects. Stages may run in processes of their own, which
+    share no memory: writes in place that would then be lost are refused, as far as they are seen.
+
+    Raises:
+        SpecError: when `split` has no such children, what would cross is no tensor, or a stage
+            writes into memory of another.
+        CycleError: when a stage reads from a later one.
+
+    """
+    flat = flatten(split)
+    fixed = _fix_defaults(flat)
+    _return_weights_from_the_last_stage(flat)
+    items_with_their_tuples(flat.graph, flat.stage_of)
+    spread_tuples(flat)
+    found = crossings(flat, find_scalars(flat.graph))
+    check_writes(flat, found)
+    names = [tuple(node.name for node in values) for values in found.boundaries]
+    stages = []
+    for index in range(flat.n_stages):
+        takes, hands_on = found.boundaries[index : index + 2]
+        module = stage_module(flat, found.nodes[index + 1], takes, hands_on)
+        # The mode of the whole; that of each leaf inside it stays.
+        module.training = split.training
+        stages.append(StageModule(index, module, names[index], names[index + 1]))
+    codegen = split.graph._codegen
+    return Chain(
+        tuple(stages),
+        entry_module(flat, split, found.nodes[0], found.boundaries[0], fixed),
+        result_module(flat, found.nodes[-1], found.boundaries[-1]),
+        codegen.pytree_info.out_spec if isinstance(codegen, _PyTreeCodeGen) else None,
+        {node.name: node.args[0] for node in fixed},
+    )
+
+
+def _fix_defaults(flat: FlatGraph) -> list[fx.Node]:
+    """Put defaults that are no tensors in place of the inputs they belong to; return these."""
+    fixed = []
+    for node in flat.graph.find_nodes(op="placeholder"):
+        if not node.args or node.args[0] is None or isinstance(node.args[0], Tensor):
+            continue
+        default = node.args[0]
+        fixed.append(node)
+        for user in list(node.users):
+            user.args = _replaced(user.args, node, default)
+            user.kwargs = _replaced(user.kwargs, node, default)
+    return fixed
+
+
+def _return_weights_from_the_last_stage(flat: FlatGraph) -> None:
+    """Let the last stage hand over the weights that are part of the result."""
+    for weight in [n for n in flat.output.all_input_nodes if n.op == "get_attr"]:
+        with flat.graph.inserting_before(flat.output):
+            copy = flat.graph.node_copy(weight)
+        flat.stage_of[copy] = flat.n_stages - 1
+        flat.output.args = _replaced(flat.output.args, weight, copy)
+
+
+def _replaced(arguments: Any, node: fx.Node, value: Any) -> Any:  # noqa: ANN401 - fx arguments
+    return fx.map_arg(arguments, lambda n: value if n is node else n)

@@ -1,0 +1,119 @@
+"""Writes in place that stages in processes of their own would not see of each other.
+
+In one process, a tensor and its views are one memory. Between processes each arrives as a copy: a
+stage that then writes into one of them leaves the others as they were. What is surely so is
+refused; what a module or function of others does inside is not known here.
+"""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxpart.errors import CycleError, SpecError
+from fxpart.partitioner.effects import effects_of, is_question
+from fxpart.pipeline.crossings import Crossings
+from fxpart.pipeline.flat_graph import FlatGraph
+from fxpart.split.deferred import DeferredGraphModule
+
+__all__ = ["check_writes"]
+
+_KNOWN = frozenset({"torch", "_operator", "operator", "math", "builtins"})
+
+
+def check_writes(flat: FlatGraph, found: Crossings) -> None:
+    """Refuse stages of which one writes into memory that it and others would hold apart.
+
+    Raises:
+        CycleError: when a stage uses what was there before, or is there after, a write of another
+            whose number puts it on the wrong side of that.
+        SpecError: when a stage takes a tensor that it writes into under two names, or writes into
+            a weight that another stage uses too.
+
+    """
+    memory = _Memory(flat)
+    position = {node: index for index, node in enumerate(flat.graph.nodes)}
+    for writer, operand in _writes(flat, memory):
+        stage, root = flat.stage_of[writer], memory.root(operand)
+        where = f"{flat.stage_names[stage]} writes into {operand.name} in place"
+        takes = [v for v in found.boundaries[stage] if memory.root(v) is root]
+        if len(takes) > 1:
+            raise SpecError(
+                f"{where} and takes it as {takes[0].name} and as {takes[1].name}, which processes"
+                f" would hold apart; move {writer.name} into the stage that makes it"
+            )
+        for node, user in memory.uses(root):
+            at = flat.stage_of.get(user, stage)
+            if node.op == "get_attr" and at != stage:
+                raise SpecError(f"{where}, which {_name(flat, at)} uses too; put both in one stage")
+            after = position[user] > position[writer]
+            if at != stage and after != (at > stage) and not is_question(user):
+                then = "is there after" if after else "was there before"
+                raise CycleError(
+                    f"{where}, and {_name(flat, at)} uses what {then}; put both in one stage"
+                )
+
+
+def _name(flat: FlatGraph, stage: int) -> str:
+    return flat.stage_names[stage] if 0 <= stage < flat.n_stages else "the result"
+
+
+def _writes(flat: FlatGraph, memory: "_Memory") -> list[tuple[fx.Node, fx.Node]]:
+    """Return what writes in place into which operand; joins in `memory` what may share it."""
+    module = DeferredGraphModule(flat.attributes, flat.graph)
+    written = []
+    for node in flat.graph.nodes:
+        stage = flat.stage_of.get(node, -1)
+        if 0 <= stage < flat.n_stages and node.op.startswith("call") and _known(node, flat):
+            effects = effects_of(module, node)
+            for operand in effects.shared:
+                memory.join(operand, node)
+            written += [(node, operand) for operand in effects.written]
+    return written
+
+
+def _known(node: fx.Node, flat: FlatGraph) -> bool:
+    """Return whether it is known what a node does to the memory of its operands."""
+    if node.op == "call_module":
+        called = flat.attributes[str(node.target)]
+        return type(called).__module__.startswith("torch.nn.modules") and not isinstance(
+            called, (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+        )
+    if node.op == "call_method":
+        return hasattr(Tensor, str(node.target))
+    if isinstance(node.target, torch._ops.OpOverload):
+        return True
+    module = str(getattr(node.target, "__module__", None) or "torch")
+    return module.partition(".")[0] in _KNOWN
+
+
+class _Memory:
+    """Which values share memory: sets of nodes that are joined one by one."""
+
+    def __init__(self, flat: FlatGraph) -> None:
+        self._above: dict[fx.Node, fx.Node] = {}
+        self._nodes = [n for n in flat.graph.nodes if n.op != "output"]
+        first: dict[int, fx.Node] = {}
+        for node in flat.graph.find_nodes(op="get_attr"):
+            held = flat.attributes[str(node.target)]
+            if isinstance(held, Tensor):
+                self.join(first.setdefault(held.untyped_storage()._cdata, node), node)
+
+    def root(self, node: fx.Node) -> fx.Node:
+        """Return the node that stands for all that share memory with `node`."""
+        while (above := self._above.get(node, node)) is not node:
+            self._above[node] = self._above.get(above, above)
+            node = above
+        return node
+
+    def join(self, a: fx.Node, b: fx.Node) -> None:
+        """Let two nodes, and what shares memory with them, be one."""
+        top, other = self.root(a), self.root(b)
+        if top is not other:
+            self._above[other] = top
+
+    def uses(self, root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+        """Yield all that shares memory with `root`, each with the nodes that use it, in order."""
+        for node in self._nodes:
+            if self.root(node) is root:
+                yield from ((node, user) for user in node.users)

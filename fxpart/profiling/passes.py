@@ -1,0 +1,134 @@
+"""Running a program operator by operator and timing those that still need a measurement."""
+
+import time
+import warnings
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map
+
+from fxpart.errors import CaptureError, one_line
+from fxpart.profiling.device import timed_call
+from fxpart.profiling.made_tensors import made_value
+from fxpart.profiling.pass_plan import Run, plan_pass
+from fxpart.profiling.steps import Step
+from fxpart.profiling.valid_arguments import needs_validity, valid_arguments
+from fxpart.profiling.weights import Given
+
+__all__ = ["Measured", "measure"]
+
+Values = dict[fx.Node, Any]
+"""Inputs, weights and results that are still to be read."""
+
+
+@dataclass(eq=False, slots=True)
+class Measured:
+    """Times by signature, in the order of measurement, and how often anything was run."""
+
+    seconds: dict[str, list[float]] = field(default_factory=dict)
+    executed: int = 0
+
+
+def measure(
+    steps: list[Step], given: Given, runs: int, known: frozenset[str], deadline_s: float
+) -> Measured:
+    """Return the times of all signatures but the `known` ones, each of `runs` runs.
+
+    Passes over the whole program are repeated. In each, an operator is run where its signature
+    still needs a time, or its result must be a real one; else its result is made when it is read.
+    From `deadline_s` on (of ``time.perf_counter``), only signatures without any time are run.
+
+    Raises:
+        CaptureError: for an operator that cannot be run on the device.
+
+    """
+    measured = Measured()
+    remaining = {step.signature: runs for step in steps if step.signature not in known}
+    devices = [given.device] if given.device.type == "cuda" else []
+    with torch.no_grad(), torch.random.fork_rng(devices), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        while any(remaining.values()):
+            _one_pass(plan_pass(steps, remaining), given, measured, deadline_s)
+            late = time.perf_counter() > deadline_s
+            for name in remaining:
+                left = runs - len(measured.seconds.get(name, ()))
+                remaining[name] = 0 if late else max(0, left)
+    return measured
+
+
+def _one_pass(plan: list[Run], given: Given, measured: Measured, deadline_s: float) -> None:
+    """Run what is planned. Little is done between two operators: it would empty the caches."""
+    values: Values = {}
+    if given.keep:
+        for run in plan:
+            _place(values, run.make, given, inputs_only=True)
+    for run in plan:
+        step = run.step
+        times = measured.seconds.setdefault(step.signature, [])
+        late = bool(times) and time.perf_counter() > deadline_s
+        if late and not step.is_exact:
+            # Its readers may still be run: a made result does for them.
+            _place(values, (step.node,), given)
+        else:
+            seconds = _run(run, values, given)
+            measured.executed += 1
+            if run.is_measured and not late:
+                times.append(seconds)
+        for node in run.dying:
+            values.pop(node, None)
+        if not given.keep:
+            given.drop(run.dying)
+
+
+def _run(run: Run, values: Values, given: Given) -> float:
+    """Run one operator, keep its result in `values`, and return its time in seconds."""
+    step = run.step
+    call, node = step.node.target, step.node
+    if not callable(call):
+        raise CaptureError(f"operator {node.name} has no function to call: {call}")
+    try:
+        if run.make and _place(values, run.make, given) and not given.keep:
+            given.evict()
+        args = tuple([_value(argument, values) for argument in step.args])
+        kwargs = {name: _value(argument, values) for name, argument in step.kwargs.items()}
+        if needs_validity(call):
+            args, kwargs = valid_arguments(call, args, kwargs)
+        for one in run.dying:
+            values.pop(one, None)
+        box = [(call, args, kwargs)]
+        del args, kwargs
+        values[node], seconds = timed_call(given.device, box)
+    except Exception as error:
+        raise CaptureError(
+            f"operator {node.name} ({call}) cannot be measured on {given.device}:"
+            f" {one_line(error)}; measure on another device, or use latency=roofline"
+        ) from error
+    return seconds
+
+
+def _value(argument: Any, values: Values) -> Any:  # noqa: ANN401 - as torch types arguments
+    if type(argument) is fx.Node:
+        return values[argument]
+    if type(argument) is list:
+        return [_value(item, values) for item in argument]
+    return argument
+
+
+def _place(
+    values: Values, nodes: tuple[fx.Node, ...], given: Given, *, inputs_only: bool = False
+) -> bool:
+    """Make the values of `nodes` that are not there; return whether a weight was among them."""
+    made = given.make(nodes)
+    for node in nodes:
+        if node in values:
+            continue
+        if node in given.likes:
+            values[node] = given.value(node)
+        elif not inputs_only:
+            values[node] = tree_map(
+                lambda like: made_value(like, given.device) if isinstance(like, Tensor) else like,
+                node.meta.get("val"),
+            )
+    return made

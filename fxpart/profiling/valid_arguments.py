@@ -1,0 +1,133 @@
+"""Arguments that an operator accepts: indices within what they index, chances within 0 and 1.
+
+Made values are random, and an operator refuses some: here they are bent to what it takes, before
+its time is measured.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["needs_validity", "valid_arguments"]
+
+Named = dict[str, Any]
+_Rule = Callable[[Named], Named]
+
+
+def needs_validity(target: Callable[..., Any]) -> bool:
+    """Return whether the operator refuses some values of its arguments."""
+    return _rule(target) is not None
+
+
+def _rule(target: Callable[..., Any]) -> _Rule | None:
+    schema = getattr(target, "_schema", None)
+    return None if schema is None else _RULES.get(schema.name.rpartition("::")[2].removesuffix("_"))
+
+
+def valid_arguments(
+    target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of a call with every index and chance among them made valid."""
+    rule = _rule(target)
+    if rule is None:
+        return args, kwargs
+    schema: Any = target
+    names = [argument.name for argument in schema._schema.arguments]
+    # Arguments left out have their default: of those that rules read, that is None or 0.
+    named = {**dict.fromkeys(names), **dict(zip(names, args, strict=False)), **kwargs}
+    changed = rule(named)
+    positional = tuple(changed.get(name, given) for name, given in zip(names, args, strict=False))
+    return positional, {name: changed.get(name, given) for name, given in kwargs.items()}
+
+
+def _within(index: Tensor, bound: int) -> Tensor:
+    """Return `index` with every number in 0..bound-1; itself where that is so already."""
+    if index.numel() == 0 or bound < 1 or index.dtype == torch.bool:
+        return index
+    if int(index.min()) >= 0 and int(index.max()) < bound:
+        return index
+    return index.remainder(bound)
+
+
+def _rows(table: str, indices: str) -> _Rule:
+    return lambda named: {indices: _within(named[indices], int(named[table].shape[0]))}
+
+
+def _along_dim(named: Named) -> Named:
+    target = named["self"]
+    bound = int(target.shape[named["dim"]]) if target.dim() else 1
+    return {"index": _within(named["index"], bound)}
+
+
+def _bag(named: Named) -> Named:
+    """Bags begin at rising places among the indices, the first at 0."""
+    indices = _within(named["indices"], int(named["weight"].shape[0]))
+    offsets = named["offsets"]
+    if offsets is None or offsets.numel() == 0:
+        return {"indices": indices}
+    rising = _within(offsets, max(1, int(indices.numel()))).sort().values
+    rising[0] = 0
+    return {"indices": indices, "offsets": rising}
+
+
+def _index_list(named: Named) -> Named:
+    sizes, bent, dim = named["self"].shape, [], 0
+    for index in named["indices"]:
+        if index is None or index.dtype == torch.bool:
+            bent.append(index)
+            dim += 1 if index is None else index.dim()
+            continue
+        bent.append(_within(index, int(sizes[dim])))
+        dim += 1
+    return {"indices": bent}
+
+
+def _classes(named: Named) -> Named:
+    """Labels are whole numbers below the classes, which are the second dimension, or the only."""
+    scores, labels = named["self"], named["target"]
+    if labels.is_floating_point():
+        return {}
+    return {"target": _within(labels, int(scores.shape[1 if scores.dim() > 1 else 0]))}
+
+
+def _plane(named: Named) -> Named:
+    height, width = named["self"].shape[-2:]
+    return {"indices": _within(named["indices"], int(height) * int(width))}
+
+
+_RULES: dict[str, _Rule] = {
+    "embedding": _rows("weight", "indices"),
+    "embedding_dense_backward": lambda named: {
+        "indices": _within(named["indices"], int(named["num_weights"]))
+    },
+    "embedding_bag": _bag,
+    "_embedding_bag": _bag,
+    "_embedding_bag_forward_only": _bag,
+    "index": _index_list,
+    "_unsafe_index": _index_list,
+    "index_put": _index_list,
+    "_unsafe_index_put": _index_list,
+    "index_select": _along_dim,
+    "index_add": _along_dim,
+    "index_copy": _along_dim,
+    "index_fill": _along_dim,
+    "gather": _along_dim,
+    "scatter": _along_dim,
+    "scatter_add": _along_dim,
+    "scatter_reduce": _along_dim,
+    "take": lambda named: {"index": _within(named["index"], int(named["self"].numel()))},
+    "one_hot": lambda named: {"self": _within(named["self"], int(named["num_classes"] or -1))},
+    "cross_entropy_loss": _classes,
+    "nll_loss": _classes,
+    "nll_loss_nd": _classes,
+    "nll_loss_forward": _classes,
+    "nll_loss_backward": _classes,
+    "nll_loss2d": _classes,
+    "nll_loss2d_forward": _classes,
+    "nll_loss2d_backward": _classes,
+    "max_pool2d_with_indices_backward": _plane,
+    "bernoulli": lambda named: {"self": named["self"].clamp(0, 1)},
+    "multinomial": lambda named: {"self": named["self"].abs()},
+}

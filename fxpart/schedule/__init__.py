@@ -1,0 +1,21 @@
+"""Pipeline schedules over micro-batches, simulated: how long a step takes, and what it holds."""
+
+from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
+from fxpart.schedule.from_assignment import stage_costs
+from fxpart.schedule.orders import SCHEDULES, Action, ordered_actions
+from fxpart.schedule.result import ScheduleResult, StageEvent, StageTransfer
+from fxpart.schedule.simulate import simulate_schedule
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "PipelineCosts",
+    "ScheduleResult",
+    "StageCost",
+    "StageEvent",
+    "StageLink",
+    "StageTransfer",
+    "ordered_actions",
+    "simulate_schedule",
+    "stage_costs",
+]

@@ -1,0 +1,60 @@
+"""What one micro-batch costs each stage of a pipeline, and what passes between stages."""
+
+from dataclasses import dataclass
+
+__all__ = ["PipelineCosts", "StageCost", "StageLink"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageCost:
+    """One stage. Bytes are of one micro-batch where nothing else is said."""
+
+    device: int
+    """Logical id of the device that the stage is on."""
+    forward_s: float
+    backward_s: float = 0.0
+    weight_bytes: int = 0
+    """Of the weights that no earlier stage on the device uses too; there for the whole step."""
+    gradient_bytes: int = 0
+    """Of the gradients that the step hands on, made by the first backward; those of later ones are
+    added to them."""
+    input_bytes: int = 0
+    """Of the model's inputs that the stage reads; those of all micro-batches are there for the
+    whole step."""
+    output_bytes: int = 0
+    """Of the model's results that the forward makes; they stay to the end of the step."""
+    saved_bytes: int = 0
+    """Alive from the forward of a micro-batch to its backward, results and inputs not counted."""
+    forward_peak_bytes: int = 0
+    """The most alive at once during the forward: what it saves and its results counted, weights
+    and inputs not."""
+    backward_peak_bytes: int = 0
+    """The most alive at once during a backward: what was saved counted, weights, inputs and
+    `gradient_bytes` not; a gradient counts until it is added to what there is."""
+    first_backward_peak_bytes: int = 0
+    """The same for the first micro-batch, whose gradients stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageLink:
+    """What one stage sends another for each micro-batch when its forward, or backward, is done."""
+
+    kind: str
+    """``F`` or ``B``: after which of the two it is sent, and which of the two waits for it."""
+    source: int
+    """Stage that sends. Of a forward it is before `target`, of a backward behind it."""
+    target: int
+    """Stage that receives, on another device."""
+    sent_bytes: int
+    seconds: float
+    """How long it occupies the link between the two devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineCosts:
+    """A pipeline: its stages in order, and what they send each other."""
+
+    stages: tuple[StageCost, ...]
+    links: tuple[StageLink, ...]
+    training: bool
+    """Whether a step has a backward."""

@@ -1,0 +1,148 @@
+"""From a placement in stages to what each stage of a pipeline costs."""
+
+import numpy as np
+
+from fxpart.assignment import Assignment
+from fxpart.cost.holding import weight_bytes_of
+from fxpart.errors import SpecError
+from fxpart.graph import IntArray, OpGraph
+from fxpart.problem import Problem
+from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
+from fxpart.schedule.stage_storages import stage_bytes
+
+__all__ = ["stage_costs"]
+
+_REMEDY = "place the model with mode=pipeline"
+
+
+def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
+    """Return what a micro-batch costs each stage of a chain-like placement, and what they send.
+
+    The graph is that of one micro-batch. Stages are the partitions in order, such as follow each
+    other on one device as one; of a training step, what a device has of the forward without a break
+    in graph order. A backward operator is of the stage of its forward operator.
+
+    A value goes to each device once, straight to the first stage there that reads it. What a
+    backward sends to a later stage (the gradients of a weight that two stages use) is not timed: it
+    can be exchanged after the last micro-batch. A value that two stages of one device hold counts
+    for each.
+
+    Raises:
+        SpecError: for a placement with replicas, or whose stages do not go over the devices in
+            turn, equally many on each.
+
+    """
+    graph = problem.graph
+    if assignment.replicas > 1:
+        raise SpecError(
+            "a schedule needs each partition on one device, the placement has replicas; leave out"
+            f" devices.saturate_host, or {_REMEDY}"
+        )
+    stage_of, devices = _stages_of(graph, assignment)
+    _refuse_other_than_turns(devices)
+    return PipelineCosts(
+        tuple(_stages(problem, stage_of, devices)),
+        tuple(_links(problem, stage_of, devices)),
+        bool(graph.is_backward.any()),
+    )
+
+
+def _stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[int]]:
+    """Return the stage of each operator, and the device of each stage."""
+    device_of, forward_of = assignment.device_of, graph.forward_of
+    torn = np.flatnonzero(device_of != device_of[forward_of])
+    if len(torn):
+        op = int(torn[0])
+        raise SpecError(
+            f"a schedule needs the backward on the device of its forward: {graph.names[op]} is on"
+            f" device {device_of[op]}, {graph.names[int(forward_of[op])]} is not; {_REMEDY}"
+        )
+    # Partitions are in an order in which they can run. With a backward they may join what a
+    # device runs forward in two turns: there it is the graph's own order.
+    place = np.arange(graph.n_ops) if graph.is_backward.any() else assignment.partition_of
+    forward = np.flatnonzero(~graph.is_backward)
+    order = forward[np.argsort(place[forward], kind="stable")]
+    on = device_of[order]
+    begins = np.concatenate([[True], on[1:] != on[:-1]])
+    stage_of = np.empty(graph.n_ops, dtype=np.int64)
+    stage_of[order] = np.cumsum(begins) - 1
+    return stage_of[forward_of], on[begins].tolist()
+
+
+def _refuse_other_than_turns(devices: list[int]) -> None:
+    used = list(dict.fromkeys(devices))
+    if len(devices) % len(used) or devices != used * (len(devices) // len(used)):
+        shown = ", ".join(map(str, devices[:12])) + (", ..." if devices[12:] else "")
+        raise SpecError(
+            f"a schedule needs stages that go over the devices in turn, equally many on each; the"
+            f" {len(devices)} of this placement are on devices {shown}; {_REMEDY}"
+        )
+
+
+def _first_backward(graph: OpGraph) -> int:
+    later = np.flatnonzero(graph.is_backward)
+    return int(later[0]) if len(later) else graph.n_ops
+
+
+def _stages(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[StageCost]:
+    graph, first = problem.graph, _first_backward(problem.graph)
+    times = problem.costs.op_time_s[np.arange(graph.n_ops), np.array(devices)[stage_of]]
+    is_backward = np.arange(graph.n_ops) >= first
+    count = len(devices)
+    forward_s = np.bincount(stage_of, weights=np.where(is_backward, 0.0, times), minlength=count)
+    backward_s = np.bincount(stage_of, weights=np.where(is_backward, times, 0.0), minlength=count)
+    found = []
+    for stage, device in enumerate(devices):
+        same = [other for other in range(stage + 1) if devices[other] == device]
+        weights = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same)))
+        before = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same[:-1])))
+        held = stage_bytes(problem.memory, stage_of, stage, first)
+        found.append(
+            StageCost(
+                device=device,
+                forward_s=float(forward_s[stage]),
+                backward_s=float(backward_s[stage]),
+                weight_bytes=weights - before,
+                gradient_bytes=held.gradient,
+                input_bytes=held.inputs,
+                output_bytes=held.output,
+                saved_bytes=held.saved,
+                forward_peak_bytes=held.forward_peak,
+                backward_peak_bytes=held.backward_peak,
+                first_backward_peak_bytes=held.first_backward_peak,
+            )
+        )
+    return found
+
+
+def _links(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[StageLink]:
+    """Return what is sent, a link for each kind, source and target."""
+    graph, topology = problem.graph, problem.topology
+    home = np.array(devices, dtype=np.int64)
+    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
+    value = graph.reads
+    made = graph.value_producer[value] >= 0
+    reader, value = reader[made], value[made]
+    maker = graph.value_producer[value]
+    source, target = stage_of[maker], stage_of[reader]
+    away = home[source] != home[target]
+    forward = (maker < _first_backward(graph)) & (source < target)
+    sent = away & (forward | (source > target))
+    order = np.flatnonzero(sent)
+    # The first that needs it: forwards before backwards, the nearest stage before farther ones.
+    distance = np.abs(source - target)
+    order = order[np.lexsort((distance[order], ~forward[order]))]
+    pairs = np.stack([value[order], home[target[order]]], axis=1)
+    _, first = np.unique(pairs, axis=0, return_index=True)
+    seconds: dict[tuple[str, int, int], tuple[int, float]] = {}
+    for i in order[np.sort(first)].tolist():
+        a, b, size = int(source[i]), int(target[i]), int(graph.value_bytes[value[i]])
+        taken_s = size / topology.bytes_per_s[devices[a], devices[b]]
+        taken_s += topology.latency_s[devices[a], devices[b]]
+        key = ("F" if forward[i] else "B", a, b)
+        before = seconds.get(key, (0, 0.0))
+        seconds[key] = (before[0] + size, before[1] + float(taken_s))
+    return [
+        StageLink(kind, a, b, size, taken_s)
+        for (kind, a, b), (size, taken_s) in sorted(seconds.items(), key=lambda item: item[0])
+    ]

@@ -1,0 +1,133 @@
+"""In which order each device of a pipeline runs the forwards and backwards of a step.
+
+With p devices, stage s is on device s modulo p. As in torch.distributed.pipelining.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fxpart.errors import SpecError, nearest_names
+
+__all__ = ["SCHEDULES", "Action", "Order", "ordered_actions"]
+
+
+class Action(NamedTuple):
+    """One stage's work on one micro-batch."""
+
+    kind: str
+    """``F``, forward, or ``B``, backward."""
+    microbatch: int
+    stage: int
+
+
+Order = Callable[[int, int, int, int], list[Action]]
+"""From a device, the number of devices, stages on each, and micro-batches, to what it runs."""
+
+
+def _gpipe(device: int, devices: int, chunks: int, microbatches: int) -> list[Action]:
+    """All forwards, then all backwards.
+
+    Huang et al.: GPipe: efficient training of giant neural networks using pipeline parallelism.
+    NeurIPS 2019, arXiv:1811.06965. For 2 devices and 3 micro-batches::
+
+        0: F0 F1 F2          B0 B1 B2
+        1:    F0 F1 F2 B0 B1 B2
+    """
+    _refuse_chunks("gpipe", devices, chunks)
+    return [Action(kind, i, device) for kind in "FB" for i in range(microbatches)]
+
+
+def _one_forward_one_backward(
+    device: int, devices: int, chunks: int, microbatches: int
+) -> list[Action]:
+    """As few forwards first as keep all devices busy, then a forward and a backward in turn.
+
+    Narayanan et al.: PipeDream: generalized pipeline parallelism for DNN training. SOSP 2019,
+    doi:10.1145/3341301.3359646; without its versions of the weights. For 2 devices and 3
+    micro-batches, of which at most 2 - d wait for their backward on device d::
+
+        0: F0 F1    B0 F2    B1    B2
+        1:    F0 B0 F1 B1 F2 B2
+    """
+    _refuse_chunks("1f1b", devices, chunks)
+    ahead = min(microbatches, devices - 1 - device)
+    forwards = [Action("F", i, device) for i in range(microbatches)]
+    backwards = [Action("B", i, device) for i in range(microbatches)]
+    return _in_turn(forwards, backwards, ahead)
+
+
+def _interleaved(device: int, devices: int, chunks: int, microbatches: int) -> list[Action]:
+    """As ``1f1b``, with several stages on each device, which shortens the idle ends of a step.
+
+    Narayanan et al.: Efficient large-scale language model training on GPU clusters using
+    Megatron-LM. SC 2021, doi:10.1145/3458817.3476209. A device runs a round of micro-batches, as
+    many as there are devices, through one of its stages, then through the next. Where the number of
+    micro-batches is no multiple of the devices, rounds are longer, as in torch.
+
+    Raises:
+        SpecError: when the micro-batches cannot be divided into equal rounds.
+
+    """
+    rounds = max(1, microbatches // devices)
+    if microbatches % rounds:
+        nearest = microbatches - microbatches % devices
+        raise SpecError(
+            f"schedule=interleaved over {devices} devices takes micro-batches in {rounds} equal"
+            f" rounds, which {microbatches} are not; take {nearest} or {nearest + devices}"
+        )
+    each, total = microbatches // rounds, microbatches * chunks
+
+    def action(kind: str, step: int) -> Action:
+        turn, place = divmod(step, each)
+        rounds_done, chunk = divmod(turn, chunks)
+        chunk = chunk if kind == "F" else chunks - 1 - chunk
+        return Action(kind, rounds_done * each + place, chunk * devices + device)
+
+    ahead = min(total, (chunks - 1) * each + 2 * (devices - 1 - device))
+    forwards = [action("F", step) for step in range(total)]
+    return _in_turn(forwards, [action("B", step) for step in range(total)], ahead)
+
+
+def _in_turn(forwards: list[Action], backwards: list[Action], ahead: int) -> list[Action]:
+    """Return the first `ahead` forwards, then forward and backward in turn, then the backwards."""
+    pairs = zip(forwards[ahead:], backwards[: len(forwards) - ahead], strict=True)
+    middle = [action for pair in pairs for action in pair]
+    return [*forwards[:ahead], *middle, *backwards[len(forwards) - ahead :]]
+
+
+def _refuse_chunks(name: str, devices: int, chunks: int) -> None:
+    if chunks > 1:
+        raise SpecError(
+            f"schedule={name} runs one stage on each device, the placement has {chunks * devices}"
+            f" stages on {devices} devices; take schedule=interleaved, or mode.interleave=1"
+        )
+
+
+SCHEDULES: dict[str, Order] = {
+    "gpipe": _gpipe,
+    "1f1b": _one_forward_one_backward,
+    "interleaved": _interleaved,
+}
+"""Name to the order that one device keeps; `ordered_actions` gives that of all devices."""
+
+
+def ordered_actions(
+    name: str, devices: int, chunks: int, microbatches: int, *, training: bool
+) -> tuple[tuple[Action, ...], ...]:
+    """Return what each of `devices` devices, with `chunks` stages each, runs in a step, in order.
+
+    For inference only the forwards.
+
+    Raises:
+        SpecError: for a schedule that does not exist, a number below 1, several stages on a device
+            in a schedule for one, or micro-batches that ``interleaved`` cannot divide.
+
+    """
+    if name not in SCHEDULES:
+        raise SpecError(f"schedule={name} does not exist; {nearest_names(name, SCHEDULES)}")
+    if microbatches < 1:
+        raise SpecError(f"microbatches must be at least 1, got {microbatches}")
+    order = SCHEDULES[name]
+    rows = (order(device, devices, chunks, microbatches) for device in range(devices))
+    kinds = "FB" if training else "F"
+    return tuple(tuple(action for action in row if action.kind in kinds) for row in rows)

@@ -1,0 +1,60 @@
+"""`ScheduleResult`: what one step of a pipeline is predicted to be."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+__all__ = ["ScheduleResult", "StageEvent", "StageTransfer"]
+
+
+class StageEvent(NamedTuple):
+    """A forward or backward of one stage for one micro-batch."""
+
+    device: int
+    """Logical id."""
+    stage: int
+    kind: str
+    """``F`` or ``B``."""
+    microbatch: int
+    start_s: float
+    finish_s: float
+
+
+class StageTransfer(NamedTuple):
+    """What one stage sends another for one micro-batch."""
+
+    source: int
+    """Stage that sends."""
+    target: int
+    """Stage that receives."""
+    kind: str
+    """``F`` or ``B``: what it is sent after."""
+    microbatch: int
+    sent_bytes: int
+    start_s: float
+    finish_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleResult:
+    """One step: all micro-batches through all stages, and back in training."""
+
+    name: str
+    """Of the schedule."""
+    microbatches: int
+    training: bool
+    step_s: float
+    """From the first start to the last finish."""
+    bubble_fraction: float
+    """Share of the devices' time in which they wait: ``1 - sum(busy_s) / (devices * step_s)``."""
+    throughput_per_s: float
+    """Micro-batches per second, one step after the other; infinite where nothing takes time."""
+    devices: tuple[int, ...]
+    """Logical ids of the devices in use, in the order of their first stages."""
+    busy_s: tuple[float, ...]
+    """Time that each of `devices` computes in a step."""
+    peak_bytes: tuple[int, ...]
+    """The most that each of `devices` holds at any time of the step."""
+    events: tuple[StageEvent, ...]
+    """By start, of equal ones by device and finish."""
+    transfers: tuple[StageTransfer, ...]
+    """By start, of equal ones by stages."""

@@ -1,0 +1,110 @@
+"""The storages that one stage of a pipeline holds for a micro-batch, and when."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.compiled import compiled
+from fxpart.cost.tables import MemoryTables
+from fxpart.graph import IntArray
+
+__all__ = ["StageBytes", "stage_bytes"]
+
+RESIDENT = -2
+"""Stands for the storage of an input."""
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class StageBytes:
+    """Bytes of one stage, as `fxpart.schedule.costs.StageCost` explains them."""
+
+    gradient: int
+    inputs: int
+    output: int
+    saved: int
+    forward_peak: int
+    backward_peak: int
+    first_backward_peak: int
+
+
+@compiled
+def _storages(
+    m: MemoryTables, stage_of: IntArray, stage: int
+) -> tuple[IntArray, IntArray, BoolArray, int]:
+    """Return (owner of each value's storage, its last use, whether it is a result, input bytes).
+
+    The second and third are by owner. As `fxpart.cost.kernels.device_memory`, for a device that has
+    this stage alone; results of the model are not taken to live longer.
+    """
+    count = m.producer.shape[0]
+    root = np.full(count, -1, dtype=np.int64)
+    last = np.zeros(count, dtype=np.int64)
+    is_result = np.zeros(count, dtype=np.bool_)
+    inputs = 0
+    for op in range(stage_of.shape[0]):
+        if stage_of[op] != stage:
+            continue
+        for i in range(m.read_start[op], m.read_start[op + 1]):
+            value = m.reads[i]
+            if root[value] == -1:
+                root[value] = value
+                if m.producer[value] < 0:
+                    root[value] = RESIDENT
+                    inputs += m.alloc_bytes[value]
+            if root[value] >= 0:
+                last[root[value]] = max(last[root[value]], op)
+        for value in range(m.made_start[op], m.made_start[op + 1]):
+            base = m.base[value]
+            root[value] = root[base] if base >= 0 else value
+            if root[value] >= 0:
+                last[root[value]] = max(last[root[value]], op)
+                is_result[root[value]] |= m.is_output[value]
+    return root, last, is_result, inputs
+
+
+def stage_bytes(
+    memory: MemoryTables, stage_of: IntArray, stage: int, first_backward: int
+) -> StageBytes:
+    """Return what a stage holds of one micro-batch.
+
+    Args:
+        memory: tables of a graph with n operators.
+        stage_of: stage of each operator. Length n.
+        stage: the one that is asked about.
+        first_backward: the operators from this one on are the backward; n when there is none.
+
+    """
+    root, last, is_result, inputs = _storages(memory, stage_of, stage)
+    owner = np.flatnonzero(root == np.arange(len(root)))
+    birth, last, is_result = memory.producer[owner], last[owner], is_result[owner]
+    own = stage_of[birth] == stage
+    size = np.where(own, memory.alloc_bytes[owner], memory.value_bytes[owner])
+    early = birth < first_backward
+    saved = early & (last >= first_backward) & ~is_result
+    n = len(stage_of)
+    # A result of the forward stays, and what is saved to its end.
+    stays = early & (is_result | saved)
+    until = np.where(stays, first_backward - 1, last)[early]
+    late, since = saved | ~early, np.maximum(birth, first_backward)
+    is_gradient = is_result & ~early
+    first_last = np.where(is_gradient, n - 1, last)[late]
+    return StageBytes(
+        gradient=int(size[is_gradient].sum()),
+        inputs=int(inputs),
+        output=int(size[is_result & early].sum()),
+        saved=int(size[saved].sum()),
+        forward_peak=_peak(birth[early], until, size[early], n),
+        backward_peak=_peak(since[late], last[late], size[late], n),
+        first_backward_peak=_peak(since[late], first_last, size[late], n),
+    )
+
+
+def _peak(birth: IntArray, last: IntArray, size: IntArray, n: int) -> int:
+    """Return the most bytes at once of storages that live from `birth` through `last`."""
+    change = np.zeros(n + 2, dtype=np.int64)
+    np.add.at(change, birth, size)
+    np.subtract.at(change, last + 1, size)
+    return int(np.cumsum(change).max(initial=0))

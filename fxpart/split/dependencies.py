@@ -1,0 +1,96 @@
+"""What each partition computes, takes and gives: one walk over the graph, O(nodes + edges)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch.fx import GraphModule, Node
+
+from fxpart.split.regions import STATE_TARGETS
+from fxpart.split.symbols import BoundSymbols
+
+__all__ = ["PLACELESS", "Dependencies", "dependencies_of"]
+
+PLACELESS = frozenset({"placeholder", "get_attr", "output"})
+"""Kinds of nodes that belong to no partition."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Partitions ``0..P-1`` of a graph, each by what it computes, takes and gives."""
+
+    part_of: Mapping[Node, int]
+    """Partition of each operator."""
+    ops: tuple[tuple[Node, ...], ...]
+    """Operators of each partition in graph order. Length P."""
+    inputs: tuple[tuple[Node, ...], ...]
+    """What each partition takes, in the order of first use. Length P."""
+    outputs: tuple[tuple[Node, ...], ...]
+    """What each partition gives to others or to the caller, in the order of first use. Length P."""
+    after: tuple[tuple[int, ...], ...]
+    """Partitions that read from each, in the order of first use. Length P."""
+
+
+class _Walk:
+    """What is known of the partitions so far. Dictionaries serve as sets that keep their order."""
+
+    def __init__(self, part_of: Mapping[Node, int], count: int, symbols: BoundSymbols) -> None:
+        self.part_of = part_of
+        self.ops: list[list[Node]] = [[] for _ in range(count)]
+        self.inputs: list[dict[Node, None]] = [{} for _ in range(count)]
+        self.outputs: list[dict[Node, None]] = [{} for _ in range(count)]
+        self.after: list[dict[int, None]] = [{} for _ in range(count)]
+        self.symbols = symbols
+
+    def pass_on(self, made: Node, user: int) -> None:
+        """Let partition `user` take `made`, unless it makes that itself."""
+        maker = self.part_of.get(made, -1)
+        if maker == user:
+            return
+        self.inputs[user][made] = None
+        if maker >= 0:
+            self.outputs[maker][made] = None
+            self.after[maker][user] = None
+
+    def visit(self, node: Node) -> None:
+        """Enter an operator with what it reads from elsewhere."""
+        here = self.part_of[node]
+        self.ops[here].append(node)
+        # Entering and leaving a mode is repeated in each partition: nothing is passed for it.
+        if node.target in STATE_TARGETS:
+            return
+        for operand in node.all_input_nodes:
+            if self.part_of.get(operand, -1) != here:
+                self.pass_on(operand, here)
+                for symbol in self.symbols.behind(operand):
+                    self.pass_on(symbol, here)
+
+
+def dependencies_of(
+    module: GraphModule, part_of: Mapping[Node, int], count: int, *, with_symbols: bool = True
+) -> Dependencies:
+    """Return what the partitions of the graph of `module` compute, take and give.
+
+    Args:
+        module: what is cut.
+        part_of: partition of each operator. An operator that is left out is in no partition.
+        count: number of partitions, P.
+        with_symbols: whether a partition takes the symbols in the shapes of what it takes.
+
+    """
+    walk = _Walk(part_of, count, BoundSymbols())
+    for node in module.graph.nodes:
+        if node in part_of:
+            walk.visit(node)
+        elif node.op == "output":
+            for result in node.all_input_nodes:
+                if result in part_of:
+                    walk.outputs[part_of[result]][result] = None
+        if with_symbols:
+            walk.symbols.enter(node)
+    return Dependencies(
+        part_of,
+        tuple(tuple(row) for row in walk.ops),
+        tuple(tuple(row) for row in walk.inputs),
+        tuple(tuple(row) for row in walk.outputs),
+        tuple(tuple(row) for row in walk.after),
+    )

@@ -1,0 +1,134 @@
+"""Autocast regions and grad modes: each partition enters and leaves those that it lies in.
+
+A region is opened by one node and holds for all nodes up to another. Where its operators are in
+several partitions, each of them opens it at its beginning and closes it at its end, so that a
+partition computes the same wherever and whenever it is run:
+
+    enter           enter, exit copied to the end     | enter copied, exit
+    a, b       ->   a, exit                           | enter, b, exit
+    exit
+
+A grad mode has no closing node: it holds until the next is set. A partition that changes it asks
+for the mode at its beginning and sets that again at its end. Only the last one leaves it as the
+graph itself does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+from torch.fx import Node
+
+from fxpart.errors import CaptureError, CycleError
+
+__all__ = ["STATE_TARGETS", "Regions", "regions_of"]
+
+_ENTER = torch.amp.autocast_mode._enter_autocast
+_EXIT = torch.amp.autocast_mode._exit_autocast
+_SET_GRAD = torch._C._set_grad_enabled
+STATE_TARGETS: frozenset[object] = frozenset({_ENTER, _EXIT, _SET_GRAD})
+"""Functions that change a mode of the whole process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """What each partition repeats of the regions that it shares with others."""
+
+    entered: Mapping[int, Sequence[Node]]
+    """Nodes that a partition repeats at its beginning: those that open its regions."""
+    left: Mapping[int, Sequence[Node]]
+    """Nodes that a partition repeats at its end: those that close its autocast regions."""
+    restoring: frozenset[int]
+    """Partitions that set the grad mode at their end to what it was at their beginning."""
+    any: bool
+    """Whether the graph has regions at all."""
+
+
+@dataclass(slots=True)
+class _Region:
+    opened_by: Node
+    parts: dict[int, None] = field(default_factory=dict)
+    """Partitions in it, in graph order."""
+    closed_by: Node | None = None
+
+
+def regions_of(ops: Sequence[Node], part_of: Mapping[Node, int], ids: Sequence[object]) -> Regions:
+    """Return what partitions repeat of the regions among `ops`, the operators in graph order.
+
+    Args:
+        ops: all operators, in graph order.
+        part_of: partition of each.
+        ids: what each partition is called, by number.
+
+    Raises:
+        CycleError: when there is a region and the ids of partitions go back along the graph.
+        CaptureError: when an autocast region is never left, or left without having been entered.
+
+    """
+    if not any(node.op == "call_function" and node.target in STATE_TARGETS for node in ops):
+        return Regions({}, {}, frozenset(), any=False)
+    _check_forward(ops, part_of, ids)
+    autocasts, modes = _walk(ops, part_of)
+    entered: dict[int, list[Node]] = {}
+    left: dict[int, list[Node]] = {}
+    for region in (*autocasts, *modes):
+        for part in list(region.parts)[1:]:
+            entered.setdefault(part, []).append(region.opened_by)
+    for region in reversed(autocasts):
+        if region.closed_by is None:
+            raise CaptureError(
+                f"autocast is entered by {region.opened_by.name} and never left; capture the whole"
+                " 'with' block"
+            )
+        for part in list(region.parts)[:-1]:
+            left.setdefault(part, []).append(region.closed_by)
+    changed = {part for mode in modes for part in mode.parts}
+    return Regions(entered, left, frozenset(changed - {part_of[ops[-1]]}), any=True)
+
+
+def _walk(ops: Sequence[Node], part_of: Mapping[Node, int]) -> tuple[list[_Region], list[_Region]]:
+    """Return the autocast regions and the grad modes, each in the order of their beginnings."""
+    autocasts: list[_Region] = []
+    modes: list[_Region] = []
+    active: dict[Node, _Region] = {}
+    for node in ops:
+        here, closed = part_of[node], None
+        if node.op == "call_function" and node.target is _SET_GRAD:
+            modes.append(_Region(node))
+        elif node.op == "call_function" and node.target is _ENTER:
+            active[node] = _Region(node)
+            autocasts.append(active[node])
+        elif node.op == "call_function" and node.target is _EXIT:
+            closed = _entry(node, active)
+        for region in (*active.values(), *modes[-1:]):
+            region.parts[here] = None
+        if closed is not None:
+            active.pop(closed).closed_by = node
+    return autocasts, modes
+
+
+def _entry(leaving: Node, active: Mapping[Node, _Region]) -> Node:
+    """Return the node that opened the region which `leaving` closes."""
+    entry = leaving.args[0] if leaving.args else None
+    if not isinstance(entry, Node) or entry not in active:
+        raise CaptureError(
+            f"autocast is left by {leaving.name}, which was not entered before; capture the whole"
+            " 'with' block"
+        )
+    return entry
+
+
+def _check_forward(ops: Sequence[Node], part_of: Mapping[Node, int], ids: Sequence[object]) -> None:
+    """Refuse partitions that go back: numbers by their order, other ids by their first use."""
+    numbered = all(isinstance(one, int) for one in ids)
+    first_use = {part: rank for rank, part in enumerate(dict.fromkeys(part_of[op] for op in ops))}
+    key = [one if numbered else first_use[part] for part, one in enumerate(ids)]
+    for before, node in pairwise(ops):
+        highest, here = part_of[before], part_of[node]
+        if key[here] < key[highest]:  # type: ignore[operator]  # both are numbers
+            raise CycleError(
+                "autocast and grad modes need partition ids that never go back along the graph:"
+                f" {node.name} is in partition {ids[here]}, {before.name} before it in partition"
+                f" {ids[highest]}; give {node.name} an id of {ids[highest]} or later"
+            )

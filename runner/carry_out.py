@@ -1,0 +1,177 @@
+"""Carrying a plan out on this machine: `local` in this process, `pipeline` in one a stage."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fxpart.assignment import Assignment
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import SpecError, nearest_names
+from fxpart.forward_devices import forward_devices
+from fxpart.models.spec import ModelSpec
+from fxpart.problem import Problem
+from fxpart.schedule import ScheduleResult
+from runner.config import Config
+from runner.measured import Measured
+from runner.subject import Subject
+
+if TYPE_CHECKING:
+    from fxpart.execution.real_model import RealModel
+    from fxpart.pipeline import Chain
+
+__all__ = ["STAGES_FOLDER", "carry_out", "check_execute"]
+
+WAYS = ("none", "local", "pipeline")
+ENGINE_SCHEDULES = ("gpipe", "1f1b")
+STAGES_FOLDER = "stages"
+
+
+def check_execute(config: Config) -> None:
+    """Raise `SpecError` for a way of running that does not exist, or lacks what it needs."""
+    execute = config.execute
+    if execute.name not in WAYS:
+        raise SpecError(
+            f"execute={execute.name} does not exist; {nearest_names(execute.name, WAYS)}"
+        )
+    if execute.name == "none":
+        return
+    for name in ("repeats", "threads", "timeout_s"):
+        if getattr(execute, name) <= 0:
+            raise SpecError(f"execute.{name}={getattr(execute, name)} must be above 0")
+    if config.capture.level != "operator":
+        raise SpecError(
+            f"execute={execute.name} runs operators, got capture.level={config.capture.level};"
+            " use capture.level=operator"
+        )
+    if execute.name == "pipeline" and config.schedule.name not in ENGINE_SCHEDULES:
+        raise SpecError(
+            f"execute=pipeline runs a schedule of torch's engine, got schedule="
+            f"{config.schedule.name}; use schedule=gpipe or schedule=1f1b"
+        )
+    if execute.name == "local" and config.phase.name == "training":
+        raise SpecError(
+            "execute=local runs one pass forward, got phase=training; use execute=pipeline for"
+            " training steps, or phase=inference"
+        )
+
+
+def carry_out(
+    config: Config,
+    spec: ModelSpec,
+    subject: Subject,
+    *,
+    problem: Problem,
+    assignment: Assignment,
+    schedule: ScheduleResult | None,
+    folder: Path,
+) -> Measured:
+    """Run the plan and return what was measured beside what was predicted.
+
+    With ``execute.save_stages``, the stages are kept in ``stages`` below `folder`.
+
+    Raises:
+        FxpartError: when it cannot be run, or computes something else than the unsplit model.
+
+    """
+    from fxpart.execution.threads import torch_threads
+
+    real = subject.real
+    assert real is not None, "what is carried out has been built"
+    placed = _forward_assignment(subject, real, assignment)
+    with torch_threads(config.execute.threads):
+        if config.execute.save_stages:
+            _save(real, _chain(real, placed), folder / STAGES_FOLDER)
+        if config.execute.name == "local":
+            return _local(config, real, problem, placed)
+        assert schedule is not None, "a pipeline has a schedule"
+        return _pipeline(config, spec, real, placed, schedule)
+
+
+def _forward_assignment(subject: Subject, real: "RealModel", planned: Assignment) -> Assignment:
+    """Return the plan for what is run; of a training step, one stage for each device."""
+    if not subject.exported_names:
+        return planned
+    device_of = forward_devices(planned.device_of, subject.exported_names, real.graph)
+    # In the order in which the forward reaches them.
+    devices = list(dict.fromkeys(device_of.tolist()))
+    number = {device: stage for stage, device in enumerate(devices)}
+    stage_of = np.array([number[device] for device in device_of.tolist()], dtype=np.int64)
+    return Assignment(stage_of, tuple((device,) for device in devices))
+
+
+def _local(config: Config, real: "RealModel", problem: Problem, placed: Assignment) -> Measured:
+    from fxpart.execution.local import run_local
+
+    devices = problem.topology.n_devices
+    run = run_local(real, placed, devices, repeats=config.execute.repeats)
+    home = placed.device_of
+    times = problem.costs.op_time_s[np.arange(len(home)), home]
+    return Measured(
+        way="local",
+        time_s=run.latency_s,
+        runs_s=run.runs_s,
+        predicted_s=float(times.sum()),
+        throughput_per_s=run.throughput_per_s,
+        unsplit_s=run.unsplit_latency_s,
+        peak_bytes=run.peak_bytes,
+        predicted_peak_bytes=tuple(
+            int(peak) for peak in peak_bytes(memory_tables(real.graph), home, devices)
+        ),
+        max_difference=run.max_difference,
+        gradient_difference=None,
+        device_name=run.device_name,
+        threads=run.threads,
+    )
+
+
+def _pipeline(
+    config: Config,
+    spec: ModelSpec,
+    real: "RealModel",
+    placed: Assignment,
+    schedule: ScheduleResult,
+) -> Measured:
+    from fxpart.execution.microbatches import drawn_microbatches
+    from fxpart.execution.pipeline_run import run_pipeline
+
+    execute, chain = config.execute, _chain(real, placed)
+    run = run_pipeline(
+        chain,
+        drawn_microbatches(spec, real, chain, config.microbatches, execute.seed),
+        training=config.phase.name == "training",
+        schedule=config.schedule.name,
+        steps=execute.repeats,
+        timeout_s=execute.timeout_s,
+        threads=execute.threads,
+    )
+    homes = [devices[0] for devices in placed.devices_of_partition]
+    peaks = dict(zip(schedule.devices, schedule.peak_bytes, strict=True))
+    return Measured(
+        way="pipeline",
+        time_s=run.step_s,
+        runs_s=run.runs_s,
+        predicted_s=schedule.step_s,
+        throughput_per_s=run.throughput_per_s,
+        unsplit_s=None,
+        peak_bytes=run.stage_peak_bytes,
+        predicted_peak_bytes=tuple(peaks[home] for home in homes),
+        max_difference=run.max_difference,
+        gradient_difference=run.gradient_difference,
+        device_name=run.device_name,
+        threads=run.threads,
+    )
+
+
+def _chain(real: "RealModel", placed: Assignment) -> "Chain":
+    from fxpart.pipeline import chain_stages
+    from fxpart.split import split_by_assignment
+
+    return chain_stages(split_by_assignment(real.program.module(), real.graph, placed))
+
+
+def _save(real: "RealModel", chain: "Chain", folder: Path) -> None:
+    from fxpart.pipeline.stage_files import save_stages
+
+    save_stages(chain, folder, chain.flat_inputs(real.args, real.kwargs))

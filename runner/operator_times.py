@@ -1,0 +1,98 @@
+"""How long operators take, as the configuration asks: assumed, measured, or fitted to measures."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fxpart.cost.calibration import read_calibration
+from fxpart.cost.latency_source import LatencySource
+from fxpart.cost.profile import OperatorProfile
+from fxpart.cost.profile_file import profile_path, read_profile, write_profile
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import SpecError, nearest_names
+from runner.config import Config, LatencyConfig
+from runner.subject import Subject
+from runner.terminal import progress
+
+__all__ = ["check_latency", "operator_times"]
+
+SOURCES = ("roofline", "profiled", "calibrated")
+
+
+def check_latency(config: Config) -> None:
+    """Raise `SpecError` for a source of times that does not exist or cannot be had."""
+    latency = config.latency
+    if latency.source not in SOURCES:
+        raise SpecError(
+            f"latency.source={latency.source} does not exist;"
+            f" {nearest_names(latency.source, SOURCES)}"
+        )
+    if latency.repeats < 1 or latency.threads < 1:
+        name = "repeats" if latency.repeats < 1 else "threads"
+        raise SpecError(f"latency.{name}={getattr(latency, name)} must be 1 or more")
+    if latency.source != "roofline" and config.capture.level != "operator":
+        raise SpecError(
+            f"latency={latency.name} measures operators, got capture.level={config.capture.level};"
+            " use capture.level=operator, or latency=roofline"
+        )
+
+
+def operator_times(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
+    """Return where the times of the subject's operators come from.
+
+    `model` is the `ModelSpec.key` of the model. Measurements are kept beside the captured graphs.
+
+    Raises:
+        FxpartError: when operators cannot be measured, or a calibration cannot be read.
+
+    """
+    latency = config.latency
+    if latency.source == "roofline":
+        return LatencyModel(
+            compute_efficiency=latency.compute_efficiency,
+            bandwidth_efficiency=latency.bandwidth_efficiency,
+            op_overhead_s=latency.op_overhead_s,
+        )
+    if latency.source == "calibrated" and latency.file:
+        return read_calibration(Path(latency.file))
+    profile = _profile(config, subject, model)
+    if latency.source == "profiled":
+        return profile
+    from fxpart.cost.fit import calibrate
+
+    return calibrate([(subject.captured.graph, profile)])
+
+
+def _profile(config: Config, subject: Subject, model: Mapping[str, object]) -> OperatorProfile:
+    """Return the measured times of the subject's operators, from disk where they are there."""
+    latency, graph = config.latency, subject.captured.graph
+    cache_dir = Path(config.capture.cache_dir) if config.capture.use_cache else None
+    key = {
+        "model": model,
+        "phase": config.phase.name,
+        "executed": subject.real is not None,
+        "threads": latency.threads,
+        "repeats": latency.repeats,
+    }
+    path = profile_path(cache_dir, key, latency.device) if cache_dir else None
+    known = read_profile(path, graph) if path else None
+    if known is not None:
+        return known
+    with progress(f"measuring {graph.n_ops} operators on {latency.device}"):
+        measured = _measured(latency, subject, cache_dir)
+    if path:
+        write_profile(path, graph, measured)
+    return measured
+
+
+def _measured(latency: LatencyConfig, subject: Subject, cache_dir: Path | None) -> OperatorProfile:
+    from fxpart.execution.threads import torch_threads
+    from fxpart.profiling import profile_operators
+
+    with torch_threads(latency.threads):
+        return profile_operators(
+            subject.program(),
+            subject.captured.graph,
+            device=latency.device,
+            cache_dir=cache_dir,
+            repeats=latency.repeats,
+        )

@@ -1,0 +1,89 @@
+"""The schedule of a pipeline that a configuration asks for."""
+
+from fxpart.assignment import Assignment
+from fxpart.errors import InfeasibleError, SpecError, nearest_names
+from fxpart.problem import Problem
+from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_costs
+from fxpart.sizes import show_bytes
+from runner.config import Config
+from runner.terminal import counted
+from runner.units import format_size, time_unit
+
+__all__ = ["check_schedule", "schedule_line", "schedule_metrics", "scheduled"]
+
+
+def check_schedule(config: Config) -> None:
+    """Raise `SpecError` for a schedule that does not exist, or numbers that it cannot have."""
+    name = config.schedule.name
+    if name != "none" and name not in SCHEDULES:
+        near = nearest_names(name, ["none", *SCHEDULES])
+        raise SpecError(f"schedule={name} does not exist; {near}")
+    if config.microbatches < 1:
+        raise SpecError(f"microbatches={config.microbatches} must be 1 or more")
+    if name == "none" and config.microbatches > 1:
+        raise SpecError(
+            f"microbatches={config.microbatches} needs a schedule; add schedule=gpipe, 1f1b or"
+            " interleaved"
+        )
+    if name != "none" and config.devices.saturate_host:
+        raise SpecError(
+            f"schedule={name} runs one pipeline, and devices.saturate_host=true copies it; leave"
+            " one of the two out"
+        )
+
+
+def scheduled(config: Config, problem: Problem, assignment: Assignment) -> ScheduleResult | None:
+    """Return the pipeline simulated, or None where no schedule was asked for.
+
+    Raises:
+        SpecError: for an assignment that is no row of stages.
+        InfeasibleError: when the microbatches in flight do not fit a device.
+
+    """
+    name = config.schedule.name
+    if name == "none":
+        return None
+    costs = stage_costs(problem, assignment)
+    result = simulate_schedule(
+        name, costs.stages, costs.links, config.microbatches, training=costs.training
+    )
+    memory_bytes = problem.topology.memory_bytes
+    for device, peak in zip(result.devices, result.peak_bytes, strict=True):
+        there = int(memory_bytes[device])
+        if peak > there:
+            raise _does_not_fit(result, device, peak, there)
+    return result
+
+
+def _does_not_fit(result: ScheduleResult, device: int, peak: int, there: int) -> InfeasibleError:
+    fewer = " or schedule=1f1b, which keeps fewer activations," if result.name == "gpipe" else ""
+    return InfeasibleError(
+        f"schedule={result.name} with {counted(result.microbatches, 'microbatch', 'microbatches')}"
+        f" holds {show_bytes(peak)} ({peak} bytes) on device {device}, which has"
+        f" {show_bytes(there)} ({there} bytes); take fewer or smaller microbatches,{fewer} more"
+        " stages, or larger devices",
+        needed_bytes=peak,
+        available_bytes=there,
+    )
+
+
+def schedule_line(result: ScheduleResult) -> str:
+    """Return the outcome of a schedule in one line."""
+    times = time_unit(result.step_s)
+    work = "training step" if result.training else "step"
+    return (
+        f"{result.name}: {work} {times.show(result.step_s)} {times.name} for"
+        f" {counted(result.microbatches, 'microbatch', 'microbatches')},"
+        f" {result.throughput_per_s:.4g} microbatches/s, bubble {result.bubble_fraction:.1%},"
+        f" peak {format_size(max(result.peak_bytes))}"
+    )
+
+
+def schedule_metrics(result: ScheduleResult) -> dict[str, float]:
+    """Return the metrics of a schedule; the unit is in the name, sizes are in GiB (2^30)."""
+    return {
+        "step_ms": result.step_s * 1e3,
+        "bubble_pct": result.bubble_fraction * 100,
+        "microbatches_per_s": result.throughput_per_s,
+        "schedule_peak_gib": max(result.peak_bytes) / 2**30,
+    }

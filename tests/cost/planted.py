@@ -1,0 +1,49 @@
+"""Graphs whose operators take times that a known roofline gives: what a fit must find again."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fxpart.cost.calibration import Calibration
+from fxpart.cost.profile import OperatorProfile
+from fxpart.graph import OpGraph
+from tests.sketch import chain
+
+TARGETS = (
+    "aten.linear.default",
+    "aten.convolution.default",
+    "aten.scaled_dot_product_attention.default",
+    "aten.add.Tensor",
+    "aten.view.default",
+    "getitem",
+)
+PLANTED = Calibration(
+    5e-6,
+    2e-6,
+    2e10,
+    {"attention float32": 5e10, "convolution float32": 2e11, "gemm float32": 3e11},
+    "a device",
+)
+
+
+def graph_of(seed: int, n: int = 60, dtype: str = "float32") -> OpGraph:
+    """Return operators of every class, some limited by computing and some by memory."""
+    rng = np.random.default_rng(seed)
+    which = rng.integers(0, len(TARGETS), n)
+    flops = (10 ** rng.uniform(5, 10, n)).astype(np.int64)
+    moved = (10 ** rng.uniform(3, 8, n)).astype(np.int64)
+    flops[which >= 3], moved[which >= 4] = 0, 0
+    return replace(
+        chain(n),
+        targets=tuple(TARGETS[kind] for kind in which),
+        dtypes=(dtype,) * n,
+        flops=flops,
+        moved_bytes=moved,
+    )
+
+
+def profile_of(graph: OpGraph, model: Calibration = PLANTED) -> OperatorProfile:
+    """Return the profile that operators as `model` says would have."""
+    return OperatorProfile(
+        model.seconds(graph), np.full(graph.n_ops, 5, dtype=np.int64), model.device_name
+    )

@@ -1,0 +1,173 @@
+"""Fitting the roofline to measured times: what was planted is found, and what cannot be, refused."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxpart.cost.calibration import Calibration, read_calibration, write_calibration
+from fxpart.cost.fit import calibrate
+from fxpart.cost.profile import OperatorProfile
+from fxpart.errors import CacheError, SpecError
+from tests.cost.planted import PLANTED, graph_of, profile_of
+from tests.sketch import Sketch, chain, devices
+
+
+def _close(found: Calibration, planted: Calibration, tolerance: float) -> None:
+    assert found.overhead_s == pytest.approx(planted.overhead_s, rel=tolerance)
+    assert found.view_s == pytest.approx(planted.view_s, rel=tolerance)
+    assert found.bytes_per_s == pytest.approx(planted.bytes_per_s, rel=tolerance)
+    assert found.flops_per_s == pytest.approx(planted.flops_per_s, rel=tolerance)
+
+
+def test_planted_coefficients_are_found() -> None:
+    graphs = [graph_of(seed) for seed in range(3)]
+    found = calibrate([(graph, profile_of(graph)) for graph in graphs])
+    _close(found, PLANTED, 1e-6)
+    assert found.total_errors == pytest.approx((0, 0, 0), abs=1e-6)
+    assert found.op_error == pytest.approx(0, abs=1e-6)
+    assert found.spearman == pytest.approx(1, abs=1e-3)
+    assert found.device_name == "a device"
+    assert list(found.flops_per_s) == sorted(PLANTED.flops_per_s)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.floats(1e-7, 1e-4), st.floats(1e-8, 1e-5), st.floats(1e9, 1e12), st.floats(1e10, 1e13))
+def test_any_coefficients_are_found(
+    overhead_s: float, view_s: float, bytes_per_s: float, flops_per_s: float
+) -> None:
+    rates = {
+        key: flops_per_s * share
+        for key, share in zip(PLANTED.flops_per_s, (0.3, 0.6, 1.0), strict=True)
+    }
+    planted = Calibration(overhead_s, view_s, bytes_per_s, rates, "a device")
+    samples = [
+        (graph, profile_of(graph, planted)) for graph in (graph_of(7, 200), graph_of(8, 200))
+    ]
+    found = calibrate(samples)
+    # Where nothing is limited by a rate, none is known; the times come out all the same.
+    for graph, profile in samples:
+        np.testing.assert_allclose(found.seconds(graph), profile.seconds, rtol=1e-3)
+
+
+def test_noise_moves_the_fit_little_and_the_answer_is_always_the_same() -> None:
+    rng = np.random.default_rng(0)
+    samples = []
+    for seed in range(4):
+        graph = graph_of(seed, 200)
+        profile = profile_of(graph)
+        noisy = profile.seconds * np.exp(rng.normal(0, 0.2, graph.n_ops))
+        samples.append((graph, replace(profile, seconds=noisy)))
+    found = calibrate(samples)
+    _close(found, PLANTED, 0.2)
+    assert 0 < found.op_error < 0.3
+    assert 0.9 < found.spearman < 1
+    again = calibrate(samples)
+    assert again == found
+
+
+def test_the_common_factor_makes_one_graphs_total_right() -> None:
+    graph = graph_of(1)
+    skewed = profile_of(graph).seconds.copy()
+    skewed[int(skewed.argmax())] *= 5
+    found = calibrate([(graph, OperatorProfile(skewed, np.ones(60, dtype=np.int64), "a device"))])
+    assert found.total_errors == pytest.approx((0,), abs=1e-9)
+    assert found.seconds(graph).sum() == pytest.approx(skewed.sum())
+
+
+def test_times_by_hand() -> None:
+    graph = replace(
+        chain(5),
+        targets=(
+            "aten.mm.default",
+            "aten.mm.default",
+            "aten.add.Tensor",
+            "aten.t.default",
+            "getitem",
+        ),
+        flops=np.array([300, 1, 0, 0, 0]),
+        moved_bytes=np.array([10, 40, 20, 0, 0]),
+    )
+    model = Calibration(1.0, 0.5, 10.0, {"gemm float32": 100.0}, "a device")
+    # 1 + 300 / 100, 1 + 40 / 10, 1 + 20 / 10, a view, an item
+    assert model.seconds(graph).tolist() == [4.0, 5.0, 3.0, 0.5, 0.0]
+    assert model.op_time_s(graph, devices(1, 1)).tolist() == [
+        [t, t] for t in (4.0, 5.0, 3.0, 0.5, 0.0)
+    ]
+
+
+def test_a_class_without_a_rate_takes_another_of_its_dtype_and_a_dtype_none() -> None:
+    graph = replace(chain(1), targets=("aten.convolution.default",), flops=np.array([100]))
+    model = Calibration(0.0, 0.0, 1.0, {"attention float32": 5.0, "gemm float32": 10.0}, "d")
+    assert model.seconds(graph).tolist() == [10.0]
+    only = replace(model, flops_per_s={"attention float32": 5.0})
+    assert only.seconds(graph).tolist() == [20.0]
+    with pytest.raises(SpecError, match="no rate for convolution bfloat16"):
+        model.seconds(replace(graph, dtypes=("bfloat16",)))
+
+
+def test_a_sample_of_views_alone_or_of_nothing_is_refused() -> None:
+    sketch = Sketch()
+    graph = sketch.graph(sketch.op([sketch.input(1)], 1, view_of=0))
+    profile = OperatorProfile(np.ones(1), np.ones(1, dtype=np.int64), "d")
+    with pytest.raises(SpecError, match="no operator of the sample"):
+        calibrate([(graph, profile)])
+    with pytest.raises(SpecError, match="at least one graph"):
+        calibrate([])
+
+
+def test_a_profile_of_another_graph_or_device_is_refused() -> None:
+    graph = graph_of(0)
+    with pytest.raises(SpecError, match="60 operators and a profile of 61"):
+        calibrate([(graph, profile_of(graph_of(0, 61)))])
+    other = replace(profile_of(graph), device_name="b")
+    with pytest.raises(SpecError, match="2 devices"):
+        calibrate([(graph, profile_of(graph)), (graph, other)])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("overhead_s", -1.0),
+        ("view_s", np.nan),
+        ("bytes_per_s", 0.0),
+        ("flops_per_s", {"gemm f": -1.0}),
+    ],
+)
+def test_coefficients_that_make_no_times_are_refused(field: str, value: object) -> None:
+    with pytest.raises(SpecError, match="calibration"):
+        replace(PLANTED, **{field: value})  # type: ignore[arg-type]
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "calibration.json"
+    found = replace(PLANTED, total_errors=(0.1, -0.2), op_error=0.25, spearman=0.9)
+    write_calibration(path, found)
+    assert read_calibration(path) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{", "damaged"),
+        ('{"schema": "other"}', "not a fxpart-calibration"),
+        ('{"schema": "fxpart-calibration", "version": 1}', "damaged"),
+        ('{"schema": "fxpart-calibration", "version": 1, "flops_per_s": 3}', "damaged"),
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "calibration.json"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=said):
+        read_calibration(path)
+
+
+def test_a_missing_file_and_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="no file"):
+        read_calibration(tmp_path / "none.json")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="cannot write the calibration"):
+        write_calibration(tmp_path / "file" / "calibration.json", PLANTED)

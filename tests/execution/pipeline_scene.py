@@ -1,0 +1,69 @@
+"""Small models cut into stages, and their microbatches, for runs of real pipelines."""
+
+import torch
+from torch import Tensor, fx, nn
+
+from fxpart.pipeline.chain import Chain, chain_stages
+from fxpart.split import split_module
+
+WIDTH = 8
+WORDS = 13
+
+
+class Skips(nn.Module):
+    """Everything that is awkward to pass from a stage to the next, and a weight in two of three.
+
+    What crosses: a value that only the last stage needs, a transposed one that the second stage
+    writes to, a mask, and a number without a batch dimension.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.second = nn.Linear(WIDTH, WIDTH)
+        self.third = nn.Linear(WIDTH, WORDS, bias=False)
+        self.third.weight = self.embed.weight
+        self.second.bias.requires_grad_(False)
+        self.register_buffer("shift", torch.linspace(0.0, 1.0, WIDTH))
+
+    def forward(self, ids: Tensor, mask: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        skip = self.embed(ids)
+        x = torch.relu_(self.first(skip).transpose(1, 2))
+        y = self.second(x.transpose(1, 2)) * mask.unsqueeze(-1)
+        return self.third(y + skip * scale + self.shift), mask
+
+
+SKIPS_CUTS = ("transpose", "mul")
+"""After the nodes of these names `Skips` is cut into three stages."""
+
+
+def cut_chain(model: nn.Module, cuts: tuple[str, ...]) -> Chain:
+    """Return the traced model cut into stages, each ending with the node of a name in `cuts`."""
+    traced = fx.symbolic_trace(model)
+    stage_of, stage = {}, 0
+    for node in traced.graph.nodes:
+        stage_of[node.name] = stage
+        stage += node.name in cuts
+    assert stage == len(cuts)
+    return chain_stages(split_module(traced, model, lambda node: stage_of[node.name]))
+
+
+def skips() -> Chain:
+    """Return `Skips` with seeded weights, in three stages."""
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        return cut_chain(Skips(), SKIPS_CUTS)
+
+
+def skips_inputs(count: int, batch: int = 2, length: int = 5) -> list[tuple[Tensor, ...]]:
+    """Return seeded inputs of `Skips` for so many microbatches."""
+    chance = torch.Generator().manual_seed(2)
+    return [
+        (
+            torch.randint(0, WORDS, (batch, length), generator=chance),
+            torch.rand((batch, length), generator=chance) < 0.7,
+            torch.rand((), generator=chance),
+        )
+        for _ in range(count)
+    ]

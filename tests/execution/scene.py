@@ -1,0 +1,59 @@
+"""Real models of the small presets, made once, and placements to try on them."""
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fxpart.assignment import Assignment
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.execution.real_model import RealModel, real_model
+from fxpart.graph import IntArray, OpGraph
+from fxpart.partitions import partition_by_device
+from tests.execution.small_presets import SMALL_PRESETS
+
+
+@cache
+def small(name: str) -> RealModel:
+    """Return the small version of a preset with its weights."""
+    return real_model(SMALL_PRESETS[name])
+
+
+def predicted_peaks(graph: OpGraph, device_of: IntArray, devices: int) -> tuple[int, ...]:
+    """Return what the cost model says that each device holds."""
+    return tuple(peak_bytes(memory_tables(graph), device_of, devices).tolist())
+
+
+def in_a_row(graph: OpGraph, devices: int) -> Assignment:
+    """Return equal numbers of operators in graph order on each device."""
+    return grouped(graph, np.arange(graph.n_ops) * devices // graph.n_ops)
+
+
+def at_random(graph: OpGraph, devices: int, seed: int) -> Assignment:
+    """Return operators on any devices, groups kept together."""
+    return grouped(graph, np.random.default_rng(seed).integers(0, devices, graph.n_ops))
+
+
+def grouped(graph: OpGraph, device_of: IntArray) -> Assignment:
+    """Return those devices, for a group that of its first operator."""
+    return partition_by_device(graph, device_of.astype(np.int64)[graph.group])
+
+
+def same_bits(result: Any, expected: Any) -> bool:  # noqa: ANN401 - results of any model
+    """Return whether two results are the same to the bit, signs of zero and nan included."""
+    mine, other = tree_leaves(result), tree_leaves(expected)
+    return len(mine) == len(other) and all(map(_same_leaf, mine, other))
+
+
+def _same_leaf(a: object, b: object) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return a == b
+    if a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    # As text of bytes: views as whole numbers do not exist for every dtype and stride.
+    raw = [x.detach().contiguous().reshape(-1).view(torch.uint8) for x in (a, b)]
+    return torch.equal(raw[0], raw[1])

@@ -1,0 +1,71 @@
+"""Bytes of live storages, counted by hand: 4 float32 numbers are 16 bytes."""
+
+import torch
+
+from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+
+
+def four() -> torch.Tensor:
+    return torch.ones(4)
+
+
+def test_a_storage_is_one_however_many_tensors_lie_in_it() -> None:
+    whole, other = four(), torch.ones(2)
+    sizes = storage_sizes([whole, whole[1:], whole.view(2, 2), other])
+    assert sorted(sizes.values()) == [8, 16]
+
+
+def test_the_peak_is_of_what_lives_at_one_time() -> None:
+    with LiveBytes([{}]) as counter:
+        a = four()
+        b = a + a  # 32 bytes live
+        del a
+        c = b + b  # 32 again
+        del b, c
+        four()
+    assert counter.peak_bytes == (32,)
+
+
+def test_a_view_keeps_its_storage_alive_and_makes_none() -> None:
+    with LiveBytes([{}]) as counter:
+        a = four()
+        part = a[:1]
+        del a
+        b = four()  # 32: the view still holds 16
+        del part, b
+        big = torch.ones(7)  # 28 alone
+        del big
+    assert counter.peak_bytes == (32,)
+
+
+def test_a_storage_belongs_to_the_device_that_made_it_to_its_end() -> None:
+    with LiveBytes([{}, {}, {}]) as counter:
+        a = four()
+        with counter.on(1):
+            b = a + a
+            with counter.on(2):
+                c = b.clone()
+            d = a * b
+        del b, c, d
+        e = a.clone()
+        del a, e
+    assert counter.peak_bytes == (32, 32, 16)
+
+
+def test_what_is_resident_counts_from_the_start_and_once() -> None:
+    weight = four()
+    resident = storage_sizes([weight])
+    with LiveBytes([resident, resident]) as counter:
+        seen = weight.view(2, 2)
+        made = seen + 1
+        del made
+    assert counter.peak_bytes == (32, 16)
+
+
+def test_what_operators_need_for_themselves_counts() -> None:
+    x, weight = torch.ones(1, 4), torch.ones(4)
+    with LiveBytes([storage_sizes([x, weight])]) as counter:
+        result = torch.nn.functional.layer_norm(x, (4,), weight)
+    # 32 given, 16 of the result, 4 each of the mean and the deviation that are also returned.
+    assert counter.peak_bytes == (32 + 16 + 8,)
+    assert result.shape == (1, 4)

@@ -1,0 +1,97 @@
+"""What this machine has: the name of a device, and the memory that is left."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxpart.errors import SpecError
+from fxpart.execution import device_name as names
+from fxpart.execution import free_memory
+from fxpart.execution.device_name import checked_device, device_name
+from fxpart.execution.free_memory import free_bytes
+
+CPU = torch.device("cpu")
+
+
+def test_the_cpu_is_called_what_its_maker_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = tmp_path / "cpuinfo"
+    facts.write_text("processor\t: 0\nmodel name\t: Fast 9000 \nprocessor\t: 1\nmodel name\t: x\n")
+    monkeypatch.setattr(names, "_CPU_FACTS", facts)
+    assert device_name(CPU) == "Fast 9000"
+
+
+def test_without_such_facts_it_still_has_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "_CPU_FACTS", tmp_path / "missing")
+    assert device_name(CPU)
+
+
+@pytest.mark.parametrize("device", ["cpu", CPU])
+def test_the_cpu_is_always_here(device: str | torch.device) -> None:
+    assert checked_device(device) == CPU
+
+
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("gpu", "device 'gpu' is not known; give cpu or cuda"),
+        ("meta", "device 'meta' is not here; there is "),
+        ("cuda:99", "device 'cuda:99' is not here; there is "),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(device: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        checked_device(device)
+    assert "\n" not in str(caught.value)
+
+
+def _machine(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, available_kib: int | None, **group: str
+) -> None:
+    if available_kib is not None:
+        facts = f"MemTotal: 99999 kB\nMemAvailable: {available_kib} kB\n"
+        (folder / "meminfo").write_text(facts)
+    for name, text in group.items():
+        path = folder / name.replace("__", "/").replace("_of_", ".")
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(free_memory, "_HOST_FACTS", folder / "meminfo")
+    monkeypatch.setattr(free_memory, "_GROUP", folder)
+
+
+def test_memory_is_what_the_system_says_is_available(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _machine(tmp_path, monkeypatch, 100)
+    assert free_bytes(CPU) == 100 * 1024
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"), [("5000", 5000 - 3000 + 500), ("max", 100 * 1024), ("1000", 0)]
+)
+def test_a_control_group_may_leave_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, left: int
+) -> None:
+    group = {"max": f"{limit}\n", "current": "3000\n", "stat": "anon 1\ninactive_file 500\n"}
+    _machine(tmp_path, monkeypatch, 100, **{f"memory_of_{k}": v for k, v in group.items()})
+    assert free_bytes(CPU) == left
+
+
+def test_the_first_version_of_control_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = {"limit_in_bytes": "9000", "usage_in_bytes": "2000", "stat": "cache 1\n"}
+    names_of = {f"memory__memory_of_{key}": text for key, text in group.items()}
+    _machine(tmp_path, monkeypatch, 100, **names_of)
+    assert free_bytes(CPU) == 7000
+
+
+def test_without_such_facts_the_pages_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _machine(tmp_path, monkeypatch, None)
+    assert 0 < free_bytes(CPU) < 1 << 50

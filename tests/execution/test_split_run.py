@@ -1,0 +1,182 @@
+"""A split module run device by device: what is copied, what is dropped, what is moved."""
+
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, fx, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fxpart.assignment import Assignment
+from fxpart.capture.export import export_program
+from fxpart.capture.from_export import op_graph
+from fxpart.execution.flat_split import flat_split, partition_number
+from fxpart.execution.live_bytes import LiveBytes
+from fxpart.execution.placing import partition_weights, physical_devices
+from fxpart.execution.split_run import split_run
+from fxpart.split import split_by_assignment
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+
+class Branches(nn.Module):
+    """A weight that both partitions read, a tuple, a constant that names a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((4,), 2.0))
+
+    def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+        low, high = (x * self.weight).split(2)
+        far = torch.arange(2, device=x.device) * low
+        return {"far": far + self.weight[:2], "high": high + y}
+
+
+def _split(*parts: int) -> fx.GraphModule:
+    """Return the module cut so that its operators, in order, are in those partitions."""
+    program = export_program(Branches(), (torch.arange(4.0), torch.ones(2)))
+    graph = op_graph(program)
+    assert len(parts) == graph.n_ops, graph.names
+    homes = tuple((p,) for p in range(max(parts) + 1))
+    return split_by_assignment(program.module(), graph, Assignment(np.array(parts), homes))
+
+
+INPUTS = (torch.arange(4.0), torch.ones(2))
+# mul, split, two items, arange, mul, slice of the weight, two sums
+HALVES = (0, 0, 0, 0, 1, 1, 1, 1, 0)
+
+
+def test_the_flat_graph_has_every_operator_once_by_partition() -> None:
+    split = _split(*HALVES)
+    flat = flat_split(split)
+    assert list(flat.partition_of.values()) == sorted(flat.partition_of.values())
+    calls = [n for n in flat.graph.nodes if n.op == "call_function"]
+    assert len(calls) == len(HALVES)
+    assert [flat.partition_of[call] for call in calls] == sorted(HALVES)
+    outside = [n.op for n in flat.graph.nodes if n not in flat.partition_of]
+    assert set(outside) <= {"placeholder", "get_attr", "call_module", "output"}
+    assert [partition_number(n) for n in split.graph.nodes if partition_number(n) is not None] == [
+        0,
+        1,
+    ]
+
+
+def test_weights_are_of_each_partition_that_reads_them() -> None:
+    split = _split(*HALVES)
+    weights = partition_weights(flat_split(split))
+    assert {number: [t.numel() for t in used] for number, used in weights.items()} == {
+        0: [4],
+        1: [4],
+    }
+    assert weights[0][0] is weights[1][0]
+
+
+def test_a_run_gives_what_the_module_gives() -> None:
+    split = _split(*HALVES)
+    expected = split(*INPUTS)
+    run = split_run(split, (0, 1), (CPU, CPU))
+    result = run.run(INPUTS)
+    assert list(result) == ["far", "high"]
+    assert all(torch.equal(result[key], expected[key]) for key in expected)
+    # x is read on device 0 alone, y on device 0, where the last sum is.
+    assert [[t is x for x in INPUTS] for read in run.inputs_read(INPUTS, 2) for t in read] == [
+        [True, False],
+        [False, True],
+    ]
+    assert run.inputs_read(INPUTS, 2)[1] == []
+
+
+class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        if func is torch.ops.aten.clone.default:
+            self.sizes.append(args[0].numel())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("parts", "homes", "copies"),
+    [
+        (HALVES, (0, 1), [2]),  # low, once, for its one reader
+        (HALVES, (0, 0), []),
+        ((0, 0, 0, 0, 1, 2, 1, 2, 2), (0, 1, 2), [2, 2, 2, 2]),  # low, high, arange, slice
+    ],
+)
+def test_a_value_goes_to_a_device_once(
+    parts: tuple[int, ...], homes: tuple[int, ...], copies: list[int]
+) -> None:
+    run = split_run(_split(*parts), homes, (CPU,) * 3)
+    with _Copies() as seen, torch.no_grad():
+        run.run(INPUTS, LiveBytes([{}, {}, {}]))
+    assert seen.sizes == copies
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notes at the first call of each operator whether a tensor is still there."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._tensor = weakref.ref(tensor)
+        self.alive_at: dict[str, bool] = {}
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        self.alive_at.setdefault(str(func), self._tensor() is not None)
+        return func(*args, **(kwargs or {}))
+
+
+def test_inputs_are_not_kept_longer_than_they_are_needed() -> None:
+    run = split_run(_split(*HALVES), (0, 1), (CPU, CPU))
+    inputs = [torch.arange(4.0), torch.ones(2)]
+    watch = _Watch(inputs[0])
+    # Handed over one by one, so that nobody else holds them.
+    handed = (inputs.pop(0) for _ in range(2))
+    with watch, torch.no_grad():
+        run.run(handed)
+    assert watch.alive_at["aten.mul.Tensor"]
+    assert not watch.alive_at["aten.arange.default"]
+
+
+def test_partitions_on_another_device_compute_there() -> None:
+    # The meta device stands for a second accelerator: it takes everything and computes nothing.
+    split = _split(0, 0, 0, 0, 1, 1, 1, 1, 0)
+    before = [str(node.format_node()) for node in split.submod_1.graph.nodes]  # type: ignore[union-attr]
+    run = split_run(split, (0, 1), (CPU, META))
+    with torch.no_grad():
+        result = run.run(INPUTS)
+    assert result["far"].device == META
+    assert result["high"].device == CPU
+    assert torch.equal(result["high"], torch.tensor([5.0, 7.0]))
+    # The weight was copied there before, and the module that was split is as it was.
+    assert {x.device.type for x in run.weights.values()} == {"cpu", "meta"}
+    assert split.weight.device == CPU  # type: ignore[union-attr]
+    assert [str(node.format_node()) for node in split.submod_1.graph.nodes] == before  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("first", "there", "expected"),
+    [("cuda:0", 2, [0, 1, 0]), ("cuda:1", 2, [1, 0, 1]), ("cuda", 1, [0, 0, 0])],
+)
+def test_logical_devices_take_turns_on_those_of_cuda(
+    monkeypatch: pytest.MonkeyPatch, first: str, there: int, expected: list[int]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    found = physical_devices(torch.device(first), 3)
+    assert [device.index for device in found] == expected
+    assert physical_devices(CPU, 2) == (CPU, CPU)

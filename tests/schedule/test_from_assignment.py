@@ -1,0 +1,154 @@
+"""What a placement costs as a pipeline: by hand, and against the evaluation of one input."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxpart.assignment import Assignment
+from fxpart.cost.evaluate import evaluate
+from fxpart.errors import SpecError
+from fxpart.graph import OpGraph
+from fxpart.modes import make_mode
+from fxpart.modes.stage_line import stage_line
+from fxpart.partitions import partition_by_device
+from fxpart.schedule import StageLink, simulate_schedule, stage_costs
+from fxpart.topology import Link
+from tests.modes.training_sketch import random_training_graph
+from tests.sketch import Sketch, devices, problem, random_graph
+
+
+def _step() -> OpGraph:
+    """Return two layers and their backward.
+
+    Layer 0 makes 7 bytes of a 3-byte input, layer 1 makes 11 of those, the loss is 2. Weights are
+    100 and 200 bytes, and so are their gradients. Backward reads what each layer was given.
+    """
+    sketch = Sketch()
+    x = sketch.input(3)
+    first, second = sketch.weight(100), sketch.weight(200)
+    hidden = sketch.op([x], 7, [first], 4, module="layer0")
+    result = sketch.op([hidden], 11, [second], 6, module="layer1")
+    loss = sketch.op([result], 2, [], 1, module="loss")
+    of_result = sketch.op([loss, result], 11, [], 1, backward_of=2)
+    of_second = sketch.op([of_result, hidden], 200, [], 5, backward_of=1)
+    of_hidden = sketch.op([of_result], 7, [second], 6, backward_of=1)
+    of_first = sketch.op([of_hidden, x], 100, [], 8, backward_of=0)
+    return sketch.graph(loss, of_second, of_first)
+
+
+def test_a_training_step_by_hand() -> None:
+    this = problem(_step(), devices(999, 999, link=Link(10.0, 0.5)))
+    placed = make_mode("pipeline", {"cut_after": ["layer0"]})(this)
+    costs = stage_costs(this, placed)
+    first, second = costs.stages
+    assert costs.training
+    assert (first.device, second.device) == (0, 1)
+    assert (first.forward_s, first.backward_s) == (4, 8)
+    assert (second.forward_s, second.backward_s) == (7, 12)
+    assert (first.weight_bytes, second.weight_bytes) == (100, 200)
+    assert (first.gradient_bytes, second.gradient_bytes) == (100, 200)
+    assert (first.input_bytes, second.input_bytes) == (3, 0)
+    assert (first.output_bytes, second.output_bytes) == (0, 2)
+    # The first saves only its input; the second 7 received and 11 made.
+    assert (first.saved_bytes, second.saved_bytes) == (0, 18)
+    assert (first.forward_peak_bytes, second.forward_peak_bytes) == (7, 7 + 11 + 2)
+    # The first: 7 received and 100 made. The second: 11 of the result's gradient, 7, and 200.
+    assert (first.backward_peak_bytes, second.backward_peak_bytes) == (107, 11 + 7 + 200)
+    # Where gradients stay, the 200 are still there when 7 more are made, the received 7 are not.
+    assert second.first_backward_peak_bytes == 11 + 200 + 7
+    # 7 bytes at 10 a second after half a second, each way.
+    assert costs.links == (StageLink("B", 1, 0, 7, 0.5 + 0.7), StageLink("F", 0, 1, 7, 0.5 + 0.7))
+    result = simulate_schedule("gpipe", costs.stages, costs.links, 1)
+    assert result.step_s == pytest.approx(4 + 1.2 + 7 + 12 + 1.2 + 8)
+
+
+def test_a_value_goes_to_each_device_once() -> None:
+    sketch = Sketch()
+    a = sketch.op([], 5, [], 1)
+    b = sketch.op([a], 3, [], 1)
+    c = sketch.op([a, b], 2, [], 1)
+    d = sketch.op([a, c], 1, [], 1)
+    this = problem(sketch.graph(d), devices(99, 99, 99))
+    # Stages 0 to 3 on devices 0, 1, 0, 1.
+    costs = stage_costs(this, Assignment(np.arange(4), ((0,), (1,), (0,), (1,))))
+    assert [(k.source, k.target, k.sent_bytes) for k in costs.links] == [
+        (0, 1, 5),
+        (1, 2, 3),
+        (2, 3, 2),
+    ]
+    three = stage_costs(this, Assignment(np.array([0, 1, 2, 2]), ((0,), (1,), (2,))))
+    assert [(k.source, k.target, k.sent_bytes) for k in three.links] == [
+        (0, 1, 5),
+        (0, 2, 5),
+        (1, 2, 3),
+    ]
+
+
+def test_a_weight_of_two_stages_of_a_device_counts_once() -> None:
+    sketch = Sketch()
+    tied = sketch.weight(64)
+    a = sketch.op([], 1, [tied], 1)
+    b = sketch.op([a], 1, [tied], 1)
+    c = sketch.op([b], 1, [tied], 1)
+    d = sketch.op([c], 1, [sketch.weight(8)], 1)
+    this = problem(sketch.graph(d), devices(99, 99))
+    costs = stage_costs(this, Assignment(np.arange(4), ((0,), (1,), (0,), (1,))))
+    assert [cost.weight_bytes for cost in costs.stages] == [64, 64, 0, 8]
+
+
+@settings(max_examples=80)
+@given(st.integers(0, 10_000), st.integers(1, 20), st.integers(1, 4))
+def test_one_microbatch_of_inference_is_what_evaluate_says(seed: int, n: int, count: int) -> None:
+    this = problem(random_graph(seed, n), devices(*[9999] * count, link=Link(4.0, 0.125)))
+    count = min(count, stage_line(this).n_units)
+    placed = make_mode("pipeline", {"stages": count})(this)
+    said, costs = evaluate(this, placed), stage_costs(this, placed)
+    result = simulate_schedule("gpipe", costs.stages, costs.links, 1)
+    assert not result.training
+    for place, device in enumerate(result.devices):
+        assert result.peak_bytes[place] == said.devices[device].peak_bytes
+        assert result.busy_s[place] == pytest.approx(said.devices[device].load_s)
+    assert sum(t.sent_bytes for t in result.transfers) == said.transfer_bytes
+    # Stages begin when all is there, operators when theirs is.
+    assert result.step_s >= said.latency_s * (1 - 1e-12)
+
+
+@settings(max_examples=80)
+@given(st.integers(0, 10_000), st.integers(1, 15), st.integers(1, 3), st.integers(1, 2))
+def test_one_microbatch_of_training_is_what_evaluate_says(
+    seed: int, n: int, count: int, chunks: int
+) -> None:
+    this = problem(random_training_graph(seed, n), devices(*[9999] * count))
+    if chunks * count > stage_line(this).n_units:
+        return
+    options = {"stages": count * chunks, "interleave": chunks}
+    placed = make_mode("pipeline", options)(this)
+    said, costs = evaluate(this, placed), stage_costs(this, placed)
+    assert costs.training == bool(this.graph.is_backward.any())
+    result = simulate_schedule("interleaved", costs.stages, costs.links, count)
+    assert sum(result.busy_s) == pytest.approx(count * sum(d.load_s for d in said.devices))
+    if chunks > 1:
+        return
+    one = simulate_schedule("1f1b", costs.stages, costs.links, 1, training=True)
+    for place, device in enumerate(one.devices):
+        assert one.peak_bytes[place] == said.devices[device].peak_bytes
+
+
+def test_what_is_no_chain_is_refused() -> None:
+    sketch = Sketch()
+    a = sketch.op([], 1)
+    b = sketch.op([a], 1)
+    c = sketch.op([b], 1)
+    this = problem(sketch.graph(sketch.op([c], 1)), devices(99, 99))
+    with pytest.raises(SpecError, match="the 3 of this placement are on devices 0, 1, 0"):
+        stage_costs(this, partition_by_device(this.graph, np.array([0, 1, 0, 0])))
+    with pytest.raises(SpecError, match="the placement has replicas"):
+        stage_costs(this, Assignment(np.zeros(4, dtype=np.int64), ((0, 1),)))
+
+
+def test_a_backward_elsewhere_is_refused() -> None:
+    this = problem(_step(), devices(999, 999))
+    placed = partition_by_device(this.graph, np.array([0, 0, 0, 1, 1, 1, 1]))
+    with pytest.raises(SpecError, match="op3 is on device 1, op2 is not; place the model with"):
+        stage_costs(this, placed)
