@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-__all__ = ["table"]
+__all__ = ["markdown", "table"]
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -14,3 +14,9 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         rest = [cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True)]
         lines.append("  ".join([row[0].ljust(widths[0]), *rest]).rstrip())
     return "\n".join(lines)
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return the same as a table in Markdown, numbers to the right."""
+    lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -7,12 +7,13 @@ import numpy as np
 
 from fxpart.assignment import Assignment
 from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.machine import available_cores
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError, nearest_names
 from fxpart.forward_devices import forward_devices
 from fxpart.models.spec import ModelSpec
 from fxpart.problem import Problem
-from fxpart.schedule import ScheduleResult
+from fxpart.schedule import ScheduleResult, stage_costs, step_on_cores
 from runner.config import Config
 from runner.measured import Measured
 from runner.subject import Subject
@@ -86,7 +87,9 @@ def carry_out(
         if config.execute.name == "local":
             return _local(config, real, problem, placed)
         assert schedule is not None, "a pipeline has a schedule"
-        return _pipeline(config, spec, real, placed, schedule)
+        return _pipeline(
+            config, spec, real, placed, schedule, _step_s(config, problem, assignment, schedule)
+        )
 
 
 def _forward_assignment(subject: Subject, real: "RealModel", planned: Assignment) -> Assignment:
@@ -126,12 +129,31 @@ def _local(config: Config, real: "RealModel", problem: Problem, placed: Assignme
     )
 
 
+def _step_s(
+    config: Config, problem: Problem, assignment: Assignment, schedule: ScheduleResult
+) -> float:
+    """Return the predicted step on this machine, where stages may have to share cores."""
+    if config.execute.device != "cpu":
+        return schedule.step_s
+    cores = max(1, available_cores() // config.execute.threads)
+    costs = stage_costs(problem, assignment)
+    return step_on_cores(
+        schedule.name,
+        costs.stages,
+        costs.links,
+        schedule.microbatches,
+        cores,
+        training=costs.training,
+    )
+
+
 def _pipeline(
     config: Config,
     spec: ModelSpec,
     real: "RealModel",
     placed: Assignment,
     schedule: ScheduleResult,
+    predicted_s: float,
 ) -> Measured:
     from fxpart.execution.microbatches import drawn_microbatches
     from fxpart.execution.pipeline_run import run_pipeline
@@ -152,7 +174,7 @@ def _pipeline(
         way="pipeline",
         time_s=run.step_s,
         runs_s=run.runs_s,
-        predicted_s=schedule.step_s,
+        predicted_s=predicted_s,
         throughput_per_s=run.throughput_per_s,
         unsplit_s=None,
         peak_bytes=run.stage_peak_bytes,

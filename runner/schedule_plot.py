@@ -1,92 +1,181 @@
 """`schedule.svg`: which stage runs which microbatch when, a row for each device."""
 
+import math
+
 from fxpart.schedule import ScheduleResult, StageEvent
 from runner.svg import GREY, INK, PALETTE, Drawing, text_width
-from runner.units import format_size, time_unit
+from runner.units import format_ids, format_s, format_size, time_unit
 
 __all__ = ["schedule_svg"]
 
-WIDTH, LEFT, TOP, ROW, GAP = 1120.0, 190.0, 74.0, 30.0, 10.0
-MARGIN = 24.0
-FORWARD, BACKWARD = PALETTE[0], PALETTE[1]
-TICKS = 5
+WIDTH, LEFT, TOP, MARGIN = 1120.0, 214.0, 74.0, 24.0
+ROW, GAP = 30.0, 10.0
+LOW_ROW, LOW_GAP = 16.0, 4.0
+MOST_HIGH = 24
+"""More devices than this have low rows, so that they are seen together."""
+THINNEST = 0.5
+"""Pixels: what takes no time to speak of is seen too."""
+JOINED = 1.0
+"""Pixels that several forwards, or backwards, of a stage may share."""
+MOST_TICKS = 8
+MOST_TIPS = 4000
+"""Beyond this many boxes, words under the pointer would be most of the file."""
+COLOURS = {"F": PALETTE[0], "B": PALETTE[1]}
+WORDS = {"F": "forward", "B": "backward"}
+WHITE_SHARES = (0.0, 0.35, 0.6, 0.8)
+"""Of the colours of a device's first, second, ... stages; later ones have the last."""
 
 
 def schedule_svg(result: ScheduleResult) -> str:
     """Return the timeline of one step; a box is a forward or backward, with its microbatch.
 
-    The stages of a device share its row, later ones lighter.
+    The stages of a device share its row, later ones lighter. Forwards of a stage that would lie in
+    the same pixel are one box, and so are backwards.
     """
     work = "training step" if result.training else "step"
     drawing = Drawing(f"Schedule {result.name}: one {work}")
-    times = time_unit(result.step_s)
-    drawing.text(
-        MARGIN,
-        26,
-        f"{result.name}: {work} {times.show(result.step_s)} {times.name}, bubble"
-        f" {result.bubble_fraction:.1%}",
-        size=16,
-        bold=True,
+    title = (
+        f"{result.name}: {work} {format_s(result.step_s)}, bubble {result.bubble_fraction:.1%},"
+        f" {result.microbatches} microbatch{'' if result.microbatches == 1 else 'es'}"
     )
+    drawing.text(MARGIN, 26, title, size=16, bold=True)
     _legend(drawing, result)
-    height = TOP + len(result.devices) * (ROW + GAP)
-    _axis(drawing, result, height)
-    for row, device in enumerate(result.devices):
-        y = TOP + row * (ROW + GAP)
-        drawing.text(MARGIN, y + 13, f"device {device}", bold=True)
-        drawing.text(
-            MARGIN, y + 27, f"peak {format_size(result.peak_bytes[row])}", size=11, fill=GREY
-        )
-    row_of = {device: row for row, device in enumerate(result.devices)}
-    for event in result.events:
-        _box(drawing, result, event, TOP + row_of[event.device] * (ROW + GAP))
-    return drawing.svg(WIDTH, height + 40)
+    bottom = _y(result, len(result.devices))
+    _axis(drawing, result, bottom)
+    for row in range(len(result.devices)):
+        _label(drawing, result, row)
+    _boxes(drawing, result)
+    return drawing.svg(WIDTH, bottom + 30)
+
+
+def _row_height(result: ScheduleResult) -> tuple[float, float]:
+    """Return the height of a row, and of what is free below it."""
+    return (ROW, GAP) if len(result.devices) <= MOST_HIGH else (LOW_ROW, LOW_GAP)
+
+
+def _y(result: ScheduleResult, row: int) -> float:
+    return TOP + row * sum(_row_height(result))
 
 
 def _x(result: ScheduleResult, time_s: float) -> float:
-    whole = result.step_s or 1.0
-    return LEFT + (WIDTH - LEFT - MARGIN) * time_s / whole
+    whole_s = result.step_s or 1.0
+    return LEFT + (WIDTH - LEFT - MARGIN) * time_s / whole_s
+
+
+def _stages(result: ScheduleResult) -> int:
+    return max((event.stage for event in result.events), default=-1) + 1
 
 
 def _legend(drawing: Drawing, result: ScheduleResult) -> None:
     x = MARGIN
-    kinds = [("forward", FORWARD), ("backward", BACKWARD)][: 2 if result.training else 1]
-    for word, colour in kinds:
-        drawing.rect(x, 42, 12, 12, fill=colour)
-        drawing.text(x + 18, 52, word)
-        x += 34 + text_width(word, 12)
-    drawing.text(x, 52, "the number is the microbatch", fill=GREY)
+    kinds = "FB" if result.training else "F"
+    for kind in kinds:
+        drawing.rect(x, 42, 12, 12, fill=COLOURS[kind])
+        drawing.text(x + 18, 52, WORDS[kind])
+        x += 34 + text_width(WORDS[kind], 12)
+    devices, stages = len(result.devices), _stages(result)
+    chunks = stages // max(devices, 1)
+    x += 12
+    for shade in range(min(chunks, len(WHITE_SHARES)) if chunks > 1 else 0):
+        for kind in kinds:
+            drawing.rect(x, 42, 12, 12, fill=_shaded(kind, shade))
+            x += 14
+        last = stages if shade == len(WHITE_SHARES) - 1 else (shade + 1) * devices
+        words = f"stages {format_ids(tuple(range(shade * devices, last)))}"
+        drawing.text(x + 4, 52, words)
+        x += 20 + text_width(words, 12)
+    if any(_has_number(result, event) for event in result.events):
+        drawing.text(x, 52, "the number is the microbatch", fill=GREY)
 
 
-def _axis(drawing: Drawing, result: ScheduleResult, height: float) -> None:
+def _label(drawing: Drawing, result: ScheduleResult, row: int) -> None:
+    y, name = _y(result, row), f"device {result.devices[row]}"
+    share = result.busy_s[row] / result.step_s if result.step_s > 0 else 0.0
+    said = f"{format_size(result.peak_bytes[row])}, {share:.0%} busy"
+    if _row_height(result)[0] < ROW:
+        drawing.text(MARGIN, y + 12, name, size=11, bold=True)
+        drawing.text(LEFT - 10, y + 12, said, size=10, fill=GREY, anchor="end")
+        return
+    drawing.text(MARGIN, y + 13, name, bold=True)
+    drawing.text(MARGIN, y + 27, f"peak {said}", size=11, fill=GREY)
+
+
+def _axis(drawing: Drawing, result: ScheduleResult, bottom: float) -> None:
     times = time_unit(result.step_s)
-    for tick in range(TICKS + 1):
-        time_s = result.step_s * tick / TICKS
-        x = _x(result, time_s)
-        drawing.path(f"M{x:.1f} {TOP - 6:.1f}V{height:.1f}", stroke="#dddddd")
-        words = f"{times.show(time_s)} {times.name}"
-        anchor = "start" if tick == 0 else "end" if tick == TICKS else "middle"
-        drawing.text(x, height + 18, words, size=11, fill=GREY, anchor=anchor)
+    apart = _tick(result.step_s / times.size)
+    count = math.floor(result.step_s / times.size / apart) if apart > 0 else 0
+    for tick in range(count + 1):
+        x = _x(result, tick * apart * times.size)
+        drawing.path(f"M{x:.1f} {TOP - 6:.1f}V{bottom:.1f}", stroke="#dddddd")
+        anchor = "middle" if x < WIDTH - 2 * MARGIN else "end"
+        words = f"{tick * apart:.6g} {times.name}"
+        drawing.text(x, bottom + 16, words, size=11, fill=GREY, anchor=anchor)
 
 
-def _box(drawing: Drawing, result: ScheduleResult, event: StageEvent, y: float) -> None:
-    begin, end = _x(result, event.start_s), _x(result, event.finish_s)
-    chunk = event.stage // len(result.devices)
-    times = time_unit(result.step_s)
-    word = "forward" if event.kind == "F" else "backward"
+def _tick(whole: float) -> float:
+    """Return 1, 2 or 5 times a power of ten, so that `whole` has no more than `MOST_TICKS`."""
+    if whole <= 0:
+        return 0.0
+    power = 10.0 ** math.floor(math.log10(whole / MOST_TICKS))
+    return next(power * by for by in (1, 2, 5, 10) if whole / (power * by) <= MOST_TICKS)
+
+
+def _boxes(drawing: Drawing, result: ScheduleResult) -> None:
+    boxes: list[tuple[StageEvent, float, float]] = []
+    latest: dict[tuple[int, str], int] = {}
+    for event in result.events:
+        begin, end = _x(result, event.start_s), _x(result, event.finish_s)
+        last = latest.get((event.stage, event.kind))
+        if last is not None and end <= boxes[last][1] + JOINED:
+            boxes[last] = (*boxes[last][:2], end)
+            continue
+        latest[event.stage, event.kind] = len(boxes)
+        boxes.append((event, begin, end))
+    row_of = {device: row for row, device in enumerate(result.devices)}
+    for event, begin, end in boxes:
+        place = (begin, max(end, begin + THINNEST), _y(result, row_of[event.device]))
+        _box(drawing, result, event, place, tips=len(boxes) <= MOST_TIPS)
+
+
+def _box(
+    drawing: Drawing,
+    result: ScheduleResult,
+    event: StageEvent,
+    place: tuple[float, float, float],
+    *,
+    tips: bool,
+) -> None:
+    """Draw `event` from one x to another, at y."""
+    begin, end, y = place
+    width, height = end - begin, _row_height(result)[0]
+    shade = min(event.stage // len(result.devices), len(WHITE_SHARES) - 1)
+    tip = (
+        f"{WORDS[event.kind]} of microbatch {event.microbatch}, stage {event.stage}:"
+        f" {format_s(event.start_s)} to {format_s(event.finish_s)}"
+    )
+    # A hair of white keeps neighbours apart where there is room for it.
     drawing.rect(
         begin,
         y,
-        max(end - begin, 0.2),
-        ROW,
-        fill=FORWARD if event.kind == "F" else BACKWARD,
-        stroke="#ffffff",
-        opacity=1.0 if chunk == 0 else max(0.45, 0.8 - 0.2 * (chunk - 1)),
-        tip=f"{word} of microbatch {event.microbatch}, stage {event.stage}:"
-        f" {times.show(event.start_s)} to {times.show(event.finish_s)} {times.name}",
+        width - 0.8 if width > 3 else width,
+        height,
+        fill=_shaded(event.kind, shade),
+        tip=tip if tips else "",
     )
-    number = str(event.microbatch)
-    if end - begin > text_width(number, 11) + 2:
-        middle = (begin + end) / 2
-        colour = "#ffffff" if event.kind == "F" and chunk == 0 else INK
-        drawing.text(middle, y + 19, number, size=11, fill=colour, anchor="middle")
+    if _has_number(result, event):
+        colour = "#ffffff" if event.kind == "F" and shade == 0 else INK
+        middle, number = begin + width / 2, str(event.microbatch)
+        drawing.text(middle, y + height / 2 + 4, number, size=11, fill=colour, anchor="middle")
+
+
+def _has_number(result: ScheduleResult, event: StageEvent) -> bool:
+    """Return whether the largest number fits: of boxes of one length all have theirs, or none."""
+    width = _x(result, event.finish_s) - _x(result, event.start_s)
+    return width > text_width(str(result.microbatches - 1), 11) + 2
+
+
+def _shaded(kind: str, shade: int) -> str:
+    """Return the colour of forward or backward, mixed with white."""
+    share = WHITE_SHARES[shade]
+    parts = (int(COLOURS[kind][at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)

@@ -16,7 +16,16 @@ from fxpart.cost.evaluation import Evaluation
 from fxpart.graph import FloatArray, OpGraph
 from runner.writing import write_text
 
-__all__ = ["trace_document", "write_trace"]
+__all__ = [
+    "COMPUTE",
+    "FIRST_LINK",
+    "Event",
+    "about",
+    "microseconds",
+    "trace_document",
+    "trace_text",
+    "write_trace",
+]
 
 COMPUTE = 1
 """Thread of the computation. Viewers give process 0 and thread 0 meanings of their own."""
@@ -28,8 +37,12 @@ Event = dict[str, object]
 
 def write_trace(path: Path, graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> None:
     """Write `trace_document` to `path`. Raises `CacheError` when the place cannot be written."""
-    document = trace_document(graph, assignment, evaluation)
-    write_text(path, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
+    write_text(path, trace_text(trace_document(graph, assignment, evaluation)))
+
+
+def trace_text(document: Mapping[str, object]) -> str:
+    """Return a trace as JSON without blanks, since it is long."""
+    return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def trace_document(
@@ -48,7 +61,7 @@ def trace_document(
     return {"displayTimeUnit": "ms", "traceEvents": [*_names(evaluation), *events]}
 
 
-def _microseconds(start_s: FloatArray, finish_s: FloatArray) -> tuple[list[float], list[float]]:
+def microseconds(start_s: FloatArray, finish_s: FloatArray) -> tuple[list[float], list[float]]:
     """Return starts and durations that stay apart when a viewer cuts them to whole nanoseconds.
 
     Viewers multiply by 1000 and drop what is behind the point, and they throw away an event that
@@ -63,7 +76,7 @@ def _microseconds(start_s: FloatArray, finish_s: FloatArray) -> tuple[list[float
 
 
 def _compute_events(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> list[Event]:
-    start_us, duration_us = _microseconds(evaluation.op_start_s, evaluation.op_finish_s)
+    start_us, duration_us = microseconds(evaluation.op_start_s, evaluation.op_finish_s)
     partition_of = assignment.partition_of.tolist()
     device_of = assignment.device_of.tolist()
     flops, moved_bytes = graph.flops.tolist(), graph.moved_bytes.tolist()
@@ -90,7 +103,7 @@ def _compute_events(graph: OpGraph, assignment: Assignment, evaluation: Evaluati
 
 def _transfer_events(graph: OpGraph, evaluation: Evaluation) -> list[Event]:
     moves = evaluation.transfers
-    start_us, duration_us = _microseconds(moves.start_s, moves.finish_s)
+    start_us, duration_us = microseconds(moves.start_s, moves.finish_s)
     rows = zip(moves.value.tolist(), moves.source.tolist(), moves.target.tolist(), strict=True)
     return [
         {
@@ -117,7 +130,7 @@ def _memory_events(evaluation: Evaluation) -> list[Event]:
     for device, profile in enumerate(evaluation.memory):
         held_bytes = profile.held_bytes
         changes = np.flatnonzero(np.diff(held_bytes, prepend=-1))
-        start_us, _ = _microseconds(profile.start_s[changes], profile.start_s[changes])
+        start_us, _ = microseconds(profile.start_s[changes], profile.start_s[changes])
         events += [
             {
                 "name": "memory_bytes",
@@ -141,16 +154,17 @@ def _names(evaluation: Evaluation) -> list[Event]:
     events: list[Event] = []
     for use in busy:
         name = {"name": f"device {use.logical_id}: {use.name}"}
-        events.append(_about("process_name", use.logical_id, name))
+        events.append(about("process_name", use.logical_id, name))
         order = {"sort_index": use.logical_id}
-        events.append(_about("process_sort_index", use.logical_id, order))
+        events.append(about("process_sort_index", use.logical_id, order))
     for device, thread, label in sorted(threads):
-        events.append(_about("thread_name", device, {"name": label}, thread))
-        events.append(_about("thread_sort_index", device, {"sort_index": thread}, thread))
+        events.append(about("thread_name", device, {"name": label}, thread))
+        events.append(about("thread_sort_index", device, {"sort_index": thread}, thread))
     return events
 
 
-def _about(kind: str, device: int, args: Mapping[str, object], thread: int = COMPUTE) -> Event:
+def about(kind: str, device: int, args: Mapping[str, object], thread: int = COMPUTE) -> Event:
+    """Return what names or orders the process of `device`, or a thread of it."""
     return {
         "name": kind,
         "ph": "M",

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fxpart.cost.latency_source import same_on_every_device
-from fxpart.cost.operator_class import compute_keys, is_free, is_view
+from fxpart.cost.operator_class import compute_keys, fresh_bytes, is_free, is_view
 from fxpart.cost.whole_file import write_whole
 from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import FloatArray, OpGraph
@@ -27,8 +27,9 @@ _SCHEMA, _VERSION = "fxpart-calibration", 1
 class Calibration:
     """Coefficients of the roofline of one kind of device, and how well they fit.
 
-    An operator takes ``overhead + max(flops / rate of its class and dtype, bytes / bytes_per_s)``,
-    a view `view_s`, and the taking of an item from a tuple nothing.
+    An operator takes ``overhead + max(flops / rate of its class and dtype, bytes / bytes_per_s)``
+    and `fresh_s_per_byte` for results of 32 MiB or more, a view `view_s`, and the taking of an item
+    from a tuple nothing.
     """
 
     overhead_s: float
@@ -41,6 +42,8 @@ class Calibration:
     """Achieved FLOP/s by class and dtype, such as ``gemm float32``."""
     device_name: str
     """What the times were measured on."""
+    fresh_s_per_byte: float = 0.0
+    """Cost of memory that the system hands over anew for each large result, as it does on CPUs."""
     total_errors: tuple[float, ...] = ()
     """Of each graph that was fitted: predicted sum of times / measured sum - 1."""
     op_error: float = 0.0
@@ -50,7 +53,7 @@ class Calibration:
 
     def __post_init__(self) -> None:
         """Refuse coefficients that make no times."""
-        costs = {"overhead_s": self.overhead_s, "view_s": self.view_s}
+        costs = {name: getattr(self, name) for name in ("overhead_s", "view_s", "fresh_s_per_byte")}
         rates = {"bytes_per_s": self.bytes_per_s, **self.flops_per_s}
         for name, cost in costs.items():
             if not 0 <= cost < np.inf:
@@ -70,7 +73,8 @@ class Calibration:
         rate_of = {key: self._rate(key) for key in dict.fromkeys(keys)}
         rates = np.array([rate_of[key] for key in keys])
         busy = np.maximum(graph.flops / rates, graph.moved_bytes / self.bytes_per_s)
-        found = np.where(is_view(graph), self.view_s, busy + self.overhead_s)
+        busy += self.overhead_s + fresh_bytes(graph) * self.fresh_s_per_byte
+        found = np.where(is_view(graph), self.view_s, busy)
         found[is_free(graph)] = 0.0
         return found
 
@@ -129,6 +133,7 @@ def read_calibration(path: Path) -> Calibration:
             float(document["bytes_per_s"]),
             rates,
             str(document["device_name"]),
+            float(document["fresh_s_per_byte"]),
             tuple(float(error) for error in document["total_errors"]),
             float(document["op_error"]),
             float(document["spearman"]),

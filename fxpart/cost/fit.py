@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.cost.calibration import Calibration
-from fxpart.cost.operator_class import compute_keys, is_free, is_view
+from fxpart.cost.operator_class import compute_keys, fresh_bytes, is_free, is_view
 from fxpart.cost.profile import OperatorProfile
 from fxpart.errors import SpecError
 from fxpart.graph import FloatArray, IntArray, OpGraph
@@ -24,6 +24,8 @@ _STARTS = (0.1, 0.5)
 """Quantiles of what the sample achieves, from which the search starts; the best end is kept."""
 _SMALLEST, _LARGEST = -70.0, 30.0
 """Bounds of the coefficients' logarithms: seconds, and seconds a FLOP or a byte."""
+_FIRST_RATE = 3
+"""Place of the first class among the coefficients, after overhead, bytes and fresh bytes."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -36,6 +38,8 @@ class _Sample:
     """Class of each operator, -1 where it only moves bytes."""
     flops: FloatArray
     moved: FloatArray
+    fresh: FloatArray
+    """Bytes of large results."""
     log_s: FloatArray
     weight: FloatArray
 
@@ -44,8 +48,8 @@ def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration
     """Return the coefficients that explain the profiles of some graphs best.
 
     One rate for each class of computation and dtype in the sample, one memory bandwidth, one
-    overhead, one cost of a view. A last common factor lets the sums of whole graphs come out right
-    on (geometric) average. The same sample gives the same answer.
+    overhead, one cost of a view, one of a byte of large results. A last common factor lets the sums
+    of whole graphs come out right on (geometric) average. The same sample gives the same answer.
 
     Raises:
         SpecError: for no samples, a profile of another graph, profiles of several devices, or
@@ -62,6 +66,7 @@ def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration
         found,
         overhead_s=found.overhead_s * factor,
         view_s=found.view_s * factor,
+        fresh_s_per_byte=found.fresh_s_per_byte * factor,
         bytes_per_s=found.bytes_per_s / factor,
         flops_per_s={key: rate / factor for key, rate in found.flops_per_s.items()},
     )
@@ -88,13 +93,14 @@ def _check(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> None:
 def _gathered(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> _Sample:
     """Return all operators that do something and took a time that has a logarithm."""
     labels: list[str] = []
-    flops, moved, seconds = [], [], []
+    flops, moved, fresh, seconds = [], [], [], []
     for graph, profile in samples:
         chosen = np.flatnonzero(~is_view(graph) & ~is_free(graph) & (profile.seconds > 0))
         keys = compute_keys(graph)
         labels += [keys[op] for op in chosen.tolist()]
         flops.append(graph.flops[chosen])
         moved.append(graph.moved_bytes[chosen])
+        fresh.append(fresh_bytes(graph)[chosen])
         seconds.append(profile.seconds[chosen])
     if not labels:
         raise SpecError(
@@ -108,6 +114,7 @@ def _gathered(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> _Sample:
         np.array([known.index(label) if label else -1 for label in labels], dtype=np.int64),
         np.concatenate(flops).astype(np.float64),
         np.concatenate(moved).astype(np.float64),
+        np.concatenate(fresh).astype(np.float64),
         np.log(time_s),
         time_s**0.25,  # of the residual: its square then counts by the square root of time
     )
@@ -124,11 +131,12 @@ def _view_s(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> float:
 
 
 def _starts(sample: _Sample) -> list[FloatArray]:
-    """Return coefficients to start from: logarithms of overhead, s/byte and s/FLOP by class."""
+    """Return coefficients to start from: logs of overhead, and seconds a byte, fresh byte, FLOP."""
     time_s = np.exp(sample.log_s)
     moves, found = sample.moved > 0, []
     for small, quick in product(_STARTS, _STARTS):
-        costs = [_quantile(time_s, small), _quantile(time_s[moves] / sample.moved[moves], quick)]
+        move_s = _quantile(time_s[moves] / sample.moved[moves], quick)
+        costs = [_quantile(time_s, small), move_s, move_s]
         for key in range(len(sample.keys)):
             of_key = sample.key == key
             costs.append(_quantile(time_s[of_key] / sample.flops[of_key], quick))
@@ -142,7 +150,7 @@ def _quantile(costs: FloatArray, share: float) -> float:
 
 def _busy(sample: _Sample, logs: FloatArray) -> tuple[FloatArray, npt.NDArray[np.bool_]]:
     """Return how long each operator computes or moves bytes, and which of them compute longer."""
-    rates = np.append(np.exp(logs[2:]), 0.0)  # the last is that of class -1
+    rates = np.append(np.exp(logs[_FIRST_RATE:]), 0.0)  # the last is that of class -1
     computes, moves = sample.flops * rates[sample.key], sample.moved * np.exp(logs[1])
     return np.maximum(computes, moves), computes > moves
 
@@ -152,19 +160,23 @@ def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
     from scipy.optimize import least_squares
 
     def residual(logs: FloatArray) -> FloatArray:
-        predicted = np.log(np.exp(logs[0]) + _busy(sample, logs)[0])
+        fixed_s = np.exp(logs[0]) + sample.fresh * np.exp(logs[2])
+        predicted = np.log(fixed_s + _busy(sample, logs)[0])
         found: FloatArray = sample.weight * (predicted - sample.log_s)
         return found
 
     def jacobian(logs: FloatArray) -> FloatArray:
         busy, computes = _busy(sample, logs)
-        overhead = np.exp(logs[0])
-        share = sample.weight / (overhead + busy)
+        overhead_s, fresh_s = np.exp(logs[0]), sample.fresh * np.exp(logs[2])
+        share = sample.weight / (overhead_s + fresh_s + busy)
         columns = np.zeros((len(busy), len(logs)))
-        columns[:, 0] = share * overhead
+        columns[:, 0] = share * overhead_s
         columns[:, 1] = share * np.where(computes, 0.0, busy)
+        columns[:, 2] = share * fresh_s
         for key in range(len(sample.keys)):
-            columns[:, 2 + key] = share * np.where(computes & (sample.key == key), busy, 0.0)
+            columns[:, _FIRST_RATE + key] = share * np.where(
+                computes & (sample.key == key), busy, 0.0
+            )
         return columns
 
     end = least_squares(
@@ -176,8 +188,15 @@ def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
 def _as_calibration(
     sample: _Sample, logs: FloatArray, view_s: float, device_name: str
 ) -> Calibration:
-    rates = {key: float(np.exp(-logs[2 + i])) for i, key in enumerate(sample.keys)}
-    return Calibration(float(np.exp(logs[0])), view_s, float(np.exp(-logs[1])), rates, device_name)
+    rates = {key: float(np.exp(-logs[_FIRST_RATE + i])) for i, key in enumerate(sample.keys)}
+    return Calibration(
+        overhead_s=float(np.exp(logs[0])),
+        view_s=view_s,
+        bytes_per_s=float(np.exp(-logs[1])),
+        flops_per_s=rates,
+        device_name=device_name,
+        fresh_s_per_byte=float(np.exp(logs[2])) if sample.fresh.any() else 0.0,
+    )
 
 
 def _with_errors(

@@ -4,7 +4,7 @@ import os
 import platform
 from pathlib import Path
 
-__all__ = ["cpu_name", "machine_key"]
+__all__ = ["available_cores", "cpu_name", "machine_key"]
 
 _CPU_INFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/gpus")
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
@@ -20,6 +20,12 @@ def cpu_name() -> str:
     return next(named, "") or platform.processor() or platform.machine() or "unknown processor"
 
 
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    available = getattr(os, "sched_getaffinity", None)
+    return len(available(0)) if available else os.cpu_count() or 1
+
+
 def machine_key(device: str) -> dict[str, object]:
     """Return what tells this machine's `device` (``cpu``, ``cuda``, ``cuda:1``) from others.
 
@@ -27,8 +33,7 @@ def machine_key(device: str) -> dict[str, object]:
     with; a program that sets that number itself should name it in what it keys its files by.
     """
     if device.partition(":")[0] == "cpu":
-        available = getattr(os, "sched_getaffinity", None)
-        cores = len(available(0)) if available else os.cpu_count()
+        cores = available_cores()
         threads = {name: os.environ.get(name) for name in _THREADS}
         return {"device": device, "cpu": cpu_name(), "cores": cores, **threads}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")

@@ -3,12 +3,14 @@
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.graph import OpGraph
+from fxpart.graph import IntArray, OpGraph
 
-__all__ = ["COMPUTE_CLASSES", "compute_keys", "is_free", "is_view"]
+__all__ = ["COMPUTE_CLASSES", "compute_keys", "fresh_bytes", "is_free", "is_view"]
 
 COMPUTE_CLASSES = ("gemm", "convolution", "attention")
 """Kinds of computation that reach different shares of a device's peak."""
+
+_FRESH_BYTES = 2**25
 
 
 def compute_keys(graph: OpGraph) -> list[str]:
@@ -26,6 +28,18 @@ def _compute_class(target: str) -> str:
     if "conv" in target:
         return "convolution"
     return "attention" if "attention" in target else "gemm"
+
+
+def fresh_bytes(graph: OpGraph) -> IntArray:
+    """Return the bytes of each operator's results too large to be kept for reuse. Length n.
+
+    The C library of a CPU asks the system for such memory anew each time (from 32 MiB on, in
+    glibc), and the system hands it over page by page as it is first written.
+    """
+    large = (graph.value_alloc_bytes >= _FRESH_BYTES) & (graph.value_producer >= 0)
+    found = np.zeros(graph.n_ops, dtype=np.int64)
+    np.add.at(found, graph.value_producer[large], graph.value_alloc_bytes[large])
+    return found
 
 
 def is_view(graph: OpGraph) -> npt.NDArray[np.bool_]:

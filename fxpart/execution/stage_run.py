@@ -2,7 +2,7 @@
 
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -23,7 +23,7 @@ from fxpart.execution.resident import largest_resident_bytes
 from fxpart.execution.stage_shell import MicrobatchFeed, StageShell
 from fxpart.execution.tied_gradients import SharedWeight, add_tied_gradients, shared_weights
 from fxpart.execution.training_loss import training_loss
-from fxpart.pipeline.stage_files import LoadedStage, load_stage, read_stages
+from fxpart.pipeline.stage_files import LoadedStage, TensorShape, load_stage, read_stages
 
 __all__ = ["run_stage"]
 
@@ -92,7 +92,16 @@ def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, say: Say) -> _
     entry: nn.Module = shell
     if loaded.index == 0:
         entry = MicrobatchFeed(shell, _microbatches(job, folder, len(loaded.inputs), compute))
-    stage = PipelineStage(entry, loaded.index, job.n_stages, wire)
+    stage = PipelineStage(
+        entry,
+        loaded.index,
+        job.n_stages,
+        wire,
+        # Else the engine finds shapes out by a run on memory as it comes: what a stage gets to
+        # index with would then be any number.
+        input_args=_likes(loaded.inputs) if loaded.index else (torch.empty(1, dtype=torch.int64),),
+        output_args=_likes(loaded.outputs),
+    )
     schedule = _SCHEDULES[job.schedule](
         stage,
         job.n_microbatches,
@@ -103,6 +112,18 @@ def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, say: Say) -> _
     tied = read_stages(folder / job_files.STAGES).tied if job.training else ()
     shared = shared_weights(tied, loaded.index, loaded.module)
     return _Running(job, loaded.index, shell, schedule, shared, compute)
+
+
+def _likes(shapes: Sequence[TensorShape]) -> tuple[Tensor, ...]:
+    return tuple(
+        torch.empty(
+            shape.shape,
+            dtype=getattr(torch, shape.dtype),
+            device="meta",
+            requires_grad=shape.requires_grad,
+        )
+        for shape in shapes
+    )
 
 
 def _microbatches(

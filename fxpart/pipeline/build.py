@@ -23,8 +23,9 @@ def build_pipeline_model(
     torch's schedules. Call it in each process, after ``init_process_group``. Options are
     ``stage_index`` (the rank), ``device`` ("cpu") and ``group`` (all processes).
 
-    With ``deepspeed``: a ``deepspeed.pipe.PipelineModule`` of one layer a stage. Options are those
-    of that class, such as ``loss_fn``. What passes between layers is one tuple of tensors.
+    With ``deepspeed``: a ``deepspeed.pipe.PipelineModule`` of one layer a stage. Call it in each
+    process, after ``deepspeed.init_distributed``. Options are those of that class, such as
+    ``loss_fn``. What passes between layers is one tuple of tensors.
 
     Raises:
         SpecError: for an engine that does not exist or is not installed, or stages that it does

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import SpecError, nearest_names, one_line
 from fxpart.pipeline.chain import Chain, StageModule
 
 if TYPE_CHECKING:
@@ -99,9 +99,14 @@ class _OneArgument(nn.Module):
 def _for_deepspeed(chain: Chain, **options: Any) -> Any:  # noqa: ANN401 - deepspeed's own
     """Return a ``deepspeed.pipe.PipelineModule`` of one layer a stage."""
     layers = [_OneArgument(stage) for stage in chain.stages]
-    return import_module("deepspeed.pipe").PipelineModule(
-        layers=layers, num_stages=len(layers), partition_method="uniform", **options
-    )
+    module = import_module("deepspeed.pipe").PipelineModule
+    try:
+        return module(layers=layers, num_stages=len(layers), partition_method="uniform", **options)
+    except RuntimeError as error:
+        raise SpecError(
+            f"deepspeed does not take {len(layers)} stages: {one_line(error)}; start a number of"
+            f" processes that {len(layers)} divides"
+        ) from error
 
 
 ENGINES: dict[str, Engine] = {

@@ -15,9 +15,9 @@ import torch
 from torch import fx
 
 from fxpart.errors import SpecError
+from fxpart.split.guards import is_guard
 
 __all__ = [
-    "GUARDS",
     "QUALNAME_MAP",
     "FlatGraph",
     "attribute",
@@ -25,9 +25,6 @@ __all__ = [
     "flatten",
     "stage_children",
 ]
-
-GUARDS = "_guards_fn"
-"""The child with which `ExportedProgram.module()` checks what it is given."""
 
 QUALNAME_MAP = "qualname_map"
 """Where a split module keeps, in its ``meta``, the original path of each renamed one."""
@@ -76,7 +73,8 @@ def copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, Any]) -> fx.Nod
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
     # Arguments given at once are searched for symbolic sizes, which takes as long as all the rest.
     copy.args = fx.map_arg(node.args, env.__getitem__)
-    copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)
+    if node.kwargs:
+        copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)
     copy.meta = node.meta.copy()
     return copy
 
@@ -163,7 +161,7 @@ def _step(flat: FlatGraph, part: _Part, node: fx.Node, env: dict[fx.Node, Any]) 
     env[node] = copy = copied(flat.graph, node, env)
     if node.op in {"get_attr", "call_module"}:
         copy.target = _path(flat, part, str(node.target))
-    if node.op == "call_module" and node.target == GUARDS and _only_inputs(copy):
+    if is_guard(copy):
         flat.guards.append(copy)
     elif node.op != "get_attr":
         flat.stage_of[copy] = _loose_stage(flat, copy) if part.stage is None else part.stage
@@ -177,10 +175,6 @@ def _path(flat: FlatGraph, part: _Part, target: str) -> str:
         path = f"{part.name}.{target}"
         flat.attributes[path] = value
     return path
-
-
-def _only_inputs(node: fx.Node) -> bool:
-    return all(operand.op == "placeholder" for operand in node.all_input_nodes)
 
 
 def _loose_stage(flat: FlatGraph, node: fx.Node) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
 from fxpart.capture.export import quiet
@@ -30,13 +31,15 @@ class StageProgram:
 
     exported: ExportedProgram
     results: tuple[Tensor, ...]
-    """Empty tensors with the shapes, strides, dtypes and devices of what it returns."""
+    """Empty tensors like those that it returns; they require gradients where those would."""
     libraries: tuple[str, ...]
     """Namespaces of its operators that are not torch's own, sorted."""
 
 
 def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -> StageProgram:
     """Return `module` exported for inputs like `values`; what it computes is not run.
+
+    An input that requires a gradient is one that a stage before depends on weights for.
 
     Raises:
         CaptureError: when torch cannot export it. `what` names it in the message.
@@ -54,20 +57,36 @@ def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -
         ) from error
     # They would be pickled.
     exported.example_inputs = None
-    returned = exported.graph.output_node().args[0]
-    nodes = returned if isinstance(returned, list | tuple) else (returned,)
     return StageProgram(
-        exported, tuple(_like(node, what) for node in nodes), _libraries(exported.graph_module)
+        exported, _results(exported, values, what), _libraries(exported.graph_module)
     )
 
 
-def _like(node: object, what: str) -> Tensor:
-    value = node.meta.get("val") if isinstance(node, fx.Node) else node
-    if not isinstance(value, Tensor):
-        raise CaptureError(
-            f"{what} hands on {value!r}, which is no tensor; cut where only tensors are handed on"
-        )
-    return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device=value.device)
+def _results(exported: ExportedProgram, values: Sequence[Tensor], what: str) -> tuple[Tensor, ...]:
+    """Run the program without data, and ask autograd which results depend on weights."""
+    module = exported.module(check_guards=False)
+    with quiet(), torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = [_fake(mode, value) for value in values]
+        returned = module(*given)
+    for value in returned:
+        if not isinstance(value, Tensor):
+            raise CaptureError(
+                f"{what} hands on {value!r}, which is no tensor; cut where only tensors are"
+                " handed on"
+            )
+    return tuple(_empty_like(value) for value in returned)
+
+
+def _fake(mode: FakeTensorMode, value: Tensor) -> Tensor:
+    fake: Tensor = mode.from_tensor(value.detach()).requires_grad_(value.requires_grad)
+    # The stage may write to it, and autograd lets nobody write to a leaf.
+    return fake.clone()
+
+
+def _empty_like(value: Tensor) -> Tensor:
+    return torch.empty_strided(
+        value.size(), value.stride(), dtype=value.dtype, device=value.device
+    ).requires_grad_(value.requires_grad)
 
 
 def _libraries(module: fx.GraphModule) -> tuple[str, ...]:

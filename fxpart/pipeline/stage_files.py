@@ -52,6 +52,8 @@ class TensorShape:
     shape: tuple[int, ...]
     dtype: str
     """As torch calls it: ``float32``."""
+    requires_grad: bool
+    """Whether it depends on weights that are trained, so that a backward passes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def save_stages(chain: "Chain", folder: str | Path, example_inputs: Sequence[Ten
             f" {len(example_inputs)}; give those of Chain.flat_inputs"
         )
     with new_folder(Path(folder), STAGES_FILE) as place:
-        values, saved = tuple(example_inputs), []
+        values, saved = tuple(value.detach() for value in example_inputs), []
         for stage in chain.stages:
             program = stage_program(stage.module, values, f"stage {stage.index}")
             file = place / f"stage_{stage.index}.pt2"
@@ -136,7 +138,12 @@ def save_stages(chain: "Chain", folder: str | Path, example_inputs: Sequence[Ten
 
 def _shapes(names: Sequence[str], values: Sequence[Tensor]) -> tuple[TensorShape, ...]:
     return tuple(
-        TensorShape(name, tuple(value.shape), str(value.dtype).removeprefix("torch."))
+        TensorShape(
+            name,
+            tuple(value.shape),
+            str(value.dtype).removeprefix("torch."),
+            value.requires_grad,
+        )
         for name, value in zip(names, values, strict=True)
     )
 
@@ -200,7 +207,12 @@ def _saved_stage(entry: Mapping[str, Any]) -> SavedStage:
 def _tensor_shape(entry: Mapping[str, Any]) -> TensorShape:
     if not isinstance(getattr(torch, entry["dtype"], None), torch.dtype):
         raise ValueError(f"{entry['dtype']!r} is no dtype of torch")
-    return TensorShape(str(entry["name"]), tuple(int(n) for n in entry["shape"]), entry["dtype"])
+    return TensorShape(
+        str(entry["name"]),
+        tuple(int(n) for n in entry["shape"]),
+        entry["dtype"],
+        bool(entry["requires_grad"]),
+    )
 
 
 def _tied_name(entry: Sequence[Any], n_stages: int) -> TiedName:

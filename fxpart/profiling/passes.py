@@ -94,7 +94,10 @@ def _run(run: Run, values: Values, given: Given) -> float:
         args = tuple([_value(argument, values) for argument in step.args])
         kwargs = {name: _value(argument, values) for name, argument in step.kwargs.items()}
         if needs_validity(call):
-            args, kwargs = valid_arguments(call, args, kwargs)
+            bent = valid_arguments(call, args, kwargs)
+            _keep_bent((step.args, step.kwargs), (args, kwargs), bent, values, given)
+            args, kwargs = bent
+            del bent
         for one in run.dying:
             values.pop(one, None)
         box = [(call, args, kwargs)]
@@ -114,6 +117,26 @@ def _value(argument: Any, values: Values) -> Any:  # noqa: ANN401 - as torch typ
     if type(argument) is list:
         return [_value(item, values) for item in argument]
     return argument
+
+
+def _keep_bent(
+    arguments: Any,  # noqa: ANN401 - tuples, lists and mappings of nodes and constants
+    before: Any,  # noqa: ANN401
+    after: Any,  # noqa: ANN401
+    values: Values,
+    given: Given,
+) -> None:
+    """Keep indices that were made valid: later readers, the backward among them, see the same."""
+    if type(arguments) is fx.Node:
+        if after is not before and after.dtype == before.dtype:
+            values[arguments] = after
+            given.replace(arguments, after)
+    elif isinstance(arguments, dict):
+        for name, argument in arguments.items():
+            _keep_bent(argument, before[name], after[name], values, given)
+    elif isinstance(arguments, list | tuple):
+        for argument, old, new in zip(arguments, before, after, strict=True):
+            _keep_bent(argument, old, new, values, given)
 
 
 def _place(

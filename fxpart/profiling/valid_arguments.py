@@ -55,6 +55,10 @@ def _rows(table: str, indices: str) -> _Rule:
     return lambda named: {indices: _within(named[indices], int(named[table].shape[0]))}
 
 
+def _rows_of_gradient(named: Named) -> Named:
+    return {"indices": _within(named["indices"], int(named["num_weights"]))}
+
+
 def _along_dim(named: Named) -> Named:
     target = named["self"]
     bound = int(target.shape[named["dim"]]) if target.dim() else 1
@@ -97,12 +101,18 @@ def _plane(named: Named) -> Named:
     return {"indices": _within(named["indices"], int(height) * int(width))}
 
 
+def _counted(named: Named) -> Named:
+    """Return real numbers for a CPU, which counts no others; a model captured elsewhere has some."""
+    values = named["self"]
+    return {} if values.is_cuda or values.is_floating_point() else {"self": values.float()}
+
+
 _RULES: dict[str, _Rule] = {
     "embedding": _rows("weight", "indices"),
-    "embedding_dense_backward": lambda named: {
-        "indices": _within(named["indices"], int(named["num_weights"]))
-    },
+    "embedding_dense_backward": _rows_of_gradient,
     "embedding_bag": _bag,
+    "_embedding_bag_backward": _rows_of_gradient,
+    "_embedding_bag_dense_backward": _rows_of_gradient,
     "_embedding_bag": _bag,
     "_embedding_bag_forward_only": _bag,
     "index": _index_list,
@@ -128,6 +138,7 @@ _RULES: dict[str, _Rule] = {
     "nll_loss2d_forward": _classes,
     "nll_loss2d_backward": _classes,
     "max_pool2d_with_indices_backward": _plane,
+    "histc": _counted,
     "bernoulli": lambda named: {"self": named["self"].clamp(0, 1)},
     "multinomial": lambda named: {"self": named["self"].abs()},
 }

@@ -56,6 +56,11 @@ class Given:
         like = self.likes[node]
         return self.made[self.key.get(node, node)] if isinstance(like, Tensor) else like
 
+    def replace(self, node: fx.Node, tensor: Tensor) -> None:
+        """Let `tensor` stand for a placeholder from now on; other nodes are left alone."""
+        if node in self.likes:
+            self.made[self.key.get(node, node)] = tensor
+
     def drop(self, nodes: Iterable[fx.Node]) -> None:
         """Let go of the tensors of the placeholders among `nodes`, unless they are to be kept."""
         if not self.keep:

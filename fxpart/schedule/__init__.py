@@ -4,6 +4,7 @@ from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.from_assignment import stage_costs
 from fxpart.schedule.orders import SCHEDULES, Action, ordered_actions
 from fxpart.schedule.result import ScheduleResult, StageEvent, StageTransfer
+from fxpart.schedule.shared_cores import step_on_cores
 from fxpart.schedule.simulate import simulate_schedule
 
 __all__ = [
@@ -18,4 +19,5 @@ __all__ = [
     "ordered_actions",
     "simulate_schedule",
     "stage_costs",
+    "step_on_cores",
 ]

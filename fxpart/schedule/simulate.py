@@ -11,6 +11,7 @@ from operator import attrgetter
 
 from fxpart.errors import SpecError
 from fxpart.schedule.costs import StageCost, StageLink
+from fxpart.schedule.followers import followers
 from fxpart.schedule.orders import Action, ordered_actions
 from fxpart.schedule.result import ScheduleResult, StageEvent, StageTransfer
 
@@ -90,27 +91,6 @@ def _check(
             )
 
 
-def _followers(
-    costs: Sequence[StageCost], links: Sequence[StageLink]
-) -> list[list[tuple[int, StageLink | None]]]:
-    """Return for each forward, then each backward, what waits for it, and by which link if any.
-
-    A forward of stage s is number s, a backward number s + the number of stages.
-    """
-    count = len(costs)
-    found: list[list[tuple[int, StageLink | None]]] = [[] for _ in range(2 * count)]
-    for stage in range(count):
-        # The backward of a stage needs what its forward saved.
-        found[stage].append((count + stage, None))
-        if stage + 1 < count:
-            found[stage].append((stage + 1, None))
-            found[count + stage + 1].append((count + stage, None))
-    for link in links:
-        first = 0 if link.kind == "F" else count
-        found[first + link.source].append((first + link.target, link))
-    return found
-
-
 class _Step:
     """A step while it is simulated."""
 
@@ -122,7 +102,7 @@ class _Step:
         microbatches: int,
     ) -> None:
         self._costs, self._devices = costs, devices
-        self._followers = _followers(costs, links)
+        self._followers = followers(costs, links)
         waited_for = [0] * (2 * len(costs))
         for follower, _ in (pair for pairs in self._followers for pair in pairs):
             waited_for[follower] += 1

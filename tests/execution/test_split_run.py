@@ -29,7 +29,7 @@ class Branches(nn.Module):
         self.weight = nn.Parameter(torch.full((4,), 2.0))
 
     def forward(self, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-        low, high = (x * self.weight).split(2)
+        low, high = torch.chunk(x * self.weight, 2)
         far = torch.arange(2, device=x.device) * low
         return {"far": far + self.weight[:2], "high": high + y}
 
@@ -165,7 +165,7 @@ def test_partitions_on_another_device_compute_there() -> None:
     assert torch.equal(result["high"], torch.tensor([5.0, 7.0]))
     # The weight was copied there before, and the module that was split is as it was.
     assert {x.device.type for x in run.weights.values()} == {"cpu", "meta"}
-    assert split.weight.device == CPU  # type: ignore[union-attr]
+    assert split.weight.device == CPU
     assert [str(node.format_node()) for node in split.submod_1.graph.nodes] == before  # type: ignore[union-attr]
 
 

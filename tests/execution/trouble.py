@@ -23,7 +23,7 @@ _CALLS = [0]
 def trouble(x: Tensor, kind: str) -> Tensor:
     """Return a copy of `x`, three times; then get into trouble."""
     _CALLS[0] += 1
-    # Of two microbatches: one to find out shapes, two to warm up, so in the first timed step.
+    # Of two microbatches: both to warm up, then the first of the first timed step.
     if _CALLS[0] > 3:
         _get_into(kind)
     return x.clone()

@@ -1,9 +1,6 @@
-import hashlib
-import io
 import json
 import pickle
 import shutil
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -78,10 +75,14 @@ def test_loaded_stages_compute_the_same_bits(chain: Chain, saved: Path) -> None:
 def test_the_description_says_shapes_and_ties(saved: Path) -> None:
     stages = read_stages(saved)
     assert stages.stages[0].inputs == (
-        TensorShape("ids", (2, 5), "int64"),
-        TensorShape("mask", (2, 5), "bool"),
-        TensorShape("scale", (), "float32"),
+        TensorShape("ids", (2, 5), "int64", requires_grad=False),
+        TensorShape("mask", (2, 5), "bool", requires_grad=False),
+        TensorShape("scale", (), "float32", requires_grad=False),
     )
+    # The first stage hands on what it computes, and the two inputs that others need.
+    needs = {shape.name: shape.requires_grad for shape in stages.stages[1].inputs}
+    computed = {"embed": True, "transpose": True, "flip": False}
+    assert needs == {**computed, "mask": False, "scale": False}
     assert stages.tied == (((0, "embed.weight"), (2, "third.weight")),)
     assert load_stage(saved, 1).tied == ()
     assert load_stage(saved, 2).tied == stages.tied
@@ -224,74 +225,6 @@ def test_a_file_elsewhere_is_not_read(folder: Path) -> None:
     _changed(folder, stages=entries)
     with pytest.raises(SpecError, match="is not in the folder"):
         load_stage(folder, 1)
-
-
-def _sealed(folder: Path) -> None:
-    """Let the description agree with the changed archive, as a forger would."""
-    entries = json.loads((folder / STAGES_FILE).read_text())["stages"]
-    entries[1]["sha256"] = hashlib.sha256((folder / "stage_1.pt2").read_bytes()).hexdigest()
-    _changed(folder, stages=entries)
-
-
-def _rewritten(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
-    path = folder / "stage_1.pt2"
-    with zipfile.ZipFile(path) as archive:
-        held = {name: archive.read(name) for name in archive.namelist()}
-    change(held)
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in held.items():
-            archive.writestr(name, data)
-    _sealed(folder)
-
-
-def _pickled_inputs(held: dict[str, bytes]) -> None:
-    buffer = io.BytesIO()
-    torch.save((), buffer)
-    held["stage_1/data/sample_inputs/model.pt"] = buffer.getvalue()
-
-
-def _pickled_weight(held: dict[str, bytes]) -> None:
-    name = "stage_1/data/weights/model_weights_config.json"
-    config = json.loads(held[name])
-    config["config"]["second.weight"]["use_pickle"] = True
-    held[name] = json.dumps(config).encode()
-
-
-def _compiled_code(held: dict[str, bytes]) -> None:
-    held["stage_1/data/aotinductor/model/model.so"] = b""
-
-
-def _old_layout(held: dict[str, bytes]) -> None:
-    held.clear()
-    held["stage_1/version"] = b"8.8"
-
-
-@pytest.mark.parametrize(
-    ("change", "held"),
-    [
-        (_pickled_inputs, "data/sample_inputs/model.pt"),
-        (_pickled_weight, "second.weight"),
-        (_compiled_code, "data/aotinductor/model/model.so"),
-        (_old_layout, "no graph as JSON"),
-    ],
-)
-def test_archives_with_more_than_plain_data_are_refused(
-    folder: Path, change: Callable[[dict[str, bytes]], None], held: str
-) -> None:
-    _rewritten(folder, change)
-    with pytest.raises(SpecError, match=f"holds {held}, which is not read"):
-        load_stage(folder, 1)
-
-
-def test_a_graph_that_torch_does_not_know(folder: Path) -> None:
-    def unknown(held: dict[str, bytes]) -> None:
-        name = "stage_1/models/model.json"
-        held[name] = held[name].replace(b"aten.linear", b"aten.linearly")
-
-    _rewritten(folder, unknown)
-    with pytest.raises(SpecError, match="save the stages again with this version") as raised:
-        load_stage(folder, 1)
-    assert "\n" not in str(raised.value)
 
 
 def test_a_stage_that_cannot_be_exported(tmp_path: Path) -> None:

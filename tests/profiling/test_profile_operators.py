@@ -1,6 +1,5 @@
 """Operators measured: which are run how often, what comes back, and what is refused."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,9 +33,9 @@ class Layers(nn.Module):
         return x
 
 
-def _on_meta(build: Callable[[], nn.Module]) -> nn.Module:
+def _on_meta(count: int) -> nn.Module:
     with torch.device("meta"):
-        return build()
+        return Layers(count)
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
@@ -64,7 +63,7 @@ def test_equal_layers_are_run_only_as_often_as_a_time_needs() -> None:
     x = torch.empty(512, 256, device="meta")
     executed = []
     for count in (1, 4, 12):
-        program = export_program(_on_meta(lambda count=count: Layers(count)), (x,))
+        program = export_program(_on_meta(count), (x,))
         graph = op_graph(program)
         profile = profile_operators(program, graph, repeats=REPEATS)
         executed.append(profile.executed)
@@ -98,16 +97,35 @@ def test_weights_that_would_fill_the_memory_are_dropped(monkeypatch: pytest.Monk
 
 
 def test_without_a_budget_each_signature_is_run_once() -> None:
-    program = export_program(_on_meta(lambda: Layers(3)), (torch.empty(512, 256, device="meta"),))
+    program = export_program(_on_meta(3), (torch.empty(512, 256, device="meta"),))
     profile = profile_operators(program, op_graph(program), repeats=5, budget_s=0.0)
     assert profile.samples.tolist() == [1] * 6
     # Of the signatures that have a time, no other is run once the budget is used up.
     assert profile.executed == 2
 
 
+class Bags(nn.Module):
+    """Two tables of different sizes that are looked up with the same numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.many, self.few = nn.EmbeddingBag(50, 4), nn.EmbeddingBag(3, 4)
+
+    def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
+        found: Tensor = self.many(indices, offsets) * self.few(indices, offsets)
+        return found
+
+
+def test_made_indices_stay_within_tables_also_in_the_backward() -> None:
+    step = joint_capture(Bags(), (torch.zeros(8, dtype=torch.int64), torch.tensor([0, 4])))
+    assert any("embedding_bag_backward" in target for target in step.graph.targets)
+    profile = profile_operators(step.program, step.graph, repeats=1)
+    assert (profile.seconds > 0).all()
+
+
 def test_a_second_model_of_the_same_shapes_needs_no_measurement(tmp_path: Path) -> None:
     x = torch.empty(512, 256, device="meta")
-    first, second = (export_program(_on_meta(lambda n=n: Layers(n)), (x,)) for n in (1, 3))
+    first, second = (export_program(_on_meta(n), (x,)) for n in (1, 3))
     one = profile_operators(first, op_graph(first), cache_dir=tmp_path, repeats=REPEATS)
     three = profile_operators(second, op_graph(second), cache_dir=tmp_path, repeats=REPEATS)
     assert (one.executed, three.executed) == (2 * RUNS, 0)
@@ -120,7 +138,7 @@ def test_a_second_model_of_the_same_shapes_needs_no_measurement(tmp_path: Path) 
 def test_another_dtype_or_layout_is_another_signature(tmp_path: Path) -> None:
     for dtype in (torch.float32, torch.float64):
         x = torch.empty(64, 256, device="meta", dtype=dtype)
-        program = export_program(_on_meta(lambda: Layers(1)).to(dtype), (x,))
+        program = export_program(_on_meta(1).to(dtype), (x,))
         assert profile_operators(program, op_graph(program), cache_dir=tmp_path).executed > 0
 
 
@@ -129,13 +147,13 @@ def test_another_dtype_or_layout_is_another_signature(tmp_path: Path) -> None:
     [("cpuu", "cpu, cuda"), ("meta", "cpu, cuda"), ("cuda:99", "CUDA devices")],
 )
 def test_a_device_that_is_not_here_is_refused(device: str, said: str) -> None:
-    program = export_program(_on_meta(lambda: Layers(1)), (torch.empty(2, 256, device="meta"),))
+    program = export_program(_on_meta(1), (torch.empty(2, 256, device="meta"),))
     with pytest.raises(SpecError, match=said):
         profile_operators(program, op_graph(program), device=device)
 
 
 def test_the_graph_of_another_program_and_no_repeats_are_refused() -> None:
-    program = export_program(_on_meta(lambda: Layers(1)), (torch.empty(2, 256, device="meta"),))
+    program = export_program(_on_meta(1), (torch.empty(2, 256, device="meta"),))
     graph = op_graph(program)
     with pytest.raises(SpecError, match="not that of the program"):
         profile_operators(program, replace(graph, names=("a", "b")))

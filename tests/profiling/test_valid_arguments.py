@@ -28,6 +28,7 @@ CALLS: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
     (aten.one_hot.default, (FAR, 5), {}),
     (aten.cross_entropy_loss.default, (TABLE, LABELS), {}),
     (aten.nll_loss_forward.default, (TABLE, LABELS, None, 1, -100), {}),
+    (aten.histc.default, (FAR, 4, 0, 3), {}),
     (aten.bernoulli.default, (TABLE - 5,), {}),
     (aten.multinomial.default, (TABLE - 5.5, 2), {}),
     (

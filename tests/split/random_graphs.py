@@ -2,13 +2,14 @@
 
 import operator
 import random
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 
-__all__ = ["Holder", "call_nodes", "inputs", "random_graph", "same"]
+__all__ = ["Holder", "by_name", "call_nodes", "inputs", "random_graph", "same"]
 
 
 class Pair(nn.Module):
@@ -45,6 +46,11 @@ def inputs(seed: int) -> tuple[Tensor, Tensor]:
 def call_nodes(module: GraphModule) -> list[Node]:
     """Return the operators of a graph."""
     return [n for n in module.graph.nodes if n.op not in {"placeholder", "get_attr", "output"}]
+
+
+def by_name(**ids: object) -> Callable[[Node], object]:
+    """Return a callback that knows each operator by its name."""
+    return lambda node: ids[node.name]
 
 
 def _operator(graph: Graph, rng: random.Random, values: list[Node], numbers: list[Node]) -> None:

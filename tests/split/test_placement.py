@@ -61,7 +61,7 @@ def test_a_language_model_computes_the_same(
     captured: tuple[GraphModule, OpGraph, Tensor], contiguous: bool
 ) -> None:
     module, graph, ids = captured
-    for seed in range(3):
+    for seed in range(2):
         plan = partition_by_device(graph, _devices(graph, np.random.default_rng(seed), contiguous))
         split = split_by_assignment(module, graph, plan)
         calls = [n.target for n in split.graph.nodes if n.op == "call_module"]
@@ -97,6 +97,8 @@ def test_gradients_of_tied_weights_are_equal(
 class Counting(nn.Module):
     """Writes into a buffer of its own, and reads it before and after."""
 
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("count", torch.zeros(4))
@@ -105,10 +107,12 @@ class Counting(nn.Module):
     def forward(self, x: Tensor) -> dict[str, Tensor]:
         """Return what was read around the write."""
         before = x * self.count
-        self.count.add_(1.0)  # type: ignore[operator]
+        self.count.add_(1.0)
         return {"before": before, "after": self.norm(x + self.count)}
 
 
+# torch's decomposition copies what torch itself calls deprecated.
+@pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_buffers_that_are_written_into(decomposed: bool) -> None:
     x = torch.randn(3, 4)
@@ -149,5 +153,5 @@ def test_what_is_not_of_one_capture_is_refused() -> None:
     with pytest.raises(SpecError, match="places operator relu, which the module does not have"):
         split_by_assignment(other.graph_module, found.graph, plan)
     renamed = dataclasses.replace(found.graph, names=("linear", "rely"))
-    with pytest.raises(SpecError, match="operator rely, .* nearest: relu"):
+    with pytest.raises(SpecError, match=r"operator rely, .* nearest: relu"):
         split_by_assignment(found.graph_module, renamed, plan)

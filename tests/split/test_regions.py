@@ -172,6 +172,20 @@ def test_an_affix_does_not_matter() -> None:
         torch_split(module, module, ids, partition_affix="pp")
 
 
+def test_the_callback_is_asked_once_under_regions_too() -> None:
+    for split, times in ((split_module, 1), (torch_split, 2)):
+        module, asked = _autocast_graph(), list[Node]()
+
+        def zero(node: Node, asked: list[Node] = asked) -> int:
+            asked.append(node)
+            return 0
+
+        split(module, module, zero)
+        ops = call_nodes(module)
+        assert (asked == ops) == (times == 1)
+        assert len(asked) >= times * len(ops)
+
+
 @pytest.mark.parametrize("graph", [_autocast_graph, _grad_graph])
 def test_ids_that_go_back_are_refused_by_name(graph: Callable[[], GraphModule]) -> None:
     module = graph()

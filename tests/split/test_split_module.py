@@ -1,18 +1,13 @@
 """Known answers, and each thing that must survive a cut."""
 
-import operator
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node, symbolic_trace
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module as torch_split
 
-from fxpart.errors import CaptureError, CycleError, SpecError
 from fxpart.split import split_module
-from tests.split.random_graphs import call_nodes, same
+from tests.split.random_graphs import by_name, call_nodes, same
 
 
 def child(module: GraphModule, name: str) -> GraphModule:
@@ -20,11 +15,6 @@ def child(module: GraphModule, name: str) -> GraphModule:
     found = module.get_submodule(name)
     assert isinstance(found, GraphModule)
     return found
-
-
-def by_name(**ids: object) -> Callable[[Node], object]:
-    """Return a callback that knows each operator by its name."""
-    return lambda node: ids[node.name]
 
 
 class Small(nn.Module):
@@ -172,62 +162,24 @@ def test_the_callback_is_asked_once_for_each_operator_in_graph_order() -> None:
     assert asked == [node.name for node in call_nodes(traced)]
 
 
+def test_inputs_can_still_be_given_by_name() -> None:
+    class Named(nn.Module):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - a name that nodes cannot have
+            return -input
+
+    traced, x = symbolic_trace(Named()), torch.randn(2)
+    ours = split_module(traced, None, lambda _: 0, keep_original_node_name=True)
+    assert torch.equal(ours(input=x), traced(input=x))
+    assert [n.name for n in ours.graph.find_nodes(op="placeholder")] == ["input_1"]
+    theirs = torch_split(traced, traced, lambda _: 0, keep_original_node_name=True)
+    with pytest.raises(TypeError, match="input"):
+        theirs(input=x)
+
+
 def test_the_mode_of_the_module_is_kept() -> None:
     traced = symbolic_trace(Small()).eval()
     split = split_module(traced, None, by_name(**SMALL_IDS))
     assert not any(part.training for part in split.modules())
-
-
-def test_partitions_keep_the_graphs_order_where_that_is_asked() -> None:
-    graph = Graph()
-    x = graph.placeholder("x")
-    made = [graph.call_function(f, (x,)) for f in (torch.neg, torch.sin, torch.cos)]
-    graph.output(tuple(made))
-    module = GraphModule(nn.Module(), graph)
-    ids = by_name(neg=5, sin=3, cos=4)
-    kept = split_module(module, None, ids, keep_original_order=True)
-    calls = [n.target for n in kept.graph.nodes if n.op == "call_module"]
-    assert calls == ["submod_5", "submod_3", "submod_4"]
-    # torch's order otherwise: what became free last is next.
-    free = split_module(module, None, ids)
-    calls = [n.target for n in free.graph.nodes if n.op == "call_module"]
-    assert calls == ["submod_4", "submod_3", "submod_5"]
-
-
-def _circle() -> GraphModule:
-    graph = Graph()
-    x = graph.placeholder("x")
-    a = graph.call_function(torch.neg, (x,))
-    b = graph.call_function(torch.sin, (a,))
-    graph.output(graph.call_function(torch.add, (a, b)))
-    return GraphModule(nn.Module(), graph)
-
-
-def test_a_circle_names_the_partitions() -> None:
-    with pytest.raises(
-        CycleError,
-        match=(
-            r"^partitions wait for each other: partition 0 reads from partition 1; partition 1"
-            r" reads from partition 0; move the operators between them into one partition$"
-        ),
-    ):
-        split_module(_circle(), None, by_name(neg=0, sin=1, add=0))
-
-
-def test_the_order_of_first_operators_gives_way_to_dependences() -> None:
-    graph = Graph()
-    x = graph.placeholder("x")
-    a = graph.call_function(torch.neg, (x,))
-    b = graph.call_function(torch.sin, (x,))
-    graph.output((a, graph.call_function(torch.mul, (b, b))))
-    module = GraphModule(nn.Module(), graph)
-    ids = by_name(neg=0, sin=1, mul=0)
-    split = split_module(module, None, ids, keep_original_order=True)
-    calls = [n.target for n in split.graph.nodes if n.op == "call_module"]
-    assert calls == ["submod_1", "submod_0"]
-    assert same(split(torch.ones(2)), module(torch.ones(2)))
-    with pytest.raises(KeyError):
-        torch_split(module, module, ids, keep_original_order=True)  # type: ignore[arg-type]
 
 
 def test_two_paths_that_read_the_same_without_dots_are_two_modules() -> None:
@@ -244,73 +196,3 @@ def test_two_paths_that_read_the_same_without_dots_are_two_modules() -> None:
     x_value = torch.randn(3, 2)
     assert torch.equal(split(x_value), module(x_value))
     assert not torch.equal(torch_split(module, module, lambda _: 0)(x_value), module(x_value))
-
-
-def test_graphs_that_operators_run_go_with_them() -> None:
-    class Branch(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            y = x + 1
-            out: Tensor = torch.cond(y.sum() > 0, lambda v: v * 2, lambda v: v - 1, (y,))
-            return out
-
-    # Not through module(): a cut of such a graph is what is asked for here.
-    program = torch.export.export(Branch(), (torch.ones(3),))
-    module = program.module(check_guards=False)
-    ids = {op: index // 2 for index, op in enumerate(call_nodes(module))}
-    names: dict[str, str] = {}
-    split = split_module(module, None, ids.__getitem__, names)
-    x = torch.ones(3)
-    assert torch.equal(split(x), module(x))
-    assert torch.equal(split(-5 * x), module(-5 * x))
-    assert set(names.values()) == {"true_graph_0", "false_graph_0"}
-
-
-def test_nested_inputs_and_outputs_of_an_exported_module() -> None:
-    class Nested(nn.Module):
-        def forward(self, x: dict[str, Tensor], *, y: tuple[Tensor, int]) -> dict[str, object]:
-            return {"sum": x["a"] + y[0], "more": [x["b"] * y[1], None]}
-
-    args, kwargs = ({"a": torch.ones(2), "b": torch.ones(3)},), {"y": (torch.ones(2), 4)}
-    module = torch.export.export(Nested(), args, kwargs).module(check_guards=False)
-    split = split_module(module, None, {op: i for i, op in enumerate(call_nodes(module))}.get)
-    assert same(split(*args, **kwargs), module(*args, **kwargs))
-
-
-def test_shapes_that_vary() -> None:
-    def function(x: Tensor, y: Tensor) -> Tensor:
-        return (x.reshape(-1, 2) @ y).relu().sum(0) / x.shape[0]
-
-    x, y = torch.randn(4, 4), torch.randn(2, 3)
-    module = make_fx(function, tracing_mode="symbolic")(x, y)
-    ids = {op: index // 2 for index, op in enumerate(call_nodes(module))}
-    ours = split_module(module, module, ids.__getitem__)
-    theirs = torch_split(module, module, ids.__getitem__)
-    assert ours.code == theirs.code
-    other = torch.randn(6, 4)
-    assert torch.equal(ours(other, y), module(other, y))
-
-
-def test_what_cannot_be_named_or_is_not_there() -> None:
-    module = _circle()
-    with pytest.raises(SpecError, match=r"partition id 1\.5 would name a submodule submod_1\.5"):
-        split_module(module, None, lambda _: 1.5)
-    graph = Graph()
-    graph.output(graph.call_function(operator.neg, (graph.get_attr("weight"),)))
-    held = nn.Module()
-    held.weight = nn.Parameter(torch.ones(1))
-    lacking = GraphModule(held, graph)
-    del lacking.weight
-    with pytest.raises(CaptureError, match="uses weight, which its GraphModule does not have"):
-        split_module(lacking, None, lambda _: 0)
-
-
-def test_an_attribute_that_is_called_as_a_submodule_would_be() -> None:
-    held = nn.Module()
-    held.submod_0 = nn.Parameter(torch.ones(1))
-    graph = Graph()
-    graph.output(graph.call_function(operator.neg, (graph.get_attr("submod_0"),)))
-    module = GraphModule(held, graph)
-    with pytest.raises(SpecError, match="fetches submod_0, which is also the name of a submodule"):
-        split_module(module, None, lambda _: 0)
-    split = split_module(module, None, lambda _: 0, partition_affix="pp")
-    assert torch.equal(split(), module())

@@ -1,0 +1,144 @@
+"""``python -m benchmarks.execution``: what was predicted of split models, beside what they take.
+
+Each of some mid-size models is built with random weights, cut into stages (`mode=pipeline`), and run
+in this process, stage after stage, on one thread. Predicted is the sum of its operators' times:
+
+- profiled: each operator measured on its own, as ``latency=profiled`` does;
+- calibrated: the roofline fitted to all models' profiles together; a few coefficients;
+- held out: the same, fitted to the other models alone.
+
+Memory is that of the stage that needs most: live bytes counted in a run, beside those predicted.
+Where there is a GPU the same is done on it, and what torch's allocator gave out is shown too.
+
+``--markdown`` prints the tables as docs/execution.md has them, ``--only NAME`` takes one model,
+``--pipeline`` runs the stages of a GPT-2 as processes instead: see `benchmarks.execution_pipeline`.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.execution_models import MODELS
+from benchmarks.execution_pipeline import pipeline_rows
+from benchmarks.execution_scene import machine_topology
+from benchmarks.text_table import markdown, table
+from fxpart.assignment import Assignment
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.fit import calibrate
+from fxpart.cost.profile import OperatorProfile
+from fxpart.execution.local import LocalRun, run_local
+from fxpart.execution.real_model import RealModel, real_model
+from fxpart.execution.threads import torch_threads
+from fxpart.models.spec import ModelSpec
+from fxpart.modes.pipeline import PipelineOptions, pipeline
+from fxpart.problem import make_problem
+from fxpart.profiling import profile_operators
+
+STAGES = 4
+HEADS = (
+    "model",
+    "operators",
+    "measured ms",
+    "unsplit ms",
+    "profiled",
+    "calibrated",
+    "held out",
+    "peak MiB",
+    "predicted",
+    "allocator MiB",
+    "results",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model on one kind of device."""
+
+    spec: ModelSpec
+    real: RealModel
+    profile: OperatorProfile
+    assignment: Assignment
+    run: LocalRun
+
+
+def _case(spec: ModelSpec, device: str, repeats: int) -> Case:
+    real = real_model(spec, device=device)
+    profile = profile_operators(real.program, real.graph, device=device)
+    problem = make_problem(real.graph, machine_topology(STAGES), profile)
+    assignment = pipeline(problem, PipelineOptions(stages=STAGES))
+    run = run_local(real, assignment, STAGES, repeats=repeats)
+    return Case(spec, real, profile, assignment, run)
+
+
+def _error(predicted_s: float, measured_s: float) -> str:
+    return f"{(predicted_s / measured_s - 1) * 100:+.1f}%"
+
+
+def _row(case: Case, cases: Sequence[Case]) -> list[str]:
+    samples = [(other.real.graph, other.profile) for other in cases]
+    others = [(c.real.graph, c.profile) for c in cases if c is not case]
+    graph, run = case.real.graph, case.run
+    problem = make_problem(graph, machine_topology(STAGES), case.profile)
+    predicted = max(peak_bytes(problem.memory, case.assignment.device_of, STAGES).tolist())
+    counted = max(run.peak_bytes)
+    held_out = calibrate(others).seconds(graph).sum() if others else float("nan")
+    allocator = max(run.allocator_peak_bytes, default=0)
+    return [
+        case.spec.name,
+        str(graph.n_ops),
+        f"{run.latency_s * 1e3:.1f}",
+        f"{run.unsplit_latency_s * 1e3:.1f}",
+        _error(case.profile.total_s, run.latency_s),
+        _error(float(calibrate(samples).seconds(graph).sum()), run.latency_s),
+        _error(float(held_out), run.latency_s),
+        f"{counted / 2**20:.1f}",
+        _error(predicted, counted),
+        f"{allocator / 2**20:.1f}" if allocator else "-",
+        "equal" if run.max_difference == 0 else f"within {run.max_difference:.1g}",
+    ]
+
+
+def _local_rows(specs: Sequence[ModelSpec], device: str, repeats: int) -> list[list[str]]:
+    cases = []
+    for spec in specs:
+        cases.append(_case(spec, device, repeats))
+        print(f"{device}: {spec.name} {cases[-1].run.latency_s * 1e3:.1f} ms", flush=True)
+    return [_row(case, cases) for case in cases]
+
+
+def main() -> None:
+    """Measure, and print the tables."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", help="one model")
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--pipeline", action="store_true")
+    chosen = parser.parse_args()
+    show = markdown if chosen.markdown else table
+    if chosen.pipeline:
+        print(show(*pipeline_rows()))
+        return
+    specs = [spec for spec in MODELS if chosen.only in (None, spec.name)]
+    with torch_threads(1):
+        rows = _local_rows(specs, "cpu", chosen.repeats)
+        print(f"\none thread of {profile_name('cpu')}, {STAGES} stages")
+        print(show(HEADS, rows))
+        if torch.cuda.is_available():
+            rows = _local_rows(specs, "cuda", chosen.repeats)
+            print(f"\n{profile_name('cuda')}, {STAGES} stages")
+            print(show(HEADS, rows))
+        else:
+            print("\nGPU: none was at hand; where there is one, the same table follows for it")
+
+
+def profile_name(device: str) -> str:
+    """Return what the device calls itself."""
+    from fxpart.execution.device_name import checked_device, device_name
+
+    return device_name(checked_device(device))
+
+
+if __name__ == "__main__":
+    main()

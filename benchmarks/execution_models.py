@@ -1,0 +1,66 @@
+"""The models of ``benchmarks.execution``: mid-size versions of published architectures."""
+
+from fxpart.models.spec import ModelSpec
+
+__all__ = ["MODELS", "PIPELINED"]
+
+_GPT2 = {"n_layer": 6, "n_embd": 512, "n_head": 8, "vocab_size": 16000, "n_positions": 256}
+_LLAMA = {
+    "vocab_size": 16000,
+    "hidden_size": 512,
+    "intermediate_size": 1376,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+_BERT = {
+    "vocab_size": 16000,
+    "hidden_size": 512,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "intermediate_size": 2048,
+}
+_T5 = {"vocab_size": 16000, "d_model": 384, "d_kv": 64, "d_ff": 1024, "num_layers": 4}
+_VIT = {
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 6,
+    "intermediate_size": 1536,
+}
+_RESNET = {"embedding_size": 64, "hidden_sizes": [256, 512, 1024, 2048], "depths": [3, 4, 6, 3]}
+_WHISPER = {
+    "d_model": 256,
+    "encoder_layers": 3,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 1024,
+    "decoder_ffn_dim": 1024,
+    "vocab_size": 16000,
+    "max_source_positions": 500,
+}
+
+
+def _of(name: str, architecture: str, config: dict[str, object], **shape: int) -> ModelSpec:
+    return ModelSpec(name, architecture=architecture, config=config, **shape)  # type: ignore[arg-type]
+
+
+PIPELINED = _of("gpt2", "GPT2LMHeadModel", _GPT2, batch_size=2, seq_len=128)
+"""What is run as a pipeline."""
+
+MODELS = (
+    _of("gpt2", "GPT2LMHeadModel", _GPT2, batch_size=4, seq_len=128),
+    _of("llama", "LlamaForCausalLM", _LLAMA, batch_size=2, seq_len=256),
+    _of("bert", "BertForMaskedLM", _BERT, batch_size=4, seq_len=128),
+    _of("t5", "T5ForConditionalGeneration", _T5, batch_size=4, seq_len=128),
+    _of("vit", "ViTForImageClassification", _VIT, batch_size=4),
+    _of("resnet50", "ResNetForImageClassification", _RESNET, batch_size=2),
+    _of("whisper", "WhisperForConditionalGeneration", _WHISPER, batch_size=1, seq_len=64),
+    ModelSpec(
+        "dlrm",
+        factory="fxpart.models.dlrm:dlrm",
+        factory_args={"embedding_dim": 64, "max_rows": 20_000},
+        batch_size=512,
+    ),
+)
+"""What is split and run in one process."""

@@ -1,0 +1,125 @@
+"""A step of a pipeline whose stages share the cores of one machine.
+
+On a laptop there may be more stages than cores: then the system gives each running stage an equal
+share of them. `fxpart.schedule.simulate_schedule` is for stages that each have a device.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from fxpart.errors import SpecError
+from fxpart.schedule.costs import StageCost, StageLink
+from fxpart.schedule.followers import followers
+from fxpart.schedule.orders import Action, ordered_actions
+
+__all__ = ["step_on_cores"]
+
+
+def step_on_cores(
+    name: str,
+    costs: Sequence[StageCost],
+    links: Sequence[StageLink],
+    microbatches: int,
+    cores: int,
+    *,
+    training: bool,
+) -> float:
+    """Return the time of a step in seconds when all devices together have `cores` cores.
+
+    While k of the stages compute, each runs at ``min(1, cores / k)`` of its speed: `costs` are
+    those of a core of its own. Transfers need none. With a core for each device, the step is that
+    of `simulate_schedule`. O(actions x devices).
+
+    Raises:
+        SpecError: for less than one core, and what `simulate_schedule` refuses.
+
+    """
+    if cores < 1:
+        raise SpecError(f"a pipeline needs a core to run on, got cores={cores}")
+    devices = len(dict.fromkeys(cost.device for cost in costs))
+    chunks = len(costs) // devices
+    rows = ordered_actions(name, devices, chunks, microbatches, training=training)
+    return _Sharing(costs, links, microbatches, rows).run(cores)
+
+
+@dataclass(eq=False)
+class _Sharing:
+    """The step while it is simulated."""
+
+    costs: Sequence[StageCost]
+    links: Sequence[StageLink]
+    microbatches: int
+    rows: Sequence[Sequence[Action]]
+    now_s: float = 0.0
+    left_s: dict[int, float] = field(default_factory=dict)
+    """Work left of what each device that computes is running."""
+    arrivals: list[tuple[float, int, int]] = field(default_factory=list)
+    """When something arrives, at which forward or backward, of which microbatch."""
+    link_free_s: dict[tuple[int, int], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.after = followers(self.costs, self.links)
+        waited_for = [0] * len(self.after)
+        for follower, _ in (pair for pairs in self.after for pair in pairs):
+            waited_for[follower] += 1
+        self.missing = [[count] * self.microbatches for count in waited_for]
+        self.place = [0] * len(self.rows)
+
+    def run(self, cores: int) -> float:
+        """Return when the last action is done."""
+        self._start()
+        while self.left_s or self.arrivals:
+            speed = min(1.0, cores / max(1, len(self.left_s)))
+            least_s = min(self.left_s.values(), default=math.inf)
+            arrives_s = self.arrivals[0][0] if self.arrivals else math.inf
+            if arrives_s <= self.now_s + least_s / speed:
+                self._work((arrives_s - self.now_s) * speed)
+                self.now_s = arrives_s
+                self._receive()
+            else:
+                ended = [device for device, left_s in self.left_s.items() if left_s == least_s]
+                self._work(least_s)
+                self.now_s += least_s / speed
+                for device in ended:
+                    del self.left_s[device]
+                    self._finish(device)
+            self._start()
+        return self.now_s
+
+    def _work(self, worked_s: float) -> None:
+        self.left_s = {d: max(0.0, left - worked_s) for d, left in self.left_s.items()}
+
+    def _receive(self) -> None:
+        while self.arrivals and self.arrivals[0][0] <= self.now_s:
+            _, number, microbatch = heappop(self.arrivals)
+            self.missing[number][microbatch] -= 1
+
+    def _start(self) -> None:
+        """Let every idle device begin its next action, if that waits for nothing."""
+        for device, row in enumerate(self.rows):
+            if device in self.left_s or self.place[device] == len(row):
+                continue
+            action = row[self.place[device]]
+            if not self.missing[self._number(action)][action.microbatch]:
+                cost = self.costs[action.stage]
+                self.left_s[device] = cost.forward_s if action.kind == "F" else cost.backward_s
+
+    def _finish(self, device: int) -> None:
+        """Send what the device has just made."""
+        action = self.rows[device][self.place[device]]
+        self.place[device] += 1
+        for follower, link in self.after[self._number(action)]:
+            there_s = self._send(link) if link else self.now_s
+            heappush(self.arrivals, (there_s, follower, action.microbatch))
+
+    def _send(self, link: StageLink) -> float:
+        devices = len(self.rows)
+        pair = (link.source % devices, link.target % devices)
+        begin_s = max(self.now_s, self.link_free_s.get(pair, 0.0))
+        self.link_free_s[pair] = begin_s + link.seconds
+        return self.link_free_s[pair]
+
+    def _number(self, action: Action) -> int:
+        return action.stage + (0 if action.kind == "F" else len(self.costs))
