@@ -147,7 +147,7 @@ def _step_s(
     )
 
 
-def _pipeline(
+def _pipeline(  # noqa: PLR0917 - what a run is made of, and called once
     config: Config,
     spec: ModelSpec,
     real: "RealModel",

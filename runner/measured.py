@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from runner.terminal import counted
-from runner.units import format_s, format_size
+from runner.units import format_size, time_unit
 
 __all__ = ["Measured", "error_pct", "measured_lines", "measured_metrics"]
 
@@ -75,15 +75,16 @@ def measured_metrics(measured: Measured) -> dict[str, float]:
 def measured_lines(measured: Measured) -> tuple[str, str]:
     """Return what was measured beside what was predicted, and what was computed, in a line each."""
     work = "a step" if measured.way == "pipeline" else "an input"
+    times = time_unit(max(measured.time_s, measured.predicted_s))
     least, most = min(measured.runs_s), max(measured.runs_s)
-    times = (
-        f"measured:  {format_s(measured.time_s)} {work}"
-        f" ({counted(len(measured.runs_s), 'run')}, {format_s(least)} to {format_s(most)}),"
-        f" predicted {format_s(measured.predicted_s)} ({measured.time_error_pct:+.1f}%);"
+    timed = (
+        f"measured:  {times.show(measured.time_s)} {times.name} {work}"
+        f" ({counted(len(measured.runs_s), 'run')}, {times.show(least)} to {times.show(most)}),"
+        f" predicted {times.show(measured.predicted_s)} ({measured.time_error_pct:+.1f}%);"
         f" peak {format_size(max(measured.peak_bytes))}, predicted"
         f" {format_size(max(measured.predicted_peak_bytes))} ({measured.peak_error_pct:+.1f}%)"
     )
-    return times, f"results:   {_agreement(measured)}; {measured.device_name}"
+    return timed, f"results:   {_agreement(measured)}; {measured.device_name}"
 
 
 def _agreement(measured: Measured) -> str:

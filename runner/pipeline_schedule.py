@@ -7,7 +7,7 @@ from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_
 from fxpart.sizes import show_bytes
 from runner.config import Config
 from runner.terminal import counted
-from runner.units import format_size, time_unit
+from runner.units import format_s, format_size
 
 __all__ = ["check_schedule", "schedule_line", "schedule_metrics", "scheduled"]
 
@@ -56,12 +56,14 @@ def scheduled(config: Config, problem: Problem, assignment: Assignment) -> Sched
 
 
 def _does_not_fit(result: ScheduleResult, device: int, peak: int, there: int) -> InfeasibleError:
-    fewer = " or schedule=1f1b, which keeps fewer activations," if result.name == "gpipe" else ""
+    # In a pass forward nothing is kept for a backward, so that the order changes little.
+    other = result.training and result.name != "1f1b"
+    order = ", schedule=1f1b, which keeps fewer activations," if other else ","
     return InfeasibleError(
         f"schedule={result.name} with {counted(result.microbatches, 'microbatch', 'microbatches')}"
         f" holds {show_bytes(peak)} ({peak} bytes) on device {device}, which has"
-        f" {show_bytes(there)} ({there} bytes); take fewer or smaller microbatches,{fewer} more"
-        " stages, or larger devices",
+        f" {show_bytes(there)} ({there} bytes); take smaller microbatches, fewer of them{order}"
+        " more stages, or larger devices",
         needed_bytes=peak,
         available_bytes=there,
     )
@@ -69,13 +71,13 @@ def _does_not_fit(result: ScheduleResult, device: int, peak: int, there: int) ->
 
 def schedule_line(result: ScheduleResult) -> str:
     """Return the outcome of a schedule in one line."""
-    times = time_unit(result.step_s)
+    rate = result.throughput_per_s
     work = "training step" if result.training else "step"
     return (
-        f"{result.name}: {work} {times.show(result.step_s)} {times.name} for"
+        f"{result.name}: {work} {format_s(result.step_s)} for"
         f" {counted(result.microbatches, 'microbatch', 'microbatches')},"
-        f" {result.throughput_per_s:.4g} microbatches/s, bubble {result.bubble_fraction:.1%},"
-        f" peak {format_size(max(result.peak_bytes))}"
+        f" {rate:{',.1f' if rate >= 10 else '.3g'}} microbatches/s,"
+        f" bubble {result.bubble_fraction:.1%}, peak {format_size(max(result.peak_bytes))}"
     )
 
 
