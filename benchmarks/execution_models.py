@@ -2,7 +2,7 @@
 
 from fxpart.models.spec import ModelSpec
 
-__all__ = ["MODELS", "PIPELINED"]
+__all__ = ["MODELS"]
 
 _GPT2 = {"n_layer": 6, "n_embd": 512, "n_head": 8, "vocab_size": 16000, "n_positions": 256}
 _LLAMA = {
@@ -44,9 +44,6 @@ _WHISPER = {
 def _of(name: str, architecture: str, config: dict[str, object], **shape: int) -> ModelSpec:
     return ModelSpec(name, architecture=architecture, config=config, **shape)  # type: ignore[arg-type]
 
-
-PIPELINED = _of("gpt2", "GPT2LMHeadModel", _GPT2, batch_size=2, seq_len=128)
-"""What is run as a pipeline."""
 
 MODELS = (
     _of("gpt2", "GPT2LMHeadModel", _GPT2, batch_size=4, seq_len=128),

@@ -31,14 +31,21 @@ RUN_COLORS = (
 come from the run's id, and often two runs of four get the same."""
 
 # In this order and width, in pixels: the first five fit beside MLflow's panels on a wide screen.
+# MLflow shows no column for a metric that none of the runs has.
 _COLUMN_WIDTHS = {
     "params.`mode`": 100,
     "params.`devices`": 110,
     "metrics.`latency_ms`": 100,
     "metrics.`peak_memory_gib`": 130,
     "metrics.`partitions`": 85,
+    "metrics.`step_ms`": 90,
+    "metrics.`bubble_pct`": 100,
+    "metrics.`measured_ms`": 115,
+    "metrics.`time_error_pct`": 120,
     "params.`transfer_rate`": 105,
     "params.`model`": 120,
+    "params.`schedule`": 95,
+    "params.`microbatches`": 110,
     "metrics.`feasible`": 75,
     "metrics.`devices_used`": 105,
     "metrics.`transfer_gib`": 95,

@@ -1,7 +1,7 @@
 """The final table of a sweep: which run is the fastest, and how the runs differ."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fxpart.errors import SpecError
 from runner.identity import override_values
@@ -13,6 +13,52 @@ if TYPE_CHECKING:
 __all__ = ["SETTINGS", "sweep_reasons", "sweep_row", "sweep_table"]
 
 SETTINGS = ("model", "mode", "devices", "transfer_rate")
+
+_METRICS = (
+    "latency_ms",
+    "peak_memory_gib",
+    "throughput_per_s",
+    "replicas",
+    "step_ms",
+    "bubble_pct",
+    "schedule_peak_gib",
+    "measured_ms",
+    "time_error_pct",
+)
+"""Taken as they are."""
+_MEASURES = (*_METRICS, "microbatch_ms", "partitions", "gap", "feasible", "reason")
+
+
+class _Column(NamedTuple):
+    """A measure of a row, as it is shown."""
+
+    heading: str
+    key: str
+    form: str
+    scale: float = 1.0
+
+    def cell(self, row: Mapping[str, object]) -> str:
+        value = row.get(self.key)
+        return f"{value * self.scale:{self.form}}" if isinstance(value, int | float) else "-"
+
+
+_PARTS = _Column("parts", "partitions", ".0f")
+_PLAIN = (
+    _Column("latency\nms", "latency_ms", ",.3f"),
+    _Column("gap\n%", "gap", ".1f", 100),
+    _Column("peak\nGiB", "peak_memory_gib", ".3f"),
+)
+_SERVED = _Column("inputs\nper s", "throughput_per_s", ",.2f")
+_SCHEDULED = (
+    _Column("ms per\nmicrobatch", "microbatch_ms", ",.3f"),
+    _Column("step\nms", "step_ms", ",.3f"),
+    _Column("bubble\n%", "bubble_pct", ".1f"),
+    _Column("peak\nGiB", "schedule_peak_gib", ".3f"),
+)
+_MEASURED = (
+    _Column("measured\nms", "measured_ms", ",.3f"),
+    _Column("error\n%", "time_error_pct", "+.1f"),
+)
 
 
 def sweep_row(result: Mapping[str, Any]) -> dict[str, object]:
@@ -29,10 +75,8 @@ def sweep_row(result: Mapping[str, Any]) -> dict[str, object]:
     gap, partitions = metrics.get("optimality_gap_pct"), metrics.get("partitions")
     return {
         **settings,
-        "latency_ms": metrics.get("latency_ms"),
-        "peak_memory_gib": metrics.get("peak_memory_gib"),
-        "throughput_per_s": metrics.get("throughput_per_s"),
-        "replicas": metrics.get("replicas"),
+        **{key: metrics.get(key) for key in _METRICS},
+        "microbatch_ms": _microbatch_ms(metrics),
         "partitions": None if partitions is None else int(partitions),
         "gap": None if gap is None else gap / 100,
         "feasible": {"finished": True, "infeasible": False}.get(status),
@@ -40,16 +84,25 @@ def sweep_row(result: Mapping[str, Any]) -> dict[str, object]:
     }
 
 
-_MEASURES = (
-    "latency_ms",
-    "peak_memory_gib",
-    "throughput_per_s",
-    "replicas",
-    "partitions",
-    "gap",
-    "feasible",
-    "reason",
-)
+def _microbatch_ms(metrics: Mapping[str, Any]) -> float | None:
+    """Return the time of a step by microbatch, None without a schedule."""
+    if metrics.get("step_ms") is None:
+        return None
+    # What takes no time has no finite rate, and the file does not say an infinite one.
+    rate = metrics.get("microbatches_per_s")
+    return 1e3 / rate if rate else 0.0
+
+
+def _columns(rows: Sequence[Mapping[str, object]]) -> list[_Column]:
+    """Return the measures to show of `rows`; they are ranked by the first."""
+    finished = [row for row in rows if _finished(row)]
+    if finished and all(_is_number(row, "microbatch_ms") for row in finished):
+        columns = [*_SCHEDULED, _PARTS]
+    else:
+        served = any(row.get("replicas") and _number(row, "replicas") > 1 for row in rows)
+        columns = [*_PLAIN, *([_SERVED] if served else []), _PARTS]
+    measured = any(_is_number(row, "measured_ms") for row in finished)
+    return [*columns, *(_MEASURED if measured else [])]
 
 
 def _varied(rows: Sequence[Mapping[str, object]]) -> list[str]:
@@ -81,29 +134,30 @@ def sweep_table(rows: Sequence[Mapping[str, object]]) -> "Table":
     ``latency_ms``, ``peak_memory_gib``, ``partitions``, ``gap`` (0.1 is 10 % above the lower bound)
     and ``feasible``; a missing number shows as ``-``. A choice that all rows share is in the title.
     The best of each model, equals included, has a ``*``. Where a row has replicas, which serve more
-    inputs at the same latency, all show their inputs per second. Why a row has no result:
-    `sweep_reasons`.
+    inputs at the same latency, all show their inputs per second. Where all results have a schedule,
+    it is by time per microbatch that they are ranked, since their steps may have different numbers
+    of them. Where one was measured, all show that. Why a row has no result: `sweep_reasons`.
     """
-    varied = _varied(rows)
+    varied, columns = _varied(rows), _columns(rows)
     shared = [f"{key}={rows[0].get(key, '-')}" for key in SETTINGS if rows and key not in varied]
     table = empty_table(", ".join([counted(len(rows), "run"), *shared]))
     table.add_column("")
     for heading in _headings(varied).values():
         table.add_column(heading, overflow="fold")
-    served = any(row.get("replicas") and _number(row, "replicas") > 1 for row in rows)
-    rate = ["inputs\nper s"] if served else []
-    add_numbers(table, "latency\nms", "gap\n%", "peak\nGiB", *rate, "parts")
-    ranked = sorted((row for row in rows if _finished(row)), key=_rank)
+    add_numbers(table, *(column.heading for column in columns))
+    by = columns[0].key
+    ranked = sorted((row for row in rows if _finished(row)), key=lambda row: _rank(row, by))
     best: dict[str, float] = {}
     for row in ranked:
-        best.setdefault(str(row.get("model")), _number(row, "latency_ms"))
+        best.setdefault(str(row.get("model")), _number(row, by))
     for row in [*ranked, *(row for row in rows if not _finished(row))]:
-        leads = _finished(row) and _number(row, "latency_ms") == best[str(row.get("model"))]
+        leads = _finished(row) and _number(row, by) == best[str(row.get("model"))]
         style = "bold" if leads else "" if _finished(row) else "dim"
         settings = [str(row.get(key, "-")) for key in varied]
-        table.add_row("*" if leads else "", *settings, *_measures(row, served), style=style)
+        table.add_row("*" if leads else "", *settings, *_measures(row, columns), style=style)
     if ranked:
-        table.caption = "* lowest latency" + (" for its model" if len(best) > 1 else "")
+        least = "lowest latency" if by == "latency_ms" else "least time per microbatch"
+        table.caption = f"* {least}" + (" for its model" if len(best) > 1 else "")
     return table
 
 
@@ -112,19 +166,27 @@ def sweep_reasons(rows: Sequence[Mapping[str, object]]) -> list[str]:
     keys = dict.fromkeys([*SETTINGS, *_varied(rows)])
     return [
         " ".join(f"{key}={row[key]}" for key in keys if key in row)
-        + f": {row.get('reason') or _measures(row)[0]}"
+        + f": {row.get('reason') or _failure(row)}"
         for row in rows
         if not _finished(row)
     ]
 
 
 def _finished(row: Mapping[str, object]) -> bool:
-    return row.get("feasible") is True and isinstance(row.get("latency_ms"), int | float)
+    return row.get("feasible") is True and _is_number(row, "latency_ms")
 
 
-def _rank(row: Mapping[str, object]) -> tuple[str, float, str]:
+def _failure(row: Mapping[str, object]) -> str:
+    return "infeasible" if row.get("feasible") is False else "failed"
+
+
+def _rank(row: Mapping[str, object], by: str) -> tuple[str, float, str]:
     settings = " ".join(str(row.get(key)) for key in SETTINGS)
-    return str(row.get("model")), _number(row, "latency_ms"), settings
+    return str(row.get("model")), _number(row, by), settings
+
+
+def _is_number(row: Mapping[str, object], key: str) -> bool:
+    return isinstance(row.get(key), int | float)
 
 
 def _number(row: Mapping[str, object], key: str) -> float:
@@ -132,15 +194,7 @@ def _number(row: Mapping[str, object], key: str) -> float:
     return float(value) if isinstance(value, int | float) else float("nan")
 
 
-def _measures(row: Mapping[str, object], served: bool = False) -> list[str]:
-    if not _finished(row):
-        status = "infeasible" if row.get("feasible") is False else "failed"
-        return [status, *["-"] * (4 if served else 3)]
-    gap, peak, partitions = (row.get(key) for key in ("gap", "peak_memory_gib", "partitions"))
-    return [
-        f"{_number(row, 'latency_ms'):,.3f}",
-        f"{gap * 100:.1f}" if isinstance(gap, int | float) else "-",
-        f"{peak:.3f}" if isinstance(peak, int | float) else "-",
-        *([f"{_number(row, 'throughput_per_s'):,.2f}"] if served else []),
-        "-" if partitions is None else str(partitions),
-    ]
+def _measures(row: Mapping[str, object], columns: Sequence[_Column]) -> list[str]:
+    if _finished(row):
+        return [column.cell(row) for column in columns]
+    return [_failure(row), *["-"] * (len(columns) - 1)]

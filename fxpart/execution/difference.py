@@ -1,13 +1,17 @@
 """How far two results of one model are apart."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-__all__ = ["largest_magnitude", "max_difference", "rounding"]
+__all__ = ["gradient_share", "largest_magnitude", "max_difference", "rounding"]
+
+_NOISE = 16
+"""Roundings of the largest gradient that a sum of many may be off by."""
 
 
 def max_difference(result: Any, reference: Any) -> float:  # noqa: ANN401 - results of any model
@@ -63,3 +67,28 @@ def rounding(result: Any) -> float:  # noqa: ANN401
     leaves = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
     real = [leaf.dtype for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
     return math.sqrt(max((torch.finfo(dtype).eps for dtype in real), default=0.0))
+
+
+def gradient_share(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+    """Return the largest difference of a gradient, as a share of its largest element.
+
+    Gradients that are nothing but rounding, as of a bias that cancels out, have no size of their
+    own: one much smaller than the largest of all counts as some roundings of that, so that it is
+    apart by no more than `rounding` when it is within them. A gradient that only one of both has
+    is infinitely far apart.
+
+    Args:
+        found: what was computed, by parameter.
+        wanted: what it should be.
+
+    """
+    if found.keys() != wanted.keys():
+        return math.inf
+    dense = {name: gradient.detach().to_dense() for name, gradient in wanted.items()}
+    least = min(1.0, _NOISE * rounding(dense)) * largest_magnitude(dense)
+    largest = 0.0
+    for name, gradient in dense.items():
+        apart = max_difference(found[name].to_dense(), gradient)
+        size = max(largest_magnitude(gradient), least)
+        largest = max(largest, (apart / size if size else math.inf) if apart else 0.0)
+    return largest

@@ -60,6 +60,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._device = before
 
+    def move_to(self, device: int) -> None:
+        """Count what is made from now on as made on logical device `device`."""
+        self._device = device
+
     def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401 - as torch calls it

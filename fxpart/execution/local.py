@@ -1,26 +1,34 @@
 """`run_local`: a placed model run on this machine, checked against the unsplit one and measured."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.utils._pytree import tree_leaves
 
 from fxpart.assignment import Assignment
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line
+from fxpart.execution.backward_devices import BackwardDevices
 from fxpart.execution.clock import allocated_peaks, timed_in_turns
 from fxpart.execution.device_name import device_name
-from fxpart.execution.difference import largest_magnitude, max_difference, rounding
+from fxpart.execution.difference import max_difference
 from fxpart.execution.free_memory import free_bytes
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from fxpart.execution.outcome import (
+    Outcome,
+    agreement,
+    forward_outcome,
+    step_outcome,
+    trained_parameters,
+)
 from fxpart.execution.placing import partition_weights, physical_devices
 from fxpart.execution.real_model import RealModel
-from fxpart.execution.split_run import split_run
+from fxpart.execution.split_run import SplitRun, split_run
 from fxpart.sizes import show_bytes
 from fxpart.split import split_by_assignment
 
@@ -35,7 +43,8 @@ class LocalRun:
     """What was measured when a placed model was run on this machine."""
 
     latency_s: float
-    """Median time of one input through the split model, its partitions one after another."""
+    """Median time of one input through the split model, its partitions one after another; of a
+    training step, its backward included."""
     runs_s: tuple[float, ...]
     """Each of the timed runs."""
     unsplit_latency_s: float
@@ -55,6 +64,11 @@ class LocalRun:
     they are equal."""
     eager_difference: float
     """The same, from the results of the module that was captured."""
+    loss: float | None
+    """Of a training step; None without training."""
+    gradient_difference: float | None
+    """Largest difference of a parameter's gradient from that of the unsplit graph, as a share of
+    its largest element: 0.0 when they are equal. None without training."""
     device_name: str
     """The processor that computed."""
     threads: int
@@ -62,7 +76,12 @@ class LocalRun:
 
 
 def run_local(
-    real: RealModel, assignment: Assignment, n_devices: int, *, repeats: int = 5
+    real: RealModel,
+    assignment: Assignment,
+    n_devices: int,
+    *,
+    repeats: int = 5,
+    training: bool = False,
 ) -> LocalRun:
     """Return what the model, split as `assignment` says, computes and costs on this machine.
 
@@ -70,11 +89,18 @@ def run_local(
     on CUDA they take turns on the devices that there are. With replicas, the first input is timed,
     and memory is that of the first rounds.
 
+    A training step is forward, loss (see `training_loss`) and the gradients of all parameters; the
+    ``grad`` that they have stays as it is. A value with three or more readers has a gradient that
+    is summed in the order in which they ran: where partitions change that order, gradients may
+    differ by rounding.
+
     Args:
         real: the model; the assignment is of its `graph`.
         assignment: which operator is on which logical device.
         n_devices: number of logical devices, used or not.
         repeats: timed runs, of the split model and of the unsplit one each.
+        training: run training steps. A model with parts under ``no_grad`` must then have been
+            exported with gradients, as `fxpart.capture.joint_capture` does.
 
     Raises:
         SpecError: for an assignment of another graph or of devices that are not there.
@@ -82,11 +108,18 @@ def run_local(
 
     """
     _check(real, assignment, n_devices, repeats)
-    _check_memory(real)
+    _check_memory(real, training)
     whole = real.program.module()
     try:
-        with torch.no_grad():
-            return _measured(real, whole, assignment, n_devices, repeats)
+        with torch.set_grad_enabled(training):
+            return _measured(
+                real,
+                whole,
+                assignment,
+                n_devices=n_devices,
+                repeats=repeats,
+                training=training,
+            )
     except FxpartError:
         raise
     # A model is anyone's code: it may fail in any way.
@@ -132,23 +165,29 @@ def _measured(
     real: RealModel,
     whole: fx.GraphModule,
     assignment: Assignment,
+    *,
     n_devices: int,
     repeats: int,
+    training: bool,
 ) -> LocalRun:
     """Return what runs of `whole` and of what it is split into show."""
+    work = _Work(training, trained_parameters(whole))
     split = split_by_assignment(whole, real.graph, assignment)
 
     def unsplit() -> object:
         return whole(*real.args, **real.kwargs)
 
-    reference = unsplit()
-    eager = max_difference(real.module(*real.args, **real.kwargs), reference)
-    peaks = _counted(real, split, assignment, n_devices, reference)
+    reference = work.outcome(unsplit, keep_results=True)
+    eager = max_difference(real.module(*real.args, **real.kwargs), reference.results)
+    peaks = _counted(real, split, assignment, n_devices, work=work, reference=reference)
     step, physical = _step(real, split, assignment, n_devices)
-    allocated = allocated_peaks(step, physical)
-    differs = _checked_difference(step(), reference)
+    allocated = allocated_peaks(lambda: work.outcome(step), physical)
+    differs, gradients_differ = agreement(work.outcome(step, keep_results=True), reference)
+    loss = None if reference.loss is None else float(reference.loss)
     del reference
-    runs, unsplit_runs = timed_in_turns(step, unsplit, physical, repeats)
+    runs, unsplit_runs = timed_in_turns(
+        lambda: work.outcome(step), lambda: work.outcome(unsplit), physical, repeats
+    )
     latency = statistics.median(runs)
     return LocalRun(
         latency_s=latency,
@@ -160,9 +199,34 @@ def _measured(
         allocator_peak_bytes=allocated,
         max_difference=differs,
         eager_difference=eager,
+        loss=loss,
+        gradient_difference=gradients_differ,
         device_name=device_name(real.device),
         threads=torch.get_num_threads(),
     )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Work:
+    """What is done with an input: a forward, or a training step."""
+
+    training: bool
+    parameters: dict[str, nn.Parameter]
+
+    def outcome(self, forward: Callable[[], object], *, keep_results: bool = False) -> Outcome:
+        """Return what the work on `forward` gives."""
+        if not self.training:
+            return forward_outcome(forward)
+        return step_outcome(forward, self.parameters, keep_results=keep_results)
+
+    def counted(self, run: SplitRun, inputs: Sequence[object], counter: LiveBytes) -> Outcome:
+        """Return the same of a split model, with `counter` told of what happens where."""
+        if not self.training:
+            return forward_outcome(lambda: run.run(inputs, counter))
+        backward = BackwardDevices(counter)
+        return step_outcome(
+            lambda: run.run(inputs, counter, backward), self.parameters, loss_of=backward.loss
+        )
 
 
 def _counted(
@@ -170,7 +234,9 @@ def _counted(
     split: fx.GraphModule,
     assignment: Assignment,
     n_devices: int,
-    reference: object,
+    *,
+    work: _Work,
+    reference: Outcome,
 ) -> tuple[int, ...]:
     """Return the peak of each logical device, in a run that hands copies from one to another."""
     inputs, homes_of = tree_leaves((real.args, real.kwargs)), assignment.devices_of_partition
@@ -184,10 +250,10 @@ def _counted(
             for d in range(n_devices)
         ]
         with LiveBytes(resident) as counter:
-            result = run.run(inputs, counter)
+            outcome = work.counted(run, inputs, counter)
         peaks = [max(pair) for pair in zip(peaks, counter.peak_bytes, strict=True)]
         # A copy is dense: kernels may sum it in another order than the strided original.
-        _checked_difference(result, reference)
+        agreement(outcome, reference)
     return tuple(peaks)
 
 
@@ -201,16 +267,3 @@ def _step(
         return lambda: split(*real.args, **real.kwargs), physical
     inputs, run = tree_leaves((real.args, real.kwargs)), split_run(split, homes, physical)
     return lambda: run.run(inputs), physical
-
-
-def _checked_difference(result: object, reference: object) -> float:
-    """Return how far a result of the split model is from `reference`; refuse another result."""
-    differs = max_difference(result, reference)
-    allowed = rounding(reference) * largest_magnitude(reference)
-    if differs > allowed:
-        raise ExecutionError(
-            f"the split model's results are {differs:.3g} from the unsplit one's, more than the"
-            f" {allowed:.3g} of rounding; a call that depends on chance or on what ran before it"
-            " cannot be split: take it out of the model"
-        )
-    return differs

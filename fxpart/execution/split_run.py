@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
+from fxpart.execution.backward_devices import BackwardDevices
 from fxpart.execution.flat_split import FlatSplit, flat_split
 from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.placing import attribute_of, name_devices
@@ -59,6 +60,7 @@ class SplitRun:
         self,
         inputs: Iterable[Any],
         counter: LiveBytes | None = None,
+        backward: BackwardDevices | None = None,
     ) -> Any:  # noqa: ANN401 - what the model returns
         """Return what the module returns.
 
@@ -66,6 +68,8 @@ class SplitRun:
             inputs: the model's inputs, flattened.
             counter: told on which device is being computed. With it, a value that another logical
                 device reads is copied even where both are one device of this machine.
+            backward: told what autograd recorded on which device, so that `counter` can be told of
+                a backward too.
 
         """
         held: dict[_Holding, Any] = {}
@@ -78,7 +82,9 @@ class SplitRun:
                 value = next(given)
             else:
                 with _computing_on(counter, device):
-                    value = self._called(node, held)
+                    value = self._called(node, held, backward)
+                if backward is not None and device is not None:
+                    backward.tag(value, device)
             if node.op == "output":
                 return self.flat.split.graph.process_outputs(value)
             if _Holding(node, None) in self.needed:
@@ -87,15 +93,18 @@ class SplitRun:
             for other in self.receivers.get(node, ()):
                 with _computing_on(counter, other):
                     held[_Holding(node, other)] = _brought(value, self.physical[other], copies)
+                if backward is not None and device is not None:
+                    backward.tag(held[_Holding(node, other)], device)
             del value
         raise AssertionError("a graph ends with its output")
 
-    def _called(self, node: fx.Node, held: dict[_Holding, Any]) -> Any:  # noqa: ANN401
+    def _called(
+        self, node: fx.Node, held: dict[_Holding, Any], backward: BackwardDevices | None
+    ) -> Any:  # noqa: ANN401
         """Return the result of a node; drop what it is the last to need."""
 
         def found(argument: fx.Node) -> Any:  # noqa: ANN401
-            holding = _holding(argument, node, self.device_of)
-            return self.weights[holding] if argument.op == "get_attr" else held[holding]
+            return self._read(_holding(argument, node, self.device_of), held, backward)
 
         args = fx.node.map_arg(node.args, found)
         kwargs = fx.node.map_arg(node.kwargs, found)
@@ -109,6 +118,18 @@ class SplitRun:
             return node.target(*args, **kwargs)
         return self.flat.split.get_submodule(str(node.target))(*args, **kwargs)
 
+    def _read(
+        self, holding: _Holding, held: dict[_Holding, Any], backward: BackwardDevices | None
+    ) -> Any:  # noqa: ANN401
+        """Return what is held, as its reader gets it."""
+        if holding.node.op == "get_attr":
+            weight = self.weights[holding]
+            return weight if backward is None else backward.lent(weight, holding.copy_on)
+        maker = self.device_of.get(holding.node)
+        if backward is not None and holding.copy_on is not None and maker is not None:
+            held[holding] = backward.received(holding, held[holding], maker)
+        return held[holding]
+
 
 def split_run(
     split: fx.GraphModule,
@@ -121,7 +142,8 @@ def split_run(
         split: as `fxpart.split.split_by_assignment` returns it.
         device_of_partition: logical device of each partition.
         physical: the device of this machine that each logical device is; the module lies on the
-            first. Weights that others read are copied to them.
+            first. Weights that others read are copied to them; where gradients are recorded, those
+            of the copies go back to the weights.
 
     """
     flat = flat_split(split)

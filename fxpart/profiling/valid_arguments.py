@@ -102,7 +102,7 @@ def _plane(named: Named) -> Named:
 
 
 def _counted(named: Named) -> Named:
-    """Return real numbers for a CPU, which counts no others; a model captured elsewhere has some."""
+    """Return real numbers for a CPU, which counts no others; a GPU counts both."""
     values = named["self"]
     return {} if values.is_cuda or values.is_floating_point() else {"self": values.float()}
 

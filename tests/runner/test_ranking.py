@@ -145,3 +145,71 @@ def test_replicas_show_what_they_serve(
     lines = "\n".join(shown(sweep_table([plain, copied, failed]), 100, monkeypatch, capsys))
     for said in ("per s", "500.00", "2,000.00", "infeasible"):
         assert said in lines
+
+
+def piped(schedule: str, rate: float, **more: object) -> dict[str, object]:
+    """Return the row of a pipeline of so many microbatches a second, 8 a step."""
+    return row(
+        "pipeline",
+        5.0,
+        schedule=schedule,
+        step_ms=8e3 / rate,
+        microbatch_ms=1e3 / rate,
+        bubble_pct=25.0,
+        schedule_peak_gib=3.5,
+        **more,
+    )
+
+
+def test_schedules_are_ranked_by_time_per_microbatch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A step of fewer microbatches may be shorter, and is not better for it."""
+    short = {**piped("gpipe", 200.0), "step_ms": 20.0}
+    failed = row("pipeline", None, schedule="gpipe", reason="too large")
+    rows = [short, piped("1f1b", 250.0), failed]
+    lines = shown(sweep_table(rows), 100, monkeypatch, capsys)
+    assert [line.split() for line in lines[4:-1]] == [
+        ["*", "pipeline", "1f1b", "4.000", "32.000", "25.0", "3.500", "4"],
+        ["pipeline", "gpipe", "5.000", "20.000", "25.0", "3.500", "4"],
+        ["pipeline", "gpipe", "infeasible", "-", "-", "-", "-"],
+    ]
+    heading = " ".join(" ".join(line.split()) for line in lines[1:3])
+    assert heading == "ms per step bubble peak mode schedule microbatch ms % GiB parts"
+    assert lines[-1] == "* least time per microbatch"
+
+
+def test_rows_with_and_without_a_schedule_are_ranked_by_latency(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [piped("1f1b", 250.0), row("kl_based", 2.0)]
+    lines = shown(sweep_table(rows), 100, monkeypatch, capsys)
+    assert lines[-1] == "* lowest latency"
+    assert lines[-3].split()[:2] == ["*", "kl_based"]
+    assert "bubble" not in "".join(lines)
+
+
+def test_what_was_measured_is_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = {"measured_ms": 40.0, "time_error_pct": -20.0}
+    rows = [piped("1f1b", 250.0, **ran), piped("gpipe", 125.0)]
+    lines = shown(sweep_table(rows), 100, monkeypatch, capsys)
+    assert lines[4].split()[-3:] == ["4", "40.000", "-20.0"]
+    assert lines[5].split()[-3:] == ["4", "-", "-"]
+    local = [row("kl_based", 2.0, measured_ms=2.5, time_error_pct=12.5), row("single", None)]
+    lines = shown(sweep_table(local), 100, monkeypatch, capsys)
+    assert lines[-3].split()[2:] == ["2.000", "25.0", "1.500", "4", "2.500", "+12.5"]
+    assert "measured" in "".join(lines)
+    assert lines[-2].split()[1:] == ["infeasible", *"-----"]
+
+
+def test_a_row_of_a_schedule_is_made_of_a_result() -> None:
+    scheduled = {"latency_ms": 2.0, "step_ms": 32.0, "microbatches_per_s": 250.0}
+    made = sweep_row(result_of(metrics={**scheduled, "bubble_pct": 25.0, "measured_ms": 40.0}))
+    assert (made["step_ms"], made["microbatch_ms"], made["bubble_pct"]) == (32.0, 4.0, 25.0)
+    assert made["measured_ms"] == 40.0
+    assert sweep_row(result_of())["microbatch_ms"] is None
+    # What takes no time has an infinite rate, which the file does not say.
+    at_once = {"latency_ms": 0.0, "step_ms": 0.0, "microbatches_per_s": None}
+    assert sweep_row(result_of(metrics=at_once))["microbatch_ms"] == 0.0

@@ -1,0 +1,49 @@
+"""What can be carried out, as far as a configuration tells."""
+
+import pytest
+
+from fxpart.errors import SpecError
+from runner.carry_out import check_execute
+from tests.runner.composed import read
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["execute=local", "execute.name=locally"],
+            "execute=locally does not exist; nearest: local",
+        ),
+        (["execute=pipeline"], "execute=pipeline runs a schedule of torch's engine, got schedule="),
+        (["execute=pipeline", "schedule=interleaved"], "got schedule=interleaved; use schedule="),
+        (["execute=local", "phase=training"], "use execute=pipeline for training steps"),
+        (["execute=local", "execute.threads=0"], "execute.threads=0 must be above 0"),
+        (["execute=local", "execute.repeats=0"], "execute.repeats=0 must be above 0"),
+        (
+            ["execute=pipeline", "schedule=gpipe", "execute.timeout_s=-1"],
+            "execute.timeout_s=-1.0 must be above 0",
+        ),
+        (
+            ["execute=local", "capture.level=module"],
+            "execute=local runs operators, got capture.level=module",
+        ),
+    ],
+)
+def test_what_cannot_be_run_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_execute(read(*overrides))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["execute=none", "capture.level=module"],
+        ["execute=local"],
+        ["execute=pipeline", "schedule=gpipe"],
+        ["execute=pipeline", "schedule=1f1b", "phase=training", "microbatches=4"],
+    ],
+)
+def test_what_can_be_run_is_taken(overrides: list[str]) -> None:
+    check_execute(read(*overrides))
