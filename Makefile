@@ -33,6 +33,9 @@ bench: $(SETUP)
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.candidates
 	$(BIN)/python -m benchmarks.same_answer
+	$(BIN)/python -m benchmarks.split_cut
+	$(BIN)/python -m benchmarks.execution
+	$(BIN)/python -m benchmarks.execution --pipeline
 
 bench-torch: $(SETUP)
 	$(BIN)/python -m benchmarks.against_torch

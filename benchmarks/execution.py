@@ -1,7 +1,7 @@
 """``python -m benchmarks.execution``: what was predicted of split models, beside what they take.
 
-Each of some mid-size models is built with random weights, cut into stages (`mode=pipeline`), and run
-in this process, stage after stage, on one thread. Predicted is the sum of its operators' times:
+Each of some mid-size models is built with random weights, cut into stages (`mode=pipeline`), and
+run in this process, stage after stage, on one thread. Predicted is the sum of operators' times:
 
 - profiled: each operator measured on its own, as ``latency=profiled`` does;
 - calibrated: the roofline fitted to all models' profiles together; a few coefficients;

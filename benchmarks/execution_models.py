@@ -1,5 +1,7 @@
 """The models of ``benchmarks.execution``: mid-size versions of published architectures."""
 
+from collections.abc import Mapping
+
 from fxpart.models.spec import ModelSpec
 
 __all__ = ["MODELS"]
@@ -41,8 +43,16 @@ _WHISPER = {
 }
 
 
-def _of(name: str, architecture: str, config: dict[str, object], **shape: int) -> ModelSpec:
-    return ModelSpec(name, architecture=architecture, config=config, **shape)  # type: ignore[arg-type]
+def _of(
+    name: str,
+    architecture: str,
+    config: Mapping[str, object],
+    batch_size: int,
+    seq_len: int | None = None,
+) -> ModelSpec:
+    return ModelSpec(
+        name, architecture=architecture, config=config, batch_size=batch_size, seq_len=seq_len
+    )
 
 
 MODELS = (

@@ -12,7 +12,7 @@ from statistics import median
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch.multiprocessing.spawn import spawn
 
 SIZES = (4, 65_536, 1_048_576, 16_777_216)
 REPEATS = 30
@@ -53,7 +53,7 @@ def main() -> None:
     """Measure both ways between two processes and print times and the two coefficients."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_peer, args=(str(Path(folder) / "store"),), nprocs=2)  # type: ignore[no-untyped-call]
+        spawn(_peer, args=(str(Path(folder) / "store"),), nprocs=2)  # type: ignore[no-untyped-call]
 
 
 if __name__ == "__main__":

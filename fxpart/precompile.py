@@ -12,6 +12,7 @@ from fxpart.graph import OpGraph, csr
 from fxpart.modes import MODES, make_mode
 from fxpart.partitions import partition_by_device
 from fxpart.problem import make_problem
+from fxpart.schedule import stage_costs
 from fxpart.static.cost_aware import cost_aware as static_cost_aware
 from fxpart.static.graph import StaticGraph, StaticProblem
 from fxpart.static.kl_based import kl_based as static_kl_based
@@ -83,6 +84,7 @@ def precompile() -> None:
     # A placement that is given runs no loop of its own.
     for name in [name for name in MODES if name != "aot_based"]:
         evaluate(problem, make_mode(name)(problem))
+    stage_costs(problem, make_mode("pipeline")(problem))
 
 
 if __name__ == "__main__":

@@ -12,10 +12,27 @@ import pytest
 import fxpart
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCH_ROOMS = ("fxpart/capture", "fxpart/models", "fxpart/partitioner")
+TORCH_ROOMS = (
+    "fxpart/capture",
+    "fxpart/execution",
+    "fxpart/models",
+    "fxpart/partitioner",
+    "fxpart/pipeline",
+    "fxpart/profiling",
+    "fxpart/split",
+)
 MLFLOW_FILES = {"runner/mlflow_store.py", "runner/mlflow_tracker.py"}
 MOST_LINES = 300
-TORCH_SIDE = ("fxpart.capture", "fxpart.models", "fxpart.captured", "fxpart.partitioner")
+TORCH_SIDE = (
+    "fxpart.capture",
+    "fxpart.captured",
+    "fxpart.execution",
+    "fxpart.models",
+    "fxpart.partitioner",
+    "fxpart.pipeline",
+    "fxpart.profiling",
+    "fxpart.split",
+)
 PLACING_SIDE = ("fxpart.modes", "fxpart.cost", "fxpart.problem")
 
 
@@ -73,6 +90,34 @@ def test_only_tracking_knows_mlflow() -> None:
         ("fxpart/partitioner", ("fxpart.capture", "fxpart.models", *PLACING_SIDE)),
         ("fxpart/capture", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner")),
         ("fxpart/models", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner", "fxpart.capture")),
+        ("fxpart/schedule", (*TORCH_SIDE, "fxpart.modes", "fxpart.static")),
+        ("fxpart/leaving", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
+        (
+            "fxpart/split",
+            (
+                *PLACING_SIDE,
+                "fxpart.static",
+                "fxpart.capture",
+                "fxpart.models",
+                "fxpart.partitioner",
+                "fxpart.pipeline",
+                "fxpart.execution",
+            ),
+        ),
+        (
+            "fxpart/pipeline",
+            (
+                *PLACING_SIDE,
+                "fxpart.static",
+                "fxpart.capture",
+                "fxpart.models",
+                "fxpart.partitioner",
+                "fxpart.execution",
+            ),
+        ),
+        ("fxpart/execution", ("fxpart.modes", "fxpart.static", "fxpart.partitioner")),
+        ("fxpart/profiling", ("fxpart.modes", "fxpart.static", "fxpart.partitioner")),
+        ("fxpart/forward_devices.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
         ("fxpart/partitions.py", (*TORCH_SIDE, *PLACING_SIDE)),
         ("fxpart/problem.py", (*TORCH_SIDE, "fxpart.modes", "fxpart.partitions")),
         ("fxpart/captured.py", PLACING_SIDE),

@@ -6,10 +6,12 @@ gradient of what another device had received back to its maker, a copy as all th
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -56,7 +58,7 @@ class BackwardDevices:
         if name in self._received:
             return value
         self._received.add(name)
-        return tree_map_only(Tensor, lambda tensor: self._handed(tensor, maker), value)
+        return tree_map_only(Tensor, partial(self._handed, maker=maker, is_copy=True), value)
 
     def lent(self, weight: Any, device: int | None) -> Any:  # noqa: ANN401
         """Return a weight as `device` reads it; elsewhere than at home, gradients go home."""
@@ -68,7 +70,7 @@ class BackwardDevices:
             return weight
         key = (id(weight), device)
         if key not in self._lent:
-            self._lent[key] = self._handed(weight, home)
+            self._lent[key] = self._handed(weight, home, is_copy=False)
         return self._lent[key]
 
     def loss(self, results: Sequence[Tensor]) -> Tensor:
@@ -84,10 +86,10 @@ class BackwardDevices:
         self._lent.clear()
         return loss
 
-    def _handed(self, tensor: Tensor, maker: int) -> Tensor:
+    def _handed(self, tensor: Tensor, maker: int, *, is_copy: bool) -> Tensor:
         if not tensor.requires_grad:
             return tensor
-        handed: Tensor = _Handed.apply(tensor)  # type: ignore[no-untyped-call]
+        handed: Tensor = _Handed.apply(tensor, is_copy)  # type: ignore[no-untyped-call]
         self.tag(handed, maker)
         return handed
 
@@ -96,12 +98,21 @@ class _Handed(torch.autograd.Function):
     """The same tensor; its gradient is a copy, made by the device that gets it."""
 
     @staticmethod
-    def forward(ctx: object, tensor: Tensor) -> Tensor:  # noqa: ARG004 - as torch calls it
-        return tensor.view_as(tensor)
+    def forward(ctx: FunctionCtx, tensor: Tensor, is_copy: bool) -> Tensor:
+        """Return the tensor, or a view of one that is no copy."""
+        if not is_copy:
+            return tensor.view_as(tensor)
+        # Not a view: an operator may write into what it received.
+        ctx.mark_dirty(tensor)  # type: ignore[no-untyped-call]
+        return tensor
 
     @staticmethod
-    def backward(ctx: object, gradient: Tensor) -> Tensor:  # type: ignore[override] # noqa: ARG004
-        return gradient.clone()
+    def backward(  # type: ignore[override]
+        ctx: FunctionCtx,  # noqa: ARG004 - as torch calls it
+        gradient: Tensor,
+    ) -> tuple[Tensor, None]:
+        """Return a copy of the gradient."""
+        return gradient.clone(), None
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -146,7 +146,7 @@ def _check(real: RealModel, assignment: Assignment, n_devices: int, repeats: int
         )
 
 
-def _check_memory(real: RealModel) -> None:
+def _check_memory(real: RealModel, training: bool) -> None:
     """Refuse a batch whose tensors do not fit: the system might end this process for it."""
     graph, on_one = real.graph, np.zeros(real.graph.n_ops, dtype=np.int64)
     live = int(peak_bytes(memory_tables(graph), on_one, 1)[0]) - graph.total_weight_bytes

@@ -2,24 +2,21 @@
 
 from collections.abc import Mapping
 
-from torch import nn
 from torch.fx import GraphModule, Node
 
-from fxpart.partitioner.guards import is_guard
 from fxpart.split.cut import Partitions, cut_module
 from fxpart.split.dependencies import PLACELESS
+from fxpart.split.guards import is_guard
 
 __all__ = ["emit"]
 
 
-def emit(
-    fx_module: GraphModule, torch_module: nn.Module, node_to_partition: Mapping[Node, int]
-) -> GraphModule:
+def emit(fx_module: GraphModule, node_to_partition: Mapping[Node, int]) -> GraphModule:
     """Return a module with a child ``submod_<id>`` for each partition id.
 
     It takes and returns what `fx_module` does, nested inputs and outputs included. The check of the
     inputs of an exported module stays in front of the partitions. `fx_module` itself keeps its
-    graph. `torch_module`, which was traced, is not needed.
+    graph.
 
     Raises:
         CycleError: when partitions wait for each other; see `fxpart.split.split_module`.

@@ -17,18 +17,14 @@ import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 from torch.fx import GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
-from fxpart.partitioner.effects import Effects, effects_of, is_question
 from fxpart.partitioner.lowering import Lowered
+from fxpart.split.effects import Effects, effects_of, is_question
+from fxpart.split.memory import SharedMemory, Value, storages
 
 __all__ = ["Tie", "ties_of"]
-
-_Value = Node | tuple[str, int]
-"""A node, or a storage: where it comes from, and its number there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,7 @@ class Tie:
 class _Storage:
     """One tensor that is written into, with all its views, as the walk over the graph sees it."""
 
-    version: dict[_Value, int] = field(default_factory=dict)
+    version: dict[Value, int] = field(default_factory=dict)
     """How many of the writes each value has seen for sure."""
     makers: list[int] = field(default_factory=list)
     """Operators that return it, a view of it, or write into it."""
@@ -58,58 +54,27 @@ class _Storage:
     tensor: str = ""
 
 
-class _Names:
-    """Which values may share memory: a union of names."""
-
-    def __init__(self) -> None:
-        self._above: dict[_Value, _Value] = {}
-
-    def root(self, value: _Value) -> _Value:
-        """Return the value that stands for all that may share memory with `value`."""
-        while (above := self._above.get(value, value)) != value:
-            self._above[value] = self._above.get(above, above)
-            value = above
-        return value
-
-    def join(self, a: _Value, b: _Value) -> None:
-        """Let two values, and what shares memory with them, be one."""
-        self._above[self.root(b)] = self.root(a)
-
-
-def _storages(label: str, value: object) -> list[_Value]:
-    """Return the storages of the tensors in a nested value; what has none stands for itself."""
-    found: list[_Value] = []
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, torch.Tensor):
-            # Sparse tensors have no one storage.
-            strided = leaf.layout is torch.strided
-            found.append((label, int(leaf.untyped_storage()._cdata) if strided else id(leaf)))
-    return found
-
-
-def _weights(root: GraphModule, node: Node) -> list[_Value]:
+def _weights(root: GraphModule, node: Node) -> list[Value]:
     """Return the storages of the weights of what a node calls or fetches."""
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
-        return _storages("weight", [*module.parameters(), *module.buffers()])
+        return storages("weight", [*module.parameters(), *module.buffers()])
     if node.op == "get_attr":
         held = operator.attrgetter(str(node.target))(root)
         weights = [*held.parameters(), *held.buffers()] if isinstance(held, nn.Module) else held
-        return _storages("weight", weights)
+        return storages("weight", weights)
     return []
 
 
 def _shared_names(
-    lowered: Lowered, effects: Sequence[Effects], weights: Sequence[Sequence[_Value]]
-) -> _Names:
+    lowered: Lowered, effects: Sequence[Effects], weights: Sequence[Sequence[Value]]
+) -> SharedMemory:
     """Return which nodes and weights may share memory."""
-    names = _Names()
-    for node in (*lowered.sources, *lowered.ops):
-        for storage in _storages("traced", node.meta.get("val")):
-            names.join(storage, node)
+    names = SharedMemory()
     for node, effect in zip(lowered.ops, effects, strict=True):
-        for operand in effect.shared:
-            names.join(operand, node)
+        names.enter(node, effect.shared)
+    for node in (*lowered.sources, *lowered.ops):
+        names.hold(node, "traced", node.meta.get("val"))
     for node, held in zip(lowered.sources, weights, strict=True):
         for storage in held:
             names.join(storage, node)
@@ -130,10 +95,10 @@ def _waits_for(lowered: Lowered, write: int, earlier: Sequence[int]) -> set[int]
 
 
 def _written(
-    names: _Names, effects: Sequence[Effects], weights: Sequence[Sequence[_Value]]
-) -> dict[_Value, _Storage]:
+    names: SharedMemory, effects: Sequence[Effects], weights: Sequence[Sequence[Value]]
+) -> dict[Value, _Storage]:
     """Return what some operator writes into, by the value that stands for it."""
-    into: list[_Value] = []
+    into: list[Value] = []
     for effect, held in zip(effects, weights, strict=True):
         into += [*effect.written, *(held if effect.writes_weights else ())]
     return {names.root(value): _Storage() for value in into}
@@ -143,8 +108,8 @@ def _visit(  # noqa: PLR0917 - one step of the walk below
     lowered: Lowered,
     op: int,
     storage: _Storage,
-    read: Sequence[_Value],
-    writes: Sequence[_Value],
+    read: Sequence[Value],
+    writes: Sequence[Value],
     returned: bool,
     ties: list[Tie],
 ) -> None:
@@ -188,8 +153,8 @@ def ties_of(module: GraphModule, lowered: Lowered) -> list[Tie]:
     names, ties = _shared_names(lowered, effects, fetched), list[Tie]()
     storages = _written(names, effects, held)
     for op, (node, effect) in enumerate(zip(lowered.ops, effects, strict=True)):
-        written: list[_Value] = [*effect.written, *(held[op] if effect.writes_weights else ())]
-        read: dict[_Value, list[_Value]] = {}
+        written: list[Value] = [*effect.written, *(held[op] if effect.writes_weights else ())]
+        read: dict[Value, list[Value]] = {}
         for value in (*node.all_input_nodes, *held[op]):
             read.setdefault(names.root(value), []).append(value)
         own = names.root(node)

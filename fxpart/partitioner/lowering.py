@@ -9,9 +9,9 @@ from torch.fx import GraphModule, Node
 from fxpart.errors import CaptureError
 from fxpart.graph import IntArray, csr
 from fxpart.partitioner.config import NodeLatency
-from fxpart.partitioner.guards import is_guard
 from fxpart.partitioner.node_sizes import SOURCES, size_of
 from fxpart.partitioner.partition import Partition
+from fxpart.split.guards import is_guard
 from fxpart.static.graph import StaticGraph
 
 __all__ = ["Lowered", "lower", "lower_partitions"]
@@ -59,7 +59,7 @@ def lower(fx_module: GraphModule, latencies: Mapping[Node, NodeLatency]) -> Lowe
     """Return the graph of `fx_module` as arrays. O(graph).
 
     The check of the inputs that exported graphs begin with is no operator: see
-    `fxpart.partitioner.guards`.
+    `fxpart.split.guards`.
 
     Raises:
         CaptureError: when the graph has no operators, or a node has no size.

@@ -11,12 +11,12 @@ from fxpart.partitioner.aot import aot_partitions, check_together
 from fxpart.partitioner.config import PartitionerConfig, PartitionMode
 from fxpart.partitioner.embedding import embeddings
 from fxpart.partitioner.errors import ConfigError
-from fxpart.partitioner.guards import is_guard
 from fxpart.partitioner.inplace import ties_of
 from fxpart.partitioner.latency import latency_of
 from fxpart.partitioner.lowering import Lowered
 from fxpart.partitioner.node_sizes import size_of
 from fxpart.partitioner.partition import Partition
+from fxpart.split.guards import is_guard
 from fxpart.static.contraction import Contraction, contract
 from fxpart.static.cost_aware import cost_aware
 from fxpart.static.graph import StaticPlan, StaticProblem

@@ -83,7 +83,7 @@ class Partitioner:
         self.graph_module, self.torch_module, self.devices = fx_module, torch_module, devices
         self.partitions = partitions
         self.node_to_partition = get_node_to_partition_mapping(partitions)
-        emitted = emit(fx_module, torch_module, self.node_to_partition)
+        emitted = emit(fx_module, self.node_to_partition)
         dag = dag_of(emitted, {f"submod_{p.partition_id}": p for p in partitions})
         return PartitionResult(dag, emitted)
 

@@ -5,16 +5,18 @@ stage that then writes into one of them leaves the others as they were. What is 
 refused; what a module or function of others does inside is not known here.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, fx, nn
 
 from fxpart.errors import CycleError, SpecError
-from fxpart.partitioner.effects import effects_of, is_question
 from fxpart.pipeline.crossings import Crossings
 from fxpart.pipeline.flat_graph import FlatGraph
 from fxpart.split.deferred import DeferredGraphModule
+from fxpart.split.effects import effects_of, is_question
+from fxpart.split.memory import SharedMemory, Value
+from fxpart.split.write_order import writes_in_place
 
 __all__ = ["check_writes"]
 
@@ -31,18 +33,24 @@ def check_writes(flat: FlatGraph, found: Crossings) -> None:
             a weight that another stage uses too.
 
     """
-    memory = _Memory(flat)
+    module = DeferredGraphModule(flat.attributes, flat.graph)
+    ops = [node for node in flat.graph.nodes if _is_known(node, flat)]
+    if not writes_in_place(module, ops):
+        return
+    memory = SharedMemory()
+    for node in flat.graph.find_nodes(op="get_attr"):
+        memory.hold(node, "weight", flat.attributes[str(node.target)])
     position = {node: index for index, node in enumerate(flat.graph.nodes)}
-    for writer, operand in _writes(flat, memory):
+    for writer, operand in _writes(module, ops, memory):
         stage, root = flat.stage_of[writer], memory.root(operand)
         where = f"{flat.stage_names[stage]} writes into {operand.name} in place"
-        takes = [v for v in found.boundaries[stage] if memory.root(v) is root]
+        takes = [v for v in found.boundaries[stage] if memory.root(v) == root]
         if len(takes) > 1:
             raise SpecError(
                 f"{where} and takes it as {takes[0].name} and as {takes[1].name}, which processes"
                 f" would hold apart; move {writer.name} into the stage that makes it"
             )
-        for node, user in memory.uses(root):
+        for node, user in _uses(flat, memory, root):
             at = flat.stage_of.get(user, stage)
             if node.op == "get_attr" and at != stage:
                 raise SpecError(f"{where}, which {_name(flat, at)} uses too; put both in one stage")
@@ -58,22 +66,22 @@ def _name(flat: FlatGraph, stage: int) -> str:
     return flat.stage_names[stage] if 0 <= stage < flat.n_stages else "the result"
 
 
-def _writes(flat: FlatGraph, memory: "_Memory") -> list[tuple[fx.Node, fx.Node]]:
-    """Return what writes in place into which operand; joins in `memory` what may share it."""
-    module = DeferredGraphModule(flat.attributes, flat.graph)
+def _writes(
+    module: fx.GraphModule, ops: Iterable[fx.Node], memory: SharedMemory
+) -> list[tuple[fx.Node, fx.Node]]:
+    """Return what writes in place into which operand; enters in `memory` what may share it."""
     written = []
-    for node in flat.graph.nodes:
-        stage = flat.stage_of.get(node, -1)
-        if 0 <= stage < flat.n_stages and node.op.startswith("call") and _known(node, flat):
-            effects = effects_of(module, node)
-            for operand in effects.shared:
-                memory.join(operand, node)
-            written += [(node, operand) for operand in effects.written]
+    for node in ops:
+        effects = effects_of(module, node)
+        memory.enter(node, effects.shared)
+        written += [(node, operand) for operand in effects.written]
     return written
 
 
-def _known(node: fx.Node, flat: FlatGraph) -> bool:
-    """Return whether it is known what a node does to the memory of its operands."""
+def _is_known(node: fx.Node, flat: FlatGraph) -> bool:
+    """Return whether a node is in a stage and what it does to the memory of its operands known."""
+    if not node.op.startswith("call") or not 0 <= flat.stage_of.get(node, -1) < flat.n_stages:
+        return False
     if node.op == "call_module":
         called = flat.attributes[str(node.target)]
         return type(called).__module__.startswith("torch.nn.modules") and not isinstance(
@@ -87,33 +95,8 @@ def _known(node: fx.Node, flat: FlatGraph) -> bool:
     return module.partition(".")[0] in _KNOWN
 
 
-class _Memory:
-    """Which values share memory: sets of nodes that are joined one by one."""
-
-    def __init__(self, flat: FlatGraph) -> None:
-        self._above: dict[fx.Node, fx.Node] = {}
-        self._nodes = [n for n in flat.graph.nodes if n.op != "output"]
-        first: dict[int, fx.Node] = {}
-        for node in flat.graph.find_nodes(op="get_attr"):
-            held = flat.attributes[str(node.target)]
-            if isinstance(held, Tensor):
-                self.join(first.setdefault(held.untyped_storage()._cdata, node), node)
-
-    def root(self, node: fx.Node) -> fx.Node:
-        """Return the node that stands for all that share memory with `node`."""
-        while (above := self._above.get(node, node)) is not node:
-            self._above[node] = self._above.get(above, above)
-            node = above
-        return node
-
-    def join(self, a: fx.Node, b: fx.Node) -> None:
-        """Let two nodes, and what shares memory with them, be one."""
-        top, other = self.root(a), self.root(b)
-        if top is not other:
-            self._above[other] = top
-
-    def uses(self, root: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-        """Yield all that shares memory with `root`, each with the nodes that use it, in order."""
-        for node in self._nodes:
-            if self.root(node) is root:
-                yield from ((node, user) for user in node.users)
+def _uses(flat: FlatGraph, memory: SharedMemory, root: Value) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """Yield all that shares memory with `root`, each with the nodes that use it, in order."""
+    for node in flat.graph.nodes:
+        if node.op != "output" and memory.root(node) == root:
+            yield from ((node, user) for user in node.users)

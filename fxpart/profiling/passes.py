@@ -14,7 +14,8 @@ from fxpart.profiling.device import timed_call
 from fxpart.profiling.made_tensors import made_value
 from fxpart.profiling.pass_plan import Run, plan_pass
 from fxpart.profiling.steps import Step
-from fxpart.profiling.valid_arguments import needs_validity, valid_arguments
+from fxpart.profiling.regions import as_captured, valid_region_arguments
+from fxpart.profiling.valid_arguments import bent_nodes, valid_arguments
 from fxpart.profiling.weights import Given
 
 __all__ = ["Measured", "measure"]
@@ -93,16 +94,18 @@ def _run(run: Run, values: Values, given: Given) -> float:
             given.evict()
         args = tuple([_value(argument, values) for argument in step.args])
         kwargs = {name: _value(argument, values) for name, argument in step.kwargs.items()}
-        if needs_validity(call):
-            bent = valid_arguments(call, args, kwargs)
-            _keep_bent((step.args, step.kwargs), (args, kwargs), bent, values, given)
+        if step.needs_validity:
+            bent = _valid(step, args, kwargs)
+            _keep_bent(step, (args, kwargs), bent, values, given)
             args, kwargs = bent
             del bent
         for one in run.dying:
             values.pop(one, None)
         box = [(call, args, kwargs)]
         del args, kwargs
-        values[node], seconds = timed_call(given.device, box)
+        result, seconds = timed_call(given.device, box)
+        values[node] = as_captured(result, node.meta.get("val")) if step.is_region else result
+        del result
     except Exception as error:
         raise CaptureError(
             f"operator {node.name} ({call}) cannot be measured on {given.device}:"
@@ -119,24 +122,28 @@ def _value(argument: Any, values: Values) -> Any:  # noqa: ANN401 - as torch typ
     return argument
 
 
+def _valid(
+    step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    call = step.node.target
+    if not callable(call):
+        return args, kwargs
+    if step.is_region:
+        return valid_region_arguments(call, args), kwargs
+    return valid_arguments(call, args, kwargs)
+
+
 def _keep_bent(
-    arguments: Any,  # noqa: ANN401 - tuples, lists and mappings of nodes and constants
-    before: Any,  # noqa: ANN401
-    after: Any,  # noqa: ANN401
+    step: Step,
+    before: tuple[Any, Any],
+    after: tuple[Any, Any],
     values: Values,
     given: Given,
 ) -> None:
     """Keep indices that were made valid: later readers, the backward among them, see the same."""
-    if type(arguments) is fx.Node:
-        if after is not before and after.dtype == before.dtype:
-            values[arguments] = after
-            given.replace(arguments, after)
-    elif isinstance(arguments, dict):
-        for name, argument in arguments.items():
-            _keep_bent(argument, before[name], after[name], values, given)
-    elif isinstance(arguments, list | tuple):
-        for argument, old, new in zip(arguments, before, after, strict=True):
-            _keep_bent(argument, old, new, values, given)
+    for node, tensor in bent_nodes((step.args, step.kwargs), before, after):
+        values[node] = tensor
+        given.replace(node, tensor)
 
 
 def _place(

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from fxpart.capture.from_export import REGIONS
+from fxpart.profiling.regions import body_of
 from fxpart.stable_json import stable_digest
 
 __all__ = ["shapes_of", "signature"]
@@ -13,10 +15,16 @@ __all__ = ["shapes_of", "signature"]
 def signature(node: fx.Node) -> str:
     """Return 64 hex digits that calls have in common which take the same time.
 
-    Target, shape, strides and dtype of every tensor, and every other argument, except devices.
+    Target, shape, strides and dtype of every tensor, and every other argument, except devices; of a
+    region the same of all its calls.
     """
+    return stable_digest(_call(node))
+
+
+def _call(node: fx.Node) -> dict[str, object]:
     kwargs = {name: _shown(given) for name, given in node.kwargs.items()}
-    return stable_digest({"target": str(node.target), "args": _shown(node.args), "kwargs": kwargs})
+    target = getattr(node.target, "__name__", "") if node.target in REGIONS else str(node.target)
+    return {"target": target, "args": _shown(node.args), "kwargs": kwargs}
 
 
 def shapes_of(node: fx.Node) -> list[list[int]]:
@@ -26,6 +34,9 @@ def shapes_of(node: fx.Node) -> list[list[int]]:
 
 
 def _shown(given: Any) -> object:  # noqa: ANN401 - anything that a call may be given
+    if isinstance(given, fx.Node) and given.op == "get_attr":
+        calls = body_of(given).graph.nodes
+        return [_call(call) for call in calls if call.op == "call_function"]
     if isinstance(given, fx.Node):
         return _shown(given.meta.get("val"))
     if isinstance(given, Tensor):

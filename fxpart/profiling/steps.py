@@ -8,8 +8,10 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.from_export import REGIONS
 from fxpart.errors import SpecError
 from fxpart.graph import OpGraph
+from fxpart.profiling.regions import body_of, holds_validity, runnable_body
 from fxpart.profiling.signature import signature
 
 __all__ = ["Step", "steps_of"]
@@ -24,7 +26,8 @@ class Step:
 
     node: fx.Node
     args: tuple[Any, ...]
-    """What it is called with: nodes, lists of nodes, and constants; devices are the real one."""
+    """What it is called with: nodes, lists of nodes, constants, and graphs of regions; devices are
+    the real one."""
     kwargs: dict[str, Any]
     signature: str
     is_exact: bool
@@ -33,6 +36,10 @@ class Step:
     that follows from whole numbers and masks alone, are always computed."""
     is_small: bool
     """Whether it takes no more time to run it than to make up its result."""
+    is_region: bool
+    """Whether it calls a graph of its own, in a mode of its own."""
+    needs_validity: bool
+    """Whether it refuses some values of its arguments."""
 
 
 def steps_of(program: ExportedProgram, graph: OpGraph, device: torch.device) -> list[Step]:
@@ -54,7 +61,18 @@ def steps_of(program: ExportedProgram, graph: OpGraph, device: torch.device) -> 
             exact.add(node)
         args = tuple(_on_device(given, device) for given in node.args)
         kwargs = {name: _on_device(given, device) for name, given in node.kwargs.items()}
-        steps.append(Step(node, args, kwargs, signature(node), node in exact, _is_small(node)))
+        steps.append(
+            Step(
+                node,
+                args,
+                kwargs,
+                signature(node),
+                is_exact=node in exact,
+                is_small=_is_small(node),
+                is_region=node.target in REGIONS,
+                needs_validity=holds_validity(node),
+            )
+        )
     return steps
 
 
@@ -65,6 +83,8 @@ def _is_small(node: fx.Node) -> bool:
 
 
 def _on_device(given: Any, device: torch.device) -> Any:  # noqa: ANN401 - as torch types arguments
+    if isinstance(given, fx.Node) and given.op == "get_attr":
+        return runnable_body(body_of(given), device)
     if isinstance(given, list):
         return [_on_device(item, device) for item in given]
     return device if isinstance(given, torch.device) else given

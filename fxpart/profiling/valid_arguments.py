@@ -4,13 +4,13 @@ Made values are random, and an operator refuses some: here they are bent to what
 its time is measured.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
-__all__ = ["needs_validity", "valid_arguments"]
+__all__ = ["bent_nodes", "needs_validity", "valid_arguments"]
 
 Named = dict[str, Any]
 _Rule = Callable[[Named], Named]
@@ -40,6 +40,23 @@ def valid_arguments(
     changed = rule(named)
     positional = tuple(changed.get(name, given) for name, given in zip(names, args, strict=False))
     return positional, {name: changed.get(name, given) for name, given in kwargs.items()}
+
+
+def bent_nodes(
+    arguments: Any,  # noqa: ANN401 - tuples, lists and mappings of nodes and constants
+    before: Any,  # noqa: ANN401
+    after: Any,  # noqa: ANN401
+) -> Iterator[tuple[fx.Node, Tensor]]:
+    """Yield the nodes among `arguments` whose values were made valid, and what they are now."""
+    if type(arguments) is fx.Node:
+        if after is not before and after.dtype == before.dtype:
+            yield arguments, after
+    elif isinstance(arguments, Mapping):
+        for name, argument in arguments.items():
+            yield from bent_nodes(argument, before[name], after[name])
+    elif isinstance(arguments, list | tuple):
+        for argument, old, new in zip(arguments, before, after, strict=True):
+            yield from bent_nodes(argument, old, new)
 
 
 def _within(index: Tensor, bound: int) -> Tensor:

@@ -5,15 +5,16 @@ before a write, or what is there after, and the graph's order alone tells which.
 touch a tensor which is written into keep the graph's order around each write.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-import torch
 from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 
 from fxpart.split.attributes import fetched
+from fxpart.split.effects import effects_of, is_question
+from fxpart.split.memory import SharedMemory
 
-__all__ = ["WriteEdges", "write_edges"]
+__all__ = ["WriteEdges", "write_edges", "writes_in_place"]
 
 _SWITCHES = frozenset({"inplace", "out", "max_norm"})
 """Arguments with which a function writes into another."""
@@ -36,20 +37,14 @@ def write_edges(
         part_of: partition of each of them.
 
     """
-    suspicion = _Suspicion()
-    suspects = [node for node in ops if suspicion.falls_on(node)]
-    if not suspects:
-        return {}
-    # The facade's room; imported here, as it imports this one.
-    from fxpart.partitioner.effects import effects_of, is_question
-
-    if not any(effects_of(module, node).written for node in suspects):
+    if not writes_in_place(module, ops):
         return {}
     effects = [effects_of(module, node) for node in ops]
-    names = _Aliases(module)
+    names = SharedMemory()
+    for node in module.graph.find_nodes(op="get_attr"):
+        names.hold(node, "weight", fetched(module, str(node.target)))
     for node, effect in zip(ops, effects, strict=True):
-        for operand in effect.shared:
-            names.join(operand, node)
+        names.enter(node, effect.shared)
     tensors = {names.root(x): _Tensor(x.name) for effect in effects for x in effect.written}
     edges: WriteEdges = {}
     for node, effect in zip(ops, effects, strict=True):
@@ -60,6 +55,12 @@ def write_edges(
             elif root in tensors and not is_question(node):
                 tensors[root].read(part_of[node], edges)
     return edges
+
+
+def writes_in_place(module: GraphModule, ops: Iterable[Node]) -> bool:
+    """Return whether any of `ops`, operators of `module`, writes into what it reads. Quick."""
+    suspicion = _Suspicion()
+    return any(effects_of(module, node).written for node in ops if suspicion.falls_on(node))
 
 
 class _Suspicion:
@@ -96,34 +97,6 @@ def _function_may_write(function: object) -> bool | None:
     if getattr(function, "__module__", "") == "_operator":
         return name.startswith("i") or name in {"setitem", "delitem"}
     return True if name.endswith("_") or name.startswith("embedding") else None
-
-
-class _Aliases:
-    """Which nodes may share memory: a union of nodes; attributes are one by their storage."""
-
-    def __init__(self, module: GraphModule) -> None:
-        self._above: dict[Node, Node] = {}
-        first: dict[int, Node] = {}
-        for node in module.graph.nodes:
-            if node.op == "get_attr":
-                held = fetched(module, str(node.target))
-                if isinstance(held, torch.Tensor):
-                    strided = held.layout is torch.strided
-                    key = held.untyped_storage()._cdata if strided else id(held)
-                    self.join(first.setdefault(int(key), node), node)
-
-    def root(self, node: Node) -> Node:
-        """Return the node that stands for all that may share memory with `node`."""
-        while (above := self._above.get(node, node)) is not node:
-            self._above[node] = self._above.get(above, above)
-            node = above
-        return node
-
-    def join(self, a: Node, b: Node) -> None:
-        """Let two nodes, and what shares memory with them, be one."""
-        top, other = self.root(a), self.root(b)
-        if top is not other:
-            self._above[other] = top
 
 
 class _Tensor:

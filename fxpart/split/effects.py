@@ -18,7 +18,7 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from fxpart.partitioner.memory_names import QUESTIONS, VIEWS, WRITING_OPERATORS
+from fxpart.split.memory_names import QUESTIONS, VIEWS, WRITING_OPERATORS
 
 __all__ = ["Effects", "effects_of", "is_question"]
 

@@ -1,0 +1,115 @@
+"""Regions: calls of a graph of its own, run under autocast or with gradients on or off."""
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_map
+
+from fxpart.capture.from_export import REGIONS
+from fxpart.profiling.valid_arguments import bent_nodes, needs_validity, valid_arguments
+
+__all__ = ["as_captured", "body_of", "holds_validity", "runnable_body", "valid_region_arguments"]
+
+
+def body_of(node: fx.Node) -> fx.GraphModule:
+    """Return the graph that `node`, which gets it as an attribute, hands to the call of a region.
+
+    Raises:
+        TypeError: for another attribute; captures refuse programs that have any.
+
+    """
+    owner = node.graph.owning_module
+    found = owner.get_submodule(str(node.target)) if owner is not None else None
+    if not isinstance(found, fx.GraphModule):
+        raise TypeError(f"{node.name} is no region")
+    return found
+
+
+def runnable_body(body: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """Return a copy of `body` that makes its tensors on `device`.
+
+    Checks of dtypes and devices are left out: they say what was captured, and autocast on the meta
+    device changes no dtypes as it does where the region is run.
+    """
+    made = copy.deepcopy(body)
+    for part in made.modules():
+        if isinstance(part, fx.GraphModule):
+            _move(part, device)
+    return made
+
+
+def _move(part: fx.GraphModule, device: torch.device) -> None:
+    def moved(given: Any) -> Any:  # noqa: ANN401 - as torch types arguments
+        return device if isinstance(given, torch.device) else given
+
+    for node in list(part.graph.nodes):
+        if node.op != "call_function":
+            continue
+        if node.target is torch.ops.aten._assert_tensor_metadata.default:
+            part.graph.erase_node(node)
+            continue
+        node.args = fx.node.map_aggregate(node.args, moved)
+        node.kwargs = fx.node.map_aggregate(node.kwargs, moved)
+    part.recompile()
+
+
+def holds_validity(node: fx.Node) -> bool:
+    """Return whether `node` is an operator, or holds one, that refuses some values."""
+    if node.target not in REGIONS:
+        return callable(node.target) and needs_validity(node.target)
+    bodies = [body_of(given) for given in node.all_input_nodes if given.op == "get_attr"]
+    return any(
+        holds_validity(call)
+        for body in bodies
+        for call in body.graph.nodes
+        if call.op == "call_function"
+    )
+
+
+def valid_region_arguments(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return the arguments of a region's call with every index that it reads made valid.
+
+    The region is run once for that. Indices that it computes by itself stay what they are.
+    """
+    place = next(i for i, given in enumerate(args) if isinstance(given, fx.GraphModule))
+    body = args[place]
+    bending = _Bending(body)
+    call(*args[:place], bending.run, *args[place + 1 :])
+    names = [node.name for node in body.graph.find_nodes(op="placeholder")]
+    operands = zip(names, args[place + 1 :], strict=True)
+    return (*args[: place + 1], *(bending.bent.get(name, given) for name, given in operands))
+
+
+class _Bending(fx.Interpreter):
+    """Runs a body, and notes which of its inputs had to be made valid."""
+
+    def __init__(self, body: fx.GraphModule) -> None:
+        super().__init__(body)
+        self.bent: dict[str, Tensor] = {}
+
+    def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - as in the base class
+        call = n.target
+        if n.op != "call_function" or not callable(call):
+            return super().run_node(n)
+        args, kwargs = self.fetch_args_kwargs_from_env(n)
+        if call in REGIONS:
+            valid: tuple[Any, Any] = valid_region_arguments(call, args), kwargs
+        else:
+            valid = valid_arguments(call, args, dict(kwargs))
+        for node, value in bent_nodes((n.args, n.kwargs), (args, kwargs), valid):
+            self.env[node] = value
+            if node.op == "placeholder":
+                self.bent[node.name] = value
+        return call(*valid[0], **valid[1])
+
+
+def as_captured(result: Any, like: Any) -> Any:  # noqa: ANN401 - a tensor or a tuple of them
+    """Return the result of a region in the dtypes that were captured: later calls expect these."""
+    return tree_map(
+        lambda got, expected: got.to(expected.dtype) if isinstance(got, Tensor) else got,
+        result,
+        like,
+    )
