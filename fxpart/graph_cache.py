@@ -7,10 +7,8 @@ read. The whole folder can be deleted at any time.
 
 import hashlib
 import json
-import secrets
 import zipfile
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,13 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from fxpart.errors import CacheError, FxpartError
+from fxpart.errors import FxpartError
 from fxpart.graph import OpGraph
 from fxpart.stable_json import stable_digest
+from fxpart.whole_file import whole_file
 
 __all__ = ["cache_key", "cached_path", "read_graph", "write_graph"]
 
 _TEXT = ("names", "modules", "targets", "dtypes", "value_names", "weight_names")
+_ADVICE = "make the folder writable, or set capture.cache_dir or capture.use_cache=false"
 _ARRAYS = tuple(name for name in OpGraph.__slots__ if name not in _TEXT)
 
 
@@ -50,7 +50,8 @@ def cache_key(model: Mapping[str, object], level: str, phase: str = "inference")
     """Return the identity of a captured graph as 64 hex digits.
 
     `model` is everything that decides the model and its inputs (JSON-able); `level` is how it is
-    captured and `phase` what of it. Versions of torch and fxpart, and fxpart's capture code, are part of it.
+    captured and `phase` what of it. Versions of torch and fxpart, and fxpart's capture code, are
+    part of it.
     """
     parts = {
         "model": model,
@@ -79,21 +80,12 @@ def write_graph(path: Path, graph: OpGraph, sources: Iterable[Path] = ()) -> Non
 
     """
     text: dict[str, object] = {name: list(getattr(graph, name)) for name in _TEXT}
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp.npz")
-    try:
+    with whole_file(path, f"the captured graph to {path.parent}", _ADVICE) as temporary:
         text["sources"] = {str(source): _digest(source) for source in sources}
         packed = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(temporary, text=packed, **{name: getattr(graph, name) for name in _ARRAYS})
-        temporary.replace(path)
-    except OSError as error:
-        raise CacheError(
-            f"cannot write the captured graph to {path.parent}: {error.strerror or error};"
-            " make the folder writable, or set capture.cache_dir or capture.use_cache=false"
-        ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        arrays = {name: getattr(graph, name) for name in _ARRAYS}
+        with temporary.open("wb") as file:  # of a mere name, numpy would make another one
+            np.savez(file, text=packed, **arrays)
 
 
 def _digest(path: Path) -> str:

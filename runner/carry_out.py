@@ -1,5 +1,6 @@
 """Carrying a plan out on this machine: `local` in this process, `pipeline` in one a stage."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,12 +9,19 @@ import numpy as np
 from fxpart.assignment import Assignment
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.machine import available_cores
-from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError, nearest_names
 from fxpart.forward_devices import forward_devices
+from fxpart.graph import IntArray
 from fxpart.models.spec import ModelSpec
+from fxpart.partitions import partition_by_device
 from fxpart.problem import Problem
-from fxpart.schedule import ScheduleResult, stage_costs, step_on_cores
+from fxpart.schedule import (
+    ScheduleResult,
+    engine_peak_bytes,
+    engine_stages,
+    stage_costs,
+    step_on_cores,
+)
 from runner.config import Config
 from runner.measured import Measured
 from runner.subject import Subject
@@ -51,11 +59,6 @@ def check_execute(config: Config) -> None:
             f"execute=pipeline runs a schedule of torch's engine, got schedule="
             f"{config.schedule.name}; use schedule=gpipe or schedule=1f1b"
         )
-    if execute.name == "local" and config.phase.name == "training":
-        raise SpecError(
-            "execute=local runs one pass forward, got phase=training; use execute=pipeline for"
-            " training steps, or phase=inference"
-        )
 
 
 def carry_out(
@@ -81,35 +84,55 @@ def carry_out(
     real = subject.real
     assert real is not None, "what is carried out has been built"
     placed = _forward_assignment(subject, real, assignment)
+    if schedule is not None and config.execute.name == "pipeline":
+        # Partitions that follow each other on a device are one stage, there as in the schedule.
+        placed = _by_device(placed.device_of, schedule.devices)
     with torch_threads(config.execute.threads):
         if config.execute.save_stages:
             _save(real, _chain(real, placed), folder / STAGES_FOLDER)
         if config.execute.name == "local":
-            return _local(config, real, problem, placed)
+            return _local(config, real, problem, planned=assignment, placed=placed)
         assert schedule is not None, "a pipeline has a schedule"
         return _pipeline(
-            config, spec, real, placed, schedule, _step_s(config, problem, assignment, schedule)
+            config,
+            spec,
+            real,
+            placed,
+            _engine_peaks(real, problem, assignment, schedule),
+            _step_s(config, problem, assignment, schedule),
         )
 
 
 def _forward_assignment(subject: Subject, real: "RealModel", planned: Assignment) -> Assignment:
-    """Return the plan for what is run; of a training step, one stage for each device."""
+    """Return the plan for what is run: of a training step its forward, where it was placed."""
     if not subject.exported_names:
         return planned
     device_of = forward_devices(planned.device_of, subject.exported_names, real.graph)
-    # In the order in which the forward reaches them.
-    devices = list(dict.fromkeys(device_of.tolist()))
-    number = {device: stage for stage, device in enumerate(devices)}
+    return partition_by_device(real.graph, device_of)
+
+
+def _by_device(device_of: IntArray, devices: Sequence[int]) -> Assignment:
+    """Return a partition for each of `devices` that has an operator, in their order."""
+    used = [device for device in devices if bool(np.any(device_of == device))]
+    number = {device: stage for stage, device in enumerate(used)}
     stage_of = np.array([number[device] for device in device_of.tolist()], dtype=np.int64)
-    return Assignment(stage_of, tuple((device,) for device in devices))
+    return Assignment(stage_of, tuple((device,) for device in used))
 
 
-def _local(config: Config, real: "RealModel", problem: Problem, placed: Assignment) -> Measured:
+def _local(
+    config: Config,
+    real: "RealModel",
+    problem: Problem,
+    *,
+    planned: Assignment,
+    placed: Assignment,
+) -> Measured:
+    """Return what a run here shows beside what was predicted of `planned`, backward included."""
     from fxpart.execution.local import run_local
 
-    devices = problem.topology.n_devices
-    run = run_local(real, placed, devices, repeats=config.execute.repeats)
-    home = placed.device_of
+    devices, training = problem.topology.n_devices, config.phase.name == "training"
+    run = run_local(real, placed, devices, repeats=config.execute.repeats, training=training)
+    home = planned.device_of
     times = problem.costs.op_time_s[np.arange(len(home)), home]
     return Measured(
         way="local",
@@ -119,11 +142,9 @@ def _local(config: Config, real: "RealModel", problem: Problem, placed: Assignme
         throughput_per_s=run.throughput_per_s,
         unsplit_s=run.unsplit_latency_s,
         peak_bytes=run.peak_bytes,
-        predicted_peak_bytes=tuple(
-            int(peak) for peak in peak_bytes(memory_tables(real.graph), home, devices)
-        ),
+        predicted_peak_bytes=tuple(int(peak) for peak in peak_bytes(problem.memory, home, devices)),
         max_difference=run.max_difference,
-        gradient_difference=None,
+        gradient_difference=run.gradient_difference,
         device_name=run.device_name,
         threads=run.threads,
     )
@@ -147,12 +168,28 @@ def _step_s(
     )
 
 
+def _engine_peaks(
+    real: "RealModel", problem: Problem, assignment: Assignment, schedule: ScheduleResult
+) -> dict[int, int]:
+    """Return the bytes that the process of each device's stage is predicted to hold."""
+    graph, training = real.graph, schedule.training
+    peaks = engine_peak_bytes(
+        schedule.name,
+        engine_stages(problem, assignment),
+        schedule.microbatches,
+        training=training,
+        # The graph of a training step returns the loss, its forward what the engine keeps.
+        result_bytes=int(graph.value_bytes[graph.value_is_output].sum()) if training else 0,
+    )
+    return dict(zip(schedule.devices, peaks, strict=True))
+
+
 def _pipeline(  # noqa: PLR0917 - what a run is made of, and called once
     config: Config,
     spec: ModelSpec,
     real: "RealModel",
     placed: Assignment,
-    schedule: ScheduleResult,
+    peaks: Mapping[int, int],
     predicted_s: float,
 ) -> Measured:
     from fxpart.execution.microbatches import drawn_microbatches
@@ -169,7 +206,6 @@ def _pipeline(  # noqa: PLR0917 - what a run is made of, and called once
         threads=execute.threads,
     )
     homes = [devices[0] for devices in placed.devices_of_partition]
-    peaks = dict(zip(schedule.devices, schedule.peak_bytes, strict=True))
     return Measured(
         way="pipeline",
         time_s=run.step_s,

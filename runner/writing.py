@@ -1,19 +1,13 @@
-"""Files that are whole or absent: written under a temporary name, then renamed.
-
-A reader, or a run that was killed half-way, never sees the first half of a file. Nothing is forced
-to the disk before the rename: after a power cut a file may be the old one or empty.
-"""
+"""Text and JSON files of a run: whole or absent, and the same text for the same content."""
 
 import json
 import math
-import os
-import secrets
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from fxpart.errors import CacheError
+from fxpart.whole_file import write_whole
 
 __all__ = ["json_text", "write_json", "write_text"]
 
@@ -23,19 +17,7 @@ def write_text(path: Path, text: str) -> None:
 
     Raises `CacheError` when the place cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("x", encoding="utf-8", newline="\n") as file:
-                file.write(text)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise CacheError(
-            f"cannot write {path}: {error.strerror or error}; choose another output folder"
-        ) from error
+    write_whole(path, text, str(path), "choose another output folder")
 
 
 def write_json(path: Path, document: Mapping[str, object]) -> None:

@@ -12,15 +12,16 @@ import numpy as np
 
 from fxpart.cost.latency_source import same_on_every_device
 from fxpart.cost.operator_class import compute_keys, fresh_bytes, is_free, is_view
-from fxpart.cost.whole_file import write_whole
 from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import FloatArray, OpGraph
 from fxpart.json_file import read_document, what_is_wrong
 from fxpart.topology import Topology
+from fxpart.whole_file import write_whole
 
 __all__ = ["Calibration", "read_calibration", "write_calibration"]
 
 _SCHEMA, _VERSION = "fxpart-calibration", 1
+_ADVICE = "make the folder writable, or name another one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +115,8 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
     fields = asdict(calibration)
     fields["flops_per_s"] = dict(sorted(calibration.flops_per_s.items()))
     document = {"schema": _SCHEMA, "version": _VERSION, **fields}
-    write_whole(path, json.dumps(document, indent=2) + "\n", "the calibration")
+    text = json.dumps(document, indent=2) + "\n"
+    write_whole(path, text, f"the calibration to {path.parent}", _ADVICE)
 
 
 def read_calibration(path: Path) -> Calibration:

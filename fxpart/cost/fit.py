@@ -24,6 +24,9 @@ _STARTS = (0.1, 0.5)
 """Quantiles of what the sample achieves, from which the search starts; the best end is kept."""
 _SMALLEST, _LARGEST = -70.0, 30.0
 """Bounds of the coefficients' logarithms: seconds, and seconds a FLOP or a byte."""
+_FASTER = 10.0
+"""How many times as fast as in any operator of the sample a rate may be: where nothing in it is
+limited by memory, say, it shows no bandwidth, and any that is high enough would fit."""
 _FIRST_RATE = 3
 """Place of the first class among the coefficients, after overhead, bytes and fresh bytes."""
 
@@ -144,6 +147,19 @@ def _starts(sample: _Sample) -> list[FloatArray]:
     return found
 
 
+def _least(sample: _Sample) -> FloatArray:
+    """Return the smallest coefficients that the search may find."""
+    time_s, moves = np.exp(sample.log_s), sample.moved > 0
+    least = np.full(_FIRST_RATE + len(sample.keys), _SMALLEST)
+    if moves.any():
+        least[1] = np.log(np.min(time_s[moves] / sample.moved[moves]) / _FASTER)
+    for key in range(len(sample.keys)):
+        of_key = sample.key == key
+        least[_FIRST_RATE + key] = np.log(np.min(time_s[of_key] / sample.flops[of_key]) / _FASTER)
+    least[:] = np.maximum(least, _SMALLEST)
+    return least
+
+
 def _quantile(costs: FloatArray, share: float) -> float:
     return float(np.quantile(costs, share)) if len(costs) else 1.0
 
@@ -180,7 +196,13 @@ def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
         return columns
 
     end = least_squares(
-        residual, start, jacobian, bounds=(_SMALLEST, _LARGEST), xtol=1e-15, ftol=1e-15, gtol=1e-15
+        residual,
+        start,
+        jacobian,
+        bounds=(_least(sample), _LARGEST),
+        xtol=1e-15,
+        ftol=1e-15,
+        gtol=1e-15,
     )
     return float(end.cost), np.asarray(end.x, dtype=np.float64)
 

@@ -13,15 +13,16 @@ import numpy as np
 
 from fxpart.cost.machine import machine_key
 from fxpart.cost.profile import OperatorProfile
-from fxpart.cost.whole_file import write_whole
 from fxpart.errors import FxpartError
 from fxpart.graph import OpGraph
 from fxpart.json_file import read_document
 from fxpart.stable_json import stable_digest
+from fxpart.whole_file import write_whole
 
 __all__ = ["installed_torch", "profile_path", "read_profile", "write_profile"]
 
 _SCHEMA, _VERSION = "fxpart-profile", 1
+_ADVICE = "make the folder writable, or name another one"
 
 
 def installed_torch() -> str:
@@ -76,7 +77,7 @@ def write_profile(path: Path, graph: OpGraph, profile: OperatorProfile) -> None:
         "seconds": profile.seconds.tolist(),
         "samples": profile.samples.tolist(),
     }
-    write_whole(path, json.dumps(document), "the profile")
+    write_whole(path, json.dumps(document), f"the profile to {path.parent}", _ADVICE)
 
 
 def read_profile(path: Path, graph: OpGraph) -> OperatorProfile | None:

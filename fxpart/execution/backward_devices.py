@@ -1,19 +1,24 @@
 """On which logical device each part of a backward is computed: `BackwardDevices`.
 
-Autograd computes the gradient of an operator where the operator was computed, and hands the
-gradient of what another device had received back to its maker, a copy as all that is handed over.
+Autograd computes the gradient of an operator where the operator was computed. The gradient of a
+value is a sum over its readers, the last one first, and each adds its part where it is computed:
+
+    value made on 0, read on 0, 1, 1, 2:    0 <-- 0 <-- 1 <-- 1 <-- 2
+
+So the sum goes from the last reader's device to the one before, a copy each time as all that is
+handed over, and in the end to the value's maker.
 """
 
+import weakref
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map
 
 from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.training_loss import training_loss
@@ -25,19 +30,85 @@ __all__ = ["BackwardDevices"]
 class BackwardDevices:
     """Tells a counter, while autograd runs a backward, which device is computing.
 
-    It must be told of all that the forward computes: `tag`, `received`, `lent` and `loss`.
+    It must be told of all that the forward computes and reads: `made`, `read`, `lent`, `loss`.
     """
 
     counter: LiveBytes
     _device_of: dict[Node, int] = field(default_factory=dict)
     """Autograd's nodes, and the device of the call that they are of."""
-    _received: set[Hashable] = field(default_factory=set)
-    _lent: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    """Weights by number and by device other than their home."""
-    _home_of: dict[int, int] = field(default_factory=dict)
-    """The device that first reads a weight, by number; its gradient is added up there."""
+    _tips: dict[Hashable, "_Tip"] = field(default_factory=dict)
+    """Where the sum of a value's gradient begins so far."""
+    _weights: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    """Weights by number and device, as they are read there."""
+    _last_reader: dict[int, int] = field(default_factory=dict)
+    """The device that read a weight last, by number."""
+    _copies: dict[Hashable, tuple[weakref.ref[Any], weakref.ref[Tensor]]] = field(
+        default_factory=dict
+    )
+    """Storages of gradients, and their copies elsewhere."""
 
-    def tag(self, result: object, device: int) -> None:
+    def made(self, name: Hashable, value: object, device: int, *, is_sent: bool) -> None:
+        """Say that `device` has computed `value`, and whether other devices will read it."""
+        self._tag(value, device)
+        if is_sent:
+            self._tips[name] = _Tip(device, self._ends(value, device))
+
+    def read(self, name: Hashable, value: Any, device: int | None) -> Any:  # noqa: ANN401
+        """Return `value`, which `device` has made or received, as an operator there reads it.
+
+        What is returned takes the place of `value` on that device.
+        """
+        tip = self._tips.get(name)
+        if tip is None or device is None or tip.device == device:
+            return value
+        handed = tree_map(lambda data, end: self._handed(data, end, tip.device), value, tip.ends)
+        self._tips[name] = _Tip(device, self._ends(handed, device))
+        return handed
+
+    def lent(self, weight: Any, device: int | None) -> Any:  # noqa: ANN401
+        """Return a weight as an operator on `device` reads it."""
+        if device is None or not isinstance(weight, Tensor) or not weight.requires_grad:
+            return weight
+        # The module keeps its weights alive, so that the numbers of objects are their own.
+        number = id(weight)
+        before = self._last_reader.setdefault(number, device)
+        last = self._weights.get((number, before), weight)
+        if before != device:
+            last = self._handed(weight, last, before)
+        self._last_reader[number] = device
+        self._weights[number, device] = last
+        return last
+
+    def loss(self, results: Sequence[Tensor]) -> Tensor:
+        """Return the loss, computed where the result is that it is of. The forward ends with it."""
+        first = next((result for result in results if result.is_floating_point()), None)
+        node = None if first is None else first.grad_fn
+        device = 0 if node is None else self._device_of.get(node, 0)
+        self.counter.move_to(device)
+        loss = training_loss(results)
+        self._tag(loss, device)
+        # What the loss does not depend on is dropped with the results.
+        self._device_of.clear()
+        self._tips.clear()
+        self._weights.clear()
+        return loss
+
+    def sent(self, gradient: Tensor, device: int) -> Tensor:
+        """Return the copy of a gradient that `device` gets: of one tensor, one."""
+        if gradient.is_sparse:
+            return gradient.clone()
+        storage = gradient.untyped_storage()
+        key = (storage._cdata, gradient.storage_offset(), gradient.shape, gradient.stride(), device)
+        source, copy = self._copies.get(key, (None, None))
+        # Numbers of storages are given again once they are gone.
+        known = None if copy is None or source is None or source() is None else copy()
+        if known is not None:
+            return known
+        made = gradient.clone()
+        self._copies[key] = (weakref.ref(storage), weakref.ref(made))
+        return made
+
+    def _tag(self, result: object, device: int) -> None:
         """Remember that what autograd recorded for `result`, and nobody has yet, is of `device`."""
         waiting = [leaf.grad_fn for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         while waiting:
@@ -49,70 +120,72 @@ class BackwardDevices:
             node.register_prehook(_Begin(self.counter, device))
             waiting.extend(before for before, _ in node.next_functions)
 
-    def received(self, name: Hashable, value: Any, maker: int) -> Any:  # noqa: ANN401
-        """Return a value that another device has received, as it is read there.
+    def _ends(self, value: object, device: int) -> Any:  # noqa: ANN401
+        ends = tree_map(lambda leaf: self._end(leaf) if _is_variable(leaf) else None, value)
+        self._tag(ends, device)
+        return ends
 
-        At its first reading, `name` not being known yet: from the backward of the first reader,
-        which runs last, the gradient goes to device `maker` at once.
-        """
-        if name in self._received:
-            return value
-        self._received.add(name)
-        return tree_map_only(Tensor, partial(self._handed, maker=maker, is_copy=True), value)
+    def _end(self, tensor: Tensor) -> Tensor:
+        with self.counter.paused():
+            end: Tensor = _End.apply(tensor)  # type: ignore[no-untyped-call]
+        return end
 
-    def lent(self, weight: Any, device: int | None) -> Any:  # noqa: ANN401
-        """Return a weight as `device` reads it; elsewhere than at home, gradients go home."""
-        if device is None or not isinstance(weight, Tensor):
-            return weight
-        # The module keeps its weights alive, so that the numbers of objects are their own.
-        home = self._home_of.setdefault(id(weight), device)
-        if home == device:
-            return weight
-        key = (id(weight), device)
-        if key not in self._lent:
-            self._lent[key] = self._handed(weight, home, is_copy=False)
-        return self._lent[key]
-
-    def loss(self, results: Sequence[Tensor]) -> Tensor:
-        """Return the loss, computed where the result is that it is of. The forward ends with it."""
-        first = next((result for result in results if result.is_floating_point()), None)
-        node = None if first is None else first.grad_fn
-        device = 0 if node is None else self._device_of.get(node, 0)
-        self.counter.move_to(device)
-        loss = training_loss(results)
-        self.tag(loss, device)
-        # What the loss does not depend on is dropped with the results.
-        self._device_of.clear()
-        self._lent.clear()
-        return loss
-
-    def _handed(self, tensor: Tensor, maker: int, *, is_copy: bool) -> Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        handed: Tensor = _Handed.apply(tensor, is_copy)  # type: ignore[no-untyped-call]
-        self.tag(handed, maker)
+    def _handed(self, data: Any, end: Tensor | None, to: int) -> Any:  # noqa: ANN401
+        if end is None or not isinstance(data, Tensor):
+            return data
+        handed: Tensor = _Handed.apply(end, data.detach(), self, to)  # type: ignore[no-untyped-call]
+        self._tag(handed, to)
         return handed
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Tip:
+    """The last reader of a value so far: what is read next hands its gradient to it."""
+
+    device: int
+    ends: Any
+    """Of each tensor in the value that has a gradient, an `_End`; else None."""
+
+
+def _is_variable(leaf: object) -> bool:
+    return isinstance(leaf, Tensor) and leaf.requires_grad
+
+
+class _End(torch.autograd.Function):
+    """Takes a gradient for a tensor whose memory may be gone when that is asked for."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, tensor: Tensor) -> Tensor:
+        """Return a tensor of the same shape that takes no memory."""
+        return tensor.new_empty(()).expand(tensor.shape)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, gradient: Tensor) -> Tensor:
+        """Return the gradient."""
+        return gradient
+
+
 class _Handed(torch.autograd.Function):
-    """The same tensor; its gradient is a copy, made by the device that gets it."""
+    """Data of one device, whose gradient is sent to another."""
 
     @staticmethod
-    def forward(ctx: FunctionCtx, tensor: Tensor, is_copy: bool) -> Tensor:
-        """Return the tensor, or a view of one that is no copy."""
-        if not is_copy:
-            return tensor.view_as(tensor)
-        # Not a view: an operator may write into what it received.
-        ctx.mark_dirty(tensor)  # type: ignore[no-untyped-call]
-        return tensor
+    def forward(
+        ctx: Any,  # noqa: ANN401 - torch lets it take attributes
+        end: Tensor,  # which the gradient goes to
+        data: Tensor,
+        devices: BackwardDevices,
+        to: int,
+    ) -> Tensor:
+        """Return the data, as no view of it: an operator may write into what it received."""
+        ctx.devices, ctx.to = devices, to
+        layout = data.storage_offset(), data.shape, data.stride()
+        # The last argument of `set_` is the stride.
+        return data.new_empty(0).set_(data.untyped_storage(), *layout)
 
     @staticmethod
-    def backward(  # type: ignore[override]
-        ctx: FunctionCtx,  # noqa: ARG004 - as torch calls it
-        gradient: Tensor,
-    ) -> tuple[Tensor, None]:
-        """Return a copy of the gradient."""
-        return gradient.clone(), None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # noqa: ANN401
+        """Return the gradient as its receiver gets it."""
+        return ctx.devices.sent(gradient, ctx.to), None, None, None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -123,4 +196,5 @@ class _Begin:
     device: int
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
+        """Let what is made next be made on the device of that node."""
         self.counter.move_to(self.device)

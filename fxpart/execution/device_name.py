@@ -1,16 +1,11 @@
 """What a device is called: a measurement says on what it was made."""
 
-import platform
-import re
-from pathlib import Path
-
 import torch
 
+from fxpart.cost.machine import cpu_name
 from fxpart.errors import SpecError
 
 __all__ = ["checked_device", "device_name"]
-
-_CPU_FACTS = Path("/proc/cpuinfo")
 
 
 def checked_device(device: str | torch.device) -> torch.device:
@@ -37,6 +32,4 @@ def device_name(device: torch.device) -> str:
     """Return the name of the processor that `device` is, as its maker sells it where known."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
-    facts = _CPU_FACTS.read_text(encoding="utf-8") if _CPU_FACTS.exists() else ""
-    stated = re.search(r"^model name\s*:\s*(.+)$", facts, re.MULTILINE)
-    return stated[1].strip() if stated else platform.processor() or platform.machine()
+    return cpu_name()

@@ -43,6 +43,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._live = [sum(sizes.values()) for sizes in resident]
         self._peak = list(self._live)
         self._device = 0
+        self._paused = False
         # Keeps the callbacks of storages that are alive.
         self._alive: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
@@ -60,6 +61,15 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         finally:
             self._device = before
 
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing that is made inside."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
     def move_to(self, device: int) -> None:
         """Count what is made from now on as made on logical device `device`."""
         self._device = device
@@ -72,9 +82,12 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
         result = func(*args, **(kwargs or {}))
+        if self._paused:
+            return result
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
-                self._see(leaf.untyped_storage())
+                for part in _parts(leaf):
+                    self._see(part.untyped_storage())
         return result
 
     def _see(self, storage: torch.UntypedStorage) -> None:
@@ -89,3 +102,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive[number] = weakref.ref(storage, gone)
         self._live[device] += size
         self._peak[device] = max(self._peak[device], self._live[device])
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """Return the tensors that have the memory: of a sparse one, its places and values."""
+    return (tensor._indices(), tensor._values()) if tensor.is_sparse else (tensor,)

@@ -55,7 +55,9 @@ class LocalRun:
     """Inputs a second: 1 / latency, since partitions run one after another."""
     peak_bytes: tuple[int, ...]
     """The most bytes of weights, inputs and live tensors on each logical device at any time; what
-    is received is a copy. What kernels allocate for themselves is not in it."""
+    is received is a copy. What kernels allocate for themselves is not in it. In a backward, what
+    autograd holds until the formula of an operator's gradient is computed is in it: that can be
+    more than of a graph in which each call is an operator of its own."""
     allocator_peak_bytes: tuple[int, ...]
     """The most bytes that torch's allocator gave out on each CUDA device of this machine while
     the model was run once, weights included; empty on the CPU."""
@@ -148,17 +150,27 @@ def _check(real: RealModel, assignment: Assignment, n_devices: int, repeats: int
 
 def _check_memory(real: RealModel, training: bool) -> None:
     """Refuse a batch whose tensors do not fit: the system might end this process for it."""
-    graph, on_one = real.graph, np.zeros(real.graph.n_ops, dtype=np.int64)
-    live = int(peak_bytes(memory_tables(graph), on_one, 1)[0]) - graph.total_weight_bytes
-    # Results of the unsplit model are kept to be compared.
-    needed = live + int(graph.value_bytes[graph.value_is_output].sum())
-    free = free_bytes(real.device)
+    needed, free = _needed_bytes(real, training), free_bytes(real.device)
     if needed > free:
+        what = "a training step may take" if training else "running the model takes"
         raise SpecError(
-            f"running the model takes {show_bytes(needed)} for tensors, and {real.device} has"
+            f"{what} {show_bytes(needed)} for tensors, and {real.device} has"
             f" {show_bytes(free)} left; set a smaller model.batch_size or model.seq_len, or"
             " plan without running it (execute=none)"
         )
+
+
+def _needed_bytes(real: RealModel, training: bool) -> int:
+    """Return the bytes of tensors beside weights: of a training step, at most about so many."""
+    graph = real.graph
+    # Results, or gradients, of the unsplit model are kept to be compared.
+    results = int(graph.value_bytes[graph.value_is_output].sum())
+    if training:
+        gradients = sum(p.nbytes for p in trained_parameters(real.module).values())
+        # What the forward makes is dropped as gradients come.
+        return max(int(graph.value_alloc_bytes.sum()), gradients) + gradients + results
+    on_one = np.zeros(graph.n_ops, dtype=np.int64)
+    return int(peak_bytes(memory_tables(graph), on_one, 1)[0]) - graph.total_weight_bytes + results
 
 
 def _measured(

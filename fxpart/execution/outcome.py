@@ -93,7 +93,10 @@ def agreement(mine: Outcome, reference: Outcome) -> tuple[float, float | None]:
         return differs, None
     share = gradient_share(mine.gradients or {}, reference.gradients)
     _refuse_more(
-        "gradients", share, rounding(list(reference.gradients.values())), " of their largest element"
+        "gradients",
+        share,
+        rounding(list(reference.gradients.values())),
+        " of their largest element",
     )
     return differs, share
 

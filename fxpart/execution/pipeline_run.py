@@ -19,7 +19,8 @@ from fxpart.execution.difference import largest_magnitude, max_difference
 from fxpart.execution.pipeline_job import PipelineJob, StageMeasurement
 from fxpart.execution.supervise import run_stages
 from fxpart.execution.unsplit_reference import Reference, reference
-from fxpart.pipeline.stage_files import save_stages, tied_parameters
+from fxpart.pipeline.one_parameter import tied_parameters
+from fxpart.pipeline.stage_files import save_stages
 
 if TYPE_CHECKING:
     from fxpart.pipeline.chain import Chain

@@ -83,18 +83,16 @@ class SplitRun:
             else:
                 with _computing_on(counter, device):
                     value = self._called(node, held, backward)
-                if backward is not None and device is not None:
-                    backward.tag(value, device)
             if node.op == "output":
                 return self.flat.split.graph.process_outputs(value)
+            if backward is not None and device is not None:
+                backward.made(node, value, device, is_sent=node in self.receivers)
             if _Holding(node, None) in self.needed:
                 held[_Holding(node, None)] = value
             copies = counter is not None and device is not None
             for other in self.receivers.get(node, ()):
                 with _computing_on(counter, other):
                     held[_Holding(node, other)] = _brought(value, self.physical[other], copies)
-                if backward is not None and device is not None:
-                    backward.tag(held[_Holding(node, other)], device)
             del value
         raise AssertionError("a graph ends with its output")
 
@@ -104,7 +102,8 @@ class SplitRun:
         """Return the result of a node; drop what it is the last to need."""
 
         def found(argument: fx.Node) -> Any:  # noqa: ANN401
-            return self._read(_holding(argument, node, self.device_of), held, backward)
+            holding = _holding(argument, node, self.device_of)
+            return self._read(holding, self.device_of.get(node), held, backward)
 
         args = fx.node.map_arg(node.args, found)
         kwargs = fx.node.map_arg(node.kwargs, found)
@@ -119,15 +118,18 @@ class SplitRun:
         return self.flat.split.get_submodule(str(node.target))(*args, **kwargs)
 
     def _read(
-        self, holding: _Holding, held: dict[_Holding, Any], backward: BackwardDevices | None
+        self,
+        holding: _Holding,
+        reader: int | None,
+        held: dict[_Holding, Any],
+        backward: BackwardDevices | None,
     ) -> Any:  # noqa: ANN401
-        """Return what is held, as its reader gets it."""
+        """Return what is held, as device `reader` gets it."""
         if holding.node.op == "get_attr":
             weight = self.weights[holding]
             return weight if backward is None else backward.lent(weight, holding.copy_on)
-        maker = self.device_of.get(holding.node)
-        if backward is not None and holding.copy_on is not None and maker is not None:
-            held[holding] = backward.received(holding, held[holding], maker)
+        if backward is not None:
+            held[holding] = backward.read(holding.node, held[holding], reader)
         return held[holding]
 
 

@@ -41,6 +41,7 @@ class _Running:
     job: PipelineJob
     index: int
     shell: StageShell
+    stage: PipelineStage
     schedule: PipelineScheduleSingle
     shared: list[SharedWeight]
     device: torch.device
@@ -111,7 +112,7 @@ def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, say: Say) -> _
     )
     tied = read_stages(folder / job_files.STAGES).tied if job.training else ()
     shared = shared_weights(tied, loaded.index, loaded.module)
-    return _Running(job, loaded.index, shell, schedule, shared, compute)
+    return _Running(job, loaded.index, shell, stage, schedule, shared, compute)
 
 
 def _likes(shapes: Sequence[TensorShape]) -> tuple[Tensor, ...]:
@@ -200,8 +201,18 @@ def _computed(running: _Running) -> dict[str, Tensor]:
     for name, parameter in running.shell.stage.named_parameters(remove_duplicate=False):
         if parameter.grad is not None:
             found[job_files.gradient_key(name)] = parameter.grad.to_dense()
-    # Files hold contiguous tensors that share no memory.
-    return {name: value.detach().cpu().contiguous().clone() for name, value in found.items()}
+    return _apart({name: value.detach().cpu().contiguous() for name, value in found.items()})
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous tensors as files hold them: each alone in its memory."""
+    seen, found = set[int](), dict[str, Tensor]()
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        shares = storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes
+        found[name] = tensor.clone() if shares else tensor
+        seen.add(storage.data_ptr())
+    return found
 
 
 def _peak_bytes(running: _Running) -> int:
@@ -210,9 +221,18 @@ def _peak_bytes(running: _Running) -> int:
         return int(torch.cuda.max_memory_allocated(running.device))
     for parameter in running.shell.parameters():
         parameter.grad = None
+    # What the engine keeps of a step, it keeps until the next one.
+    running.stage.clear_runtime_states()
+    running.losses.clear()
     gc.collect()
-    alive = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
-    live = LiveBytes([storage_sizes(alive)])
+    live = LiveBytes([storage_sizes(_tensors())])
     with live:
         _step(running)
     return live.peak_bytes[0]
+
+
+def _tensors() -> list[Tensor]:
+    """Return the tensors of this process that have memory."""
+    alive = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
+    # A graph keeps a tensor without memory for each of its values.
+    return [tensor for tensor in alive if tensor.untyped_storage().device.type != "meta"]

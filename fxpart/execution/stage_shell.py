@@ -57,7 +57,7 @@ class StageShell(nn.Module):
             here[index] = here[index].clone()
         results: tuple[Tensor, ...] = self.stage(*here)
         if self.results.maxlen:
-            self.results.append(tuple(result.detach().clone() for result in results))
+            self.results.append(tuple(result.detach() for result in results))
         if not self._is_last:
             results = tuple(result.to(self._wire).contiguous() for result in results)
         self._say("between two forwards: waiting, or in a backward")

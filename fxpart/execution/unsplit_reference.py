@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.execution.training_loss import training_loss
-from fxpart.pipeline.stage_files import tied_parameters
+from fxpart.pipeline.one_parameter import tied_parameters
 
 if TYPE_CHECKING:
     from fxpart.pipeline.chain import Chain

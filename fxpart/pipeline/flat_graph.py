@@ -75,7 +75,7 @@ def copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, Any]) -> fx.Nod
     copy.args = fx.map_arg(node.args, env.__getitem__)
     if node.kwargs:
         copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)
-    copy.meta = node.meta.copy()
+    copy.meta.update(node.meta)
     return copy
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, fx
 
 from fxpart.errors import FxpartError, SpecError, one_line
 from fxpart.json_file import read_document, what_is_wrong
+from fxpart.pipeline.one_parameter import TiedName, tied_parameters
 from fxpart.pipeline.stage_archive import read_archive, stage_program, write_archive
 from fxpart.pipeline.stage_folder import new_folder
 
@@ -28,20 +29,15 @@ __all__ = [
     "SavedStage",
     "SavedStages",
     "TensorShape",
-    "TiedName",
     "load_stage",
     "read_stages",
     "save_stages",
-    "tied_parameters",
 ]
 
 STAGES_FILE = "stages.json"
 """What the file that describes the others is called."""
 _SCHEMA = "fxpart.stages"
 _VERSION = 1
-
-TiedName = tuple[int, str]
-"""A stage, and the name of a parameter in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,23 +142,6 @@ def _shapes(names: Sequence[str], values: Sequence[Tensor]) -> tuple[TensorShape
         )
         for name, value in zip(names, values, strict=True)
     )
-
-
-def tied_parameters(chain: "Chain") -> tuple[tuple[TiedName, ...], ...]:
-    """Return the groups of names that mean one parameter: same storage, place in it and shape."""
-    names: dict[tuple[object, ...], list[TiedName]] = {}
-    for stage in chain.stages:
-        for name, parameter in stage.module.named_parameters(remove_duplicate=False):
-            names.setdefault(_place(parameter), []).append((stage.index, name))
-    return tuple(tuple(group) for group in names.values() if len(group) > 1)
-
-
-def _place(tensor: Tensor) -> tuple[object, ...]:
-    """Return what only tensors that are the same memory, read the same way, have in common."""
-    storage = tensor.untyped_storage()
-    # A storage without memory, empty or on the meta device, has no address: its number tells.
-    address = storage.data_ptr() or -int(storage._cdata)
-    return address, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _digest(path: Path) -> str:

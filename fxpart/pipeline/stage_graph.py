@@ -7,6 +7,7 @@ from torch import Tensor, fx, nn
 from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 
 from fxpart.pipeline.flat_graph import FlatGraph, copied
+from fxpart.split.deferred import DeferredGraphModule
 
 __all__ = ["entry_module", "holder", "result_module", "stage_module"]
 
@@ -20,7 +21,7 @@ def stage_module(
     """Return a module that takes `inputs` by position, computes `nodes` and returns `outputs`."""
     graph, env = _copied(inputs, nodes)
     graph.output(tuple(env[node] for node in outputs))
-    return fx.GraphModule(holder(flat.attributes, graph), graph, "Stage")
+    return DeferredGraphModule(holder(flat.attributes, graph), graph, "Stage")
 
 
 def result_module(
@@ -58,7 +59,7 @@ def _copied(
     env: dict[fx.Node, fx.Node] = {}
     for node in inputs:
         env[node] = graph.placeholder(node.name)
-        env[node].meta = node.meta.copy()
+        env[node].meta.update(node.meta)
     for node in nodes:
         env[node] = copied(graph, node, env)
     return graph, env

@@ -1,4 +1,4 @@
-"""Weights that are one object under several names, and what that asks of stages that train them.
+"""Weights that are one under several names, and what that asks of stages that train them.
 
 A weight that two stages use lies in both processes. Each computes a part of its gradient; the sum
 of all parts is the gradient, so the stages must exchange them before an optimizer takes a step.
@@ -12,6 +12,7 @@ from torch import fx, nn
 from fxpart.errors import SpecError
 from fxpart.pipeline.chain import Chain
 from fxpart.pipeline.flat_graph import attribute, stage_children
+from fxpart.pipeline.one_parameter import TiedName, place_in_memory
 
 __all__ = ["TiedGradient", "analyze_tie_weights", "tied_gradient_stages"]
 
@@ -21,7 +22,7 @@ class TiedGradient:
     """A weight that several stages use, and how each of them calls it."""
 
     parameter: nn.Parameter
-    names: tuple[tuple[int, str], ...]
+    names: tuple[TiedName, ...]
     """Stage, and name of the weight in it; in the order of stages, each once."""
 
     @property
@@ -75,13 +76,16 @@ def tied_gradient_stages(stages: Chain | nn.Module) -> tuple[TiedGradient, ...]:
     )
 
 
-def _across(weights: list[dict[nn.Parameter, str]]) -> dict[nn.Parameter, list[tuple[int, str]]]:
-    """Return the weights of more than one stage, with the stage and the name in it."""
-    uses: dict[nn.Parameter, list[tuple[int, str]]] = {}
+def _across(weights: list[dict[nn.Parameter, str]]) -> dict[nn.Parameter, list[TiedName]]:
+    """Return the weights of more than one stage, with the stage and the first name in it."""
+    objects: dict[tuple[object, ...], nn.Parameter] = {}
+    uses: dict[nn.Parameter, dict[int, str]] = {}
     for stage, named in enumerate(weights):
         for weight, name in named.items():
-            uses.setdefault(weight, []).append((stage, name))
-    return {weight: found for weight, found in uses.items() if len(found) > 1}
+            # Two objects may be one weight.
+            first = objects.setdefault(place_in_memory(weight), weight)
+            uses.setdefault(first, {}).setdefault(stage, name)
+    return {weight: list(found.items()) for weight, found in uses.items() if len(found) > 1}
 
 
 def _weights_of_stages(top: nn.Module) -> list[dict[nn.Parameter, str]]:

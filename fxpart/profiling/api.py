@@ -9,8 +9,9 @@ from torch.export import ExportedProgram
 
 from fxpart.cost.profile import OperatorProfile
 from fxpart.errors import SpecError
+from fxpart.execution.device_name import checked_device
 from fxpart.graph import OpGraph
-from fxpart.profiling.device import device_name, usable_device
+from fxpart.profiling.device import measured_on
 from fxpart.profiling.passes import measure
 from fxpart.profiling.signature import shapes_of
 from fxpart.profiling.steps import Step, steps_of
@@ -58,8 +59,8 @@ def profile_operators(
     deadline_s = time.perf_counter() + budget_s
     if repeats < 1:
         raise SpecError(f"repeats={repeats} measures nothing; give 1 or more")
-    where = usable_device(device)
-    steps, name = steps_of(program, graph, where), device_name(where)
+    where = checked_device(device)
+    steps, name = steps_of(program, graph, where), measured_on(where)
     path = times_path(cache_dir, name) if cache_dir else None
     stored = read_times(path) if path else {}
     known = frozenset(key for key, entry in stored.items() if entry.samples >= repeats)

@@ -1,16 +1,14 @@
-"""The device that operators are measured on, and the clock that fits it."""
+"""What operators were measured on, and the clock that fits it."""
 
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from fxpart.cost.machine import cpu_name
-from fxpart.errors import SpecError
+from fxpart.execution.device_name import device_name
 
-__all__ = ["Call", "device_name", "free_bytes", "timed_call", "usable_device"]
+__all__ = ["Call", "measured_on", "timed_call"]
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A function and what it is called with."""
@@ -19,46 +17,12 @@ _HEAD_START_CYCLES = 200_000
 """Clock cycles (about 0.1 ms) that a GPU waits while the host prepares an operator's launch."""
 
 
-def usable_device(name: str) -> torch.device:
-    """Return the device of that name.
-
-    Raises:
-        SpecError: for one that does not exist, or that is not on this machine.
-
-    """
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise SpecError(f"device={name} cannot be measured on; there are: cpu, cuda, cuda:<number>")
+def measured_on(device: torch.device) -> str:
+    """Return the device's name; of a CPU, with the threads that torch uses."""
     if device.type == "cpu":
-        return device
-    there = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if (device.index or 0) >= there:
-        raise SpecError(
-            f"device={name} is not here: this machine has {there} CUDA devices; use cpu"
-        )
-    return device
-
-
-def device_name(device: torch.device) -> str:
-    """Return what the device calls itself; of a CPU, with the threads that torch uses."""
-    if device.type == "cpu":
-        return f"{cpu_name()}, {torch.get_num_threads()} threads"
-    return torch.cuda.get_device_name(device)
-
-
-def free_bytes(device: torch.device) -> int:
-    """Return memory of the device that is not taken, or 1 GiB where nobody says."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        with Path("/proc/meminfo").open(encoding="ascii") as lines:
-            said = dict(line.split(":", 1) for line in lines)
-        return int(said["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        return 2**30
+        threads = torch.get_num_threads()
+        return f"{device_name(device)}, {threads} thread{'s' if threads > 1 else ''}"
+    return device_name(device)
 
 
 def timed_call(device: torch.device, box: list[Call]) -> tuple[Any, float]:

@@ -13,8 +13,8 @@ from fxpart.errors import CaptureError, one_line
 from fxpart.profiling.device import timed_call
 from fxpart.profiling.made_tensors import made_value
 from fxpart.profiling.pass_plan import Run, plan_pass
-from fxpart.profiling.steps import Step
 from fxpart.profiling.regions import as_captured, valid_region_arguments
+from fxpart.profiling.steps import Step
 from fxpart.profiling.valid_arguments import bent_nodes, valid_arguments
 from fxpart.profiling.weights import Given
 

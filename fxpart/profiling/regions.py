@@ -13,6 +13,8 @@ from fxpart.profiling.valid_arguments import bent_nodes, needs_validity, valid_a
 
 __all__ = ["as_captured", "body_of", "holds_validity", "runnable_body", "valid_region_arguments"]
 
+_MOST_BOUND = 2**62
+
 
 def body_of(node: fx.Node) -> fx.GraphModule:
     """Return the graph that `node`, which gets it as an attribute, hands to the call of a region.
@@ -70,25 +72,44 @@ def holds_validity(node: fx.Node) -> bool:
 
 
 def valid_region_arguments(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return the arguments of a region's call with every index that it reads made valid.
+    """Return the arguments of a region's call with every index among them made valid.
 
-    The region is run once for that. Indices that it computes by itself stay what they are.
+    The region is run for that, before it is timed. An index that it computes, be it a mere view of
+    what it is given, cannot be bent in a run that is timed: all whole numbers that are given are
+    made smaller until none is too large.
     """
     place = next(i for i, given in enumerate(args) if isinstance(given, fx.GraphModule))
-    body = args[place]
-    bending = _Bending(body)
-    call(*args[:place], bending.run, *args[place + 1 :])
+    before, body, operands = args[:place], args[place], list(args[place + 1 :])
     names = [node.name for node in body.graph.find_nodes(op="placeholder")]
-    operands = zip(names, args[place + 1 :], strict=True)
-    return (*args[: place + 1], *(bending.bent.get(name, given) for name, given in operands))
+    bound = _MOST_BOUND
+    while bound > 0:
+        bending = _Bending(body)
+        call(*before, bending.run, *operands)
+        operands = [bending.bent.get(n, given) for n, given in zip(names, operands, strict=True)]
+        if bending.bound is None:
+            break
+        bound = min(bending.bound, bound // 2)
+        operands = [_below(given, max(1, bound)) for given in operands]
+    return (*before, body, *operands)
+
+
+def _below(given: Any, bound: int) -> Any:  # noqa: ANN401 - any operand
+    return given.remainder(bound) if isinstance(given, Tensor) and _is_whole(given) else given
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 class _Bending(fx.Interpreter):
-    """Runs a body, and notes which of its inputs had to be made valid."""
+    """Runs a body with arguments made valid, and notes which had to be."""
 
     def __init__(self, body: fx.GraphModule) -> None:
         super().__init__(body)
         self.bent: dict[str, Tensor] = {}
+        """What inputs of the body are now."""
+        self.bound: int | None = None
+        """What the indices that the body computed should have been below."""
 
     def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - as in the base class
         call = n.target
@@ -103,6 +124,9 @@ class _Bending(fx.Interpreter):
             self.env[node] = value
             if node.op == "placeholder":
                 self.bent[node.name] = value
+            elif _is_whole(value) and value.numel():
+                most = int(value.max()) + 1
+                self.bound = most if self.bound is None else min(self.bound, most)
         return call(*valid[0], **valid[1])
 
 

@@ -5,7 +5,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpart.capture.from_export import REGIONS
 from fxpart.profiling.regions import body_of
 from fxpart.stable_json import stable_digest
 
@@ -23,8 +22,7 @@ def signature(node: fx.Node) -> str:
 
 def _call(node: fx.Node) -> dict[str, object]:
     kwargs = {name: _shown(given) for name, given in node.kwargs.items()}
-    target = getattr(node.target, "__name__", "") if node.target in REGIONS else str(node.target)
-    return {"target": target, "args": _shown(node.args), "kwargs": kwargs}
+    return {"target": str(node.target), "args": _shown(node.args), "kwargs": kwargs}
 
 
 def shapes_of(node: fx.Node) -> list[list[int]]:

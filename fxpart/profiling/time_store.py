@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fxpart.cost.profile_file import installed_torch
-from fxpart.cost.whole_file import write_whole
 from fxpart.errors import CacheError, SpecError
 from fxpart.json_file import read_document
 from fxpart.stable_json import stable_digest
+from fxpart.whole_file import write_whole
 
 __all__ = ["OperatorTime", "read_times", "times_path", "write_times"]
 
 _SCHEMA, _VERSION = "fxpart-operator-times", 1
+_ADVICE = "make the folder writable, or name another one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,11 @@ def write_times(path: Path, entries: Mapping[str, OperatorTime]) -> None:
                 for name, entry in sorted(merged.items())
             },
         }
-        write_whole(path, json.dumps(document, indent=1), "operator times")
+        write_whole(path, json.dumps(document, indent=1), _what(path), _ADVICE)
+
+
+def _what(path: Path) -> str:
+    return f"operator times to {path.parent}"
 
 
 @contextmanager
@@ -105,8 +110,7 @@ def _locked(path: Path) -> Iterator[None]:
         lock = path.with_suffix(".lock").open("w")
     except OSError as error:
         raise CacheError(
-            f"cannot write operator times to {path.parent}: {error.strerror or error};"
-            " make the folder writable, or name another one"
+            f"cannot write {_what(path)}: {error.strerror or error}; {_ADVICE}"
         ) from error
     with lock:
         # Closing the file lets go of the lock.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
-from fxpart.profiling.device import free_bytes
+from fxpart.execution.free_memory import free_bytes
 from fxpart.profiling.made_tensors import made_value, made_weight
 
 __all__ = ["Given", "given_to"]

@@ -1,6 +1,8 @@
 """Pipeline schedules over micro-batches, simulated: how long a step takes, and what it holds."""
 
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
+from fxpart.schedule.engine_memory import engine_peak_bytes
+from fxpart.schedule.engine_stages import EngineStage, engine_stages
 from fxpart.schedule.from_assignment import stage_costs
 from fxpart.schedule.orders import SCHEDULES, Action, ordered_actions
 from fxpart.schedule.result import ScheduleResult, StageEvent, StageTransfer
@@ -10,12 +12,15 @@ from fxpart.schedule.simulate import simulate_schedule
 __all__ = [
     "SCHEDULES",
     "Action",
+    "EngineStage",
     "PipelineCosts",
     "ScheduleResult",
     "StageCost",
     "StageEvent",
     "StageLink",
     "StageTransfer",
+    "engine_peak_bytes",
+    "engine_stages",
     "ordered_actions",
     "simulate_schedule",
     "stage_costs",

@@ -9,8 +9,9 @@ from fxpart.graph import IntArray, OpGraph
 from fxpart.problem import Problem
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.stage_storages import stage_bytes
+from fxpart.schedule.tied_parts import tied_parts
 
-__all__ = ["stage_costs"]
+__all__ = ["stage_costs", "stages_of"]
 
 _REMEDY = "place the model with mode=pipeline"
 
@@ -22,10 +23,9 @@ def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
     other on one device as one; of a training step, what a device has of the forward without a break
     in graph order. A backward operator is of the stage of its forward operator.
 
-    A value goes to each device once, straight to the first stage there that reads it. What a
-    backward sends to a later stage (the gradients of a weight that two stages use) is not timed: it
-    can be exchanged after the last micro-batch. A value that two stages of one device hold counts
-    for each.
+    A value goes to each device once, straight to the first stage there that reads it. Parts of the
+    gradient of a weight that two stages use are not timed: they can be added up once, after the
+    last micro-batch. A value that two stages of one device hold counts for each.
 
     Raises:
         SpecError: for a placement with replicas, or whose stages do not go over the devices in
@@ -33,13 +33,7 @@ def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
 
     """
     graph = problem.graph
-    if assignment.replicas > 1:
-        raise SpecError(
-            "a schedule needs each partition on one device, the placement has replicas; leave out"
-            f" devices.saturate_host, or {_REMEDY}"
-        )
-    stage_of, devices = _stages_of(graph, assignment)
-    _refuse_other_than_turns(devices)
+    stage_of, devices = stages_of(graph, assignment)
     return PipelineCosts(
         tuple(_stages(problem, stage_of, devices)),
         tuple(_links(problem, stage_of, devices)),
@@ -47,8 +41,18 @@ def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
     )
 
 
-def _stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[int]]:
-    """Return the stage of each operator, and the device of each stage."""
+def stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[int]]:
+    """Return the stage of each operator, and the device of each stage.
+
+    Raises:
+        SpecError: as `stage_costs`.
+
+    """
+    if assignment.replicas > 1:
+        raise SpecError(
+            "a schedule needs each partition on one device, the placement has replicas; leave out"
+            f" devices.saturate_host, or {_REMEDY}"
+        )
     device_of, forward_of = assignment.device_of, graph.forward_of
     torn = np.flatnonzero(device_of != device_of[forward_of])
     if len(torn):
@@ -66,7 +70,9 @@ def _stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[i
     begins = np.concatenate([[True], on[1:] != on[:-1]])
     stage_of = np.empty(graph.n_ops, dtype=np.int64)
     stage_of[order] = np.cumsum(begins) - 1
-    return stage_of[forward_of], on[begins].tolist()
+    devices = on[begins].tolist()
+    _refuse_other_than_turns(devices)
+    return stage_of[forward_of], devices
 
 
 def _refuse_other_than_turns(devices: list[int]) -> None:
@@ -127,7 +133,7 @@ def _links(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[Sta
     source, target = stage_of[maker], stage_of[reader]
     away = home[source] != home[target]
     forward = (maker < _first_backward(graph)) & (source < target)
-    sent = away & (forward | (source > target))
+    sent = away & (forward | (source > target)) & ~tied_parts(graph, stage_of)[value]
     order = np.flatnonzero(sent)
     # The first that needs it: forwards before backwards, the nearest stage before farther ones.
     distance = np.abs(source - target)

@@ -9,7 +9,7 @@ from fxpart.compiled import compiled
 from fxpart.cost.tables import MemoryTables
 from fxpart.graph import IntArray
 
-__all__ = ["StageBytes", "stage_bytes"]
+__all__ = ["StageBytes", "peak_of_intervals", "stage_bytes", "stage_storages"]
 
 RESIDENT = -2
 """Stands for the storage of an input."""
@@ -31,7 +31,7 @@ class StageBytes:
 
 
 @compiled
-def _storages(
+def stage_storages(
     m: MemoryTables, stage_of: IntArray, stage: int
 ) -> tuple[IntArray, IntArray, BoolArray, int]:
     """Return (owner of each value's storage, its last use, whether it is a result, input bytes).
@@ -77,7 +77,7 @@ def stage_bytes(
         first_backward: the operators from this one on are the backward; n when there is none.
 
     """
-    root, last, is_result, inputs = _storages(memory, stage_of, stage)
+    root, last, is_result, inputs = stage_storages(memory, stage_of, stage)
     owner = np.flatnonzero(root == np.arange(len(root)))
     birth, last, is_result = memory.producer[owner], last[owner], is_result[owner]
     own = stage_of[birth] == stage
@@ -96,13 +96,13 @@ def stage_bytes(
         inputs=int(inputs),
         output=int(size[is_result & early].sum()),
         saved=int(size[saved].sum()),
-        forward_peak=_peak(birth[early], until, size[early], n),
-        backward_peak=_peak(since[late], last[late], size[late], n),
-        first_backward_peak=_peak(since[late], first_last, size[late], n),
+        forward_peak=peak_of_intervals(birth[early], until, size[early], n),
+        backward_peak=peak_of_intervals(since[late], last[late], size[late], n),
+        first_backward_peak=peak_of_intervals(since[late], first_last, size[late], n),
     )
 
 
-def _peak(birth: IntArray, last: IntArray, size: IntArray, n: int) -> int:
+def peak_of_intervals(birth: IntArray, last: IntArray, size: IntArray, n: int) -> int:
     """Return the most bytes at once of storages that live from `birth` through `last`."""
     change = np.zeros(n + 2, dtype=np.int64)
     np.add.at(change, birth, size)

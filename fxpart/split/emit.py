@@ -137,6 +137,14 @@ def _is_own(cut: Cut, node: Node) -> bool:
     )
 
 
+def _is_for_partitions(cut: Cut, node: Node) -> bool:
+    """Return whether only submodules need an attribute, and each fetches it itself.
+
+    So are graphs to be run. Export calls them ``submod_1``, which may be the name of a submodule.
+    """
+    return all(user in cut.dependencies.part_of for user in node.users) and _is_own(cut, node)
+
+
 def _compute(cut: Cut, part: int, made: _Submodule, modules: HeldModules) -> None:
     """Copy the operators of a partition. The inner loop of a cut."""
     copies, create = made.copies, made.graph.create_node
@@ -161,7 +169,8 @@ def _calling_graph(
     nodes = list(cut.module.graph.nodes)
     late = cut.style.late_attributes
     for node in nodes:
-        if node.op == "placeholder" or (node.op == "get_attr" and not late):
+        early = node.op == "get_attr" and not late and not _is_for_partitions(cut, node)
+        if early or node.op == "placeholder":
             copies[node] = _copy_source(cut, graph, node, attributes)
     for node in nodes:
         # What is in no partition, such as a check of the inputs, runs before all of them.

@@ -183,3 +183,12 @@ def test_a_missing_file_and_a_folder_that_cannot_be_made(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(CacheError, match="cannot write the calibration"):
         write_calibration(tmp_path / "file" / "calibration.json", PLANTED)
+
+
+def test_a_rate_that_the_sample_does_not_show_stays_possible() -> None:
+    # Operators that take equally long, whatever they move: any high bandwidth explains that.
+    graph = graph_of(3)
+    profile = profile_of(graph, replace(PLANTED, bytes_per_s=1e30, fresh_s_per_byte=0.0))
+    moves = graph.moved_bytes > 0
+    fastest = float((graph.moved_bytes[moves] / profile.seconds[moves]).max())
+    assert fastest / 2 < calibrate([(graph, profile)]).bytes_per_s < 20 * fastest

@@ -11,7 +11,7 @@ from fxpart.execution.real_model import real_model
 from fxpart.models.spec import ModelSpec
 from fxpart.partitions import partition_by_device
 from fxpart.pipeline.chain import Chain, chain_stages
-from fxpart.pipeline.stage_files import tied_parameters
+from fxpart.pipeline.one_parameter import tied_parameters
 from fxpart.split import split_by_assignment
 from tests.execution.pipeline_scene import cut_chain, skips, skips_inputs
 

@@ -20,7 +20,7 @@ from tests.pipeline.small_models import assert_same, assert_same_gradients
 from tests.pipeline.test_chain import assert_links
 
 
-def _real(spec: ModelSpec) -> tuple[nn.Module, dict[str, Tensor]]:
+def real_model(spec: ModelSpec) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return a small model with seeded weights, and seeded inputs."""
     built = build_model(spec)
     torch.manual_seed(0)
@@ -36,7 +36,7 @@ def _real(spec: ModelSpec) -> tuple[nn.Module, dict[str, Tensor]]:
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA], ids=["gpt2", "llama"])
 def test_exported_models_in_one_to_four_stages(spec: ModelSpec) -> None:
-    model, inputs = _real(spec)
+    model, inputs = real_model(spec)
     captured = capture(model, (), inputs)
     whole = captured.graph_module
     expected = whole(**inputs)
@@ -61,7 +61,7 @@ def test_exported_models_in_one_to_four_stages(spec: ModelSpec) -> None:
 
 
 def test_the_same_stages_come_of_a_split_by_a_callback_with_the_checks_in_a_stage() -> None:
-    model, inputs = _real(GPT2)
+    model, inputs = real_model(GPT2)
     whole = capture(model, (), inputs).graph_module
     split = split_module(whole, whole, lambda _: 0)
     chain = chain_stages(split)

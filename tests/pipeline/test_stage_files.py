@@ -10,13 +10,13 @@ from torch import Tensor, fx, nn
 
 from fxpart.errors import CacheError, CaptureError, SpecError
 from fxpart.pipeline.chain import Chain, chain_stages
+from fxpart.pipeline.one_parameter import tied_parameters
 from fxpart.pipeline.stage_files import (
     STAGES_FILE,
     TensorShape,
     load_stage,
     read_stages,
     save_stages,
-    tied_parameters,
 )
 from fxpart.split import split_module
 from tests.execution.pipeline_scene import cut_chain, skips, skips_inputs

@@ -142,3 +142,18 @@ def test_the_sum_of_the_parts_of_the_stages_is_the_gradient() -> None:
         parts.append(own.grad)
     assert all(part.abs().sum() > 0 for part in parts)
     torch.testing.assert_close(sum(parts), whole)
+
+
+def test_two_objects_that_are_one_memory_are_one_weight() -> None:
+    stages = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, bias=False), nn.Linear(2, 2))
+    first, second = stages[0], stages[1]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    second.weight = nn.Parameter(first.weight.detach())
+    assert second.weight is not first.weight
+    (tied,) = tied_gradient_stages(stages)
+    assert tied.parameter is first.weight
+    assert tied.names == ((0, "weight"), (1, "weight"))
+    # Part of the same memory is another weight.
+    second.weight = nn.Parameter(first.weight.detach().t())
+    assert tied_gradient_stages(stages) == ()

@@ -1,9 +1,10 @@
 """What can be carried out, as far as a configuration tells."""
 
+import numpy as np
 import pytest
 
 from fxpart.errors import SpecError
-from runner.carry_out import check_execute
+from runner.carry_out import _by_device, check_execute
 from tests.runner.composed import read
 
 
@@ -16,7 +17,6 @@ from tests.runner.composed import read
         ),
         (["execute=pipeline"], "execute=pipeline runs a schedule of torch's engine, got schedule="),
         (["execute=pipeline", "schedule=interleaved"], "got schedule=interleaved; use schedule="),
-        (["execute=local", "phase=training"], "use execute=pipeline for training steps"),
         (["execute=local", "execute.threads=0"], "execute.threads=0 must be above 0"),
         (["execute=local", "execute.repeats=0"], "execute.repeats=0 must be above 0"),
         (
@@ -41,9 +41,17 @@ def test_what_cannot_be_run_is_refused(overrides: list[str], said: str) -> None:
     [
         ["execute=none", "capture.level=module"],
         ["execute=local"],
+        ["execute=local", "phase=training"],
         ["execute=pipeline", "schedule=gpipe"],
         ["execute=pipeline", "schedule=1f1b", "phase=training", "microbatches=4"],
     ],
 )
 def test_what_can_be_run_is_taken(overrides: list[str]) -> None:
     check_execute(read(*overrides))
+
+
+def test_stages_are_those_of_the_schedule() -> None:
+    """What follows on one device is one stage; a device without an operator is none."""
+    joined = _by_device(np.array([3, 3, 1, 1, 0]), (3, 1, 2, 0))
+    assert joined.partition_of.tolist() == [0, 0, 1, 1, 2]
+    assert joined.devices_of_partition == ((3,), (1,), (0,))

@@ -92,6 +92,7 @@ def test_a_training_step_in_two_processes(folder: Path) -> None:
         folder,
         *PIPELINE,
         *ON_THIS_CPU,
+        "mode.cut_after=[2]",
         "phase=training",
         "schedule=1f1b",
         "microbatches=4",
@@ -111,8 +112,9 @@ def test_a_training_step_in_two_processes(folder: Path) -> None:
     assert (measured["way"], measured["max_difference"]) == ("pipeline", 0.0)
     assert measured["gradient_difference"] == 0.0
     assert len(measured["peak_bytes"]) == 2
-    # Weights and their gradients: three layers a stage.
+    # Weights and their gradients: three layers a stage. The engine keeps small things of its own.
     assert min(measured["peak_bytes"]) > 2 * 3 * 16_640
+    assert abs(metrics["peak_error_pct"]) < 5
     (tracked,) = tracked_runs(folder, "tags.kind = 'run'")
     assert tracked.info.status == "FINISHED"
     for name in ("measured_ms", "predicted_ms", "time_error_pct", "step_ms", "bubble_pct"):

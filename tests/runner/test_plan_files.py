@@ -10,8 +10,9 @@ import pytest
 from fxpart.assignment import Assignment
 from fxpart.errors import CacheError
 from fxpart.graph import OpGraph
+from fxpart.leaving import split_points
 from runner.plan_files import write_plan_files
-from tests.runner.pipelines import THERE_AND_BACK, training_graph
+from tests.runner.pipelines import training_graph
 from tests.sketch import Sketch
 
 
@@ -65,9 +66,15 @@ def test_a_cut_inside_a_module_leaves_no_split_points(tmp_path: Path) -> None:
 
 
 def test_a_training_step_leaves_no_split_points(tmp_path: Path) -> None:
-    write_plan_files(tmp_path, training_graph(), THERE_AND_BACK)
-    assert not (tmp_path / "split_points.json").exists()
-    assert (tmp_path / "device_map.json").exists()
+    """Its cut is before a module, so that it is not refused for that."""
+    graph = training_graph()
+    plan = Assignment(np.array([0, 1, 1, 1]), ((0,), (1,)))
+    assert split_points(graph, plan) == {"second": "BEGINNING"}
+    write_plan_files(tmp_path, graph, plan)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "device_map.json",
+        "device_map_notes.json",
+    ]
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

@@ -93,6 +93,13 @@ def test_numbers_without_room_are_left_out_for_all() -> None:
     assert "the number is the microbatch" not in seen
 
 
+def test_one_digit_does_not_stand_where_two_have_no_room() -> None:
+    """Of 31 equal steps over 882 pixels, a forward has 9 and a backward 19."""
+    seen = words(schedule_svg(pipeline("gpipe", 2, 1, 30)))
+    assert seen.count("5") == seen.count("25") == 2
+    assert "the number is the microbatch" in seen
+
+
 def test_a_long_step_stays_a_small_file() -> None:
     result = pipeline("gpipe", 2, 1, 5000)
     svg = schedule_svg(result)

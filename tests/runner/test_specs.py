@@ -7,9 +7,7 @@ from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
-from runner import accelerators
-from runner.accelerators import accelerator_files, device_pools, read_accelerator
-from runner.paths import conf_dir
+from runner.accelerators import device_pools
 from runner.specs import DEVICE_PRESETS, SpecSource, choices_text, quote_numbers
 from runner.transfer_spec import transfer_rate
 from tests.runner.composed import composed, read
@@ -288,26 +286,3 @@ def test_a_damaged_accelerator_file_is_named(user_conf: Path, text: str, said: s
     assert str(path) in str(caught.value)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
-
-
-def test_one_core_is_slower_than_any_accelerator() -> None:
-    core = read_accelerator(accelerator_files()["cpu"])
-    assert 1e10 <= core["flops_per_s"]["float32"] <= 2e11
-    assert 5e9 <= core["memory_bandwidth_bytes_per_s"] < 2e11
-
-
-@pytest.mark.parametrize("name", sorted({*accelerator_files()} - {"cpu"}))
-def test_every_accelerator_is_plausible(name: str) -> None:
-    entry = read_accelerator(accelerator_files()[name])
-    rates = entry["flops_per_s"]
-    assert 8e9 <= entry["memory_bytes"] <= 192e9
-    assert 2e11 <= entry["memory_bandwidth_bytes_per_s"] <= 6e12
-    assert rates["float64"] <= rates["float32"] < rates["float16"] <= 1.4e15
-    assert rates.get("bfloat16", rates["float16"]) == rates["float16"]
-    assert entry["source"]
-
-
-def test_the_table_has_the_shipped_files_only() -> None:
-    shipped = {path.stem for path in (conf_dir() / "accelerator").glob("*.yaml")}
-    assert set(accelerators.accelerator_files()) == shipped
-    assert len(shipped) >= 15

@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.split_module import split_module as torch_split
 
@@ -26,6 +27,41 @@ def test_graphs_that_operators_run_go_with_them() -> None:
     assert torch.equal(split(x), module(x))
     assert torch.equal(split(-5 * x), module(-5 * x))
     assert set(names.values()) == {"true_graph_0", "false_graph_0"}
+
+
+def test_a_region_whose_graph_is_called_as_a_submodule_is() -> None:
+    class Regions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.linear(x)
+            with torch.no_grad():
+                z = y.exp()
+            out: Tensor = y * z
+            return out
+
+    with torch.enable_grad():
+        program = torch.export.export(Regions(), (torch.ones(3),))
+    module = program.module(check_guards=False)
+    ids = {op: index + 1 for index, op in enumerate(call_nodes(module))}
+    split = split_module(module, None, ids.__getitem__)
+    wrap = torch.ops.higher_order.wrap_with_set_grad_enabled
+    region = next(op for op in ids if op.target is wrap)
+    assert isinstance(region.args[1], Node)
+    assert region.args[1].target == "submod_1"
+    holder = split.get_submodule(f"submod_{ids[region]}")
+    assert holder.get_submodule("submod_1") is module.get_submodule("submod_1")
+    x = torch.randn(3)
+    result, expected = split(x), module(x)
+    assert torch.equal(result, expected)
+    for mine, theirs in zip(
+        torch.autograd.grad(result.sum(), list(split.parameters())),
+        torch.autograd.grad(expected.sum(), list(module.parameters())),
+        strict=True,
+    ):
+        assert torch.equal(mine, theirs)
 
 
 def test_nested_inputs_and_outputs_of_an_exported_module() -> None:

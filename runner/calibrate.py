@@ -1,0 +1,194 @@
+"""``python -m runner.calibrate``: measure some models here, and fit one roofline to them all.
+
+The file that it writes says how long operators of other models take on this machine, without
+another measurement: ``latency=calibrated latency.file=<file>``.
+"""
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from fxpart.errors import SpecError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fxpart.cost.calibration import Calibration
+    from fxpart.cost.profile import OperatorProfile
+    from fxpart.graph import OpGraph
+    from runner.config import Config
+
+__all__ = ["Request", "main", "parsed"]
+
+_COMMAND = "python -m runner.calibrate"
+_CHOSEN = {
+    "model": "name the presets without model=",
+    "latency": "operators are measured; use --device, --threads and --repeats",
+}
+"""Groups that are no overrides here, and what to do instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for."""
+
+    file: Path
+    """Where the calibration goes."""
+    presets: tuple[str, ...]
+    """Models as ``model=`` names them."""
+    overrides: tuple[str, ...]
+    """For every model, as Hydra takes them: what is measured on first."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(f"{message}; see {_COMMAND} --help")
+
+
+def main() -> int:
+    """Run the command line; return the exit code: 0, or 2 for what the user can mend."""
+    try:
+        _calibrate(parsed(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except Exception as error:
+        from runner.mistakes import explain
+
+        line = None if os.environ.get("HYDRA_FULL_ERROR") == "1" else explain(error)
+        if line is None:
+            raise
+        sys.stderr.write(f"error: {line}\n")
+        return 2
+    return 0
+
+
+def parsed(arguments: "Sequence[str]") -> Request:
+    """Return what `arguments` ask for.
+
+    Raises:
+        SpecError: for arguments that are missing, unknown, or of no meaning here.
+
+    """
+    parser = _Parser(
+        prog=_COMMAND,
+        usage=f"{_COMMAND} FILE PRESET [PRESET ...] [options] [override ...]",
+        description="Measure some models here, and fit one roofline to them all.",
+        epilog="Overrides, such as model.batch_size=4 or phase=training, count for all models."
+        " Measurements are kept, and shared with latency=profiled.",
+    )
+    parser.add_argument("file", help="what to write, such as here.json")
+    parser.add_argument("preset", nargs="+", help="models, such as gpt2; more are better")
+    parser.add_argument("--device", default="cpu", help="cpu (if left out) or cuda")
+    parser.add_argument(
+        "--threads", type=int, default=1, help="that the CPU computes with; 1 if left out"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="runs of each kind of operator; 5 if left out"
+    )
+    found = parser.parse_intermixed_args(arguments)
+    overrides = [given for given in found.preset if "=" in given or given.startswith("~")]
+    presets = tuple(dict.fromkeys(given for given in found.preset if given not in overrides))
+    if not found.file.endswith(".json"):
+        raise SpecError(f"the file comes first, got {found.file}; give one that ends in .json")
+    if not presets:
+        raise SpecError("there is no model to measure; name one or more, such as gpt2 bert")
+    for override in overrides:
+        group = override.lstrip("+~").partition("=")[0]
+        if group in _CHOSEN:
+            raise SpecError(f"{override} has no place here: {_CHOSEN[group]}")
+    measured = (
+        "latency=profiled",
+        f"latency.device={found.device}",
+        f"latency.threads={found.threads}",
+        f"latency.repeats={found.repeats}",
+    )
+    return Request(Path(found.file), presets, (*measured, *overrides))
+
+
+def _calibrate(request: Request) -> None:
+    from fxpart.cost.calibration import write_calibration
+    from fxpart.cost.fit import calibrate
+    from runner.terminal import show
+
+    # What is cheap to refuse is refused before anything is measured.
+    if request.file.is_dir():
+        raise SpecError(f"{request.file} is a folder; give the name of a file in it")
+    configs = [_config(preset, request.overrides) for preset in request.presets]
+    samples = [_sample(config) for config in configs]
+    calibration = calibrate(samples)
+    write_calibration(request.file, calibration)
+    _show_errors([config.model.name for config in configs], samples, calibration)
+    show(f"use it: latency=calibrated latency.file={request.file}")
+
+
+def _config(preset: str, overrides: "Sequence[str]") -> "Config":
+    """Return what the main command would run for the preset, checked."""
+    from hydra import compose, initialize_config_dir
+
+    from fxpart.levels import check_level
+    from fxpart.phases import check_phase
+    from runner import config, specs
+    from runner.operator_times import check_latency
+    from runner.paths import conf_dir
+
+    config.register()
+    specs.register()
+    quoted = specs.quote_numbers([f"model={preset}", *overrides])
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        read = config.read_config(compose("config", overrides=quoted))
+    check_level(read.capture.level)
+    check_phase(read.phase.name, read.capture.level)
+    check_latency(read)
+    if read.latency.source != "profiled":
+        raise SpecError(f"latency.source={read.latency.source} measures nothing; leave it out")
+    return read
+
+
+def _sample(config: "Config") -> "tuple[OpGraph, OperatorProfile]":
+    from fxpart.cost.profile import OperatorProfile
+    from runner.experiment import model_spec
+    from runner.operator_times import operator_times
+    from runner.subject import subject_of
+    from runner.terminal import progress
+
+    spec = model_spec(config)
+    with progress(f"capturing {spec.name}"):
+        subject = subject_of(config, spec)
+    profile = operator_times(config, subject, spec.key())
+    assert isinstance(profile, OperatorProfile), "another source was refused"
+    return subject.captured.graph, profile
+
+
+def _show_errors(
+    names: "Sequence[str]",
+    samples: "Sequence[tuple[OpGraph, OperatorProfile]]",
+    calibration: "Calibration",
+) -> None:
+    """Print for each model the measured and the fitted sum of its operators' times."""
+    from runner.terminal import add_numbers, empty_table, show
+
+    table = empty_table("sum of operators")
+    table.add_column("model", overflow="fold")
+    add_numbers(table, "operators", "measured\nms", "fitted\nms", "error\n%")
+    for name, (graph, profile) in zip(names, samples, strict=True):
+        measured_s, fitted_s = profile.total_s, float(calibration.seconds(graph).sum())
+        cells = (f"{measured_s * 1e3:.2f}", f"{fitted_s * 1e3:.2f}")
+        error = f"{(fitted_s / measured_s - 1) * 100:+.1f}"
+        table.add_row(name, str(graph.n_ops), *cells, error)
+    rates = [f"{key} {rate / 1e9:.1f}" for key, rate in sorted(calibration.flops_per_s.items())]
+    show(
+        table,
+        f"device:    {calibration.device_name}",
+        f"GFLOP/s:   {', '.join(rates) or 'none'}",
+        f"memory:    {calibration.bytes_per_s / 1e9:.1f} GB/s",
+        f"operator:  {calibration.overhead_s * 1e6:.1f} us besides; a view"
+        f" {calibration.view_s * 1e6:.1f} us",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

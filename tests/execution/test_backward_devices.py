@@ -1,0 +1,153 @@
+"""Where gradients are computed and added up: small models whose calls are counted by hand."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpart.capture import joint_capture, op_graph
+from fxpart.execution.backward_devices import BackwardDevices
+from fxpart.execution.live_bytes import LiveBytes
+from fxpart.execution.outcome import Outcome, step_outcome, trained_parameters
+from fxpart.execution.split_run import split_run
+from fxpart.partitions import partition_by_device
+from fxpart.split import split_by_assignment
+
+CPU = torch.device("cpu")
+INPUT = torch.tensor([1.0, 2.0])
+
+
+class _Log(LiveBytes):  # type: ignore[no-untyped-call]
+    """Notes on which device each call of the backward is."""
+
+    def __init__(self, devices: int) -> None:
+        super().__init__([{}] * devices)
+        self.calls: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        self.calls.append((str(func).split(".")[1], self._device))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def on_devices(self, name: str) -> list[int]:
+        """Return the device of each call of the backward with that name."""
+        begin = [call for call, _ in self.calls].index("ones_like")
+        return [device for call, device in self.calls[begin:] if call == name]
+
+
+def _run(module: nn.Module, *device_of: int) -> tuple[Outcome, Outcome, _Log]:
+    """Return a counted step that is placed so, the same step unsplit, and the calls."""
+    step = joint_capture(module, (INPUT,))
+    whole, graph = step.forward.module(), op_graph(step.forward)
+    assert graph.n_ops == len(device_of), graph.targets
+    placed = partition_by_device(graph, np.array(device_of, dtype=np.int64))
+    split, devices = split_by_assignment(whole, graph, placed), max(device_of) + 1
+    homes = [home for (home,) in placed.devices_of_partition]
+    run, parameters = split_run(split, homes, (CPU,) * devices), trained_parameters(whole)
+    with _Log(devices) as log:
+        backward = BackwardDevices(log)
+        mine = step_outcome(
+            lambda: run.run([INPUT], log, backward), parameters, loss_of=backward.loss
+        )
+    return mine, step_outcome(lambda: whole(INPUT), parameters), log
+
+
+def _same(mine: Outcome, whole: Outcome) -> bool:
+    assert mine.gradients is not None
+    assert whole.gradients is not None
+    assert mine.gradients.keys() == whole.gradients.keys() != set()
+    return all(torch.equal(mine.gradients[name], g) for name, g in whole.gradients.items())
+
+
+class Weighted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([3.0, 5.0]))
+
+
+class Readers(Weighted):
+    """A value with four readers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        v = x * self.weight
+        a, b, c, d = v * 2, v * 3, v * 5, v * 7
+        return a + b + c + d
+
+
+def test_each_reader_adds_its_part_where_it_is() -> None:
+    # v, a, b, c, d, and the sums.
+    mine, whole, log = _run(Readers(), 0, 0, 1, 1, 2, 2, 2, 2)
+    assert _same(mine, whole)
+    # b and c on 1, where d's comes; a on 0, where theirs comes.
+    assert log.on_devices("add") == [1, 1, 0]
+    # The one gradient of the sums goes once to 1 and 0; d's part to 1; that sum to 0.
+    assert log.on_devices("clone") == [1, 0, 1, 0]
+    assert log.on_devices("mul") == [2, 1, 1, 0, 0]
+
+
+def test_a_value_that_is_read_at_home_again_has_its_sum_there() -> None:
+    mine, whole, log = _run(Readers(), 0, 0, 1, 0, 1, 1, 1, 1)
+    assert _same(mine, whole)
+    assert sorted(log.on_devices("add")) == [0, 0, 1]
+
+
+class Tied(Weighted):
+    """A weight that every operator reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x * self.weight) * self.weight) * self.weight
+
+
+@pytest.mark.parametrize(
+    ("homes", "adds"), [((0, 0, 0), [0, 0]), ((0, 1, 2), [1, 0]), ((1, 0, 0), [0, 1])]
+)
+def test_a_tied_weight_adds_up_from_reader_to_reader(
+    homes: tuple[int, ...], adds: list[int]
+) -> None:
+    mine, whole, log = _run(Tied(), *homes)
+    assert _same(mine, whole)
+    assert log.on_devices("add") == adds
+
+
+class InPlace(Weighted):
+    """Writes into what it has."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = (x * self.weight).add_(x * x)
+        return (y * y).relu_()
+
+
+@pytest.mark.parametrize("homes", [(0, 0, 1, 1, 1), (0, 1, 1, 2, 0)])
+def test_an_operator_may_write_into_what_it_received(homes: tuple[int, ...]) -> None:
+    mine, whole, _ = _run(InPlace(), *homes)
+    assert _same(mine, whole)
+
+
+class Pieces(Weighted):
+    """Hands on a tuple, of which one item is dead and one is whole numbers."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        values, places = torch.sort(x * self.weight)
+        return values * 2, places + 1
+
+
+def test_values_without_a_gradient_go_as_they_are() -> None:
+    mine, whole, log = _run(Pieces(), 0, 0, 0, 0, 1, 1)
+    assert _same(mine, whole)
+    assert log.on_devices("clone") == [0]
+
+
+def test_no_bytes_are_left_when_a_step_is_over() -> None:
+    mine, whole, log = _run(Readers(), 0, 0, 1, 1, 2, 2, 2, 2)
+    del whole
+    # The gradient, on the device of the first reader, and the loss.
+    assert log._live == [8, 0, 4]
+    del mine
+    assert log._live == [0, 0, 0]

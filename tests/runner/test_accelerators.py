@@ -1,0 +1,29 @@
+"""The shipped table of accelerators."""
+
+import pytest
+
+from runner.accelerators import accelerator_files, read_accelerator
+from runner.paths import conf_dir
+
+
+def test_one_core_is_slower_than_any_accelerator() -> None:
+    core = read_accelerator(accelerator_files()["cpu"])
+    assert 1e10 <= core["flops_per_s"]["float32"] <= 2e11
+    assert 5e9 <= core["memory_bandwidth_bytes_per_s"] < 2e11
+
+
+@pytest.mark.parametrize("name", sorted({*accelerator_files()} - {"cpu"}))
+def test_every_accelerator_is_plausible(name: str) -> None:
+    entry = read_accelerator(accelerator_files()[name])
+    rates = entry["flops_per_s"]
+    assert 8e9 <= entry["memory_bytes"] <= 192e9
+    assert 2e11 <= entry["memory_bandwidth_bytes_per_s"] <= 6e12
+    assert rates["float64"] <= rates["float32"] < rates["float16"] <= 1.4e15
+    assert rates.get("bfloat16", rates["float16"]) == rates["float16"]
+    assert entry["source"]
+
+
+def test_the_table_has_the_shipped_files_only() -> None:
+    shipped = {path.stem for path in (conf_dir() / "accelerator").glob("*.yaml")}
+    assert set(accelerator_files()) == shipped
+    assert len(shipped) >= 15
