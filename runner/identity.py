@@ -124,9 +124,12 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
     kept.update(_flat(open_choices))
     kept["granularity"] = config.granularity
     kept["latency"] = config.latency.name
-    kept["phase"], kept["execute"] = config.phase.name, config.execute.name
-    kept["schedule"], kept["microbatches"] = config.schedule.name, config.microbatches
+    kept["phase"] = config.phase.name
+    # Only of runs that have them: elsewhere they would be columns of the same word.
+    if config.schedule.name != "none":
+        kept["schedule"], kept["microbatches"] = config.schedule.name, config.microbatches
     if config.execute.name != "none":
+        kept["execute"] = config.execute.name
         kept.update(
             _flat({"execute": {k: v for k, v in settings["execute"].items() if k != "name"}})
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 from fxpart.errors import CacheError, FxpartError, InfeasibleError, one_line
 from fxpart.saved_assignment import ASSIGNMENT_FILE
 from runner.announce import announce_page
+from runner.carry_out import STAGES_FOLDER
 from runner.config import Config
 from runner.experiment import Result, model_spec, run
 from runner.figures import write_figures
@@ -25,6 +26,7 @@ from runner.pipeline_schedule import schedule_line
 from runner.plan_files import write_plan_files
 from runner.provenance import environment_tags
 from runner.schedule_plot import schedule_svg
+from runner.schedule_trace import write_schedule_trace
 from runner.sweep import SweepIds
 from runner.terminal import device_table, progress, show, summary_line
 from runner.timeline import write_trace
@@ -149,6 +151,7 @@ def _write_files(
     write_plan_files(folder, graph, placed)
     if result.schedule:
         write_text(folder / "schedule.svg", schedule_svg(result.schedule))
+        write_schedule_trace(folder / "schedule_trace.json", result.schedule)
     _write_config(config, identity)
     _write_finished(config, identity, result)
 
@@ -184,6 +187,7 @@ def _log(result: Result, folder: Path, tracked: RunLog, tags: Mapping[str, str])
         series={"memory_gib": memory_series(result)},
         tables={"devices": device_columns(result)},
         artifacts_dir=folder,
+        left_out=STAGES_FOLDER,  # weights, which are random
         tags={"mlflow.note.content": summary_line(result.evaluation), **tags},
     )
 

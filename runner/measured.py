@@ -13,8 +13,8 @@ class Measured:
     """A plan that was really run. What a field is of depends on `way`."""
 
     way: str
-    """``local``: one input, partitions one after another. ``pipeline``: a step of all microbatches,
-    one process a stage."""
+    """``local``: one input, or a training step on it, partitions one after another. ``pipeline``: a
+    step of all microbatches, one process a stage."""
     time_s: float
     """Median of `runs_s`."""
     runs_s: tuple[float, ...]
@@ -74,7 +74,8 @@ def measured_metrics(measured: Measured) -> dict[str, float]:
 
 def measured_lines(measured: Measured) -> tuple[str, str]:
     """Return what was measured beside what was predicted, and what was computed, in a line each."""
-    work = "a step" if measured.way == "pipeline" else "an input"
+    a_step = measured.way == "pipeline" or measured.gradient_difference is not None
+    work = "a step" if a_step else "an input"
     times = time_unit(max(measured.time_s, measured.predicted_s))
     least, most = min(measured.runs_s), max(measured.runs_s)
     timed = (

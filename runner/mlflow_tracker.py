@@ -57,6 +57,7 @@ class _MlflowLog:
         series: Mapping[str, Series] | None = None,
         tables: Mapping[str, Columns] | None = None,
         artifacts_dir: Path | None = None,
+        left_out: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
         with refusals(self._uri):
@@ -65,7 +66,18 @@ class _MlflowLog:
                 data = {column: list(cells) for column, cells in columns.items()}
                 self._client.log_table(self.run_id, data, f"{name}.json")
             if artifacts_dir is not None and artifacts_dir.is_dir():
-                self._client.log_artifacts(self.run_id, str(artifacts_dir))
+                self._keep(artifacts_dir, left_out)
+
+    def _keep(self, folder: Path, left_out: str | None) -> None:
+        """Copy what is in `folder`, at once where all of it is kept."""
+        if left_out is None or not (folder / left_out).exists():
+            self._client.log_artifacts(self.run_id, str(folder))
+            return
+        for path in sorted(folder.iterdir()):
+            if path.is_dir() and path.name != left_out:
+                self._client.log_artifacts(self.run_id, str(path), path.name)
+            elif path.is_file():
+                self._client.log_artifact(self.run_id, str(path))
 
     def write(
         self,

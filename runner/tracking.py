@@ -75,11 +75,13 @@ class RunLog(Protocol):
         series: Mapping[str, Series] | None = None,
         tables: Mapping[str, Columns] | None = None,
         artifacts_dir: Path | None = None,
+        left_out: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
         """Keep what the run found; values that are not finite are left out.
 
-        A long series is thinned to the maximum of each stretch. Raises `TrackingError`.
+        Of `artifacts_dir` the folder named `left_out` is not kept. A long series is thinned to the
+        maximum of each stretch. Raises `TrackingError`.
         """
 
 
@@ -122,6 +124,7 @@ class _NoLog:
         series: Mapping[str, Series] | None = None,
         tables: Mapping[str, Columns] | None = None,
         artifacts_dir: Path | None = None,
+        left_out: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
         pass

@@ -109,7 +109,6 @@ def test_only_tracking_knows_mlflow() -> None:
             (
                 *PLACING_SIDE,
                 "fxpart.static",
-                "fxpart.capture",
                 "fxpart.models",
                 "fxpart.partitioner",
                 "fxpart.execution",

@@ -102,6 +102,19 @@ def test_a_run_is_read_back_as_logged(
     assert json.loads(table) == {"columns": ["device", "name"], "data": [[0, "a"], [1, "b"]]}
 
 
+def test_a_folder_that_is_left_out_stays_where_it_is(
+    tracker: MlflowTracker, client: MlflowClient, tmp_path: Path
+) -> None:
+    for name in ("graph/a.svg", "stages/stage_0.pt2", "result.json"):
+        (tmp_path / "art" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "art" / name).write_text("x")
+    with tracker.start("with stages", PARAMS) as run:
+        run.log(artifacts_dir=tmp_path / "art", left_out="stages")
+    assert run.run_id is not None
+    assert {item.path for item in client.list_artifacts(run.run_id)} == {"graph", "result.json"}
+    assert [item.path for item in client.list_artifacts(run.run_id, "graph")] == ["graph/a.svg"]
+
+
 def test_a_run_larger_than_one_request(tracker: MlflowTracker, client: MlflowClient) -> None:
     params = {f"p{index}": index for index in range(150)}
     metrics = {f"m{index}": float(index) for index in range(800)}
