@@ -39,6 +39,7 @@ _WHISPER = {
     "encoder_ffn_dim": 1024,
     "decoder_ffn_dim": 1024,
     "vocab_size": 16000,
+    "pad_token_id": 0,
     "max_source_positions": 500,
 }
 

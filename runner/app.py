@@ -1,69 +1,22 @@
 """The command: Hydra composes a config, a job runs it, mistakes come out as one line."""
 
-import os
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.mistakes import explain
 from runner.paths import conf_dir
+from runner.reporting import USER_ERROR, reported
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 __all__ = ["main"]
 
-USER_ERROR = 2
-"""Exit code when the user can mend it: a wrong override, a model that does not fit."""
-
-
-class _TerminatedError(KeyboardInterrupt):
-    """SIGTERM, which ends a run as Ctrl-C does."""
-
 
 def main() -> int:
     """Run the command line; return the exit code. The entry point of ``fxpart`` too."""
-    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    # Hydra would print mistakes in its own words and exit; as exceptions, they reach `explain`.
-    os.environ["HYDRA_FULL_ERROR"] = "1"
-    try:
-        with _sigterm_raises():
-            return _compose_and_run()
-    except _TerminatedError:
-        sys.stderr.write("terminated\n")
-        return 128 + signal.SIGTERM
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
-    except Exception as error:
-        line = None if wants_traceback else explain(error)
-        if line is None:
-            raise
-        sys.stderr.write(f"error: {line}\n")
-        return USER_ERROR
-
-
-@contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Raise `_TerminatedError` on the first SIGTERM inside; a second one ends the process."""
-
-    def stop(number: int, _: object) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        raise _TerminatedError
-
-    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    return reported(_compose_and_run)
 
 
 def _compose_and_run() -> int:

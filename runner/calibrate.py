@@ -5,13 +5,13 @@ another measurement: ``latency=calibrated latency.file=<file>``.
 """
 
 import argparse
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from fxpart.errors import SpecError
+from runner.reporting import reported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,20 +50,7 @@ class _Parser(argparse.ArgumentParser):
 
 def main() -> int:
     """Run the command line; return the exit code: 0, or 2 for what the user can mend."""
-    try:
-        _calibrate(parsed(sys.argv[1:]))
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
-        return 130
-    except Exception as error:
-        from runner.mistakes import explain
-
-        line = None if os.environ.get("HYDRA_FULL_ERROR") == "1" else explain(error)
-        if line is None:
-            raise
-        sys.stderr.write(f"error: {line}\n")
-        return 2
-    return 0
+    return reported(lambda: _calibrate(parsed(sys.argv[1:])))
 
 
 def parsed(arguments: "Sequence[str]") -> Request:
@@ -109,7 +96,7 @@ def parsed(arguments: "Sequence[str]") -> Request:
     return Request(Path(found.file), presets, (*measured, *overrides))
 
 
-def _calibrate(request: Request) -> None:
+def _calibrate(request: Request) -> int:
     from fxpart.cost.calibration import write_calibration
     from fxpart.cost.fit import calibrate
     from runner.terminal import show
@@ -123,6 +110,7 @@ def _calibrate(request: Request) -> None:
     write_calibration(request.file, calibration)
     _show_errors([config.model.name for config in configs], samples, calibration)
     show(f"use it: latency=calibrated latency.file={request.file}")
+    return 0
 
 
 def _config(preset: str, overrides: "Sequence[str]") -> "Config":

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fxpart.compiled import compiled
 from fxpart.cost.tables import MemoryTables
 from fxpart.graph import FloatArray, IntArray
+from fxpart.modes.even_stages import most_even
 from fxpart.modes.stage_line import StageLine
 from fxpart.modes.stage_memory import Reach, StretchRoom, UnitTables, reach_of, settle, stretch_peak
 
@@ -25,7 +26,6 @@ EQUAL_LOADS = 1e-9
 """Loads that differ by less than this share count as equal: sums of floats are no more exact."""
 
 BoolArray = npt.NDArray[np.bool_]
-_NONE = np.iinfo(np.int64).max
 _MOST_HALVINGS = 200
 """Enough for any float: a load can be smaller than the whole by any factor."""
 
@@ -95,33 +95,6 @@ def _behind(ends: BoolArray, limit: IntArray) -> BoolArray:
     return found
 
 
-@compiled
-def _cheapest(cost: IntArray, limit: IntArray, to: IntArray, begin: IntArray) -> None:
-    """Lower `to`, the cost of each cut as an end, by a stage from the cheapest possible begin.
-
-    `cost` is that of beginning a stage at each cut. By rising cost, every cut belongs to the first
-    begin that reaches it; cuts that belong to one are jumped over. O(U log U).
-    """
-    count = cost.shape[0]
-    jump = np.arange(count + 1)
-    for start in np.argsort(cost, kind="mergesort"):
-        if cost[start] == _NONE:
-            break
-        end = start + 1
-        while end <= limit[start]:
-            first = end
-            while jump[first] != first:
-                first = jump[first]
-            while jump[end] != first:
-                jump[end], end = first, jump[end]
-            if first > limit[start]:
-                break
-            if cost[start] < to[first]:
-                to[first], begin[first] = cost[start], start
-            jump[first] = first + 1
-            end = first + 1
-
-
 def _bisect(allows: Callable[[float], bool], high_s: float, low_s: float = 0.0) -> float:
     """Return a bound that `allows` is true of, hardly above one that it is not true of.
 
@@ -157,8 +130,8 @@ class StageSolver:
     def least_load(self) -> list[Stretch] | None:
         """Return the stages with the least largest load, or None when memory allows no cut.
 
-        Of all whose largest load is least (up to `EQUAL_LOADS`): the most stages, then the fewest
-        bytes over all cuts, then the earliest begins, from the last stage to the first.
+        Of all whose largest load is least (up to `EQUAL_LOADS`): the most stages, then the most
+        even ones (`fxpart.modes.even_stages`).
         """
         most_s = float(self._table.max())
         least_s = _bisect(
@@ -246,25 +219,9 @@ class StageSolver:
         return found if here[-1] else None
 
     def _choose(self, bound_s: float) -> list[Stretch]:
-        """Return the cheapest stages within the bound, for which there are some."""
+        """Return the most even stages within the bound, for which there are some."""
         limits = self._cuts(bound_s)
         assert limits is not None, "the bound was found to allow a cut"
-        count, crossing = self._line.n_units, self._line.crossing_bytes
-        # A stage less is dearer than any bytes; where none may be skipped all have equally many.
-        step = crossing - (1 + len(limits) * int(crossing.max()))
-        cost = np.full(count + 1, _NONE, dtype=np.int64)
-        cost[0] = 0
-        begins: list[IntArray] = []
-        for limit in limits:
-            to = cost.copy() if self._slots.may_skip else np.full(count + 1, _NONE, dtype=np.int64)
-            begin = np.full(count + 1, -1, dtype=np.int64)
-            _cheapest(np.where(cost == _NONE, _NONE, cost + step), limit, to, begin)
-            begins.append(begin)
-            cost = to
-        found, end = [], count
-        for slot in reversed(range(len(limits))):
-            start = int(begins[slot][end])
-            if start >= 0:
-                found.append(Stretch(start, end, self._slots.devices[slot]))
-                end = start
-        return found[::-1]
+        devices, may_skip = self._slots.devices, self._slots.may_skip
+        found = most_even(self._line, devices, limits, may_skip=may_skip)
+        return [Stretch(begin, end, devices[slot]) for begin, end, slot in found]

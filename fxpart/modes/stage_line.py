@@ -30,10 +30,21 @@ class StageLine:
     """Bytes of the values that are made on one side of each cut and read on the other; 0 at both
     ends. Length U + 1."""
 
+    s_per_byte: FloatArray
+    """What a byte takes from one device to another, in seconds. Shape (D, D)."""
+    link_latency_s: FloatArray
+    """What a transfer takes before its first byte. Shape (D, D)."""
+
     @property
     def n_units(self) -> int:
         """Number of units: as many stages are possible."""
         return len(self.first_op)
+
+    def receive_s(self, source: int, target: int) -> FloatArray:
+        """Return how long device `target` receives what crosses each cut. Length U + 1."""
+        latency_s = np.where(self.crossing_bytes > 0, self.link_latency_s[source, target], 0.0)
+        found: FloatArray = latency_s + self.crossing_bytes * self.s_per_byte[source, target]
+        return found
 
 
 def stage_line(problem: Problem) -> StageLine:
@@ -51,7 +62,15 @@ def stage_line(problem: Problem) -> StageLine:
     np.add.at(load_s, unit_of, problem.costs.op_time_s)
     before_s = np.zeros((problem.topology.n_devices, count + 1))
     np.cumsum(load_s.T, axis=1, out=before_s[:, 1:])
-    return StageLine(unit_of, first_op, last_op, before_s, _crossing_bytes(graph, unit_of, count))
+    return StageLine(
+        unit_of,
+        first_op,
+        last_op,
+        before_s,
+        _crossing_bytes(graph, unit_of, count),
+        problem.costs.s_per_byte,
+        problem.costs.link_latency_s,
+    )
 
 
 def _unit_of(graph: OpGraph) -> IntArray:

@@ -197,3 +197,18 @@ def test_an_aot_mapping_that_tears_a_write_away_is_refused() -> None:
 def test_nobody_writes_nobody_is_tied() -> None:
     assert _tied(Layers(lambda m, x: m.b(m.a(x).view(-1, WIDTH))).eval()) == []
     assert _ops(_captured(Layers(lambda m, x: m.a(x)).eval(), exported=False)) == ["a"]
+
+
+class _Weighted(nn.Module):
+    """Routing as in a mixture of experts: one item of a tuple is written, then the other read."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        both = torch.topk(x, 2)
+        values, indices = both[0], both[1]
+        values.div_(values.sum())
+        return values, indices + 1
+
+
+@pytest.mark.parametrize("exported", [False, True])
+def test_items_of_a_new_tuple_are_not_tied_by_a_write_into_one(exported: bool) -> None:
+    assert _tied(_Weighted(), exported) == []

@@ -1,0 +1,130 @@
+"""Of the cuts into stages that are allowed, the most even: the least sum of squares of times.
+
+The time of a stage is its load and the time to receive what crosses the cut before it. With the
+load of all units before a cut as x, what a stage adds to the sum is a parabola in the x of its end:
+so the best begin for each end is found without trying all (`fxpart.modes.lowest_parabolas`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.graph import FloatArray, IntArray
+from fxpart.modes.lowest_parabolas import lowest_parabolas
+from fxpart.modes.stage_line import StageLine
+
+__all__ = ["most_even"]
+
+
+class _Ways(NamedTuple):
+    """The best way to each cut by stages of which the last is on one slot. Length U + 1 each."""
+
+    stages: IntArray
+    """How many there are; -1 where there is no way."""
+    squares: FloatArray
+    """Sum of the squares of their times; infinite where there is no way."""
+    begin: IntArray
+    """Where the last of them begins."""
+    before: IntArray
+    """Slot of the one before it; -1 for none."""
+
+
+class _Begins(NamedTuple):
+    """Ways for a stage to begin. Length L each."""
+
+    cut: IntArray
+    stages: IntArray
+    squares: FloatArray
+    receive_s: FloatArray
+    before: IntArray
+
+
+def most_even(
+    line: StageLine, devices: Sequence[int], limits: Sequence[IntArray], *, may_skip: bool
+) -> list[tuple[int, int, int]]:
+    """Return begin, end and slot of each stage.
+
+    Of all that are allowed: the most stages, then the least sum of squares; of sums that are one
+    and the same number, the earliest begins, from the last stage to the first. O(S U log^2 U) for
+    S slots; where they may stay empty, times the number of kinds of links.
+
+    Args:
+        line: the row of U units.
+        devices: device of each slot.
+        limits: for each slot, the furthest end of a stage from each cut, the cut itself where none
+            may begin. Length U + 1 each. There is a way through.
+        may_skip: whether a slot may stay empty.
+
+    """
+    ways: list[_Ways] = []
+    for slot, limit in enumerate(limits):
+        begins = _begins_after(line, devices, ways, may_skip=may_skip)
+        ways.append(_ways(line.load_before_s[devices[slot]], limit, begins))
+    last = range(len(ways)) if may_skip else [len(ways) - 1]
+    slot = min(last, key=lambda s: (-int(ways[s].stages[-1]), float(ways[s].squares[-1])))
+    found, end = [], line.n_units
+    while slot >= 0:
+        begin = int(ways[slot].begin[end])
+        found.append((begin, end, slot))
+        slot, end = int(ways[slot].before[end]), begin
+    return found[::-1]
+
+
+def _begins_after(
+    line: StageLine, devices: Sequence[int], ways: list[_Ways], *, may_skip: bool
+) -> _Begins:
+    """Return how a stage may begin on the slot after those of `ways`, by cut."""
+    slot, none = len(ways), np.zeros(1, dtype=np.int64)
+    parts: list[_Begins] = []
+    if may_skip or not slot:
+        parts.append(_Begins(none, none, np.zeros(1), np.zeros(1), none - 1))
+    # Where links are alike it matters only which slot is best.
+    alike: dict[tuple[float, float], list[int]] = {}
+    for before in range(0 if may_skip else max(0, slot - 1), slot):
+        link = devices[before], devices[slot]
+        kind = float(line.s_per_byte[link]), float(line.link_latency_s[link])
+        alike.setdefault(kind, []).append(before)
+    for slots in alike.values():
+        receive_s = line.receive_s(devices[slots[0]], devices[slot])
+        parts.append(_best_of(ways, slots, receive_s))
+    found = _Begins(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+    order = np.argsort(found.cut, kind="stable")
+    return _Begins(*(column[order] for column in found))
+
+
+def _best_of(ways: list[_Ways], slots: list[int], receive_s: FloatArray) -> _Begins:
+    """Return the best way to each cut that ends on one of `slots`; of equals the first slot."""
+    stages, squares = ways[slots[0]].stages, ways[slots[0]].squares
+    before = np.full(len(stages), slots[0], dtype=np.int64)
+    for slot in slots[1:]:
+        other = ways[slot]
+        fewer = (other.stages == stages) & (other.squares < squares)
+        better = (other.stages > stages) | fewer
+        stages = np.where(better, other.stages, stages)
+        squares = np.where(better, other.squares, squares)
+        before = np.where(better, slot, before)
+    cut = np.flatnonzero(stages >= 0)
+    return _Begins(cut, stages[cut], squares[cut], receive_s[cut], before[cut])
+
+
+def _ways(load_before_s: FloatArray, limit: IntArray, begins: _Begins) -> _Ways:
+    """Return the best way to each cut by a stage more, no further than `limit`."""
+    begins = _Begins(*(column[limit[begins.cut] > begins.cut] for column in begins))
+    chosen = lowest_parabolas(
+        load_before_s,
+        begins.cut + 1,
+        limit[begins.cut],
+        begins.stages,
+        begins.squares,
+        load_before_s[begins.cut] - begins.receive_s,
+    )
+    there, count = np.flatnonzero(chosen >= 0), len(limit)
+    of = chosen[there]
+    stages, squares = np.full(count, -1, dtype=np.int64), np.full(count, np.inf)
+    begin, before = np.full((2, count), -1, dtype=np.int64)
+    begin[there], before[there] = begins.cut[of], begins.before[of]
+    stages[there] = begins.stages[of] + 1
+    time_s = load_before_s[there] - load_before_s[begin[there]] + begins.receive_s[of]
+    squares[there] = begins.squares[of] + time_s**2
+    return _Ways(stages, squares, begin, before)

@@ -1,0 +1,76 @@
+"""How a command ends: what went wrong is one line on stderr, and a code."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from runner.mistakes import explain
+
+__all__ = ["USER_ERROR", "reported"]
+
+_FULL_ERROR = "HYDRA_FULL_ERROR"
+USER_ERROR = 2
+"""Exit code when the user can mend it: a wrong override, a model that does not fit."""
+
+
+class _TerminatedError(KeyboardInterrupt):
+    """SIGTERM, which ends a run as Ctrl-C does."""
+
+
+def reported(work: Callable[[], int]) -> int:
+    """Run `work` and return its exit code; what a user can mend is one line, and `USER_ERROR`.
+
+    With ``HYDRA_FULL_ERROR=1`` it is a traceback. An interrupt and SIGTERM are said and end the
+    command with their own codes.
+    """
+    wants_traceback = os.environ.get(_FULL_ERROR) == "1"
+    try:
+        with _sigterm_raises(), _hydra_raises():
+            return work()
+    except _TerminatedError:
+        sys.stderr.write("terminated\n")
+        return 128 + signal.SIGTERM
+    except KeyboardInterrupt:
+        sys.stderr.write("interrupted\n")
+        return 130
+    except Exception as error:
+        line = None if wants_traceback else explain(error)
+        if line is None:
+            raise
+        sys.stderr.write(f"error: {line}\n")
+        return USER_ERROR
+
+
+@contextmanager
+def _hydra_raises() -> Iterator[None]:
+    """Let mistakes out of Hydra as exceptions; it would print them in its own words and exit."""
+    before = os.environ.get(_FULL_ERROR)
+    os.environ[_FULL_ERROR] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[_FULL_ERROR]
+        else:
+            os.environ[_FULL_ERROR] = before
+
+
+@contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Raise `_TerminatedError` on the first SIGTERM inside; a second one ends the process."""
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise _TerminatedError
+
+    if threading.current_thread() is not threading.main_thread():  # only that one gets signals
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,116 @@
+"""A stage process that dies or hangs ends all, is blamed by name, and none outlives its parent."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import ExecutionError
+from tests.execution.light_stage import ROOT, known_to_workers, napping, run_fates
+
+# They ask /proc who runs.
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /proc")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder for a run; every stage process does what the test says."""
+    for name, value in known_to_workers(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    place = tmp_path / "run"
+    place.mkdir()
+    return place
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += [int(child) for child in (task / "children").read_text().split()]
+    return found
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    # One that has ended stays in the table until somebody asks how.
+    return state != "Z"
+
+
+def _wait_until(what: Callable[[], bool], seconds: float) -> bool:
+    """Return whether `what` came true in time: other processes are waited for, asked by and by."""
+    deadline = time.monotonic() + seconds
+    while not what():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def test_stages_that_end_well_are_no_trouble(folder: Path) -> None:
+    run_fates(folder, ["done", "done"], silent_s=60.0)
+
+
+@pytest.mark.parametrize(
+    ("fates", "blamed", "said"),
+    [
+        # Whoever lost its neighbour is not to blame, though it may say so first.
+        (["lost", "raise"], 1, "failed with ValueError: bucket 7 is not there, "),
+        (["lost", "kill", "lost"], 1, r"was killed by SIGKILL \(out of memory\?\) while computing"),
+        (["wait", "exit"], 1, "ended with exit status 0 while computing the forward of its stage"),
+        (["leave", "lost"], 0, "ended with exit status 1 while computing .*: no room for bucket 7"),
+        # Nor is who waits for it.
+        (["wait", "nap"], 1, r"hangs \(computing the forward of its stage\): no stage made pro"),
+        (["lost", "done"], 0, "failed with RuntimeError: Connection closed by peer"),
+    ],
+)
+def test_trouble_is_told_in_one_line(
+    fates: Sequence[str], blamed: int, said: str, folder: Path
+) -> None:
+    before = _children(os.getpid())
+    with pytest.raises(ExecutionError, match=f"^stage {blamed} of {len(fates)} {said}") as raised:
+        run_fates(folder, fates, silent_s=2.0)
+    assert "\n" not in str(raised.value)
+    assert "s after the start; all stages were ended" in str(raised.value)
+    assert _children(os.getpid()) == before
+
+
+def test_an_interrupt_ends_all_processes(folder: Path) -> None:
+    before = _children(os.getpid())
+
+    def interrupt() -> None:
+        if _wait_until(lambda: bool(napping(folder)), 60.0):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    presser = threading.Thread(target=interrupt)
+    presser.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_fates(folder, ["nap", "wait"], silent_s=80.0)
+    presser.join()
+    assert _children(os.getpid()) == before
+
+
+def test_stage_processes_end_with_their_parent(folder: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from tests.execution.light_stage import run_fates;"
+        "run_fates(Path(sys.argv[1]), ['nap', 'nap'], 300.0)"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(folder)], cwd=ROOT)
+    try:
+        assert _wait_until(lambda: len(napping(folder)) == 2, 60.0)
+        workers = _children(parent.pid)
+        assert sorted(workers) == sorted(napping(folder))
+        assert all(_runs(worker) for worker in workers)
+        parent.kill()
+        assert parent.wait(10.0) == -signal.SIGKILL
+        assert _wait_until(lambda: not any(_runs(worker) for worker in workers), 5.0)
+    finally:
+        parent.kill()
+        parent.wait()
