@@ -153,8 +153,10 @@ def _refuse_death(selector: selectors.BaseSelector, workers: Sequence[_Worker]) 
     _listen(selector, 0.0)
     if any(worker.has_died for worker in workers):
         end_s = time.monotonic() + _GRACE_S
-        while (left_s := end_s - time.monotonic()) > 0 and selector.get_map():
-            _listen(selector, min(left_s, _POLL_S))
+        # A process closes its pipe a moment before it has ended.
+        while time.monotonic() < end_s and any(w.process.poll() is None for w in workers):
+            _listen(selector, _POLL_S / 10)
+        _listen(selector, 0.0)
         raise _blame_for_death(workers)
 
 

@@ -205,7 +205,7 @@ class _Weighted(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         both = torch.topk(x, 2)
         values, indices = both[0], both[1]
-        values.div_(values.sum())
+        values = values.div_(values.sum())
         return values, indices + 1
 
 
