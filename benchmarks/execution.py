@@ -25,9 +25,11 @@ from benchmarks.execution_pipeline import pipeline_rows
 from benchmarks.execution_scene import machine_topology
 from benchmarks.text_table import markdown, table
 from fxpart.assignment import Assignment
+from fxpart.cost.calibration import Calibration
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.fit import calibrate
 from fxpart.cost.profile import OperatorProfile
+from fxpart.execution.device_name import checked_device, device_name
 from fxpart.execution.local import LocalRun, run_local
 from fxpart.execution.real_model import RealModel, real_model
 from fxpart.execution.threads import torch_threads
@@ -76,8 +78,7 @@ def _error(predicted_s: float, measured_s: float) -> str:
     return f"{(predicted_s / measured_s - 1) * 100:+.1f}%"
 
 
-def _row(case: Case, cases: Sequence[Case]) -> list[str]:
-    samples = [(other.real.graph, other.profile) for other in cases]
+def _row(case: Case, cases: Sequence[Case], fitted: Calibration) -> list[str]:
     others = [(c.real.graph, c.profile) for c in cases if c is not case]
     graph, run = case.real.graph, case.run
     problem = make_problem(graph, machine_topology(STAGES), case.profile)
@@ -91,7 +92,7 @@ def _row(case: Case, cases: Sequence[Case]) -> list[str]:
         f"{run.latency_s * 1e3:.1f}",
         f"{run.unsplit_latency_s * 1e3:.1f}",
         _error(case.profile.total_s, run.latency_s),
-        _error(float(calibrate(samples).seconds(graph).sum()), run.latency_s),
+        _error(float(fitted.seconds(graph).sum()), run.latency_s),
         _error(float(held_out), run.latency_s),
         f"{counted / 2**20:.1f}",
         _error(predicted, counted),
@@ -105,7 +106,8 @@ def _local_rows(specs: Sequence[ModelSpec], device: str, repeats: int) -> list[l
     for spec in specs:
         cases.append(_case(spec, device, repeats))
         print(f"{device}: {spec.name} {cases[-1].run.latency_s * 1e3:.1f} ms", flush=True)
-    return [_row(case, cases) for case in cases]
+    fitted = calibrate([(case.real.graph, case.profile) for case in cases])
+    return [_row(case, cases, fitted) for case in cases]
 
 
 def main() -> None:
@@ -123,21 +125,14 @@ def main() -> None:
     specs = [spec for spec in MODELS if chosen.only in (None, spec.name)]
     with torch_threads(1):
         rows = _local_rows(specs, "cpu", chosen.repeats)
-        print(f"\none thread of {profile_name('cpu')}, {STAGES} stages")
+        print(f"\none thread of {device_name(checked_device('cpu'))}, {STAGES} stages")
         print(show(HEADS, rows))
         if torch.cuda.is_available():
             rows = _local_rows(specs, "cuda", chosen.repeats)
-            print(f"\n{profile_name('cuda')}, {STAGES} stages")
+            print(f"\n{device_name(checked_device('cuda'))}, {STAGES} stages")
             print(show(HEADS, rows))
         else:
             print("\nGPU: none was at hand; where there is one, the same table follows for it")
-
-
-def profile_name(device: str) -> str:
-    """Return what the device calls itself."""
-    from fxpart.execution.device_name import checked_device, device_name
-
-    return device_name(checked_device(device))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,22 @@
 """What the benchmarks of execution run on: some cores of this machine, joined by its loopback."""
 
+from omegaconf import OmegaConf
+
 from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
+from runner.accelerators import read_accelerator
+from runner.paths import conf_dir
 
 __all__ = ["machine_topology"]
 
-_CORE = DeviceSpec("cpu", 8 * 10**9, {"float32": 120e9, "float64": 60e9, "bfloat16": 120e9}, 10e9)
-_LOOPBACK = Link(1e9, 200e-6)
-"""As ``conf/accelerator/cpu.yaml`` and ``conf/transfer_rate/loopback.yaml`` have them."""
-
 
 def machine_topology(count: int) -> Topology:
-    """Return `count` cores; how long operators take there comes from measurements."""
-    return uniform_topology((_CORE,) * count, _LOOPBACK)
+    """Return `count` of ``devices=cpu``; how long operators take there comes from measurements."""
+    core = read_accelerator(conf_dir() / "accelerator" / "cpu.yaml")
+    link = OmegaConf.load(conf_dir() / "transfer_rate" / "loopback.yaml")
+    device = DeviceSpec(
+        "cpu",
+        core["memory_bytes"],
+        core["flops_per_s"],
+        core["memory_bandwidth_bytes_per_s"],
+    )
+    return uniform_topology((device,) * count, Link(link.bytes_per_s, link.latency_s))

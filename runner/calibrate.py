@@ -162,11 +162,11 @@ def _show_errors(
     table = empty_table("sum of operators")
     table.add_column("model", overflow="fold")
     add_numbers(table, "operators", "measured\nms", "fitted\nms", "error\n%")
-    for name, (graph, profile) in zip(names, samples, strict=True):
-        measured_s, fitted_s = profile.total_s, float(calibration.seconds(graph).sum())
-        cells = (f"{measured_s * 1e3:.2f}", f"{fitted_s * 1e3:.2f}")
-        error = f"{(fitted_s / measured_s - 1) * 100:+.1f}"
-        table.add_row(name, str(graph.n_ops), *cells, error)
+    rows = zip(names, samples, calibration.total_errors, strict=True)
+    for name, (graph, profile), error in rows:
+        measured_ms = profile.total_s * 1e3
+        cells = (f"{measured_ms:.2f}", f"{measured_ms * (1 + error):.2f}", f"{error * 100:+.1f}")
+        table.add_row(name, str(graph.n_ops), *cells)
     rates = [f"{key} {rate / 1e9:.1f}" for key, rate in sorted(calibration.flops_per_s.items())]
     show(
         table,

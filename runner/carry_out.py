@@ -1,6 +1,7 @@
 """Carrying a plan out on this machine: `local` in this process, `pipeline` in one a stage."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +23,11 @@ from fxpart.schedule import (
     stage_costs,
     step_on_cores,
 )
+from fxpart.schedule.engine_memory import ENGINE_SCHEDULES
+from runner.agreement import refuse_other_results
 from runner.config import Config
 from runner.measured import Measured
+from runner.operator_times import is_measured
 from runner.subject import Subject
 
 if TYPE_CHECKING:
@@ -32,17 +36,33 @@ if TYPE_CHECKING:
 
 __all__ = ["STAGES_FOLDER", "carry_out", "check_execute"]
 
-WAYS = ("none", "local", "pipeline")
-ENGINE_SCHEDULES = ("gpipe", "1f1b")
 STAGES_FOLDER = "stages"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Task:
+    """What is carried out."""
+
+    config: Config
+    spec: ModelSpec
+    real: "RealModel"
+    problem: Problem
+    planned: Assignment
+    """Of the operators of `problem`."""
+    placed: Assignment
+    """Of the operators of `real`: of a training step the forward alone."""
+    schedule: ScheduleResult | None
+    chain: "Chain | None"
+    """The stages, where they are run or kept as such."""
 
 
 def check_execute(config: Config) -> None:
     """Raise `SpecError` for a way of running that does not exist, or lacks what it needs."""
     execute = config.execute
-    if execute.name not in WAYS:
+    ways = ("none", *WAYS)
+    if execute.name not in ways:
         raise SpecError(
-            f"execute={execute.name} does not exist; {nearest_names(execute.name, WAYS)}"
+            f"execute={execute.name} does not exist; {nearest_names(execute.name, ways)}"
         )
     if execute.name == "none":
         return
@@ -59,6 +79,18 @@ def check_execute(config: Config) -> None:
             f"execute=pipeline runs a schedule of torch's engine, got schedule="
             f"{config.schedule.name}; use schedule=gpipe or schedule=1f1b"
         )
+    _refuse_other_measurements(config)
+
+
+def _refuse_other_measurements(config: Config) -> None:
+    """Refuse to predict a run on one device, or with so many threads, by times of another."""
+    for name in ("device", "threads") if is_measured(config.latency) else ():
+        measured, run = getattr(config.latency, name), getattr(config.execute, name)
+        if measured != run:
+            raise SpecError(
+                f"latency.{name}={measured} measures operators in another way than they are run,"
+                f" execute.{name}={run}; leave latency.{name} out, or make the two equal"
+            )
 
 
 def carry_out(
@@ -81,26 +113,19 @@ def carry_out(
     """
     from fxpart.execution.threads import torch_threads
 
-    real = subject.real
+    real, execute = subject.real, config.execute
     assert real is not None, "what is carried out has been built"
     placed = _forward_assignment(subject, real, assignment)
-    if schedule is not None and config.execute.name == "pipeline":
+    if schedule is not None and execute.name == "pipeline":
         # Partitions that follow each other on a device are one stage, there as in the schedule.
         placed = _by_device(placed.device_of, schedule.devices)
-    with torch_threads(config.execute.threads):
-        if config.execute.save_stages:
-            _save(real, _chain(real, placed), folder / STAGES_FOLDER)
-        if config.execute.name == "local":
-            return _local(config, real, problem, planned=assignment, placed=placed)
-        assert schedule is not None, "a pipeline has a schedule"
-        return _pipeline(
-            config,
-            spec,
-            real,
-            placed,
-            _engine_peaks(real, problem, assignment, schedule),
-            _step_s(config, problem, assignment, schedule),
-        )
+    with torch_threads(execute.threads):
+        in_stages = execute.name == "pipeline" or execute.save_stages
+        chain = _chain(real, placed) if in_stages else None
+        if chain is not None and execute.save_stages:
+            _save(real, chain, folder / STAGES_FOLDER)
+        task = _Task(config, spec, real, problem, assignment, placed, schedule, chain)
+        return WAYS[execute.name](task)
 
 
 def _forward_assignment(subject: Subject, real: "RealModel", planned: Assignment) -> Assignment:
@@ -119,20 +144,19 @@ def _by_device(device_of: IntArray, devices: Sequence[int]) -> Assignment:
     return Assignment(stage_of, tuple((device,) for device in used))
 
 
-def _local(
-    config: Config,
-    real: "RealModel",
-    problem: Problem,
-    *,
-    planned: Assignment,
-    placed: Assignment,
-) -> Measured:
-    """Return what a run here shows beside what was predicted of `planned`, backward included."""
+def _local(task: _Task) -> Measured:
+    """Return what a run in this process shows beside what was predicted, backward included."""
     from fxpart.execution.local import run_local
 
-    devices, training = problem.topology.n_devices, config.phase.name == "training"
-    run = run_local(real, placed, devices, repeats=config.execute.repeats, training=training)
-    home = planned.device_of
+    problem, home = task.problem, task.planned.device_of
+    devices = problem.topology.n_devices
+    run = run_local(
+        task.real,
+        task.placed,
+        devices,
+        repeats=task.config.execute.repeats,
+        training=task.config.phase.name == "training",
+    )
     times = problem.costs.op_time_s[np.arange(len(home)), home]
     return Measured(
         way="local",
@@ -143,8 +167,10 @@ def _local(
         unsplit_s=run.unsplit_latency_s,
         peak_bytes=run.peak_bytes,
         predicted_peak_bytes=tuple(int(peak) for peak in peak_bytes(problem.memory, home, devices)),
+        allocator_peak_bytes=run.allocator_peak_bytes,
         max_difference=run.max_difference,
         gradient_difference=run.gradient_difference,
+        tied_gradient_difference=None,
         device_name=run.device_name,
         threads=run.threads,
     )
@@ -184,39 +210,45 @@ def _engine_peaks(
     return dict(zip(schedule.devices, peaks, strict=True))
 
 
-def _pipeline(  # noqa: PLR0917 - what a run is made of, and called once
-    config: Config,
-    spec: ModelSpec,
-    real: "RealModel",
-    placed: Assignment,
-    peaks: Mapping[int, int],
-    predicted_s: float,
-) -> Measured:
+def _pipeline(task: _Task) -> Measured:
+    """Return what a step in a process for each stage shows beside what was predicted of it."""
     from fxpart.execution.microbatches import drawn_microbatches
     from fxpart.execution.pipeline_run import run_pipeline
 
-    execute, chain = config.execute, _chain(real, placed)
+    config, chain, schedule = task.config, task.chain, task.schedule
+    assert chain is not None, "it was made where it is needed"
+    assert schedule is not None, "a pipeline has a schedule"
+    execute, training = config.execute, config.phase.name == "training"
+    microbatches = drawn_microbatches(
+        task.spec, task.real, chain, config.microbatches, execute.seed
+    )
     run = run_pipeline(
         chain,
-        drawn_microbatches(spec, real, chain, config.microbatches, execute.seed),
-        training=config.phase.name == "training",
+        microbatches,
+        training=training,
         schedule=config.schedule.name,
         steps=execute.repeats,
         timeout_s=execute.timeout_s,
         threads=execute.threads,
     )
-    homes = [devices[0] for devices in placed.devices_of_partition]
+    gradients = [run.gradient_difference, run.tied_gradient_difference]
+    differs = max((share for share in gradients if share is not None), default=None)
+    refuse_other_results(chain, microbatches, run.max_difference, differs, threads=execute.threads)
+    peaks = _engine_peaks(task.real, task.problem, task.planned, schedule)
+    homes = [devices[0] for devices in task.placed.devices_of_partition]
     return Measured(
         way="pipeline",
         time_s=run.step_s,
         runs_s=run.runs_s,
-        predicted_s=predicted_s,
+        predicted_s=_step_s(config, task.problem, task.planned, schedule),
         throughput_per_s=run.throughput_per_s,
         unsplit_s=None,
         peak_bytes=run.stage_peak_bytes,
         predicted_peak_bytes=tuple(peaks[home] for home in homes),
+        allocator_peak_bytes=(),
         max_difference=run.max_difference,
-        gradient_difference=run.gradient_difference,
+        gradient_difference=differs,
+        tied_gradient_difference=run.tied_gradient_difference,
         device_name=run.device_name,
         threads=run.threads,
     )
@@ -233,3 +265,7 @@ def _save(real: "RealModel", chain: "Chain", folder: Path) -> None:
     from fxpart.pipeline.stage_files import save_stages
 
     save_stages(chain, folder, chain.flat_inputs(real.args, real.kwargs))
+
+
+WAYS: Mapping[str, Callable[[_Task], Measured]] = {"local": _local, "pipeline": _pipeline}
+"""What carries a plan out, beside ``none``."""

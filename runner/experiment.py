@@ -1,11 +1,11 @@
 """One experiment: a typed `Config` in, a placement and its cost out.
 
-Where the plan is also carried out, what was measured comes with it. Nothing is written but stages,
-and these only when they are asked for.
+Where the plan is also carried out, `carried_out` adds what was measured. Nothing is written but
+stages, and these only when they are asked for.
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fxpart.assignment import Assignment
@@ -26,17 +26,17 @@ from runner.config import Config, build_topology
 from runner.measured import Measured
 from runner.operator_times import check_latency, operator_times
 from runner.pipeline_schedule import check_schedule, scheduled
-from runner.subject import subject_of
+from runner.subject import Subject, subject_of
 from runner.terminal import progress
 
-__all__ = ["Result", "model_spec", "run"]
+__all__ = ["Result", "carried_out", "model_spec", "plan"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Result:
     """What an experiment found."""
 
-    captured: CapturedGraph
+    subject: Subject
     problem: Problem
     assignment: Assignment
     evaluation: Evaluation
@@ -46,6 +46,11 @@ class Result:
     """The pipeline that was asked for."""
     measured: Measured | None = None
     """What was measured when the plan was carried out."""
+
+    @property
+    def captured(self) -> CapturedGraph:
+        """The graph that is placed, before operators are grouped."""
+        return self.subject.captured
 
 
 def model_spec(config: Config) -> ModelSpec:
@@ -63,10 +68,8 @@ def model_spec(config: Config) -> ModelSpec:
     )
 
 
-def run(config: Config, spec: ModelSpec, folder: Path) -> Result:
+def plan(config: Config, spec: ModelSpec) -> Result:
     """Return the placement that `config` asks for and what it costs; `spec` is its `model_spec`.
-
-    Stages that are to be kept are written below `folder`.
 
     Raises:
         FxpartError: for anything that the user can mend, the model not fitting among it.
@@ -78,27 +81,39 @@ def run(config: Config, spec: ModelSpec, folder: Path) -> Result:
     topology = build_topology(config.devices, config.transfer_rate)
     with progress(f"capturing {spec.name}"):
         subject = subject_of(config, spec)
-    captured = subject.captured
-    graph = group_operators(captured.graph, config.granularity)
+    graph = group_operators(subject.captured.graph, config.granularity)
     problem = make_problem(graph, topology, operator_times(config, subject, spec.key()))
     with progress(f"placing {graph.n_ops} operators with {config.mode.name}"):
         begin = time.perf_counter()
         assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin
-    schedule, measured = scheduled(config, problem, assignment), None
-    if config.execute.name != "none":
-        with progress(f"running {spec.name}"):
-            measured = carry_out(
-                config,
-                spec,
-                subject,
-                problem=problem,
-                assignment=assignment,
-                schedule=schedule,
-                folder=folder,
-            )
+    schedule = scheduled(config, problem, assignment)
     evaluation = evaluate(problem, assignment)
-    return Result(captured, problem, assignment, evaluation, partition_s, schedule, measured)
+    return Result(subject, problem, assignment, evaluation, partition_s, schedule)
+
+
+def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -> Result:
+    """Return `result`, which `plan` returned, with what was measured if `config` asks for that.
+
+    Stages that are to be kept are written below `folder`.
+
+    Raises:
+        FxpartError: when the plan cannot be carried out, or computes something else.
+
+    """
+    if config.execute.name == "none":
+        return result
+    with progress(f"running {spec.name}"):
+        measured = carry_out(
+            config,
+            spec,
+            result.subject,
+            problem=result.problem,
+            assignment=result.assignment,
+            schedule=result.schedule,
+            folder=folder,
+        )
+    return replace(result, measured=measured)
 
 
 def _check(config: Config) -> None:

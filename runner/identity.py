@@ -8,10 +8,21 @@ from pathlib import Path
 
 from fxpart.saved_assignment import assignment_path
 from fxpart.stable_json import stable_digest
-from runner.config import Config, DevicesConfig, LatencyConfig, LinkConfig, ModeConfig
+from runner.config import (
+    Config,
+    DevicesConfig,
+    ExecuteConfig,
+    LatencyConfig,
+    LinkConfig,
+    ModeConfig,
+)
 from runner.provenance import installed_version
 
 __all__ = ["Choices", "config_key", "override_values", "parameters", "run_name"]
+
+
+_MEASURED = ("device", "threads", "repeats")
+"""What decides measured times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +55,7 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "phase": config.phase.name,
         "schedule": config.schedule.name,
         "microbatches": config.microbatches,
-        "execute": asdict(config.execute) if config.execute.name != "none" else "none",
+        "execute": _execute_numbers(config.execute),
         "mode": _mode_numbers(config.mode),
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
     }
@@ -84,10 +95,20 @@ def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
 
 def _latency_settings(latency: LatencyConfig) -> dict[str, object]:
     """Return the fields that count for this source."""
-    roofline = ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s")
-    measured = ("device", "threads", "repeats")
-    own = {"roofline": roofline, "calibrated": ("file", *measured)}.get(latency.source, measured)
-    return {name: getattr(latency, name) for name in own}
+    own = {
+        "roofline": ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s"),
+        "profiled": _MEASURED,
+        # A file says it all: nothing is measured.
+        "calibrated": ("file",) if latency.file else _MEASURED,
+    }
+    # A source that does not exist is refused later.
+    return {name: getattr(latency, name) for name in own.get(latency.source, ())}
+
+
+def _execute_numbers(execute: ExecuteConfig) -> dict[str, object]:
+    """Return how the plan is carried out, without what does not change what is measured."""
+    counts = () if execute.name == "none" else ("repeats", "seed", "device", "threads")
+    return {name: getattr(execute, name) for name in ("name", *counts)}
 
 
 def _link_numbers(link: LinkConfig) -> dict[str, float]:

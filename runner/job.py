@@ -10,7 +10,7 @@ from fxpart.saved_assignment import ASSIGNMENT_FILE
 from runner.announce import announce_page
 from runner.carry_out import STAGES_FOLDER
 from runner.config import Config
-from runner.experiment import Result, model_spec, run
+from runner.experiment import Result, carried_out, model_spec, plan
 from runner.figures import write_figures
 from runner.files import (
     Status,
@@ -89,15 +89,17 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
             model = spec.key()
             key = {"config_key": config_key(config, model)}
             try:
-                result = run(config, spec, identity.folder)
+                result = plan(config, spec)
             except InfeasibleError:
                 tracked.log(metrics=INFEASIBLE, tags=key)
                 raise
-            with progress("writing files"):
-                _write_files(config, identity, result, model)
+            # Before the plan is carried out: if that fails, the plan is there.
+            _write_plan(config, identity, result, model)
+            _show_plan(result)
+            result = carried_out(config, spec, result, identity.folder)
+            _write_finished(config, identity, result)
             written = result
-            _show(result)
-            show(f"files:     {_shown(identity.folder)}")
+            _show_end(result, identity.folder)
             with progress("logging to MLflow"):
                 _log(result, identity.folder, tracked, key)
         if identity.sweep is None:
@@ -139,29 +141,33 @@ def keep_failure(
     return Outcome(status, message)
 
 
-def _write_files(
+def _write_plan(
     config: Config, identity: JobIdentity, result: Result, model: Mapping[str, object]
 ) -> None:
     graph, folder = result.captured.graph, identity.folder
     placed, evaluation = result.assignment, result.evaluation
     named = {"name": identity.choices.model, **model}
-    write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
-    write_figures(folder, graph, placed, evaluation)
-    write_trace(folder / "trace.json", graph, placed, evaluation)
-    write_plan_files(folder, graph, placed)
-    if result.schedule:
-        write_text(folder / "schedule.svg", schedule_svg(result.schedule))
-        write_schedule_trace(folder / "schedule_trace.json", result.schedule)
-    _write_config(config, identity)
-    _write_finished(config, identity, result)
+    with progress("writing files"):
+        write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
+        write_figures(folder, graph, placed, evaluation)
+        write_trace(folder / "trace.json", graph, placed, evaluation)
+        write_plan_files(folder, graph, placed)
+        if result.schedule:
+            write_text(folder / "schedule.svg", schedule_svg(result.schedule))
+            write_schedule_trace(folder / "schedule_trace.json", result.schedule)
+        _write_config(config, identity)
 
 
-def _show(result: Result) -> None:
+def _show_plan(result: Result) -> None:
     show(device_table(result.evaluation), summary_line(result.evaluation))
     if result.schedule:
         show(f"schedule:  {schedule_line(result.schedule)}")
+
+
+def _show_end(result: Result, folder: Path) -> None:
     if result.measured:
         show(*measured_lines(result.measured))
+    show(f"files:     {_shown(folder)}")
 
 
 def _write_finished(

@@ -28,10 +28,16 @@ class Measured:
     """Live tensors, weights included, of each device or stage."""
     predicted_peak_bytes: tuple[int, ...]
     """Of the same."""
+    allocator_peak_bytes: tuple[int, ...]
+    """The most that torch's allocator gave out on each CUDA device of a local run; of a pipeline on
+    CUDA devices that is `peak_bytes`. Empty elsewhere."""
     max_difference: float
     """From the results (or the loss) of the unsplit model; 0.0 is bit for bit the same."""
     gradient_difference: float | None
     """Largest share by which a gradient differs; None where there are none."""
+    tied_gradient_difference: float | None
+    """The same of weights that several stages have, whose gradients are summed over these stages;
+    None where there are none."""
     device_name: str
     threads: int
 
@@ -65,6 +71,8 @@ def measured_metrics(measured: Measured) -> dict[str, float]:
         "peak_error_pct": measured.peak_error_pct,
         "max_difference": measured.max_difference,
     }
+    if measured.allocator_peak_bytes:
+        metrics["allocator_peak_gib"] = max(measured.allocator_peak_bytes) / 2**30
     if measured.unsplit_s is not None:
         metrics["unsplit_ms"] = measured.unsplit_s * 1e3
     if measured.gradient_difference is not None:
@@ -84,8 +92,14 @@ def measured_lines(measured: Measured) -> tuple[str, str]:
         f" predicted {times.show(measured.predicted_s)} ({measured.time_error_pct:+.1f}%);"
         f" peak {format_size(max(measured.peak_bytes))}, predicted"
         f" {format_size(max(measured.predicted_peak_bytes))} ({measured.peak_error_pct:+.1f}%)"
+        f"{_allocated(measured)}"
     )
     return timed, f"results:   {_agreement(measured)}; {measured.device_name}"
+
+
+def _allocated(measured: Measured) -> str:
+    most = max(measured.allocator_peak_bytes, default=0)
+    return f", {format_size(most)} by torch's allocator" if most else ""
 
 
 def _agreement(measured: Measured) -> str:

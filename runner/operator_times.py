@@ -1,6 +1,6 @@
 """How long operators take, as the configuration asks: assumed, measured, or fitted to measures."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fxpart.cost.calibration import read_calibration
@@ -13,9 +13,7 @@ from runner.config import Config, LatencyConfig
 from runner.subject import Subject
 from runner.terminal import progress
 
-__all__ = ["check_latency", "operator_times"]
-
-SOURCES = ("roofline", "profiled", "calibrated")
+__all__ = ["check_latency", "is_measured", "operator_times"]
 
 
 def check_latency(config: Config) -> None:
@@ -36,6 +34,11 @@ def check_latency(config: Config) -> None:
         )
 
 
+def is_measured(latency: LatencyConfig) -> bool:
+    """Return whether the model's own operators are measured on this machine."""
+    return latency.source == "profiled" or (latency.source == "calibrated" and not latency.file)
+
+
 def operator_times(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
     """Return where the times of the subject's operators come from.
 
@@ -45,21 +48,25 @@ def operator_times(config: Config, subject: Subject, model: Mapping[str, object]
         FxpartError: when operators cannot be measured, or a calibration cannot be read.
 
     """
+    return SOURCES[config.latency.source](config, subject, model)
+
+
+def _assumed(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
     latency = config.latency
-    if latency.source == "roofline":
-        return LatencyModel(
-            compute_efficiency=latency.compute_efficiency,
-            bandwidth_efficiency=latency.bandwidth_efficiency,
-            op_overhead_s=latency.op_overhead_s,
-        )
-    if latency.source == "calibrated" and latency.file:
-        return read_calibration(Path(latency.file))
-    profile = _profile(config, subject, model)
-    if latency.source == "profiled":
-        return profile
+    return LatencyModel(
+        compute_efficiency=latency.compute_efficiency,
+        bandwidth_efficiency=latency.bandwidth_efficiency,
+        op_overhead_s=latency.op_overhead_s,
+    )
+
+
+def _fitted(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
+    """Return the calibration of a file, or one of the subject's own measured times."""
+    if config.latency.file:
+        return read_calibration(Path(config.latency.file))
     from fxpart.cost.fit import calibrate
 
-    return calibrate([(subject.captured.graph, profile)])
+    return calibrate([(subject.captured.graph, _profile(config, subject, model))])
 
 
 def _profile(config: Config, subject: Subject, model: Mapping[str, object]) -> OperatorProfile:
@@ -96,3 +103,11 @@ def _measured(latency: LatencyConfig, subject: Subject, cache_dir: Path | None) 
             cache_dir=cache_dir,
             repeats=latency.repeats,
         )
+
+
+SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencySource]] = {
+    "roofline": _assumed,
+    "profiled": _profile,
+    "calibrated": _fitted,
+}
+"""Where the times come from."""

@@ -29,6 +29,10 @@ _METRICS = (
 _MEASURES = (*_METRICS, "microbatch_ms", "partitions", "gap", "feasible", "reason")
 
 
+_HYPHENATED = {"microbatches": "micro-\nbatches"}
+"""Headings that are wider than what stands below them, and would be cut anywhere."""
+
+
 class _Column(NamedTuple):
     """A measure of a row, as it is shown."""
 
@@ -124,7 +128,8 @@ def _headings(keys: Sequence[str]) -> dict[str, str]:
     """Return the last part of each key, or all of it where another ends alike."""
     last = [key.rpartition(".")[2] for key in keys]
     names = (name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True))
-    return {key: name.replace("_", " ") for key, name in zip(keys, names, strict=True)}
+    spaced = ((key, name.replace("_", " ")) for key, name in zip(keys, names, strict=True))
+    return {key: _HYPHENATED.get(name, name) for key, name in spaced}
 
 
 def sweep_table(rows: Sequence[Mapping[str, object]]) -> "Table":

@@ -4,6 +4,7 @@ import math
 
 from fxpart.schedule import ScheduleResult, StageEvent
 from runner.svg import GREY, INK, PALETTE, Drawing, text_width
+from runner.terminal import counted
 from runner.units import format_ids, format_s, format_size, time_unit
 
 __all__ = ["schedule_svg"]
@@ -36,7 +37,7 @@ def schedule_svg(result: ScheduleResult) -> str:
     drawing = Drawing(f"Schedule {result.name}: one {work}")
     title = (
         f"{result.name}: {work} {format_s(result.step_s)}, bubble {result.bubble_fraction:.1%},"
-        f" {result.microbatches} microbatch{'' if result.microbatches == 1 else 'es'}"
+        f" {counted(result.microbatches, 'microbatch', 'microbatches')}"
     )
     drawing.text(MARGIN, 26, title, size=16, bold=True)
     _legend(drawing, result)

@@ -9,11 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from fxpart.capture.storage import storage_key
 from fxpart.capture.traffic import dense_bytes
 from fxpart.errors import CaptureError
 from fxpart.graph import OpGraph, csr
 
-__all__ = ["GraphBuilder", "Mutation", "storage_key"]
+__all__ = ["GraphBuilder", "Mutation"]
 
 _SCALAR_BYTES = 8
 """A number that an operator hands on (`item`, a size) is sent as one 64-bit word."""
@@ -25,11 +26,6 @@ class Mutation:
 
     op: int
     storage: int
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return a number that tensors of one storage share while they are alive."""
-    return int(tensor.untyped_storage()._cdata)
 
 
 @dataclass(slots=True)

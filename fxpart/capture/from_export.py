@@ -10,7 +10,8 @@ import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.builder import GraphBuilder, storage_key
+from fxpart.capture.builder import GraphBuilder
+from fxpart.capture.storage import storage_key
 from fxpart.capture.flops import FlopCounter
 from fxpart.capture.traffic import moved_bytes
 from fxpart.errors import CaptureError

@@ -23,7 +23,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.builder import storage_key
+from fxpart.capture.storage import place_in_memory
 from fxpart.capture.export import capture_failure, quiet
 from fxpart.capture.from_export import op_graph
 from fxpart.capture.joint_trace import (
@@ -149,7 +149,7 @@ def _inputs(program: ExportedProgram, fakes: list[Any], wanted: list[bool]) -> _
         real = program.state_dict.get(spec.target or "", program.constants.get(spec.target or ""))
         if isinstance(real, Tensor):
             # Non-strict export has a placeholder for each name of a tied weight.
-            key = (storage_key(real), real.storage_offset(), real.shape, real.stride())
+            key = place_in_memory(real)
             gradient = spec.kind == InputKind.PARAMETER and real.requires_grad
         if key not in seen:
             seen[key] = len(found.tensors)

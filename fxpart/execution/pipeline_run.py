@@ -21,14 +21,12 @@ from fxpart.execution.supervise import run_stages
 from fxpart.execution.unsplit_reference import Reference, reference
 from fxpart.pipeline.one_parameter import tied_parameters
 from fxpart.pipeline.stage_files import save_stages
+from fxpart.schedule.engine_memory import ENGINE_SCHEDULES
 
 if TYPE_CHECKING:
     from fxpart.pipeline.chain import Chain
 
-__all__ = ["SCHEDULE_NAMES", "PipelineRun", "run_pipeline"]
-
-SCHEDULE_NAMES = ("gpipe", "1f1b")
-"""Schedules that can be run."""
+__all__ = ["PipelineRun", "run_pipeline"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -86,7 +84,8 @@ def run_pipeline(
     microbatches' losses (see `fxpart.execution.training_loss`). Gradients of weights that several
     stages have are summed over these stages. Weights are not updated, those of `chain` not even
     read by the other processes: they get copies, as files in the temporary folder, which needs
-    room for them. A model that draws random numbers, as dropout does, differs from the unsplit one.
+    room for them and is left behind only if this process is killed. A model that draws
+    random numbers, as dropout does, differs from the unsplit one.
 
     On CPUs the processes talk over gloo on the loopback interface. Where `chain` lies on a CUDA
     device, every stage gets a GPU of its own and they talk over NCCL; with fewer GPUs, they share
@@ -162,8 +161,8 @@ def _devices(chain: "Chain", inputs: Sequence[Tensor]) -> _Devices:
 
 
 def _check(job: PipelineJob, microbatches: Sequence[Sequence[Tensor]], timeout_s: float) -> None:
-    if job.schedule not in SCHEDULE_NAMES:
-        near = nearest_names(job.schedule, SCHEDULE_NAMES)
+    if job.schedule not in ENGINE_SCHEDULES:
+        near = nearest_names(job.schedule, ENGINE_SCHEDULES)
         raise SpecError(f"schedule {job.schedule!r} cannot be run on torch's engine; {near}")
     if job.steps < 1 or job.threads < 1 or not 0 < timeout_s < math.inf:
         raise SpecError(

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from fxpart.capture.builder import storage_key
 from fxpart.capture.export import capture_failure, export_program
 from fxpart.capture.from_export import op_graph
+from fxpart.capture.storage import storage_key
 from fxpart.errors import SpecError
 from fxpart.execution.device_name import checked_device
 from fxpart.execution.free_memory import free_bytes

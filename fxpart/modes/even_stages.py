@@ -39,6 +39,11 @@ class _Begins(NamedTuple):
     receive_s: FloatArray
     before: IntArray
 
+    def at(self, rows: IntArray) -> "_Begins":
+        """Return some of them."""
+        cut, stages, squares, receive_s, before = self
+        return _Begins(cut[rows], stages[rows], squares[rows], receive_s[rows], before[rows])
+
 
 def most_even(
     line: StageLine, devices: Sequence[int], limits: Sequence[IntArray], *, may_skip: bool
@@ -88,9 +93,8 @@ def _begins_after(
     for slots in alike.values():
         receive_s = line.receive_s(devices[slots[0]], devices[slot])
         parts.append(_best_of(ways, slots, receive_s))
-    found = _Begins(*(np.concatenate(column) for column in zip(*parts, strict=True)))
-    order = np.argsort(found.cut, kind="stable")
-    return _Begins(*(column[order] for column in found))
+    joined = _Begins(*map(np.concatenate, zip(*parts, strict=True)))
+    return joined.at(np.argsort(joined.cut, kind="stable"))
 
 
 def _best_of(ways: list[_Ways], slots: list[int], receive_s: FloatArray) -> _Begins:
@@ -110,7 +114,7 @@ def _best_of(ways: list[_Ways], slots: list[int], receive_s: FloatArray) -> _Beg
 
 def _ways(load_before_s: FloatArray, limit: IntArray, begins: _Begins) -> _Ways:
     """Return the best way to each cut by a stage more, no further than `limit`."""
-    begins = _Begins(*(column[limit[begins.cut] > begins.cut] for column in begins))
+    begins = begins.at(np.flatnonzero(limit[begins.cut] > begins.cut))
     chosen = lowest_parabolas(
         load_before_s,
         begins.cut + 1,

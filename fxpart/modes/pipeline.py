@@ -9,7 +9,8 @@ the largest device, is minimised, and of the ways to share a device's memory amo
 are tried, not all.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from fxpart.errors import SpecError
 from fxpart.graph import IntArray
 from fxpart.modes.contiguous_stages import Slots, StageSolver, Stretch
 from fxpart.modes.named_cuts import named_cuts
+from fxpart.modes.shift_cuts import CutShifter
 from fxpart.modes.single import single_device
 from fxpart.modes.stage_infeasible import no_cut_fits, stage_does_not_fit
 from fxpart.modes.stage_line import StageLine, stage_line
@@ -162,24 +164,42 @@ def _in_a_row(problem: Problem, line: StageLine, count: int | None) -> list[Stre
 
 
 def _interleaved(problem: Problem, line: StageLine, options: PipelineOptions) -> list[Stretch]:
-    """Return several stages a device, the largest as small as its share of memory allows."""
+    """Return several stages a device: even ones that fit, then shifted."""
     each = options.interleave
     count = options.stages or each * min(problem.topology.n_devices, line.n_units // each)
     devices = _devices_in_use(problem, line, max(count, each), each)
     homes = [stage % devices for stage in range(max(count, each))]
-    sizes = problem.topology.memory_bytes[:devices]
+    shifter = CutShifter(problem, line, homes)
+    tried = []
+    for cuts in _by_shares(problem, line, homes, each):
+        if shifter.fits(cuts):
+            return _stretches(shifter.least_load(cuts), homes)
+        tried.append(cuts)
+    for cuts in tried:
+        fitting = shifter.made_to_fit(cuts)
+        if fitting is not None:
+            return _stretches(shifter.least_load(fitting), homes)
+    raise no_cut_fits(problem, line, len(homes), each)
+
+
+def _by_shares(
+    problem: Problem, line: StageLine, homes: list[int], each: int
+) -> Iterator[IntArray]:
+    """Yield cuts whose largest stage is least, if each may use a share of its device's memory."""
     for step in range(_SHARES + 1):
         # From all of it, for which the load is least, to equal shares, which always fit together.
         share = 1 - (1 - 1 / each) * step / _SHARES
+        sizes = problem.topology.memory_bytes
         allowed = [int(sizes[device] * share) for device in homes]
         solver = StageSolver(problem.memory, line, Slots(homes, allowed, may_skip=False))
         stages = solver.least_load()
-        if stages is None:
-            continue
-        needed = peak_bytes(problem.memory, _device_of(line, stages), devices)
-        if (needed <= sizes).all():
-            return stages
-    raise no_cut_fits(problem, line, len(homes), each)
+        if stages is not None:
+            yield np.array([0, *(stage.end for stage in stages)], dtype=np.int64)
+
+
+def _stretches(cuts: IntArray, homes: list[int]) -> list[Stretch]:
+    ends = itertools.pairwise(cuts.tolist())
+    return [Stretch(*ends, home) for ends, home in zip(ends, homes, strict=True)]
 
 
 def _device_of(line: StageLine, stages: list[Stretch]) -> IntArray:

@@ -62,16 +62,17 @@ class Chain:
         """
         try:
             tensors, numbers = self._enter(*args, **dict(kwargs or {}))
+        # The model's own checks run here, and may raise anything.
         except Exception as error:
             raise SpecError(
                 f"the stages were cut for other inputs than these: {one_line(error)}; give inputs"
                 " as in the call that was captured"
             ) from error
         for (name, fixed), given in zip(self._fixed.items(), numbers, strict=True):
-            if given is not fixed and given != fixed:
+            if not _is_same(given, fixed):
                 raise SpecError(
-                    f"input {name}={given!r} was fixed to {fixed!r} when the stages were cut; cut"
-                    " a model with the other default, or pass a tensor"
+                    f"input {name}={_shown(given)} was fixed to {fixed!r} when the stages were cut;"
+                    " leave it out, or cut a model with another default"
                 )
         for name, tensor in zip(self.stages[0].inputs, tensors, strict=True):
             if not isinstance(tensor, Tensor):
@@ -82,7 +83,18 @@ class Chain:
         return tuple(tensors)
 
     def results(self, flat: Sequence[Tensor]) -> Any:  # noqa: ANN401 - as the model returns
-        """Return what the model returns, from the outputs of the last stage."""
+        """Return what the model returns, from the outputs of the last stage.
+
+        Raises:
+            SpecError: when there are more or fewer than the last stage has outputs.
+
+        """
+        wanted = self.stages[-1].outputs
+        if len(flat) != len(wanted):
+            raise SpecError(
+                f"{len(flat)} tensors are no result of the last stage, which returns {len(wanted)}"
+                f" ({', '.join(wanted)}); give what it returned"
+            )
         result = self._leave(*flat)
         return (
             result
@@ -141,6 +153,24 @@ def chain_stages(split: fx.GraphModule) -> Chain:
         codegen.pytree_info.out_spec if isinstance(codegen, _PyTreeCodeGen) else None,
         {node.name: node.args[0] for node in fixed},
     )
+
+
+def _is_same(given: object, fixed: object) -> bool:
+    """Return whether a call gives the default that is fixed; a tensor never is one."""
+    if given is fixed:
+        return True
+    if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(given)):
+        return False
+    try:
+        return bool(given == fixed)
+    except ValueError:  # an array compares element by element
+        return False
+
+
+def _shown(given: object) -> str:
+    """Return what was given in a few words: data of tensors and arrays takes many lines."""
+    said = repr(given)
+    return f"<{type(given).__name__}>" if "\n" in said or "tensor(" in said else said
 
 
 def _fix_defaults(flat: FlatGraph) -> list[fx.Node]:

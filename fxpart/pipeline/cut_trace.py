@@ -32,8 +32,10 @@ def trace_opened(model: nn.Module, opened: frozenset[str]) -> CutTrace:
     tracer = _Tracer(opened)
     try:
         with warnings.catch_warnings():
+            # What the model or torch warns of concerns a run with data; here there is none.
             warnings.simplefilter("ignore")
             graph = tracer.trace(model)
+    # Tracing runs the code of the model, which may fail in any way.
     except Exception as error:
         raise _untraceable(model, tracer.inside, error) from error
     return CutTrace(fx.GraphModule(model, graph, type(model).__name__), tracer.ends)

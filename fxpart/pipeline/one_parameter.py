@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
+from fxpart.capture.storage import place_in_memory
 
 if TYPE_CHECKING:
     from fxpart.pipeline.chain import Chain
 
-__all__ = ["TiedName", "place_in_memory", "tied_parameters"]
+__all__ = ["TiedName", "tied_parameters"]
 
 TiedName = tuple[int, str]
 """A stage, and the name of a parameter in it."""
@@ -20,14 +20,3 @@ def tied_parameters(chain: "Chain") -> tuple[tuple[TiedName, ...], ...]:
         for name, parameter in stage.module.named_parameters(remove_duplicate=False):
             names.setdefault(place_in_memory(parameter), []).append((stage.index, name))
     return tuple(tuple(group) for group in names.values() if len(group) > 1)
-
-
-def place_in_memory(tensor: Tensor) -> tuple[object, ...]:
-    """Return what only tensors that are the same memory, read the same way, have in common.
-
-    Parameters that are different objects may be; then a step trains them as one.
-    """
-    storage = tensor.untyped_storage()
-    # A storage without memory, empty or on the meta device, has no address: its number tells.
-    address = storage.data_ptr() or -int(storage._cdata)
-    return address, tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype

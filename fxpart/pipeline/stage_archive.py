@@ -50,6 +50,7 @@ def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -
         with quiet(), torch.enable_grad():
             inputs = tuple(value.detach() for value in values)
             exported = torch.export.export(module, inputs, strict=False)
+    # Export runs the code of the model, which may fail in any way.
     except Exception as error:
         raise CaptureError(
             f"{what} cannot be written as a file: torch.export says {one_line(error)}; cut so that"

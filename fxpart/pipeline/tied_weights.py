@@ -12,7 +12,7 @@ from torch import fx, nn
 from fxpart.errors import SpecError
 from fxpart.pipeline.chain import Chain
 from fxpart.pipeline.flat_graph import attribute, stage_children
-from fxpart.pipeline.one_parameter import TiedName, place_in_memory
+from fxpart.pipeline.one_parameter import TiedName
 
 __all__ = ["TiedGradient", "analyze_tie_weights", "tied_gradient_stages"]
 

@@ -49,6 +49,7 @@ def measure(
     remaining = {step.signature: runs for step in steps if step.signature not in known}
     devices = [given.device] if given.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices), warnings.catch_warnings():
+        # Operators warn of values as they are made up here, and once for each of many runs.
         warnings.simplefilter("ignore")
         while any(remaining.values()):
             _one_pass(plan_pass(steps, remaining), given, measured, deadline_s)
@@ -106,6 +107,7 @@ def _run(run: Run, values: Values, given: Given) -> float:
         result, seconds = timed_call(given.device, box)
         values[node] = as_captured(result, node.meta.get("val")) if step.is_region else result
         del result
+    # An operator may be anyone's, and fail in any way.
     except Exception as error:
         raise CaptureError(
             f"operator {node.name} ({call}) cannot be measured on {given.device}:"

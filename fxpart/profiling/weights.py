@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx
 from torch.export import ExportedProgram
 
+from fxpart.capture.storage import place_in_memory
 from fxpart.execution.free_memory import free_bytes
 from fxpart.profiling.made_tensors import made_value, made_weight
 
@@ -89,7 +90,7 @@ def given_to(program: ExportedProgram, device: torch.device) -> Given:
         held = program.state_dict.get(name, program.constants.get(name)) if name else None
         if not isinstance(held, Tensor):
             continue
-        key[node] = (held.untyped_storage()._cdata, held.storage_offset(), held.shape)
+        key[node] = place_in_memory(held)
         if held.device.type != "meta" and not held.is_floating_point() and type(held) is Tensor:
             real[node] = held
     return Given(device, _fits(likes, key, device), likes, real, key)

@@ -22,6 +22,7 @@ from fxpart.schedule.orders import Action, ordered_actions
 __all__ = ["ENGINE_SCHEDULES", "engine_peak_bytes"]
 
 ENGINE_SCHEDULES = ("gpipe", "1f1b")
+"""Schedules of torch's engine that can be run here."""
 
 
 def engine_peak_bytes(

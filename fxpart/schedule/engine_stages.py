@@ -67,50 +67,93 @@ def engine_stages(problem: Problem, assignment: Assignment) -> tuple[EngineStage
     )
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Storages:
+    """The storages that a stage makes itself, an item each."""
+
+    birth: IntArray
+    """Operator that makes it."""
+    last: IntArray
+    """The last operator of the stage that uses it."""
+    size: IntArray
+    """Bytes."""
+    early: BoolArray
+    """Whether the forward makes it."""
+    held: BoolArray
+    """Whether it stays from the forward to the backward."""
+    sent: BoolArray
+    """Whether the forward hands it on."""
+    gradient: BoolArray
+    """Whether it is a weight's gradient, or the part that this stage has of one."""
+    returned: BoolArray
+    """Whether the backward hands it on."""
+    copied_bytes: int
+    """Of copies that the forward hands on."""
+
+
 def _stage(
     problem: Problem, stage_of: IntArray, passed: Crossing, parts: BoolArray, stage: int
 ) -> EngineStage:
     graph, n = problem.graph, problem.graph.n_ops
+    first_backward = _first_backward(graph)
+    made = _made(problem, stage_of, passed, parts, stage)
+    size, values, early = made.size, graph.value_bytes, made.early
+    held_bytes = int(size[made.held].sum()) + made.copied_bytes
+    kept = np.where(made.held, first_backward - 1, made.last)
+    forward_peak = peak_of_intervals(made.birth[early], kept[early], size[early], n)
+    # What is handed on is not counted again while the backward runs.
+    late = (made.held & (made.last >= first_backward) & ~made.sent) | ~early
+    since = np.maximum(made.birth, first_backward)[late]
+    until = np.where(made.returned, n - 1, made.last)
+    until_first = np.where(made.gradient, n - 1, until)
+    returning = passed.received(stage + 1) & passed.trained & (first_backward < n)
+    inputs = (graph.value_producer < 0) & (stage == 0)
+    return EngineStage(
+        weight_bytes=weight_bytes_of(problem.memory, np.flatnonzero(stage_of == stage)),
+        gradient_bytes=int(size[made.gradient].sum()),
+        input_bytes=int(values[inputs].sum()),
+        received_bytes=int(values[passed.received(stage)].sum()),
+        received_gradient_bytes=int(values[returning].sum()),
+        held_bytes=held_bytes,
+        sent_bytes=int(size[made.sent].sum()) + made.copied_bytes,
+        sent_gradient_bytes=int(size[made.returned].sum()),
+        forward_peak_bytes=max(forward_peak, held_bytes),
+        backward_peak_bytes=peak_of_intervals(since, until[late], size[late], n),
+        first_backward_peak_bytes=peak_of_intervals(since, until_first[late], size[late], n),
+    )
+
+
+def _first_backward(graph: OpGraph) -> int:
     backward = np.flatnonzero(graph.is_backward)
-    first_backward = int(backward[0]) if len(backward) else n
+    return int(backward[0]) if len(backward) else graph.n_ops
+
+
+def _made(
+    problem: Problem, stage_of: IntArray, passed: Crossing, parts: BoolArray, stage: int
+) -> _Storages:
+    """Return what a stage makes; what it receives lies in buffers of the engine."""
+    graph, first_backward = problem.graph, _first_backward(problem.graph)
     root, last, is_result, _ = stage_storages(problem.memory, stage_of, stage)
     owner = np.flatnonzero((root == np.arange(len(root))) & (graph.value_producer >= 0))
-    # Another stage's part of a gradient is summed after the step, not by this operator.
+    # The parts of a gradient are added up after the step, not by these operators.
     own = (stage_of[graph.value_producer[owner]] == stage) & ~_sums(graph, parts)[owner]
     owner = owner[own]
-    birth, end, size = graph.value_producer[owner], last[owner], graph.value_alloc_bytes[owner]
+    birth, last, is_result = graph.value_producer[owner], last[owner], is_result[owner]
     early = birth < first_backward
     sends, copied_bytes = _sent(graph, root, passed, stage)
     sent = early & sends[owner]
-    saved = early & (end >= first_backward)
-    held = sent | saved | (early & is_result[owner])
-    gradient = ~early & (is_result | _own_parts(graph, root, parts, stage_of, stage))[owner]
-    returned = ~early & _returned(graph, root, parts, stage_of, stage)[owner] & ~gradient
-    # What is sent or a gradient is there to the end of the micro-batch's backward at least.
-    late, since = (saved & ~sent) | ~early, np.maximum(birth, first_backward)
-    until = np.where(returned, n - 1, end)
-    until_first = np.where(gradient, n - 1, until)
-    values = graph.value_bytes
-    received, handed_on = passed.received(stage), passed.received(stage + 1)
-    is_input = graph.value_producer < 0
-    held_bytes = int(size[held].sum()) + copied_bytes
-    forward_peak = peak_of_intervals(
-        birth[early], np.where(held, first_backward - 1, end)[early], size[early], n
-    )
-    return EngineStage(
-        weight_bytes=weight_bytes_of(problem.memory, np.flatnonzero(stage_of == stage)),
-        gradient_bytes=int(size[gradient].sum()),
-        input_bytes=0 if stage else int(values[is_input].sum()),
-        received_bytes=int(values[received].sum()),
-        received_gradient_bytes=int(values[handed_on & passed.trained].sum())
-        if len(backward)
-        else 0,
-        held_bytes=held_bytes,
-        sent_bytes=int(size[sent].sum()) + copied_bytes,
-        sent_gradient_bytes=int(size[returned].sum()),
-        forward_peak_bytes=max(forward_peak, held_bytes),
-        backward_peak_bytes=peak_of_intervals(since[late], until[late], size[late], n),
-        first_backward_peak_bytes=peak_of_intervals(since[late], until_first[late], size[late], n),
+    part = _own_parts(graph, root, parts, stage_of, stage)[owner]
+    gradient = ~early & (is_result | part)
+    return _Storages(
+        birth=birth,
+        last=last,
+        size=graph.value_alloc_bytes[owner],
+        early=early,
+        held=early & (sent | is_result | (last >= first_backward)),
+        sent=sent,
+        gradient=gradient,
+        returned=~early & ~gradient & _returned(graph, root, parts, stage_of, stage)[owner],
+        copied_bytes=copied_bytes,
     )
 
 

@@ -103,28 +103,6 @@ def test_without_a_number_the_best_over_all_subsets_of_the_devices(
     assert placed.n_partitions == most
 
 
-@settings(max_examples=100)
-@given(st.integers(0, 10_000), st.integers(2, 12), st.integers(2, 3))
-def test_of_equal_loads_the_fewest_bytes_cross(seed: int, n: int, count: int) -> None:
-    this = _tight(random_graph(seed, n), seed, count, 9.0)
-    line = stage_line(this)
-    if count > line.n_units:
-        return
-    slots = tuple(range(count))
-    best = _best(this, slots)
-    fewest = min(
-        int(line.crossing_bytes[list(cuts)].sum())
-        for cuts in itertools.combinations(range(1, line.n_units), count - 1)
-        if _largest(this, _homes(this, cuts, slots)) <= best * (1 + 1e-9)
-    )
-    found = line.unit_of[np.flatnonzero(np.diff(_stage_of(this, count))) + 1]
-    assert int(line.crossing_bytes[found].sum()) == fewest
-
-
-def _stage_of(this: Problem, count: int) -> IntArray:
-    return make_mode("pipeline", {"stages": count})(this).partition_of
-
-
 @given(st.integers(0, 10_000), st.integers(1, 30))
 def test_units_and_bytes_that_cross(seed: int, n: int) -> None:
     graph = random_graph(seed, n)
