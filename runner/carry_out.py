@@ -31,6 +31,7 @@ from runner.operator_times import is_measured
 from runner.subject import Subject
 
 if TYPE_CHECKING:
+    from fxpart.execution.pipeline_run import PipelineRun
     from fxpart.execution.real_model import RealModel
     from fxpart.pipeline import Chain
 
@@ -184,14 +185,7 @@ def _step_s(
         return schedule.step_s
     cores = max(1, available_cores() // config.execute.threads)
     costs = stage_costs(problem, assignment)
-    return step_on_cores(
-        schedule.name,
-        costs.stages,
-        costs.links,
-        schedule.microbatches,
-        cores,
-        training=costs.training,
-    )
+    return step_on_cores(schedule.name, costs, schedule.microbatches, cores)
 
 
 def _engine_peaks(
@@ -210,44 +204,56 @@ def _engine_peaks(
     return dict(zip(schedule.devices, peaks, strict=True))
 
 
-def _pipeline(task: _Task) -> Measured:
-    """Return what a step in a process for each stage shows beside what was predicted of it."""
+def _run_stages(task: _Task, chain: "Chain") -> "PipelineRun":
+    """Run a step in a process for each stage; refuse what is not what the unsplit model does."""
     from fxpart.execution.microbatches import drawn_microbatches
     from fxpart.execution.pipeline_run import run_pipeline
 
-    config, chain, schedule = task.config, task.chain, task.schedule
-    assert chain is not None, "it was made where it is needed"
-    assert schedule is not None, "a pipeline has a schedule"
-    execute, training = config.execute, config.phase.name == "training"
+    config, execute = task.config, task.config.execute
     microbatches = drawn_microbatches(
         task.spec, task.real, chain, config.microbatches, execute.seed
     )
     run = run_pipeline(
         chain,
         microbatches,
-        training=training,
+        training=config.phase.name == "training",
         schedule=config.schedule.name,
         steps=execute.repeats,
         timeout_s=execute.timeout_s,
         threads=execute.threads,
     )
-    gradients = [run.gradient_difference, run.tied_gradient_difference]
-    differs = max((share for share in gradients if share is not None), default=None)
-    refuse_other_results(chain, microbatches, run.max_difference, differs, threads=execute.threads)
+    refuse_other_results(
+        chain, microbatches, run.max_difference, _gradients_apart(run), threads=execute.threads
+    )
+    return run
+
+
+def _gradients_apart(run: "PipelineRun") -> float | None:
+    """Return the larger difference, of weights of one stage or of several; None without both."""
+    shares = (run.gradient_difference, run.tied_gradient_difference)
+    return max((share for share in shares if share is not None), default=None)
+
+
+def _pipeline(task: _Task) -> Measured:
+    """Return what a step in a process for each stage shows beside what was predicted of it."""
+    chain, schedule = task.chain, task.schedule
+    assert chain is not None, "it was made where it is needed"
+    assert schedule is not None, "a pipeline has a schedule"
+    run = _run_stages(task, chain)
     peaks = _engine_peaks(task.real, task.problem, task.planned, schedule)
     homes = [devices[0] for devices in task.placed.devices_of_partition]
     return Measured(
         way="pipeline",
         time_s=run.step_s,
         runs_s=run.runs_s,
-        predicted_s=_step_s(config, task.problem, task.planned, schedule),
+        predicted_s=_step_s(task.config, task.problem, task.planned, schedule),
         throughput_per_s=run.throughput_per_s,
         unsplit_s=None,
         peak_bytes=run.stage_peak_bytes,
         predicted_peak_bytes=tuple(peaks[home] for home in homes),
         allocator_peak_bytes=(),
         max_difference=run.max_difference,
-        gradient_difference=differs,
+        gradient_difference=_gradients_apart(run),
         tied_gradient_difference=run.tied_gradient_difference,
         device_name=run.device_name,
         threads=run.threads,

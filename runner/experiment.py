@@ -120,9 +120,10 @@ def _check(config: Config) -> None:
     depth_of(config.granularity)
     check_level(config.capture.level)
     check_phase(config.phase.name, config.capture.level)
-    check_latency(config)
     check_schedule(config)
+    # Before the latency, whose device and threads are those of the run where nothing else is said.
     check_execute(config)
+    check_latency(config)
 
 
 def _placed(config: Config, problem: Problem, place: Place) -> Assignment:

@@ -43,10 +43,7 @@ def scheduled(config: Config, problem: Problem, assignment: Assignment) -> Sched
     name = config.schedule.name
     if name == "none":
         return None
-    costs = stage_costs(problem, assignment)
-    result = simulate_schedule(
-        name, costs.stages, costs.links, config.microbatches, training=costs.training
-    )
+    result = simulate_schedule(name, stage_costs(problem, assignment), config.microbatches)
     memory_bytes = problem.topology.memory_bytes
     for device, peak in zip(result.devices, result.peak_bytes, strict=True):
         there = int(memory_bytes[device])

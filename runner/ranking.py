@@ -54,7 +54,7 @@ _PLAIN = (
 )
 _SERVED = _Column("inputs\nper s", "throughput_per_s", ",.2f")
 _SCHEDULED = (
-    _Column("ms per\nmicrobatch", "microbatch_ms", ",.3f"),
+    _Column("ms per\nmicro-\nbatch", "microbatch_ms", ",.3f"),
     _Column("step\nms", "step_ms", ",.3f"),
     _Column("bubble\n%", "bubble_pct", ".1f"),
     _Column("peak\nGiB", "schedule_peak_gib", ".3f"),

@@ -9,6 +9,20 @@ from runner import config, specs
 from runner.config import Config, read_config
 from runner.paths import conf_dir
 
+GROUPS = (
+    "devices",
+    "execute",
+    "latency",
+    "mode",
+    "model",
+    "phase",
+    "schedule",
+    "tracking",
+    "transfer_rate",
+)
+"""What can be chosen on the command line: the folders of the configuration, but for accelerators,
+which are parts of devices."""
+
 
 def composed(*overrides: str) -> DictConfig:
     """Return what Hydra makes of the shipped configuration and `overrides`."""

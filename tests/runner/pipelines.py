@@ -51,9 +51,9 @@ def training_step(*memory_bytes: int) -> Problem:
 
 def step_forward() -> ScheduleResult:
     costs = stage_costs(forward(), HALVES)
-    return simulate_schedule("gpipe", costs.stages, costs.links, 3, training=False)
+    return simulate_schedule("gpipe", costs, 3)
 
 
 def step_of_training() -> ScheduleResult:
     costs = stage_costs(training_step(), THERE_AND_BACK)
-    return simulate_schedule("gpipe", costs.stages, costs.links, 2, training=True)
+    return simulate_schedule("gpipe", costs, 2)

@@ -27,6 +27,16 @@ from tests.runner.composed import read
             ["execute=local", "capture.level=module"],
             "execute=local runs operators, got capture.level=module",
         ),
+        (
+            ["execute=local", "execute.device=cuda", "latency=profiled", "latency.device=cpu"],
+            "latency.device=cpu measures operators in another way than they are run,"
+            " execute.device=cuda; leave latency.device out",
+        ),
+        (
+            ["execute=local", "latency=calibrated", "latency.threads=4"],
+            "latency.threads=4 measures operators in another way than they are run,"
+            " execute.threads=1; leave latency.threads out",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused(overrides: list[str], said: str) -> None:
@@ -42,6 +52,11 @@ def test_what_cannot_be_run_is_refused(overrides: list[str], said: str) -> None:
         ["execute=none", "capture.level=module"],
         ["execute=local"],
         ["execute=local", "phase=training"],
+        ["execute=local", "execute.threads=4", "latency=profiled"],
+        # Nothing is measured by these.
+        ["execute=local", "latency.threads=4"],
+        ["execute=local", "latency=calibrated", "latency.file=a.json", "latency.threads=4"],
+        ["execute=none", "latency=profiled", "latency.threads=4"],
         ["execute=pipeline", "schedule=gpipe"],
         ["execute=pipeline", "schedule=1f1b", "phase=training", "microbatches=4"],
     ],

@@ -11,21 +11,11 @@ from fxpart.errors import SpecError
 from fxpart.modes import MODES
 from runner.config import DevicesConfig, LinkConfig, PoolConfig, build_topology, read_config
 from runner.paths import conf_dir
-from tests.runner.composed import composed, composed_with_hydra, read
+from tests.runner.composed import GROUPS, composed, composed_with_hydra, read
 
 CHOICES = [
     f"{path.parent.name}={path.stem}"
-    for group in (
-        "devices",
-        "execute",
-        "latency",
-        "mode",
-        "model",
-        "phase",
-        "schedule",
-        "tracking",
-        "transfer_rate",
-    )
+    for group in GROUPS
     for path in sorted((conf_dir() / group).glob("*.yaml"))
 ]
 NEEDS = {
@@ -189,6 +179,18 @@ def test_the_latency_says_what_it_assumes() -> None:
     latency = read("latency.op_overhead_s=1e-6").latency
     assert (latency.compute_efficiency, latency.bandwidth_efficiency) == (0.7, 0.8)
     assert latency.op_overhead_s == 1e-6
+
+
+@pytest.mark.parametrize("latency", ["profiled", "calibrated"])
+def test_operators_are_measured_as_they_are_run(latency: str) -> None:
+    """On the device of the run and with its threads, where nothing else is said."""
+    alone = read(f"latency={latency}").latency
+    assert (alone.device, alone.threads) == ("cpu", 1)
+    run = ["execute=local", "execute.device=cuda", "execute.threads=4"]
+    carried_out = read(f"latency={latency}", *run).latency
+    assert (carried_out.device, carried_out.threads) == ("cuda", 4)
+    other = read(f"latency={latency}", *run, "latency.device=cpu", "latency.threads=2").latency
+    assert (other.device, other.threads) == ("cpu", 2)
 
 
 def pool(count: int = 1, memory_bytes: int = 10) -> PoolConfig:

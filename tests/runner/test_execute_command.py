@@ -10,6 +10,23 @@ from tests.runner.command import OWN, SMALL, run, tracked_runs
 
 PIPELINE = [*OWN, "mode=pipeline"]
 ON_THIS_CPU = ["devices=2xcpu", "transfer_rate=loopback"]
+PLAN_FILES = ("assignment.json", "trace.json", "schedule.svg", "config/resolved.yaml")
+MORE_MODELS = """
+import torch
+from torch import nn
+
+def tied(batch_size, dtype, width=64):
+    first, last = nn.Linear(width, width), nn.Linear(width, width)
+    last.weight = first.weight
+    model = nn.Sequential(first, nn.Tanh(), nn.Linear(width, width), nn.Tanh(), last)
+    return model.to(dtype), (torch.linspace(-1, 1, batch_size * width).reshape(batch_size, width),)
+
+def by_chance(batch_size, dtype, width=64):
+    class Noise(nn.Module):
+        def forward(self, x):
+            return x + torch.rand_like(x)
+    return nn.Sequential(nn.Linear(width, width), Noise()), (torch.zeros(batch_size, width),)
+"""
 
 
 def result_of(folder: Path) -> dict[str, Any]:
@@ -142,11 +159,64 @@ def test_a_stage_that_falls_silent_fails_the_run(folder: Path) -> None:
     assert done.code == 2
     assert " of 2 " in done.error
     assert "all stages were ended" in done.error
-    result = result_of(folder / "outputs" / "silent")
+    out = folder / "outputs" / "silent"
+    result = result_of(out)
     assert (result["status"], result["error"]) == ("failed", done.error)
+    assert result["measured"] is None
+    # What was planned is not lost with it.
+    assert "gpipe: " in done.out
+    for name in PLAN_FILES:
+        assert (out / name).stat().st_size > 0, name
     (tracked,) = tracked_runs(folder, "tags.kind = 'run'")
     assert tracked.info.status == "FAILED"
     assert "measured_ms" not in tracked.data.metrics
+
+
+def test_gradients_of_a_tied_weight_count(folder: Path) -> None:
+    """Its two halves are summed over microbatches first: rounding, where all else is equal."""
+    (folder / "more.py").write_text(MORE_MODELS)
+    done = run(
+        folder,
+        *PIPELINE,
+        *ON_THIS_CPU,
+        "model.factory=more:tied",
+        "mode.cut_after=[1]",
+        "phase=training",
+        "schedule=gpipe",
+        "microbatches=3",
+        "execute=pipeline",
+        "execute.repeats=1",
+        "tracking=none",
+        "hydra.run.dir=outputs/tied",
+    )
+    assert done.code == 0, done.err
+    result = result_of(folder / "outputs" / "tied")
+    measured = result["measured"]
+    assert 0 < measured["tied_gradient_difference"] < 1e-5
+    assert measured["gradient_difference"] == measured["tied_gradient_difference"]
+    assert result["metrics"]["gradient_difference"] == measured["gradient_difference"]
+    assert "gradients within" in done.out
+
+
+def test_other_results_fail_the_run(folder: Path) -> None:
+    (folder / "more.py").write_text(MORE_MODELS)
+    done = run(
+        folder,
+        *PIPELINE,
+        *ON_THIS_CPU,
+        "model.factory=more:by_chance",
+        "mode.cut_after=[0]",
+        "schedule=gpipe",
+        "microbatches=2",
+        "execute=pipeline",
+        "execute.repeats=1",
+        "tracking=none",
+        "hydra.run.dir=outputs/chance",
+    )
+    assert done.code == 2, done.out
+    assert "the pipeline's results are " in done.error
+    assert "depends on chance" in done.error
+    assert result_of(folder / "outputs" / "chance")["status"] == "failed"
 
 
 @pytest.mark.parametrize(
@@ -154,7 +224,10 @@ def test_a_stage_that_falls_silent_fails_the_run(folder: Path) -> None:
     [
         (["execute=pipeline"], "use schedule=gpipe or schedule=1f1b"),
         (["schedule=gpip"], "schedule=gpip does not exist; nearest: gpipe"),
-        (["mode.cut_after=[7]", SMALL], "7"),
+        (
+            ["mode.cut_after=[7]", SMALL],
+            "mode.cut_after names '7', which the model does not have; there are: 0, 0.0, 0.1, 1,",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(folder: Path, arguments: list[str], said: str) -> None:

@@ -59,6 +59,38 @@ def test_names_and_places_do_not(override: str) -> None:
     assert key_of(read(*BASE)) == key_of(read(*BASE, override))
 
 
+@pytest.mark.parametrize(
+    ("given", "counts", "does_not"),
+    [
+        ("latency=profiled", "latency.threads=2", "latency.op_overhead_s=1"),
+        ("latency=calibrated", "latency.repeats=2", "latency.op_overhead_s=1"),
+        ("latency=roofline", "latency.op_overhead_s=1", "latency.repeats=2"),
+        ("execute=local", "execute.seed=1", "execute.save_stages=true"),
+        ("execute=pipeline", "execute.repeats=9", "execute.timeout_s=9"),
+        ("execute=none", "execute=local", "execute.repeats=9"),
+    ],
+)
+def test_of_times_and_runs_only_what_changes_them_counts(
+    given: str, counts: str, does_not: str
+) -> None:
+    base = key_of(read(*BASE, given))
+    assert key_of(read(*BASE, given, counts)) != base
+    assert key_of(read(*BASE, given, does_not)) == base
+
+
+def test_a_calibration_counts_by_what_it_says(tmp_path: Path) -> None:
+    """How its own model would be measured does not count: nothing is."""
+    for name, text in (("a", "one"), ("b", "one"), ("c", "two")):
+        (tmp_path / name).write_text(text)
+    given = [*BASE, "latency=calibrated"]
+    keys = [key_of(read(*given, f"latency.file={tmp_path}/{name}")) for name in "abc"]
+    assert keys[0] == keys[1] != keys[2]
+    assert key_of(read(*given)) not in keys
+    for unused in ("device=cuda", "threads=2", "repeats=2"):
+        asked = [*given, f"latency.file={tmp_path}/a", f"latency.{unused}"]
+        assert key_of(read(*asked)) == keys[0]
+
+
 def test_names_of_accelerators_do_not() -> None:
     config, renamed = read(*BASE), read(*BASE)
     renamed.devices.pools = [replace(p, name="x", source="y") for p in renamed.devices.pools]

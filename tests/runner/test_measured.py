@@ -15,8 +15,10 @@ PIPELINE = Measured(
     unsplit_s=None,
     peak_bytes=(2048, 4096),
     predicted_peak_bytes=(3072, 5120),
+    allocator_peak_bytes=(),
     max_difference=0.0,
     gradient_difference=0.0,
+    tied_gradient_difference=None,
     device_name="a CPU",
     threads=1,
 )
@@ -42,7 +44,15 @@ def test_metrics_by_hand() -> None:
         "max_difference": 0.0,
         "gradient_difference": 0.0,
     }
-    local = measured_metrics(replace(PIPELINE, unsplit_s=0.01, gradient_difference=None))
+    local = measured_metrics(
+        replace(
+            PIPELINE,
+            unsplit_s=0.01,
+            gradient_difference=None,
+            allocator_peak_bytes=(2**29, 2**28),
+        )
+    )
+    assert local["allocator_peak_gib"] == 0.5
     assert local["unsplit_ms"] == pytest.approx(10)
     assert "gradient_difference" not in local
 
@@ -71,5 +81,7 @@ def test_lines_of_a_local_run_that_is_not_equal() -> None:
         "measured:  20.00 us an input (1 run, 20.00 to 20.00), predicted 30.00 (+50.0%);"
     )
     assert results == "results:   within 1.2e-06 of the unsplit's; a CPU"
+    on_gpu = measured_lines(replace(PIPELINE, allocator_peak_bytes=(8192, 1024)))[0]
+    assert on_gpu.endswith("predicted 5.00 KiB (+25.0%), 8.00 KiB by torch's allocator")
     differing = replace(PIPELINE, gradient_difference=2e-7)
     assert "gradients within 2e-07;" in measured_lines(differing)[1]

@@ -169,14 +169,35 @@ def test_schedules_are_ranked_by_time_per_microbatch(
     failed = row("pipeline", None, schedule="gpipe", reason="too large")
     rows = [short, piped("1f1b", 250.0), failed]
     lines = shown(sweep_table(rows), 100, monkeypatch, capsys)
-    assert [line.split() for line in lines[4:-1]] == [
+    assert [line.split() for line in lines[5:-1]] == [
         ["*", "pipeline", "1f1b", "4.000", "32.000", "25.0", "3.500", "4"],
         ["pipeline", "gpipe", "5.000", "20.000", "25.0", "3.500", "4"],
         ["pipeline", "gpipe", "infeasible", "-", "-", "-", "-"],
     ]
-    heading = " ".join(" ".join(line.split()) for line in lines[1:3])
-    assert heading == "ms per step bubble peak mode schedule microbatch ms % GiB parts"
+    heading = " ".join(" ".join(line.split()) for line in lines[1:4])
+    assert heading == "ms per micro- step bubble peak mode schedule batch ms % GiB parts"
     assert lines[-1] == "* least time per microbatch"
+
+
+@pytest.mark.parametrize(
+    ("key", "values", "heading"),
+    [("microbatches", (16, 8), "micro- batches"), ("schedule", ("1f1b", "gpipe"), "schedule")],
+)
+def test_words_are_not_cut_where_all_is_shown(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    key: str,
+    values: tuple[object, object],
+    heading: str,
+) -> None:
+    ran = {"measured_ms": 1234.5, "time_error_pct": -20.0}
+    rows = [{**piped("gpipe", 200.0, microbatches=8, **ran), key: value} for value in values]
+    lines = shown(sweep_table(rows), 80, monkeypatch, capsys)
+    words = " ".join(lines[1:4]).split()
+    assert {*heading.split(), "mode", "bubble", "parts", "measured", "error"} <= set(words)
+    assert [line.split()[1:3] for line in lines[5:-1]] == [
+        ["pipeline", str(value)] for value in values
+    ]
 
 
 def test_rows_with_and_without_a_schedule_are_ranked_by_latency(
@@ -195,8 +216,8 @@ def test_what_was_measured_is_shown(
     ran = {"measured_ms": 40.0, "time_error_pct": -20.0}
     rows = [piped("1f1b", 250.0, **ran), piped("gpipe", 125.0)]
     lines = shown(sweep_table(rows), 100, monkeypatch, capsys)
-    assert lines[4].split()[-3:] == ["4", "40.000", "-20.0"]
-    assert lines[5].split()[-3:] == ["4", "-", "-"]
+    assert lines[5].split()[-3:] == ["4", "40.000", "-20.0"]
+    assert lines[6].split()[-3:] == ["4", "-", "-"]
     local = [row("kl_based", 2.0, measured_ms=2.5, time_error_pct=12.5), row("single", None)]
     lines = shown(sweep_table(local), 100, monkeypatch, capsys)
     assert lines[-3].split()[2:] == ["2.000", "25.0", "1.500", "4", "2.500", "+12.5"]

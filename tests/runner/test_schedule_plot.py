@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fxpart.schedule import ScheduleResult, StageCost, simulate_schedule
+from fxpart.schedule import PipelineCosts, ScheduleResult, StageCost, simulate_schedule
 from runner.schedule_plot import MOST_HIGH, schedule_svg
 from tests.runner.pipelines import step_forward, step_of_training
 from tests.runner.test_figures import SVG, words
@@ -19,11 +19,11 @@ def boxes(svg: str) -> dict[str, ElementTree.Element]:
 
 
 def pipeline(name: str, devices: int, chunks: int, microbatches: int) -> ScheduleResult:
-    costs = [
+    stages = tuple(
         StageCost(device=stage % devices, forward_s=0.001, backward_s=0.002)
         for stage in range(devices * chunks)
-    ]
-    return simulate_schedule(name, costs, [], microbatches)
+    )
+    return simulate_schedule(name, PipelineCosts(stages, (), training=True), microbatches)
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,9 @@ def test_many_devices_have_low_rows() -> None:
 
 
 def test_a_step_that_takes_no_time() -> None:
-    costs = [StageCost(device=device, forward_s=0.0) for device in range(2)]
-    svg = schedule_svg(simulate_schedule("gpipe", costs, [], 2))
+    stages = tuple(StageCost(device=device, forward_s=0.0) for device in range(2))
+    costs = PipelineCosts(stages, (), training=False)
+    svg = schedule_svg(simulate_schedule("gpipe", costs, 2))
     assert words(svg)[0] == "gpipe: step 0.00 ms, bubble 0.0%, 2 microbatches"
     assert "0% busy" in svg
     assert "nan" not in svg

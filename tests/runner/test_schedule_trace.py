@@ -6,7 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fxpart.schedule import StageCost, StageLink, simulate_schedule
+from fxpart.schedule import PipelineCosts, StageCost, StageLink, simulate_schedule
 from runner.schedule_trace import schedule_trace_document, write_schedule_trace
 from tests.runner.pipelines import step_of_training
 
@@ -47,10 +47,12 @@ def test_a_training_step_by_hand(tmp_path: Path) -> None:
 
 
 def test_nothing_in_a_thread_overlaps() -> None:
-    costs = [StageCost(device=s % 3, forward_s=0.7e-3, backward_s=1.3e-3) for s in range(6)]
+    stages = [StageCost(device=s % 3, forward_s=0.7e-3, backward_s=1.3e-3) for s in range(6)]
     links = [StageLink("F", s, s + 1, 100, 0.4e-3) for s in range(5)]
     links += [StageLink("B", s + 1, s, 100, 0.4e-3) for s in range(5)]
-    result = simulate_schedule("interleaved", costs, links, 9)
+    result = simulate_schedule(
+        "interleaved", PipelineCosts(tuple(stages), tuple(links), training=True), 9
+    )
     events: Any = schedule_trace_document(result)["traceEvents"]
     threads: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     for e in events:

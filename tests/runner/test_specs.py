@@ -10,7 +10,7 @@ from fxpart.errors import SpecError
 from runner.accelerators import device_pools
 from runner.specs import DEVICE_PRESETS, SpecSource, choices_text, quote_numbers
 from runner.transfer_spec import transfer_rate
-from tests.runner.composed import composed, read
+from tests.runner.composed import GROUPS, composed, read
 
 GIVEN = """\
 memory: 6gb
@@ -197,17 +197,7 @@ def test_the_help_lists_what_can_be_chosen(user_conf: Path) -> None:
     write(user_conf / "model/sub/mine.yaml", "name: mine\n")
     write(user_conf / "hydra/output/x.yaml", "\n")
     lines = dict(line.split(": ") for line in choices_text().splitlines())
-    assert set(lines) == {
-        "devices",
-        "execute",
-        "latency",
-        "mode",
-        "model",
-        "phase",
-        "schedule",
-        "tracking",
-        "transfer_rate",
-    }
+    assert set(lines) == set(GROUPS)
     assert {"llama2_13b", "sub/mine"} <= set(lines["model"].split(", "))
     assert {"dgx_h100", "4x16gb"} <= set(lines["devices"].split(", "))
 
