@@ -104,6 +104,10 @@ def _calibrate(request: Request) -> int:
     # What is cheap to refuse is refused before anything is measured.
     if request.file.is_dir():
         raise SpecError(f"{request.file} is a folder; give the name of a file in it")
+    if not request.file.parent.is_dir():
+        raise SpecError(
+            f"there is no folder {request.file.parent} for {request.file.name}; make it"
+        )
     configs = [_config(preset, request.overrides) for preset in request.presets]
     samples = [_sample(config) for config in configs]
     calibration = calibrate(samples)

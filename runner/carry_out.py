@@ -1,5 +1,6 @@
 """Carrying a plan out on this machine: `local` in this process, `pipeline` in one a stage."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["STAGES_FOLDER", "carry_out", "check_execute"]
 
 STAGES_FOLDER = "stages"
+_SEEDS = 2**63
+"""What torch takes as a seed is below."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,8 +71,10 @@ def check_execute(config: Config) -> None:
     if execute.name == "none":
         return
     for name in ("repeats", "threads", "timeout_s"):
-        if getattr(execute, name) <= 0:
-            raise SpecError(f"execute.{name}={getattr(execute, name)} must be above 0")
+        if not 0 < getattr(execute, name) < math.inf:
+            raise SpecError(f"execute.{name}={getattr(execute, name)} must be above 0 and finite")
+    if not 0 <= execute.seed < _SEEDS:
+        raise SpecError(f"execute.seed={execute.seed} must be at least 0 and below 2^63")
     if config.capture.level != "operator":
         raise SpecError(
             f"execute={execute.name} runs operators, got capture.level={config.capture.level};"

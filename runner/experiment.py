@@ -42,6 +42,8 @@ class Result:
     evaluation: Evaluation
     partition_s: float
     """Time that the mode took."""
+    measured_on: str | None = None
+    """What the operators were measured on, where their times come from measurements."""
     schedule: ScheduleResult | None = None
     """The pipeline that was asked for."""
     measured: Measured | None = None
@@ -82,14 +84,16 @@ def plan(config: Config, spec: ModelSpec) -> Result:
     with progress(f"capturing {spec.name}"):
         subject = subject_of(config, spec)
     graph = group_operators(subject.captured.graph, config.granularity)
-    problem = make_problem(graph, topology, operator_times(config, subject, spec.key()))
+    times = operator_times(config, subject, spec.key())
+    problem = make_problem(graph, topology, times)
     with progress(f"placing {graph.n_ops} operators with {config.mode.name}"):
         begin = time.perf_counter()
         assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin
     schedule = scheduled(config, problem, assignment)
     evaluation = evaluate(problem, assignment)
-    return Result(subject, problem, assignment, evaluation, partition_s, schedule)
+    measured_on = getattr(times, "device_name", None)
+    return Result(subject, problem, assignment, evaluation, partition_s, measured_on, schedule)
 
 
 def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -> Result:

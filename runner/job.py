@@ -160,6 +160,8 @@ def _write_plan(
 
 def _show_plan(result: Result) -> None:
     show(device_table(result.evaluation), summary_line(result.evaluation))
+    if result.measured_on:
+        show(f"times:     of operators on {result.measured_on}, the same for every device")
     if result.schedule:
         show(f"schedule:  {schedule_line(result.schedule)}")
 

