@@ -83,18 +83,20 @@ if TYPE_CHECKING:
     from fxpart.partitioner import reset_partition_device as reset_partition_device
     from fxpart.partitioner import set_parents_and_children as set_parents_and_children
     from fxpart.partitioner import size_bytes as size_bytes
-    from fxpart.pipeline import Chain as Chain
-    from fxpart.pipeline import StageModule as StageModule
-    from fxpart.pipeline import TiedGradient as TiedGradient
-    from fxpart.pipeline import analyze_pipeline_module as analyze_pipeline_module
-    from fxpart.pipeline import analyze_tie_weights as analyze_tie_weights
-    from fxpart.pipeline import build_pipeline_model as build_pipeline_model
-    from fxpart.pipeline import chain_stages as chain_stages
-    from fxpart.pipeline import generate_pipeline_partition as generate_pipeline_partition
-    from fxpart.pipeline import pipeline_stage as pipeline_stage
-    from fxpart.pipeline import tied_gradient_stages as tied_gradient_stages
+    from fxpart.pipeline.build import build_pipeline_model as build_pipeline_model
+    from fxpart.pipeline.chain import Chain as Chain
+    from fxpart.pipeline.chain import StageModule as StageModule
+    from fxpart.pipeline.chain import chain_stages as chain_stages
+    from fxpart.pipeline.cut_points import (
+        generate_pipeline_partition as generate_pipeline_partition,
+    )
+    from fxpart.pipeline.engines import pipeline_stage as pipeline_stage
+    from fxpart.pipeline.liveness import analyze_pipeline_module as analyze_pipeline_module
     from fxpart.pipeline.stage_files import load_stage as load_stage
     from fxpart.pipeline.stage_files import save_stages as save_stages
+    from fxpart.pipeline.tied_weights import TiedGradient as TiedGradient
+    from fxpart.pipeline.tied_weights import analyze_tie_weights as analyze_tie_weights
+    from fxpart.pipeline.tied_weights import tied_gradient_stages as tied_gradient_stages
     from fxpart.problem import Problem as Problem
     from fxpart.problem import make_problem as make_problem
     from fxpart.profiling import profile_operators as profile_operators
@@ -190,21 +192,23 @@ _HOMES = {
         "set_parents_and_children",
         "size_bytes",
     ),
-    "fxpart.pipeline": (
+    "fxpart.pipeline.build": ("build_pipeline_model",),
+    "fxpart.pipeline.chain": (
         "Chain",
         "StageModule",
-        "TiedGradient",
-        "analyze_pipeline_module",
-        "analyze_tie_weights",
-        "build_pipeline_model",
         "chain_stages",
-        "generate_pipeline_partition",
-        "pipeline_stage",
-        "tied_gradient_stages",
     ),
+    "fxpart.pipeline.cut_points": ("generate_pipeline_partition",),
+    "fxpart.pipeline.engines": ("pipeline_stage",),
+    "fxpart.pipeline.liveness": ("analyze_pipeline_module",),
     "fxpart.pipeline.stage_files": (
         "load_stage",
         "save_stages",
+    ),
+    "fxpart.pipeline.tied_weights": (
+        "TiedGradient",
+        "analyze_tie_weights",
+        "tied_gradient_stages",
     ),
     "fxpart.problem": (
         "Problem",

@@ -14,14 +14,18 @@ def forward_devices(
 ) -> IntArray:
     """Return the device of each operator of `forward`, the exported model without its backward.
 
+    An operator that has no part in the training step, since it does nothing (a cast to the dtype
+    that a tensor has already), stays with what makes its first operand, or else with what first
+    reads its result. O(operators + reads), and of such as have no part O(operators) each.
+
     Args:
         device_of: device of each of the n operators of the training step. Length n.
         exported_names: which operator of `forward` each of them is a part of, ``""`` for none.
             Length n. Parts of one operator are on one device.
-        forward: the graph with the names that `exported_names` has.
+        forward: the graph with the names that `exported_names` has, m operators.
 
-    An operator that has no part there, since it does nothing (a cast to the dtype that a tensor has
-    already), stays with what makes its first operand, or else with what first reads its result.
+    Returns:
+        A device for each operator of `forward`. Length m.
 
     """
     place = {name: int(device) for name, device in zip(exported_names, device_of, strict=True)}

@@ -103,10 +103,10 @@ class OpGraph:
         forward = self.forward_of
         if (forward > np.arange(n)).any() or not np.array_equal(forward[forward], forward):
             raise SpecError("a backward operator must name a forward one before it")
-        reader = np.repeat(np.arange(n), np.diff(self.read_start))
-        late = np.flatnonzero(self.value_producer[self.reads] >= reader)
+        readers = self.readers
+        late = np.flatnonzero(self.value_producer[self.reads] >= readers)
         if len(late):
-            op = self.names[int(reader[late[0]])]
+            op = self.names[int(readers[late[0]])]
             raise CycleError(f"operator {op} reads a value that is made after it")
 
     @property
@@ -129,6 +129,34 @@ class OpGraph:
         """Whether an operator belongs to the backward of a training step. Length n."""
         found: npt.NDArray[np.bool_] = self.forward_of != np.arange(self.n_ops)
         return found
+
+    @property
+    def first_backward(self) -> int:
+        """The operators from this one on are the backward; `n_ops` where there is none.
+
+        Raises:
+            SpecError: when an operator of the forward comes after one of the backward.
+
+        """
+        backward = self.is_backward
+        first = self.n_ops - int(np.count_nonzero(backward))
+        if backward[:first].any():
+            early = self.names[int(np.argmax(backward))]
+            raise SpecError(
+                f"the backward of a training step must come after its forward, operator {early} of"
+                " it comes before; order the operators so that those of the backward are the last"
+            )
+        return first
+
+    @property
+    def readers(self) -> IntArray:
+        """Operator that reads each item of `reads`. As long as `reads`."""
+        return np.repeat(np.arange(self.n_ops), np.diff(self.read_start))
+
+    @property
+    def users(self) -> IntArray:
+        """Operator that uses each item of `uses`. As long as `uses`."""
+        return np.repeat(np.arange(self.n_ops), np.diff(self.use_start))
 
     @property
     def is_check(self) -> npt.NDArray[np.bool_]:

@@ -10,7 +10,6 @@ import json
 import zipfile
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import numpy as np
 
 from fxpart.errors import FxpartError
 from fxpart.graph import OpGraph
+from fxpart.installed import installed_version
 from fxpart.stable_json import stable_digest
 from fxpart.whole_file import whole_file
 
@@ -39,13 +39,6 @@ def _capture_source_digest() -> str:
     return digest.hexdigest()
 
 
-def _installed(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"
-
-
 def cache_key(model: Mapping[str, object], level: str, phase: str = "inference") -> str:
     """Return the identity of a captured graph as 64 hex digits.
 
@@ -57,8 +50,8 @@ def cache_key(model: Mapping[str, object], level: str, phase: str = "inference")
         "model": model,
         "level": level,
         "phase": phase,
-        "torch": _installed("torch"),
-        "fxpart": _installed("fxpart"),
+        "torch": installed_version("torch"),
+        "fxpart": installed_version("fxpart"),
         "capture": _capture_source_digest(),
     }
     return stable_digest(parts)

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from fxpart.pipeline import Chain
+    from fxpart.pipeline.chain import Chain
 
 __all__ = ["refuse_other_results"]
 

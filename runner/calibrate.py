@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from fxpart.errors import SpecError
+from fxpart.errors import CacheError, SpecError
 from runner.reporting import reported
 
 if TYPE_CHECKING:
@@ -104,10 +104,12 @@ def _calibrate(request: Request) -> int:
     # What is cheap to refuse is refused before anything is measured.
     if request.file.is_dir():
         raise SpecError(f"{request.file} is a folder; give the name of a file in it")
-    if not request.file.parent.is_dir():
-        raise SpecError(
-            f"there is no folder {request.file.parent} for {request.file.name}; make it"
-        )
+    try:
+        request.file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"cannot make the folder of {request.file}: {error.strerror}; choose another"
+        ) from error
     configs = [_config(preset, request.overrides) for preset in request.presets]
     samples = [_sample(config) for config in configs]
     calibration = calibrate(samples)

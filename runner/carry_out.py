@@ -34,7 +34,7 @@ from runner.subject import Subject
 if TYPE_CHECKING:
     from fxpart.execution.pipeline_run import PipelineRun
     from fxpart.execution.real_model import RealModel
-    from fxpart.pipeline import Chain
+    from fxpart.pipeline.chain import Chain
 
 __all__ = ["STAGES_FOLDER", "carry_out", "check_execute"]
 
@@ -266,7 +266,7 @@ def _pipeline(task: _Task) -> Measured:
 
 
 def _chain(real: "RealModel", placed: Assignment) -> "Chain":
-    from fxpart.pipeline import chain_stages
+    from fxpart.pipeline.chain import chain_stages
     from fxpart.split import split_by_assignment
 
     return chain_stages(split_by_assignment(real.program.module(), real.graph, placed))

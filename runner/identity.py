@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from fxpart.installed import installed_version
 from fxpart.saved_assignment import assignment_path
 from fxpart.stable_json import stable_digest
 from runner.config import (
@@ -16,7 +17,6 @@ from runner.config import (
     LinkConfig,
     ModeConfig,
 )
-from runner.provenance import installed_version
 
 __all__ = ["Choices", "config_key", "override_values", "parameters", "run_name"]
 

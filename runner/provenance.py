@@ -6,21 +6,14 @@ import shlex
 import subprocess
 import sys
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["environment_tags", "installed_version"]
+from fxpart.installed import installed_version
+
+__all__ = ["environment_tags"]
 
 _PACKAGES = ("fxpart", "torch", "transformers", "mlflow")
 _GIT_S = 2.0
-
-
-def installed_version(package: str) -> str | None:
-    """Return the version of a package, None if it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def environment_tags() -> dict[str, str]:

@@ -51,9 +51,9 @@ def test_the_model_and_the_level_are_in_the_key() -> None:
 @pytest.mark.parametrize("package", ["torch", "fxpart"])
 def test_versions_are_in_the_key(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     key = cache_key(MODEL, "operator")
-    was = graph_cache._installed
+    was = graph_cache.installed_version
     monkeypatch.setattr(
-        graph_cache, "_installed", lambda name: "0.0.0" if name == package else was(name)
+        graph_cache, "installed_version", lambda name: "0.0.0" if name == package else was(name)
     )
     assert cache_key(MODEL, "operator") != key
 

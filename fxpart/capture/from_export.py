@@ -11,19 +11,14 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.builder import GraphBuilder
-from fxpart.capture.storage import storage_key
 from fxpart.capture.flops import FlopCounter
+from fxpart.capture.regions import REGIONS, body_of
+from fxpart.capture.storage import storage_key
 from fxpart.capture.traffic import moved_bytes
 from fxpart.errors import CaptureError
 from fxpart.graph import OpGraph
 
-__all__ = ["REGIONS", "compute_dtype", "op_graph"]
-
-REGIONS = (
-    torch.ops.higher_order.wrap_with_set_grad_enabled,
-    torch.ops.higher_order.wrap_with_autocast,
-)
-"""What calls a region."""
+__all__ = ["compute_dtype", "op_graph"]
 
 
 def op_graph(program: torch.export.ExportedProgram) -> OpGraph:
@@ -180,11 +175,8 @@ def _costs(
 
 def _region_calls(node: fx.Node) -> list[fx.Node]:
     """Return the calls of the region that `node` calls."""
-    body = next(i for i in node.all_input_nodes if i.op == "get_attr")
-    owner = node.graph.owning_module
-    assert owner is not None, "an exported graph belongs to its module"
-    graph: fx.Graph = owner.get_submodule(str(body.target)).graph  # type: ignore[assignment]
-    return [call for call in graph.nodes if call.op == "call_function"]
+    body = body_of(next(i for i in node.all_input_nodes if i.op == "get_attr"))
+    return [call for call in body.graph.nodes if call.op == "call_function"]
 
 
 def _flops(counter: FlopCounter, node: fx.Node) -> int:

@@ -23,7 +23,6 @@ from torch.export.graph_signature import (
 )
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.storage import place_in_memory
 from fxpart.capture.export import capture_failure, quiet
 from fxpart.capture.from_export import op_graph
 from fxpart.capture.joint_trace import (
@@ -34,6 +33,7 @@ from fxpart.capture.joint_trace import (
     cpu_twin,
     trace_step,
 )
+from fxpart.capture.storage import place_in_memory
 from fxpart.errors import CaptureError, FxpartError
 from fxpart.granularity import join_groups
 from fxpart.graph import OpGraph
@@ -221,9 +221,10 @@ def _with_partners(graph: OpGraph, calls: list[fx.Node], exported: tuple[str, ..
     label = np.arange(graph.n_ops)
     for op, node in enumerate(calls):
         of = node.meta.get(FORWARD)
-        # That node may have been removed, having no user: the last one that was kept stands in.
-        if of is not None and (before := bisect_right(orders, of)) > 0:
-            forward_of[op] = forward_ops[before - 1]
+        if of is not None and forward_ops:
+            # That node may have been removed, having no user: the last one before it that was kept
+            # stands in, or the first of all.
+            forward_of[op] = forward_ops[max(bisect_right(orders, of) - 1, 0)]
         elif exported[op]:
             label[op] = first_part.setdefault(exported[op], op)
     group = join_groups(join_groups(graph.group, forward_of), label)

@@ -17,6 +17,7 @@ from torch.autograd.graph import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fxpart.capture.loss import first_real, loss_of
 from fxpart.errors import CaptureError
 
 __all__ = ["EXPORTED", "FORWARD", "ORDER", "StepTrace", "cpu_twin", "trace_step"]
@@ -117,9 +118,9 @@ class _Step:
         ]
 
     def _loss(self, results: object) -> Tensor:
-        for leaf in tree_leaves(results):
-            if isinstance(leaf, Tensor) and leaf.is_floating_point():
-                return leaf if leaf.dim() == 0 else leaf.to(torch.float32).mean()
+        result = first_real(tree_leaves(results))
+        if result is not None:
+            return loss_of(result)
         raise CaptureError(
             "the model returns no real-valued tensor to take a loss of; return the loss, or what"
             " its mean can be taken of, first"

@@ -14,8 +14,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fxpart.capture.builder import GraphBuilder
-from fxpart.capture.storage import storage_key
 from fxpart.capture.from_export import compute_dtype
+from fxpart.capture.storage import storage_key
 from fxpart.capture.traffic import moved_bytes
 from fxpart.errors import CaptureError, one_line
 from fxpart.graph import OpGraph

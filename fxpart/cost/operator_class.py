@@ -5,10 +5,7 @@ import numpy.typing as npt
 
 from fxpart.graph import IntArray, OpGraph
 
-__all__ = ["COMPUTE_CLASSES", "compute_keys", "fresh_bytes", "is_free", "is_view"]
-
-COMPUTE_CLASSES = ("gemm", "convolution", "attention")
-"""Kinds of computation that reach different shares of a device's peak."""
+__all__ = ["compute_keys", "fresh_bytes", "is_free", "is_view"]
 
 _FRESH_BYTES = 2**25
 

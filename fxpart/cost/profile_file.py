@@ -6,7 +6,6 @@ and the version of torch. The whole folder can be deleted at any time.
 
 import json
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import numpy as np
@@ -15,22 +14,15 @@ from fxpart.cost.machine import machine_key
 from fxpart.cost.profile import OperatorProfile
 from fxpart.errors import FxpartError
 from fxpart.graph import OpGraph
+from fxpart.installed import installed_version
 from fxpart.json_file import read_document
 from fxpart.stable_json import stable_digest
 from fxpart.whole_file import write_whole
 
-__all__ = ["installed_torch", "profile_path", "read_profile", "write_profile"]
+__all__ = ["profile_path", "read_profile", "write_profile"]
 
 _SCHEMA, _VERSION = "fxpart-profile", 1
 _ADVICE = "make the folder writable, or name another one"
-
-
-def installed_torch() -> str:
-    """Return the version of torch that is installed, without importing it."""
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def profile_path(cache_dir: Path, model: Mapping[str, object], device: str = "cpu") -> Path:
@@ -42,7 +34,7 @@ def profile_path(cache_dir: Path, model: Mapping[str, object], device: str = "cp
     parts = {
         "model": model,
         "machine": machine_key(device),
-        "torch": installed_torch(),
+        "torch": installed_version("torch"),
         "version": _VERSION,
     }
     return cache_dir / f"profile-{stable_digest(parts)[:32]}.json"
@@ -73,7 +65,7 @@ def write_profile(path: Path, graph: OpGraph, profile: OperatorProfile) -> None:
         "version": _VERSION,
         "operators": _operators(graph),
         "device_name": profile.device_name,
-        "torch": installed_torch(),
+        "torch": installed_version("torch"),
         "seconds": profile.seconds.tolist(),
         "samples": profile.samples.tolist(),
     }

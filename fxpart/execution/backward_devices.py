@@ -20,6 +20,7 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fxpart.capture.loss import first_real
 from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.training_loss import training_loss
 
@@ -81,7 +82,7 @@ class BackwardDevices:
 
     def loss(self, results: Sequence[Tensor]) -> Tensor:
         """Return the loss, computed where the result is that it is of. The forward ends with it."""
-        first = next((result for result in results if result.is_floating_point()), None)
+        first = first_real(results)
         node = None if first is None else first.grad_fn
         device = 0 if node is None else self._device_of.get(node, 0)
         self.counter.move_to(device)

@@ -16,7 +16,6 @@ from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line
 from fxpart.execution.backward_devices import BackwardDevices
 from fxpart.execution.clock import allocated_peaks, timed_in_turns
 from fxpart.execution.device_name import device_name
-from fxpart.execution.difference import max_difference
 from fxpart.execution.free_memory import free_bytes
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.execution.outcome import (
@@ -48,9 +47,8 @@ class LocalRun:
     runs_s: tuple[float, ...]
     """Each of the timed runs."""
     unsplit_latency_s: float
-    """Median time of one input through the same graph before it was split."""
-    unsplit_runs_s: tuple[float, ...]
-    """Timed in turns with the split ones."""
+    """Median time of one input through the same graph before it was split, timed in turns with the
+    split one."""
     throughput_per_s: float
     """Inputs a second: 1 / latency, since partitions run one after another."""
     peak_bytes: tuple[int, ...]
@@ -64,8 +62,6 @@ class LocalRun:
     max_difference: float
     """Largest difference of any element of the results from those of the unsplit graph; 0.0 when
     they are equal."""
-    eager_difference: float
-    """The same, from the results of the module that was captured."""
     loss: float | None
     """Of a training step; None without training."""
     gradient_difference: float | None
@@ -190,7 +186,6 @@ def _measured(
         return whole(*real.args, **real.kwargs)
 
     reference = work.outcome(unsplit, keep_results=True)
-    eager = max_difference(real.module(*real.args, **real.kwargs), reference.results)
     peaks = _counted(real, split, assignment, n_devices, work=work, reference=reference)
     step, physical = _step(real, split, assignment, n_devices)
     allocated = allocated_peaks(lambda: work.outcome(step), physical)
@@ -205,12 +200,10 @@ def _measured(
         latency_s=latency,
         runs_s=runs,
         unsplit_latency_s=statistics.median(unsplit_runs),
-        unsplit_runs_s=unsplit_runs,
         throughput_per_s=1.0 / latency,
         peak_bytes=peaks,
         allocator_peak_bytes=allocated,
         max_difference=differs,
-        eager_difference=eager,
         loss=loss,
         gradient_difference=gradients_differ,
         device_name=device_name(real.device),

@@ -3,6 +3,7 @@
 import torch
 
 from fxpart.execution.real_model import RealModel
+from fxpart.execution.seeded import seeded
 from fxpart.models.random_inputs import drawn_inputs
 from fxpart.models.spec import ModelSpec
 from fxpart.pipeline.chain import Chain
@@ -23,8 +24,6 @@ def drawn_microbatches(
         if spec.architecture is None:
             calls.append(real.kwargs)
             continue
-        others = [real.device.index or 0] if real.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=others):
-            torch.manual_seed(seed + index)
+        with seeded(seed + index, real.device):
             calls.append(drawn_inputs(real.module, real.kwargs, real.device))
     return [chain.flat_inputs(real.args, kwargs) for kwargs in calls]

@@ -74,8 +74,6 @@ class StageMeasurement:
     """Seconds of each timed step, from a barrier to the end of this stage's part."""
     peak_bytes: int
     """The most bytes of live tensors at any time of a step."""
-    rss_bytes: int
-    """The largest resident set of the process."""
     losses: tuple[float, ...]
     """Of each microbatch; empty but on the last stage of a training step."""
     device_name: str

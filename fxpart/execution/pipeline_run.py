@@ -15,11 +15,14 @@ from torch import Tensor
 
 from fxpart.errors import SpecError, nearest_names
 from fxpart.execution import pipeline_job as job_files
-from fxpart.execution.difference import largest_magnitude, max_difference
+from fxpart.execution.pipeline_difference import (
+    gradient_differences,
+    loss_difference,
+    output_difference,
+)
 from fxpart.execution.pipeline_job import PipelineJob, StageMeasurement
 from fxpart.execution.supervise import run_stages
 from fxpart.execution.unsplit_reference import Reference, reference
-from fxpart.pipeline.one_parameter import tied_parameters
 from fxpart.pipeline.stage_files import save_stages
 from fxpart.schedule.engine_memory import ENGINE_SCHEDULES
 
@@ -47,8 +50,6 @@ class PipelineRun:
     """The most bytes alive in each stage's process during a step. On a CPU: of all storages of
     tensors, weights, gradients and received tensors included, in a step of its own, as counting
     takes time. On a GPU: what torch's allocator says."""
-    stage_rss_bytes: tuple[int, ...]
-    """The largest resident set of each process, interpreter and libraries included."""
     loss: float | None
     """Mean of the microbatches' losses; None without training."""
     max_difference: float
@@ -214,7 +215,7 @@ def _result(
 ) -> PipelineRun:
     runs_s = tuple(max(times) for times in zip(*(m.runs_s for m in measured), strict=True))
     step_s, losses = median(runs_s), measured[-1].losses
-    own, tied = _gradient_differences(chain, job, computed, expected)
+    own, tied = gradient_differences(chain, computed, expected) if job.training else (None, None)
     return PipelineRun(
         schedule=job.schedule,
         training=job.training,
@@ -223,10 +224,9 @@ def _result(
         runs_s=runs_s,
         throughput_per_s=job.n_microbatches / step_s,
         stage_peak_bytes=tuple(m.peak_bytes for m in measured),
-        stage_rss_bytes=tuple(m.rss_bytes for m in measured),
         loss=sum(losses) / len(losses) if losses else None,
         max_difference=max(
-            _output_difference(computed[-1], expected), max_difference(losses, expected.losses)
+            output_difference(computed[-1], expected), loss_difference(losses, expected)
         ),
         gradient_difference=own,
         tied_gradient_difference=tied,
@@ -234,51 +234,3 @@ def _result(
         threads=job.threads,
         device_name=measured[0].device_name,
     )
-
-
-def _output_difference(computed: Mapping[str, Tensor], expected: Reference) -> float:
-    there = [
-        tuple(computed[job_files.output_key(m, i)] for i in range(len(results)))
-        for m, results in enumerate(expected.outputs)
-    ]
-    return max_difference(there, [tuple(t.cpu() for t in results) for results in expected.outputs])
-
-
-def _gradient_differences(
-    chain: "Chain",
-    job: PipelineJob,
-    computed: Sequence[Mapping[str, Tensor]],
-    expected: Reference,
-) -> tuple[float | None, float | None]:
-    """Return the largest differences of weights of one stage, and of several."""
-    if not job.training:
-        return None, None
-    shared = {
-        name
-        for group in tied_parameters(chain)
-        if len({stage for stage, _ in group}) > 1
-        for name in group
-    }
-    own, tied = [0.0], list[float]()
-    for stage in chain.stages:
-        for name, parameter in stage.module.named_parameters(remove_duplicate=False):
-            if not parameter.requires_grad:
-                continue
-            key = (stage.index, name)
-            found = computed[stage.index].get(job_files.gradient_key(name))
-            wanted = expected.gradients.get(key)
-            (tied if key in shared else own).append(_share(found, wanted))
-    return max(own), max(tied, default=None)
-
-
-def _share(found: Tensor | None, wanted: Tensor | None) -> float:
-    """Return the largest difference as a share of the largest element; no gradient is zeros."""
-    if found is None and wanted is None:
-        return 0.0
-    present = found if wanted is None else wanted
-    assert present is not None
-    zeros = torch.zeros_like(present, device="cpu").to_dense()
-    found = zeros if found is None else found
-    wanted = zeros if wanted is None else wanted.to_dense().cpu()
-    apart, size = max_difference(found, wanted), largest_magnitude(wanted)
-    return (apart / size if size else math.inf) if apart else 0.0

@@ -1,15 +1,13 @@
 """Puts a split module on devices of this machine: its weights, and the devices that it names."""
 
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import Tensor, fx
 
-from fxpart.execution.flat_split import FlatSplit
+from fxpart.pipeline.flat_graph import FlatGraph
 
-__all__ = ["attribute_of", "name_devices", "partition_weights", "physical_devices"]
+__all__ = ["name_devices", "partition_weights", "physical_devices"]
 
 
 def physical_devices(device: torch.device, count: int) -> tuple[torch.device, ...]:
@@ -25,32 +23,24 @@ def physical_devices(device: torch.device, count: int) -> tuple[torch.device, ..
     return tuple(torch.device("cuda", (first + number) % there) for number in range(count))
 
 
-def attribute_of(flat: FlatSplit, node: fx.Node) -> Any:  # noqa: ANN401 - an attribute is anything
-    """Return what a ``get_attr`` node of the flat graph fetches."""
-    return attrgetter(str(node.target))(flat.split)
-
-
-def partition_weights(flat: FlatSplit) -> dict[int, list[Tensor]]:
+def partition_weights(flat: FlatGraph) -> dict[int, list[Tensor]]:
     """Return the weights, buffers and constants that each partition uses, by its number."""
-    found: dict[int, list[Tensor]] = {number: [] for number in flat.partition_of.values()}
+    found: dict[int, list[Tensor]] = {number: [] for number in range(flat.n_stages)}
     for node in flat.graph.find_nodes(op="get_attr"):
-        value = attribute_of(flat, node)
-        users = dict.fromkeys(flat.partition_of.get(user) for user in node.users)
+        value = flat.attributes[str(node.target)]
         if isinstance(value, Tensor):
-            for number in users:
-                if number is not None:
+            for number in dict.fromkeys(flat.stage_of.get(user) for user in node.users):
+                # A guard has no partition, nor has the result.
+                if number in found:
                     found[number].append(value)
     return found
 
 
-def name_devices(
-    flat: FlatSplit, device_of: Mapping[fx.Node, int], physical: Sequence[torch.device]
-) -> None:
+def name_devices(device_of: Mapping[fx.Node, int], physical: Sequence[torch.device]) -> None:
     """Let calls that name the device of the capture, such as ``arange``, name their own.
 
     Args:
-        flat: its graph is changed, the split module is not.
-        device_of: logical device of each operator.
+        device_of: logical device of each operator; the arguments of these are changed.
         physical: device of this machine that each logical device is; the capture's comes first.
 
     """

@@ -1,7 +1,5 @@
 """`RealModel`: a model with random weights really on a device, exported there, and its graph."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +14,7 @@ from fxpart.capture.storage import storage_key
 from fxpart.errors import SpecError
 from fxpart.execution.device_name import checked_device
 from fxpart.execution.free_memory import free_bytes
+from fxpart.execution.seeded import seeded
 from fxpart.graph import OpGraph
 from fxpart.models.build import build_model
 from fxpart.models.spec import ModelSpec
@@ -70,7 +69,7 @@ def real_model(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "
     """
     place = checked_device(device)
     _check_memory(spec, place)
-    with _seeded(seed, place):
+    with seeded(seed, place):
         built = build_model(spec, place)
     program = export_program(built.module, built.args, built.kwargs)
     try:
@@ -81,18 +80,9 @@ def real_model(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "
     return RealModel(built.module, built.args, built.kwargs, program, graph)
 
 
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators, of `device` too, and put them back afterwards."""
-    others = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=others):
-        torch.manual_seed(seed)
-        yield
-
-
 def _check_memory(spec: ModelSpec, device: torch.device) -> None:
     """Refuse weights that do not fit, by their sizes on the meta device."""
-    needed, free = weight_bytes(build_model(spec).module), free_bytes(device)
+    needed, free = _weight_bytes(build_model(spec).module), free_bytes(device)
     if needed > free:
         change = "model.config" if spec.factory is None else "model.factory_args"
         raise SpecError(
@@ -102,7 +92,7 @@ def _check_memory(spec: ModelSpec, device: torch.device) -> None:
         )
 
 
-def weight_bytes(module: nn.Module) -> int:
+def _weight_bytes(module: nn.Module) -> int:
     """Return the bytes of all parameters and buffers, tied ones once."""
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
     sizes = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}

@@ -15,9 +15,9 @@ from torch import Tensor, fx
 from torch.utils._pytree import tree_map_only
 
 from fxpart.execution.backward_devices import BackwardDevices
-from fxpart.execution.flat_split import FlatSplit, flat_split
 from fxpart.execution.live_bytes import LiveBytes
-from fxpart.execution.placing import attribute_of, name_devices
+from fxpart.execution.placing import name_devices
+from fxpart.pipeline.flat_graph import FlatGraph, flatten
 
 __all__ = ["SplitRun", "split_run"]
 
@@ -33,7 +33,9 @@ class _Holding(NamedTuple):
 class SplitRun:
     """A split module ready to be run: which device computes what, and who reads it where."""
 
-    flat: FlatSplit
+    split: fx.GraphModule
+    flat: FlatGraph
+    """The operators of `split` in one row, in the order in which they run."""
     physical: tuple[torch.device, ...]
     """The device of this machine that each logical device is."""
     weights: dict[_Holding, Any]
@@ -84,7 +86,7 @@ class SplitRun:
                 with _computing_on(counter, device):
                     value = self._called(node, held, backward)
             if node.op == "output":
-                return self.flat.split.graph.process_outputs(value)
+                return self.split.graph.process_outputs(value)
             if backward is not None and device is not None:
                 backward.made(node, value, device, is_sent=node in self.receivers)
             if _Holding(node, None) in self.needed:
@@ -115,7 +117,7 @@ class SplitRun:
             return getattr(args[0], str(node.target))(*args[1:], **kwargs)
         if callable(node.target):
             return node.target(*args, **kwargs)
-        return self.flat.split.get_submodule(str(node.target))(*args, **kwargs)
+        return self.flat.attributes[str(node.target)](*args, **kwargs)
 
     def _read(
         self,
@@ -148,13 +150,13 @@ def split_run(
             of the copies go back to the weights.
 
     """
-    flat = flat_split(split)
+    flat = flatten(split)
     device_of: dict[fx.Node, int] = {
         node: device_of_partition[number]
-        for node, number in flat.partition_of.items()
-        if node.op != "get_attr"
+        for node, number in flat.stage_of.items()
+        if 0 <= number < flat.n_stages
     }
-    name_devices(flat, device_of, physical)
+    name_devices(device_of, physical)
     receivers: dict[fx.Node, list[int]] = defaultdict(list)
     weights: dict[_Holding, None] = {}
     last: dict[_Holding, fx.Node] = {}
@@ -171,6 +173,7 @@ def split_run(
     for holding, node in last.items():
         last_needed[node].append(holding)
     return SplitRun(
+        split,
         flat,
         tuple(physical),
         _put_weights(flat, list(weights), physical),
@@ -182,12 +185,12 @@ def split_run(
 
 
 def _put_weights(
-    flat: FlatSplit, holdings: Sequence[_Holding], physical: Sequence[torch.device]
+    flat: FlatGraph, holdings: Sequence[_Holding], physical: Sequence[torch.device]
 ) -> dict[_Holding, Any]:
     """Return weights where they are read; a tied one is copied once to each device."""
     copies: dict[tuple[int, torch.device], Any] = {}
     for holding in holdings:
-        value = attribute_of(flat, holding.node)
+        value = flat.attributes[str(holding.node.target)]
         to = physical[holding.copy_on or 0]
         # The module keeps every attribute alive, so that the numbers of objects are their own.
         key = (id(value), to)
@@ -195,7 +198,8 @@ def _put_weights(
             copies[key] = _brought(value, to, copies=False)
 
     def put(holding: _Holding) -> Any:  # noqa: ANN401
-        return copies[id(attribute_of(flat, holding.node)), physical[holding.copy_on or 0]]
+        value = flat.attributes[str(holding.node.target)]
+        return copies[id(value), physical[holding.copy_on or 0]]
 
     return {holding: put(holding) for holding in holdings}
 

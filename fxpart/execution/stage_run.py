@@ -19,11 +19,10 @@ from fxpart.execution import pipeline_job as job_files
 from fxpart.execution.device_name import device_name
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.execution.pipeline_job import PipelineJob, StageMeasurement
-from fxpart.execution.resident import largest_resident_bytes
 from fxpart.execution.stage_shell import MicrobatchFeed, StageShell
 from fxpart.execution.tied_gradients import SharedWeight, add_tied_gradients, shared_weights
 from fxpart.execution.training_loss import training_loss
-from fxpart.pipeline.stage_files import LoadedStage, TensorShape, load_stage, read_stages
+from fxpart.pipeline.stage_files import LoadedStage, TensorShape, load_stage
 
 __all__ = ["run_stage"]
 
@@ -110,7 +109,7 @@ def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, say: Say) -> _
         # Divided by the microbatches after the sum over stages: once, as one process would.
         scale_grads=False,
     )
-    tied = read_stages(folder / job_files.STAGES).tied if job.training else ()
+    tied = loaded.tied if job.training else ()
     shared = shared_weights(tied, loaded.index, loaded.module)
     return _Running(job, loaded.index, shell, stage, schedule, shared, compute)
 
@@ -160,7 +159,6 @@ def _run(running: _Running, folder: Path, say: Say) -> None:
     measured = StageMeasurement(
         tuple(runs_s),
         _peak_bytes(running),
-        largest_resident_bytes(),
         losses,
         device_name(running.device),
     )

@@ -15,9 +15,9 @@ from pathlib import Path
 from fxpart.errors import ExecutionError
 from fxpart.execution.pipeline_job import COMPUTING, DONE, READY, log_path
 
-__all__ = ["START_S", "run_stages"]
+__all__ = ["run_stages"]
 
-START_S = 180.0
+_START_S = 180.0
 """How long processes may be silent while they start: import torch, read a stage, meet."""
 _POLL_S = 0.1
 _GRACE_S = 0.5
@@ -71,7 +71,7 @@ def run_stages(
         n_stages: how many.
         environments: variables of each process, beside those of this one.
         silent_s: seconds without a word from any of them after which the run ends. While they
-            start, `START_S` if that is more.
+            start, `_START_S` if that is more.
 
     Raises:
         ExecutionError: when a process ends early, within 2 s of that, or when none makes progress.
@@ -170,7 +170,7 @@ def _listen(selector: selectors.BaseSelector, wait_s: float) -> None:
 
 
 def _refuse_silence(workers: Sequence[_Worker], silent_s: float) -> None:
-    limit_s = silent_s if all(worker.ready for worker in workers) else max(silent_s, START_S)
+    limit_s = silent_s if all(worker.ready for worker in workers) else max(silent_s, _START_S)
     quiet_s = time.monotonic() - max(worker.heard_s for worker in workers)
     if quiet_s <= limit_s:
         return
@@ -181,7 +181,7 @@ def _refuse_silence(workers: Sequence[_Worker], silent_s: float) -> None:
     raise _StageError(
         worst.stage,
         f"hangs ({worst.phase}): no stage made progress for {quiet_s:.1f} s",
-        "; raise timeout_s if it needs longer",
+        "; raise execute.timeout_s if it needs longer",
     )
 
 

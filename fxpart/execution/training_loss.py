@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fxpart.capture.loss import first_real, loss_of
 from fxpart.errors import SpecError
 
 __all__ = ["training_loss"]
@@ -20,15 +21,15 @@ def training_loss(results: Sequence[Tensor]) -> Tensor:
         SpecError: when none is real-valued, or it depends on no weight.
 
     """
-    loss = next((result for result in results if result.is_floating_point()), None)
-    if loss is None:
+    result = first_real(results)
+    if result is None:
         raise SpecError(
             "the model returns no real-valued tensor to take a loss of; return the loss first, or"
-            " run with training=False"
+            " run without training (phase=inference)"
         )
-    if torch.is_grad_enabled() and not loss.requires_grad:
+    if torch.is_grad_enabled() and not result.requires_grad:
         raise SpecError(
             "the loss, which is the model's first real-valued result, depends on no weight; return"
-            " another one first, or run with training=False"
+            " another one first, or run without training (phase=inference)"
         )
-    return loss if loss.dim() == 0 else loss.to(torch.float32).mean()
+    return loss_of(result)

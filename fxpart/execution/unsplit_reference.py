@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from fxpart.execution.threads import torch_threads
 from fxpart.execution.training_loss import training_loss
 from fxpart.pipeline.one_parameter import tied_parameters
 
@@ -41,16 +42,11 @@ def reference(
         SpecError: when the model returns nothing to take a loss of.
 
     """
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.random.fork_rng(), _same_buffers(chain):
-            if training:
-                return _trained(chain, microbatches)
-            with torch.no_grad():
-                return Reference(tuple(_run(chain, inputs) for inputs in microbatches), (), {})
-    finally:
-        torch.set_num_threads(before)
+    with torch_threads(threads), torch.random.fork_rng(), _same_buffers(chain):
+        if training:
+            return _trained(chain, microbatches)
+        with torch.no_grad():
+            return Reference(tuple(_run(chain, inputs) for inputs in microbatches), (), {})
 
 
 def _run(chain: "Chain", inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -10,10 +10,10 @@ from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import IntArray, OpGraph
 from fxpart.leaving.module_paths import is_within, owner, parents
 
-__all__ = ["module_homes", "planned_homes"]
+__all__ = ["module_homes"]
 
 
-def planned_homes(graph: OpGraph, device_of: IntArray) -> list[tuple[int, int]]:
+def _planned_homes(graph: OpGraph, device_of: IntArray) -> list[tuple[int, int]]:
     """Return for each weight the first operator that uses it, and that operator's device."""
     first: dict[int, int] = {}
     for op in range(graph.n_ops):
@@ -102,7 +102,7 @@ def _join_ties(graph: OpGraph, leader: dict[str, str]) -> None:
 
 def _heaviest(graph: OpGraph, device_of: IntArray, leader: dict[str, str]) -> dict[str, int]:
     """Return the device with most bytes of each group of modules; of equals the first in use."""
-    planned = planned_homes(graph, device_of)
+    planned = _planned_homes(graph, device_of)
     bytes_on: dict[str, dict[int, int]] = {}
     for weight in sorted(range(len(planned)), key=lambda w: planned[w][0]):
         on = bytes_on.setdefault(_root(leader, owner(graph.weight_names[weight])), {})

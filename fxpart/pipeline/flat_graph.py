@@ -11,16 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
 
 from fxpart.errors import SpecError
+from fxpart.split.attributes import fetched
 from fxpart.split.guards import is_guard
 
 __all__ = [
     "QUALNAME_MAP",
     "FlatGraph",
-    "attribute",
     "copied",
     "flatten",
     "stage_children",
@@ -58,14 +57,6 @@ class FlatGraph:
     def output(self) -> fx.Node:
         """The node that returns the result."""
         return self.graph.output_node()
-
-
-def attribute(module: torch.nn.Module, path: str) -> Any:  # noqa: ANN401 - anything can be there
-    """Return what `module` has at a dotted `path`."""
-    found: Any = module
-    for part in path.split("."):
-        found = getattr(found, part)
-    return found
 
 
 def copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, Any]) -> fx.Node:
@@ -117,7 +108,7 @@ def flatten(split: fx.GraphModule) -> FlatGraph:
     env: dict[fx.Node, Any] = {}
     for node in split.graph.nodes:
         stage = stage_of_name.get(str(node.target)) if node.op == "call_module" else None
-        child = attribute(split, str(node.target)) if stage is not None else None
+        child = fetched(split, str(node.target)) if stage is not None else None
         if stage is not None and isinstance(child, fx.GraphModule):
             env[node] = _inline(flat, _Part(child, stage, str(node.target), paths), node, env)
         else:
@@ -169,7 +160,7 @@ def _step(flat: FlatGraph, part: _Part, node: fx.Node, env: dict[fx.Node, Any]) 
 
 def _path(flat: FlatGraph, part: _Part, target: str) -> str:
     """Return the path under which the flat graph has what `target` is in `part`."""
-    value = attribute(part.module, target)
+    value = fetched(part.module, target)
     path = part.paths.get(f"{part.name}.{target}", target)
     if flat.attributes.setdefault(path, value) is not value:
         path = f"{part.name}.{target}"

@@ -16,11 +16,10 @@ from fxpart.pipeline.flat_graph import FlatGraph
 from fxpart.split.deferred import DeferredGraphModule
 from fxpart.split.effects import effects_of, is_question
 from fxpart.split.memory import SharedMemory, Value
+from fxpart.split.memory_names import KNOWN_MODULES
 from fxpart.split.write_order import writes_in_place
 
 __all__ = ["check_writes"]
-
-_KNOWN = frozenset({"torch", "_operator", "operator", "math", "builtins"})
 
 
 def check_writes(flat: FlatGraph, found: Crossings) -> None:
@@ -92,7 +91,7 @@ def _is_known(node: fx.Node, flat: FlatGraph) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return True
     module = str(getattr(node.target, "__module__", None) or "torch")
-    return module.partition(".")[0] in _KNOWN
+    return module.partition(".")[0] in KNOWN_MODULES
 
 
 def _uses(flat: FlatGraph, memory: SharedMemory, root: Value) -> Iterator[tuple[fx.Node, fx.Node]]:

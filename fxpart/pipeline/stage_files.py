@@ -87,7 +87,7 @@ class LoadedStage:
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     tied: tuple[tuple[TiedName, ...], ...]
-    """The groups of tied parameters that have a name in this stage."""
+    """The groups of tied parameters of all stages: processes agree on who adds up with whom."""
 
 
 def save_stages(chain: "Chain", folder: str | Path, example_inputs: Sequence[Tensor]) -> None:
@@ -225,10 +225,9 @@ def load_stage(folder: str | Path, index: int) -> LoadedStage:
     stage = saved.stages[index]
     path = Path(folder) / stage.file
     _refuse_damage(path, stage.sha256)
-    tied = tuple(group for group in saved.tied if any(at == index for at, _ in group))
     try:
         module = read_archive(path, stage.libraries)
-        for group in tied:
+        for group in saved.tied:
             _tie(module, [name for at, name in group if at == index])
     except FxpartError:
         raise
@@ -237,7 +236,7 @@ def load_stage(folder: str | Path, index: int) -> LoadedStage:
             f"torch {torch.__version__} cannot read {path} ({one_line(error)}); save the stages"
             " again with this version"
         ) from error
-    return LoadedStage(index, len(saved.stages), module, stage.inputs, stage.outputs, tied)
+    return LoadedStage(index, len(saved.stages), module, stage.inputs, stage.outputs, saved.tied)
 
 
 def _refuse_damage(path: Path, expected: str) -> None:

@@ -9,7 +9,7 @@ from torch.fx.graph import _PyTreeCodeGen, _PyTreeInfo
 from fxpart.pipeline.flat_graph import FlatGraph, copied
 from fxpart.split.deferred import DeferredGraphModule
 
-__all__ = ["entry_module", "holder", "result_module", "stage_module"]
+__all__ = ["entry_module", "result_module", "stage_module"]
 
 
 def stage_module(
@@ -21,7 +21,7 @@ def stage_module(
     """Return a module that takes `inputs` by position, computes `nodes` and returns `outputs`."""
     graph, env = _copied(inputs, nodes)
     graph.output(tuple(env[node] for node in outputs))
-    return DeferredGraphModule(holder(flat.attributes, graph), graph, "Stage")
+    return DeferredGraphModule(_holder(flat.attributes, graph), graph, "Stage")
 
 
 def result_module(
@@ -29,7 +29,7 @@ def result_module(
 ) -> fx.GraphModule:
     """Return a module that puts together what the flat graph returns, from `inputs`."""
     graph, _ = _copied(inputs, nodes)
-    return fx.GraphModule(holder(flat.attributes, graph), graph, "Result")
+    return fx.GraphModule(_holder(flat.attributes, graph), graph, "Result")
 
 
 def entry_module(
@@ -48,7 +48,7 @@ def entry_module(
     if isinstance(codegen, _PyTreeCodeGen):
         info = codegen.pytree_info
         graph.set_codegen(_PyTreeCodeGen(_PyTreeInfo(info.orig_args, info.in_spec, None)))
-    return fx.GraphModule(holder(flat.attributes, graph), graph, "Entry")
+    return fx.GraphModule(_holder(flat.attributes, graph), graph, "Entry")
 
 
 def _copied(
@@ -65,7 +65,7 @@ def _copied(
     return graph, env
 
 
-def holder(attributes: Mapping[str, Any], graph: fx.Graph) -> nn.Module:
+def _holder(attributes: Mapping[str, Any], graph: fx.Graph) -> nn.Module:
     """Return a module that has what the nodes of `graph` name, under the same paths."""
     root = nn.Module()
     used = {str(n.target) for n in graph.nodes if n.op in {"get_attr", "call_module"}}

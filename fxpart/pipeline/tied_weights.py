@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from torch import fx, nn
 
+from fxpart.capture.storage import place_in_memory
 from fxpart.errors import SpecError
 from fxpart.pipeline.chain import Chain
-from fxpart.pipeline.flat_graph import attribute, stage_children
+from fxpart.pipeline.flat_graph import stage_children
 from fxpart.pipeline.one_parameter import TiedName
+from fxpart.split.attributes import fetched
 
 __all__ = ["TiedGradient", "analyze_tie_weights", "tied_gradient_stages"]
 
@@ -93,9 +95,7 @@ def _weights_of_stages(top: nn.Module) -> list[dict[nn.Parameter, str]]:
     if isinstance(top, fx.GraphModule):
         names = stage_children(top)
         calls = {str(n.target): n for n in top.graph.nodes if n.op == "call_module"}
-        return [
-            dict(_handed_over(top, calls[name])) | _named(attribute(top, name)) for name in names
-        ]
+        return [dict(_handed_over(top, calls[name])) | _named(fetched(top, name)) for name in names]
     children = [_named(child) for child in top.children()]
     if not children:
         raise SpecError(
@@ -115,6 +115,6 @@ def _handed_over(top: fx.GraphModule, call: fx.Node) -> Iterator[tuple[nn.Parame
     """Yield the weights that a split module hands to one of its stages."""
     for given in call.all_input_nodes:
         if given.op == "get_attr":
-            weight = attribute(top, str(given.target))
+            weight = fetched(top, str(given.target))
             if isinstance(weight, nn.Parameter):
                 yield weight, str(given.target)

@@ -11,30 +11,13 @@ from torch import Tensor, fx, nn
 
 from fxpart.errors import SpecError
 from fxpart.pipeline.flat_graph import FlatGraph
+from fxpart.split.memory_names import PYTHON_MODULES, QUESTIONS
 
-__all__ = ["constant_item", "find_scalars", "items_with_their_tuples", "spread_tuples"]
+__all__ = ["find_scalars", "items_with_their_tuples", "spread_tuples"]
 
-_ABOUT_TENSORS = frozenset(
-    {
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "stride",
-        "element_size",
-        "item",
-        "tolist",
-        "get_device",
-        "storage_offset",
-        "is_contiguous",
-        "is_floating_point",
-        "is_complex",
-    }
-)
+_ABOUT_TENSORS = QUESTIONS | {"get_device", "item", "tolist"}
 """Methods of a tensor that return no tensor."""
 _ATTRIBUTES = frozenset(("shape", "dtype", "device", "ndim", "layout", "is_cuda", "requires_grad"))
-_PLAIN_MODULES = frozenset(("_operator", "operator", "math", "builtins"))
 _TUPLE_MAKERS = frozenset(
     {
         "chunk",
@@ -62,7 +45,7 @@ def _value(node: fx.Node) -> Any:  # noqa: ANN401 - what a node makes is anythin
     return node.meta.get("val", node.meta.get("example_value", _MISSING))
 
 
-def constant_item(node: fx.Node) -> bool:
+def _constant_item(node: fx.Node) -> bool:
     """Return whether `node` takes the item of a value under a constant number or key."""
     return (
         node.op == "call_function"
@@ -100,7 +83,7 @@ def _calls_for_a_scalar(node: fx.Node, scalars: set[fx.Node]) -> bool:
         return of_scalars or node.args[1] in _ATTRIBUTES
     if node.target is len:
         return True
-    return of_scalars and getattr(node.target, "__module__", "") in _PLAIN_MODULES
+    return of_scalars and getattr(node.target, "__module__", "") in PYTHON_MODULES
 
 
 def items_with_their_tuples(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> None:
@@ -113,7 +96,7 @@ def items_with_their_tuples(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> No
         if node not in stage_of or isinstance(_value(node), Tensor):
             continue
         later = [user for user in node.users if stage_of.get(user, -1) > stage_of[node]]
-        if all(constant_item(user) and user.args[0] is node for user in later):
+        if all(_constant_item(user) and user.args[0] is node for user in later):
             for user in later:
                 stage_of[user] = stage_of[node]
 

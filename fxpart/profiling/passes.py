@@ -2,6 +2,7 @@
 
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,8 +81,7 @@ def _one_pass(plan: list[Run], given: Given, measured: Measured, deadline_s: flo
                 times.append(seconds)
         for node in run.dying:
             values.pop(node, None)
-        if not given.keep:
-            given.drop(run.dying)
+        given.drop(run.dying)
 
 
 def _run(run: Run, values: Values, given: Given) -> float:
@@ -96,7 +96,7 @@ def _run(run: Run, values: Values, given: Given) -> float:
         args = tuple([_value(argument, values) for argument in step.args])
         kwargs = {name: _value(argument, values) for name, argument in step.kwargs.items()}
         if step.needs_validity:
-            bent = _valid(step, args, kwargs)
+            bent = _valid(step, call, args, kwargs)
             _keep_bent(step, (args, kwargs), bent, values, given)
             args, kwargs = bent
             del bent
@@ -125,11 +125,8 @@ def _value(argument: Any, values: Values) -> Any:  # noqa: ANN401 - as torch typ
 
 
 def _valid(
-    step: Step, args: tuple[Any, ...], kwargs: dict[str, Any]
+    step: Step, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    call = step.node.target
-    if not callable(call):
-        return args, kwargs
     if step.is_region:
         return valid_region_arguments(call, args), kwargs
     return valid_arguments(call, args, kwargs)

@@ -8,26 +8,12 @@ import torch
 from torch import Tensor, fx
 from torch.utils._pytree import tree_map
 
-from fxpart.capture.from_export import REGIONS
+from fxpart.capture.regions import REGIONS, body_of
 from fxpart.profiling.valid_arguments import bent_nodes, needs_validity, valid_arguments
 
-__all__ = ["as_captured", "body_of", "holds_validity", "runnable_body", "valid_region_arguments"]
+__all__ = ["as_captured", "holds_validity", "runnable_body", "valid_region_arguments"]
 
 _MOST_BOUND = 2**62
-
-
-def body_of(node: fx.Node) -> fx.GraphModule:
-    """Return the graph that `node`, which gets it as an attribute, hands to the call of a region.
-
-    Raises:
-        TypeError: for another attribute; captures refuse programs that have any.
-
-    """
-    owner = node.graph.owning_module
-    found = owner.get_submodule(str(node.target)) if owner is not None else None
-    if not isinstance(found, fx.GraphModule):
-        raise TypeError(f"{node.name} is no region")
-    return found
 
 
 def runnable_body(body: fx.GraphModule, device: torch.device) -> fx.GraphModule:

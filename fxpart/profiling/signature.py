@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from fxpart.profiling.regions import body_of
+from fxpart.capture.regions import body_of
 from fxpart.stable_json import stable_digest
 
 __all__ = ["shapes_of", "signature"]

@@ -8,10 +8,10 @@ from torch import Tensor, fx
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.from_export import REGIONS
+from fxpart.capture.regions import REGIONS, body_of
 from fxpart.errors import SpecError
 from fxpart.graph import OpGraph
-from fxpart.profiling.regions import body_of, holds_validity, runnable_body
+from fxpart.profiling.regions import holds_validity, runnable_body
 from fxpart.profiling.signature import signature
 
 __all__ = ["Step", "steps_of"]

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from fxpart.cost.profile_file import installed_torch
 from fxpart.errors import CacheError, SpecError
+from fxpart.installed import installed_version
 from fxpart.json_file import read_document
 from fxpart.stable_json import stable_digest
 from fxpart.whole_file import write_whole
@@ -38,7 +38,7 @@ class OperatorTime:
 
 def times_path(cache_dir: Path, device_name: str) -> Path:
     """Return where the times of that device lie, or would lie."""
-    parts = {"device": device_name, "torch": installed_torch(), "version": _VERSION}
+    parts = {"device": device_name, "torch": installed_version("torch"), "version": _VERSION}
     return cache_dir / f"operators-{stable_digest(parts)[:32]}.json"
 
 

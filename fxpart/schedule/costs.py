@@ -34,6 +34,10 @@ class StageCost:
     first_backward_peak_bytes: int = 0
     """The same for the first micro-batch, whose gradients stay."""
 
+    def seconds(self, kind: str) -> float:
+        """Return the time of its forward, `kind` ``F``, or of its backward, ``B``."""
+        return self.forward_s if kind == "F" else self.backward_s
+
 
 @dataclass(frozen=True, slots=True)
 class StageLink:

@@ -40,10 +40,10 @@ def crossing(graph: OpGraph, stage_of: IntArray) -> Crossing:
     maker = np.where(made, graph.value_producer, 0)
     first = np.where(made, stage_of[maker], 0)
     last = first.copy()
-    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
-    forward = ~graph.is_backward[reader]
-    np.maximum.at(last, graph.reads[forward], stage_of[reader[forward]])
-    early = ~graph.is_backward[maker]
+    readers, first_backward = graph.readers, graph.first_backward
+    forward = readers < first_backward
+    np.maximum.at(last, graph.reads[forward], stage_of[readers[forward]])
+    early = maker < first_backward
     last[made & early & graph.value_is_output] = stage_of.max()
     return Crossing(
         np.where(early, first, 0), np.where(early, last, 0), made & early & _trained(graph)[maker]
@@ -55,9 +55,7 @@ def _trained(graph: OpGraph) -> BoolArray:
     found = np.diff(graph.use_start) > 0
     for op in range(graph.n_ops):
         if not found[op]:
-            makers = graph.value_producer[
-                graph.reads[graph.read_start[op] : graph.read_start[op + 1]]
-            ]
+            makers = graph.value_producer[graph.reads_of(op)]
             found[op] = found[makers[makers >= 0]].any()
         found[op] &= "float" in graph.dtypes[op]
     return found

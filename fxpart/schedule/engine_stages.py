@@ -3,20 +3,17 @@
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from fxpart.assignment import Assignment
 from fxpart.cost.holding import weight_bytes_of
-from fxpart.graph import IntArray, OpGraph
 from fxpart.problem import Problem
-from fxpart.schedule.crossing import Crossing, crossing
+from fxpart.schedule.crossing import crossing
+from fxpart.schedule.engine_storages import CutStep, EngineStorages, engine_storages
 from fxpart.schedule.from_assignment import stages_of
-from fxpart.schedule.stage_storages import peak_of_intervals, stage_storages
+from fxpart.schedule.stage_storages import peak_of_intervals
 from fxpart.schedule.tied_parts import tied_parts
 
 __all__ = ["EngineStage", "engine_stages"]
-
-BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,153 +57,63 @@ def engine_stages(problem: Problem, assignment: Assignment) -> tuple[EngineStage
 
     """
     graph = problem.graph
-    stage_of, _ = stages_of(graph, assignment)
+    stage_of, devices = stages_of(graph, assignment)
     passed, parts = crossing(graph, stage_of), tied_parts(graph, stage_of)
-    return tuple(
-        _stage(problem, stage_of, passed, parts, stage) for stage in range(int(stage_of.max()) + 1)
+    cut = CutStep(graph, problem.memory, stage_of, passed, parts)
+    return tuple(_stage(cut, stage) for stage in range(len(devices)))
+
+
+def _stage(cut: CutStep, stage: int) -> EngineStage:
+    """Return what a stage holds: sums over what it makes, and what lies in buffers."""
+    made = engine_storages(cut, stage)
+    held_bytes = made.bytes_of(made.held) + made.copied_bytes
+    backward_peak_bytes, first_backward_peak_bytes = _backward_peaks(cut, made)
+    input_bytes, received_bytes, received_gradient_bytes = _buffers(cut, stage)
+    return EngineStage(
+        weight_bytes=weight_bytes_of(cut.memory, np.flatnonzero(cut.stage_of == stage)),
+        gradient_bytes=made.bytes_of(made.gradient),
+        input_bytes=input_bytes,
+        received_bytes=received_bytes,
+        received_gradient_bytes=received_gradient_bytes,
+        held_bytes=held_bytes,
+        sent_bytes=made.bytes_of(made.sent) + made.copied_bytes,
+        sent_gradient_bytes=made.bytes_of(made.returned),
+        # The copies are there at the end of the forward.
+        forward_peak_bytes=max(_forward_peak(cut, made), held_bytes),
+        backward_peak_bytes=backward_peak_bytes,
+        first_backward_peak_bytes=first_backward_peak_bytes,
     )
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class _Storages:
-    """The storages that a stage makes itself, an item each."""
-
-    birth: IntArray
-    """Operator that makes it."""
-    last: IntArray
-    """The last operator of the stage that uses it."""
-    size: IntArray
-    """Bytes."""
-    early: BoolArray
-    """Whether the forward makes it."""
-    held: BoolArray
-    """Whether it stays from the forward to the backward."""
-    sent: BoolArray
-    """Whether the forward hands it on."""
-    gradient: BoolArray
-    """Whether it is a weight's gradient, or the part that this stage has of one."""
-    returned: BoolArray
-    """Whether the backward hands it on."""
-    copied_bytes: int
-    """Of copies that the forward hands on."""
+def _buffers(cut: CutStep, stage: int) -> tuple[int, int, int]:
+    """Return the bytes of the model's inputs, of what arrives, and of gradients that come back."""
+    graph, received = cut.graph, cut.passed.received(stage)
+    inputs = (graph.value_producer < 0) & (stage == 0)
+    training = graph.first_backward < graph.n_ops
+    returning = cut.passed.received(stage + 1) & cut.passed.trained & training
+    return (
+        int(graph.value_bytes[inputs].sum()),
+        int(graph.value_bytes[received].sum()),
+        int(graph.value_bytes[returning].sum()),
+    )
 
 
-def _stage(
-    problem: Problem, stage_of: IntArray, passed: Crossing, parts: BoolArray, stage: int
-) -> EngineStage:
-    graph, n = problem.graph, problem.graph.n_ops
-    first_backward = _first_backward(graph)
-    made = _made(problem, stage_of, passed, parts, stage)
-    size, values, early = made.size, graph.value_bytes, made.early
-    held_bytes = int(size[made.held].sum()) + made.copied_bytes
-    kept = np.where(made.held, first_backward - 1, made.last)
-    forward_peak = peak_of_intervals(made.birth[early], kept[early], size[early], n)
-    # What is handed on is not counted again while the backward runs.
-    late = (made.held & (made.last >= first_backward) & ~made.sent) | ~early
-    since = np.maximum(made.birth, first_backward)[late]
+def _forward_peak(cut: CutStep, made: EngineStorages) -> int:
+    """Return the most that is alive at once during a forward, copies left out."""
+    graph, of_it = cut.graph, made.early
+    until = np.where(made.held, graph.first_backward - 1, made.last)
+    return peak_of_intervals(made.birth[of_it], until[of_it], made.size[of_it], graph.n_ops)
+
+
+def _backward_peaks(cut: CutStep, made: EngineStorages) -> tuple[int, int]:
+    """Return the most at once during a backward, and during the first, whose gradients stay."""
+    n = cut.graph.n_ops
+    # What is handed on is counted beside the backward anyway.
+    of_it = (made.saved & ~made.sent) | ~made.early
+    since = np.maximum(made.birth, cut.graph.first_backward)[of_it]
     until = np.where(made.returned, n - 1, made.last)
     until_first = np.where(made.gradient, n - 1, until)
-    returning = passed.received(stage + 1) & passed.trained & (first_backward < n)
-    inputs = (graph.value_producer < 0) & (stage == 0)
-    return EngineStage(
-        weight_bytes=weight_bytes_of(problem.memory, np.flatnonzero(stage_of == stage)),
-        gradient_bytes=int(size[made.gradient].sum()),
-        input_bytes=int(values[inputs].sum()),
-        received_bytes=int(values[passed.received(stage)].sum()),
-        received_gradient_bytes=int(values[returning].sum()),
-        held_bytes=held_bytes,
-        sent_bytes=int(size[made.sent].sum()) + made.copied_bytes,
-        sent_gradient_bytes=int(size[made.returned].sum()),
-        forward_peak_bytes=max(forward_peak, held_bytes),
-        backward_peak_bytes=peak_of_intervals(since, until[late], size[late], n),
-        first_backward_peak_bytes=peak_of_intervals(since, until_first[late], size[late], n),
+    return (
+        peak_of_intervals(since, until[of_it], made.size[of_it], n),
+        peak_of_intervals(since, until_first[of_it], made.size[of_it], n),
     )
-
-
-def _first_backward(graph: OpGraph) -> int:
-    backward = np.flatnonzero(graph.is_backward)
-    return int(backward[0]) if len(backward) else graph.n_ops
-
-
-def _made(
-    problem: Problem, stage_of: IntArray, passed: Crossing, parts: BoolArray, stage: int
-) -> _Storages:
-    """Return what a stage makes; what it receives lies in buffers of the engine."""
-    graph, first_backward = problem.graph, _first_backward(problem.graph)
-    root, last, is_result, _ = stage_storages(problem.memory, stage_of, stage)
-    owner = np.flatnonzero((root == np.arange(len(root))) & (graph.value_producer >= 0))
-    # The parts of a gradient are added up after the step, not by these operators.
-    own = (stage_of[graph.value_producer[owner]] == stage) & ~_sums(graph, parts)[owner]
-    owner = owner[own]
-    birth, last, is_result = graph.value_producer[owner], last[owner], is_result[owner]
-    early = birth < first_backward
-    sends, copied_bytes = _sent(graph, root, passed, stage)
-    sent = early & sends[owner]
-    part = _own_parts(graph, root, parts, stage_of, stage)[owner]
-    gradient = ~early & (is_result | part)
-    return _Storages(
-        birth=birth,
-        last=last,
-        size=graph.value_alloc_bytes[owner],
-        early=early,
-        held=early & (sent | is_result | (last >= first_backward)),
-        sent=sent,
-        gradient=gradient,
-        returned=~early & ~gradient & _returned(graph, root, parts, stage_of, stage)[owner],
-        copied_bytes=copied_bytes,
-    )
-
-
-def _sent(graph: OpGraph, root: IntArray, passed: Crossing, stage: int) -> tuple[BoolArray, int]:
-    """Return which storages a stage hands on as they are, and the bytes of copies it hands on.
-
-    A view of another size than its storage is taken to be copied: tensors travel dense.
-    """
-    handed_on = np.flatnonzero((passed.first == stage) & (passed.last > stage))
-    handed_on = handed_on[(graph.value_producer[handed_on] >= 0) & (root[handed_on] >= 0)]
-    home = root[handed_on]
-    whole = graph.value_bytes[handed_on] == graph.value_alloc_bytes[home]
-    sends = np.zeros(graph.n_values, dtype=np.bool_)
-    sends[home[whole]] = True
-    return sends, int(graph.value_bytes[handed_on[~whole]].sum())
-
-
-def _sums(graph: OpGraph, parts: BoolArray) -> BoolArray:
-    """Return which values are made by adding up parts of a gradient. Length V."""
-    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
-    adds = np.zeros(graph.n_ops, dtype=np.bool_)
-    adds[reader[parts[graph.reads]]] = True
-    made = graph.value_producer >= 0
-    found: BoolArray = made & adds[np.where(made, graph.value_producer, 0)]
-    return found
-
-
-def _own_parts(
-    graph: OpGraph, root: IntArray, parts: BoolArray, stage_of: IntArray, stage: int
-) -> BoolArray:
-    """Return which storages of `stage` are its part of a gradient: sent, or added here."""
-    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
-    adds = np.unique(reader[parts[graph.reads]])
-    added = graph.reads[np.isin(reader, adds)]
-    mine = np.zeros(graph.n_values, dtype=np.bool_)
-    mine[added] = True
-    mine |= parts
-    mine &= graph.value_producer >= 0
-    mine[mine] = stage_of[graph.value_producer[mine]] == stage
-    found = np.zeros(graph.n_values, dtype=np.bool_)
-    found[root[mine & (root >= 0)]] = True
-    return found
-
-
-def _returned(
-    graph: OpGraph, root: IntArray, parts: BoolArray, stage_of: IntArray, stage: int
-) -> BoolArray:
-    """Return which storages of `stage` the backward of an earlier one reads, parts left out."""
-    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
-    maker = graph.value_producer[graph.reads]
-    away = (maker >= 0) & graph.is_backward[maker] & (stage_of[maker] == stage)
-    away &= (stage_of[reader] < stage) & ~parts[graph.reads]
-    found = np.zeros(graph.n_values, dtype=np.bool_)
-    homes = root[graph.reads[away]]
-    found[homes[homes >= 0]] = True
-    return found

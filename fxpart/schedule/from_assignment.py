@@ -29,7 +29,7 @@ def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
 
     Raises:
         SpecError: for a placement with replicas, or whose stages do not go over the devices in
-            turn, equally many on each.
+            turn, equally many on each; for a graph whose backward does not come last.
 
     """
     graph = problem.graph
@@ -37,7 +37,7 @@ def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
     return PipelineCosts(
         tuple(_stages(problem, stage_of, devices)),
         tuple(_links(problem, stage_of, devices)),
-        bool(graph.is_backward.any()),
+        graph.first_backward < graph.n_ops,
     )
 
 
@@ -63,8 +63,10 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[in
         )
     # Partitions are in an order in which they can run. With a backward they may join what a
     # device runs forward in two turns: there it is the graph's own order.
-    place = np.arange(graph.n_ops) if graph.is_backward.any() else assignment.partition_of
-    forward = np.flatnonzero(~graph.is_backward)
+    first_backward = graph.first_backward
+    training = first_backward < graph.n_ops
+    place = np.arange(graph.n_ops) if training else assignment.partition_of
+    forward = np.arange(first_backward)
     order = forward[np.argsort(place[forward], kind="stable")]
     on = device_of[order]
     begins = np.concatenate([[True], on[1:] != on[:-1]])
@@ -85,13 +87,8 @@ def _refuse_other_than_turns(devices: list[int]) -> None:
         )
 
 
-def _first_backward(graph: OpGraph) -> int:
-    later = np.flatnonzero(graph.is_backward)
-    return int(later[0]) if len(later) else graph.n_ops
-
-
 def _stages(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[StageCost]:
-    graph, first = problem.graph, _first_backward(problem.graph)
+    graph, first = problem.graph, problem.graph.first_backward
     times = problem.costs.op_time_s[np.arange(graph.n_ops), np.array(devices)[stage_of]]
     is_backward = np.arange(graph.n_ops) >= first
     count = len(devices)
@@ -125,14 +122,13 @@ def _links(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[Sta
     """Return what is sent, a link for each kind, source and target."""
     graph, topology = problem.graph, problem.topology
     home = np.array(devices, dtype=np.int64)
-    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
-    value = graph.reads
+    reader, value = graph.readers, graph.reads
     made = graph.value_producer[value] >= 0
     reader, value = reader[made], value[made]
     maker = graph.value_producer[value]
     source, target = stage_of[maker], stage_of[reader]
     away = home[source] != home[target]
-    forward = (maker < _first_backward(graph)) & (source < target)
+    forward = (maker < graph.first_backward) & (source < target)
     sent = away & (forward | (source > target)) & ~tied_parts(graph, stage_of)[value]
     order = np.flatnonzero(sent)
     # The first that needs it: forwards before backwards, the nearest stage before farther ones.

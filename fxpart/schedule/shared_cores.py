@@ -10,22 +10,15 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from fxpart.errors import SpecError
-from fxpart.schedule.costs import StageCost, StageLink
-from fxpart.schedule.followers import followers
-from fxpart.schedule.orders import Action, ordered_actions
+from fxpart.schedule.costs import PipelineCosts, StageCost
+from fxpart.schedule.device_rows import device_rows
+from fxpart.schedule.orders import Action
+from fxpart.schedule.progress import Progress, refuse_stuck
 
 __all__ = ["step_on_cores"]
 
 
-def step_on_cores(
-    name: str,
-    costs: Sequence[StageCost],
-    links: Sequence[StageLink],
-    microbatches: int,
-    cores: int,
-    *,
-    training: bool,
-) -> float:
+def step_on_cores(name: str, costs: PipelineCosts, microbatches: int, cores: int) -> float:
     """Return the time of a step in seconds when all devices together have `cores` cores.
 
     While k of the stages compute, each runs at ``min(1, cores / k)`` of its speed: `costs` are
@@ -38,37 +31,33 @@ def step_on_cores(
     """
     if cores < 1:
         raise SpecError(f"a pipeline needs a core to run on, got cores={cores}")
-    devices = len(dict.fromkeys(cost.device for cost in costs))
-    chunks = len(costs) // devices
-    rows = ordered_actions(name, devices, chunks, microbatches, training=training)
-    return _Sharing(costs, links, microbatches, rows).run(cores)
+    devices, rows = device_rows(name, costs, microbatches)
+    return _Sharing(costs.stages, rows, Progress(costs, len(devices), microbatches)).run(cores)
 
 
 @dataclass(eq=False)
 class _Sharing:
     """The step while it is simulated."""
 
-    costs: Sequence[StageCost]
-    links: Sequence[StageLink]
-    microbatches: int
+    stages: Sequence[StageCost]
     rows: Sequence[Sequence[Action]]
+    progress: Progress
     now_s: float = 0.0
     left_s: dict[int, float] = field(default_factory=dict)
     """Work left of what each device that computes is running."""
     arrivals: list[tuple[float, int, int]] = field(default_factory=list)
     """When something arrives, at which forward or backward, of which microbatch."""
-    link_free_s: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.after = followers(self.costs, self.links)
-        waited_for = [0] * len(self.after)
-        for follower, _ in (pair for pairs in self.after for pair in pairs):
-            waited_for[follower] += 1
-        self.missing = [[count] * self.microbatches for count in waited_for]
         self.place = [0] * len(self.rows)
 
     def run(self, cores: int) -> float:
-        """Return when the last action is done."""
+        """Return when the last action is done.
+
+        Raises:
+            RuntimeError: as `refuse_stuck`.
+
+        """
         self._start()
         while self.left_s or self.arrivals:
             speed = min(1.0, cores / max(1, len(self.left_s)))
@@ -86,6 +75,7 @@ class _Sharing:
                     del self.left_s[device]
                     self._finish(device)
             self._start()
+        refuse_stuck(self.rows, self.place)
         return self.now_s
 
     def _work(self, worked_s: float) -> None:
@@ -94,7 +84,7 @@ class _Sharing:
     def _receive(self) -> None:
         while self.arrivals and self.arrivals[0][0] <= self.now_s:
             _, number, microbatch = heappop(self.arrivals)
-            self.missing[number][microbatch] -= 1
+            self.progress.arrived(number, microbatch)
 
     def _start(self) -> None:
         """Let every idle device begin its next action, if that waits for nothing."""
@@ -102,24 +92,13 @@ class _Sharing:
             if device in self.left_s or self.place[device] == len(row):
                 continue
             action = row[self.place[device]]
-            if not self.missing[self._number(action)][action.microbatch]:
-                cost = self.costs[action.stage]
-                self.left_s[device] = cost.forward_s if action.kind == "F" else cost.backward_s
+            if self.progress.can_start(action):
+                self.left_s[device] = self.stages[action.stage].seconds(action.kind)
 
     def _finish(self, device: int) -> None:
         """Send what the device has just made."""
         action = self.rows[device][self.place[device]]
         self.place[device] += 1
-        for follower, link in self.after[self._number(action)]:
-            there_s = self._send(link) if link else self.now_s
+        for follower, link in self.progress.followers(self.progress.number(action)):
+            there_s = self.progress.sent(link, self.now_s)[1] if link else self.now_s
             heappush(self.arrivals, (there_s, follower, action.microbatch))
-
-    def _send(self, link: StageLink) -> float:
-        devices = len(self.rows)
-        pair = (link.source % devices, link.target % devices)
-        begin_s = max(self.now_s, self.link_free_s.get(pair, 0.0))
-        self.link_free_s[pair] = begin_s + link.seconds
-        return self.link_free_s[pair]
-
-    def _number(self, action: Action) -> int:
-        return action.stage + (0 if action.kind == "F" else len(self.costs))

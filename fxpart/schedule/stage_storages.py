@@ -6,13 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.compiled import compiled
+from fxpart.cost.kernels import RESIDENT
 from fxpart.cost.tables import MemoryTables
 from fxpart.graph import IntArray
 
 __all__ = ["StageBytes", "peak_of_intervals", "stage_bytes", "stage_storages"]
-
-RESIDENT = -2
-"""Stands for the storage of an input."""
 
 BoolArray = npt.NDArray[np.bool_]
 

@@ -15,26 +15,25 @@ def tied_parts(graph: OpGraph, stage_of: IntArray) -> npt.NDArray[np.bool_]:
     are added up where the last one is made. A part is what a backward makes and another stage reads
     there, with as many bytes as a weight that both of them use forward.
     """
-    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
-    maker = graph.value_producer[graph.reads]
-    away = (maker >= 0) & graph.is_backward[maker] & graph.is_backward[reader]
-    away &= stage_of[maker] != stage_of[reader]
+    readers, maker = graph.readers, graph.value_producer[graph.reads]
+    # Where the maker belongs to the backward, so does the reader.
+    away = (maker >= graph.first_backward) & (stage_of[maker] != stage_of[readers])
     is_part = np.zeros(graph.n_values, dtype=np.bool_)
     if not away.any():
         return is_part
     weights = _weights_of_stages(graph, stage_of)
     for edge in np.flatnonzero(away).tolist():
         value = int(graph.reads[edge])
-        both = weights[stage_of[maker[edge]]] & weights[stage_of[reader[edge]]]
+        both = weights[stage_of[maker[edge]]] & weights[stage_of[readers[edge]]]
         is_part[value] |= bool((graph.weight_bytes[both] == graph.value_bytes[value]).any())
     return is_part
 
 
 def _weights_of_stages(graph: OpGraph, stage_of: IntArray) -> npt.NDArray[np.bool_]:
     """Return which weights each stage uses forward, by stage and weight."""
-    user = np.repeat(np.arange(graph.n_ops), np.diff(graph.use_start))
-    forward = ~graph.is_backward[user]
+    users = graph.users
+    forward = users < graph.first_backward
     shape = (int(stage_of.max()) + 1, len(graph.weight_bytes))
     used = np.zeros(shape, dtype=np.bool_)
-    used[stage_of[user[forward]], graph.uses[forward]] = True
+    used[stage_of[users[forward]], graph.uses[forward]] = True
     return used

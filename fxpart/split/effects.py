@@ -7,7 +7,6 @@ argument ``inplace`` says so.
 """
 
 import inspect
-import operator
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,8 @@ from torch._ops import HigherOrderOperator
 from torch.fx import GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
-from fxpart.split.memory_names import QUESTIONS, VIEWS, WRITING_OPERATORS
+from fxpart.split.attributes import fetched
+from fxpart.split.memory_names import KNOWN_MODULES, QUESTIONS, VIEWS, WRITING_OPERATORS
 
 __all__ = ["Effects", "effects_of", "is_question"]
 
@@ -105,7 +105,7 @@ def _by_schema(node: Node, schema: Any) -> Effects:  # noqa: ANN401 - torch does
 def _is_torch(function: object) -> bool:
     """Return whether a function comes with torch or Python."""
     module = str(getattr(function, "__module__", None) or "torch")
-    return module.partition(".")[0] in {"torch", "_operator", "operator", "math", "builtins"}
+    return module.partition(".")[0] in KNOWN_MODULES
 
 
 def _of_function(node: Node) -> Effects:
@@ -161,7 +161,7 @@ def _of_region(root: GraphModule, node: Node) -> Effects:
     """Return the effects of a call that runs graphs, such as those under ``torch.no_grad``."""
     everything = _nodes([node.args, node.kwargs])
     tensors = tuple(operand for operand in everything if operand.op != "get_attr")
-    held = [operator.attrgetter(str(x.target))(root) for x in everything if x.op == "get_attr"]
+    held = [fetched(root, str(x.target)) for x in everything if x.op == "get_attr"]
     parts = [part for module in held if isinstance(module, nn.Module) for part in module.modules()]
     return Effects(everything if _graphs_write(parts) else (), tensors)
 

@@ -1,11 +1,16 @@
 """Names by which torch and Python say what a function does to memory."""
 
-__all__ = ["QUESTIONS", "VIEWS", "WRITING_OPERATORS"]
+__all__ = ["KNOWN_MODULES", "PYTHON_MODULES", "QUESTIONS", "VIEWS", "WRITING_OPERATORS"]
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
+
+PYTHON_MODULES = _words("_operator operator math builtins")
+"""Modules of Python whose functions are told by their names."""
+
+KNOWN_MODULES = PYTHON_MODULES | {"torch"}
 
 WRITING_OPERATORS = _words("""
     delitem iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv

@@ -1,9 +1,11 @@
 """The comparison of cuts compares what it says."""
 
+import pytest
 import torch
+from torch import fx
 
 from benchmarks import split_cut
-from benchmarks.split_cut import children, compare_cuts, long_graph
+from benchmarks.split_cut import children, compare_cuts, long_graph, main
 from fxpart.split import split_module
 
 
@@ -14,10 +16,23 @@ def test_the_graph_has_that_many_operators_and_runs() -> None:
     assert long_graph(50).code == module.code
 
 
-def test_times_of_a_small_cut() -> None:
-    times = compare_cuts(60, 3, 1)
-    assert 0 < times.ours_s < times.ours_with_code_s
-    assert times.torch_s > 0
+def test_a_row_says_the_partitions_and_five_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["40", "1"])
+    title, *_, first, second = capsys.readouterr().out.splitlines()
+    assert title == "40 operators, median of 1, outputs and code equal"
+    assert [line.split()[0] for line in (first, second)] == ["8", "200"]
+    for line in (first, second):
+        assert len([float(cell) for cell in line.split()]) == 6
+
+
+def test_cuts_that_are_not_the_same_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_cut, "torch_split", lambda m, root, _: split_module(m, root, zero))
+    with pytest.raises(AssertionError):
+        compare_cuts(20, 3, 1)
+
+
+def zero(_: fx.Node) -> int:
+    return 0
 
 
 def test_children_are_those_of_the_cut() -> None:

@@ -9,8 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fxpart.cost import machine
-from fxpart.cost.machine import cpu_name, machine_key
 from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.profile_file import profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel, op_time_s
@@ -113,21 +111,6 @@ def test_the_path_tells_models_and_machines_apart(
     assert profile_path(tmp_path, {"model": "a"}, "cuda") != paths[0]
     monkeypatch.setenv("OMP_NUM_THREADS", "77")
     assert profile_path(tmp_path, {"model": "a"}) != paths[0]
-
-
-def test_a_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = tmp_path / "cpuinfo"
-    said.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Other\n")
-    monkeypatch.setattr(machine, "_CPU_INFO", said)
-    assert cpu_name() == "Some CPU @ 2 GHz"
-    assert machine_key("cpu")["cpu"] == "Some CPU @ 2 GHz"
-    monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "none")
-    assert cpu_name()
-    card = tmp_path / "0000:01:00.0"
-    card.mkdir()
-    (card / "information").write_text("Model: \t\t Some GPU\nIRQ: 3\n")
-    monkeypatch.setattr(machine, "_NVIDIA", tmp_path)
-    assert machine_key("cuda")["gpus"] == ["Some GPU"]
 
 
 def test_a_warm_start_needs_no_torch() -> None:

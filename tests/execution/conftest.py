@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 
 import pytest
-import torch
+
+from fxpart.execution.threads import torch_threads
 
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
     """Let torch compute on one thread: then sums have one order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with torch_threads(1):
         yield
-    finally:
-        torch.set_num_threads(before)

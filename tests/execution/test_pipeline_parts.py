@@ -8,7 +8,6 @@ from torch import Tensor, fx, nn
 
 from fxpart.errors import SpecError
 from fxpart.execution.mutated_inputs import mutated_inputs
-from fxpart.execution.resident import largest_resident_bytes
 from fxpart.execution.training_loss import training_loss
 from fxpart.execution.unsplit_reference import reference
 from fxpart.pipeline.chain import Chain
@@ -61,9 +60,9 @@ def test_the_loss_is_the_first_real_number_or_mean() -> None:
     assert training_loss((number,)) is number
     half = training_loss(((weight * 2).to(torch.float16),))
     assert (half.dtype, half.item()) == (torch.float32, 2.0)
-    with pytest.raises(SpecError, match="no real-valued tensor"):
+    with pytest.raises(SpecError, match=r"no real-valued tensor .*\(phase=inference\)"):
         training_loss((whole,))
-    with pytest.raises(SpecError, match="depends on no weight"):
+    with pytest.raises(SpecError, match=r"depends on no weight; .*\(phase=inference\)"):
         training_loss((torch.ones(3), weight))
 
 
@@ -116,12 +115,3 @@ def test_the_reference_leaves_everything_as_it_was(*, training: bool) -> None:
     assert torch.equal(inputs, copy)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), chance)
-
-
-def test_the_resident_set_holds_what_was_touched_and_given_back() -> None:
-    block = torch.ones(1 << 27, dtype=torch.uint8)
-    size = block.nbytes
-    with_it = largest_resident_bytes()
-    del block
-    # The kernel adds up what each core counted, some pages late.
-    assert largest_resident_bytes() > with_it - (1 << 22) > size

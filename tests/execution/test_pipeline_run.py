@@ -71,9 +71,8 @@ def _is_measured(run: PipelineRun, steps: int, stages: int) -> None:
     assert len(run.runs_s) == steps
     assert 0 < min(run.runs_s) <= run.step_s <= max(run.runs_s)
     assert run.throughput_per_s == pytest.approx(run.n_microbatches / run.step_s)
-    assert len(run.stage_peak_bytes) == len(run.stage_rss_bytes) == stages
-    pairs = zip(run.stage_peak_bytes, run.stage_rss_bytes, strict=True)
-    assert all(0 < peak < resident for peak, resident in pairs)
+    assert len(run.stage_peak_bytes) == stages
+    assert min(run.stage_peak_bytes) > 0
 
 
 def test_gpt2_forward(gpt2: Scene) -> None:

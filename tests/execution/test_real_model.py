@@ -110,7 +110,7 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(real_models, "free_bytes", lambda _: 1000)
-    monkeypatch.setattr(real_models, "_seeded", None)
+    monkeypatch.setattr(real_models, "seeded", None)
     said = (
         r"^running model gpt2 takes 118\.\d\d kB for weights, and cpu has 1\.00 kB left; make the"
         r" model smaller \(model\.config\), or plan without running it \(execute=none\)$"

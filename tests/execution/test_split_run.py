@@ -1,21 +1,23 @@
 """A split module run device by device: what is copied, what is dropped, what is moved."""
 
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpart.assignment import Assignment
 from fxpart.capture.export import export_program
 from fxpart.capture.from_export import op_graph
-from fxpart.execution.flat_split import flat_split, partition_number
 from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.placing import partition_weights, physical_devices
 from fxpart.execution.split_run import split_run
+from fxpart.pipeline.flat_graph import flatten
 from fxpart.split import split_by_assignment
 
 CPU, META = torch.device("cpu"), torch.device("meta")
@@ -50,22 +52,17 @@ HALVES = (0, 0, 0, 0, 1, 1, 1, 1, 0)
 
 def test_the_flat_graph_has_every_operator_once_by_partition() -> None:
     split = _split(*HALVES)
-    flat = flat_split(split)
-    assert list(flat.partition_of.values()) == sorted(flat.partition_of.values())
+    flat = flatten(split)
+    assert flat.stage_names == ("submod_0", "submod_1")
     calls = [n for n in flat.graph.nodes if n.op == "call_function"]
-    assert len(calls) == len(HALVES)
-    assert [flat.partition_of[call] for call in calls] == sorted(HALVES)
-    outside = [n.op for n in flat.graph.nodes if n not in flat.partition_of]
+    assert [flat.stage_of[call] for call in calls] == sorted(HALVES)
+    outside = [n.op for n in flat.graph.nodes if flat.stage_of.get(n) not in (0, 1)]
     assert set(outside) <= {"placeholder", "get_attr", "call_module", "output"}
-    assert [partition_number(n) for n in split.graph.nodes if partition_number(n) is not None] == [
-        0,
-        1,
-    ]
 
 
 def test_weights_are_of_each_partition_that_reads_them() -> None:
     split = _split(*HALVES)
-    weights = partition_weights(flat_split(split))
+    weights = partition_weights(flatten(split))
     assert {number: [t.numel() for t in used] for number, used in weights.items()} == {
         0: [4],
         1: [4],
@@ -88,10 +85,12 @@ def test_a_run_gives_what_the_module_gives() -> None:
     assert run.inputs_read(INPUTS, 2)[1] == []
 
 
-class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self) -> None:
+class _EachCall(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tells of every call of an operator before it is made: the operator, and what it is given."""
+
+    def __init__(self, tell: Callable[[OpOverload, tuple[Any, ...]], object]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.sizes: list[int] = []
+        self._tell = tell
 
     def __torch_dispatch__(
         self,
@@ -100,8 +99,7 @@ class _Copies(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
-        if func is torch.ops.aten.clone.default:
-            self.sizes.append(args[0].numel())
+        self._tell(func, args)
         return func(*args, **(kwargs or {}))
 
 
@@ -117,40 +115,28 @@ def test_a_value_goes_to_a_device_once(
     parts: tuple[int, ...], homes: tuple[int, ...], copies: list[int]
 ) -> None:
     run = split_run(_split(*parts), homes, (CPU,) * 3)
-    with _Copies() as seen, torch.no_grad():
+    sizes: list[int] = []
+
+    def tell(call: OpOverload, args: tuple[Any, ...]) -> None:
+        if call is torch.ops.aten.clone.default:
+            sizes.append(args[0].numel())
+
+    with _EachCall(tell), torch.no_grad():
         run.run(INPUTS, LiveBytes([{}, {}, {}]))
-    assert seen.sizes == copies
-
-
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes at the first call of each operator whether a tensor is still there."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._tensor = weakref.ref(tensor)
-        self.alive_at: dict[str, bool] = {}
-
-    def __torch_dispatch__(
-        self,
-        func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
-        self.alive_at.setdefault(str(func), self._tensor() is not None)
-        return func(*args, **(kwargs or {}))
+    assert sizes == copies
 
 
 def test_inputs_are_not_kept_longer_than_they_are_needed() -> None:
     run = split_run(_split(*HALVES), (0, 1), (CPU, CPU))
     inputs = [torch.arange(4.0), torch.ones(2)]
-    watch = _Watch(inputs[0])
+    first, alive_at = weakref.ref(inputs[0]), dict[str, bool]()
     # Handed over one by one, so that nobody else holds them.
     handed = (inputs.pop(0) for _ in range(2))
+    watch = _EachCall(lambda call, _: alive_at.setdefault(str(call), first() is not None))
     with watch, torch.no_grad():
         run.run(handed)
-    assert watch.alive_at["aten.mul.Tensor"]
-    assert not watch.alive_at["aten.arange.default"]
+    assert alive_at["aten.mul.Tensor"]
+    assert not alive_at["aten.arange.default"]
 
 
 def test_partitions_on_another_device_compute_there() -> None:

@@ -74,7 +74,8 @@ def test_maps_of_random_plans_are_accepted(name: str) -> None:
 
 
 def test_names_are_needed_only_for_what_no_operator_uses() -> None:
-    for name in ("gpt2", "llama", "resnet"):
+    # Of dlrm, no state dict has the buffers of its top: without it, each is an entry of its own.
+    for name in ("gpt2", "llama", "resnet", "bert"):
         built, graph = scene(name)
         for seed in range(5):
             found = device_map(graph, random_plan(graph, seed))

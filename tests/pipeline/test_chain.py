@@ -3,12 +3,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, fx, nn
 
 from fxpart.errors import CycleError, SpecError
-from fxpart.pipeline import Chain, chain_stages, generate_pipeline_partition
+from fxpart.pipeline.chain import Chain, chain_stages
+from fxpart.pipeline.cut_points import generate_pipeline_partition
 from fxpart.split import split_module
 from tests.pipeline.small_models import (
     WIDTH,
@@ -214,6 +216,16 @@ def test_inputs_may_be_nested_and_defaults_stay() -> None:
     assert_same(chain(pair, named=named, factor=2.0), Nested()(pair, named))
     with pytest.raises(SpecError, match=r"input factor=3.0 was fixed to 2.0"):
         chain(pair, named, 3.0)
+    for given in (torch.ones(2), torch.tensor(2.0), np.ones(2), (2.0, torch.ones(2))):
+        with pytest.raises(SpecError, match=r"input factor=\S+ .*was fixed to 2.0 .*leave it out"):
+            chain(pair, named, given)
+
+
+@pytest.mark.parametrize("count", [0, 2])
+def test_results_are_of_as_many_tensors_as_the_last_stage_returns(count: int) -> None:
+    chain = checked(nn.ReLU(), {"relu": 0}, torch.randn(2))
+    with pytest.raises(SpecError, match=rf"{count} tensors are no result .*returns 1 \(relu\)"):
+        chain.results([torch.ones(2)] * count)
 
 
 def test_inputs_that_are_no_tensors_are_refused() -> None:

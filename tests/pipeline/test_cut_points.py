@@ -3,7 +3,8 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.errors import CaptureError, SpecError
-from fxpart.pipeline import chain_stages, generate_pipeline_partition
+from fxpart.pipeline.chain import chain_stages
+from fxpart.pipeline.cut_points import generate_pipeline_partition
 from tests.pipeline.small_models import (
     WIDTH,
     Block,

@@ -9,13 +9,10 @@ from torch import Tensor, fx, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
 from fxpart.errors import SpecError
-from fxpart.pipeline import (
-    Chain,
-    build_pipeline_model,
-    chain_stages,
-    generate_pipeline_partition,
-    pipeline_stage,
-)
+from fxpart.pipeline.build import build_pipeline_model
+from fxpart.pipeline.chain import Chain, chain_stages
+from fxpart.pipeline.cut_points import generate_pipeline_partition
+from fxpart.pipeline.engines import pipeline_stage
 from fxpart.split import split_module
 from tests.pipeline.small_models import assert_same, encoder_decoder
 

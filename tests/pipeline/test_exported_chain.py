@@ -13,7 +13,8 @@ from fxpart.capture import capture
 from fxpart.errors import SpecError
 from fxpart.models.build import build_model
 from fxpart.models.spec import ModelSpec
-from fxpart.pipeline import chain_stages, tied_gradient_stages
+from fxpart.pipeline.chain import chain_stages
+from fxpart.pipeline.tied_weights import tied_gradient_stages
 from fxpart.split import split_by_assignment, split_module
 from tests.capture.small_specs import GPT2, LLAMA
 from tests.pipeline.small_models import assert_same, assert_same_gradients

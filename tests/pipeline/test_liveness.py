@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxpart.errors import SpecError
-from fxpart.pipeline import analyze_pipeline_module, generate_pipeline_partition
+from fxpart.pipeline.cut_points import generate_pipeline_partition
+from fxpart.pipeline.liveness import analyze_pipeline_module
 from fxpart.split import split_module
 from tests.pipeline.small_models import encoder_decoder
 

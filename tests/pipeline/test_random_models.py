@@ -9,12 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, fx, nn
 
-from fxpart.pipeline import (
-    analyze_pipeline_module,
-    analyze_tie_weights,
-    chain_stages,
-    generate_pipeline_partition,
-)
+from fxpart.pipeline.chain import chain_stages
+from fxpart.pipeline.cut_points import generate_pipeline_partition
+from fxpart.pipeline.liveness import analyze_pipeline_module
+from fxpart.pipeline.tied_weights import analyze_tie_weights
 from fxpart.split import split_module
 from tests.pipeline.small_models import WIDTH, Block, assert_same, assert_same_gradients
 from tests.pipeline.test_chain import assert_links

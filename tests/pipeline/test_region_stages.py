@@ -10,9 +10,10 @@ from torch.export import ExportedProgram
 
 from fxpart.assignment import Assignment
 from fxpart.capture import joint_capture
-from fxpart.capture.from_export import REGIONS, op_graph
+from fxpart.capture.from_export import op_graph
+from fxpart.capture.regions import REGIONS
 from fxpart.graph import OpGraph
-from fxpart.pipeline import chain_stages
+from fxpart.pipeline.chain import chain_stages
 from fxpart.pipeline.stage_files import load_stage, save_stages
 from fxpart.split import split_by_assignment
 from tests.capture.small_specs import LLAMA

@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxpart.errors import CycleError, SpecError
-from fxpart.pipeline import chain_stages
+from fxpart.pipeline.chain import chain_stages
 from fxpart.split import split_module
 from tests.pipeline.small_models import assert_same
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from fxpart.pipeline import Chain, chain_stages
+from fxpart.pipeline.chain import Chain, chain_stages
 from fxpart.split import split_module
 
 

@@ -3,12 +3,9 @@ import torch
 from torch import Tensor, fx, nn
 
 from fxpart.errors import SpecError
-from fxpart.pipeline import (
-    analyze_tie_weights,
-    chain_stages,
-    generate_pipeline_partition,
-    tied_gradient_stages,
-)
+from fxpart.pipeline.chain import chain_stages
+from fxpart.pipeline.cut_points import generate_pipeline_partition
+from fxpart.pipeline.tied_weights import analyze_tie_weights, tied_gradient_stages
 from fxpart.split import split_module
 from tests.pipeline.small_models import encoder_decoder
 

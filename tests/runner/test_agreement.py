@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from fxpart.errors import ExecutionError
-from fxpart.pipeline import Chain, chain_stages, generate_pipeline_partition
+from fxpart.pipeline.chain import Chain, chain_stages
+from fxpart.pipeline.cut_points import generate_pipeline_partition
 from runner.agreement import refuse_other_results
 
 MICROBATCHES = [(torch.full((2, 4), float(number)),) for number in (1, 100)]

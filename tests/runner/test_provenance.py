@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from runner.provenance import environment_tags, installed_version
+from fxpart.installed import installed_version
+from runner.provenance import environment_tags
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -59,7 +59,7 @@ def test_a_training_step_by_hand() -> None:
     assert second.first_backward_peak_bytes == 11 + 200 + 7
     # 7 bytes at 10 a second after half a second, each way.
     assert costs.links == (StageLink("B", 1, 0, 7, 0.5 + 0.7), StageLink("F", 0, 1, 7, 0.5 + 0.7))
-    result = simulate_schedule("gpipe", costs.stages, costs.links, 1)
+    result = simulate_schedule("gpipe", costs, 1)
     assert result.step_s == pytest.approx(4 + 1.2 + 7 + 12 + 1.2 + 8)
 
 
@@ -104,7 +104,7 @@ def test_one_microbatch_of_inference_is_what_evaluate_says(seed: int, n: int, co
     count = min(count, stage_line(this).n_units)
     placed = make_mode("pipeline", {"stages": count})(this)
     said, costs = evaluate(this, placed), stage_costs(this, placed)
-    result = simulate_schedule("gpipe", costs.stages, costs.links, 1)
+    result = simulate_schedule("gpipe", costs, 1)
     assert not result.training
     for place, device in enumerate(result.devices):
         assert result.peak_bytes[place] == said.devices[device].peak_bytes
@@ -126,11 +126,11 @@ def test_one_microbatch_of_training_is_what_evaluate_says(
     placed = make_mode("pipeline", options)(this)
     said, costs = evaluate(this, placed), stage_costs(this, placed)
     assert costs.training == bool(this.graph.is_backward.any())
-    result = simulate_schedule("interleaved", costs.stages, costs.links, count)
+    result = simulate_schedule("interleaved", costs, count)
     assert sum(result.busy_s) == pytest.approx(count * sum(d.load_s for d in said.devices))
     if chunks > 1:
         return
-    one = simulate_schedule("1f1b", costs.stages, costs.links, 1, training=True)
+    one = simulate_schedule("1f1b", costs, 1)
     for place, device in enumerate(one.devices):
         assert one.peak_bytes[place] == said.devices[device].peak_bytes
 

@@ -5,29 +5,38 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpart.errors import SpecError
-from fxpart.schedule import StageCost, StageLink, simulate_schedule, step_on_cores
+from fxpart.schedule import (
+    SCHEDULES,
+    PipelineCosts,
+    StageCost,
+    StageLink,
+    simulate_schedule,
+    step_on_cores,
+)
+from tests.schedule.wrong_pipelines import NO_PIPELINES, no_pipeline, stuck_order
 
 
-def _equal(devices: int) -> list[StageCost]:
-    return [StageCost(s, 1.0, 1.0) for s in range(devices)]
+def _equal(devices: int, *links: StageLink, training: bool = False) -> PipelineCosts:
+    stages = tuple(StageCost(s, 1.0, 1.0) for s in range(devices))
+    return PipelineCosts(stages, links, training)
 
 
 def test_one_core_does_everything_one_after_another() -> None:
-    assert step_on_cores("gpipe", _equal(3), [], 4, 1, training=False) == pytest.approx(12)
-    assert step_on_cores("1f1b", _equal(3), [], 4, 1, training=True) == pytest.approx(24)
+    assert step_on_cores("gpipe", _equal(3), 4, 1) == pytest.approx(12)
+    assert step_on_cores("1f1b", _equal(3, training=True), 4, 1) == pytest.approx(24)
 
 
 def test_two_cores_by_hand() -> None:
     # F0 alone for a second, then two at a time, then three that share two cores:
     # stage 0: F0 0-1, F1 1-2, F2 2-3.5; stage 1: F0 1-2, F1 2-3.5, F2 3.5-4.5;
     # stage 2: F0 2-3.5, F1 3.5-4.5, F2 4.5-5.5.
-    assert step_on_cores("gpipe", _equal(3), [], 3, 2, training=False) == pytest.approx(5.5)
+    assert step_on_cores("gpipe", _equal(3), 3, 2) == pytest.approx(5.5)
 
 
 def test_a_transfer_needs_no_core() -> None:
-    links = [StageLink("F", 0, 1, 8, 10.0)]
+    costs = _equal(2, StageLink("F", 0, 1, 8, 10.0))
     # Two forwards end at 1 and 2; one link carries them to 11 and 21; the last ends at 22.
-    assert step_on_cores("gpipe", _equal(2), links, 2, 1, training=False) == pytest.approx(22)
+    assert step_on_cores("gpipe", costs, 2, 1) == pytest.approx(22)
 
 
 @given(
@@ -41,14 +50,12 @@ def test_few_cores_are_no_faster_than_devices_and_enough_are_as_fast(
     name: str, times: list[int], sends: list[int], microbatches: int, training: bool
 ) -> None:
     count = len(times) // 2
-    costs = [StageCost(s, float(times[2 * s]), float(times[2 * s + 1])) for s in range(count)]
+    stages = [StageCost(s, float(times[2 * s]), float(times[2 * s + 1])) for s in range(count)]
     links = [StageLink("F", s, s + 1, 1, float(sends[s])) for s in range(count - 1)]
     links += [StageLink("B", s + 1, s, 1, float(sends[4 + s % 4])) for s in range(count - 1)]
-    whole = simulate_schedule(name, costs, links, microbatches, training=training)
-    found = [
-        step_on_cores(name, costs, links, microbatches, cores, training=training)
-        for cores in range(1, count + 2)
-    ]
+    costs = PipelineCosts(tuple(stages), tuple(links), training)
+    whole = simulate_schedule(name, costs, microbatches)
+    found = [step_on_cores(name, costs, microbatches, cores) for cores in range(1, count + 2)]
     assert found[-1] == found[-2] == pytest.approx(whole.step_s)
     work_s = sum(whole.busy_s)
     for cores, step_s in enumerate(found, 1):
@@ -57,4 +64,20 @@ def test_few_cores_are_no_faster_than_devices_and_enough_are_as_fast(
 
 def test_no_core_is_refused() -> None:
     with pytest.raises(SpecError, match="needs a core to run on, got cores=0"):
-        step_on_cores("gpipe", _equal(2), [], 2, 0, training=False)
+        step_on_cores("gpipe", _equal(2), 2, 0)
+
+
+@pytest.mark.parametrize(("homes", "links", "message"), NO_PIPELINES)
+def test_what_is_no_pipeline_is_refused(
+    homes: list[int], links: list[StageLink], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message):
+        step_on_cores("interleaved", no_pipeline(homes, links), 2, 4)
+
+
+def test_an_order_that_is_stuck_is_not_taken_for_a_short_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(SCHEDULES, "stuck", stuck_order)
+    with pytest.raises(RuntimeError, match="the order of a schedule is wrong: 3 actions never"):
+        step_on_cores("stuck", _equal(2, training=True), 1, 2)

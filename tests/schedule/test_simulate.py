@@ -1,6 +1,7 @@
 """A simulated step: tables drawn by hand, known shares of waiting, and what must always hold."""
 
 import itertools
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -8,12 +9,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpart.errors import SpecError
-from fxpart.schedule import ScheduleResult, StageCost, StageLink, simulate_schedule
+from fxpart.schedule import (
+    SCHEDULES,
+    PipelineCosts,
+    ScheduleResult,
+    StageCost,
+    StageLink,
+    simulate_schedule,
+)
+from tests.schedule.wrong_pipelines import NO_PIPELINES, no_pipeline, stuck_order
 
 
-def _equal(devices: int, chunks: int = 1, **more: int) -> list[StageCost]:
+def _step(
+    stages: Sequence[StageCost], links: Sequence[StageLink] = (), *, training: bool = True
+) -> PipelineCosts:
+    return PipelineCosts(tuple(stages), tuple(links), training)
+
+
+def _equal(devices: int, chunks: int = 1, *, training: bool = True, **more: int) -> PipelineCosts:
     """Return stages whose forward and backward take a second each."""
-    return [StageCost(s % devices, 1.0, 1.0, **more) for s in range(devices * chunks)]
+    stages = [StageCost(s % devices, 1.0, 1.0, **more) for s in range(devices * chunks)]
+    return _step(stages, training=training)
 
 
 def _drawn(result: ScheduleResult) -> list[str]:
@@ -27,7 +43,7 @@ def _drawn(result: ScheduleResult) -> list[str]:
 
 
 def test_gpipe_drawn_by_hand() -> None:
-    result = simulate_schedule("gpipe", _equal(3), [], 3)
+    result = simulate_schedule("gpipe", _equal(3), 3)
     assert _drawn(result) == [
         "F0 F1 F2 -- -- -- -- B0 B1 B2",
         "-- F0 F1 F2 -- -- B0 B1 B2 --",
@@ -39,7 +55,7 @@ def test_gpipe_drawn_by_hand() -> None:
 
 
 def test_1f1b_drawn_by_hand() -> None:
-    assert _drawn(simulate_schedule("1f1b", _equal(3), [], 4)) == [
+    assert _drawn(simulate_schedule("1f1b", _equal(3), 4)) == [
         "F0 F1 F2 -- -- B0 F3 B1 -- B2 -- B3",
         "-- F0 F1 -- B0 F2 B1 F3 B2 -- B3 --",
         "-- -- F0 B0 F1 B1 F2 B2 F3 B3 -- --",
@@ -48,7 +64,7 @@ def test_1f1b_drawn_by_hand() -> None:
 
 def test_interleaved_drawn_by_hand() -> None:
     # Stages 0 and 2 on the first device, 1 and 3 on the second.
-    result = simulate_schedule("interleaved", _equal(2, 2), [], 2)
+    result = simulate_schedule("interleaved", _equal(2, 2), 2)
     assert _drawn(result) == [
         "F0 F1 F0 F1 -- B0 -- B1 B0 B1",
         "-- F0 F1 F0 B0 F1 B1 B0 B1 --",
@@ -59,26 +75,31 @@ def test_interleaved_drawn_by_hand() -> None:
 @pytest.mark.parametrize(("p", "m"), [(1, 3), (2, 2), (3, 3), (4, 8), (5, 17), (8, 64)])
 def test_the_bubble_is_that_of_the_papers(p: int, m: int) -> None:
     for name in ("gpipe", "1f1b"):
-        result = simulate_schedule(name, _equal(p), [], m)
+        result = simulate_schedule(name, _equal(p), m)
         assert result.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
-    forward = simulate_schedule("gpipe", _equal(p), [], m, training=False)
+    forward = simulate_schedule("gpipe", _equal(p, training=False), m)
     assert forward.step_s == m + p - 1
     assert forward.bubble_fraction == pytest.approx((p - 1) / (m + p - 1))
 
 
 @pytest.mark.parametrize(("p", "v", "m"), [(1, 2, 3), (2, 2, 2), (4, 2, 8), (4, 3, 4), (3, 4, 12)])
 def test_the_bubble_of_interleaved_is_that_of_the_paper(p: int, v: int, m: int) -> None:
-    result = simulate_schedule("interleaved", _equal(p, v), [], m)
+    result = simulate_schedule("interleaved", _equal(p, v), m)
     assert result.bubble_fraction == pytest.approx((p - 1) / (v * m + p - 1))
 
 
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (4, 2), (5, 17)])
 def test_what_waits_for_its_backward(p: int, m: int) -> None:
-    peaks = {"forward_peak_bytes": 10, "backward_peak_bytes": 10, "first_backward_peak_bytes": 10}
-    costs = _equal(p, saved_bytes=10, **peaks)
-    assert simulate_schedule("gpipe", costs, [], m).peak_bytes == (10 * m,) * p
+    costs = _equal(
+        p,
+        saved_bytes=10,
+        forward_peak_bytes=10,
+        backward_peak_bytes=10,
+        first_backward_peak_bytes=10,
+    )
+    assert simulate_schedule("gpipe", costs, m).peak_bytes == (10 * m,) * p
     expected = tuple(10 * min(m, p - stage) for stage in range(p))
-    assert simulate_schedule("1f1b", costs, [], m).peak_bytes == expected
+    assert simulate_schedule("1f1b", costs, m).peak_bytes == expected
 
 
 def test_memory_by_hand() -> None:
@@ -102,17 +123,18 @@ def test_memory_by_hand() -> None:
     first = there + 3 * 7 + 2 * 11 + 523
     later = there + 3 * 7 + 1 * 11 + 503 + 17
     assert first > later > max(forwards)
-    assert simulate_schedule("gpipe", [cost], [], 3).peak_bytes == (first,)
-    less = simulate_schedule("gpipe", [cost], [], 3, training=False)
+    assert simulate_schedule("gpipe", _step([cost]), 3).peak_bytes == (first,)
+    less = simulate_schedule("gpipe", _step([cost], training=False), 3)
     assert less.peak_bytes == (forwards[-1],)
     # One after the other: the third forward has gradients and two results beside it.
-    assert simulate_schedule("1f1b", [cost], [], 3).peak_bytes == (there + 503 + 2 * 7 + 29,)
+    assert simulate_schedule("1f1b", _step([cost]), 3).peak_bytes == (there + 503 + 2 * 7 + 29,)
 
 
 def test_transfers_overlap_computation_and_take_turns_on_a_link() -> None:
     # Forwards of 1 s; the link takes 3 s for each micro-batch, so the second waits 2 s for it.
-    costs = [StageCost(4, 1.0), StageCost(7, 1.0)]
-    result = simulate_schedule("gpipe", costs, [StageLink("F", 0, 1, 99, 3.0)], 2)
+    stages = [StageCost(4, 1.0), StageCost(7, 1.0)]
+    costs = _step(stages, [StageLink("F", 0, 1, 99, 3.0)], training=False)
+    result = simulate_schedule("gpipe", costs, 2)
     assert [(t.start_s, t.finish_s) for t in result.transfers] == [(1, 4), (4, 7)]
     assert [(e.device, e.start_s) for e in result.events] == [(4, 0), (4, 1), (7, 4), (7, 7)]
     assert result.step_s == 8
@@ -121,14 +143,16 @@ def test_transfers_overlap_computation_and_take_turns_on_a_link() -> None:
 
 
 def test_what_a_later_stage_reads_goes_there_straight() -> None:
-    costs = [StageCost(d, 1.0) for d in range(3)]
+    stages = [StageCost(d, 1.0) for d in range(3)]
     links = [StageLink("F", 0, 2, 1, 5.0), StageLink("F", 1, 2, 1, 1.0)]
-    assert simulate_schedule("gpipe", costs, links, 1).events[-1].start_s == 6
+    assert (
+        simulate_schedule("gpipe", _step(stages, links, training=False), 1).events[-1].start_s == 6
+    )
 
 
 @st.composite
-def _pipelines(draw: st.DrawFn) -> tuple[int, int, int, list[StageCost], list[StageLink]]:
-    """Return devices, stages on each, micro-batches, and random stages and links."""
+def _pipelines(draw: st.DrawFn) -> tuple[int, int, int, PipelineCosts]:
+    """Return devices, stages on each, micro-batches, and what random stages cost."""
     devices, chunks = draw(st.integers(1, 5)), draw(st.integers(1, 3))
     count = devices * draw(st.integers(1, 4))
     rng = np.random.default_rng(draw(st.integers(0, 10_000)))
@@ -152,21 +176,21 @@ def _pipelines(draw: st.DrawFn) -> tuple[int, int, int, list[StageCost], list[St
         if (b - a) % devices and (b == a + 1 or rng.random() < 0.2):
             links.append(StageLink("F", a, b, 1, float(rng.integers(4))))
             links.append(StageLink("B", b, a, 1, float(rng.integers(4))))
-    return devices, chunks, count, [stage(s) for s in range(stages)], links
+    return devices, chunks, count, _step([stage(s) for s in range(stages)], links)
 
 
 @given(_pipelines())
 def test_what_holds_for_any_pipeline(
-    case: tuple[int, int, int, list[StageCost], list[StageLink]],
+    case: tuple[int, int, int, PipelineCosts],
 ) -> None:
-    devices, chunks, count, costs, links = case
+    devices, chunks, count, costs = case
     names = ["interleaved", "gpipe", "1f1b"] if chunks == 1 else ["interleaved"]
-    results = {name: simulate_schedule(name, costs, links, count) for name in names}
+    results = {name: simulate_schedule(name, costs, count) for name in names}
     for result in results.values():
         done = {(e.kind, e.stage, e.microbatch): e for e in result.events}
-        assert len(done) == len(result.events) == 2 * len(costs) * count
+        assert len(done) == len(result.events) == 2 * len(costs.stages) * count
         for event in result.events:
-            cost = costs[event.stage]
+            cost = costs.stages[event.stage]
             spent = cost.forward_s if event.kind == "F" else cost.backward_s
             assert event.finish_s == event.start_s + spent
             step = -1 if event.kind == "F" else 1
@@ -174,7 +198,7 @@ def test_what_holds_for_any_pipeline(
             assert before is None or before.finish_s <= event.start_s
             if event.kind == "B":
                 assert done["F", event.stage, event.microbatch].finish_s <= event.start_s
-        assert len(result.transfers) == len(links) * count
+        assert len(result.transfers) == len(costs.links) * count
         for sent in result.transfers:
             assert done[sent.kind, sent.source, sent.microbatch].finish_s <= sent.start_s
             assert sent.finish_s <= done[sent.kind, sent.target, sent.microbatch].start_s
@@ -186,7 +210,7 @@ def test_what_holds_for_any_pipeline(
             ]
         )
         assert result.step_s >= max(result.busy_s)
-        assert result.step_s >= sum(c.forward_s + c.backward_s for c in costs)
+        assert result.step_s >= sum(c.forward_s + c.backward_s for c in costs.stages)
         assert 0 <= result.bubble_fraction < 1
     if chunks == 1:
         # So it is without gradients: a forward that comes after a backward has them beside it.
@@ -201,30 +225,25 @@ def _one_at_a_time(spans: list[tuple[int, float, float]]) -> None:
 
 def test_the_same_again() -> None:
     links = [StageLink("F", 0, 1, 1, 0.5), StageLink("B", 1, 0, 1, 0.25)]
-    first, second = (simulate_schedule("1f1b", _equal(2), links, 5) for _ in range(2))
+    first, second = (simulate_schedule("1f1b", _step(_equal(2).stages, links), 5) for _ in range(2))
     assert first == second
 
 
 def test_a_step_of_no_time() -> None:
-    result = simulate_schedule("gpipe", [StageCost(0, 0.0)], [], 2)
+    result = simulate_schedule("gpipe", _step([StageCost(0, 0.0)], training=False), 2)
     assert (result.step_s, result.bubble_fraction) == (0, 0)
     assert result.throughput_per_s == float("inf")
 
 
-@pytest.mark.parametrize(
-    ("homes", "links", "message"),
-    [
-        ([], [], "needs stages, got none"),
-        ([0, 1, 1], [], "in turn, equally many on each; they are on devices 0, 1, 1"),
-        ([0, 1, 0], [], "they are on devices 0, 1, 0"),
-        ([0, 1], [StageLink("F", 1, 0, 1, 1.0)], "kind F from stage 1 to 0 of 2 leads nowhere"),
-        ([0, 1], [StageLink("B", 0, 1, 1, 1.0)], "kind B from stage 0 to 1"),
-        ([0, 1], [StageLink("F", 1, 2, 1, 1.0)], "kind F from stage 1 to 2 of 2"),
-        ([0, 1], [StageLink("W", 0, 1, 1, 1.0)], "kind W"),
-    ],
-)
+@pytest.mark.parametrize(("homes", "links", "message"), NO_PIPELINES)
 def test_what_is_no_pipeline_is_refused(
     homes: list[int], links: list[StageLink], message: str
 ) -> None:
     with pytest.raises(SpecError, match=message):
-        simulate_schedule("interleaved", [StageCost(d, 1.0) for d in homes], links, 2)
+        simulate_schedule("interleaved", no_pipeline(homes, links), 2)
+
+
+def test_an_order_that_is_stuck_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SCHEDULES, "stuck", stuck_order)
+    with pytest.raises(RuntimeError, match="the order of a schedule is wrong: 3 actions never"):
+        simulate_schedule("stuck", _equal(2), 1)

@@ -1,0 +1,23 @@
+"""What a machine is called, by what its system says."""
+
+from pathlib import Path
+
+import pytest
+
+from fxpart.cost import machine
+from fxpart.cost.machine import cpu_name, machine_key
+
+
+def test_a_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = tmp_path / "cpuinfo"
+    said.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Other\n")
+    monkeypatch.setattr(machine, "_CPU_INFO", said)
+    assert cpu_name() == "Some CPU @ 2 GHz"
+    assert machine_key("cpu")["cpu"] == "Some CPU @ 2 GHz"
+    monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "none")
+    assert cpu_name()
+    card = tmp_path / "0000:01:00.0"
+    card.mkdir()
+    (card / "information").write_text("Model: \t\t Some GPU\nIRQ: 3\n")
+    monkeypatch.setattr(machine, "_NVIDIA", tmp_path)
+    assert machine_key("cuda")["gpus"] == ["Some GPU"]

@@ -1,0 +1,98 @@
+"""What the stages computed against the unsplit model: the same rule as for a split one."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxpart.execution.difference import rounding
+from fxpart.execution.pipeline_difference import (
+    gradient_differences,
+    loss_difference,
+    output_difference,
+)
+from fxpart.execution.pipeline_job import gradient_key, output_key
+from fxpart.execution.unsplit_reference import Reference
+from tests.execution.pipeline_scene import skips
+
+Gradients = dict[tuple[int, str], Tensor]
+
+
+def _losses(*losses: float) -> Reference:
+    return Reference((), losses, {})
+
+
+@pytest.mark.parametrize(
+    ("losses", "expected", "apart"),
+    [
+        ((0.5, 0.25), (0.5, 0.25), 0.0),
+        ((), (), 0.0),
+        ((0.5, 0.1 + 0.2), (0.5, 0.3), math.ulp(0.3)),
+        ((math.nan,), (math.nan,), 0.0),
+        ((math.nan,), (1.0,), math.inf),
+        ((1.0,), (1.0, 1.0), math.inf),
+    ],
+)
+def test_losses(losses: tuple[float, ...], expected: tuple[float, ...], apart: float) -> None:
+    assert loss_difference(losses, _losses(*expected)) == apart
+
+
+def test_results_are_found_by_microbatch_and_place() -> None:
+    outputs = tuple((torch.full((2,), float(m)), torch.tensor([m])) for m in range(2))
+    computed = {output_key(m, i): outputs[m][i].clone() for m in range(2) for i in range(2)}
+    expected = Reference(outputs, (), {})
+    assert output_difference(computed, expected) == 0.0
+    computed[output_key(1, 0)][1] += 0.25
+    assert output_difference(computed, expected) == 0.25
+
+
+def _differences(changed: Gradients, dropped: Gradients) -> tuple[float, float | None]:
+    """Return the differences after some gradients were found to be others, or none."""
+    chain = skips()
+    wanted: Gradients = {
+        (stage.index, name): torch.ones(parameter.shape)
+        for stage in chain.stages
+        for name, parameter in stage.module.named_parameters(remove_duplicate=False)
+    }
+    found = {at: g for at, g in {**wanted, **changed}.items() if at not in dropped}
+    computed = [
+        {gradient_key(name): g for (at, name), g in found.items() if at == stage.index}
+        for stage in chain.stages
+    ]
+    # What stays out of `changed` is wanted as it is; what it holds is wanted near to nothing.
+    near = {at: g * 1e-9 if at in changed else g for at, g in wanted.items()}
+    return gradient_differences(chain, computed, Reference((), (), near))
+
+
+def _own_and_tied() -> tuple[tuple[int, str], tuple[int, str]]:
+    """Return a weight of one stage, and a name of the embedding, which two have."""
+    chain = skips()
+    names = [(s.index, n) for s in chain.stages for n, _ in s.module.named_parameters()]
+    own = next(at for at in names if at[1] == "first.bias")
+    return own, next(at for at in names if at[1] == "third.weight")
+
+
+def test_equal_gradients() -> None:
+    assert _differences({}, {}) == (0.0, 0.0)
+
+
+def test_a_gradient_that_is_nothing_but_rounding_has_no_size_of_its_own() -> None:
+    own, _ = _own_and_tied()
+    noise = torch.full(skips().stages[own[0]].module.get_parameter(own[1]).shape, 2e-9)
+    share, tied = _differences({own: noise}, {})
+    assert 0.0 < share < rounding([torch.ones(1)])
+    assert tied == 0.0
+
+
+def test_a_wrong_gradient_of_usual_size_is_seen() -> None:
+    own, _ = _own_and_tied()
+    wrong = torch.ones_like(skips().stages[own[0]].module.get_parameter(own[1]).detach())
+    assert _differences({own: wrong}, {})[0] > 1.0
+
+
+def test_a_missing_gradient_is_zeros() -> None:
+    own, tied = _own_and_tied()
+    nothing = torch.zeros(0)
+    assert _differences({}, {own: nothing}) == (1.0, 0.0)
+    assert _differences({}, {tied: nothing}) == (0.0, 1.0)
