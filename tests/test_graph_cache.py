@@ -10,6 +10,7 @@ from fxpart import graph_cache
 from fxpart.errors import CacheError
 from fxpart.graph import OpGraph
 from fxpart.graph_cache import cache_key, cached_path, read_graph, write_graph
+from fxpart.installed import installed_version
 from tests.sketch import random_graph
 
 
@@ -51,9 +52,10 @@ def test_the_model_and_the_level_are_in_the_key() -> None:
 @pytest.mark.parametrize("package", ["torch", "fxpart"])
 def test_versions_are_in_the_key(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     key = cache_key(MODEL, "operator")
-    was = graph_cache.installed_version
     monkeypatch.setattr(
-        graph_cache, "installed_version", lambda name: "0.0.0" if name == package else was(name)
+        graph_cache,
+        "installed_version",
+        lambda name: "0.0.0" if name == package else installed_version(name),
     )
     assert cache_key(MODEL, "operator") != key
 
