@@ -15,7 +15,7 @@ class Sketch:
     """Collects operators; a value is named by the number that made it."""
 
     ops: list[tuple[list[int], list[int], int, int, str, int]] = field(default_factory=list)
-    forward_of: list[int] = field(default_factory=list)
+    forward_of: dict[int, int] = field(default_factory=dict)
     producer: list[int] = field(default_factory=list)
     size: list[int] = field(default_factory=list)
     alloc: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Sketch:
         index = len(self.ops)
         if backward_of >= 0:
             group = self.ops[backward_of][5]
-        self.forward_of.append(backward_of if backward_of >= 0 else index)
+            self.forward_of[index] = backward_of
         self.ops.append((reads, uses or [], flops, 0, module, group if group >= 0 else index))
         return self._value(index, makes, 0 if view_of >= 0 else makes, view_of)
 
@@ -88,7 +88,7 @@ class Sketch:
             weight_bytes=np.array(self.weights, dtype=np.int64),
             use_start=use_start,
             uses=uses,
-            forward_of=np.array(self.forward_of, dtype=np.int64),
+            forward_of=np.array([self.forward_of.get(i, i) for i in range(n)], dtype=np.int64),
         )
 
 
