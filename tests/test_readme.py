@@ -23,3 +23,10 @@ def test_the_python_runs(block: str, capsys: pytest.CaptureFixture[str]) -> None
     exec(compile(block, "a page", "exec"), {"__name__": "__main__"})
     # What says nothing has asserted something.
     assert capsys.readouterr().out.strip() or "assert " in block
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.name
+)
+def test_no_figure_is_missing(page: Path) -> None:
+    assert not re.findall(r"^[A-Z]+_[A-Z]+$", page.read_text(encoding="utf-8"), re.MULTILINE)
