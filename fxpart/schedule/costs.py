@@ -1,8 +1,16 @@
 """What one micro-batch costs each stage of a pipeline, and what passes between stages."""
 
+import math
 from dataclasses import dataclass
 
+from fxpart.errors import SpecError
+
 __all__ = ["PipelineCosts", "StageCost", "StageLink"]
+
+
+def _refuse_no_time(what: str, time_s: float) -> None:
+    if not 0 <= time_s < math.inf:
+        raise SpecError(f"{what} must be finite and at least 0, got {time_s}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +42,11 @@ class StageCost:
     first_backward_peak_bytes: int = 0
     """The same for the first micro-batch, whose gradients stay."""
 
+    def __post_init__(self) -> None:
+        """Refuse times that are none."""
+        for name in ("forward_s", "backward_s"):
+            _refuse_no_time(f"{name} of a stage on device {self.device}", getattr(self, name))
+
     def seconds(self, kind: str) -> float:
         """Return the time of its forward, `kind` ``F``, or of its backward, ``B``."""
         return self.forward_s if kind == "F" else self.backward_s
@@ -52,6 +65,10 @@ class StageLink:
     sent_bytes: int
     seconds: float
     """How long it occupies the link between the two devices."""
+
+    def __post_init__(self) -> None:
+        """Refuse a time that is none."""
+        _refuse_no_time(f"seconds of a link from {self.source} to {self.target}", self.seconds)
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,3 +247,12 @@ def test_an_order_that_is_stuck_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(SCHEDULES, "stuck", stuck_order)
     with pytest.raises(RuntimeError, match="the order of a schedule is wrong: 3 actions never"):
         simulate_schedule("stuck", _equal(2), 1)
+
+
+@pytest.mark.parametrize("time_s", [float("nan"), float("inf"), -1.0])
+def test_times_that_are_none_are_refused(time_s: float) -> None:
+    for forward_s, backward_s in ((time_s, 0.0), (1.0, time_s)):
+        with pytest.raises(SpecError, match="of a stage on device 2 must be finite"):
+            StageCost(2, forward_s, backward_s)
+    with pytest.raises(SpecError, match="of a link from 0 to 1 must be finite"):
+        StageLink("F", 0, 1, 8, time_s)
