@@ -25,6 +25,7 @@ def run_stage(folder: Path, index: int, say: Callable[[str], None]) -> None:
     say(READY)
     if fate == "wait":
         say("between two forwards: waiting")
+        # Far longer than any test waits: whoever waits is killed.
         time.sleep(600)
     say(COMPUTING)
     if fate == "raise":
