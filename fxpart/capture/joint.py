@@ -53,8 +53,6 @@ class JointCapture:
     gradients: Mapping[str, str]
     """Parameter, or input that requires a gradient, to the name of the value that is its gradient.
     One that the loss does not depend on is not there; tied ones are there by their first name."""
-    first_backward: int
-    """The operators from this one on are the backward; `graph.n_ops` when there is none."""
     forward: ExportedProgram
     """The module as it was exported, without its loss: what a step runs forward."""
     exported_names: tuple[str, ...]
@@ -194,7 +192,6 @@ def _as_arrays(program: ExportedProgram, forward: ExportedProgram) -> JointCaptu
     calls: list[fx.Node] = [n for n in program.graph.nodes if n.op == "call_function"]
     exported = tuple(node.meta.get(EXPORTED) or "" for node in calls)
     graph = _with_partners(op_graph(program), calls, exported)
-    backward = (index for index, later in enumerate(graph.is_backward.tolist()) if later)
     return JointCapture(
         program,
         graph,
@@ -203,7 +200,6 @@ def _as_arrays(program: ExportedProgram, forward: ExportedProgram) -> JointCaptu
             for spec in program.graph_signature.output_specs
             if spec.kind != OutputKind.LOSS_OUTPUT
         },
-        next(backward, graph.n_ops),
         forward,
         exported,
     )

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
-__all__ = ["gradient_share", "largest_magnitude", "max_difference", "rounding"]
+from fxpart.errors import ExecutionError
+
+__all__ = ["gradient_share", "largest_magnitude", "max_difference", "refuse_more", "rounding"]
 
 _NOISE = 16
 """Roundings of the largest gradient that a sum of many may be off by."""
@@ -53,7 +55,9 @@ def largest_magnitude(result: Any) -> float:  # noqa: ANN401
     largest = 0.0
     for leaf in tree_flatten(result)[0]:
         if isinstance(leaf, Tensor) and leaf.numel():
-            size = leaf.detach().abs().to(torch.float64)
+            # Truth values have no magnitude until they are numbers.
+            wide = torch.complex128 if leaf.is_complex() else torch.float64
+            size = leaf.detach().to(wide).abs()
             largest = max(largest, float(size.nan_to_num(0.0, 0.0, 0.0).max()))
     return largest
 
@@ -92,3 +96,13 @@ def gradient_share(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) ->
         size = max(largest_magnitude(gradient), least)
         largest = max(largest, (apart / size if size else math.inf) if apart else 0.0)
     return largest
+
+
+def refuse_more(what: str, apart: float, allowed: float, of: str = "") -> None:
+    """Raise `ExecutionError` where `what` of a split model is further off than `allowed`."""
+    if apart > allowed:
+        raise ExecutionError(
+            f"the split model's {what} are {apart:.3g}{of} from the unsplit one's, more than the"
+            f" {allowed:.3g} of rounding; a call that depends on chance or on what ran before it"
+            " cannot be split: take it out of the model"
+        )

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from fxpart.errors import ExecutionError
 from fxpart.execution.difference import (
     gradient_share,
     largest_magnitude,
     max_difference,
+    refuse_more,
     rounding,
 )
 from fxpart.execution.training_loss import training_loss
@@ -88,23 +88,14 @@ def agreement(mine: Outcome, reference: Outcome) -> tuple[float, float | None]:
     got = (mine.results, mine.loss) if whole else mine.loss
     wanted = (reference.results, reference.loss) if whole else reference.loss
     differs = max_difference(got, wanted)
-    _refuse_more("results", differs, rounding(wanted) * largest_magnitude(wanted))
+    refuse_more("results", differs, rounding(wanted) * largest_magnitude(wanted))
     if reference.gradients is None:
         return differs, None
     share = gradient_share(mine.gradients or {}, reference.gradients)
-    _refuse_more(
+    refuse_more(
         "gradients",
         share,
         rounding(list(reference.gradients.values())),
         " of their largest element",
     )
     return differs, share
-
-
-def _refuse_more(what: str, apart: float, allowed: float, of: str = "") -> None:
-    if apart > allowed:
-        raise ExecutionError(
-            f"the split model's {what} are {apart:.3g}{of} from the unsplit one's, more than the"
-            f" {allowed:.3g} of rounding; a call that depends on chance or on what ran before it"
-            " cannot be split: take it out of the model"
-        )

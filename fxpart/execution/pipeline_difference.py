@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fxpart.execution.difference import gradient_share, max_difference
+from fxpart.execution.difference import (
+    gradient_share,
+    largest_magnitude,
+    max_difference,
+    refuse_more,
+    rounding,
+)
 from fxpart.execution.pipeline_job import gradient_key, output_key
 from fxpart.execution.unsplit_reference import Reference
 from fxpart.pipeline.one_parameter import tied_parameters
@@ -14,7 +20,12 @@ from fxpart.pipeline.one_parameter import tied_parameters
 if TYPE_CHECKING:
     from fxpart.pipeline.chain import Chain
 
-__all__ = ["gradient_differences", "loss_difference", "output_difference"]
+__all__ = [
+    "gradient_differences",
+    "loss_difference",
+    "output_difference",
+    "refuse_other_results",
+]
 
 
 def output_difference(computed: Mapping[str, Tensor], expected: Reference) -> float:
@@ -81,3 +92,26 @@ def gradient_differences(
             all_wanted[f"{stage.index}.{name}"] = zeros if wanted is None else wanted.cpu()
     tied = gradient_share(*kinds[True]) if kinds[True][0] else None
     return gradient_share(*kinds[False]), tied
+
+
+def refuse_other_results(
+    results_apart: float, gradients_apart: float | None, expected: Reference
+) -> None:
+    """Refuse what is further from the unsplit model than sums in another order may be.
+
+    Args:
+        results_apart: largest difference of a result, or of the loss of a training step: that is
+            one of the results, or the mean of one, and so no larger.
+        gradients_apart: largest difference of a gradient, as a share of its largest element; None
+            without training.
+        expected: of the same microbatches.
+
+    Raises:
+        ExecutionError: when results, loss or gradients are too far apart.
+
+    """
+    wanted = expected.outputs
+    refuse_more("results", results_apart, rounding(wanted) * largest_magnitude(wanted))
+    if gradients_apart is not None:
+        allowed = rounding(list(expected.gradients.values()))
+        refuse_more("gradients", gradients_apart, allowed, " of their largest element")

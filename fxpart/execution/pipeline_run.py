@@ -19,6 +19,7 @@ from fxpart.execution.pipeline_difference import (
     gradient_differences,
     loss_difference,
     output_difference,
+    refuse_other_results,
 )
 from fxpart.execution.pipeline_job import PipelineJob, StageMeasurement
 from fxpart.execution.supervise import run_stages
@@ -85,8 +86,7 @@ def run_pipeline(
     microbatches' losses (see `fxpart.execution.training_loss`). Gradients of weights that several
     stages have are summed over these stages. Weights are not updated, those of `chain` not even
     read by the other processes: they get copies, as files in the temporary folder, which needs
-    room for them and is left behind only if this process is killed. A model that draws
-    random numbers, as dropout does, differs from the unsplit one.
+    room for them and is left behind only if this process is killed.
 
     On CPUs the processes talk over gloo on the loopback interface. Where `chain` lies on a CUDA
     device, every stage gets a GPU of its own and they talk over NCCL; with fewer GPUs, they share
@@ -106,7 +106,9 @@ def run_pipeline(
         SpecError: for arguments that do not fit each other.
         CaptureError: for a stage that cannot be exported into a file.
         CacheError: when the temporary folder cannot be written.
-        ExecutionError: when a process ends early, within 2 s of that, or hangs. No process is left.
+        ExecutionError: when a process ends early, within 2 s of that, or hangs, and when results,
+            loss or gradients are further from the unsplit model's than rounding, as those of a
+            model that draws random numbers are. No process is left.
 
     """
     if not microbatches:
@@ -216,6 +218,9 @@ def _result(
     runs_s = tuple(max(times) for times in zip(*(m.runs_s for m in measured), strict=True))
     step_s, losses = median(runs_s), measured[-1].losses
     own, tied = gradient_differences(chain, computed, expected) if job.training else (None, None)
+    apart = max(output_difference(computed[-1], expected), loss_difference(losses, expected))
+    shares = [share for share in (own, tied) if share is not None]
+    refuse_other_results(apart, max(shares, default=None), expected)
     return PipelineRun(
         schedule=job.schedule,
         training=job.training,
@@ -225,9 +230,7 @@ def _result(
         throughput_per_s=job.n_microbatches / step_s,
         stage_peak_bytes=tuple(m.peak_bytes for m in measured),
         loss=sum(losses) / len(losses) if losses else None,
-        max_difference=max(
-            output_difference(computed[-1], expected), loss_difference(losses, expected)
-        ),
+        max_difference=apart,
         gradient_difference=own,
         tied_gradient_difference=tied,
         backend=job.backend,

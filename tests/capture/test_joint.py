@@ -135,14 +135,14 @@ def test_parameters_without_gradient_have_none() -> None:
     _, gradients = _run(captured, module, {"x": x})
     _agree(gradients, _by_autograd(module, module(x).mean()))
     # The operators of the region are there, in their module.
-    assert "gate" in captured.graph.modules[: captured.first_backward]
-    assert "gate" not in captured.graph.modules[captured.first_backward :]
+    assert "gate" in captured.graph.modules[: captured.graph.first_backward]
+    assert "gate" not in captured.graph.modules[captured.graph.first_backward :]
 
 
 def test_a_model_with_nothing_to_train_is_its_forward() -> None:
     captured = joint_capture(Mlp().requires_grad_(False), (torch.zeros(2, 4),))
     assert captured.gradients == {}
-    assert captured.first_backward == captured.graph.n_ops
+    assert captured.graph.first_backward == captured.graph.n_ops
     assert captured.graph.value_is_output.sum() == 1
 
 
@@ -160,7 +160,7 @@ class _Cast(nn.Module):
 def test_a_region_under_autocast_computes_in_its_dtype() -> None:
     module, x = _Cast(), torch.randn(3, 4)
     captured = joint_capture(module, (x,))
-    product = int(captured.graph.flops[: captured.first_backward].argmax())
+    product = int(captured.graph.flops[: captured.graph.first_backward].argmax())
     assert captured.graph.dtypes[product] == "bfloat16"
     _, gradients = _run(captured, module, {"x": x})
     _agree(gradients, _by_autograd(module, module(x).mean()))

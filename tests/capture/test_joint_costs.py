@@ -43,7 +43,7 @@ def test_all_parameters_have_their_gradient_among_the_outputs(spec: ModelSpec) -
         value = graph.value_names.index(value_name)
         assert graph.value_is_output[value]
         assert graph.value_bytes[value] == parameters[name].nbytes
-        assert graph.value_producer[value] >= captured.first_backward
+        assert graph.value_producer[value] >= captured.graph.first_backward
     # The loss, and nothing else beside: what the model returns is not kept.
     assert graph.value_is_output.sum() == len(parameters) + 1
     # Gradients are made, weights are there before.
@@ -57,8 +57,8 @@ def test_the_backward_of_a_transformer_costs_about_twice_the_forward(spec: Model
     captured = joint_capture(built.module, (), built.kwargs)
     flops = captured.graph.flops
     forward, backward = (
-        flops[: captured.first_backward].sum(),
-        flops[captured.first_backward :].sum(),
+        flops[: captured.graph.first_backward].sum(),
+        flops[captured.graph.first_backward :].sum(),
     )
     assert forward > 0
     # Fused attention computes its scores a second time.
@@ -69,15 +69,15 @@ def test_a_perceptron_with_input_gradient_costs_exactly_twice() -> None:
     x = torch.zeros(2, 4, device="meta", requires_grad=True)
     captured = joint_capture(Mlp().to("meta"), (x,))
     flops = captured.graph.flops
-    assert flops[: captured.first_backward].sum() == 2 * 2 * (4 * 8 + 8 * 6)
-    assert flops[captured.first_backward :].sum() == 2 * 2 * 2 * (4 * 8 + 8 * 6)
+    assert flops[: captured.graph.first_backward].sum() == 2 * 2 * (4 * 8 + 8 * 6)
+    assert flops[captured.graph.first_backward :].sum() == 2 * 2 * 2 * (4 * 8 + 8 * 6)
     assert list(captured.gradients) == ["up.weight", "down.weight", "down.bias", "x"]
 
 
 def test_without_input_gradient_the_first_layer_computes_one_less() -> None:
     captured = joint_capture(Mlp().to("meta"), (torch.zeros(2, 4, device="meta"),))
     flops = captured.graph.flops
-    assert flops[captured.first_backward :].sum() == 2 * 2 * (4 * 8 + 2 * 8 * 6)
+    assert flops[captured.graph.first_backward :].sum() == 2 * 2 * (4 * 8 + 2 * 8 * 6)
 
 
 class _Attention(nn.Module):
@@ -108,7 +108,7 @@ class _Recurrent(nn.Module):
 
 def test_a_recurrent_layer_is_captured_as_its_products() -> None:
     captured = joint_capture(_Recurrent().to("meta"), (torch.zeros(2, 5, 4, device="meta"),))
-    gates, forward = 4 * 8, captured.graph.flops[: captured.first_backward]
+    gates, forward = 4 * 8, captured.graph.flops[: captured.graph.first_backward]
     assert forward.sum() == 2 * 2 * 5 * gates * (4 + 8)
     assert not any("mkldnn" in target for target in captured.graph.targets)
 
@@ -122,7 +122,7 @@ def _modules(graph: OpGraph, first: int, last: int) -> list[str]:
 def test_a_backward_operator_belongs_to_the_module_whose_gradient_it_computes() -> None:
     x = torch.zeros(2, 4, device="meta", requires_grad=True)
     captured = joint_capture(Mlp().to("meta"), (x,))
-    graph, border = captured.graph, captured.first_backward
+    graph, border = captured.graph, captured.graph.first_backward
     # The activation and the mean are of the root.
     assert _modules(graph, 0, border) == ["up", "", "down", ""]
     assert _modules(graph, border, graph.n_ops) == ["", "down", "", "up"]
@@ -138,5 +138,5 @@ def test_gradients_of_a_transformer_are_made_in_the_module_of_their_parameter() 
     for name, value_name in captured.gradients.items():
         producer = int(graph.value_producer[graph.value_names.index(value_name)])
         assert graph.modules[producer] == name.removesuffix(".weight")
-    forward = set(graph.modules[: captured.first_backward])
-    assert set(graph.modules[captured.first_backward :]) <= forward
+    forward = set(graph.modules[: captured.graph.first_backward])
+    assert set(graph.modules[captured.graph.first_backward :]) <= forward

@@ -35,7 +35,7 @@ def test_a_small_step_by_hand() -> None:
     assert parts["mm"] == "linear"
     assert parts["addmm"] == "linear_1"
     assert parts["mean"] == ""
-    assert {parts[graph.names[op]] for op in range(joint.first_backward, graph.n_ops)} == {""}
+    assert {parts[graph.names[op]] for op in range(joint.graph.first_backward, graph.n_ops)} == {""}
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
@@ -43,7 +43,7 @@ def test_partners_share_a_module_and_a_device(spec: ModelSpec) -> None:
     joint = _captured(spec)
     graph = joint.graph
     backward = np.flatnonzero(graph.is_backward)
-    assert backward.tolist() == list(range(joint.first_backward, graph.n_ops))
+    assert backward.tolist() == list(range(joint.graph.first_backward, graph.n_ops))
     for op in backward.tolist():
         assert graph.modules[op] == graph.modules[int(graph.forward_of[op])]
     assert np.array_equal(graph.group[graph.forward_of], graph.group)
@@ -55,7 +55,7 @@ def test_partners_share_a_module_and_a_device(spec: ModelSpec) -> None:
 def test_stages_of_a_step_are_stages_of_its_forward(spec: ModelSpec) -> None:
     joint = _captured(spec)
     graph, forward = joint.graph, op_graph(joint.forward)
-    stage = np.minimum(np.arange(graph.n_ops) * 3 // joint.first_backward, 2)
+    stage = np.minimum(np.arange(graph.n_ops) * 3 // joint.graph.first_backward, 2)
     stage = stage[graph.group]
     found = forward_devices(stage, joint.exported_names, forward)
     place = dict(zip(joint.exported_names, stage.tolist(), strict=True))

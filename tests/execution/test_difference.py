@@ -68,3 +68,10 @@ def test_rounding_is_half_of_the_digits_of_the_coarsest_dtype() -> None:
     assert rounding(fine) == pytest.approx(2**-11.5)
     assert rounding((fine, coarse)) == pytest.approx(2**-3.5)
     assert rounding(torch.zeros(1, dtype=torch.int64)) == 0.0
+
+
+def test_truth_values_and_complex_numbers_have_a_magnitude() -> None:
+    assert largest_magnitude((torch.tensor([True, False]), torch.tensor([-3.0]))) == 3.0
+    assert largest_magnitude(torch.tensor([True])) == 1.0
+    assert largest_magnitude(torch.tensor([3.0 + 4.0j])) == 5.0
+    assert largest_magnitude(torch.zeros(0, dtype=torch.bool)) == 0.0

@@ -71,8 +71,8 @@ def _run(name: str, device_of: IntArray, devices: int) -> tuple[LocalRun, tuple[
 def _row(name: str, devices: int) -> IntArray:
     """Return equal numbers of forward operators, in order, on each device."""
     _, step = _step(name)
-    place = np.minimum(np.arange(step.graph.n_ops), step.first_backward - 1)
-    return place * devices // step.first_backward
+    place = np.minimum(np.arange(step.graph.n_ops), step.graph.first_backward - 1)
+    return place * devices // step.graph.first_backward
 
 
 def test_a_step_by_hand() -> None:

@@ -6,11 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxpart.errors import ExecutionError
 from fxpart.execution.difference import rounding
 from fxpart.execution.pipeline_difference import (
     gradient_differences,
     loss_difference,
     output_difference,
+    refuse_other_results,
 )
 from fxpart.execution.pipeline_job import gradient_key, output_key
 from fxpart.execution.unsplit_reference import Reference
@@ -96,3 +98,33 @@ def test_a_missing_gradient_is_zeros() -> None:
     nothing = torch.zeros(0)
     assert _differences({}, {own: nothing}) == (1.0, 0.0)
     assert _differences({}, {tied: nothing}) == (0.0, 1.0)
+
+
+ROUNDING = math.sqrt(torch.finfo(torch.float32).eps)
+EXPECTED = Reference(
+    ((torch.full((2, 4), 5.0),), (torch.full((2, 4), 401.0),)), (), {(0, "bias"): torch.ones(4)}
+)
+
+
+@pytest.mark.parametrize("gradients", [None, 0.0, 0.9 * ROUNDING])
+@pytest.mark.parametrize("results", [0.0, 0.9 * ROUNDING * 401])
+def test_rounding_is_taken(results: float, gradients: float | None) -> None:
+    refuse_other_results(results, gradients, EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("results", "gradients", "said"),
+    [
+        (1.1 * ROUNDING * 401, None, "results are 0.152 from the unsplit one's, more than the"),
+        (math.inf, 0.0, "results are inf from"),
+        (0.0, 1.1 * ROUNDING, "gradients are 0.00038 of their largest element from the unsplit"),
+        (0.0, math.inf, "gradients are inf of"),
+    ],
+)
+def test_more_is_refused(results: float, gradients: float | None, said: str) -> None:
+    with pytest.raises(ExecutionError) as raised:
+        refuse_other_results(results, gradients, EXPECTED)
+    line = str(raised.value)
+    assert said in line
+    assert line.endswith("take it out of the model")
+    assert "\n" not in line

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.runner.command import OWN, SMALL, run, tracked_runs
+from tests.runner.command import OWN, SMALL, Done, run, tracked_runs
 
 PIPELINE = [*OWN, "mode=pipeline"]
 ON_THIS_CPU = ["devices=2xcpu", "transfer_rate=loopback"]
@@ -172,23 +172,27 @@ def test_a_stage_that_falls_silent_fails_the_run(folder: Path) -> None:
     assert "measured_ms" not in tracked.data.metrics
 
 
-def test_gradients_of_a_tied_weight_count(folder: Path) -> None:
-    """Its two halves are summed over microbatches first: rounding, where all else is equal."""
+def _run_once(folder: Path, model: str, *arguments: str) -> Done:
+    """Run one step of a model of `MORE_MODELS` on torch's engine."""
     (folder / "more.py").write_text(MORE_MODELS)
-    done = run(
+    return run(
         folder,
         *PIPELINE,
         *ON_THIS_CPU,
-        "model.factory=more:tied",
-        "mode.cut_after=[1]",
-        "phase=training",
+        f"model.factory=more:{model}",
         "schedule=gpipe",
-        "microbatches=3",
         "execute=pipeline",
         "execute.repeats=1",
         "tracking=none",
-        "hydra.run.dir=outputs/tied",
+        f"hydra.run.dir=outputs/{model}",
+        *arguments,
     )
+
+
+def test_gradients_of_a_tied_weight_count(folder: Path) -> None:
+    """Its two halves are summed over microbatches first: rounding, where all else is equal."""
+    step = ("mode.cut_after=[1]", "phase=training", "microbatches=3")
+    done = _run_once(folder, "tied", *step)
     assert done.code == 0, done.err
     result = result_of(folder / "outputs" / "tied")
     measured = result["measured"]
@@ -199,24 +203,11 @@ def test_gradients_of_a_tied_weight_count(folder: Path) -> None:
 
 
 def test_other_results_fail_the_run(folder: Path) -> None:
-    (folder / "more.py").write_text(MORE_MODELS)
-    done = run(
-        folder,
-        *PIPELINE,
-        *ON_THIS_CPU,
-        "model.factory=more:by_chance",
-        "mode.cut_after=[0]",
-        "schedule=gpipe",
-        "microbatches=2",
-        "execute=pipeline",
-        "execute.repeats=1",
-        "tracking=none",
-        "hydra.run.dir=outputs/chance",
-    )
+    done = _run_once(folder, "by_chance", "mode.cut_after=[0]", "microbatches=2")
     assert done.code == 2, done.out
-    assert "the pipeline's results are " in done.error
+    assert "the split model's results are " in done.error
     assert "depends on chance" in done.error
-    assert result_of(folder / "outputs" / "chance")["status"] == "failed"
+    assert result_of(folder / "outputs" / "by_chance")["status"] == "failed"
 
 
 @pytest.mark.parametrize(
