@@ -109,9 +109,12 @@ class _Drawing:
             reads=reads,
             weight_names=tuple(f"w{weight}" for weight in range(len(weights))),
             weight_bytes=weights,
+            weight_state_bytes=np.zeros(len(weights), dtype=np.int64),
             use_start=use_start,
             uses=uses,
             forward_of=np.arange(n),
+            gradient_values=np.empty(0, dtype=np.int64),
+            gradient_weights=np.empty(0, dtype=np.int64),
         )
 
 

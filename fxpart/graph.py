@@ -13,10 +13,12 @@ import numpy.typing as npt
 
 from fxpart.errors import CycleError, SpecError
 
-__all__ = ["FloatArray", "IntArray", "OpGraph", "csr"]
+__all__ = ["UPDATE", "FloatArray", "IntArray", "OpGraph", "csr"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
+UPDATE = "optimizer."
+"""What the target of an operator begins with that updates a weight, such as ``optimizer.adam``."""
 
 
 def csr(rows: list[list[int]]) -> tuple[IntArray, IntArray]:
@@ -71,6 +73,9 @@ class OpGraph:
     """First name of each weight storage; tied weights are one. Length W."""
     weight_bytes: IntArray
     """Bytes of each weight storage. Length W."""
+    weight_state_bytes: IntArray
+    """Bytes that an optimizer keeps for each weight, wherever that lies; 0 where nothing trains it.
+    Length W."""
     use_start: IntArray
     """CSR starts into `uses`. Length n + 1."""
     uses: IntArray
@@ -78,6 +83,10 @@ class OpGraph:
     forward_of: IntArray
     """For an operator of a backward the forward operator whose gradient it computes; else the
     operator itself. Length n."""
+    gradient_values: IntArray
+    """The values that are gradients of weights; empty without a backward. Length G."""
+    gradient_weights: IntArray
+    """The weight storage that each of them is the gradient of. Length G."""
 
     def __post_init__(self) -> None:
         """Check what every algorithm relies on: lengths, and producers before readers."""
@@ -94,6 +103,11 @@ class OpGraph:
         of_values = (self.value_names, self.value_bytes, self.value_alloc_bytes, self.value_base)
         if any(len(column) != values for column in (*of_values, self.value_is_output)):
             raise SpecError(f"graph arrays disagree in length: {values} values")
+        weights = len(self.weight_names)
+        if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
+            raise SpecError(f"graph arrays disagree in length: {weights} weights")
+        if len(self.gradient_values) != len(self.gradient_weights):
+            raise SpecError("each gradient must name its weight")
         if (np.diff(self.value_producer) < 0).any() or self.value_producer.max(initial=0) >= n:
             raise SpecError("values must be numbered in the order of their producers")
         if (self.value_base >= np.arange(values)).any():
@@ -125,8 +139,16 @@ class OpGraph:
         return int(self.weight_bytes.sum())
 
     @property
+    def is_update(self) -> npt.NDArray[np.bool_]:
+        """Whether an operator is an optimizer's update of a weight, once a step. Length n."""
+        return np.array([target.startswith(UPDATE) for target in self.targets], dtype=np.bool_)
+
+    @property
     def is_backward(self) -> npt.NDArray[np.bool_]:
-        """Whether an operator belongs to the backward of a training step. Length n."""
+        """Whether an operator belongs to the backward of a training step, or comes after it.
+
+        Length n. Updates of weights do: they too stay with the forward.
+        """
         found: npt.NDArray[np.bool_] = self.forward_of != np.arange(self.n_ops)
         return found
 

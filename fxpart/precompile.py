@@ -46,9 +46,12 @@ def _two_operators() -> OpGraph:
         reads=reads,
         weight_names=("w",),
         weight_bytes=np.array([1], dtype=np.int64),
+        weight_state_bytes=np.zeros(1, dtype=np.int64),
         use_start=use_start,
         uses=uses,
         forward_of=np.array([0, 1], dtype=np.int64),
+        gradient_values=np.empty(0, dtype=np.int64),
+        gradient_weights=np.empty(0, dtype=np.int64),
     )
 
 

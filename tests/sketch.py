@@ -86,9 +86,12 @@ class Sketch:
             reads=reads,
             weight_names=tuple(f"w{i}" for i in range(len(self.weights))),
             weight_bytes=np.array(self.weights, dtype=np.int64),
+            weight_state_bytes=np.zeros(len(self.weights), dtype=np.int64),
             use_start=use_start,
             uses=uses,
             forward_of=np.array([self.forward_of.get(i, i) for i in range(n)], dtype=np.int64),
+            gradient_values=np.empty(0, dtype=np.int64),
+            gradient_weights=np.empty(0, dtype=np.int64),
         )
 
 

@@ -176,7 +176,10 @@ class GraphBuilder:
             reads=reads,
             weight_names=tuple(self.weight_names[w] for w in used),
             weight_bytes=np.array([self.weight_bytes[w] for w in used], dtype=np.int64),
+            weight_state_bytes=np.zeros(len(used), dtype=np.int64),
             use_start=use_start,
             uses=uses,
             forward_of=np.arange(len(self.names)),
+            gradient_values=np.empty(0, dtype=np.int64),
+            gradient_weights=np.empty(0, dtype=np.int64),
         )

@@ -191,18 +191,35 @@ def _gradient_spec(of: InputSpec, name: str) -> OutputSpec:
 def _as_arrays(program: ExportedProgram, forward: ExportedProgram) -> JointCapture:
     calls: list[fx.Node] = [n for n in program.graph.nodes if n.op == "call_function"]
     exported = tuple(node.meta.get(EXPORTED) or "" for node in calls)
-    graph = _with_partners(op_graph(program), calls, exported)
+    gradients = {
+        str(spec.target): str(spec.arg.name)
+        for spec in program.graph_signature.output_specs
+        if spec.kind != OutputKind.LOSS_OUTPUT
+    }
+    graph = _with_gradients(_with_partners(op_graph(program), calls, exported), gradients)
     return JointCapture(
         program,
         graph,
-        {
-            str(spec.target): spec.arg.name
-            for spec in program.graph_signature.output_specs
-            if spec.kind != OutputKind.LOSS_OUTPUT
-        },
+        gradients,
         forward,
         exported,
     )
+
+
+def _with_gradients(graph: OpGraph, gradients: Mapping[str, str]) -> OpGraph:
+    """Return `graph` told which of its values are gradients of which of its weights.
+
+    A gradient that is a constant of the graph, or of an input or an unused weight, is none.
+    """
+    value_of = {name: value for value, name in enumerate(graph.value_names)}
+    weight_of = {name: weight for weight, name in enumerate(graph.weight_names)}
+    pairs = [
+        (value_of[value], weight_of[name])
+        for name, value in gradients.items()
+        if value in value_of and name in weight_of
+    ]
+    values, weights = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    return replace(graph, gradient_values=values.copy(), gradient_weights=weights.copy())
 
 
 def _with_partners(graph: OpGraph, calls: list[fx.Node], exported: tuple[str, ...]) -> OpGraph:

@@ -48,6 +48,7 @@ class MemoryTables(NamedTuple):
     use_start: IntArray
     uses: IntArray
     weight_bytes: IntArray
+    """What stays on a device with each weight: itself and what an optimizer keeps for it."""
 
 
 def _made_start(graph: OpGraph) -> IntArray:
@@ -80,7 +81,7 @@ def memory_tables(graph: OpGraph) -> MemoryTables:
         is_output=graph.value_is_output,
         use_start=graph.use_start,
         uses=graph.uses,
-        weight_bytes=graph.weight_bytes,
+        weight_bytes=graph.weight_bytes + graph.weight_state_bytes,
     )
 
 
