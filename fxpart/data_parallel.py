@@ -10,7 +10,7 @@ import numpy as np
 
 from fxpart.errors import SpecError
 from fxpart.graph import IntArray
-from fxpart.topology import Link, Topology
+from fxpart.topology import DeviceSpec, Link, Topology
 
 __all__ = ["DataParallel", "data_parallel", "share_of_batch"]
 
@@ -79,12 +79,19 @@ def _blocks(n: int, replicas: int) -> IntArray:
     return np.arange(n, dtype=np.int64).reshape(replicas, n // replicas)
 
 
+def _kind(device: DeviceSpec) -> tuple[object, ...]:
+    """Return the numbers of a device, whatever it is called and wherever it sits."""
+    rates = tuple(sorted(device.flops_per_s.items()))
+    return device.memory_bytes, device.memory_bandwidth_bytes_per_s, rates
+
+
 def _dealt(topology: Topology, replicas: int) -> IntArray | None:
     """Return the devices with every run of equal ones dealt out; None if a run cannot be."""
     columns: list[IntArray] = []
+    kinds = [_kind(device) for device in topology.devices]
     begin = 0
-    for end in range(1, topology.n_devices + 1):
-        if end < topology.n_devices and topology.devices[end] == topology.devices[begin]:
+    for end in range(1, len(kinds) + 1):
+        if end < len(kinds) and kinds[end] == kinds[begin]:
             continue
         if (end - begin) % replicas:
             return None
@@ -95,20 +102,13 @@ def _dealt(topology: Topology, replicas: int) -> IntArray | None:
 
 def _alike(topology: Topology, rings: IntArray) -> bool:
     """Return whether all replicas have the same devices and links, whichever machine they are."""
-
-    def kinds(row: IntArray) -> list[tuple[object, ...]]:
-        specs = [topology.devices[device] for device in row.tolist()]
-        return [
-            (s.name, s.memory_bytes, tuple(s.flops_per_s.items()), s.memory_bandwidth_bytes_per_s)
-            for s in specs
-        ]
-
-    first = _part(topology, rings[0])
+    parts = [_part(topology, row) for row in rings]
+    first = parts[0]
     return all(
-        kinds(row) == kinds(rings[0])
-        and np.array_equal(_part(topology, row).bytes_per_s, first.bytes_per_s)
-        and np.array_equal(_part(topology, row).latency_s, first.latency_s)
-        for row in rings[1:]
+        [_kind(device) for device in part.devices] == [_kind(device) for device in first.devices]
+        and np.array_equal(part.bytes_per_s, first.bytes_per_s)
+        and np.array_equal(part.latency_s, first.latency_s)
+        for part in parts[1:]
     )
 
 
