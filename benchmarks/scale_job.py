@@ -29,9 +29,11 @@ from fxpart.problem import Problem, make_problem
 from fxpart.saved_assignment import assignment_document
 from fxpart.topology import Topology
 from runner import config, specs
-from runner.config import Config, build_topology, read_config
+from runner.build_topology import build_topology
+from runner.config import read_config
 from runner.experiment import model_spec
 from runner.paths import conf_dir
+from runner.sections import Config
 
 __all__ = ["MAKERS"]
 

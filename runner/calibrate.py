@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fxpart.cost.calibration import Calibration
     from fxpart.cost.profile import OperatorProfile
     from fxpart.graph import OpGraph
-    from runner.config import Config
+    from runner.sections import Config
 
 __all__ = ["Request", "main", "parsed"]
 

@@ -25,9 +25,9 @@ from fxpart.schedule import (
     step_on_cores,
 )
 from fxpart.schedule.engine_memory import ENGINE_SCHEDULES
-from runner.config import Config
 from runner.measured import Measured
 from runner.operator_times import is_measured
+from runner.sections import Config
 from runner.subject import Subject
 
 if TYPE_CHECKING:

@@ -21,11 +21,12 @@ from fxpart.phases import check_phase
 from fxpart.problem import Problem, make_problem
 from fxpart.saturate import saturate
 from fxpart.schedule import ScheduleResult
+from runner.build_topology import build_topology
 from runner.carry_out import carry_out, check_execute
-from runner.config import Config, build_topology
 from runner.measured import Measured
 from runner.operator_times import check_latency, operator_times
 from runner.pipeline_schedule import check_schedule, scheduled
+from runner.sections import Config
 from runner.subject import Subject, subject_of
 from runner.terminal import progress
 

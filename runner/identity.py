@@ -9,7 +9,7 @@ from pathlib import Path
 from fxpart.installed import installed_version
 from fxpart.saved_assignment import assignment_path
 from fxpart.stable_json import stable_digest
-from runner.config import (
+from runner.sections import (
     Config,
     DevicesConfig,
     ExecuteConfig,

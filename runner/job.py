@@ -9,7 +9,6 @@ from fxpart.errors import CacheError, FxpartError, InfeasibleError, one_line
 from fxpart.saved_assignment import ASSIGNMENT_FILE
 from runner.announce import announce_page
 from runner.carry_out import STAGES_FOLDER
-from runner.config import Config
 from runner.experiment import Result, carried_out, model_spec, plan
 from runner.figures import write_figures
 from runner.files import (
@@ -27,6 +26,7 @@ from runner.plan_files import write_plan_files
 from runner.provenance import environment_tags
 from runner.schedule_plot import schedule_svg
 from runner.schedule_trace import write_schedule_trace
+from runner.sections import Config
 from runner.sweep import SweepIds
 from runner.terminal import device_table, progress, show, summary_line
 from runner.timeline import write_trace

@@ -89,7 +89,7 @@ def _hydra_line(said: str) -> str:
 
 def _unknown_key(path: str) -> str:
     """Return what to write instead of a key that the configuration does not have."""
-    from runner.config import Config
+    from runner.sections import Config
 
     known = {field.name: field.type for field in fields(Config)}
     section, _, key = path.partition(".")

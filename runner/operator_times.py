@@ -9,7 +9,7 @@ from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.profile_file import profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import SpecError, nearest_names
-from runner.config import Config, LatencyConfig
+from runner.sections import Config, LatencyConfig
 from runner.subject import Subject
 from runner.terminal import progress
 

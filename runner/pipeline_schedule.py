@@ -5,7 +5,7 @@ from fxpart.errors import InfeasibleError, SpecError, nearest_names
 from fxpart.problem import Problem
 from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_costs
 from fxpart.sizes import show_bytes
-from runner.config import Config
+from runner.sections import Config
 from runner.terminal import counted
 from runner.units import format_s, format_size
 

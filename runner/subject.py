@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fxpart.captured import CapturedGraph, captured_graph
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import check_phase
-from runner.config import Config
+from runner.sections import Config
 
 if TYPE_CHECKING:
     from collections.abc import Callable

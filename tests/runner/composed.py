@@ -6,8 +6,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from runner import config, specs
-from runner.config import Config, read_config
+from runner.config import read_config
 from runner.paths import conf_dir
+from runner.sections import Config
 
 GROUPS = (
     "devices",

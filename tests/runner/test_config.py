@@ -9,8 +9,10 @@ from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 from fxpart.modes import MODES
-from runner.config import DevicesConfig, LinkConfig, PoolConfig, build_topology, read_config
+from runner.build_topology import build_topology
+from runner.config import read_config
 from runner.paths import conf_dir
+from runner.sections import DevicesConfig, LinkConfig, PoolConfig
 from tests.runner.composed import GROUPS, composed, composed_with_hydra, read
 
 CHOICES = [

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from runner import identity
-from runner.config import Config
 from runner.experiment import model_spec
 from runner.identity import Choices, config_key, override_values, parameters
+from runner.sections import Config
 from tests.runner.composed import read
 
 BASE = ("model=gpt2", "devices=2x16gb")

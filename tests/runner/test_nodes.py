@@ -10,7 +10,7 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.graph import OpGraph
 from fxpart.modes import make_mode
 from fxpart.problem import Problem, make_problem
-from runner.config import build_topology
+from runner.build_topology import build_topology
 from tests.runner.composed import read
 from tests.sketch import Sketch
 
