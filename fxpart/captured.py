@@ -4,7 +4,7 @@ Torch is imported only when a capture is needed: a warm start costs a file's rea
 """
 
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fxpart.graph import OpGraph
@@ -12,9 +12,11 @@ from fxpart.graph_cache import cache_key, cached_path, read_graph, write_graph
 from fxpart.levels import check_level
 from fxpart.models.factory_source import loaded_sources
 from fxpart.models.spec import ModelSpec
-from fxpart.phases import check_phase
+from fxpart.phases import StepOptions, check_phase
 
-__all__ = ["CapturedGraph", "captured_graph"]
+__all__ = ["CapturedGraph", "captured_graph", "step_key"]
+
+_USUAL = StepOptions()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -28,11 +30,18 @@ class CapturedGraph:
 
 
 def captured_graph(
-    spec: ModelSpec, level: str, cache_dir: Path | None, phase: str = "inference"
+    spec: ModelSpec,
+    level: str,
+    cache_dir: Path | None,
+    phase: str = "inference",
+    *,
+    train_mode: bool = False,
+    options: StepOptions = _USUAL,
 ) -> CapturedGraph:
     """Return the graph of the model that `spec` names; without `cache_dir`, always captured.
 
-    In the phase ``training`` that is the graph of `fxpart.capture.joint_capture`.
+    In the phase ``training`` that is the graph of `fxpart.capture.joint_capture` with `options`,
+    of the model in ``train()`` or, without `train_mode`, in ``eval()``.
 
     Raises:
         SpecError: for a model, an input shape, a level or a phase that does not exist.
@@ -43,22 +52,31 @@ def captured_graph(
     check_level(level)
     check_phase(phase, level)
     begin = time.perf_counter()
-    path = cached_path(cache_dir, cache_key(spec.key(), level, phase)) if cache_dir else None
+    step = step_key(phase, train_mode=train_mode, options=options)
+    path = cached_path(cache_dir, cache_key(spec.key(), level, phase, step)) if cache_dir else None
     graph = read_graph(path) if path else None
     if graph is not None:
         return CapturedGraph(graph, time.perf_counter() - begin, from_cache=True)
-    graph = _capture(spec, level, phase)
+    graph = _capture(spec, level, phase, train_mode=train_mode, options=options)
     if path:
         write_graph(path, graph, loaded_sources() if spec.factory else ())
     return CapturedGraph(graph, time.perf_counter() - begin, from_cache=False)
 
 
-def _capture(spec: ModelSpec, level: str, phase: str) -> OpGraph:
+def step_key(phase: str, *, train_mode: bool, options: StepOptions) -> dict[str, object]:
+    """Return what of a training step decides its graph beside the model; empty in inference."""
+    return {"train_mode": train_mode, **asdict(options)} if phase == "training" else {}
+
+
+def _capture(
+    spec: ModelSpec, level: str, phase: str, *, train_mode: bool, options: StepOptions
+) -> OpGraph:
     # These import torch and transformers: seconds that a warm start does not pay.
     from fxpart.capture import capture_graph, joint_graph
     from fxpart.models.build import build_model
 
     built = build_model(spec)
     if phase == "training":
-        return joint_graph(built.module, built.args, built.kwargs)
+        built.module.train(train_mode)
+        return joint_graph(built.module, built.args, built.kwargs, options)
     return capture_graph(built.module, built.args, built.kwargs, level)

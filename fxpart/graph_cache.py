@@ -39,17 +39,23 @@ def _capture_source_digest() -> str:
     return digest.hexdigest()
 
 
-def cache_key(model: Mapping[str, object], level: str, phase: str = "inference") -> str:
+def cache_key(
+    model: Mapping[str, object],
+    level: str,
+    phase: str = "inference",
+    step: Mapping[str, object] | None = None,
+) -> str:
     """Return the identity of a captured graph as 64 hex digits.
 
     `model` is everything that decides the model and its inputs (JSON-able); `level` is how it is
-    captured and `phase` what of it. Versions of torch and fxpart, and fxpart's capture code, are
-    part of it.
+    captured, `phase` what of it, and `step` what else decides a training step. Versions of torch
+    and fxpart, and fxpart's capture code, are part of it.
     """
     parts = {
         "model": model,
         "level": level,
         "phase": phase,
+        "step": dict(step or {}),
         "torch": installed_version("torch"),
         "fxpart": installed_version("fxpart"),
         "capture": _capture_source_digest(),

@@ -28,6 +28,9 @@ class StepOptions:
     fused_attention: bool = True
     """Whether attention that has dropout is one fused call that keeps no probabilities, as
     accelerators run it. Else it is the products, and the masks, that a CPU runs and keeps."""
+    fused_dropout: bool = True
+    """Whether other dropout is one call that keeps a byte for each element, as accelerators run it.
+    Else it is the several calls that a CPU runs, which keep a number of the element's dtype."""
 
     def __post_init__(self) -> None:
         """Refuse a word that is not in `CHECKPOINTING`."""

@@ -29,6 +29,7 @@ from runner.pipeline_schedule import check_schedule, scheduled
 from runner.sections import Config
 from runner.subject import Subject, subject_of
 from runner.terminal import progress
+from runner.training import check_training
 
 __all__ = ["Result", "carried_out", "model_spec", "plan"]
 
@@ -126,6 +127,7 @@ def _check(config: Config) -> None:
     check_level(config.capture.level)
     check_phase(config.phase.name, config.capture.level)
     check_schedule(config)
+    check_training(config)
     # Before the latency, whose device and threads are those of the run where nothing else is said.
     check_execute(config)
     check_latency(config)

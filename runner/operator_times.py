@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from fxpart.captured import step_key
 from fxpart.cost.calibration import read_calibration
 from fxpart.cost.latency_source import LatencySource
 from fxpart.cost.profile import OperatorProfile
@@ -12,6 +13,7 @@ from fxpart.errors import SpecError, nearest_names
 from runner.sections import Config, LatencyConfig
 from runner.subject import Subject
 from runner.terminal import progress
+from runner.training import is_training, step_options
 
 __all__ = ["check_latency", "is_measured", "operator_times"]
 
@@ -31,6 +33,18 @@ def check_latency(config: Config) -> None:
         raise SpecError(
             f"latency={latency.name} measures operators, got capture.level={config.capture.level};"
             " use capture.level=operator, or latency=roofline"
+        )
+    if is_measured(latency):
+        _check_measurable(config)
+
+
+def _check_measurable(config: Config) -> None:
+    """Refuse to measure what is not of the model itself."""
+    if is_training(config) and config.optimizer.name != "none":
+        raise SpecError(
+            f"latency={config.latency.name} measures operators of the model, and updates of"
+            f" optimizer={config.optimizer.name} are none; add optimizer=none, or use"
+            " latency=roofline"
         )
 
 
@@ -76,6 +90,9 @@ def _profile(config: Config, subject: Subject, model: Mapping[str, object]) -> O
     key = {
         "model": model,
         "phase": config.phase.name,
+        "step": step_key(
+            config.phase.name, train_mode=config.phase.train_mode, options=step_options(config)
+        ),
         "executed": subject.real is not None,
         "threads": latency.threads,
         "repeats": latency.repeats,

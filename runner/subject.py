@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 from fxpart.captured import CapturedGraph, captured_graph
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import check_phase
+from fxpart.training.optimizer import with_optimizer
 from runner.sections import Config
+from runner.training import is_training, optimizer_of, step_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,9 +47,13 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
     """
     phase, cache = config.phase.name, config.capture
     if config.execute.name == "none":
-        cache_dir = Path(cache.cache_dir) if cache.use_cache else None
-        captured = captured_graph(spec, cache.level, cache_dir, phase)
-        return Subject(captured, lambda: _program(spec, phase))
+        captured = _captured(config, spec)
+        graph = (
+            with_optimizer(captured.graph, optimizer_of(config))
+            if is_training(config)
+            else captured.graph
+        )
+        return Subject(replace(captured, graph=graph), lambda: _program(config, spec))
     check_phase(phase, cache.level)
     from fxpart.execution.real_model import real_model
 
@@ -68,11 +74,25 @@ def _training_step(real: "RealModel", begin: float) -> Subject:
     return Subject(captured, lambda: step.program, forward, step.exported_names)
 
 
-def _program(spec: ModelSpec, phase: str) -> "ExportedProgram":
+def _captured(config: Config, spec: ModelSpec) -> CapturedGraph:
+    cache = config.capture
+    return captured_graph(
+        spec,
+        cache.level,
+        Path(cache.cache_dir) if cache.use_cache else None,
+        config.phase.name,
+        train_mode=config.phase.train_mode,
+        options=step_options(config),
+    )
+
+
+def _program(config: Config, spec: ModelSpec) -> "ExportedProgram":
     from fxpart.capture import export_program, joint_capture
     from fxpart.models.build import build_model
 
     built = build_model(spec)
-    if phase == "training":
-        return joint_capture(built.module, built.args, built.kwargs).program
+    if is_training(config):
+        built.module.train(config.phase.train_mode)
+        step = joint_capture(built.module, built.args, built.kwargs, step_options(config))
+        return step.program
     return export_program(built.module, built.args, built.kwargs)

@@ -4,6 +4,7 @@ A region that the model runs under `torch.no_grad` or autocast, where those diff
 around it, is a call of a graph of its own; it is one operator, which costs what its calls do.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from fxpart.capture.builder import GraphBuilder
 from fxpart.capture.flops import FlopCounter
 from fxpart.capture.regions import REGIONS, body_of
+from fxpart.capture.sizes import Sizes, example_sizes
 from fxpart.capture.storage import storage_key
 from fxpart.capture.traffic import moved_bytes
 from fxpart.errors import CaptureError
@@ -21,49 +23,81 @@ from fxpart.graph import OpGraph
 __all__ = ["compute_dtype", "op_graph"]
 
 
-def op_graph(program: torch.export.ExportedProgram) -> OpGraph:
-    """Return the `OpGraph` of an exported program: one operator for each of its call nodes."""
-    builder, counter = GraphBuilder(), FlopCounter()
-    weights: dict[fx.Node, int] = {}
-    values: dict[fx.Node, list[int | None]] = {}
+def op_graph(
+    program: torch.export.ExportedProgram,
+    sizes: Sizes | None = None,
+    counter: FlopCounter | None = None,
+) -> OpGraph:
+    """Return the `OpGraph` of an exported program: one operator for each of its call nodes.
+
+    Calls that only compute with symbolic sizes are no operators: without symbols there are none.
+
+    Args:
+        program: what was exported.
+        sizes: numbers for its symbols; None for those of its example inputs.
+        counter: counts FLOPs, and remembers what it counted; None for a new one.
+
+    Raises:
+        CaptureError: for control flow, and for sizes that depend on the values of tensors.
+
+    """
+    placeholders = program.graph.find_nodes(op="placeholder")
+    reading = _Reading(sizes or example_sizes(placeholders), counter or FlopCounter())
     for node in program.graph.nodes:
         if node.op == "placeholder":
-            _add_placeholder(builder, program, node, weights, values)
+            _add_placeholder(reading, program, node)
         elif node.op == "get_attr" and all(user.target in REGIONS for user in node.users):
             continue
         elif node.op == "call_function":
-            _add_call(builder, counter, node, weights, values)
+            if not reading.sizes.is_size(node):
+                _add_call(reading, node)
         elif node.op == "output":
-            for result in node.all_input_nodes:
-                builder.outputs.update(v for v in values.get(result, ()) if v is not None)
+            reading.add_outputs(node)
         else:
             raise CaptureError(
                 f"the model holds control flow that cannot be placed: {node.name} is a branch of"
                 " torch.cond or a loop; export a model without it"
             )
-    return builder.finish()
+    return reading.builder.finish()
+
+
+@dataclass(eq=False, slots=True)
+class _Reading:
+    """What is known of a program, as far as it was read."""
+
+    sizes: Sizes
+    counter: FlopCounter
+    builder: GraphBuilder = field(default_factory=GraphBuilder)
+    weights: dict[fx.Node, int] = field(default_factory=dict)
+    values: dict[fx.Node, list[int | None]] = field(default_factory=dict)
+
+    def inputs(self, node: fx.Node) -> list[torch.Tensor]:
+        """Return the tensors that a call is given."""
+        shown = [self.sizes.of(before) for before in node.all_input_nodes]
+        return [value for value in shown if torch.is_tensor(value)]
+
+    def add_outputs(self, node: fx.Node) -> None:
+        """Enter what the caller gets."""
+        for result in node.all_input_nodes:
+            self.builder.outputs.update(v for v in self.values.get(result, ()) if v is not None)
 
 
 def _add_placeholder(
-    builder: GraphBuilder,
-    program: torch.export.ExportedProgram,
-    node: fx.Node,
-    weights: dict[fx.Node, int],
-    values: dict[fx.Node, list[int | None]],
+    reading: _Reading, program: torch.export.ExportedProgram, node: fx.Node
 ) -> None:
     """Enter a parameter, buffer or constant as a weight, anything else as an input."""
-    signature, value = program.graph_signature, node.meta.get("val")
+    signature, value = program.graph_signature, reading.sizes.of(node)
     name = (
         signature.inputs_to_parameters.get(node.name)
         or signature.inputs_to_buffers.get(node.name)
         or signature.inputs_to_lifted_tensor_constants.get(node.name)
     )
     if name is None:
-        values[node] = [builder.add_value(node.name, -1, value)]
+        reading.values[node] = [reading.builder.add_value(node.name, -1, value)]
         return
     tensor = program.state_dict.get(name, program.constants.get(name))
     if isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor):
-        weights[node] = builder.add_weight(name, tensor, value)
+        reading.weights[node] = reading.builder.add_weight(name, tensor, value)
 
 
 def _module_path(node: fx.Node) -> str:
@@ -80,23 +114,18 @@ def compute_dtype(outputs: list[Any], inputs: list[torch.Tensor]) -> str:
     return str(chosen.dtype).removeprefix("torch.")
 
 
-def _add_call(
-    builder: GraphBuilder,
-    counter: FlopCounter,
-    node: fx.Node,
-    weights: dict[fx.Node, int],
-    values: dict[fx.Node, list[int | None]],
-) -> None:
+def _add_call(reading: _Reading, node: fx.Node) -> None:
     """Enter one call node: what it reads, what it makes, what that costs."""
+    builder, values = reading.builder, reading.values
     op, is_item = len(builder.names), getattr(node.target, "__name__", "") == "getitem"
-    inputs = [i.meta["val"] for i in node.all_input_nodes if torch.is_tensor(i.meta.get("val"))]
+    inputs = reading.inputs(node)
     source = node.args[0] if is_item else None
     if isinstance(source, fx.Node):
         reads = [values[source][node.args[1]]]  # type: ignore[index]
     else:
         reads = [v for i in node.all_input_nodes for v in values.get(i, ())]
-    uses = [weights[i] for i in node.all_input_nodes if i in weights]
-    result = node.meta.get("val")
+    uses = [reading.weights[i] for i in node.all_input_nodes if i in reading.weights]
+    result = reading.sizes.of(node)
     outputs = list(result) if isinstance(result, list | tuple) else [result]
     builder.names.append(node.name)
     builder.modules.append(_module_path(node))
@@ -104,7 +133,7 @@ def _add_call(
     builder.dtypes.append(compute_dtype(outputs, inputs))
     builder.reads.append(list(dict.fromkeys(v for v in reads if v is not None)))
     builder.uses.append(list(dict.fromkeys(uses)))
-    mutated = _mutated(node)
+    mutated = _mutated(node, reading.sizes)
     for tensor in mutated:
         builder.mutate(op, tensor)
     single = len(outputs) == 1
@@ -118,7 +147,7 @@ def _add_call(
     kept = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
     made = [out for out, v in kept if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
     _keep_together(builder, op, is_item, bool(mutated or kept))
-    flops, moved = _costs(counter, node, inputs, made, mutated)
+    flops, moved = _costs(reading, node, inputs, made, mutated)
     builder.flops.append(flops)
     builder.moved.append(moved)
 
@@ -132,7 +161,7 @@ def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bo
         builder.together.append((op - 1, op))
 
 
-def _mutated(node: fx.Node) -> list[torch.Tensor]:
+def _mutated(node: fx.Node, sizes: Sizes) -> list[torch.Tensor]:
     """Return the tensors that the call writes into, by its schema."""
     schema = getattr(node.target, "_schema", None)
     if schema is None or not schema.is_mutable:
@@ -142,7 +171,7 @@ def _mutated(node: fx.Node) -> list[torch.Tensor]:
         **node.kwargs,
     }
     written = [
-        leaf.meta.get("val")
+        sizes.of(leaf)
         for argument in schema.arguments
         if argument.alias_info is not None and argument.alias_info.is_write
         for leaf in tree_leaves(given.get(argument.name))
@@ -152,7 +181,7 @@ def _mutated(node: fx.Node) -> list[torch.Tensor]:
 
 
 def _costs(
-    counter: FlopCounter,
+    reading: _Reading,
     node: fx.Node,
     inputs: list[torch.Tensor],
     made: list[torch.Tensor],
@@ -161,14 +190,17 @@ def _costs(
     """Return the FLOPs of a call, and the bytes that it moves."""
     if node.target not in REGIONS:
         bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
-        return _flops(counter, node), moved_bytes(bare, inputs, made, mutated)
+        return _flops(reading, node), moved_bytes(bare, inputs, made, mutated)
     flops = moved = 0
     for call in _region_calls(node):
-        given = [i.meta["val"] for i in call.all_input_nodes if torch.is_tensor(i.meta.get("val"))]
-        results = [leaf for leaf in tree_leaves(call.meta.get("val")) if torch.is_tensor(leaf)]
+        if reading.sizes.is_size(call):
+            continue
+        given = reading.inputs(call)
+        results = [leaf for leaf in tree_leaves(reading.sizes.of(call)) if torch.is_tensor(leaf)]
         known = {storage_key(tensor) for tensor in given}
         fresh = [result for result in results if storage_key(result) not in known]
-        more_flops, more_moved = _costs(counter, call, given, fresh, _mutated(call))
+        written = _mutated(call, reading.sizes)
+        more_flops, more_moved = _costs(reading, call, given, fresh, written)
         flops, moved = flops + more_flops, moved + more_moved
     return flops, moved
 
@@ -179,12 +211,12 @@ def _region_calls(node: fx.Node) -> list[fx.Node]:
     return [call for call in body.graph.nodes if call.op == "call_function"]
 
 
-def _flops(counter: FlopCounter, node: fx.Node) -> int:
+def _flops(reading: _Reading, node: fx.Node) -> int:
     def shown(argument: Any) -> Any:  # noqa: ANN401 - as torch types the leaves of a call
-        return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
+        return reading.sizes.of(argument) if isinstance(argument, fx.Node) else argument
 
     if not callable(node.target):
         raise CaptureError(f"call node {node.name} has no function to call: {node.target}")
     args = fx.node.map_aggregate(node.args, shown)
     kwargs = fx.node.map_aggregate(node.kwargs, shown)
-    return counter.count(node.target, args, kwargs)
+    return reading.counter.count(node.target, args, kwargs)

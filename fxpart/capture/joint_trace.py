@@ -8,28 +8,21 @@ call whose gradient it computes, which autograd's own graph says.
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.autograd.graph import Node
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fxpart.capture.fused_calls import fused
+from fxpart.capture.joint_labels import NOWHERE, Label, Labels
 from fxpart.capture.loss import first_real, loss_of
 from fxpart.errors import CaptureError
+from fxpart.phases import StepOptions
 
-__all__ = ["EXPORTED", "FORWARD", "ORDER", "StepTrace", "cpu_twin", "trace_step"]
-
-EXPORTED = "fxpart_exported"
-"""Key of a node's ``meta``: the name of the exported node that it is a call of, in the forward;
-None in the backward and for the loss."""
-ORDER = "fxpart_order"
-"""Key of a node's ``meta``: how many nodes were written down before it, removed ones included."""
-FORWARD = "fxpart_forward"
-"""Key of a node's ``meta``: the `ORDER` of the last node of the forward call whose gradient the
-node computes; None in the forward."""
+__all__ = ["StepTrace", "cpu_twin", "trace_step"]
 
 _DEVICE = torch.device("cpu")
 """Where the tensors without memory are said to lie. On meta, attention would be written down as
@@ -56,6 +49,7 @@ def trace_step(
     tensors: Sequence[Tensor],
     place_of: Sequence[int | None],
     fake_mode: AbstractContextManager[Any],
+    options: StepOptions,
 ) -> StepTrace:
     """Return the training step of `program` on `tensors`, which are fake ones of `fake_mode`.
 
@@ -68,7 +62,7 @@ def trace_step(
         CaptureError: when no result is real-valued.
 
     """
-    step = _Step(program, tuple(place_of))
+    step = _Step(program, tuple(place_of), options)
     # Calls of the CPU's own library, such as that for a whole recurrent layer, are not written down
     # as such: their FLOPs are not known, and no other device has them.
     with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
@@ -90,14 +84,16 @@ class _Step:
 
     program: torch.export.ExportedProgram
     place_of: tuple[int | None, ...]
+    options: StepOptions
     with_gradient: tuple[int, ...] = ()
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
         mode = get_proxy_mode()
         assert mode is not None, "make_fx runs a step in its own mode"
-        labels = _Labels(mode.tracer.graph)
-        results = _Forward(self.program.graph_module, labels).run(*self._inputs(tensors))
-        labels.begin(_NOWHERE)
+        labels = Labels(mode.tracer.graph)
+        forward = _Forward(self.program.graph_module, labels, self.options)
+        results = forward.run(*self._inputs(tensors))
+        labels.begin(NOWHERE)
         loss = self._loss(results)
         labels.tag(loss, {})
         wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
@@ -130,9 +126,12 @@ class _Step:
 class _Forward(fx.Interpreter):
     """Runs an exported graph; regions under no_grad or autocast are run in place, not called."""
 
-    def __init__(self, module: fx.GraphModule, labels: "_Labels", within: str = "") -> None:
+    def __init__(
+        self, module: fx.GraphModule, labels: Labels, options: StepOptions, within: str = ""
+    ) -> None:
         super().__init__(module)
         self._labels = labels
+        self._options = options
         self._within = within
         """Name of the node that calls the region, where it is one."""
         self._here = within
@@ -145,7 +144,7 @@ class _Forward(fx.Interpreter):
             return super().run_node(n)
         stack = n.meta.get("nn_module_stack") or {}
         self._here = self._within or n.name
-        self._labels.begin(_Label(stack, exported=self._here))
+        self._labels.begin(Label(stack, exported=self._here))
         result = super().run_node(n)
         self._labels.tag(result, stack)
         return result
@@ -157,99 +156,25 @@ class _Forward(fx.Interpreter):
         if target is torch.ops.higher_order.wrap_with_set_grad_enabled:
             enabled, body, *inputs = args
             with torch.set_grad_enabled(enabled):
-                return _Forward(body, self._labels, self._here).run(*inputs)
+                return self._inside(body).run(*inputs)
         if target is torch.ops.higher_order.wrap_with_autocast:
             _, dtype, enabled, _, body, *inputs = args
             # A cache would hand on casts made without gradients to where they are wanted.
             with torch.autocast(_DEVICE.type, dtype, enabled=enabled, cache_enabled=False):
-                return _Forward(body, self._labels, self._here).run(*inputs)
+                return self._inside(body).run(*inputs)
         args, kwargs = tree_map(_ours, (args, kwargs))
+        instead = fused(target, args, kwargs, self._options)
+        if instead is not None:
+            return instead()
         if target is torch.ops.aten.histc.default and not args[0].is_floating_point():
             # The CPU counts real numbers only; other devices, which count whole ones, say so.
             counted = super().call_function(target, (args[0].float(), *args[1:]), kwargs)
             return counted.to(args[0].dtype)
         return super().call_function(target, args, kwargs)
 
+    def _inside(self, body: fx.GraphModule) -> "_Forward":
+        return _Forward(body, self._labels, self._options, self._here)
+
 
 def _ours(argument: object) -> object:
     return _DEVICE if isinstance(argument, torch.device) else argument
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Label:
-    """What a node of the graph being made belongs to."""
-
-    stack: dict[str, Any]
-    """The module, as `torch.export` writes it."""
-    forward: int | None = None
-    """Of a node of the backward, see `FORWARD`."""
-    exported: str | None = None
-    """Of a node of the forward, see `EXPORTED`."""
-
-
-_NOWHERE = _Label({})
-
-
-@dataclass(eq=False)
-class _Labels:
-    """Writes into the nodes of a graph that is being made what they belong to."""
-
-    graph: fx.Graph
-    label: _Label = _NOWHERE
-    done: fx.Node | None = None
-    """The last node that has its label."""
-    count: int = 0
-    """Nodes that have one."""
-    tagged: dict[Node, _Label] = field(default_factory=dict)
-    """Autograd's nodes, and the calls that made them."""
-
-    def begin(self, label: _Label) -> None:
-        """Label what was made since the last call; what is made next belongs to `label`."""
-        fresh = []
-        for node in reversed(self.graph.nodes):
-            if node is self.done:
-                break
-            fresh.append(node)
-        for node in reversed(fresh):
-            node.meta["nn_module_stack"] = self.label.stack
-            node.meta[FORWARD] = self.label.forward
-            node.meta[EXPORTED] = self.label.exported
-            node.meta[ORDER] = self.count
-            self.count += 1
-        self.done = fresh[0] if fresh else self.done
-        self.label = label
-
-    def tag(self, result: object, stack: dict[str, Any]) -> None:
-        """Remember that what autograd recorded for `result`, and nobody has yet, is of `stack`."""
-        self.begin(self.label)
-        label = _Label(stack, self.count - 1)
-        leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        waiting = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
-        while waiting:
-            node = waiting.pop()
-            if node not in self.tagged:
-                self.tagged[node] = label
-                waiting.extend(before for before, _ in node.next_functions if before is not None)
-
-    def start_backward(self) -> None:
-        """From here on, autograd says which call's gradient is being computed."""
-        self.begin(_Label({}, self.count - 1))
-        for node, label in self.tagged.items():
-            node.register_prehook(_Begin(self, label))
-
-    def finish(self) -> None:
-        """Label the rest, and let go of autograd's graph."""
-        self.begin(_NOWHERE)
-        self.tagged.clear()
-
-
-@dataclass(eq=False)
-class _Begin:
-    """Called by autograd right before one of its nodes runs."""
-
-    labels: _Labels
-    label: _Label
-
-    def __call__(self, gradients: Sequence[Tensor]) -> None:
-        """Let what is made next belong to the call whose gradient is next."""
-        self.labels.begin(self.label)
