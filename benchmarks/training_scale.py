@@ -1,0 +1,41 @@
+"""``python -m benchmarks.training_scale``: will training Llama-3-70B fit 16 devices?
+
+The command as a user gives it, from an empty cache: capture of the training step, optimizer, cut,
+and memory of each device. Printed are its own words, with the time of each step, and the seconds
+and the largest resident memory of the process beside what was asked for.
+"""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from benchmarks.process import run_python
+
+ASKED_S, ASKED_GB = 300.0, 4.0
+_STEP = ("model=llama3_70b", "phase=training", "devices=16x80gb", "tracking=none")
+MODES = ("size_based", "pipeline", "kl_based")
+
+
+def main() -> None:
+    """Print what the command says for each mode, and what it took."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.training_scale", description=__doc__
+    )
+    parser.add_argument("--modes", nargs="+", default=list(MODES), metavar="MODE")
+    parser.add_argument("overrides", nargs="*", help="such as checkpointing=block")
+    chosen = parser.parse_args()
+    for mode in chosen.modes:
+        with tempfile.TemporaryDirectory() as folder:
+            command = ["-m", "runner", *_STEP, f"mode={mode}", *chosen.overrides]
+            measured = run_python(command, Path(folder))
+        print(f"$ python {' '.join(command)}")
+        print(measured.output.rstrip())
+        print(
+            f"{mode}: {measured.seconds:.1f} s in all (asked {ASKED_S:g}),"
+            f" {measured.peak_bytes / 1e9:.2f} GB (asked {ASKED_GB:g})\n",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
