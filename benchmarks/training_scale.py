@@ -1,4 +1,4 @@
-"""``python -m benchmarks.training_scale``: will training Llama-3-70B fit 16 devices?
+"""``python -m benchmarks.training_scale``: whether training Llama-3-70B fits sixteen devices.
 
 The command as a user gives it, from an empty cache: capture of the training step, optimizer, cut,
 and memory of each device. Printed are its own words, with the time of each step, and the seconds

@@ -27,18 +27,25 @@ class DeviceSpec:
     name: str
     """What the device is, such as ``a100_80gb``."""
     memory_bytes: int
-    """Bytes that weights and tensors may take."""
+    """Bytes that weights and tensors may take: every mode and check goes by these."""
     flops_per_s: Mapping[str, float]
     """Peak dense rate by dtype name (``bfloat16``), in FLOP/s."""
     memory_bandwidth_bytes_per_s: float
     """Rate at which the device reads and writes its own memory."""
     node: int = 0
     """The machine that the device sits in; links inside one and between two may differ."""
+    reserved_bytes: int = 0
+    """Bytes that the device has beside `memory_bytes`, for what is no tensor; `fxpart.reserve`
+    says what that is."""
 
     def __post_init__(self) -> None:
         """Refuse a device that could hold or compute nothing."""
         if self.memory_bytes <= 0:
             raise SpecError(f"device {self.name}: memory must be positive, got {self.memory_bytes}")
+        if self.reserved_bytes < 0:
+            raise SpecError(
+                f"device {self.name}: reserved_bytes must be at least 0, got {self.reserved_bytes}"
+            )
         if not _usable(self.memory_bandwidth_bytes_per_s):
             rate = self.memory_bandwidth_bytes_per_s
             raise SpecError(f"device {self.name}: memory bandwidth must be {_USABLE}, got {rate}")
@@ -49,6 +56,11 @@ class DeviceSpec:
                 raise SpecError(
                     f"device {self.name}: flops_per_s.{dtype} must be {_USABLE}, got {rate}"
                 )
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of memory that the device has, what is reserved included."""
+        return self.memory_bytes + self.reserved_bytes
 
     def rate_for(self, dtype: str) -> float:
         """Return FLOP/s for `dtype`; one that the device does not list runs as float32."""
@@ -97,7 +109,7 @@ class Topology:
 
     @property
     def memory_bytes(self) -> npt.NDArray[np.int64]:
-        """Memory of each device, shape (D,)."""
+        """Bytes that weights and tensors may take on each device, shape (D,)."""
         return np.array([device.memory_bytes for device in self.devices], dtype=np.int64)
 
     def first(self, count: int) -> "Topology":

@@ -63,6 +63,10 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
             f"accelerator file {path}: flops_per_s is {rates}; give a rate for each dtype, such as"
             " float32: 19.5e12"
         )
+    if not isinstance(entry.get("on_host", False), bool):
+        raise SpecError(
+            f"accelerator file {path}: on_host must be true or false, is {entry['on_host']}"
+        )
     numbers = {f"flops_per_s.{dtype}": rate for dtype, rate in rates.items()}
     numbers["memory_bandwidth_bytes_per_s"] = entry["memory_bandwidth_bytes_per_s"]
     if entry.get("stands_for_gb") is not None:
@@ -108,6 +112,7 @@ def _resolve(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str
         "memory_bytes": memory_bytes or entry["memory_bytes"],
         "flops_per_s": dict(entry["flops_per_s"]),
         "memory_bandwidth_bytes_per_s": entry["memory_bandwidth_bytes_per_s"],
+        "on_host": entry.get("on_host", False),
         "source": f"{entry['source']}{note}",
     }
 

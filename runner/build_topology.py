@@ -1,17 +1,23 @@
-"""From two sections of the configuration to devices and links."""
+"""From three sections of the configuration to devices and links."""
 
 from fxpart.errors import SpecError
+from fxpart.reserve import Reserve, with_reserve
 from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
-from runner.sections import DevicesConfig, LinkConfig, PoolConfig
+from runner.sections import DevicesConfig, LinkConfig, PoolConfig, ReserveConfig
 
-__all__ = ["build_topology"]
+__all__ = ["build_topology", "rounding_bytes"]
 
 
-def build_topology(devices: DevicesConfig, transfer_rate: LinkConfig) -> Topology:
+def build_topology(
+    devices: DevicesConfig, transfer_rate: LinkConfig, reserve: ReserveConfig | None = None
+) -> Topology:
     """Return the devices, pool by pool, with `transfer_rate` between those of one machine.
 
+    Of each that is not the host itself, `reserve` is taken away; without one nothing is.
+
     Raises:
-        SpecError: for a number that makes no sense, or machines that do not match the pools.
+        SpecError: for a number that makes no sense, machines that do not match the pools, or a
+            device that is smaller than its reserve.
 
     """
     nodes = devices.nodes if devices.nodes is not None else [0] * len(devices.pools)
@@ -20,19 +26,39 @@ def build_topology(devices: DevicesConfig, transfer_rate: LinkConfig) -> Topolog
             f"devices.nodes names the machines of {len(nodes)} pools, there are"
             f" {len(devices.pools)}; give one for each"
         )
+    taken = _reserve(reserve or ReserveConfig())
     built = tuple(
-        DeviceSpec(
-            name=pool.name,
-            memory_bytes=pool.memory_bytes,
-            flops_per_s=dict(pool.flops_per_s),
-            memory_bandwidth_bytes_per_s=pool.memory_bandwidth_bytes_per_s,
-            node=node,
-        )
+        _device(pool, node, taken)
         for pool, node in zip(devices.pools, nodes, strict=True)
         for _ in range(_count(pool))
     )
     far = devices.between_nodes
     return uniform_topology(built, _link(transfer_rate), _link(far) if far else None)
+
+
+def rounding_bytes(devices: DevicesConfig, reserve: ReserveConfig) -> int:
+    """Return what `fxpart.reserve.rounded` rounds to; 1 where every device is the host itself."""
+    return 1 if all(pool.on_host for pool in devices.pools) else reserve.rounding_bytes
+
+
+def _reserve(reserve: ReserveConfig) -> Reserve:
+    return Reserve(
+        context_bytes=reserve.context_bytes,
+        workspace_bytes=reserve.workspace_bytes,
+        rounding_bytes=reserve.rounding_bytes,
+        fragmentation=reserve.fragmentation,
+    )
+
+
+def _device(pool: PoolConfig, node: int, reserve: Reserve) -> DeviceSpec:
+    whole = DeviceSpec(
+        name=pool.name,
+        memory_bytes=pool.memory_bytes,
+        flops_per_s=dict(pool.flops_per_s),
+        memory_bandwidth_bytes_per_s=pool.memory_bandwidth_bytes_per_s,
+        node=node,
+    )
+    return whole if pool.on_host else with_reserve(whole, reserve)
 
 
 def _count(pool: PoolConfig) -> int:

@@ -1,11 +1,13 @@
-"""`assignment.json` and `result.json`: what a run decided, and what came of it.
+"""`assignment.json` and `result.json`: what a run decided, and what came of it; and a table.
 
 Both say which schema and version they follow. What `assignment.json` says, and how it is read, is
 in `fxpart.saved_assignment`.
 """
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +19,7 @@ from fxpart.json_file import read_document
 from fxpart.saved_assignment import assignment_document
 from fxpart.schedule import ScheduleResult
 from fxpart.topology import Topology
-from runner.writing import write_json
+from runner.writing import write_json, write_text
 
 __all__ = [
     "Status",
@@ -26,6 +28,7 @@ __all__ = [
     "schedule_document",
     "write_assignment",
     "write_result",
+    "write_table",
 ]
 
 RESULT = "fxpart.result"
@@ -50,7 +53,10 @@ def write_assignment(
 
 def device_rows(evaluation: Evaluation) -> list[dict[str, object]]:
     """Return one row of plain values for each device, used or not."""
-    return [{**asdict(use), "free_bytes": use.free_bytes} for use in evaluation.devices]
+    return [
+        {**asdict(use), "total_bytes": use.total_bytes, "free_bytes": use.free_bytes}
+        for use in evaluation.devices
+    ]
 
 
 def schedule_document(result: ScheduleResult) -> dict[str, object]:
@@ -77,6 +83,7 @@ def write_result(
     config: Mapping[str, object],
     metrics: Mapping[str, float] | None = None,
     devices: Sequence[Mapping[str, object]] = (),
+    peaks: Sequence[Mapping[str, object]] = (),
     schedule: Mapping[str, object] | None = None,
     measured: Mapping[str, object] | None = None,
     error: str | None = None,
@@ -84,7 +91,8 @@ def write_result(
 ) -> None:
     """Write `result.json`: `metrics` and `devices` of a finished run, `error` of another.
 
-    `schedule` is of a run that simulated one, `measured` of one that was carried out.
+    `peaks` says where each device that computes is fullest and what lies there, `schedule` is of a
+    run that simulated one, `measured` of one that was carried out.
 
     A finished run has an `error` if it could not be recorded.
 
@@ -96,6 +104,7 @@ def write_result(
         "status": status,
         "metrics": metrics or {},
         "devices": devices,
+        "peaks": peaks,
         "schedule": schedule,
         "measured": measured,
         "config": config,
@@ -103,6 +112,18 @@ def write_result(
         "sweep": sweep_id,
     }
     write_json(path, document)
+
+
+def write_table(path: Path, columns: Mapping[str, Sequence[object]]) -> None:
+    """Write columns of equal length as CSV, with their names in the first line.
+
+    Raises `CacheError` when the place cannot be written.
+    """
+    text = StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(columns)
+    rows.writerows(zip(*columns.values(), strict=True))
+    write_text(path, text.getvalue())
 
 
 def read_result(path: Path) -> dict[str, Any]:

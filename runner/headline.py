@@ -1,7 +1,9 @@
 """The numbers that sum up a run, under the names that every table, file and dashboard uses."""
 
+from fxpart.cost.peak_tensors import device_peaks
 from runner.experiment import Result
 from runner.measured import measured_metrics
+from runner.memory_report import training_bytes
 from runner.pipeline_schedule import schedule_metrics
 
 __all__ = ["GIB", "INFEASIBLE", "device_columns", "headline", "memory_series"]
@@ -32,23 +34,39 @@ def headline(result: Result) -> dict[str, float]:
         "partition_s": result.partition_s,
         "operators": float(graph.n_ops),
         "weights_gib": graph.total_weight_bytes / GIB,
+        **_training_metrics(result),
         **(schedule_metrics(result.schedule) if result.schedule else {}),
         **(measured_metrics(result.measured) if result.measured else {}),
     }
 
 
+def _training_metrics(result: Result) -> dict[str, float]:
+    """Return, of a training step, what the fullest device holds of it at its peak."""
+    if not result.problem.graph.is_backward.any():
+        return {}
+    peaks = device_peaks(result.problem, result.assignment, top=0)
+    return {f"{name}_gib": size / GIB for name, size in training_bytes(peaks).items()}
+
+
 def device_columns(result: Result) -> dict[str, list[object]]:
-    """Return the per-device table, a list for each column."""
+    """Return the per-device table, a list for each column.
+
+    What is free is for tensors: less than what is not held, where some of it is reserved.
+    """
     uses = result.evaluation.devices
+    state = {"optimizer_state_gib": [use.state_bytes / GIB for use in uses]}
+    reserved = {"reserved_gib": [use.reserved_bytes / GIB for use in uses]}
     return {
         "device": [use.logical_id for use in uses],
         "accelerator": [use.name for use in uses],
         "partitions": [len(use.partitions) for use in uses],
         "operators": [use.operators for use in uses],
         "weights_gib": [use.weight_bytes / GIB for use in uses],
+        **(state if any(use.state_bytes for use in uses) else {}),
         "peak_gib": [use.peak_bytes / GIB for use in uses],
         "static_gib": [use.static_bytes / GIB for use in uses],
-        "memory_gib": [use.memory_bytes / GIB for use in uses],
+        "memory_gib": [use.total_bytes / GIB for use in uses],
+        **(reserved if any(use.reserved_bytes for use in uses) else {}),
         "free_gib": [use.free_bytes / GIB for use in uses],
         "load_ms": [use.load_s * 1e3 for use in uses],
         "received_gib": [use.received_bytes / GIB for use in uses],

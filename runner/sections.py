@@ -58,6 +58,8 @@ class PoolConfig:
     flops_per_s: dict[str, float] = field(default_factory=dict)
     """Dense peak by dtype name."""
     memory_bandwidth_bytes_per_s: float = MISSING
+    on_host: bool = False
+    """Whether it is the host itself, of whose memory nothing is reserved."""
     source: str = ""
     """Where the numbers come from."""
 
@@ -144,7 +146,7 @@ class AllReduceConfig:
 
 @dataclass
 class ReserveConfig:
-    """What of a device's memory is not for tensors."""
+    """What of a device's memory is not for tensors; the fields are those of `fxpart.reserve`."""
 
     name: str = "none"
     context_bytes: int = 0

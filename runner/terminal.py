@@ -6,7 +6,7 @@ Rich is imported where it is used, so that a run that only prints its help does 
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
@@ -24,6 +24,7 @@ __all__ = [
     "device_table",
     "empty_table",
     "progress",
+    "reserve_text",
     "show",
     "summary_line",
 ]
@@ -77,26 +78,33 @@ def device_table(evaluation: Evaluation) -> "Table":
     """Return what each device holds and does.
 
     Load is the time that a device computes, also in % of the latency. A name that all devices share
-    is in the title; of many idle devices only the number is said.
+    is in the title, and so is what is reserved of them: free is what is left for tensors. The state
+    of an optimizer has a column where there is any. Of many idle devices only the number is said.
     """
     devices = evaluation.devices
-    sizes = size_unit(max(use.memory_bytes for use in devices))
+    sizes = size_unit(max(use.total_bytes for use in devices))
     held = size_unit(evaluation.peak_bytes)
     received = size_unit(max(use.received_bytes for use in devices))
     times = time_unit(evaluation.latency_s)
     names = {use.name for use in devices}
     alike = len(devices) > 1 and len(names) == 1
-    table = empty_table(counted(len(devices), "device") + (f", {names.pop()}" if alike else ""))
+    with_state = any(use.state_bytes for use in devices)
+    reserved = reserve_text([use.reserved_bytes for use in devices])
+    title = [counted(len(devices), "device"), names.pop() if alike else "", reserved]
+    table = empty_table(", ".join(part for part in title if part))
     add_numbers(table, "id")
     if not alike:
         table.add_column("accelerator", overflow="fold")
     table.add_column("parts", overflow="fold")
-    add_numbers(table, "ops", f"weights\n{held.name}", f"peak\n{held.name}")
+    state = [f"state\n{held.name}"] if with_state else []
+    add_numbers(table, "ops", f"weights\n{held.name}", *state, f"peak\n{held.name}")
     add_numbers(table, f"memory\n{sizes.name}", f"free\n{sizes.name}")
     add_numbers(table, f"load\n{times.name}", "load\n%", f"received\n{received.name}")
     idle = sum(1 for use in devices if not use.operators)
     for use in devices:
         cells = _device_cells(use, evaluation.latency_s, (held, sizes, received), times)
+        if not with_state:
+            del cells[5]
         if alike:
             del cells[1]
         if use.operators or idle <= MOST_IDLE:
@@ -120,13 +128,28 @@ def _device_cells(
         partitions,
         str(use.operators),
         held.show(use.weight_bytes),
+        held.show(use.state_bytes),
         held.show(use.peak_bytes),
-        whole.show(use.memory_bytes),
+        whole.show(use.total_bytes),
         whole.show(use.free_bytes),
         times.show(use.load_s),
         f"{share * 100:.0f}",
         received.show(use.received_bytes),
     ]
+
+
+def reserve_text(reserved_bytes: Sequence[int]) -> str:
+    """Return what is not for tensors, such as ``0.56 GiB of each reserved``, or ``""`` for nothing.
+
+    `reserved_bytes` has an item for each device.
+    """
+    most, least = max(reserved_bytes), min(reserved_bytes)
+    if not most:
+        return ""
+    unit = size_unit(most)
+    many = "of each " if len(reserved_bytes) > 1 else ""
+    amount = unit.show(most) if most == least else f"{unit.show(least)} to {unit.show(most)}"
+    return f"{amount} {unit.name} {many}reserved"
 
 
 def add_numbers(table: "Table", *headings: str) -> None:

@@ -114,3 +114,14 @@ def test_first_keeps_devices_and_their_links() -> None:
     assert [d.name for d in two.devices] == ["0", "1"]
     assert two.bytes_per_s.tolist() == [[np.inf, 8.0], [8.0, np.inf]]
     assert two.latency_s.tolist() == [[0.0, 0.5], [0.5, 0.0]]
+
+
+def test_what_is_reserved_comes_on_top_of_what_tensors_may_take() -> None:
+    spec = DeviceSpec("d", 90, {"float32": 1.0}, 1.0, reserved_bytes=10)
+    assert spec.total_bytes == 100
+    assert uniform_topology((spec,), Link(1.0)).memory_bytes.tolist() == [90]
+
+
+def test_a_negative_reserve_is_refused() -> None:
+    with pytest.raises(SpecError, match="reserved_bytes must be at least 0, got -1"):
+        DeviceSpec("d", 90, {"float32": 1.0}, 1.0, reserved_bytes=-1)

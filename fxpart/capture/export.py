@@ -52,12 +52,16 @@ def quiet() -> Iterator[None]:
 
 
 def export_program(
-    module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,  # noqa: ANN401 - as torch.export takes it
 ) -> torch.export.ExportedProgram:
     """Return `module` exported for the shapes and dtypes of the example inputs.
 
     Parameters and inputs may all be on the meta device; then a model of any size takes no memory.
-    Every call node of the result carries the path of the module it comes from.
+    Every call node of the result carries the path of the module it comes from. `dynamic_shapes`
+    says which sizes of the inputs are symbols, as `torch.export.export` takes it.
 
     Raises:
         CaptureError: when the model cannot be exported; the message names the cause and, where
@@ -67,6 +71,8 @@ def export_program(
     device = next((p.device for p in module.parameters()), torch.device("meta"))
     try:
         with quiet(), torch.no_grad(), device:
-            return torch.export.export(module, args, dict(kwargs or {}), strict=False)
+            return torch.export.export(
+                module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
+            )
     except Exception as error:
         raise capture_failure(module, error) from error

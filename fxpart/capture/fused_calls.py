@@ -25,7 +25,7 @@ def fused(
     return None
 
 
-def _dropout(x: Tensor, p: float, train: bool) -> Callable[[], Tensor] | None:  # noqa: FBT001
+def _dropout(x: Tensor, p: float, train: bool) -> Callable[[], Tensor] | None:
     """Return dropout whose mask has one byte for an element; the CPU's has a float."""
     if not train or not 0 < p < 1:
         return None

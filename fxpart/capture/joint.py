@@ -16,6 +16,7 @@ from fxpart.capture.export import capture_failure, quiet
 from fxpart.capture.from_export import op_graph
 from fxpart.capture.joint_program import gradients_of, joint_program
 from fxpart.capture.step_graph import exported_names_of, step_graph
+from fxpart.capture.unmasked_attention import unmasked_attention
 from fxpart.errors import CaptureError, FxpartError
 from fxpart.graph import OpGraph
 from fxpart.phases import StepOptions
@@ -132,9 +133,10 @@ def joint_programs(
     try:
         with quiet(), torch.enable_grad():
             inputs = dict(kwargs or {})
-            program = torch.export.export(
-                module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
-            )
+            with unmasked_attention(args, inputs):
+                program = torch.export.export(
+                    module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
+                )
             joint = joint_program(program, _wanted_inputs(args, inputs), options)
         return JointProgram(joint, gradients_of(joint), program)
     except CaptureError as error:

@@ -17,6 +17,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fxpart.capture.fused_calls import fused
+from fxpart.capture.input_sizes import compute_sizes_from_inputs
 from fxpart.capture.joint_labels import NOWHERE, Label, Labels
 from fxpart.capture.loss import first_real, loss_of
 from fxpart.errors import CaptureError
@@ -67,6 +68,7 @@ def trace_step(
     # as such: their FLOPs are not known, and no other device has them.
     with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
         traced = make_fx(step, _allow_non_fake_inputs=True)(*tensors)
+    compute_sizes_from_inputs(traced.graph)
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return StepTrace(traced, step.with_gradient)

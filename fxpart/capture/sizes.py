@@ -95,7 +95,7 @@ class Sizes:
         key = storage_key(tensor)
         if key not in self._storages:
             bytes_ = self._number(tensor.untyped_storage().nbytes())
-            self._storages[key] = torch.UntypedStorage(bytes_, device="meta")
+            self._storages[key] = torch.UntypedStorage(bytes_, device="meta")  # type: ignore[no-untyped-call]
         return self._storages[key]
 
 

@@ -1,5 +1,6 @@
-"""The arrays of a training step: which forward operator each backward one belongs to, and which
-of its values are gradients of weights.
+"""The arrays of a training step: which forward operator each backward one belongs to.
+
+And which values are gradients, and how long autograd holds what it saved.
 """
 
 from bisect import bisect_right

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.assignment import Assignment
 from fxpart.cost.bounds import critical_path_s, lower_bound_s
@@ -11,7 +12,7 @@ from fxpart.cost.holding import Holding, holding
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.errors import SpecError
-from fxpart.graph import FloatArray, IntArray
+from fxpart.graph import FloatArray, IntArray, OpGraph
 from fxpart.problem import Problem
 
 __all__ = ["evaluate", "peak_bytes"]
@@ -123,15 +124,27 @@ def _device_use(
     problem: Problem, assignment: Assignment, device: int, held: Holding, load: _Load
 ) -> DeviceUse:
     spec, partitions = problem.topology.devices[device], assignment.holds(device)
+    mine = np.isin(assignment.partition_of, partitions)
+    state_bytes = _state_bytes(problem.graph, mine)
     return DeviceUse(
         logical_id=device,
         name=spec.name,
-        operators=int(np.isin(assignment.partition_of, partitions).sum()),
+        operators=int(mine.sum()),
         partitions=tuple(partitions.tolist()),
-        weight_bytes=int(held.weight_bytes[device]),
+        weight_bytes=int(held.weight_bytes[device]) - state_bytes,
+        state_bytes=state_bytes,
         peak_bytes=int(held.peak_bytes[device]),
         static_bytes=int(held.static_bytes[device]),
         memory_bytes=spec.memory_bytes,
+        reserved_bytes=spec.reserved_bytes,
         load_s=float(load.device_s[device]),
         received_bytes=int(load.received_bytes[device]),
     )
+
+
+def _state_bytes(graph: OpGraph, operators: npt.NDArray[np.bool_]) -> int:
+    """Return what an optimizer keeps for the weights that `operators` (n,) use, each once."""
+    if not graph.weight_state_bytes.any():
+        return 0
+    used = graph.uses[np.repeat(operators, np.diff(graph.use_start))]
+    return int(graph.weight_state_bytes[np.unique(used)].sum())

@@ -19,13 +19,18 @@ class DeviceUse:
     """Partitions that the device holds, in order, replicas included."""
     weight_bytes: int
     """Of all its partitions."""
+    state_bytes: int
+    """What an optimizer keeps for those weights."""
     peak_bytes: int
-    """Weights, inputs read here, and the most bytes of tensors alive at once (liveness memory),
-    in the round in which those are most."""
+    """Weights with their optimizer state, inputs read here, and the most bytes of tensors alive at
+    once (liveness memory), in the round in which those are most."""
     static_bytes: int
-    """Weights plus everything made or received here, as if nothing were ever freed."""
+    """Weights with their state plus everything made or received here, as if nothing were ever
+    freed."""
     memory_bytes: int
-    """What the device has."""
+    """What tensors may take."""
+    reserved_bytes: int
+    """What the device has beside that."""
     load_s: float
     """Time that the device computes for one input."""
     received_bytes: int
@@ -33,8 +38,13 @@ class DeviceUse:
 
     @property
     def free_bytes(self) -> int:
-        """Memory left at the peak."""
+        """Memory left for tensors at the peak."""
         return self.memory_bytes - self.peak_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Memory of the device."""
+        return self.memory_bytes + self.reserved_bytes
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -58,7 +68,7 @@ class MemoryProfile:
     start_s: FloatArray
     """Simulated start of each of them."""
     held_bytes: IntArray
-    """Weights, inputs and live tensors while it runs."""
+    """Weights with their optimizer state, inputs and live tensors while it runs."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -49,8 +49,17 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def peak_bytes(self) -> tuple[int, ...]:
-        """The most bytes that were alive on each device at any time."""
+        """The most bytes alive on each device at any time, or since `forget_peak`."""
         return tuple(self._peak)
+
+    @property
+    def live_bytes(self) -> tuple[int, ...]:
+        """The bytes that are alive on each device now."""
+        return tuple(self._live)
+
+    def forget_peak(self) -> None:
+        """Let the peak be what is alive now, and grow from there."""
+        self._peak = list(self._live)
 
     @contextmanager
     def on(self, device: int) -> Iterator[None]:

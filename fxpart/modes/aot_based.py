@@ -16,6 +16,7 @@ from fxpart.cost.holding import holding
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.modes.aot_file import placed_by_file
 from fxpart.modes.aot_modules import placed_by_modules
+from fxpart.modes.infeasible import describe_reserve
 from fxpart.problem import Problem
 from fxpart.saved_assignment import SavedAssignment, assignment_path, read_assignment
 from fxpart.sizes import show_bytes
@@ -105,7 +106,8 @@ def _refuse_overfull(problem: Problem, placed: Assignment) -> None:
     raise InfeasibleError(
         f"aot_based: device {worst} ({problem.topology.devices[worst].name}) needs"
         f" {show_bytes(need)} ({need} bytes) for its partitions and has {show_bytes(have)} ({have}"
-        f" bytes), too little{more}; move some of them, take larger devices, or let"
+        f" bytes){describe_reserve([problem.topology.devices[worst]])}, too little{more}; move some"
+        " of them, take larger devices, or let"
         " mode=size_based or mode=kl_based place the model",
         needed_bytes=need,
         available_bytes=have,

@@ -1,5 +1,6 @@
 """What to say when a model does not fit: needed bytes, present bytes, and how many would do."""
 
+from collections.abc import Sequence
 from itertools import groupby
 
 import numpy as np
@@ -13,8 +14,9 @@ from fxpart.modes.leftovers import place_all
 from fxpart.modes.units import Units, contiguous_units
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
+from fxpart.topology import DeviceSpec
 
-__all__ = ["describe_devices", "does_not_fit", "whole_model_bytes"]
+__all__ = ["describe_devices", "describe_reserve", "does_not_fit", "whole_model_bytes"]
 
 
 def whole_model_bytes(problem: Problem) -> int:
@@ -32,6 +34,16 @@ def describe_devices(memory_bytes: list[int]) -> str:
     return f"{parts} = {show_bytes(sum(memory_bytes))}"
 
 
+def describe_reserve(devices: Sequence[DeviceSpec]) -> str:
+    """Return such as `` beside 604.00 MB reserved on each``; nothing where nothing is reserved."""
+    most = max(device.reserved_bytes for device in devices)
+    if not most:
+        return ""
+    equal = all(device.reserved_bytes == most for device in devices)
+    each = " on each" if len(devices) > 1 else ""
+    return f" beside {'' if equal else 'up to '}{show_bytes(most)} reserved{each}"
+
+
 def does_not_fit(problem: Problem) -> InfeasibleError:
     """Return the error that says what is needed, what there is, and what would be enough.
 
@@ -47,7 +59,8 @@ def does_not_fit(problem: Problem) -> InfeasibleError:
     enough, change = _what_would_do(problem, memory)
     return InfeasibleError(
         f"the model needs {show_bytes(needed)} ({needed} bytes, weights {show_bytes(weights)}),"
-        f" the devices have {describe_devices(memory)} ({have} bytes); {change}",
+        f" the devices have {describe_devices(memory)} ({have} bytes)"
+        f"{describe_reserve(problem.topology.devices)}; {change}",
         needed_bytes=needed,
         available_bytes=have,
         devices_that_fit=enough,

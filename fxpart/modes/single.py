@@ -4,7 +4,11 @@ import numpy as np
 
 from fxpart.assignment import Assignment
 from fxpart.errors import InfeasibleError
-from fxpart.modes.infeasible import describe_devices, whole_model_bytes
+from fxpart.modes.infeasible import (
+    describe_devices,
+    describe_reserve,
+    whole_model_bytes,
+)
 from fxpart.modes.options import NoOptions
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
@@ -48,7 +52,8 @@ def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
         needed = whole_model_bytes(problem)
         raise InfeasibleError(
             f"single: the model needs {show_bytes(needed)} ({needed} bytes), the largest of the"
-            f" devices {describe_devices(memory)} has {show_bytes(max(memory))};"
+            f" devices {describe_devices(memory)} has {show_bytes(max(memory))}"
+            f"{describe_reserve(problem.topology.devices)};"
             " take a larger device, or mode=size_based or mode=kl_based over several",
             needed_bytes=needed,
             available_bytes=max(memory),

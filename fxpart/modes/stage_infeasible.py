@@ -8,7 +8,11 @@ from fxpart.device_spec import MAX_DEVICES
 from fxpart.errors import InfeasibleError
 from fxpart.graph import IntArray
 from fxpart.modes.contiguous_stages import Slots, StageSolver
-from fxpart.modes.infeasible import describe_devices, whole_model_bytes
+from fxpart.modes.infeasible import (
+    describe_devices,
+    describe_reserve,
+    whole_model_bytes,
+)
 from fxpart.modes.stage_line import StageLine
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
@@ -36,7 +40,8 @@ def stage_does_not_fit(
     return InfeasibleError(
         f"pipeline: {what} of mode.cut_after={','.join(cut_after)} need{'' if mine[1:] else 's'}"
         f" {show_bytes(need)} ({need} bytes), device {worst}"
-        f" ({problem.topology.devices[worst].name}) has {show_bytes(have)} ({have} bytes);"
+        f" ({problem.topology.devices[worst].name}) has {show_bytes(have)} ({have} bytes)"
+        f"{describe_reserve([problem.topology.devices[worst]])};"
         f" move the cuts, or let mode.stages={len(homes)} find them",
         needed_bytes=need,
         available_bytes=have,
@@ -56,7 +61,7 @@ def no_cut_fits(
     return InfeasibleError(
         f"pipeline: no cut of the model {asked}{each} was found to fit: the whole needs"
         f" {show_bytes(needed)} ({needed} bytes), the devices of the stages have"
-        f" {describe_devices(memory)} ({have} bytes); {change}",
+        f" {describe_devices(memory)} ({have} bytes){describe_reserve(devices)}; {change}",
         needed_bytes=needed,
         available_bytes=have,
         devices_that_fit=enough,

@@ -22,7 +22,8 @@ class StageCost:
     forward_s: float
     backward_s: float = 0.0
     weight_bytes: int = 0
-    """Of the weights that no earlier stage on the device uses too; there for the whole step."""
+    """Of the weights that no earlier stage on the device uses too, and of what an optimizer keeps
+    for them; there for the whole step."""
     gradient_bytes: int = 0
     """Of the gradients that the step hands on, made by the first backward; those of later ones are
     added to them."""
@@ -41,10 +42,16 @@ class StageCost:
     `gradient_bytes` not; a gradient counts until it is added to what there is."""
     first_backward_peak_bytes: int = 0
     """The same for the first micro-batch, whose gradients stay."""
+    update_s: float = 0.0
+    """Of the updates of its weights, once a step."""
+    update_peak_bytes: int = 0
+    """The most that those make at once, beside what the step holds at its end."""
+    update_kept_bytes: int = 0
+    """The part of it that stays until all updates of the device are done."""
 
     def __post_init__(self) -> None:
         """Refuse times that are none."""
-        for name in ("forward_s", "backward_s"):
+        for name in ("forward_s", "backward_s", "update_s"):
             _refuse_no_time(f"{name} of a stage on device {self.device}", getattr(self, name))
 
     def seconds(self, kind: str) -> float:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from fxpart.assignment import Assignment
-from fxpart.cost.holding import weight_bytes_of
 from fxpart.problem import Problem
 from fxpart.schedule.crossing import crossing
 from fxpart.schedule.engine_storages import CutStep, EngineStorages, engine_storages
@@ -24,6 +23,7 @@ class EngineStage:
     """
 
     weight_bytes: int
+    """Without what an optimizer keeps for them: the engine makes no updates."""
     gradient_bytes: int
     """Of the gradients of its weights: made by the first backward, those of later ones are added.
     A weight that several stages use has one in each."""
@@ -52,6 +52,8 @@ class EngineStage:
 def engine_stages(problem: Problem, assignment: Assignment) -> tuple[EngineStage, ...]:
     """Return what the stages of a placement hold, each in a process of its own.
 
+    Updates of weights are left out: the engine runs forwards and backwards alone.
+
     Raises:
         SpecError: as `fxpart.schedule.stage_costs`.
 
@@ -59,7 +61,9 @@ def engine_stages(problem: Problem, assignment: Assignment) -> tuple[EngineStage
     graph = problem.graph
     stage_of, devices = stages_of(graph, assignment)
     passed, parts = crossing(graph, stage_of), tied_parts(graph, stage_of)
-    cut = CutStep(graph, problem.memory, stage_of, passed, parts)
+    # An update is of none of the stages.
+    of_engine = np.where(graph.is_update, len(devices), stage_of)
+    cut = CutStep(graph, problem.memory, of_engine, passed, parts)
     return tuple(_stage(cut, stage) for stage in range(len(devices)))
 
 
@@ -70,7 +74,7 @@ def _stage(cut: CutStep, stage: int) -> EngineStage:
     backward_peak_bytes, first_backward_peak_bytes = _backward_peaks(cut, made)
     input_bytes, received_bytes, received_gradient_bytes = _buffers(cut, stage)
     return EngineStage(
-        weight_bytes=weight_bytes_of(cut.memory, np.flatnonzero(cut.stage_of == stage)),
+        weight_bytes=_weight_bytes(cut, stage),
         gradient_bytes=made.bytes_of(made.gradient),
         input_bytes=input_bytes,
         received_bytes=received_bytes,
@@ -83,6 +87,11 @@ def _stage(cut: CutStep, stage: int) -> EngineStage:
         backward_peak_bytes=backward_peak_bytes,
         first_backward_peak_bytes=first_backward_peak_bytes,
     )
+
+
+def _weight_bytes(cut: CutStep, stage: int) -> int:
+    used = np.unique(cut.graph.uses[cut.stage_of[cut.graph.users] == stage])
+    return int(cut.graph.weight_bytes[used].sum())
 
 
 def _buffers(cut: CutStep, stage: int) -> tuple[int, int, int]:

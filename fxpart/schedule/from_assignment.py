@@ -9,6 +9,7 @@ from fxpart.graph import IntArray, OpGraph
 from fxpart.problem import Problem
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.stage_storages import stage_bytes
+from fxpart.schedule.stage_updates import update_bytes
 from fxpart.schedule.tied_parts import tied_parts
 
 __all__ = ["stage_costs", "stages_of"]
@@ -25,7 +26,8 @@ def stage_costs(problem: Problem, assignment: Assignment) -> PipelineCosts:
 
     A value goes to each device once, straight to the first stage there that reads it. Parts of the
     gradient of a weight that two stages use are not timed: they can be added up once, after the
-    last micro-batch. A value that two stages of one device hold counts for each.
+    last micro-batch. A value that two stages of one device hold counts for each. Updates of weights
+    are no part of a micro-batch's backward: they are run once, at the end of the step.
 
     Raises:
         SpecError: for a placement with replicas, or whose stages do not go over the devices in
@@ -90,16 +92,19 @@ def _refuse_other_than_turns(devices: list[int]) -> None:
 def _stages(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[StageCost]:
     graph, first = problem.graph, problem.graph.first_backward
     times = problem.costs.op_time_s[np.arange(graph.n_ops), np.array(devices)[stage_of]]
-    is_backward = np.arange(graph.n_ops) >= first
-    count = len(devices)
-    forward_s = np.bincount(stage_of, weights=np.where(is_backward, 0.0, times), minlength=count)
-    backward_s = np.bincount(stage_of, weights=np.where(is_backward, times, 0.0), minlength=count)
+    is_forward, is_update = np.arange(graph.n_ops) < first, graph.is_update
+    forward_s, backward_s, update_s = (
+        np.bincount(stage_of, weights=np.where(those, times, 0.0), minlength=len(devices))
+        for those in (is_forward, ~is_forward & ~is_update, is_update)
+    )
+    before_updates = np.where(is_update, -1, stage_of)
     found = []
     for stage, device in enumerate(devices):
         same = [other for other in range(stage + 1) if devices[other] == device]
         weights = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same)))
         before = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same[:-1])))
-        held = stage_bytes(problem.memory, stage_of, stage, first)
+        held = stage_bytes(problem.memory, before_updates, stage, first)
+        update_peak_bytes, update_kept_bytes = update_bytes(graph, stage_of, stage)
         found.append(
             StageCost(
                 device=device,
@@ -113,6 +118,9 @@ def _stages(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[St
                 forward_peak_bytes=held.forward_peak,
                 backward_peak_bytes=held.backward_peak,
                 first_backward_peak_bytes=held.first_backward_peak,
+                update_s=float(update_s[stage]),
+                update_peak_bytes=update_peak_bytes,
+                update_kept_bytes=update_kept_bytes,
             )
         )
     return found

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["ScheduleResult", "StageEvent", "StageTransfer"]
+__all__ = ["ScheduleResult", "StageEvent", "StageTransfer", "StageUpdate"]
 
 
 class StageEvent(NamedTuple):
@@ -34,9 +34,19 @@ class StageTransfer(NamedTuple):
     finish_s: float
 
 
+class StageUpdate(NamedTuple):
+    """The updates of the weights of one stage."""
+
+    device: int
+    """Logical id."""
+    stage: int
+    start_s: float
+    finish_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
-    """One step: all micro-batches through all stages, and back in training."""
+    """One step: all micro-batches through all stages, and back in training, then updates."""
 
     name: str
     """Of the schedule."""
@@ -58,3 +68,5 @@ class ScheduleResult:
     """By start, of equal ones by device and finish."""
     transfers: tuple[StageTransfer, ...]
     """By start, of equal ones by stages."""
+    updates: tuple[StageUpdate, ...] = ()
+    """Of stages whose updates take time, by device in the order of `devices`, then by stage."""

@@ -23,7 +23,8 @@ def step_on_cores(name: str, costs: PipelineCosts, microbatches: int, cores: int
 
     While k of the stages compute, each runs at ``min(1, cores / k)`` of its speed: `costs` are
     those of a core of its own. Transfers need none. With a core for each device, the step is that
-    of `simulate_schedule`. O(actions x devices).
+    of `simulate_schedule` without updates of weights, which are left out: torch's engine, whose
+    runs this is for, makes none. O(actions x devices).
 
     Raises:
         SpecError: for less than one core, and what `simulate_schedule` refuses.

@@ -2,7 +2,8 @@
 
 An action waits for the device, for the stage before (a backward: behind) it to have done the same
 micro-batch, and for what it is sent. Transfers overlap computation; each ordered pair of devices
-carries one at a time, first come first served.
+carries one at a time, first come first served. When a device has run its last backward, it updates
+the weights of its stages, which waits for no other device.
 """
 
 from collections import deque
@@ -13,7 +14,7 @@ from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.device_rows import device_rows
 from fxpart.schedule.orders import Action
 from fxpart.schedule.progress import Progress, refuse_stuck
-from fxpart.schedule.result import ScheduleResult, StageEvent, StageTransfer
+from fxpart.schedule.result import ScheduleResult, StageEvent, StageTransfer, StageUpdate
 
 __all__ = ["simulate_schedule"]
 
@@ -22,8 +23,8 @@ def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> Sch
     """Return the predicted step of a pipeline.
 
     Memory is weights, inputs of all micro-batches, results and gradients so far, what waits for its
-    backward, and what the running action needs. What has arrived but not been looked at yet, and
-    what waits to be sent, is not counted. O(actions + transfers).
+    backward, what the running action needs, and what updates make at the end. What has arrived but
+    not been looked at yet, and what waits to be sent, is not counted. O(actions + transfers).
 
     Args:
         name: one of `SCHEDULES`.
@@ -39,7 +40,9 @@ def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> Sch
     stages = costs.stages
     step = _Step(costs, len(devices), microbatches)
     step.run(rows)
-    step_s, busy_s = step.step_s, tuple(_busy_s(stages, row) for row in rows)
+    updates = _updates(stages, devices, step.free_s)
+    step_s = max(step.free_s + [update.finish_s for update in updates])
+    busy_s = tuple(_busy_s(stages, row) for row in rows)
     return ScheduleResult(
         name=name,
         microbatches=microbatches,
@@ -52,6 +55,7 @@ def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> Sch
         peak_bytes=tuple(_peak_bytes(stages, row, microbatches) for row in rows),
         events=tuple(sorted(step.events, key=attrgetter("start_s", "device", "finish_s"))),
         transfers=tuple(sorted(step.transfers, key=attrgetter("start_s", "source", "target"))),
+        updates=updates,
     )
 
 
@@ -62,13 +66,10 @@ class _Step:
         self._stages, self._devices = costs.stages, devices
         self._progress = Progress(costs, devices, microbatches)
         self._ready_s = [[0.0] * microbatches for _ in range(2 * len(costs.stages))]
+        self.free_s = [0.0] * devices
+        """When each device has run its last action so far."""
         self.events: list[StageEvent] = []
         self.transfers: list[StageTransfer] = []
-
-    @property
-    def step_s(self) -> float:
-        """When all is done."""
-        return max(event.finish_s for event in self.events)
 
     def run(self, rows: Sequence[Sequence[Action]]) -> None:
         """Run every device's actions in order.
@@ -77,7 +78,7 @@ class _Step:
         and a link carries what one device sends in the order in which that device makes it: so any
         order of looking at the devices gives the same times.
         """
-        place, free_s = [0] * self._devices, [0.0] * self._devices
+        place, free_s = [0] * self._devices, self.free_s
         waiting = deque(range(self._devices))
         while waiting:
             device = waiting.popleft()
@@ -116,8 +117,25 @@ class _Step:
         return end_s
 
 
+def _updates(
+    stages: Sequence[StageCost], devices: Sequence[int], free_s: Sequence[float]
+) -> tuple[StageUpdate, ...]:
+    """Return the updates of each device, which begin when it is free, stage after stage."""
+    found = []
+    for place, device in enumerate(devices):
+        now_s = free_s[place]
+        for stage in range(place, len(stages), len(devices)):
+            taken_s = stages[stage].update_s
+            if taken_s > 0:
+                found.append(StageUpdate(device, stage, now_s, now_s + taken_s))
+                now_s += taken_s
+    return tuple(found)
+
+
 def _busy_s(stages: Sequence[StageCost], row: Sequence[Action]) -> float:
-    return sum(stages[action.stage].seconds(action.kind) for action in row)
+    own = dict.fromkeys(action.stage for action in row)
+    updates_s = sum(stages[stage].update_s for stage in own)
+    return sum(stages[action.stage].seconds(action.kind) for action in row) + updates_s
 
 
 def _peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatches: int) -> int:
@@ -139,4 +157,7 @@ def _peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatches:
             peak = max(peak, held + cost.first_backward_peak_bytes)
             held += cost.gradient_bytes
             has_gradient.add(stage)
+    for stage in mine:
+        peak = max(peak, held + costs[stage].update_peak_bytes)
+        held += costs[stage].update_kept_bytes
     return peak

@@ -1,5 +1,7 @@
 """Random training steps: a random forward, then a gradient operator for each of it, backwards."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from fxpart.graph import OpGraph
@@ -9,7 +11,7 @@ from tests.sketch import Sketch
 def random_training_graph(seed: int, n: int) -> OpGraph:
     """Return up to `n` forward operators and as many of the backward, which read what those made.
 
-    With views in both, saved values, tied weights whose gradients are added, and groups.
+    With views in both, saved values, weights used twice, each use with a gradient, and groups.
     """
     rng = np.random.default_rng(seed)
     sketch = Sketch()
@@ -27,7 +29,7 @@ def random_training_graph(seed: int, n: int) -> OpGraph:
         values.append(sketch.op(reads, size, uses, flops, view, f"m{len(made) // 3}", group))
         made.append(values[-1])
         used.append(uses)
-    gradient, outputs = -1, [values[-1]]
+    gradient, outputs, trained = -1, [values[-1]], list[int]()
     for op in reversed(range(n)):
         reads = [made[op]] if rng.random() < 0.7 else []
         reads += [gradient] if gradient >= 0 else []
@@ -37,4 +39,9 @@ def random_training_graph(seed: int, n: int) -> OpGraph:
         if used[op]:
             # The gradient of a weight is kept.
             outputs.append(sketch.op([gradient], 5, [], 1, backward_of=op))
-    return sketch.graph(*outputs)
+            trained.append(used[op][0])
+    return replace(
+        sketch.graph(*outputs),
+        gradient_values=np.array(outputs[1:], dtype=np.int64),
+        gradient_weights=np.array(trained, dtype=np.int64),
+    )

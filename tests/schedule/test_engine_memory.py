@@ -1,5 +1,7 @@
 """What torch's engine is predicted to hold: by hand. Against real runs: tests/execution."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -10,8 +12,10 @@ from fxpart.errors import SpecError
 from fxpart.graph import OpGraph
 from fxpart.modes import make_mode
 from fxpart.modes.stage_line import stage_line
+from fxpart.partitions import partition_by_device
 from fxpart.schedule import EngineStage, engine_peak_bytes, engine_stages, stage_costs
 from fxpart.schedule.tied_parts import tied_parts
+from fxpart.training import Optimizer, with_optimizer
 from tests.modes.training_sketch import random_training_graph
 from tests.sketch import Sketch, devices, problem
 
@@ -134,6 +138,24 @@ def test_more_microbatches_never_hold_less(seed: int, n: int, count: int) -> Non
             peaks = engine_peak_bytes(name, stages, microbatches, training=costs.training)
             assert all(new >= old for new, old in zip(peaks, before, strict=True))
             before = peaks
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10_000), st.integers(2, 15), st.integers(1, 3))
+def test_updates_are_left_out(seed: int, n: int, count: int) -> None:
+    step = random_training_graph(seed, n)
+    if not len(step.gradient_values):
+        return
+    optimizer = Optimizer("adam", master_weights=True, implementation="foreach")
+    # Of 2 bytes a number, so that there are casts too.
+    step = replace(step, dtypes=("bfloat16",) * step.n_ops)
+    whole = with_optimizer(step, optimizer)
+    this = problem(whole, devices(*[9999] * count))
+    count = min(count, stage_line(this).n_units)
+    placed = make_mode("pipeline", {"stages": count})(this)
+    plain = partition_by_device(step, placed.device_of[: step.n_ops])
+    alone = engine_stages(problem(step, this.topology), plain)
+    assert engine_stages(this, placed) == alone
 
 
 def test_a_schedule_that_the_engine_is_not_asked_for_is_refused() -> None:

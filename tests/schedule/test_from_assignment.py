@@ -1,5 +1,7 @@
 """What a placement costs as a pipeline: by hand, and against the evaluation of one input."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -12,8 +14,9 @@ from fxpart.graph import OpGraph
 from fxpart.modes import make_mode
 from fxpart.modes.stage_line import stage_line
 from fxpart.partitions import partition_by_device
-from fxpart.schedule import StageLink, simulate_schedule, stage_costs
+from fxpart.schedule import StageCost, StageLink, simulate_schedule, stage_costs
 from fxpart.topology import Link
+from fxpart.training import IMPLEMENTATIONS, Optimizer, with_optimizer
 from tests.modes.training_sketch import random_training_graph
 from tests.sketch import Sketch, devices, problem, random_graph
 
@@ -61,6 +64,33 @@ def test_a_training_step_by_hand() -> None:
     assert costs.links == (StageLink("B", 1, 0, 7, 0.5 + 0.7), StageLink("F", 0, 1, 7, 0.5 + 0.7))
     result = simulate_schedule("gpipe", costs, 1)
     assert result.step_s == pytest.approx(4 + 1.2 + 7 + 12 + 1.2 + 8)
+
+
+def test_updates_come_once_a_step_by_hand() -> None:
+    step = replace(_step(), gradient_values=np.array([7, 5]), gradient_weights=np.array([0, 1]))
+    for implementation, moved, peak, kept in (("fused", 7, 0, 0), ("foreach", 18, 1, 1)):
+        graph = with_optimizer(step, Optimizer("adam", implementation=implementation))
+        this = problem(graph, devices(9999, 9999, link=Link(10.0, 0.5)))
+        placed = make_mode("pipeline", {"cut_after": ["layer0"]})(this)
+        first, second = stage_costs(this, placed).stages
+        # A byte takes a second; each weight is updated by a pass over so many tensors of its size.
+        assert (first.update_s, second.update_s) == (moved * 100, moved * 200)
+        assert (first.update_peak_bytes, second.update_peak_bytes) == (peak * 100, peak * 200)
+        assert (first.update_kept_bytes, second.update_kept_bytes) == (kept * 100, kept * 200)
+        # Two states, and the number of steps in 4 bytes.
+        assert (first.weight_bytes, second.weight_bytes) == (3 * 100 + 4, 3 * 200 + 4)
+        # The rest is as without an optimizer.
+        plain = partition_by_device(step, placed.device_of[: step.n_ops])
+        without = stage_costs(problem(step, this.topology), plain)
+        assert _without_updates(first, 100) == without.stages[0]
+        assert _without_updates(second, 200) == without.stages[1]
+        assert stage_costs(this, placed).links == without.links
+
+
+def _without_updates(cost: StageCost, weight_bytes: int) -> StageCost:
+    return replace(
+        cost, weight_bytes=weight_bytes, update_s=0.0, update_peak_bytes=0, update_kept_bytes=0
+    )
 
 
 def test_a_value_goes_to_each_device_once() -> None:
@@ -115,11 +145,20 @@ def test_one_microbatch_of_inference_is_what_evaluate_says(seed: int, n: int, co
 
 
 @settings(max_examples=80)
-@given(st.integers(0, 10_000), st.integers(1, 15), st.integers(1, 3), st.integers(1, 2))
+@given(
+    st.integers(0, 10_000),
+    st.integers(1, 15),
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.sampled_from([None, *IMPLEMENTATIONS]),
+)
 def test_one_microbatch_of_training_is_what_evaluate_says(
-    seed: int, n: int, count: int, chunks: int
+    seed: int, n: int, count: int, chunks: int, implementation: str | None
 ) -> None:
-    this = problem(random_training_graph(seed, n), devices(*[9999] * count))
+    graph = random_training_graph(seed, n)
+    if implementation and len(graph.gradient_values):
+        graph = with_optimizer(graph, Optimizer("adam", implementation=implementation))
+    this = problem(graph, devices(*[9999] * count))
     if chunks * count > stage_line(this).n_units:
         return
     options = {"stages": count * chunks, "interleave": chunks}
@@ -127,7 +166,9 @@ def test_one_microbatch_of_training_is_what_evaluate_says(
     said, costs = evaluate(this, placed), stage_costs(this, placed)
     assert costs.training == bool(this.graph.is_backward.any())
     result = simulate_schedule("interleaved", costs, count)
-    assert sum(result.busy_s) == pytest.approx(count * sum(d.load_s for d in said.devices))
+    # Updates are made once, the rest for each micro-batch.
+    once = (count - 1) * sum(stage.update_s for stage in costs.stages)
+    assert sum(result.busy_s) + once == pytest.approx(count * sum(d.load_s for d in said.devices))
     if chunks > 1:
         return
     one = simulate_schedule("1f1b", costs, 1)

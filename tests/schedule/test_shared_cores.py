@@ -39,6 +39,12 @@ def test_a_transfer_needs_no_core() -> None:
     assert step_on_cores("gpipe", costs, 2, 1) == pytest.approx(22)
 
 
+def test_updates_are_left_out() -> None:
+    stages = tuple(StageCost(s, 1.0, 1.0, update_s=7.0) for s in range(2))
+    costs = PipelineCosts(stages, (), training=True)
+    assert step_on_cores("gpipe", costs, 3, 1) == pytest.approx(12)
+
+
 @given(
     name=st.sampled_from(["gpipe", "1f1b"]),
     times=st.lists(st.integers(0, 4), min_size=2, max_size=8),

@@ -1,0 +1,89 @@
+"""One model of ``benchmarks.memory``: bytes predicted from shapes, and bytes counted in a run."""
+
+from dataclasses import dataclass
+
+import torch
+
+from fxpart.capture import capture_graph, joint_capture
+from fxpart.capture.eager_lifetimes import eager_graph
+from fxpart.capture.export import export_program
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.roofline import LatencyModel
+from fxpart.execution.real_step import (
+    StepPeak,
+    forward_peak_bytes,
+    real_optimizer,
+    step_peak_bytes,
+)
+from fxpart.execution.seeded import seeded
+from fxpart.graph import OpGraph
+from fxpart.models.build import build_model
+from fxpart.models.spec import ModelSpec
+from fxpart.modes.single import single
+from fxpart.phases import StepOptions
+from fxpart.problem import make_problem
+from fxpart.topology import DeviceSpec, Link, uniform_topology
+from fxpart.training import Optimizer, with_optimizer
+
+__all__ = ["Counted", "Predicted", "counted", "predicted"]
+
+_LARGE = DeviceSpec("large", 2**50, {"float32": 1e12}, 1e12)
+"""One device that holds anything; how fast it is does not matter here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Peaks on one device, from a capture on the meta device: no weight was ever made."""
+
+    weight_bytes: int
+    """Parameters and buffers, tied ones once."""
+    graph_bytes: int
+    """Of a forward, run as the captured graph, which drops a value after its last reader."""
+    eager_bytes: int
+    """Of a forward, run as the module itself, which keeps what its Python keeps."""
+    step_bytes: int
+    """Of a training step with its optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The same, of tensors really alive in runs on this machine."""
+
+    graph_bytes: int
+    eager_bytes: int
+    step: StepPeak
+
+
+def predicted(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) -> Predicted:
+    """Return what fxpart says of the model that `spec` names."""
+    built = build_model(spec)
+    plain = capture_graph(built.module, built.args, built.kwargs)
+    eager = eager_graph(built.module, built.args, built.kwargs)
+    built.module.train()
+    step = joint_capture(built.module, built.args, built.kwargs, options)
+    return Predicted(
+        plain.total_weight_bytes,
+        _peak_bytes(plain),
+        _peak_bytes(eager),
+        _peak_bytes(with_optimizer(step.graph, optimizer)),
+    )
+
+
+def _peak_bytes(graph: OpGraph) -> int:
+    problem = make_problem(graph, uniform_topology((_LARGE,), Link(1e9, 0.0)), LatencyModel())
+    return evaluate(problem, single(problem)).devices[0].peak_bytes
+
+
+def counted(spec: ModelSpec, optimizer: Optimizer) -> Counted:
+    """Return what is counted in runs of the same model with random weights, on the CPU.
+
+    The forward is in eval mode; the step is in train mode, and the second one.
+    """
+    with seeded(0, torch.device("cpu")):
+        built = build_model(spec, torch.device("cpu"))
+        module, args, kwargs = built.module, built.args, built.kwargs
+        eager = forward_peak_bytes(module, args, kwargs)
+        graph = forward_peak_bytes(export_program(module, args, kwargs).module(), args, kwargs)
+        module.train()
+        updates = real_optimizer(optimizer.name, module.parameters(), optimizer.implementation)
+        return Counted(graph, eager, step_peak_bytes(module, args, kwargs, updates))

@@ -1,0 +1,104 @@
+"""Rules of operators that only move elements about, and of their gradients."""
+
+from dataclasses import replace
+
+from fxpart.batch_dim.call import Call
+from fxpart.batch_dim.layout import Layout
+from fxpart.batch_dim.placement import REPLICATED
+from fxpart.batch_dim.views import Moved, moved, overlapping_dim
+
+__all__ = ["cat", "item", "repeated", "select_backward", "stack", "view"]
+
+SOME_EXAMPLES = "takes some examples of the batch: a process has its own ones only"
+MIXED = "mixes the batch with other dimensions: a part of the examples is no part of a dimension"
+
+
+def view(call: Call) -> list[Layout]:
+    """Return where a view moves the batch; what is not split stays as it is."""
+    operand = call.first()
+    at = call.layout(operand)
+    if not at.is_split:
+        return [at for _ in call.results]
+    before, after = call.sizes(operand), [sizes or () for sizes in call.results]
+    found = moved(call.name, call.arguments, before, after, Moved(at.dim, at.outer))
+    return [
+        _lost(call, at, result)
+        if place is None
+        else replace(at, dim=place.dim, outer=place.outer)
+        for result, place in enumerate(found)
+    ]
+
+
+def _lost(call: Call, at: Layout, result: int) -> Layout:
+    if call.name in {"select", "unbind", "squeeze"}:
+        return replace(at, dim=REPLICATED, outer=1, differs=at.differs or SOME_EXAMPLES)
+    if call.name in {"slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split"}:
+        return replace(at, outer=1, differs=at.differs or SOME_EXAMPLES)
+    before, after = call.sizes(call.first()), call.results[result] or ()
+    dim = overlapping_dim(before, after, Moved(at.dim, at.outer))
+    return replace(at, dim=dim or 0, outer=1, differs=at.differs or MIXED)
+
+
+def repeated(call: Call) -> list[Layout]:
+    """Return the layout of a tensor that is repeated, maybe once for each example."""
+    operand = call.first()
+    before, after = call.sizes(operand), call.results[0] or ()
+    new = len(after) - len(before)
+    for dim, size in enumerate(after):
+        is_new = dim < new or before[dim - new] != size
+        if is_new and call.batch.is_in(size) and not call.layout(operand).is_split:
+            at = call.whole(operand)
+            return [replace(at, dim=dim)]
+    return view(call)
+
+
+def item(call: Call) -> list[Layout]:
+    """Return the layout of an item of a tuple."""
+    source, index = call.node.args[0], call.node.args[1]
+    if call.node.args[0] not in call.state or not isinstance(index, int):
+        return [Layout()]
+    return [call.state[source][index]]  # type: ignore[index]
+
+
+def cat(call: Call) -> list[Layout]:
+    """Return the layout of tensors in a row: along the batch it comes round once for each."""
+    tensors = call.arguments["tensors"]
+    layouts = [call.layout(tensor) for tensor in tensors]
+    if any(layout.is_partial for layout in layouts) and len(
+        {(layout.dim, layout.scale) for layout in layouts if not layout.is_zero}
+    ) > 1:
+        layouts = [call.whole(tensor) for tensor in tensors]
+    split = [layout for layout in layouts if layout.is_split]
+    if not split:
+        return [layouts[0]]
+    rank, first = call.rank(), split[0]
+    along = int(call.arguments.get("dim") or 0) % rank
+    same = {(x.dim, x.outer, x.scale) for x in split if not x.is_zero}
+    if along != first.dim and len(same) <= 1:
+        return [replace(first, is_zero=all(x.is_zero for x in layouts))]
+    if len(same) > 1 or len(split) < len(layouts):
+        return [replace(first, outer=1, differs=first.differs or SOME_EXAMPLES)]
+    outer = first.outer
+    for layout in split[1:]:
+        outer = outer + layout.outer
+    return [replace(first, outer=outer)]
+
+
+def stack(call: Call) -> list[Layout]:
+    """Return the layout of tensors along a new dimension."""
+    tensors, rank = call.arguments["tensors"], call.rank()
+    along = int(call.arguments.get("dim") or 0) % rank
+    layouts = [call.layout(tensor) for tensor in tensors]
+    if len({(layout.dim, layout.scale) for layout in layouts}) > 1:
+        layouts = [call.whole(tensor) for tensor in tensors]
+    first = next((layout for layout in layouts if layout.is_split), layouts[0])
+    if not first.is_split:
+        return [first]
+    return [replace(first, dim=first.dim + (along <= first.dim))]
+
+
+def select_backward(call: Call) -> list[Layout]:
+    """Return the layout of the gradient of `select`: the dimension comes back."""
+    at = call.layout(call.first())
+    along = int(call.arguments["dim"]) % call.rank()
+    return [replace(at, dim=at.dim + (along <= at.dim)) if at.is_split else at]

@@ -1,0 +1,168 @@
+"""Where the memory of each device is fullest, and what lies there then, tensor by tensor."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.assignment import Assignment
+from fxpart.cost.holding import live_bytes
+from fxpart.cost.storage_kinds import (
+    KINDS,
+    StorageFacts,
+    Storages,
+    storage_facts,
+    storages_on,
+)
+from fxpart.cost.tables import memory_tables
+from fxpart.graph import UPDATE, IntArray, OpGraph
+from fxpart.problem import Problem
+
+__all__ = ["DevicePeak", "LiveTensor", "device_peaks", "doing", "memory_by_kind"]
+
+
+@dataclass(frozen=True, slots=True)
+class LiveTensor:
+    """One storage on a device."""
+
+    name: str
+    """Of the value that it was made for, or of the weight that it is or is kept for."""
+    module: str
+    """The module whose operator made it, or whose weight it is; ``""`` for the root."""
+    target: str
+    """The operator that made it, such as ``aten.linear.default``; ``""`` for what none made."""
+    kind: str
+    """One of `KINDS`."""
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeak:
+    """The moment at which a device holds most."""
+
+    device: int
+    """Logical id."""
+    op: int
+    """The operator that runs then: the first of the device at which it holds that much."""
+    op_name: str
+    module: str
+    """Of the operator."""
+    doing: str
+    """What the operator does, in the words of `doing`."""
+    bytes: int
+    """All that the device holds then; the sum of `by_kind`."""
+    by_kind: Mapping[str, int]
+    """Bytes of each kind that is there, in the order of `KINDS`."""
+    tensors: tuple[LiveTensor, ...]
+    """The largest storages that are there, the largest first."""
+
+
+def device_peaks(problem: Problem, assignment: Assignment, top: int = 10) -> tuple[DevicePeak, ...]:
+    """Return for each device that computes where its peak is, and the `top` largest storages.
+
+    The bytes are those of `Evaluation`: all weights that a device holds, and the tensors of the
+    round in which it holds most. In the order of logical ids. O(devices x (n + reads)), for each
+    round.
+    """
+    graph, facts = problem.graph, storage_facts(problem.graph, problem.memory)
+    weights_of = _weights_of_devices(graph, assignment)
+    peaks = []
+    for device, weights in weights_of.items():
+        device_of, op = _fullest(problem, assignment, device)
+        held = storages_on(facts, device_of, device, weights)
+        there = held.at(op)
+        sums = held.bytes_by_kind(there).tolist()
+        # Stable, so that of equal ones the first in the graph is first.
+        largest = there[np.argsort(-held.size_bytes[there], kind="stable")][:top]
+        peaks.append(
+            DevicePeak(
+                device,
+                op,
+                graph.names[op],
+                graph.modules[op],
+                doing(graph, op),
+                sum(sums),
+                {kind: size for kind, size in zip(KINDS, sums, strict=True) if size},
+                tuple(_tensor(graph, held, int(i)) for i in largest if held.size_bytes[i]),
+            )
+        )
+    return tuple(peaks)
+
+
+def memory_by_kind(graph: OpGraph, assignment: Assignment, devices: int) -> tuple[IntArray, ...]:
+    """Return what each of `devices` devices holds of each kind while its operators run.
+
+    Of the first input. An array of shape (len(KINDS), operators that the device computes for it)
+    for each device; its columns add up to `MemoryProfile.held_bytes`.
+    """
+    facts = storage_facts(graph, memory_tables(graph))
+    device_of, weights = assignment.device_of, _weights_of_devices(graph, assignment)
+    none = np.zeros((len(KINDS), 0), dtype=np.int64)
+    return tuple(
+        _over_time(facts, device_of, device, weights[device]) if device in weights else none
+        for device in range(devices)
+    )
+
+
+def _over_time(
+    facts: StorageFacts, device_of: IntArray, device: int, weights: IntArray
+) -> IntArray:
+    """Return the bytes of each kind (row) at each operator of the device (column)."""
+    held = storages_on(facts, device_of, device, weights)
+    change = np.zeros((len(KINDS), len(device_of) + 1), dtype=np.int64)
+    np.add.at(change, (held.kind, held.born), held.size_bytes)
+    np.subtract.at(change, (held.kind, held.last + 1), held.size_bytes)
+    return np.cumsum(change, axis=1)[:, np.flatnonzero(device_of == device)]
+
+
+def _weights_of_devices(graph: OpGraph, assignment: Assignment) -> dict[int, IntArray]:
+    """Return the weights that each device holds for all its partitions, by logical id."""
+    devices = sorted({device for homes in assignment.devices_of_partition for device in homes})
+    users, found = graph.users, {}
+    for device in devices:
+        mine = np.isin(assignment.partition_of, assignment.holds(device))
+        found[device] = np.unique(graph.uses[mine[users]])
+    return found
+
+
+def _fullest(problem: Problem, assignment: Assignment, device: int) -> tuple[IntArray, int]:
+    """Return who computes what in the round in which `device` holds most, and the operator then."""
+    most, found = -1, None
+    for index in range(assignment.rounds):
+        device_of = assignment.device_of_round(index)
+        mine = np.flatnonzero(device_of == device)
+        if not len(mine):
+            continue
+        # What is received can only grow between operators of the device: one of them is the peak.
+        live = live_bytes(problem.memory, device_of, device)[mine]
+        at = int(np.argmax(live))
+        if int(live[at]) > most:
+            most, found = int(live[at]), (device_of, int(mine[at]))
+    assert found is not None, "a device with a partition computes in some round"
+    return found
+
+
+def doing(graph: OpGraph, op: int) -> str:
+    """Return what an operator does: ``gelu``, ``backward of gelu`` or ``adam update``."""
+    target = graph.targets[op]
+    if target.startswith(UPDATE):
+        return f"{target.removeprefix(UPDATE)} update"
+    forward = int(graph.forward_of[op])
+    return _short(target) if forward == op else f"backward of {_short(graph.targets[forward])}"
+
+
+def _short(target: str) -> str:
+    """Return ``gelu`` of ``aten.gelu.default``, and ``getitem`` of ``operator.getitem``."""
+    parts = target.split(".")
+    return parts[-2] if len(parts) > 2 else parts[-1]
+
+
+def _tensor(graph: OpGraph, held: Storages, index: int) -> LiveTensor:
+    kind, source = KINDS[held.kind[index]], int(held.source[index])
+    size = int(held.size_bytes[index])
+    if kind in KINDS[:2]:
+        name = graph.weight_names[source]
+        return LiveTensor(name, name.rpartition(".")[0], "", kind, size)
+    maker = int(graph.value_producer[source])
+    module, target = (graph.modules[maker], graph.targets[maker]) if maker >= 0 else ("", "")
+    return LiveTensor(graph.value_names[source], module, target, kind, size)

@@ -1,0 +1,200 @@
+"""Bytes that are really alive while a module is run here: a forward, or a whole training step.
+
+What is counted are the tensors' storages, by `LiveBytes`: weights, buffers, inputs, gradients, an
+optimizer's state, and all that operators return. What a kernel allocates for itself, and what an
+allocator rounds up, is not.
+"""
+
+import gc
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
+
+from fxpart.errors import SpecError, nearest_names
+from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from fxpart.execution.training_loss import training_loss
+
+__all__ = [
+    "REAL_OPTIMIZERS",
+    "StepPeak",
+    "forward_peak_bytes",
+    "real_optimizer",
+    "step_peak_bytes",
+    "training_step",
+]
+
+REAL_OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
+    "sgd": lambda weights, **how: torch.optim.SGD(weights, lr=1e-3, **how),
+    "momentum": lambda weights, **how: torch.optim.SGD(weights, lr=1e-3, momentum=0.9, **how),
+    "adam": lambda weights, **how: torch.optim.Adam(weights, lr=1e-3, **how),
+    "adamw": lambda weights, **how: torch.optim.AdamW(weights, lr=1e-3, **how),
+}
+"""By the names of `fxpart.training`: makes torch's optimizer of some parameters."""
+
+_IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
+    "for_loop": {"foreach": False, "fused": False},
+    "foreach": {"foreach": True, "fused": False},
+    "fused": {"foreach": False, "fused": True},
+}
+
+_PHASES = ("forward", "backward", "update")
+
+
+@dataclass(frozen=True, slots=True)
+class StepPeak:
+    """The most bytes that were alive in each part of a training step."""
+
+    forward_bytes: int
+    """Until the loss is there."""
+    backward_bytes: int
+    """Until every gradient is there."""
+    update_bytes: int
+    """While the optimizer changes the weights; without one, what is left after the backward."""
+    resident_bytes: int
+    """Of weights, buffers, inputs and the optimizer's state, which are alive throughout."""
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most bytes that were alive at any time of the step."""
+        return max(self.forward_bytes, self.backward_bytes, self.update_bytes)
+
+    @property
+    def phase(self) -> str:
+        """Where that was: ``forward``, ``backward`` or ``update``; the first of equals."""
+        peaks = (self.forward_bytes, self.backward_bytes, self.update_bytes)
+        return _PHASES[peaks.index(self.peak_bytes)]
+
+
+def real_optimizer(
+    name: str, parameters: Iterable[nn.Parameter], implementation: str = "for_loop"
+) -> Optimizer | None:
+    """Return torch's optimizer of that name over the parameters that are trained.
+
+    Args:
+        name: one of `REAL_OPTIMIZERS`; ``none`` gives None.
+        parameters: those that require no gradient are left out.
+        implementation: ``for_loop`` (torch's choice on the CPU), ``foreach`` (on CUDA) or
+            ``fused``.
+
+    Raises:
+        SpecError: for a name or an implementation that does not exist.
+
+    """
+    if name == "none":
+        return None
+    if name not in REAL_OPTIMIZERS:
+        raise SpecError(
+            f"optimizer={name} is not known; {nearest_names(name, [*REAL_OPTIMIZERS, 'none'])}"
+        )
+    if implementation not in _IMPLEMENTATIONS:
+        near = nearest_names(implementation, _IMPLEMENTATIONS)
+        raise SpecError(f"implementation={implementation} of an optimizer is not known; {near}")
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    return REAL_OPTIMIZERS[name](trained, **_IMPLEMENTATIONS[implementation])
+
+
+def forward_peak_bytes(
+    module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> int:
+    """Return the most bytes alive during one call of `module` without gradients.
+
+    Weights, buffers and inputs count throughout, tied ones once. The module is called in the mode
+    that it is in, after a call that is not counted: what it makes once and keeps is there.
+    """
+    named = dict(kwargs or {})
+    with torch.no_grad():
+        module(*args, **named)
+        gc.collect()
+        counter = LiveBytes([storage_sizes(_resident(module, args, named, None))])
+        with counter:
+            module(*args, **named)
+    return counter.peak_bytes[0]
+
+
+def step_peak_bytes(
+    module: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    optimizer: Optimizer | None = None,
+) -> StepPeak:
+    """Return the most bytes alive in each part of one training step of `module`.
+
+    The step is that of `training_step`, in the mode that the module is in. A step before it, which
+    is not counted, lets the optimizer make its state. Weights are really changed, both times.
+
+    Args:
+        module: what is trained.
+        args: positional inputs.
+        kwargs: named inputs.
+        optimizer: of the module's parameters; None leaves the weights as they are.
+
+    Raises:
+        SpecError: when there is nothing to take a loss of.
+
+    """
+    named = dict(kwargs or {})
+    training_step(module, args, named, optimizer)
+    _drop_gradients(module, optimizer)
+    gc.collect()
+    resident = storage_sizes(_resident(module, args, named, optimizer))
+    peaks: list[int] = []
+    counter = LiveBytes([resident])
+
+    def end_of_phase() -> None:
+        peaks.append(counter.peak_bytes[0])
+        counter.forget_peak()
+
+    with counter:
+        training_step(module, args, named, optimizer, end_of_phase)
+    forward, backward, update = peaks
+    return StepPeak(forward, backward, update, sum(resident.values()))
+
+
+def training_step(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    optimizer: Optimizer | None = None,
+    end_of_phase: Callable[[], None] = lambda: None,
+) -> None:
+    """Run one step: drop old gradients, forward, loss, backward, update.
+
+    The loss is that of `training_loss`; results are dropped as soon as it is there, as by a
+    function that returns the loss alone. Gradients stay on the parameters. `end_of_phase` is
+    called after the forward, after the backward and after the update.
+    """
+    _drop_gradients(module, optimizer)
+    with torch.enable_grad():
+        results = module(*args, **kwargs)
+        loss = training_loss([leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)])
+        del results
+        end_of_phase()
+        loss.backward()  # type: ignore[no-untyped-call]
+        end_of_phase()
+    if optimizer is not None:
+        optimizer.step()
+    end_of_phase()
+
+
+def _drop_gradients(module: nn.Module, optimizer: Optimizer | None) -> None:
+    module.zero_grad(set_to_none=True)
+    if optimizer is not None:
+        optimizer.zero_grad(set_to_none=True)
+
+
+def _resident(
+    module: nn.Module,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    optimizer: Optimizer | None,
+) -> list[Tensor]:
+    """Return the tensors that are there before, during and after."""
+    state = [] if optimizer is None else tree_leaves(list(optimizer.state.values()))
+    leaves = [*tree_leaves((list(args), dict(kwargs))), *state]
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [*module.parameters(), *module.buffers(), *given]

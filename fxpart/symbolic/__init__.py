@@ -1,0 +1,1 @@
+"""Sizes and costs as polynomials of the batch size, from one capture."""

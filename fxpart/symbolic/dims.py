@@ -1,0 +1,75 @@
+"""Which dimensions of a model's inputs grow with a symbol, found by comparing shapes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fxpart.errors import CaptureError, SpecError
+
+__all__ = ["SymbolicDim", "affine_dims"]
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicDim:
+    """One dimension of one input: ``factor * symbol + offset`` long."""
+
+    leaf: int
+    """Which input, all of them flat, positional ones first."""
+    dim: int
+    symbol: str
+    factor: int = 1
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a dimension that does not grow."""
+        if self.factor < 1 or self.leaf < 0 or self.dim < 0:
+            raise SpecError(
+                f"dimension {self.dim} of input {self.leaf} is {self.factor} * {self.symbol} +"
+                f" {self.offset}; give places from 0 and a factor of 1 or more"
+            )
+
+
+def affine_dims(
+    symbol: str, shapes_at: Mapping[int, Sequence[Shape | None]]
+) -> tuple[SymbolicDim, ...]:
+    """Return the dimensions that grow with `symbol`, from the shapes at three or more values of it.
+
+    Args:
+        symbol: what the values are values of.
+        shapes_at: by value, the shape of each input, flat; None for one that is no tensor.
+
+    Raises:
+        CaptureError: for a dimension that is no multiple of the symbol plus a constant, and when
+            inputs come or go with it.
+
+    """
+    (low, *_), (middle, *_) = (list(shapes_at)[i:] for i in (0, 1))
+    first, second = shapes_at[low], shapes_at[middle]
+    found: list[SymbolicDim] = []
+    for value, shapes in shapes_at.items():
+        if [_rank(shape) for shape in shapes] != [_rank(shape) for shape in first]:
+            raise CaptureError(
+                f"the inputs at {symbol}={value} are not those at {symbol}={low}: their number or"
+                " ranks differ; set capture.symbolic=none"
+            )
+    for leaf, shape in enumerate(first):
+        for dim, size in enumerate(shape or ()):
+            at = {value: (shapes[leaf] or ())[dim] for value, shapes in shapes_at.items()}
+            if len(set(at.values())) == 1:
+                continue
+            grown = (second[leaf] or ())[dim] - size
+            factor, rest = divmod(grown, middle - low)
+            offset = size - factor * low
+            if rest or factor < 1 or any(at[v] != factor * v + offset for v in at):
+                raise CaptureError(
+                    f"dimension {dim} of input {leaf} is {', '.join(map(str, at.values()))} long at"
+                    f" {symbol}={', '.join(map(str, at))}: no multiple of it and a constant; set"
+                    " capture.symbolic=none"
+                )
+            found.append(SymbolicDim(leaf, dim, symbol, factor, offset))
+    return tuple(found)
+
+
+def _rank(shape: Shape | None) -> int | None:
+    return None if shape is None else len(shape)

@@ -1,0 +1,279 @@
+"""Where a device is fullest and what lies there: by hand, and asked again in another way."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxpart.assignment import Assignment
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.peak_tensors import DevicePeak, LiveTensor, device_peaks, memory_by_kind
+from fxpart.cost.storage_kinds import KINDS
+from fxpart.graph import IntArray, OpGraph
+from fxpart.partitions import partition_by_device
+from tests.modes.training_sketch import random_training_graph
+from tests.sketch import Sketch, devices, problem, random_graph
+
+BIG = 10**9
+
+
+def with_training(graph: OpGraph, seed: int) -> OpGraph:
+    """Return the graph with optimizer state, and values of its backward named as gradients."""
+    rng = np.random.default_rng(seed)
+    late = np.flatnonzero(graph.is_backward[np.maximum(graph.value_producer, 0)])
+    late = late[graph.value_producer[late] >= 0]
+    chosen = np.sort(rng.permutation(late)[: len(late) // 3]).astype(np.int64)
+    weights = len(graph.weight_bytes)
+    targets = [("aten.add.Tensor", "aten.mm.default")[i % 2] for i in range(graph.n_ops)]
+    return replace(
+        graph,
+        targets=tuple(targets),
+        weight_state_bytes=rng.integers(0, 3, weights).astype(np.int64) * graph.weight_bytes,
+        gradient_values=chosen,
+        gradient_weights=rng.integers(0, weights, len(chosen)).astype(np.int64),
+    )
+
+
+def any_graph(seed: int, n: int) -> OpGraph:
+    if seed % 2:
+        return with_training(random_training_graph(seed, n), seed)
+    return random_graph(seed, n)
+
+
+def random_homes(graph: OpGraph, seed: int, count: int) -> IntArray:
+    """Return a device for each operator; those of a group share it."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, count, graph.n_ops).astype(np.int64)[graph.group]
+
+
+def step() -> OpGraph:
+    """Return y = view(x w); loss = y z: forward of three operators and a backward of three."""
+    sketch = Sketch()
+    x = sketch.input(3)
+    w, frozen = sketch.weight(10), sketch.weight(20)
+    y = sketch.op([x], 8, [w], module="net.one")
+    v = sketch.op([y], 8, view_of=y, module="net.one")
+    loss = sketch.op([v], 1, [frozen], module="net.two")
+    g = sketch.op([v], 7, [frozen], backward_of=2, module="net.two")
+    part = sketch.op([g, x], 10, backward_of=0, module="net.one")
+    grad = sketch.op([part], 10, backward_of=0, module="net.one")
+    graph = sketch.graph(loss, grad)
+    return replace(
+        graph,
+        targets=(
+            "aten.gelu.default",
+            "aten.view.default",
+            "loss",
+            "aten.mul.Tensor",
+            "aten.mm.default",
+            "aten.add.Tensor",
+        ),
+        weight_state_bytes=np.array([25, 0]),
+        gradient_values=np.array([grad]),
+        gradient_weights=np.array([0]),
+    )
+
+
+def peaks_of(graph: OpGraph, homes: list[int], count: int, top: int = 10) -> tuple[DevicePeak, ...]:
+    placed = partition_by_device(graph, np.array(homes, dtype=np.int64))
+    return device_peaks(problem(graph, devices(*[BIG] * count)), placed, top)
+
+
+def test_a_training_step_by_hand() -> None:
+    (peak,) = peaks_of(step(), [0] * 6, 1)
+    # At the fourth of them y (8), loss (1) and g (7) are there; at the fifth loss, g and a part;
+    # at the last loss, the part and the gradient, 1 + 10 + 10 bytes.
+    assert (peak.device, peak.op, peak.op_name, peak.module) == (0, 5, "op5", "net.one")
+    assert peak.doing == "backward of gelu"
+    assert peak.bytes == 10 + 20 + 25 + 3 + 21
+    assert list(peak.by_kind.items()) == [
+        ("weight", 30),
+        ("optimizer state", 25),
+        ("input", 3),
+        ("gradient", 20),
+        ("output", 1),
+    ]
+    assert peak.tensors[:3] == (
+        LiveTensor("w0", "", "", "optimizer state", 25),
+        LiveTensor("w1", "", "", "weight", 20),
+        LiveTensor("w0", "", "", "weight", 10),
+    )
+    assert peak.tensors[3] == LiveTensor("v5", "net.one", "aten.mm.default", "gradient", 10)
+    assert len(peak.tensors) == 7
+
+
+def test_what_is_kept_for_the_backward_counts_where_it_is_kept() -> None:
+    """The second device is sent y in the forward, and reads it again in the backward."""
+    graph = replace(step(), group=np.array([0, 1, 2, 2, 0, 0]))
+    first, second = peaks_of(graph, [0, 0, 1, 1, 0, 0], 2)
+    assert first.by_kind == {
+        "weight": 10,
+        "optimizer state": 25,
+        "input": 3,
+        "gradient": 20,
+    }
+    assert (second.op, second.doing) == (3, "backward of loss")
+    # loss is an output, g a temporary; the view comes with all of its 8 bytes.
+    assert second.by_kind == {"weight": 20, "saved activation": 8, "output": 1, "temporary": 7}
+    kept = next(tensor for tensor in second.tensors if tensor.kind == "saved activation")
+    assert kept == LiveTensor("v2", "net.one", "aten.view.default", "saved activation", 8)
+
+
+def test_an_inference_has_received_and_temporary_tensors() -> None:
+    sketch = Sketch()
+    a = sketch.op([sketch.input(2)], 5)
+    b = sketch.op([a], 4)
+    c = sketch.op([b], 3)
+    first, second = peaks_of(sketch.graph(c), [0, 1, 1], 2)
+    assert first.by_kind == {"input": 2, "temporary": 5}
+    assert second.by_kind == {"received": 5, "temporary": 4}
+    assert (second.op_name, second.doing) == ("op1", "op")
+
+
+def test_an_update_says_its_optimizer() -> None:
+    graph = step()
+    targets = (*graph.targets[:5], "optimizer.adamw")
+    (peak,) = peaks_of(replace(graph, targets=targets), [0] * 6, 1)
+    assert peak.doing == "adamw update"
+    assert peak.by_kind["gradient"] == 10  # an update adds up no gradients
+    assert peak.by_kind["temporary"] == 10
+
+
+def test_the_largest_are_first_and_no_more_than_asked_for() -> None:
+    (peak,) = peaks_of(step(), [0] * 6, 1, top=2)
+    assert [tensor.bytes for tensor in peak.tensors] == [25, 20]
+    assert peaks_of(step(), [0] * 6, 1, top=0)[0].tensors == ()
+
+
+def _kind(graph: OpGraph, device_of: IntArray, device: int, source: int) -> str:
+    """Return the kind of the storage of `source`, by looking at all that shares it."""
+    maker = int(graph.value_producer[source])
+    if maker < 0:
+        return "input"
+    sharing = [v for v in range(graph.n_values) if _storage(graph, device_of, device, v) == source]
+    made = [v for v in sharing if device_of[graph.value_producer[v]] == device]
+    if device_of[maker] == device and any(v in _gradients(graph) for v in made):
+        return "gradient"
+    readers = [
+        op
+        for op in range(graph.n_ops)
+        if device_of[op] == device and set(graph.reads_of(op).tolist()) & set(sharing)
+    ]
+    backward = graph.is_backward
+    if readers and not backward[maker] and backward[max(readers)]:
+        return "saved activation"
+    if device_of[maker] != device:
+        return "received"
+    return "output" if any(graph.value_is_output[v] for v in made) else "temporary"
+
+
+def _gradients(graph: OpGraph) -> set[int]:
+    """Return gradients and what is added up to them, by repeating until nothing is found."""
+    found = set(graph.gradient_values.tolist())
+    while True:
+        more = set()
+        for value in found:
+            op = int(graph.value_producer[value])
+            parts = [int(graph.value_base[value])]
+            if ".add" in graph.targets[op]:
+                size = graph.value_bytes[value]
+                parts += [v for v in graph.reads_of(op).tolist() if graph.value_bytes[v] == size]
+            for v in parts:
+                if v >= 0 and graph.value_producer[v] >= 0:
+                    more |= {v} if graph.is_backward[graph.value_producer[v]] else set()
+        if more <= found:
+            return found
+        found |= more
+
+
+def _storage(graph: OpGraph, device_of: IntArray, device: int, value: int) -> int:
+    while True:
+        maker, base = int(graph.value_producer[value]), int(graph.value_base[value])
+        if maker < 0 or device_of[maker] != device or base < 0:
+            return value
+        value = base
+
+
+def _alive(graph: OpGraph, device_of: IntArray, device: int, op: int) -> Counter[str]:
+    """Return the bytes of each kind of made and received tensors while `op` runs."""
+    until: dict[int, int] = {}
+    for other in np.flatnonzero(device_of == device).tolist():
+        made = np.flatnonzero(graph.value_producer == other).tolist()
+        for value in [*graph.reads_of(other).tolist(), *made]:
+            storage = _storage(graph, device_of, device, value)
+            stays = value in made and graph.value_is_output[value]
+            until[storage] = max(until.get(storage, -1), graph.n_ops if stays else other)
+    found: Counter[str] = Counter()
+    for storage, last in until.items():
+        maker = int(graph.value_producer[storage])
+        local = maker < 0 or device_of[maker] == device
+        size = graph.value_alloc_bytes[storage] if local else graph.value_bytes[storage]
+        if maker < 0 or maker <= op <= last:
+            found[_kind(graph, device_of, device, storage)] += int(size)
+    return found
+
+
+@given(st.integers(0, 9999), st.integers(2, 14), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_kinds_are_what_their_names_say(seed: int, n: int, count: int) -> None:
+    graph = any_graph(seed, n)
+    device_of = random_homes(graph, seed, count)
+    placed = partition_by_device(graph, device_of)
+    for peak in device_peaks(problem(graph, devices(*[BIG] * count)), placed, top=10**6):
+        expected = _alive(graph, device_of, peak.device, peak.op)
+        mine = np.flatnonzero(device_of == peak.device)
+        used = {int(w) for op in mine for w in graph.uses_of(int(op))}
+        expected["weight"] += sum(int(graph.weight_bytes[w]) for w in used)
+        expected["optimizer state"] += sum(int(graph.weight_state_bytes[w]) for w in used)
+        assert peak.by_kind == {kind: expected[kind] for kind in KINDS if expected[kind]}
+        # The tensors are all there is, and the peak is the first of the device's operators at it.
+        by_tensor: Counter[str] = Counter()
+        for tensor in peak.tensors:
+            by_tensor[tensor.kind] += tensor.bytes
+        assert dict(by_tensor) == peak.by_kind
+        held = [sum(_alive(graph, device_of, peak.device, int(op)).values()) for op in mine]
+        assert int(mine[int(np.argmax(held))]) == peak.op
+
+
+@given(st.integers(0, 9999), st.integers(2, 60), st.integers(1, 4))
+@settings(max_examples=60, deadline=None)
+def test_kinds_add_up_to_what_the_evaluation_says(seed: int, n: int, count: int) -> None:
+    graph = any_graph(seed, n)
+    placed = partition_by_device(graph, random_homes(graph, seed, count))
+    what = problem(graph, devices(*[BIG] * count))
+    found = evaluate(what, placed)
+    peaks = device_peaks(what, placed)
+    assert [peak.device for peak in peaks] == [d.logical_id for d in found.devices if d.operators]
+    for peak in peaks:
+        use = found.devices[peak.device]
+        assert peak.bytes == use.peak_bytes == sum(peak.by_kind.values())
+        assert peak.by_kind.get("weight", 0) == use.weight_bytes
+        assert peak.by_kind.get("optimizer state", 0) == use.state_bytes
+        assert set(peak.by_kind) <= set(KINDS)
+    for profile, kinds in zip(found.memory, memory_by_kind(graph, placed, count), strict=True):
+        assert kinds.shape == (len(KINDS), len(profile.op))
+        assert kinds.sum(axis=0).tolist() == profile.held_bytes.tolist()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_replicas_hold_what_their_fullest_round_needs(seed: int) -> None:
+    graph = any_graph(seed, 20)
+    placed = partition_by_device(graph, random_homes(graph, seed, 2))
+    homes = [(device, 2, 3) if device else (device,) for (device,) in placed.devices_of_partition]
+    copied = Assignment(placed.partition_of, tuple(homes))
+    what = problem(graph, devices(*[BIG] * 4))
+    found = evaluate(what, copied)
+    peaks = device_peaks(what, copied)
+    assert [peak.bytes for peak in peaks] == [
+        found.devices[peak.device].peak_bytes for peak in peaks
+    ]
+    over_time = memory_by_kind(graph, copied, 4)
+    for profile, kinds in zip(found.memory, over_time, strict=True):
+        assert kinds.sum(axis=0).tolist() == profile.held_bytes.tolist()
+
+
+def test_a_device_without_operators_has_no_peak() -> None:
+    assert [peak.device for peak in peaks_of(step(), [1] * 6, 3)] == [1]
