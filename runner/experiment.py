@@ -12,22 +12,27 @@ from fxpart.assignment import Assignment
 from fxpart.captured import CapturedGraph
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
-from fxpart.errors import InfeasibleError
+from fxpart.cost.latency_source import LatencySource
+from fxpart.data_parallel import data_parallel, share_of_batch
+from fxpart.errors import InfeasibleError, SpecError
 from fxpart.granularity import depth_of, group_operators
 from fxpart.levels import check_level
 from fxpart.models.spec import ModelSpec
 from fxpart.modes import Place, make_mode
 from fxpart.phases import check_phase
 from fxpart.problem import Problem, make_problem
+from fxpart.reserve import rounded
 from fxpart.saturate import saturate
 from fxpart.schedule import ScheduleResult
-from runner.build_topology import build_topology
+from runner.batch_report import BatchReport, batch_report
+from runner.build_topology import build_topology, rounding_bytes
 from runner.carry_out import carry_out, check_execute
 from runner.measured import Measured
 from runner.operator_times import check_latency, operator_times
 from runner.pipeline_schedule import check_schedule, scheduled
+from runner.replicas import Replicas, check_replicas, with_sums
 from runner.sections import Config
-from runner.subject import Subject, subject_of
+from runner.subject import Subject, subject_of, symbols_of
 from runner.terminal import progress
 from runner.training import check_training
 
@@ -48,6 +53,10 @@ class Result:
     """What the operators were measured on, where their times come from measurements."""
     schedule: ScheduleResult | None = None
     """The pipeline that was asked for."""
+    replicas: Replicas | None = None
+    """What data parallelism costs; `evaluation` is of one replica, sums included."""
+    batches: BatchReport | None = None
+    """The plan at other sizes."""
     measured: Measured | None = None
     """What was measured when the plan was carried out."""
 
@@ -58,7 +67,7 @@ class Result:
 
 
 def model_spec(config: Config) -> ModelSpec:
-    """Return what `config.model` says as the library takes it."""
+    """Return what `config.model` says as the library takes it; its batch is that of a replica."""
     model = config.model
     return ModelSpec(
         name=model.name,
@@ -66,7 +75,7 @@ def model_spec(config: Config) -> ModelSpec:
         config=dict(model.config),
         factory=model.factory,
         factory_args=dict(model.factory_args),
-        batch_size=model.batch_size,
+        batch_size=share_of_batch(model.batch_size, config.data_parallel),
         seq_len=model.seq_len,
         dtype=model.dtype,
     )
@@ -82,20 +91,63 @@ def plan(config: Config, spec: ModelSpec) -> Result:
     # What is cheap to refuse is refused before the model is captured.
     _check(config)
     place = make_mode(config.mode.name, config.mode.options)
-    topology = build_topology(config.devices, config.transfer_rate)
+    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
+    parallel = data_parallel(topology, config.data_parallel)
     with progress(f"capturing {spec.name}"):
         subject = subject_of(config, spec)
-    graph = group_operators(subject.captured.graph, config.granularity)
+    rounding = rounding_bytes(config.devices, config.reserve)
+    graph = group_operators(rounded(subject.captured.graph, rounding), config.granularity)
     times = operator_times(config, subject, spec.key())
-    problem = make_problem(graph, topology, times)
+    problem = make_problem(graph, parallel.replica, times)
     with progress(f"placing {graph.n_ops} operators with {config.mode.name}"):
         begin = time.perf_counter()
         assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin
     schedule = scheduled(config, problem, assignment)
-    evaluation = evaluate(problem, assignment)
-    measured_on = getattr(times, "device_name", None)
-    return Result(subject, problem, assignment, evaluation, partition_s, measured_on, schedule)
+    evaluation, replicas = evaluate(problem, assignment), None
+    if subject.partial is not None:
+        evaluation, replicas = with_sums(
+            config,
+            problem,
+            assignment,
+            evaluation=evaluation,
+            parallel=parallel,
+            partial=subject.partial,
+        )
+    return Result(
+        subject,
+        problem,
+        assignment,
+        evaluation,
+        partition_s,
+        measured_on=getattr(times, "device_name", None),
+        schedule=schedule,
+        replicas=replicas,
+        batches=_batches(config, subject, problem, assignment, times),
+    )
+
+
+def _batches(
+    config: Config,
+    subject: Subject,
+    problem: Problem,
+    assignment: Assignment,
+    times: LatencySource,
+) -> BatchReport | None:
+    """Return what the plan comes to at other sizes, where that was asked for."""
+    if subject.symbolic is None or config.capture.symbolic == "none":
+        return None
+    with progress(f"costing batch sizes 1 to {config.batch_sweep}"):
+        return batch_report(
+            subject.symbolic,
+            problem,
+            assignment,
+            latency=times,
+            sizes=subject.sizes,
+            rounding_bytes=rounding_bytes(config.devices, config.reserve),
+            most=config.batch_sweep,
+            replicas=config.data_parallel,
+        )
 
 
 def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -> Result:
@@ -128,6 +180,10 @@ def _check(config: Config) -> None:
     check_phase(config.phase.name, config.capture.level)
     check_schedule(config)
     check_training(config)
+    check_replicas(config)
+    symbols_of(config)
+    if config.batch_sweep < 1:
+        raise SpecError(f"batch_sweep={config.batch_sweep} must be 1 or more")
     # Before the latency, whose device and threads are those of the run where nothing else is said.
     check_execute(config)
     check_latency(config)

@@ -34,6 +34,6 @@ def write_figures(
     The same run gives the same bytes. Raises `CacheError` when the folder cannot be written.
     """
     memory, partitions = folder / "memory.svg", folder / "partition_graph.svg"
-    write_text(memory, memory_svg(evaluation))
+    write_text(memory, memory_svg(graph, assignment, evaluation))
     write_text(partitions, partition_graph_svg(graph, assignment, evaluation))
     return memory, partitions

@@ -1,10 +1,12 @@
 """The numbers that sum up a run, under the names that every table, file and dashboard uses."""
 
 from fxpart.cost.peak_tensors import device_peaks
+from runner.batch_report import batch_metrics
 from runner.experiment import Result
 from runner.measured import measured_metrics
 from runner.memory_report import training_bytes
 from runner.pipeline_schedule import schedule_metrics
+from runner.replicas import replica_metrics
 
 __all__ = ["GIB", "INFEASIBLE", "device_columns", "headline", "memory_series"]
 
@@ -35,6 +37,8 @@ def headline(result: Result) -> dict[str, float]:
         "operators": float(graph.n_ops),
         "weights_gib": graph.total_weight_bytes / GIB,
         **_training_metrics(result),
+        **(replica_metrics(result.replicas) if result.replicas else {}),
+        **(batch_metrics(result.batches) if result.batches else {}),
         **(schedule_metrics(result.schedule) if result.schedule else {}),
         **(measured_metrics(result.measured) if result.measured else {}),
     }
@@ -54,23 +58,26 @@ def device_columns(result: Result) -> dict[str, list[object]]:
     What is free is for tensors: less than what is not held, where some of it is reserved.
     """
     uses = result.evaluation.devices
-    state = {"optimizer_state_gib": [use.state_bytes / GIB for use in uses]}
-    reserved = {"reserved_gib": [use.reserved_bytes / GIB for use in uses]}
-    return {
+    columns: dict[str, list[object]] = {
         "device": [use.logical_id for use in uses],
         "accelerator": [use.name for use in uses],
         "partitions": [len(use.partitions) for use in uses],
         "operators": [use.operators for use in uses],
         "weights_gib": [use.weight_bytes / GIB for use in uses],
-        **(state if any(use.state_bytes for use in uses) else {}),
+        "optimizer_state_gib": [use.state_bytes / GIB for use in uses],
         "peak_gib": [use.peak_bytes / GIB for use in uses],
         "static_gib": [use.static_bytes / GIB for use in uses],
         "memory_gib": [use.total_bytes / GIB for use in uses],
-        **(reserved if any(use.reserved_bytes for use in uses) else {}),
+        "reserved_gib": [use.reserved_bytes / GIB for use in uses],
         "free_gib": [use.free_bytes / GIB for use in uses],
         "load_ms": [use.load_s * 1e3 for use in uses],
         "received_gib": [use.received_bytes / GIB for use in uses],
     }
+    # A run without an optimizer or a reserve has no columns of zeros for them.
+    for name in ("optimizer_state_gib", "reserved_gib"):
+        if not any(columns[name]):
+            del columns[name]
+    return columns
 
 
 def memory_series(result: Result) -> list[tuple[int, float]]:

@@ -53,6 +53,12 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "latency": _latency_numbers(config.latency),
         "granularity": config.granularity,
         "phase": config.phase.name,
+        "training": _training_numbers(config),
+        "reserve": {k: v for k, v in asdict(config.reserve).items() if k not in ("name", "source")},
+        "data_parallel": config.data_parallel,
+        "all_reduce": asdict(config.all_reduce) if config.data_parallel > 1 else {},
+        "symbolic": config.capture.symbolic,
+        "batch_sweep": config.batch_sweep if config.capture.symbolic != "none" else None,
         "schedule": config.schedule.name,
         "microbatches": config.microbatches,
         "execute": _execute_numbers(config.execute),
@@ -60,6 +66,14 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
     }
     return stable_digest(parts)[:16]
+
+
+def _training_numbers(config: Config) -> dict[str, object]:
+    """Return what decides a training step beside the model; empty in inference."""
+    if config.phase.name != "training":
+        return {}
+    phase = {"train_mode": config.phase.train_mode, "fused_kernels": config.phase.fused_kernels}
+    return {**phase, "checkpointing": config.checkpointing, "optimizer": asdict(config.optimizer)}
 
 
 def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
@@ -147,6 +161,13 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
     kept["latency"] = config.latency.name
     kept["phase"] = config.phase.name
     # Only of runs that have them: elsewhere they would be columns of the same word.
+    if config.phase.name == "training":
+        kept["optimizer"], kept["checkpointing"] = config.optimizer.name, config.checkpointing
+    if config.data_parallel > 1:
+        kept["data_parallel"] = config.data_parallel
+    if config.capture.symbolic != "none":
+        kept["capture.symbolic"] = config.capture.symbolic
+    kept["reserve"] = config.reserve.name
     if config.schedule.name != "none":
         kept["schedule"], kept["microbatches"] = config.schedule.name, config.microbatches
     if config.execute.name != "none":

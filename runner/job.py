@@ -8,6 +8,8 @@ from pathlib import Path
 from fxpart.errors import CacheError, FxpartError, InfeasibleError, one_line
 from fxpart.saved_assignment import ASSIGNMENT_FILE
 from runner.announce import announce_page
+from runner.batch_files import sweep_columns, write_batch_files
+from runner.batch_report import batch_line
 from runner.carry_out import STAGES_FOLDER
 from runner.experiment import Result, carried_out, model_spec, plan
 from runner.figures import write_figures
@@ -24,6 +26,7 @@ from runner.measured import measured_lines
 from runner.pipeline_schedule import schedule_line
 from runner.plan_files import write_plan_files
 from runner.provenance import environment_tags
+from runner.replicas import replicas_line
 from runner.schedule_plot import schedule_svg
 from runner.schedule_trace import write_schedule_trace
 from runner.sections import Config
@@ -152,6 +155,8 @@ def _write_plan(
         write_figures(folder, graph, placed, evaluation)
         write_trace(folder / "trace.json", graph, placed, evaluation)
         write_plan_files(folder, graph, placed)
+        if result.batches:
+            write_batch_files(folder, result.batches, result.problem.topology)
         if result.schedule:
             write_text(folder / "schedule.svg", schedule_svg(result.schedule))
             write_schedule_trace(folder / "schedule_trace.json", result.schedule)
@@ -162,6 +167,10 @@ def _show_plan(result: Result) -> None:
     show(device_table(result.evaluation), summary_line(result.evaluation))
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
+    if result.replicas:
+        show(f"replicas:  {replicas_line(result.replicas)}")
+    if result.batches:
+        show(f"batch:     {batch_line(result.batches)}")
     if result.schedule:
         show(f"schedule:  {schedule_line(result.schedule)}")
 
@@ -193,7 +202,10 @@ def _log(result: Result, folder: Path, tracked: RunLog, tags: Mapping[str, str])
         # Cells of MLflow's tables show a number whole or cut off; seven digits are whole.
         metrics={name: float(f"{value:.7g}") for name, value in headline(result).items()},
         series={"memory_gib": memory_series(result)},
-        tables={"devices": device_columns(result)},
+        tables={
+            "devices": device_columns(result),
+            **({"batch_sweep": sweep_columns(result.batches)} if result.batches else {}),
+        },
         artifacts_dir=folder,
         left_out=STAGES_FOLDER,  # weights, which are random
         tags={"mlflow.note.content": summary_line(result.evaluation), **tags},

@@ -116,9 +116,9 @@ class PhaseConfig:
     """``inference`` or ``training``."""
     train_mode: bool = False
     """Of a training step: whether dropout drops, and batch normalization uses the batch."""
-    fused_attention: bool = True
-    """Of a training step: whether attention with dropout is one call that keeps no
-    probabilities."""
+    fused_kernels: bool = True
+    """Of a training step: whether dropout, and attention with it, are the fused calls that
+    accelerators have; else as a CPU computes them."""
 
 
 @dataclass

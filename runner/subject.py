@@ -1,13 +1,18 @@
 """What a run plans for: a captured graph, and the model itself where the plan is carried out."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.captured import CapturedGraph, captured_graph
+from fxpart.captured_symbolic import captured_symbolic, symbols_named
+from fxpart.cost.all_reduce import partial_values, with_buckets
+from fxpart.errors import SpecError
+from fxpart.graph import IntArray, OpGraph
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import check_phase
+from fxpart.symbolic.graph import SymbolicGraph, on_graph
 from fxpart.training.optimizer import with_optimizer
 from runner.sections import Config
 from runner.training import is_training, optimizer_of, step_options
@@ -19,7 +24,7 @@ if TYPE_CHECKING:
 
     from fxpart.execution.real_model import RealModel
 
-__all__ = ["Subject", "subject_of"]
+__all__ = ["Subject", "subject_of", "symbols_of"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -33,6 +38,12 @@ class Subject:
     """What is really run, with weights: of a training step its forward."""
     exported_names: tuple[str, ...] = ()
     """Of a training step that is run: which operator of `real` each operator is a part of."""
+    symbolic: SymbolicGraph | None = None
+    """The graph at all sizes, where it was captured so."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """The value of each of its symbols."""
+    partial: IntArray | None = None
+    """With several replicas, the values that they sum."""
 
 
 def subject_of(config: Config, spec: ModelSpec) -> Subject:
@@ -47,12 +58,11 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
     """
     phase, cache = config.phase.name, config.capture
     if config.execute.name == "none":
+        symbols = symbols_of(config)
+        if symbols:
+            return _symbolic_subject(config, spec, symbols)
         captured = _captured(config, spec)
-        graph = (
-            with_optimizer(captured.graph, optimizer_of(config))
-            if is_training(config)
-            else captured.graph
-        )
+        graph = _with_updates(config, captured.graph)
         return Subject(replace(captured, graph=graph), lambda: _program(config, spec))
     check_phase(phase, cache.level)
     from fxpart.execution.real_model import real_model
@@ -72,6 +82,60 @@ def _training_step(real: "RealModel", begin: float) -> Subject:
     captured = CapturedGraph(step.graph, time.perf_counter() - begin, from_cache=False)
     forward = replace(real, program=step.forward, graph=op_graph(step.forward))
     return Subject(captured, lambda: step.program, forward, step.exported_names)
+
+
+def symbols_of(config: Config) -> tuple[str, ...]:
+    """Return the sizes that are captured as symbols; replicas need to know which is the batch.
+
+    Raises:
+        SpecError: for a choice that does not exist, or that other choices rule out.
+
+    """
+    symbols = symbols_named(config.capture.symbolic)
+    if symbols and config.execute.name != "none":
+        raise SpecError(
+            f"capture.symbolic={config.capture.symbolic} is planned for, execute="
+            f"{config.execute.name} runs one size; leave out one of the two"
+        )
+    if symbols and config.capture.level != "operator":
+        raise SpecError(
+            f"capture.symbolic={config.capture.symbolic} captures operators, got capture.level="
+            f"{config.capture.level}; use capture.level=operator"
+        )
+    return symbols or (("batch",) if config.data_parallel > 1 else ())
+
+
+def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
+    cache = config.capture
+    found = captured_symbolic(
+        spec,
+        symbols,
+        Path(cache.cache_dir) if cache.use_cache else None,
+        config.phase.name,
+        train_mode=config.phase.train_mode,
+        options=step_options(config),
+    )
+    symbolic = found.symbolic
+    symbolic = on_graph(symbolic, _with_updates(config, symbolic.graph))
+    partial = None
+    if config.data_parallel > 1:
+        partial = partial_values(symbolic.graph, symbolic.value_batch_dim)
+        if not config.all_reduce.gradient_as_bucket_view:
+            symbolic = on_graph(symbolic, with_buckets(symbolic.graph, partial))
+    given = {"batch": spec.batch_size, "seq_len": spec.seq_len}
+    sizes = {symbol: size for symbol in symbols if (size := given[symbol]) is not None}
+    captured = CapturedGraph(symbolic.at(**sizes), found.seconds, found.from_cache)
+    return Subject(
+        captured,
+        lambda: _program(config, spec),
+        symbolic=symbolic,
+        sizes=sizes,
+        partial=partial,
+    )
+
+
+def _with_updates(config: Config, graph: OpGraph) -> OpGraph:
+    return with_optimizer(graph, optimizer_of(config)) if is_training(config) else graph
 
 
 def _captured(config: Config, spec: ModelSpec) -> CapturedGraph:

@@ -36,7 +36,8 @@ def step_options(config: Config) -> StepOptions:
         SpecError: for a way of checkpointing that does not exist.
 
     """
-    return StepOptions(config.checkpointing, config.phase.fused_attention)
+    fused = config.phase.fused_kernels
+    return StepOptions(config.checkpointing, fused_attention=fused, fused_dropout=fused)
 
 
 def check_training(config: Config) -> None:

@@ -153,4 +153,4 @@ class BatchDimAnalyzer:
                 ' torch.export and make_fx do, so that meta["val"] is there'
             )
         tensors = tensors_of(node.meta["val"])
-        return [() if tensor is None else extents(tensor.shape) for tensor in tensors]
+        return [extents(tensor.shape) for tensor in tensors if tensor is not None]

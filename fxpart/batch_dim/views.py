@@ -18,7 +18,17 @@ from fxpart.batch_dim.extent import Extent, extent, product, quotient, strides
 __all__ = ["VIEWS", "Moved", "moved", "overlapping_dim", "reshaped"]
 
 _RESHAPES = frozenset(
-    {"view", "reshape", "_unsafe_view", "_reshape_alias", "flatten", "unflatten", "view_as", "reshape_as", "ravel"}
+    {
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "_reshape_alias",
+        "flatten",
+        "unflatten",
+        "view_as",
+        "reshape_as",
+        "ravel",
+    }
 )
 _SWAPS = frozenset(
     {"transpose", "t", "permute", "movedim", "swapaxes", "swapdims", "moveaxis", "numpy_T", "mT"}
@@ -110,7 +120,9 @@ def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
     if name in {"movedim", "moveaxis"}:
         sources, targets = _many(arguments["source"]), _many(arguments["destination"])
         rest = [dim for dim in order if dim not in {s % rank for s in sources}]
-        for target, source in sorted((t % rank, s % rank) for t, s in zip(targets, sources, strict=True)):
+        for target, source in sorted(
+            (t % rank, s % rank) for t, s in zip(targets, sources, strict=True)
+        ):
             rest.insert(target, source)
         return rest
     if name == "numpy_T":

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fxpart.capture.export import capture_failure, quiet
 from fxpart.capture.from_export import op_graph
 from fxpart.capture.joint_program import gradients_of, joint_program
+from fxpart.capture.repeated_blocks import repeated_blocks
 from fxpart.capture.step_graph import exported_names_of, step_graph
 from fxpart.capture.unmasked_attention import unmasked_attention
 from fxpart.errors import CaptureError, FxpartError
@@ -130,6 +131,7 @@ def joint_programs(
     dynamic_shapes: Any = None,  # noqa: ANN401 - as torch.export takes it
 ) -> JointProgram:
     """Return the step alone, without its arrays; see `joint_capture`."""
+    blocks = repeated_blocks(module) if options.checkpointing == "block" else ()
     try:
         with quiet(), torch.enable_grad():
             inputs = dict(kwargs or {})
@@ -137,7 +139,7 @@ def joint_programs(
                 program = torch.export.export(
                     module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
                 )
-            joint = joint_program(program, _wanted_inputs(args, inputs), options)
+            joint = joint_program(program, _wanted_inputs(args, inputs), options, blocks)
         return JointProgram(joint, gradients_of(joint), program)
     except CaptureError as error:
         raise CaptureError(f"{type(module).__name__} cannot be trained: {error}") from error

@@ -1,6 +1,6 @@
 """A training step of an exported model, as a program that knows its weights by name."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.checkpointing import checkpoint_blocks
 from fxpart.capture.joint_trace import StepTrace, cpu_twin, trace_step
 from fxpart.capture.storage import place_in_memory
 from fxpart.errors import CaptureError
@@ -26,7 +27,10 @@ __all__ = ["gradients_of", "joint_program"]
 
 
 def joint_program(
-    program: ExportedProgram, wanted: list[bool], options: StepOptions
+    program: ExportedProgram,
+    wanted: list[bool],
+    options: StepOptions,
+    blocks: Sequence[str] = (),
 ) -> ExportedProgram:
     """Return the training step of `program`; sizes that are symbols stay so.
 
@@ -34,6 +38,7 @@ def joint_program(
         program: the model, exported with gradients.
         wanted: for each input, flat, whether its gradient is.
         options: how the step is run.
+        blocks: paths of modules inside which values are computed again instead of kept.
 
     Raises:
         CaptureError: for a model that takes no tensor or returns no real-valued one.
@@ -47,6 +52,8 @@ def joint_program(
     with mode:
         inputs = _inputs(program, fakes, wanted)
     step = trace_step(program, inputs.tensors, inputs.place_of, mode, options)
+    if blocks:
+        checkpoint_blocks(step.graph_module.graph, blocks)
     return _signed(program, step, inputs)
 
 

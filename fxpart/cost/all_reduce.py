@@ -63,7 +63,10 @@ def ring_s(size_bytes: float, replicas: int, link: Link) -> float:
 
 
 def partial_values(graph: OpGraph, value_batch_dim: IntArray) -> IntArray:
-    """Return the values that replicas must sum: gradients and other results that are partial.
+    """Return the values that replicas must sum, in order.
+
+    Of what is partial those are gradients and other results of the graph, and what is read by an
+    operator that makes nothing partial of it: such a one needs the sum.
 
     Args:
         graph: the captured model.
@@ -74,6 +77,11 @@ def partial_values(graph: OpGraph, value_batch_dim: IntArray) -> IntArray:
     partial = value_batch_dim == PARTIAL
     wanted = graph.value_is_output.copy()
     wanted[graph.gradient_values] = True
+    makers = graph.value_producer
+    hands_on = np.zeros(graph.n_ops, dtype=np.bool_)
+    hands_on[makers[partial & (makers >= 0)]] = True
+    needs_sum = ~hands_on[graph.readers] & ~graph.is_check[graph.readers]
+    wanted[graph.reads[needs_sum]] = True
     return np.flatnonzero(partial & wanted)
 
 
@@ -103,7 +111,8 @@ def all_reduce_cost(
 
     A device's values are summed in the order in which they are made, a bucket at a time, each as
     soon as it is full and the ring is free; what the device computes meanwhile goes on. Its updates
-    of weights wait for the last sum. Values of one storage are summed once.
+    of weights wait for the last sum. Values of one storage are summed once. A value inside the
+    model, which other operators wait for, is summed on its own, and everything waits.
 
     Args:
         problem: of one replica, with its share of the batch.
@@ -127,19 +136,28 @@ def all_reduce_cost(
     graph, device_of = problem.graph, assignment.device_of
     devices, n = problem.topology.n_devices, replicas.n_replicas
     reduced = np.zeros(devices, dtype=np.int64)
-    busy_s, ring_end_s = np.zeros(devices), np.zeros(devices)
+    busy_s, ring_end_s, within_s = np.zeros(devices), np.zeros(devices), np.zeros(devices)
+    ends = graph.value_is_output.copy()
+    ends[graph.gradient_values] = True
     values = _own_storages(graph, partial)
     made_by = graph.value_producer[values]
     for device in range(devices):
         mine = values[(made_by >= 0) & (device_of[made_by] == device)]
         ready_s = evaluation.op_finish_s[graph.value_producer[mine]]
         order = np.argsort(ready_s, kind="stable")
-        sizes = graph.value_bytes[mine][order]
-        reduced[device] = sizes.sum()
-        busy_s[device], ring_end_s[device] = _ring_times(
-            ready_s[order], sizes, n, replicas.links[device], bucket_bytes
+        mine, link = mine[order], replicas.links[device]
+        late = ends[mine]
+        reduced[device] = graph.value_bytes[mine].sum()
+        within_s[device] = sum(
+            ring_s(size, n, link) for size in graph.value_bytes[mine[~late]].tolist()
         )
+        busy_s[device], ring_end_s[device] = _ring_times(
+            ready_s[order][late], graph.value_bytes[mine[late]], n, link, bucket_bytes
+        )
+    busy_s += within_s
     exposed_s, latency_s = _waiting(problem, assignment, evaluation, ring_end_s)
+    exposed_s += within_s
+    latency_s += float(within_s.sum())
     sent = reduced * 2 * (n - 1) // n
     load_s = np.array([use.load_s for use in evaluation.devices]) + exposed_s
     busiest_s = max(1.0 / evaluation.throughput_per_s, float(load_s.max()), float(busy_s.max()))

@@ -143,12 +143,18 @@ def _fullest(problem: Problem, assignment: Assignment, device: int) -> tuple[Int
 
 
 def doing(graph: OpGraph, op: int) -> str:
-    """Return what an operator does: ``gelu``, ``backward of gelu`` or ``adam update``."""
+    """Return what an operator does.
+
+    Such as ``gelu``, ``backward of gelu``, ``mm in the backward`` or ``adam update``.
+    """
     target = graph.targets[op]
     if target.startswith(UPDATE):
         return f"{target.removeprefix(UPDATE)} update"
-    forward = int(graph.forward_of[op])
-    return _short(target) if forward == op else f"backward of {_short(graph.targets[forward])}"
+    name = _short(target)
+    if graph.forward_of[op] == op:
+        return name
+    forward = name.removesuffix("_backward")
+    return f"{name} in the backward" if forward == name else f"backward of {forward}"
 
 
 def _short(target: str) -> str:

@@ -29,7 +29,7 @@ KINDS = (
 
 - ``weight``: a parameter or a buffer; ``optimizer state``: what an optimizer keeps for it.
 - ``input``: what the caller passes in.
-- ``gradient``: the gradient of a weight, made here, and the parts that are added up to it.
+- ``gradient``: the gradient of a weight, and the parts that are added up to it, made or received.
 - ``saved activation``: made in the forward, here or elsewhere, and read here in the backward.
 - ``received``: any other that was made on another device.
 - ``output``: any other that the caller gets.
@@ -200,7 +200,7 @@ def _kinds(
     of_output[root[m.is_output]] = True
     saved = ~facts.is_backward[maker] & facts.is_backward[last_read] & (last_read >= 0)
     return np.select(
-        [maker < 0, of_gradient[values] & made_here, saved, ~made_here, of_output[values]],
+        [maker < 0, of_gradient[values], saved, ~made_here, of_output[values]],
         [_INPUT, _GRADIENT, _SAVED, _RECEIVED, _OUTPUT],
         _TEMPORARY,
     ).astype(np.int64)

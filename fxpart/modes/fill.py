@@ -22,8 +22,9 @@ def fill_in_order(
     `units` are stretches of the graph's order (`contiguous_units`). Each device takes the longest
     run of them, from the first that no device has yet, whose liveness peak it can hold. All that a
     run reads from before it stays received however long the run, so a longer one never needs less
-    memory, and it is found by doubling and halving. A device that cannot hold the next unit stays
-    empty. Operators of units left over are `UNPLACED`.
+    memory, and it is found by doubling and halving. (In a training step it can need less, in rare
+    cases: then a run that fits is taken, of which a longer one may fit too.) A device that cannot
+    hold the next unit stays empty. Operators of units left over are `UNPLACED`.
     """
     start, ops = units
     count = len(start) - 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fxpart.graph import FloatArray, IntArray, OpGraph
+from fxpart.modes.units import stretch_of_operators
 from fxpart.problem import Problem
 
 __all__ = ["StageLine", "stage_line"]
@@ -69,13 +70,13 @@ def stage_line(problem: Problem) -> StageLine:
 
     """
     graph = problem.graph
-    unit_of = _unit_of(graph)
+    first_backward, unit_of = graph.first_backward, stretch_of_operators(graph)
     count = int(unit_of.max()) + 1
     first_op = np.full(count, graph.n_ops, dtype=np.int64)
     np.minimum.at(first_op, unit_of, np.arange(graph.n_ops))
     # Without a backward, the units lie one after the other.
     last_op = np.full(count + 1, graph.n_ops - 1, dtype=np.int64)
-    if graph.first_backward == graph.n_ops:
+    if first_backward == graph.n_ops:
         last_op[:-1] = first_op - 1
     load_s = np.zeros((count, problem.topology.n_devices))
     np.add.at(load_s, unit_of, problem.costs.op_time_s)
@@ -90,20 +91,6 @@ def stage_line(problem: Problem) -> StageLine:
         problem.costs.s_per_byte,
         problem.costs.link_latency_s,
     )
-
-
-def _unit_of(graph: OpGraph) -> IntArray:
-    """Return the unit of each operator: the shortest stretches that divide no group."""
-    position, count = graph.forward_of, graph.first_backward
-    least = np.full(graph.n_ops, count, dtype=np.int64)
-    np.minimum.at(least, graph.group, position)
-    last = np.arange(count)
-    np.maximum.at(last, least[graph.group], position)
-    # A stretch ends where everything that began in it has ended.
-    ends = np.maximum.accumulate(last) == np.arange(count)
-    unit_of_position = np.concatenate([[0], np.cumsum(ends)[:-1]]).astype(np.int64)
-    found: IntArray = unit_of_position[position]
-    return found
 
 
 def _crossing_bytes(graph: OpGraph, unit_of: IntArray, count: int) -> IntArray:

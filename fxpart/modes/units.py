@@ -5,7 +5,14 @@ import numpy.typing as npt
 
 from fxpart.graph import IntArray, OpGraph
 
-__all__ = ["Units", "atomic_units", "contiguous_units", "module_units", "working_units"]
+__all__ = [
+    "Units",
+    "atomic_units",
+    "contiguous_units",
+    "module_units",
+    "stretch_of_operators",
+    "working_units",
+]
 
 Units = tuple[IntArray, IntArray]
 """CSR: unit u is the operators ``ops[start[u]:start[u + 1]]``; units and operators in order."""
@@ -35,13 +42,29 @@ def working_units(graph: OpGraph, works: npt.NDArray[np.bool_]) -> Units:
 
 
 def contiguous_units(graph: OpGraph) -> Units:
-    """Return the shortest stretches of the graph's order between which no group is divided."""
-    last = np.arange(graph.n_ops)
-    np.maximum.at(last, graph.group, np.arange(graph.n_ops))
+    """Return the shortest stretches of the graph's order between which no group is divided.
+
+    Of a training step, stretches of its forward, each with the backward operators that belong to
+    it: in graph order itself no operator of the forward ends before the backward does.
+    """
+    stretch = stretch_of_operators(graph)
+    starts = np.zeros(int(stretch.max()) + 2, dtype=np.int64)
+    np.cumsum(np.bincount(stretch), out=starts[1:])
+    return starts, np.argsort(stretch, kind="stable").astype(np.int64)
+
+
+def stretch_of_operators(graph: OpGraph) -> IntArray:
+    """Return the number of the stretch of `contiguous_units` that has each operator. Length n."""
+    count, position = graph.n_ops, graph.forward_of
+    least = np.full(count, count, dtype=np.int64)
+    np.minimum.at(least, graph.group, position)
+    last = np.arange(count)
+    np.maximum.at(last, least[graph.group], position)
     # A stretch ends where everything that began in it has ended.
-    ends = np.maximum.accumulate(last) == np.arange(graph.n_ops)
-    starts = np.concatenate([[0], np.flatnonzero(ends) + 1]).astype(np.int64)
-    return starts, np.arange(graph.n_ops)
+    ends = np.maximum.accumulate(last) == np.arange(count)
+    stretch_of_position = np.concatenate([[0], np.cumsum(ends)[:-1]])
+    _, found = np.unique(stretch_of_position[position], return_inverse=True)
+    return found.astype(np.int64)
 
 
 def module_units(graph: OpGraph) -> list[Units]:

@@ -9,6 +9,9 @@ if TYPE_CHECKING:
 
 __all__ = ["as_latex", "as_sympy", "as_text"]
 
+_TERMS = 3
+_NEXT = "\\\\\n& "
+_BREAK = "\\\\\n&\\quad "
 _FUNCTION = {"bytes": r"\mathrm{bytes}", "s": r"\mathrm{seconds}"}
 
 
@@ -18,26 +21,28 @@ def as_text(symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | Floa
     Whole numbers are exact, others have six digits.
     """
     products = ["*".join(_powers(symbols, row, "**{}")) for row in exponents.tolist()]
-    lines = [_joined(row, products, "*") for row in rows.tolist()]
+    lines = [" ".join(_terms(row, products, "*")) for row in rows.tolist()]
     return lines[0] if len(lines) == 1 else "max(\n  " + ",\n  ".join(lines) + ",\n)"
 
 
 def as_latex(
     symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray, unit: str
 ) -> str:
-    """Return an ``align*`` of amsmath with a line for each row."""
+    """Return an ``align*`` of amsmath; a row is broken after each `_TERMS` terms, to fit a page."""
     names = tuple(rf"\mathrm{{{_escaped(name)}}}" for name in symbols)
     products = [r"\,".join(_powers(names, row, "^{{{}}}")) for row in exponents.tolist()]
-    lines = [_joined(row, products, r"\,") for row in rows.tolist()]
+    lines = [_BREAK.join(_broken(row, products)) for row in rows.tolist()]
     head = f"{_FUNCTION[unit]}({', '.join(names)})"
     if len(lines) == 1:
         body = f"{head} &= {lines[0]}"
     else:
-        body = f"{head} = \\max\\{{\\;& {(', ' + _BREAK).join(lines)} \\;\\}}"
+        body = f"{head} = \\max\\{{\\;& {(', ' + _NEXT).join(lines)} \\;\\}}"
     return f"\\begin{{align*}}\n{body}\n\\end{{align*}}"
 
 
-_BREAK = "\\\\\n& "
+def _broken(row: list[int] | list[float], products: list[str]) -> list[str]:
+    terms = _terms(row, products, r"\,")
+    return [" ".join(terms[i : i + _TERMS]) for i in range(0, len(terms), _TERMS)]
 
 
 def as_sympy(
@@ -70,18 +75,18 @@ def _powers(names: tuple[str, ...], exponents: list[int], raised: str) -> list[s
     ]
 
 
-def _joined(row: list[int] | list[float], products: list[str], times: str) -> str:
-    """Return the sum of coefficients times products, without those that are zero."""
-    text = ""
+def _terms(row: list[int] | list[float], products: list[str], times: str) -> list[str]:
+    """Return coefficients times products, each with its sign; those that are zero left out."""
+    found: list[str] = []
     for coefficient, product in zip(row, products, strict=True):
         if not coefficient:
             continue
-        sign = "-" if coefficient < 0 else "+"
         size = abs(coefficient)
         number = str(size) if isinstance(size, int) else _decimal(size, times)
         term = product if product and size == 1 else times.join(filter(None, (number, product)))
-        text += f" {sign} {term}" if text else f"{'-' if coefficient < 0 else ''}{term}"
-    return text or "0"
+        plus, minus = ("+ ", "- ") if found else ("", "-")
+        found.append((minus if coefficient < 0 else plus) + term)
+    return found or ["0"]
 
 
 def _decimal(number: float, times: str) -> str:

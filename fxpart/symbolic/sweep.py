@@ -81,7 +81,7 @@ def sweep(
         latency_s,
         inputs_per_s * columns.get(BATCH, 1),
         peaks,
-        (peaks <= topology.memory_bytes).all(axis=1),
+        np.all(peaks <= topology.memory_bytes, axis=1),
     )
 
 

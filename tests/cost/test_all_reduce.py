@@ -78,12 +78,27 @@ def test_gradients_are_summed_while_the_backward_goes_on() -> None:
     assert whole.latency_s == pytest.approx(4 + 100 / 30)
 
 
+def test_a_partial_value_inside_the_model_makes_all_wait() -> None:
+    graph = _step()
+    parts = data_parallel(devices(1000, 1000, link=Link(30.0)), 2)
+    task = problem(graph, parts.replica)
+    placed = partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
+    # What the first layer makes (8 bytes) is read by operators that make nothing partial of it.
+    partial = partial_values(graph, _dims(graph, 1))
+    assert partial.tolist() == [1]
+    cost = all_reduce_cost(task, placed, evaluate(task, placed), partial=partial, replicas=parts)
+    assert cost.latency_s == pytest.approx(4 + 8 / 30)
+    assert cost.exposed_s.tolist() == pytest.approx([8 / 30])
+    # If its readers hand it on, only what comes out in the end is summed.
+    assert partial_values(graph, _dims(graph, 1, 2, 3, 4)).tolist() == [2, 3, 4]
+
+
 def test_what_is_not_partial_is_not_summed() -> None:
     graph = _step()
     parts = data_parallel(devices(1000, 1000), 2)
     task = problem(graph, parts.replica)
     placed = partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
-    partial = partial_values(graph, _dims(graph, 1))  # inside the model
+    partial = partial_values(graph, _dims(graph))
     assert partial.tolist() == []
     cost = all_reduce_cost(task, placed, evaluate(task, placed), partial=partial, replicas=parts)
     assert cost.latency_s == 4.0

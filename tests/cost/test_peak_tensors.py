@@ -14,6 +14,7 @@ from fxpart.cost.peak_tensors import DevicePeak, LiveTensor, device_peaks, memor
 from fxpart.cost.storage_kinds import KINDS
 from fxpart.graph import IntArray, OpGraph
 from fxpart.partitions import partition_by_device
+from tests.cost.training_step import step
 from tests.modes.training_sketch import random_training_graph
 from tests.sketch import Sketch, devices, problem, random_graph
 
@@ -49,34 +50,6 @@ def random_homes(graph: OpGraph, seed: int, count: int) -> IntArray:
     return rng.integers(0, count, graph.n_ops).astype(np.int64)[graph.group]
 
 
-def step() -> OpGraph:
-    """Return y = view(x w); loss = y z: forward of three operators and a backward of three."""
-    sketch = Sketch()
-    x = sketch.input(3)
-    w, frozen = sketch.weight(10), sketch.weight(20)
-    y = sketch.op([x], 8, [w], module="net.one")
-    v = sketch.op([y], 8, view_of=y, module="net.one")
-    loss = sketch.op([v], 1, [frozen], module="net.two")
-    g = sketch.op([v], 7, [frozen], backward_of=2, module="net.two")
-    part = sketch.op([g, x], 10, backward_of=0, module="net.one")
-    grad = sketch.op([part], 10, backward_of=0, module="net.one")
-    graph = sketch.graph(loss, grad)
-    return replace(
-        graph,
-        targets=(
-            "aten.gelu.default",
-            "aten.view.default",
-            "loss",
-            "aten.mul.Tensor",
-            "aten.mm.default",
-            "aten.add.Tensor",
-        ),
-        weight_state_bytes=np.array([25, 0]),
-        gradient_values=np.array([grad]),
-        gradient_weights=np.array([0]),
-    )
-
-
 def peaks_of(graph: OpGraph, homes: list[int], count: int, top: int = 10) -> tuple[DevicePeak, ...]:
     placed = partition_by_device(graph, np.array(homes, dtype=np.int64))
     return device_peaks(problem(graph, devices(*[BIG] * count)), placed, top)
@@ -87,7 +60,7 @@ def test_a_training_step_by_hand() -> None:
     # At the fourth of them y (8), loss (1) and g (7) are there; at the fifth loss, g and a part;
     # at the last loss, the part and the gradient, 1 + 10 + 10 bytes.
     assert (peak.device, peak.op, peak.op_name, peak.module) == (0, 5, "op5", "net.one")
-    assert peak.doing == "backward of gelu"
+    assert peak.doing == "add in the backward"
     assert peak.bytes == 10 + 20 + 25 + 3 + 21
     assert list(peak.by_kind.items()) == [
         ("weight", 30),
@@ -115,7 +88,7 @@ def test_what_is_kept_for_the_backward_counts_where_it_is_kept() -> None:
         "input": 3,
         "gradient": 20,
     }
-    assert (second.op, second.doing) == (3, "backward of loss")
+    assert (second.op, second.doing) == (3, "backward of mse_loss")
     # loss is an output, g a temporary; the view comes with all of its 8 bytes.
     assert second.by_kind == {"weight": 20, "saved activation": 8, "output": 1, "temporary": 7}
     kept = next(tensor for tensor in second.tensors if tensor.kind == "saved activation")
@@ -142,6 +115,26 @@ def test_an_update_says_its_optimizer() -> None:
     assert peak.by_kind["temporary"] == 10
 
 
+def test_a_part_of_a_gradient_is_one_wherever_it_is_sent() -> None:
+    """Of a tied weight, one part comes from another device and is added to the other."""
+    sketch = Sketch()
+    a = sketch.op([sketch.input(1)], 1)
+    b = sketch.op([a], 1)
+    sent = sketch.op([b], 9, backward_of=1)
+    mine = sketch.op([sent, a], 9, backward_of=0)
+    grad = sketch.op([sent, mine], 9, backward_of=0)
+    targets = ("aten.mm.default",) * 4 + ("aten.add.Tensor",)
+    graph = replace(
+        sketch.graph(grad),
+        targets=targets,
+        gradient_values=np.array([grad]),
+        gradient_weights=np.array([0]),
+    )
+    first, _ = peaks_of(graph, [0, 1, 1, 0, 0], 2)
+    assert first.doing == "add in the backward"
+    assert first.by_kind == {"input": 1, "gradient": 27}
+
+
 def test_the_largest_are_first_and_no_more_than_asked_for() -> None:
     (peak,) = peaks_of(step(), [0] * 6, 1, top=2)
     assert [tensor.bytes for tensor in peak.tensors] == [25, 20]
@@ -155,7 +148,7 @@ def _kind(graph: OpGraph, device_of: IntArray, device: int, source: int) -> str:
         return "input"
     sharing = [v for v in range(graph.n_values) if _storage(graph, device_of, device, v) == source]
     made = [v for v in sharing if device_of[graph.value_producer[v]] == device]
-    if device_of[maker] == device and any(v in _gradients(graph) for v in made):
+    if any(v in _gradients(graph) for v in [source, *made]):
         return "gradient"
     readers = [
         op

@@ -1,14 +1,16 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from fxpart.errors import CacheError
-from fxpart.topology import Topology
+from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
 from runner.figures import memory_svg, partition_graph_svg, write_figures
 from runner.partition_plot import suits_boxes
 from runner.partition_summary import Edge, columns, device_matrix, summarise
+from tests.cost.training_step import step
 from tests.runner.scene import Scene, fork, long_chain, scene
 from tests.sketch import Sketch, devices, random_graph
 
@@ -22,6 +24,10 @@ def words(svg: str) -> list[str]:
 
 def graph_of(what: Scene) -> str:
     return partition_graph_svg(what.graph, what.assignment, what.evaluation)
+
+
+def memory_of(what: Scene) -> str:
+    return memory_svg(what.graph, what.assignment, what.evaluation)
 
 
 def test_summary_of_a_fork() -> None:
@@ -69,7 +75,7 @@ def test_a_device_that_waits_for_its_turn_shows_its_weights_alone() -> None:
     copied = scene(
         what.graph, what.topology, [0, 1, 2, 2], [(0, 2), (1,), (1,)]
     )  # device 2 holds a copy of op0
-    assert "peak 16 of 300 B, waits for its turn" in words(memory_svg(copied.evaluation))
+    assert "peak 16 of 300 B, waits for its turn" in words(memory_of(copied))
     title = words(graph_of(copied))[0]
     assert title.endswith("4 B transferred, the first of 2 inputs in turn")
 
@@ -115,17 +121,17 @@ def test_labels_do_not_lie_on_boxes() -> None:
 
 def test_memory_names_devices_peaks_and_units() -> None:
     what = fork()
-    seen = words(memory_svg(what.evaluation))
+    seen = words(memory_of(what))
     peak = what.evaluation.devices[1].peak_bytes
-    assert {"Memory held over one run, in B", "weights", "live tensors", "capacity"} <= set(seen)
-    assert f"peak {peak} of 200 B" in seen
+    assert {"Memory held over one run, in B", "weights", "other tensors", "capacity"} <= set(seen)
+    assert f"peak {peak} of 200 B, at body.right (op)" in seen
     assert "time in s" in seen
     assert "device 2: d2" not in seen
 
 
 def test_memory_area_is_drawn_to_scale() -> None:
     """Of 200 bytes on 110 pixels with a tenth of headroom, the 50 bytes of weights take 25."""
-    root = ElementTree.fromstring(memory_svg(fork().evaluation))
+    root = ElementTree.fromstring(memory_of(fork()))
     heights = [
         float(r.attrib["height"])
         for r in root.iter(f"{SVG}rect")
@@ -141,18 +147,51 @@ def small_on(topology: Topology) -> Scene:
 
 
 def test_memory_says_what_does_not_fit_and_what_is_far_away() -> None:
-    tight = words(memory_svg(small_on(devices(100, 40)).evaluation))
-    assert any(word.endswith("of 40 B, does not fit") for word in tight)
-    ample = words(memory_svg(small_on(devices(10**4, 10**4)).evaluation))
+    tight = words(memory_of(small_on(devices(100, 40))))
+    assert any("of 40 B, does not fit, at " in word for word in tight)
+    ample = words(memory_of(small_on(devices(10**4, 10**4))))
     assert "capacity (axes are cut: it is far above)" in ample
     assert not any("does not fit" in word for word in ample)
+
+
+def trained() -> Scene:
+    """Return a training step of one device of 200 bytes, 50 of which are reserved."""
+    graph = step()
+    spec = DeviceSpec("d0", 150, {"float32": 1.0}, 1.0, reserved_bytes=50)
+    return scene(graph, uniform_topology((spec,), Link(1.0)), [0] * 6, [(0,)])
+
+
+def test_memory_of_a_training_step_is_drawn_by_kind() -> None:
+    svg = memory_of(trained())
+    seen = words(svg)
+    assert seen[1:6] == [
+        "weights",
+        "optimizer state",
+        "gradients",
+        "saved activations",
+        "other tensors",
+    ]
+    # 30 bytes of weights, 25 of state, 3 of input and 21 of tensors at the last operator.
+    assert "peak 79 of 200 B, 50 reserved, at net.one (add in the backward)" in seen
+    assert "<title>the peak, at net.one (add in the backward)</title>" in svg
+    assert "<title>reserved 50 B</title>" in svg
+    assert "<title>optimizer state 25 B</title>" in svg
+
+
+def test_a_long_place_is_shown_from_its_end() -> None:
+    what = trained()
+    modules = ("module." * 30 + "last",) * 6
+    named = what._replace(graph=replace(what.graph, modules=modules))
+    (says,) = [word for word in words(memory_of(named)) if word.startswith("peak 79")]
+    assert re.search(r"at \.\.\.[a-z.]+\.last \(add in the backward\)$", says)
+    assert len(says) < 115
 
 
 def test_a_graph_without_time_or_bytes_can_be_drawn() -> None:
     sketch = Sketch()
     made = sketch.op([sketch.input(0)], 0)
     empty = scene(sketch.graph(made), devices(10), [0], [(0,)])
-    ElementTree.fromstring(memory_svg(empty.evaluation))
+    ElementTree.fromstring(memory_of(empty))
     assert "P0" in words(graph_of(empty))
 
 
@@ -173,7 +212,7 @@ def test_names_cannot_break_the_drawing() -> None:
     what = small_on(devices(100, 100))
     use = what.evaluation.devices[0]
     object.__setattr__(use, "name", '<b>&"')
-    assert any('<b>&"' in word for word in words(memory_svg(what.evaluation)))
+    assert any('<b>&"' in word for word in words(memory_of(what)))
 
 
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:

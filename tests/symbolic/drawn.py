@@ -9,11 +9,14 @@ from fxpart.graph import IntArray, OpGraph
 from fxpart.symbolic.graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
 from tests.sketch import random_graph
 
-MONOMIALS = {
+MONOMIALS: dict[tuple[str, ...], list[tuple[int, ...]]] = {
     ("batch",): [(1,), (0,)],
     ("batch", "seq_len"): [(0, 0), (1, 0), (0, 1), (1, 1), (1, 2)],
 }
-CAPTURED_AT = {("batch",): (3,), ("batch", "seq_len"): (3, 5)}
+CAPTURED_AT: dict[tuple[str, ...], tuple[int, ...]] = {
+    ("batch",): (3,),
+    ("batch", "seq_len"): (3, 5),
+}
 
 
 def with_sizes(

@@ -148,6 +148,13 @@ def test_latex_has_a_line_for_each_row() -> None:
         "& 1000 \\;\\}\n"
         "\\end{align*}"
     )
+    # After three terms there is no room left.
+    assert _both([[1, 2, 3, 4, 5]]).latex().splitlines()[1:3] == [
+        "\\mathrm{bytes}(\\mathrm{batch}, \\mathrm{seq\\_len}) &= "
+        "1 + 2\\,\\mathrm{batch} + 3\\,\\mathrm{seq\\_len}\\\\",
+        "&\\quad + 4\\,\\mathrm{batch}\\,\\mathrm{seq\\_len}"
+        " + 5\\,\\mathrm{batch}\\,\\mathrm{seq\\_len}^{2}",
+    ]
     seconds = max_formula(("batch",), BATCH, np.array([[0.0, 1.5e-7]]), "s")
     assert "= 1.5 \\cdot 10^{-7}\\,\\mathrm{batch}" in seconds.latex()
 

@@ -21,7 +21,7 @@ from tests.symbolic.drawn import random_assignment, random_symbolic, with_sizes
 
 GB = 10**9
 ROOFLINE = LatencyModel(compute_efficiency=0.5, op_overhead_s=3.0)
-CALIBRATION = Calibration(2.0, 0.5, 7.0, {"gemm float32": 3.0}, "d0")
+CALIBRATION = Calibration(2.0, 0.5, 7.0, {"gemm float32": 3.0, "convolution float32": 5.0}, "d0")
 
 
 def _simulated_s(
@@ -107,6 +107,9 @@ def test_equal_to_the_simulation_at_every_size_asked(
 ) -> None:
     symbolic = random_symbolic(seed, n, ("batch", "seq_len") if both else ("batch",))
     rng = np.random.default_rng(seed)
+    # A calibration has a rate for each class, and the taking of an item costs nothing.
+    targets = rng.choice(["aten.linear.default", "aten.conv2d.default", "getitem"], n)
+    symbolic = replace(symbolic, graph=replace(symbolic.graph, targets=tuple(targets.tolist())))
     topology = devices(
         *[GB] * count, speeds=rng.uniform(0.5, 4.0, count).tolist(), link=Link(9.0, 0.25)
     )

@@ -20,8 +20,10 @@ def _split(call: Call) -> Layout:
     sizes = call.results[0] or ()
     for operand in call.operands:
         at, before = call.layout(operand), call.sizes(operand)
-        if at.is_split and at.dim < min(len(before), len(sizes)) and (
-            sizes[at.dim] == before[at.dim]
+        if (
+            at.is_split
+            and at.dim < min(len(before), len(sizes))
+            and (sizes[at.dim] == before[at.dim])
         ):
             return Layout(at.dim, at.outer)
     dim = next((dim for dim, size in enumerate(sizes) if call.batch.is_in(size)), None)
@@ -34,7 +36,7 @@ def _split(call: Call) -> Layout:
 def constant(call: Call) -> list[Layout]:
     """Return the layout of a tensor filled with one number: only its shape is the operand's."""
     call.apart.extend(call.operands)
-    value = call.arguments.get("fill_value")
+    value = call.arguments.get("fill_value", call.arguments.get("s"))
     is_zero = call.name in _ZEROS or (isinstance(value, int | float) and value == 0)
     found = replace(_split(call), is_zero=is_zero)
     filled = call.layout(value)

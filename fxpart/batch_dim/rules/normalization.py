@@ -38,7 +38,10 @@ def batch_norm_backward(call: Call) -> list[Layout]:
     call.reduced[:] = [node for node in call.reduced if node not in kept]
     if not _trains(call):
         return found
-    return [replace(x, differs=STATISTICS) if sizes else x for x, sizes in zip(found, call.results)]
+    return [
+        replace(x, differs=STATISTICS) if sizes else x
+        for x, sizes in zip(found, call.results, strict=True)
+    ]
 
 
 def dropout(call: Call) -> list[Layout]:

@@ -29,9 +29,7 @@ def _product(
     partial = next((layout for layout in layouts if layout.is_partial), None)
     if partial is not None:
         return replace(partial, scale=scale, is_zero=zero)
-    along = {
-        labels[i][layout.dim]: layout for i, layout in enumerate(layouts) if layout.is_split
-    }
+    along = {labels[i][layout.dim]: layout for i, layout in enumerate(layouts) if layout.is_split}
     if not along:
         return Layout(scale=scale, is_zero=zero)
     label, first = next(iter(along.items()))
@@ -48,14 +46,14 @@ def _matmul_labels(first: int, second: int) -> tuple[list[str], list[str], list[
     rows, columns = (["m"] if first > 1 else []), (["n"] if second > 1 else [])
     wide = max(first, second) - 2
     lead = [f"b{i}" for i in range(max(wide, 0))]
-    left = lead[len(lead) - max(first - 2, 0) :] + rows + ["k"]
-    right = lead[len(lead) - max(second - 2, 0) :] + ["k"] + columns
+    left = [*lead[len(lead) - max(first - 2, 0) :], *rows, "k"]
+    right = [*lead[len(lead) - max(second - 2, 0) :], "k", *columns]
     return left, right, lead + rows + columns
 
 
 def matmul(call: Call) -> list[Layout]:
     """Return the layout of ``mm``, ``bmm``, ``mv``, ``dot`` and ``matmul``."""
-    values = [value for value in call.operands[:2]]
+    values = call.operands[:2]
     if len(values) == 1:
         values *= 2
     left, right, out = _matmul_labels(*(len(call.sizes(value)) for value in values))

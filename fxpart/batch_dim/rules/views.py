@@ -22,9 +22,7 @@ def view(call: Call) -> list[Layout]:
     before, after = call.sizes(operand), [sizes or () for sizes in call.results]
     found = moved(call.name, call.arguments, before, after, Moved(at.dim, at.outer))
     return [
-        _lost(call, at, result)
-        if place is None
-        else replace(at, dim=place.dim, outer=place.outer)
+        _lost(call, at, result) if place is None else replace(at, dim=place.dim, outer=place.outer)
         for result, place in enumerate(found)
     ]
 
@@ -64,9 +62,10 @@ def cat(call: Call) -> list[Layout]:
     """Return the layout of tensors in a row: along the batch it comes round once for each."""
     tensors = call.arguments["tensors"]
     layouts = [call.layout(tensor) for tensor in tensors]
-    if any(layout.is_partial for layout in layouts) and len(
-        {(layout.dim, layout.scale) for layout in layouts if not layout.is_zero}
-    ) > 1:
+    if (
+        any(layout.is_partial for layout in layouts)
+        and len({(layout.dim, layout.scale) for layout in layouts if not layout.is_zero}) > 1
+    ):
         layouts = [call.whole(tensor) for tensor in tensors]
     split = [layout for layout in layouts if layout.is_split]
     if not split:

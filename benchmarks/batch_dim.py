@@ -1,0 +1,93 @@
+"""``python -m benchmarks.batch_dim [part of a case's name ...] [--out=FOLDER]``: answers tried.
+
+For every node of small models, what `analyze_batch_dims` answers is compared with what two gloo
+processes compute, each of half the batch, with the same random weights. A row a model; every node
+stands in ``FOLDER/<case>.csv``, by default in ``outputs/batch_dim``.
+
+``whole`` counts values that every process has whole, ``split`` those split along a dimension,
+``sums`` and ``means`` partial values that are added up and averaged. ``all-reduces`` are those that
+an operator needs before the end. What is not comparable differs by intention: the reasons, with how
+many values there are of each, stand below the table.
+"""
+
+import csv
+import sys
+from collections import Counter
+from dataclasses import astuple, fields
+from functools import partial
+from pathlib import Path
+
+from benchmarks.batch_dim_cases import CASES, make_case
+from benchmarks.batch_dim_run import Compared, compare
+from benchmarks.text_table import table
+
+HEADS = (
+    "graph",
+    "values",
+    "whole",
+    "split",
+    "sums",
+    "means",
+    "all-reduces",
+    "by size",
+    "right",
+    "wrong",
+    "not comparable",
+)
+
+
+def _row(name: str, rows: list[Compared]) -> list[str]:
+    verdicts = Counter(row.verdict for row in rows)
+    counts = (
+        len(rows),
+        sum(row.dim == -1 for row in rows),
+        sum(row.dim >= 0 for row in rows),
+        sum(row.dim == -2 and row.scale == 0 for row in rows),
+        sum(row.dim == -2 and row.scale != 0 for row in rows),
+        sum(bool(row.all_reduced) for row in rows),
+        sum(row.by_size for row in rows),
+        verdicts["right"],
+        verdicts["wrong"],
+        verdicts["not comparable"],
+    )
+    return [name, *map(str, counts)]
+
+
+def _write(path: Path, rows: list[Compared]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow([field.name for field in fields(Compared)])
+        writer.writerows(astuple(row) for row in rows)
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table; return 1 when an answer is wrong."""
+    chosen = [part for part in arguments if not part.startswith("--")]
+    out = next((Path(a.removeprefix("--out=")) for a in arguments if a.startswith("--out=")), None)
+    folder = out or Path("outputs") / "batch_dim"
+    lines, reasons, wrong = [], Counter[str](), list[str]()
+    for name in CASES:
+        if chosen and not any(part in name for part in chosen):
+            continue
+        rows, missing = compare(partial(make_case, name))
+        _write(folder / f"{name.replace(', ', '_').replace(' ', '_')}.csv", rows)
+        lines.append(_row(name, rows))
+        reasons.update(row.note for row in rows if row.verdict == "not comparable")
+        wrong += [
+            f"{name}: {row.name} ({row.target}) {row.dim}: {row.note}"
+            for row in rows
+            if row.verdict == "wrong"
+        ]
+        if missing:
+            wrong.append(f"{name}: nodes of one graph alone: {' '.join(missing)}")
+    print(table(HEADS, lines))
+    for reason, count in reasons.most_common():
+        print(f"not comparable, {count} values: {reason}")
+    for line in wrong:
+        print(f"wrong: {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,193 @@
+"""Small models with their batch symbolic, or a training step, for two processes to run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fxpart.batch_dim import BatchDimReport, analyze_batch_dims, input_batch_dims
+from fxpart.capture import joint_capture
+from fxpart.capture.export import quiet
+from fxpart.models.build import BuiltModel, build_model
+from fxpart.models.spec import ModelSpec
+
+__all__ = ["CASES", "SPECS", "Case", "make_case"]
+
+CPU = torch.device("cpu")
+BATCH = 6
+"""Examples of the whole batch; no other size of the models is 6, nor 3."""
+
+SPECS = {
+    "gpt2": ModelSpec(
+        "gpt2",
+        architecture="GPT2LMHeadModel",
+        config={
+            "n_layer": 2,
+            "n_embd": 32,
+            "n_head": 4,
+            "vocab_size": 101,
+            "n_positions": 32,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        },
+        batch_size=BATCH,
+        seq_len=10,
+    ),
+    "bert": ModelSpec(
+        "bert",
+        architecture="BertForMaskedLM",
+        config={
+            "vocab_size": 101,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "intermediate_size": 64,
+            "max_position_embeddings": 32,
+        },
+        batch_size=BATCH,
+        seq_len=10,
+    ),
+    "resnet": ModelSpec(
+        "resnet",
+        architecture="ResNetForImageClassification",
+        config={
+            "num_channels": 5,
+            "embedding_size": 8,
+            "hidden_sizes": [8, 8, 16, 16],
+            "depths": [1, 2, 1, 1],
+            "layer_type": "bottleneck",
+            "num_labels": 10,
+        },
+        batch_size=BATCH,
+    ),
+    "dlrm": ModelSpec(
+        "dlrm",
+        factory="fxpart.models.dlrm:dlrm",
+        factory_args={
+            "embedding_dim": 8,
+            "max_rows": 40,
+            "pooling": 2,
+            "bottom": [16, 12],
+            "top": [32, 16],
+        },
+        batch_size=BATCH,
+    ),
+}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Case:
+    """A graph to run on the whole batch, and one on the examples of one process."""
+
+    whole: fx.GraphModule
+    local: fx.GraphModule
+    """The same graph where the batch is symbolic; else captured again, with fewer examples."""
+    report: BatchDimReport
+    inputs: list[Any]
+    """What the placeholders of `whole` are given."""
+    dims: list[int | None]
+    """The batch dimension of each input."""
+
+    def part(self, rank: int, world: int) -> list[Any]:
+        """Return what process `rank` of `world` is given: its examples, and all the rest."""
+        return [
+            x if dim is None else x.chunk(world, dim)[rank].contiguous()
+            for x, dim in zip(self.inputs, self.dims, strict=True)
+        ]
+
+
+def _drawn(spec: ModelSpec) -> BuiltModel:
+    """Return the model with weights none of which is 0 or 1, so that no rule is right by chance."""
+    torch.manual_seed(0)
+    built = build_model(spec, CPU)
+    with torch.no_grad():
+        for tensor in [*built.module.parameters(), *built.module.buffers()]:
+            if tensor.is_floating_point():
+                tensor.add_(torch.rand_like(tensor) * 0.2 + 0.05)
+    return built
+
+
+def _inputs(program: ExportedProgram, built: BuiltModel) -> list[Any]:
+    given = iter(tree_leaves((built.args, built.kwargs)))
+    found: list[Any] = []
+    for spec in program.graph_signature.input_specs:
+        if spec.kind == InputKind.USER_INPUT:
+            found.append(next(given))
+        else:
+            name = str(spec.target)
+            held = program.state_dict.get(name, program.constants.get(name))
+            found.append(held.detach().clone() if isinstance(held, Tensor) else held)
+    return found
+
+
+def _case(whole: ExportedProgram, local: ExportedProgram, built: BuiltModel) -> Case:
+    report, dims = analyze_batch_dims(whole), input_batch_dims(whole)
+    return Case(
+        whole.graph_module,
+        local.graph_module,
+        report,
+        _inputs(whole, built),
+        [dims.get(spec.arg.name) for spec in whole.graph_signature.input_specs],
+    )
+
+
+def symbolic_case(spec: ModelSpec) -> Case:
+    """Return the inference of a model whose batch is a symbol."""
+    built = _drawn(spec)
+    batch = Dim("batch", min=2, max=64)
+    shapes: Any = tree_map(lambda _: {0: batch}, (built.args, built.kwargs))
+    dynamic = shapes[0] or shapes[1]
+    with quiet(), torch.no_grad():
+        program = torch.export.export(
+            built.module, built.args, built.kwargs, dynamic_shapes=dynamic, strict=False
+        )
+    return _case(program, program, built)
+
+
+def static_case(spec: ModelSpec, world: int = 2) -> Case:
+    """Return the inference of a model captured by numbers, for the batch and for a part of it."""
+    built = _drawn(spec)
+    whole, local = (_exported(built, size) for size in (BATCH, BATCH // world))
+    return _case(whole, local, built)
+
+
+def _exported(built: BuiltModel, size: int) -> ExportedProgram:
+    with quiet(), torch.no_grad():
+        return torch.export.export(built.module, *_fewer(built, size), strict=False)
+
+
+def training_case(spec: ModelSpec, world: int = 2) -> Case:
+    """Return a training step, captured for the batch and for a part of it."""
+    built = _drawn(spec)
+    built.module.eval()
+    whole, local = (
+        joint_capture(built.module, *_fewer(built, size)).program
+        for size in (BATCH, BATCH // world)
+    )
+    return _case(whole, local, built)
+
+
+def _fewer(built: BuiltModel, size: int) -> tuple[Any, Any]:
+    args, kwargs = tree_map(lambda tensor: tensor[:size].clone(), (built.args, built.kwargs))
+    return args, kwargs
+
+
+_KINDS: dict[str, Callable[[ModelSpec], Case]] = {
+    "batch symbolic": symbolic_case,
+    f"batch {BATCH}": static_case,
+    "training": training_case,
+}
+CASES = tuple(f"{name}, {kind}" for kind in _KINDS for name in SPECS)
+"""Names of the cases: a model, and how it is captured."""
+
+
+def make_case(name: str) -> Case:
+    """Return the case of that name in `CASES`."""
+    model, _, kind = name.partition(", ")
+    return _KINDS[kind](SPECS[model])

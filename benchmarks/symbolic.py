@@ -1,0 +1,192 @@
+"""``python -m benchmarks.symbolic [--only MODEL ...] [--phases PHASE ...]``: formula or capture.
+
+Each model is captured once with its batch symbolic, and again at each of several batch sizes. For
+each of these: how many operators has only one of the two captures, and of how many others do FLOPs
+or bytes moved differ? By how many bytes does the formula of the peak differ from the peak of the
+fresh capture, and by what share that of the latency from its simulation, on one device and on four?
+Then the time of a sweep of 64 batch sizes, beside that of the capture. A training step is one with
+adam.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
+
+import numpy as np
+
+from benchmarks.execution_models import MODELS
+from benchmarks.text_table import table
+from fxpart.assignment import Assignment
+from fxpart.capture import capture_graph, joint_graph
+from fxpart.capture.symbolic import symbolic_graph
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.roofline import LatencyModel
+from fxpart.graph import IntArray, OpGraph
+from fxpart.models.build import build_model
+from fxpart.models.spec import ModelSpec
+from fxpart.models.symbolic_inputs import symbolic_inputs
+from fxpart.partitions import partition_by_device
+from fxpart.problem import make_problem
+from fxpart.symbolic.formula import MaxFormula
+from fxpart.symbolic.graph import SymbolicGraph, on_graph
+from fxpart.symbolic.latency import latency_formula
+from fxpart.symbolic.limits import largest_batch
+from fxpart.symbolic.peak import peak_formulas
+from fxpart.symbolic.sweep import sweep
+from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
+from fxpart.training.optimizer import Optimizer, with_optimizer
+
+BATCHES = (1, 2, 3, 4, 8, 16, 64)
+SWEPT = tuple({"batch": batch} for batch in range(1, 65))
+USUAL = ("gpt2", "llama", "bert", "resnet50")
+PHASES = ("inference", "training")
+LATENCY = LatencyModel(compute_efficiency=0.6, bandwidth_efficiency=0.8, op_overhead_s=4e-6)
+_RATES = {"float32": 19.5e12, "bfloat16": 312e12}
+DEVICE = DeviceSpec("a100_40gb", 40 * 10**9, _RATES, 1.555e12)
+LINK = Link(300e9, 5e-6)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Placed:
+    """A symbolic graph on a number of devices, and its formulas."""
+
+    symbolic: SymbolicGraph
+    topology: Topology
+    assignment: Assignment
+    peaks: tuple[MaxFormula, ...]
+    latency: MaxFormula
+
+
+def _arguments() -> argparse.Namespace:
+    known = [spec.name for spec in MODELS]
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.symbolic", description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=known, default=list(USUAL), metavar="MODEL")
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=list(PHASES))
+    return parser.parse_args()
+
+
+def _symbolic(spec: ModelSpec, phase: str) -> SymbolicGraph:
+    found = symbolic_inputs(spec)
+    symbolic = symbolic_graph(
+        found.built.module,
+        found.built.args,
+        found.built.kwargs,
+        dims=found.dims,
+        phase=phase,
+        ranges=found.ranges,
+    )
+    if phase == "inference":
+        return symbolic
+    return on_graph(symbolic, with_optimizer(symbolic.graph, Optimizer("adam")))
+
+
+def _fresh(spec: ModelSpec, phase: str, batch: int) -> OpGraph:
+    built = build_model(replace(spec, batch_size=batch))
+    if phase == "inference":
+        return capture_graph(built.module, built.args, built.kwargs)
+    step = joint_graph(built.module, built.args, built.kwargs)
+    return with_optimizer(step, Optimizer("adam"))
+
+
+def _placed(symbolic: SymbolicGraph, count: int) -> _Placed:
+    """Return the graph in `count` parts of equal numbers of operators, a backward with its own."""
+    graph = symbolic.graph
+    topology = uniform_topology((DEVICE,) * count, LINK)
+    device_of = _even(graph, count)
+    assignment = partition_by_device(graph, device_of)
+    peaks = peak_formulas(symbolic, assignment, count)
+    latency = latency_formula(symbolic, topology, LATENCY, assignment, SWEPT)
+    return _Placed(symbolic, topology, assignment, peaks, latency.formula)
+
+
+def _even(graph: OpGraph, count: int) -> IntArray:
+    device_of = np.arange(graph.n_ops) * count // max(graph.first_backward, 1)
+    return np.asarray(device_of[graph.forward_of[graph.group]], dtype=np.int64)
+
+
+def _pairs(ours: OpGraph, fresh: OpGraph) -> tuple[IntArray, IntArray]:
+    """Return the operators that both have, in each: a capture at one size may have a view less."""
+    sides = [list(zip(g.targets, g.modules, strict=True)) for g in (ours, fresh)]
+    blocks = SequenceMatcher(None, *sides, autojunk=False).get_matching_blocks()
+    a = np.concatenate([np.arange(block.a, block.a + block.size) for block in blocks])
+    b = np.concatenate([np.arange(block.b, block.b + block.size) for block in blocks])
+    return a.astype(np.int64), b.astype(np.int64)
+
+
+def _compared(ours: OpGraph, fresh: OpGraph) -> tuple[str, str]:
+    """Return how many operators only one has, and how many that both have differ in sizes."""
+    a, b = _pairs(ours, fresh)
+    flops = ours.flops[a] != fresh.flops[b]
+    moved = ours.moved_bytes[a] != fresh.moved_bytes[b]
+    return str(ours.n_ops + fresh.n_ops - 2 * len(a)), str(np.count_nonzero(flops | moved))
+
+
+def _of_fresh(placed: _Placed, fresh: OpGraph) -> Evaluation:
+    """Return what a fresh capture costs, placed in the same way; others go with their neighbour."""
+    a, b = _pairs(placed.symbolic.graph, fresh)
+    last = np.maximum(np.searchsorted(b, np.arange(fresh.n_ops), side="right") - 1, 0)
+    device_of = placed.assignment.device_of[a[last]][fresh.forward_of[fresh.group]]
+    assignment = partition_by_device(fresh, device_of)
+    return evaluate(make_problem(fresh, placed.topology, LATENCY), assignment)
+
+
+def _differs(placed: _Placed, fresh: Evaluation, batch: int) -> tuple[str, str]:
+    """Return how far the formulas are from a fresh capture: bytes of the peaks, share of time."""
+    peaks = [int(formula.at(batch=batch)) for formula in placed.peaks]
+    off = max(abs(p - use.peak_bytes) for p, use in zip(peaks, fresh.devices, strict=True))
+    time_off = abs(float(placed.latency.at(batch=batch)) / fresh.latency_s - 1)
+    return str(off), f"{time_off:.0e}"
+
+
+def _rows(spec: ModelSpec, phase: str, placed: list[_Placed]) -> Iterator[list[str]]:
+    for batch in BATCHES:
+        begin = time.perf_counter()
+        fresh = _fresh(spec, phase, batch)
+        took = time.perf_counter() - begin
+        ours = placed[0].symbolic.at(batch=batch)
+        cells = [str(batch), f"{took:.1f}", *_compared(ours, fresh)]
+        for each in placed:
+            cells += [
+                f"{max(int(formula.at(batch=batch)) for formula in each.peaks) / 1e6:.2f}",
+                *_differs(each, _of_fresh(each, fresh), batch),
+            ]
+        yield cells
+
+
+def _report(spec: ModelSpec, phase: str) -> None:
+    begin = time.perf_counter()
+    symbolic = _symbolic(spec, phase)
+    captured_s = time.perf_counter() - begin
+    placed = [_placed(symbolic, count) for count in (1, 4)]
+    sweep(symbolic, placed[1].topology, LATENCY, placed[1].assignment, SWEPT[:1])
+    begin = time.perf_counter()
+    sweep(symbolic, placed[1].topology, LATENCY, placed[1].assignment, SWEPT)
+    swept_s = time.perf_counter() - begin
+    print(
+        f"\n{spec.name}, {phase}: {symbolic.graph.n_ops} operators, symbolic capture"
+        f" {captured_s:.1f} s, sweep of {len(SWEPT)} batch sizes on 4 devices {swept_s:.3f} s"
+    )
+    heads = ["batch", "capture s", "other operators", "other sizes"]
+    for count in ("one", "four"):
+        heads += [f"{count}: peak MB", "off by B", "latency off"]
+    print(table(heads, _rows(spec, phase, placed)))
+    (one,) = placed[0].peaks
+    print(f"peak bytes on one device = {one.text()}")
+    print(f"largest batch on one {DEVICE.name}: {largest_batch([one], DEVICE.memory_bytes):,}")
+    print(f"seconds on one device = {placed[0].latency.text()}", flush=True)
+
+
+def main() -> None:
+    """Print a block for each model and phase."""
+    chosen = _arguments()
+    for spec in MODELS:
+        if spec.name in chosen.only:
+            for phase in chosen.phases:
+                _report(spec, phase)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""From a symbolic program to its polynomials: `fitted_graph`.
+
+`torch.export` keeps sizes as expressions. They are evaluated at a few points, exactly as a capture
+of definite sizes would count them, and the integer polynomials through those points are checked at
+others: what comes back agrees at all of them, or nothing does.
+"""
+
+import numpy as np
+
+from fxpart.capture.flops import FlopCounter
+from fxpart.capture.symbolic_program import SymbolicProgram
+from fxpart.errors import CaptureError
+from fxpart.symbolic.fit import DEGREE, Point, fitted, grid
+from fxpart.symbolic.graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
+
+__all__ = ["fitted_graph"]
+
+_FAR = 64
+"""A size that is checked beside the smallest, where the range has it."""
+
+
+def fitted_graph(found: SymbolicProgram) -> SymbolicGraph:
+    """Return the polynomials of everything that grows, from the operators at several points.
+
+    `SymbolicGraph.value_batch_dim` is -1 throughout.
+
+    Raises:
+        CaptureError: for a size that is no polynomial of the symbols, a condition of the capture
+            that does not hold at one of the points, and a range of fewer than three values.
+
+    """
+    start = [_start(*found.ranges[name], at=number) for name, number in _examples(found).items()]
+    points = dict.fromkeys([*grid(start), found.captured_at, *_checks(found)])
+    counter = FlopCounter()
+    at = {point: found.operators(point, counter) for point in points}
+    graph = found.whole(at[found.captured_at])
+    tables, exponents = {}, np.empty((0, 0), dtype=np.int64)
+    for field in (*OF_OPERATORS, *OF_VALUES):
+        names = graph.names if field in OF_OPERATORS else graph.value_names
+        columns = {point: getattr(g, field) for point, g in at.items()}
+        exponents, tables[field] = fitted(columns, start, field, names)
+    used = np.any([table.any(axis=0) for table in tables.values()], axis=0)
+    used |= ~exponents.any(axis=1)
+    return SymbolicGraph(
+        graph=graph,
+        symbols=tuple(found.torch_symbols),
+        captured_at=found.captured_at,
+        exponents=exponents[used],
+        coefficients={field: table[:, used] for field, table in tables.items()},
+        value_batch_dim=np.full(graph.n_values, -1, dtype=np.int64),
+        ranges=tuple(found.ranges.values()),
+    )
+
+
+def _examples(found: SymbolicProgram) -> dict[str, int]:
+    return dict(zip(found.torch_symbols, found.captured_at, strict=True))
+
+
+def _start(low: int, high: int | None, at: int) -> int:
+    """Return the smallest of the values to fit at: the example's, where there is room above it."""
+    if high is None or at + DEGREE <= high:
+        return at
+    if high - DEGREE >= low:
+        return high - DEGREE
+    raise CaptureError(
+        f"a symbolic size that may only be {low} to {high} is none; set capture.symbolic=none"
+    )
+
+
+def _checks(found: SymbolicProgram) -> list[Point]:
+    """Return points beside those that are fitted at: all at their least, and all far away."""
+    least = tuple(low for low, _ in found.ranges.values())
+    far = tuple(_FAR if top is None else min(top, _FAR) for _, top in found.ranges.values())
+    return [least, far]

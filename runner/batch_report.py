@@ -1,0 +1,146 @@
+"""What a plan comes to at other batch sizes, from one capture: formulas, limits and a sweep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fxpart.assignment import Assignment
+from fxpart.cost.holding import holding
+from fxpart.cost.latency_source import LatencySource
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import InfeasibleError
+from fxpart.problem import Problem
+from fxpart.reserve import rounded
+from fxpart.symbolic.formula import MaxFormula
+from fxpart.symbolic.graph import SymbolicGraph
+from fxpart.symbolic.latency import LatencyFormula, latency_formulas
+from fxpart.symbolic.limits import largest_batch, smallest_memory
+from fxpart.symbolic.peak import peak_formulas
+from fxpart.symbolic.sweep import BATCH, SweepTable, sweep
+from runner.units import format_size
+
+__all__ = ["BatchReport", "batch_line", "batch_metrics", "batch_report"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BatchReport:
+    """One plan at other sizes. A batch is that of one replica, of `replicas`."""
+
+    sizes: dict[str, int]
+    """What the plan was made for."""
+    replicas: int
+    peaks: tuple[MaxFormula, ...]
+    """Bytes of tensors on each device, before the allocator rounds them."""
+    latencies: tuple[LatencyFormula, ...]
+    """Without sums over replicas. One formula for each kind of sizes; mostly one."""
+    max_batch_size: int
+    """The largest that fits the devices, rounding included."""
+    smallest_memory_bytes: tuple[int, ...]
+    """What each device must have for tensors at `sizes`, rounding included."""
+    table: SweepTable
+    """A row for each batch size."""
+
+    @property
+    def max_global_batch_size(self) -> int:
+        """The largest batch of all replicas together."""
+        return self.max_batch_size * self.replicas
+
+
+def batch_report(
+    symbolic: SymbolicGraph,
+    problem: Problem,
+    assignment: Assignment,
+    *,
+    latency: LatencySource,
+    sizes: dict[str, int],
+    rounding_bytes: int,
+    most: int,
+    replicas: int,
+) -> BatchReport:
+    """Return what `assignment` costs at batch sizes from 1 to `most`, and where its limits are.
+
+    Args:
+        symbolic: what is placed, as it is placed.
+        problem: of it at `sizes`.
+        assignment: of that problem.
+        latency: how long operators take.
+        sizes: a value for each symbol.
+        rounding_bytes: what the allocator rounds to.
+        most: the largest batch of the sweep.
+        replicas: that share a batch.
+
+    Raises:
+        SpecError: for measured times, which hold for one size only.
+
+    """
+    topology = problem.topology
+    peaks = peak_formulas(symbolic, assignment, topology.n_devices)
+    fixed = {name: size for name, size in sizes.items() if name != BATCH}
+    low, high = peaks[0].range_of(BATCH)
+    top = most if high is None else min(most, high)
+    each = [{**fixed, BATCH: batch} for batch in range(low, max(top, low) + 1)]
+    rounding = _Rounding(symbolic, assignment, topology.n_devices, rounding_bytes)
+    limits = topology.memory_bytes
+    return BatchReport(
+        sizes=sizes,
+        replicas=replicas,
+        peaks=peaks,
+        latencies=latency_formulas(symbolic, topology, latency, assignment, each),
+        max_batch_size=_largest(peaks, limits.tolist(), fixed, rounding),
+        smallest_memory_bytes=rounding.peak_bytes(sizes)
+        if rounding_bytes > 1
+        else smallest_memory(peaks, **sizes),
+        table=sweep(symbolic, topology, latency, assignment, each),
+    )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Rounding:
+    """Peaks as the allocator rounds them, which is no polynomial."""
+
+    symbolic: SymbolicGraph
+    assignment: Assignment
+    n_devices: int
+    multiple: int
+
+    def peak_bytes(self, sizes: dict[str, int]) -> tuple[int, ...]:
+        graph = rounded(self.symbolic.at(**sizes), self.multiple)
+        held = holding(memory_tables(graph), self.assignment, self.n_devices)
+        return tuple(held.peak_bytes.tolist())
+
+
+def _largest(
+    peaks: Sequence[MaxFormula], limits: list[int], fixed: dict[str, int], rounding: _Rounding
+) -> int:
+    """Return the largest batch whose rounded peaks fit; 0 when none does."""
+    try:
+        high = largest_batch(peaks, limits, **fixed)
+    except InfeasibleError:
+        return 0
+    # Rounding only adds: what does not fit without it does not fit with it.
+    low = 0
+    while low < high:
+        middle = (low + high + 1) // 2
+        needed = rounding.peak_bytes({**fixed, BATCH: middle})
+        if all(need <= limit for need, limit in zip(needed, limits, strict=True)):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def batch_metrics(report: BatchReport) -> dict[str, float]:
+    """Return the metrics of a report; sizes are in GiB (2^30)."""
+    return {
+        "max_batch_size": float(report.max_global_batch_size),
+        "smallest_device_memory_gib": max(report.smallest_memory_bytes) / 2**30,
+    }
+
+
+def batch_line(report: BatchReport) -> str:
+    """Return where the limits are, in one line."""
+    needed = max(report.smallest_memory_bytes)
+    batch = report.sizes[BATCH] * report.replicas
+    return (
+        f"largest that fits this plan {report.max_global_batch_size}; batch {batch} needs"
+        f" {format_size(needed)} for tensors on its fullest device"
+    )
