@@ -109,8 +109,8 @@ def _even(graph: OpGraph, count: int) -> IntArray:
 
 def _pairs(ours: OpGraph, fresh: OpGraph) -> tuple[IntArray, IntArray]:
     """Return the operators that both have, in each: a capture at one size may have a view less."""
-    sides = [list(zip(g.targets, g.modules, strict=True)) for g in (ours, fresh)]
-    blocks = SequenceMatcher(None, *sides, autojunk=False).get_matching_blocks()
+    left, right = (list(zip(g.targets, g.modules, strict=True)) for g in (ours, fresh))
+    blocks = SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
     a = np.concatenate([np.arange(block.a, block.a + block.size) for block in blocks])
     b = np.concatenate([np.arange(block.b, block.b + block.size) for block in blocks])
     return a.astype(np.int64), b.astype(np.int64)

@@ -6,7 +6,8 @@ The library knows neither Hydra nor MLflow. Its flow: a model is captured (`fxpa
 
 What needs torch is in rooms of its own: `fxpart.capture` and `fxpart.models` make graphs;
 `fxpart.split` and `fxpart.pipeline` cut a module as it was decided; `fxpart.execution` runs it and
-`fxpart.profiling` measures its operators; `fxpart.partitioner` replaces torch's own partitioner
+`fxpart.profiling` measures its operators; `fxpart.memory` and `fxpart.batch_dim` follow the bytes
+and the batch through graphs of torch; `fxpart.partitioner` replaces torch's own partitioner
 under torch's names. `fxpart.leaving` says a plan in the words of other tools.
 
 Names are imported when they are first used, so that importing one error class stays cheap.
@@ -15,9 +16,19 @@ Names are imported when they are first used, so that importing one error class s
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from fxpart.lazy_names import HOMES as _HOMES
+
 # Under two names, or a type checker would take them for private; at run time they are not imported.
 if TYPE_CHECKING:
     from fxpart.assignment import Assignment as Assignment
+    from fxpart.batch_dim import BatchDimAnalyzer as BatchDimAnalyzer
+    from fxpart.batch_dim import analyze_batch_dims as analyze_batch_dims
+    from fxpart.capture.cut_step import ForwardBackward as ForwardBackward
+    from fxpart.capture.cut_step import cut_step as cut_step
+    from fxpart.capture.symbolic import symbolic_graph as symbolic_graph
+    from fxpart.cost.all_reduce import AllReduce as AllReduce
+    from fxpart.cost.all_reduce import all_reduce_cost as all_reduce_cost
+    from fxpart.cost.all_reduce import partial_values as partial_values
     from fxpart.cost.calibration import Calibration as Calibration
     from fxpart.cost.calibration import read_calibration as read_calibration
     from fxpart.cost.calibration import write_calibration as write_calibration
@@ -25,8 +36,13 @@ if TYPE_CHECKING:
     from fxpart.cost.evaluation import DeviceUse as DeviceUse
     from fxpart.cost.evaluation import Evaluation as Evaluation
     from fxpart.cost.fit import calibrate as calibrate
+    from fxpart.cost.peak_tensors import DevicePeak as DevicePeak
+    from fxpart.cost.peak_tensors import LiveTensor as LiveTensor
+    from fxpart.cost.peak_tensors import device_peaks as device_peaks
     from fxpart.cost.profile import OperatorProfile as OperatorProfile
     from fxpart.cost.roofline import LatencyModel as LatencyModel
+    from fxpart.data_parallel import DataParallel as DataParallel
+    from fxpart.data_parallel import data_parallel as data_parallel
     from fxpart.errors import CacheError as CacheError
     from fxpart.errors import CaptureError as CaptureError
     from fxpart.errors import CycleError as CycleError
@@ -44,6 +60,10 @@ if TYPE_CHECKING:
     from fxpart.leaving import DeviceMap as DeviceMap
     from fxpart.leaving import device_map as device_map
     from fxpart.leaving import split_points as split_points
+    from fxpart.memory import MemoryTracker as MemoryTracker
+    from fxpart.memory import build_memory_profile as build_memory_profile
+    from fxpart.memory import get_fwd_bwd_interactions as get_fwd_bwd_interactions
+    from fxpart.memory import get_peak_memory as get_peak_memory
     from fxpart.modes import MODES as MODES
     from fxpart.modes import PipelineOptions as PipelineOptions
     from fxpart.modes import make_mode as make_mode
@@ -83,6 +103,7 @@ if TYPE_CHECKING:
     from fxpart.partitioner import reset_partition_device as reset_partition_device
     from fxpart.partitioner import set_parents_and_children as set_parents_and_children
     from fxpart.partitioner import size_bytes as size_bytes
+    from fxpart.phases import StepOptions as StepOptions
     from fxpart.pipeline.build import build_pipeline_model as build_pipeline_model
     from fxpart.pipeline.chain import Chain as Chain
     from fxpart.pipeline.chain import StageModule as StageModule
@@ -100,6 +121,9 @@ if TYPE_CHECKING:
     from fxpart.problem import Problem as Problem
     from fxpart.problem import make_problem as make_problem
     from fxpart.profiling import profile_operators as profile_operators
+    from fxpart.reserve import Reserve as Reserve
+    from fxpart.reserve import rounded as rounded
+    from fxpart.reserve import with_reserve as with_reserve
     from fxpart.schedule import SCHEDULES as SCHEDULES
     from fxpart.schedule import ScheduleResult as ScheduleResult
     from fxpart.schedule import simulate_schedule as simulate_schedule
@@ -108,132 +132,21 @@ if TYPE_CHECKING:
     from fxpart.split import split_by_assignment as split_by_assignment
     from fxpart.split import split_by_tags as split_by_tags
     from fxpart.split import split_module as split_module
+    from fxpart.symbolic.formula import MaxFormula as MaxFormula
+    from fxpart.symbolic.graph import SymbolicGraph as SymbolicGraph
+    from fxpart.symbolic.latency import latency_formula as latency_formula
+    from fxpart.symbolic.limits import largest_batch as largest_batch
+    from fxpart.symbolic.limits import smallest_memory as smallest_memory
+    from fxpart.symbolic.peak import peak_formulas as peak_formulas
+    from fxpart.symbolic.sweep import SweepTable as SweepTable
+    from fxpart.symbolic.sweep import sweep as sweep
     from fxpart.topology import DeviceSpec as DeviceSpec
     from fxpart.topology import Link as Link
     from fxpart.topology import Topology as Topology
     from fxpart.topology import uniform_topology as uniform_topology
+    from fxpart.training.optimizer import Optimizer as Optimizer
+    from fxpart.training.optimizer import with_optimizer as with_optimizer
 
-_HOMES = {
-    "fxpart.assignment": ("Assignment",),
-    "fxpart.cost.calibration": (
-        "Calibration",
-        "read_calibration",
-        "write_calibration",
-    ),
-    "fxpart.cost.evaluate": ("evaluate",),
-    "fxpart.cost.evaluation": (
-        "DeviceUse",
-        "Evaluation",
-    ),
-    "fxpart.cost.fit": ("calibrate",),
-    "fxpart.cost.profile": ("OperatorProfile",),
-    "fxpart.cost.roofline": ("LatencyModel",),
-    "fxpart.errors": (
-        "CacheError",
-        "CaptureError",
-        "CycleError",
-        "ExecutionError",
-        "FxpartError",
-        "InfeasibleError",
-        "SpecError",
-    ),
-    "fxpart.execution.local": (
-        "LocalRun",
-        "run_local",
-    ),
-    "fxpart.execution.pipeline_run": (
-        "PipelineRun",
-        "run_pipeline",
-    ),
-    "fxpart.execution.real_model": (
-        "RealModel",
-        "real_model",
-    ),
-    "fxpart.graph": ("OpGraph",),
-    "fxpart.leaving": (
-        "DeviceMap",
-        "device_map",
-        "split_points",
-    ),
-    "fxpart.modes": (
-        "MODES",
-        "make_mode",
-        "PipelineOptions",
-    ),
-    "fxpart.partitioner": (
-        "DAG",
-        "DAGNode",
-        "Device",
-        "NodeLatency",
-        "Partition",
-        "PartitionLatency",
-        "PartitionMode",
-        "PartitionResult",
-        "Partitioner",
-        "PartitionerConfig",
-        "check_dependency",
-        "combine_two_partitions",
-        "get_bfs_level_partition",
-        "get_comm_latency_between",
-        "get_device_partition_stats",
-        "get_device_to_partitions_mapping",
-        "get_extra_size_of",
-        "get_latency_of_one_partition",
-        "get_latency_of_partitioned_graph",
-        "get_logical_id_to_device",
-        "get_node_to_partition_mapping",
-        "get_partition_to_latency_mapping",
-        "get_size_of_all_nodes",
-        "get_size_of_node",
-        "get_tensor_meta",
-        "reorganize_partitions",
-        "replace_target_nodes_with",
-        "reset_partition_device",
-        "set_parents_and_children",
-        "size_bytes",
-    ),
-    "fxpart.pipeline.build": ("build_pipeline_model",),
-    "fxpart.pipeline.chain": (
-        "Chain",
-        "StageModule",
-        "chain_stages",
-    ),
-    "fxpart.pipeline.cut_points": ("generate_pipeline_partition",),
-    "fxpart.pipeline.engines": ("pipeline_stage",),
-    "fxpart.pipeline.liveness": ("analyze_pipeline_module",),
-    "fxpart.pipeline.stage_files": (
-        "load_stage",
-        "save_stages",
-    ),
-    "fxpart.pipeline.tied_weights": (
-        "TiedGradient",
-        "analyze_tie_weights",
-        "tied_gradient_stages",
-    ),
-    "fxpart.problem": (
-        "Problem",
-        "make_problem",
-    ),
-    "fxpart.profiling": ("profile_operators",),
-    "fxpart.schedule": (
-        "SCHEDULES",
-        "ScheduleResult",
-        "simulate_schedule",
-        "stage_costs",
-        "step_on_cores",
-    ),
-    "fxpart.split": (
-        "split_by_assignment",
-        "split_by_tags",
-        "split_module",
-    ),
-    "fxpart.topology": (
-        "DeviceSpec",
-        "Link",
-        "Topology",
-        "uniform_topology",
-    ),
-}
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [name for names in _HOMES.values() for name in names]

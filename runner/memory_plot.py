@@ -9,6 +9,7 @@ from fxpart.cost.evaluation import DeviceUse, Evaluation
 from fxpart.cost.peak_tensors import doing, memory_by_kind
 from fxpart.cost.storage_kinds import KINDS
 from fxpart.graph import FloatArray, IntArray, OpGraph
+from runner.axis import ticks
 from runner.svg import GREY, INK, PALETTE, WARNING, Drawing, text_width
 from runner.units import Unit, size_unit, time_unit
 
@@ -108,7 +109,7 @@ def _draw_panel(drawing: Drawing, evaluation: Evaluation, panel: _Panel, unit: U
     """Draw one device: grid, areas from the highest to the lowest, capacity, peak, words."""
     use, y, height = panel.use, panel.y, panel.height
     drawing.rect(LEFT, y, WIDTH, height, fill="#f7f7f7")
-    for tick in _ticks(panel.top_bytes / unit.size, 3 if height > 80 else 2):
+    for tick in ticks(panel.top_bytes / unit.size, 3 if height > 80 else 2):
         level = panel.level(tick * unit.size)
         drawing.path(f"M{LEFT:.0f} {level:.1f}h{WIDTH:.0f}", stroke="#dddddd")
         drawing.text(LEFT - 8, level + 4, f"{tick:g}", size=11, anchor="end", fill=GREY)
@@ -196,19 +197,9 @@ def _outline(start: FloatArray, above: FloatArray, end: float, base: float) -> s
 
 def _draw_time_axis(drawing: Drawing, latency_s: float, y: float) -> None:
     unit = time_unit(latency_s)
-    for tick in _ticks(latency_s / unit.size, 6):
+    for tick in ticks(latency_s / unit.size, 6):
         x = LEFT + WIDTH * tick * unit.size / (latency_s or 1.0)
         drawing.path(f"M{x:.1f} {y:.1f}v5", stroke=GREY)
         drawing.text(x, y + 18, f"{tick:g}", size=11, anchor="middle", fill=GREY)
     label = f"time in {unit.name}"
     drawing.text(LEFT + WIDTH - text_width(label, 12) / 2, y + 38, label, anchor="middle")
-
-
-def _ticks(top: float, about: int) -> list[float]:
-    """Return round numbers from 0 to `top`, around `about` of them above 0."""
-    if top <= 0:
-        return [0.0]
-    rough = top / about
-    decade = 10.0 ** np.floor(np.log10(rough))
-    step = min((1, 2, 2.5, 5, 10), key=lambda factor: abs(factor * decade - rough)) * decade
-    return [float(f"{i * step:.6g}") for i in range(int(top / step) + 1)]

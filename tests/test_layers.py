@@ -13,8 +13,10 @@ import fxpart
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_ROOMS = (
+    "fxpart/batch_dim",
     "fxpart/capture",
     "fxpart/execution",
+    "fxpart/memory",
     "fxpart/models",
     "fxpart/partitioner",
     "fxpart/pipeline",
@@ -24,9 +26,12 @@ TORCH_ROOMS = (
 MLFLOW_FILES = {"runner/mlflow_store.py", "runner/mlflow_tracker.py"}
 MOST_LINES = 300
 TORCH_SIDE = (
+    "fxpart.batch_dim",
     "fxpart.capture",
     "fxpart.captured",
+    "fxpart.captured_symbolic",
     "fxpart.execution",
+    "fxpart.memory",
     "fxpart.models",
     "fxpart.partitioner",
     "fxpart.pipeline",
@@ -120,6 +125,14 @@ def test_only_tracking_knows_mlflow() -> None:
         ("fxpart/partitions.py", (*TORCH_SIDE, *PLACING_SIDE)),
         ("fxpart/problem.py", (*TORCH_SIDE, "fxpart.modes", "fxpart.partitions")),
         ("fxpart/captured.py", PLACING_SIDE),
+        ("fxpart/captured_symbolic.py", PLACING_SIDE),
+        ("fxpart/batch_dim", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner")),
+        ("fxpart/memory", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner")),
+        ("fxpart/training", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
+        ("fxpart/symbolic", (*TORCH_SIDE, "fxpart.modes", "fxpart.static")),
+        ("fxpart/phases.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
+        ("fxpart/reserve.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
+        ("fxpart/data_parallel.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
         ("fxpart/graph.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static", "fxpart.partitions")),
         ("fxpart/assignment.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
         ("fxpart/granularity.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),

@@ -49,6 +49,7 @@ def fitted_graph(found: SymbolicProgram) -> SymbolicGraph:
         coefficients={field: table[:, used] for field, table in tables.items()},
         value_batch_dim=np.full(graph.n_values, -1, dtype=np.int64),
         ranges=tuple(found.ranges.values()),
+        exact_from=found.exact_from,
     )
 
 

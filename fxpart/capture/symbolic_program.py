@@ -14,7 +14,7 @@ from fxpart.capture.export import export_program
 from fxpart.capture.flops import FlopCounter
 from fxpart.capture.from_export import op_graph
 from fxpart.capture.joint import JointProgram, StepOptions, joint_programs
-from fxpart.capture.size_one import with_least
+from fxpart.capture.size_one import exact_from
 from fxpart.capture.sizes import Sizes
 from fxpart.capture.symbolic_range import (
     Ranges,
@@ -49,6 +49,8 @@ class SymbolicProgram:
     """By our name of a symbol, the smallest and largest value that the capture holds for."""
     captured_at: tuple[int, ...]
     """The value of each symbol, in the order of `torch_symbols`, in the example inputs."""
+    exact_from: tuple[int, ...]
+    """See `SymbolicGraph`."""
 
     def operators(self, point: Point, counter: FlopCounter | None = None) -> OpGraph:
         """Return the operators and values at a value for each symbol, in the order of the symbols.
@@ -108,8 +110,14 @@ def symbolic_program(
     places = {(d.leaf, d.dim): (d.symbol, d.factor, d.offset) for d in dims}
     forward = program if step is None else step.forward
     symbols = symbols_of(forward, places)
-    ranges = with_least(ranges_of(wanted, forward, symbols), program, symbols, sizes)
-    return SymbolicProgram(program, step, symbols, ranges, tuple(sizes.values()))
+    return SymbolicProgram(
+        program,
+        step,
+        symbols,
+        ranges_of(wanted, forward, symbols),
+        tuple(sizes.values()),
+        exact_from(program, symbols, sizes),
+    )
 
 
 def _example_sizes(leaves: list[Any], dims: Sequence[SymbolicDim]) -> dict[str, int]:

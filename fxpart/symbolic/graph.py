@@ -54,6 +54,10 @@ class SymbolicGraph:
     ranges: tuple[tuple[int, int | None], ...] = field(default=())
     """The smallest and the largest value of each symbol that the capture holds for; None is no
     limit. Empty: any from 1."""
+    exact_from: tuple[int, ...] = field(default=())
+    """The value of each symbol from which on the graph is that of a capture of definite sizes: 1
+    or 2. At a size of 1 such a capture may lack copies, and sums of gradients, that this graph
+    has: then its values are never more. Empty: from 1."""
 
     def __post_init__(self) -> None:
         """Check what every formula relies on: shapes, and that the graph is what they say."""
@@ -65,7 +69,7 @@ class SymbolicGraph:
             raise SpecError("exponents must have one column a symbol")
         if len(np.unique(self.exponents, axis=0)) != len(self.exponents):
             raise SpecError("exponents must have each monomial once")
-        if len(self.ranges) not in (0, len(self.symbols)):
+        if {len(self.ranges), len(self.exact_from)} - {0, len(self.symbols)}:
             raise SpecError("a symbolic graph must say the range of each symbol, or of none")
         if set(self.coefficients) != {*OF_OPERATORS, *OF_VALUES}:
             raise SpecError(f"coefficients must be of {', '.join((*OF_OPERATORS, *OF_VALUES))}")

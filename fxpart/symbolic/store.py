@@ -40,6 +40,7 @@ def write_symbolic(path: Path, symbolic: SymbolicGraph, sources: Iterable[Path] 
     text: dict[str, object] = {name: list(getattr(graph, name)) for name in _TEXT}
     text["symbols"] = list(symbolic.symbols)
     text["captured_at"] = list(symbolic.captured_at)
+    text["exact_from"] = list(symbolic.exact_from)
     text["ranges"] = [list(limits) for limits in symbolic.ranges]
     arrays = {f"graph.{name}": getattr(graph, name) for name in _ARRAYS}
     arrays |= {f"coefficients.{name}": symbolic.coefficients[name] for name in _GROWING}
@@ -77,6 +78,7 @@ def read_symbolic(path: Path) -> SymbolicGraph | None:
             coefficients=tables,
             value_batch_dim=batch_dim,
             ranges=tuple((low, high) for low, high in text["ranges"]),
+            exact_from=tuple(text["exact_from"]),
         )
     # A file that is not there, or not what we wrote, or that a source of is gone.
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError, FxpartError):

@@ -1,6 +1,7 @@
 """A training step cut in two: what the parts compute, pass on, and really take in memory."""
 
 import operator
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from fxpart.capture.cut_step import ForwardBackward, cut_step
 from fxpart.capture.joint import JointCapture, joint_capture
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.memory import get_fwd_bwd_interactions, get_peak_memory
+from fxpart.models.spec import ModelSpec
 from tests.capture.joint_scene import Mlp, flat_inputs, on_cpu
 from tests.capture.small_specs import BERT, GPT2, LLAMA, RESNET
 
@@ -47,12 +49,15 @@ def _by_autograd(module: nn.Module, captured: JointCapture, loss: Tensor) -> lis
     return [loss.detach(), *(g for g in gradients if g is not None)]
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
-@pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
-def test_parts_of_a_model_compute_the_step_within_the_bytes_predicted(
-    spec: object, train: bool
+@pytest.mark.parametrize(
+    ("spec", "train"),
+    [(GPT2, False), (LLAMA, False), (RESNET, False), (BERT, False), (GPT2, True), (RESNET, True)],
+    ids=lambda given: given.name if isinstance(given, ModelSpec) else ("eval", "train")[given],
+)
+def test_parts_of_a_model_compute_the_step_in_the_bytes_predicted(
+    spec: ModelSpec, train: bool
 ) -> None:
-    module, inputs = on_cpu(spec)  # type: ignore[arg-type]
+    module, inputs = on_cpu(spec)
     module.train(train)
     captured = joint_capture(module, (), inputs)
     cut = cut_step(captured)
@@ -131,8 +136,7 @@ def test_buffers_that_a_step_changes_and_constants() -> None:
 def test_what_is_passed_on_is_named_alike_on_both_sides() -> None:
     module, x = Mlp(), torch.randn(2, 4)
     cut = cut_step(joint_capture(module, (x,)))
-    outputs = cut.forward.graph.output_node().args[0]
-    assert isinstance(outputs, tuple)
+    outputs: Any = cut.forward.graph.output_node().args[0]
     assert tuple(node.name for node in outputs[cut.n_results :]) == cut.saved
     taken = cut.backward.graph.find_nodes(op="placeholder")
     assert tuple(node.name for node in taken) == cut.saved

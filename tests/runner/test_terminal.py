@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from runner.terminal import device_table, progress, show, summary_line
+from fxpart.topology import DeviceSpec, Link, uniform_topology
+from runner.terminal import device_table, progress, reserve_text, show, summary_line
+from tests.cost.training_step import step
 from tests.runner.scene import fork, long_chain, scene
 from tests.runner.shown import shown
 from tests.sketch import devices
@@ -43,9 +45,41 @@ def test_devices_in_a_log(
     assert any(line.split()[:4] == ["2", "d2", "-", "0"] for line in lines)
 
 
+def test_state_and_reserves_are_shown_where_there_are_any(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = DeviceSpec("d0", 150, {"float32": 1.0}, 1.0, reserved_bytes=50)
+    trained = scene(step(), uniform_topology((spec,) * 2, Link(1.0)), [0] * 6, [(0,)])
+    lines = shown(device_table(trained.evaluation), 80, monkeypatch, capsys)
+    assert lines[0] == "2 devices, d0, 50 B of each reserved"
+    (row,) = [line.split() for line in lines if line.split()[0] == "0"]
+    # id, parts, ops, weights, state, peak, memory, free
+    assert row[:8] == ["0", "0", "6", "30", "25", "79", "200", "71"]
+    assert any("state" in line for line in lines)
+    plain = shown(device_table(fork().evaluation), 80, monkeypatch, capsys)
+    assert not any("state" in line or "reserved" in line for line in plain)
+
+
+@pytest.mark.parametrize(
+    ("reserved", "said"),
+    [
+        ([0, 0], ""),
+        ([5], "5 B reserved"),
+        ([2**20, 2**20], "1.00 MiB of each reserved"),
+        ([0, 3 * 2**19], "0.00 to 1.50 MiB of each reserved"),
+    ],
+)
+def test_reserves_in_words(reserved: list[int], said: str) -> None:
+    assert reserve_text(reserved) == said
+
+
+@pytest.mark.parametrize("state_bytes", [0, 246 * 2**30])
 @pytest.mark.parametrize("columns", [80, 100, 160])
 def test_device_table_fits_without_losing_a_digit(
-    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    columns: int,
+    state_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """The hardest row: wide numbers everywhere, a long name, many partitions."""
     evaluation = long_chain(900, 300, 3).evaluation
@@ -54,6 +88,7 @@ def test_device_table_fits_without_losing_a_digit(
         "name": "rtx_pro_6000_blackwell",
         "operators": 12345,
         "weight_bytes": 123 * 2**30 + 2**29,
+        "state_bytes": state_bytes,
         "peak_bytes": 188 * 2**30,
         "memory_bytes": 192 * 10**9,
         "load_s": 9.87654,

@@ -66,6 +66,10 @@ def number(call: Call) -> list[Layout]:
         power = call.batch.power_of(extent(made))
         differs = "is a size that is not in proportion to the batch" if power is None else ""
         return [Layout(scale=-(power or 0), differs=differs)]
+    if made is None:
+        # A mere check, such as an assertion.
+        call.apart.extend(call.operands)
+        return [Layout()]
     for operand in call.operands:
         call.whole(operand)
     if any(call.layout(operand).is_split for operand in call.operands):

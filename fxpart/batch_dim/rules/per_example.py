@@ -97,6 +97,8 @@ def unknown(call: Call) -> list[Layout]:
 def backward(call: Call) -> list[Layout]:
     """Return the layouts of a backward: as the gradient that it is given, or partial."""
     grad = call.first()
+    if call.layout(grad).is_partial and not any(call.layout(n).is_split for n in call.operands):
+        return [call.layout(grad) for _ in call.results]
     at = call.whole(grad)
     known = PARAMETERS.get(call.name)
     main = grad if at.is_split else _main(call)
