@@ -6,6 +6,7 @@ from fxpart.symbolic.sweep import BATCH
 from fxpart.topology import Topology
 from runner.batch_plot import batch_sweep_svg
 from runner.batch_report import BatchReport
+from runner.files import write_table
 from runner.writing import write_text
 
 __all__ = ["sweep_columns", "write_batch_files"]
@@ -15,7 +16,7 @@ def write_batch_files(folder: Path, report: BatchReport, topology: Topology) -> 
     """Write the four files into `folder`. Raises `CacheError` when it cannot be written."""
     write_text(folder / "formulas.txt", _formulas_text(report))
     write_text(folder / "formulas.tex", _formulas_latex(report))
-    write_text(folder / "batch_sweep.csv", _sweep_csv(report))
+    write_table(folder / "batch_sweep.csv", sweep_columns(report))
     write_text(folder / "batch_sweep.svg", batch_sweep_svg(report, topology))
 
 
@@ -34,19 +35,6 @@ def sweep_columns(report: BatchReport) -> dict[str, list[object]]:
     place = table.symbols.index(BATCH)
     columns["feasible"] = (table.sizes[:, place] <= report.max_batch_size).tolist()
     return columns
-
-
-def _sweep_csv(report: BatchReport) -> str:
-    columns = sweep_columns(report)
-    rows = zip(*columns.values(), strict=True)
-    lines = [",".join(columns), *(",".join(_cell(value) for value in row) for row in rows)]
-    return "\n".join(lines) + "\n"
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.9g}" if isinstance(value, float) else str(value)
 
 
 def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:

@@ -13,6 +13,7 @@ from fxpart.captured import CapturedGraph
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.latency_source import LatencySource
+from fxpart.cost.peak_tensors import DevicePeak, device_peaks
 from fxpart.data_parallel import data_parallel, share_of_batch
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.granularity import depth_of, group_operators
@@ -59,6 +60,10 @@ class Result:
     """The plan at other sizes."""
     measured: Measured | None = None
     """What was measured when the plan was carried out."""
+
+    def peaks(self, top: int = 10) -> tuple[DevicePeak, ...]:
+        """Return where each device's memory is fullest, with the `top` largest tensors there."""
+        return device_peaks(self.problem, self.assignment, top)
 
     @property
     def captured(self) -> CapturedGraph:

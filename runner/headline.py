@@ -1,6 +1,5 @@
 """The numbers that sum up a run, under the names that every table, file and dashboard uses."""
 
-from fxpart.cost.peak_tensors import device_peaks
 from runner.batch_report import batch_metrics
 from runner.experiment import Result
 from runner.measured import measured_metrics
@@ -48,8 +47,8 @@ def _training_metrics(result: Result) -> dict[str, float]:
     """Return, of a training step, what the fullest device holds of it at its peak."""
     if not result.problem.graph.is_backward.any():
         return {}
-    peaks = device_peaks(result.problem, result.assignment, top=0)
-    return {f"{name}_gib": size / GIB for name, size in training_bytes(peaks).items()}
+    found = training_bytes(result.peaks(0))
+    return {f"{name}_gib": size / GIB for name, size in found.items()}
 
 
 def device_columns(result: Result) -> dict[str, list[object]]:

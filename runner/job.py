@@ -19,10 +19,12 @@ from runner.files import (
     schedule_document,
     write_assignment,
     write_result,
+    write_table,
 )
 from runner.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.identity import Choices, config_key, parameters, run_name
 from runner.measured import measured_lines
+from runner.memory_report import peak_line, peak_rows, tensor_columns
 from runner.pipeline_schedule import schedule_line
 from runner.plan_files import write_plan_files
 from runner.provenance import environment_tags
@@ -39,6 +41,8 @@ from runner.writing import write_text
 __all__ = ["RESULT_FILE", "JobIdentity", "Outcome", "is_kept", "keep_failure", "run_job"]
 
 RESULT_FILE, TRACEBACK_FILE = "result.json", "traceback.txt"
+_TENSORS = 100
+"""The largest of each device that are listed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,9 @@ def _write_plan(
     named = {"name": identity.choices.model, **model}
     with progress("writing files"):
         write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
-        write_figures(folder, graph, placed, evaluation)
+        # Of what was placed: there sizes are as the allocator rounds them.
+        write_figures(folder, result.problem.graph, placed, evaluation)
+        write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks(_TENSORS)))
         write_trace(folder / "trace.json", graph, placed, evaluation)
         write_plan_files(folder, graph, placed)
         if result.batches:
@@ -165,6 +171,7 @@ def _write_plan(
 
 def _show_plan(result: Result) -> None:
     show(device_table(result.evaluation), summary_line(result.evaluation))
+    show(f"peak:      {peak_line(result.peaks(0))}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
     if result.replicas:
@@ -190,6 +197,7 @@ def _write_finished(
         config=_described(config, identity),
         metrics=headline(result),
         devices=device_rows(result.evaluation),
+        peaks=peak_rows(result.peaks()),
         schedule=schedule_document(result.schedule) if result.schedule else None,
         measured=asdict(result.measured) if result.measured else None,
         error=error,
@@ -204,6 +212,7 @@ def _log(result: Result, folder: Path, tracked: RunLog, tags: Mapping[str, str])
         series={"memory_gib": memory_series(result)},
         tables={
             "devices": device_columns(result),
+            "largest_tensors": tensor_columns(result.peaks()),
             **({"batch_sweep": sweep_columns(result.batches)} if result.batches else {}),
         },
         artifacts_dir=folder,

@@ -27,7 +27,8 @@ KINDS = (
 )
 """What a storage can be there for; the first that is true of it counts.
 
-- ``weight``: a parameter or a buffer; ``optimizer state``: what an optimizer keeps for it.
+- ``weight``: a parameter or a buffer; ``optimizer state``: what is kept for it besides, by an
+  optimizer, or as a bucket that its gradient is summed in.
 - ``input``: what the caller passes in.
 - ``gradient``: the gradient of a weight, and the parts that are added up to it, made or received.
 - ``saved activation``: made in the forward, here or elsewhere, and read here in the backward.

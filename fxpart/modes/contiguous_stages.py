@@ -18,7 +18,18 @@ from fxpart.cost.tables import MemoryTables
 from fxpart.graph import FloatArray, IntArray
 from fxpart.modes.even_stages import most_even
 from fxpart.modes.stage_line import StageLine
-from fxpart.modes.stage_memory import Reach, StretchRoom, UnitTables, reach_of, settle, stretch_peak
+from fxpart.modes.stage_memory import (
+    ONE,
+    Flight,
+    Reach,
+    StretchBytes,
+    StretchRoom,
+    UnitTables,
+    reach_of,
+    settle,
+    stretch_bytes,
+    stretch_needs,
+)
 
 __all__ = ["EQUAL_LOADS", "Slots", "StageSolver", "Stretch"]
 
@@ -49,6 +60,8 @@ class Slots:
     """What a stage may need there."""
     may_skip: bool
     """Whether a slot may stay empty; else each takes at least one unit."""
+    flights: Sequence[Flight] = ()
+    """How many micro-batches a stage on each slot has at once; none given: one."""
 
 
 @compiled
@@ -118,11 +131,16 @@ class StageSolver:
         self._memory, self._line, self._slots = memory, line, slots
         values, weights = len(memory.producer), len(memory.weight_bytes)
         n = len(line.unit_of)
-        self._units = UnitTables(line.unit_of, line.first_op, line.last_op)
-        sizes = (values, values, values, weights, values, n + 1, 1, 1)
+        self._units = UnitTables(
+            line.unit_of, line.first_op, line.last_op, line.first_backward, line.first_update
+        )
+        sizes = (*[values] * 5, weights, values, n + 1, n + 1, 1, 1)
         self._room = StretchRoom(*(np.zeros(size, dtype=np.int64) for size in sizes))
-        self._reach = {size: reach_of(memory, line, size) for size in slots.memory_bytes}
-        self._slot_reach: list[Reach] = [self._reach[size] for size in slots.memory_bytes]
+        flights = slots.flights or [ONE] * len(slots.memory_bytes)
+        kinds = list(zip(slots.memory_bytes, flights, strict=True))
+        # Slots of one size that hold as many micro-batches share what is known of them.
+        reach = {kind: reach_of(memory, line, *kind) for kind in dict.fromkeys(kinds)}
+        self._slot_reach: list[Reach] = [reach[kind] for kind in kinds]
         # Devices of one speed share what a bound allows them.
         table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
         self._table, self._kind = table, kind.reshape(-1)[list(slots.devices)]
@@ -142,19 +160,29 @@ class StageSolver:
             return None
         return self._choose(found_s)
 
-    def peak_bytes(self, begin: int, end: int) -> int:
-        """Return what a device needs for units `begin` to `end` - 1."""
-        return int(stretch_peak(self._memory, self._units, self._room, begin, end))
+    def stage_bytes(self, begin: int, end: int) -> StretchBytes:
+        """Return what units `begin` to `end` - 1, which must be some, hold of one micro-batch."""
+        return stretch_bytes(self._memory, self._units, self._room, begin, end)
 
-    def forbid(self, stage: Stretch, memory_bytes: int) -> None:
-        """Allow no stage from its begin to its end or further, on devices of that size."""
-        reach = self._reach[memory_bytes]
+    def peak_bytes(self, begin: int, end: int, slot: int = 0) -> int:
+        """Return what a device needs for units `begin` to `end` - 1 on a slot."""
+        flight = self._slot_reach[slot].flight
+        return int(stretch_needs(self._memory, self._units, self._room, begin, end, flight))
+
+    def fits(self, stage: Stretch) -> bool:
+        """Return whether its device, which must have one slot, holds a stage."""
+        slot = self._slots.devices.index(stage.device)
+        return self.peak_bytes(stage.begin, stage.end, slot) <= self._slots.memory_bytes[slot]
+
+    def forbid(self, stage: Stretch) -> None:
+        """Allow no stage from its begin to its end or further, on such a slot."""
+        reach = self._slot_reach[self._slots.devices.index(stage.device)]
         reach.fits[stage.begin] = min(int(reach.fits[stage.begin]), stage.end - 1)
         reach.fails[stage.begin] = min(int(reach.fails[stage.begin]), stage.end)
 
-    def furthest(self, begin: int, memory_bytes: int) -> int:
-        """Return the furthest end of a stage from `begin` on a device of one of the sizes."""
-        reach, count = self._reach[memory_bytes], self._line.n_units
+    def furthest(self, begin: int) -> int:
+        """Return the furthest end of a stage from `begin` on the first slot."""
+        reach, count = self._slot_reach[0], self._line.n_units
         wanted = np.full(count + 1, count, dtype=np.int64)
         self._settle(np.array([begin], dtype=np.int64), wanted, reach)
         return int(reach.fits[begin])

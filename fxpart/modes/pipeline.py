@@ -6,6 +6,10 @@ In a training step that is so for the forward; the backward of a stage is on the
 counts. There, a longer stage can need less memory in rare cases: what is returned fits, but a cut
 that fits only for such a reason may be missed.
 
+Memory is that of one input, its backward and the updates of weights. With ``schedule`` it is that
+of a whole step: all inputs and results, and the micro-batches that wait for their backward, which
+are most on the first devices.
+
 With ``interleave`` above 1 it is a search. It starts from the cut whose largest stage is least,
 where each stage may use a share of its device's memory; some shares are tried, from the whole
 down, until the stages of each device fit together. Then cuts are shifted so that devices are evenly
@@ -28,6 +32,7 @@ from fxpart.modes.shift_cuts import CutShifter
 from fxpart.modes.single import single_device
 from fxpart.modes.stage_infeasible import no_cut_fits, stage_does_not_fit
 from fxpart.modes.stage_line import StageLine, stage_line
+from fxpart.modes.step_plan import StepPlan, scheduled_bytes
 from fxpart.partitions import partition_by_device
 from fxpart.problem import Problem
 
@@ -49,6 +54,11 @@ class PipelineOptions:
     """Paths of modules, in the model's order; a stage ends after the last operator of each."""
     interleave: int = 1
     """Stages on each device: with c, stages 0, D, 2 D, ... of c D are on device 0."""
+    schedule: str = "none"
+    """One of `fxpart.schedule.SCHEDULES`, by which the stages will be run; ``none`` for one input
+    at a time."""
+    microbatches: int = 1
+    """How many of them a step has, with a schedule."""
 
     def __post_init__(self) -> None:
         """Refuse numbers and paths that mean nothing, and two ways to cut at once."""
@@ -69,12 +79,18 @@ class PipelineOptions:
                 f"mode=pipeline was given both mode.stages={self.stages} and mode.cut_after, which"
                 f" makes {len(self.cut_after) + 1} stages; give one"
             )
+        _ = self.plan
         count = self.stages or (len(self.cut_after) + 1 if self.cut_after else self.interleave)
         if count % self.interleave:
             raise SpecError(
                 f"mode.interleave={self.interleave} puts that many stages on each device, which"
                 f" {count} stages do not give; take a multiple of {self.interleave}"
             )
+
+    @property
+    def plan(self) -> StepPlan:
+        """How a step will be run."""
+        return StepPlan(self.schedule, self.microbatches)
 
 
 def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assignment:
@@ -94,18 +110,21 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
 
     """
     chosen = options or PipelineOptions()
-    line = stage_line(problem)
+    line = stage_line(problem, chosen.microbatches)
     if chosen.cut_after:
         stages = _by_name(problem, line, chosen)
         _refuse_overfull(problem, line, stages, chosen)
     elif chosen.interleave > 1:
         stages = _interleaved(problem, line, chosen)
     else:
-        found = _in_a_row(problem, line, chosen.stages)
+        slots = _slots(problem, line, chosen)
+        found = _in_a_row(problem, line, slots)
         if found is None:
-            whole = single_device(problem) if chosen.stages is None else None
+            # A whole model can need less than stages of it; of a schedule that is not known.
+            alone = chosen.stages is None and chosen.schedule == "none"
+            whole = single_device(problem) if alone else None
             if whole is None:
-                raise no_cut_fits(problem, line, chosen.stages)
+                raise no_cut_fits(problem, line, chosen.stages, flight=slots.flights[0])
             return whole
         stages = found
     return _assignment(problem, line, stages)
@@ -144,25 +163,38 @@ def _refuse_overfull(
 ) -> None:
     sizes = problem.topology.memory_bytes
     needed = peak_bytes(problem.memory, _device_of(line, stages), len(sizes))
+    if options.schedule != "none":
+        homes = [stage.device for stage in stages]
+        needed[: max(homes) + 1] = scheduled_bytes(
+            problem, line, _cuts(stages), homes, options.plan
+        )
     if (needed > sizes).any():
         raise stage_does_not_fit(problem, needed, [s.device for s in stages], options.cut_after)
 
 
-def _in_a_row(problem: Problem, line: StageLine, count: int | None) -> list[Stretch] | None:
-    """Return one stage a device, `count` of them or as many as are best; None if none fit."""
+def _slots(problem: Problem, line: StageLine, options: PipelineOptions) -> Slots:
+    """Return a slot for each device that may be used."""
+    count = options.stages
     if count is not None:
         _devices_in_use(problem, line, count, 1)
     devices = range(count or problem.topology.n_devices)
     sizes = [problem.topology.devices[device].memory_bytes for device in devices]
-    solver = StageSolver(problem.memory, line, Slots(devices, sizes, may_skip=count is None))
+    training = line.first_backward < problem.graph.n_ops
+    flights = options.plan.flights(len(devices), training=training)
+    return Slots(devices, sizes, may_skip=count is None, flights=flights)
+
+
+def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> list[Stretch] | None:
+    """Return one stage a slot, or as many as are best; None if none fit."""
+    solver = StageSolver(problem.memory, line, slots)
     for _ in range(_MOST_REPAIRS):
         stages = solver.least_load()
-        over = [s for s in stages or [] if solver.peak_bytes(s.begin, s.end) > sizes[s.device]]
+        over = [stage for stage in stages or [] if not solver.fits(stage)]
         if not over:
             return stages
         # Only with a backward, where a stage can need more than a longer one.
         for stage in over:
-            solver.forbid(stage, sizes[stage.device])
+            solver.forbid(stage)
     return None
 
 
@@ -172,7 +204,7 @@ def _interleaved(problem: Problem, line: StageLine, options: PipelineOptions) ->
     count = options.stages or each * min(problem.topology.n_devices, line.n_units // each)
     devices = _devices_in_use(problem, line, max(count, each), each)
     homes = [stage % devices for stage in range(max(count, each))]
-    shifter = CutShifter(problem, line, homes)
+    shifter = CutShifter(problem, line, homes, options.plan)
     tried = []
     for cuts in _by_shares(problem, line, homes, each):
         if shifter.fits(cuts):

@@ -14,6 +14,7 @@ from fxpart.modes.infeasible import (
     whole_model_bytes,
 )
 from fxpart.modes.stage_line import StageLine
+from fxpart.modes.stage_memory import ONE, Flight
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
 
@@ -49,13 +50,20 @@ def stage_does_not_fit(
 
 
 def no_cut_fits(
-    problem: Problem, line: StageLine, stages: int | None, interleave: int = 1
+    problem: Problem,
+    line: StageLine,
+    stages: int | None,
+    interleave: int = 1,
+    flight: Flight = ONE,
 ) -> InfeasibleError:
-    """Return the error for a number of stages; says how many of the largest device would do."""
+    """Return the error for a number of stages; says how many of the largest device would do.
+
+    `flight` is of the stage that holds the most micro-batches.
+    """
     devices = problem.topology.devices
     memory = [device.memory_bytes for device in devices[: (stages or len(devices)) // interleave]]
     needed, have = whole_model_bytes(problem), sum(memory)
-    enough, change = _what_would_do(problem, line, max(memory))
+    enough, change = _what_would_do(problem, line, max(memory), flight)
     asked = f"into {stages} stages" if stages else f"into at most {len(devices)} stages"
     each = f", {interleave} on each device," if interleave > 1 else ""
     return InfeasibleError(
@@ -68,12 +76,14 @@ def no_cut_fits(
     )
 
 
-def _what_would_do(problem: Problem, line: StageLine, largest: int) -> tuple[int | None, str]:
+def _what_would_do(
+    problem: Problem, line: StageLine, largest: int, flight: Flight
+) -> tuple[int | None, str]:
     """Return how many stages of the largest size hold the model, filled one by one; in words."""
-    solver = StageSolver(problem.memory, line, Slots((0,), (largest,), may_skip=False))
+    solver = StageSolver(problem.memory, line, Slots((0,), (largest,), False, (flight,)))
     begin, used = 0, 0
     while begin < line.n_units and used < MAX_DEVICES:
-        end = solver.furthest(begin, largest)
+        end = solver.furthest(begin)
         if end == begin:
             name = problem.graph.names[int(line.first_op[begin])]
             module = problem.graph.modules[int(line.first_op[begin])]

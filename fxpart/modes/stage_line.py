@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fxpart.errors import SpecError
 from fxpart.graph import FloatArray, IntArray, OpGraph
 from fxpart.modes.units import stretch_of_operators
 from fxpart.problem import Problem
@@ -32,6 +33,10 @@ class StageLine:
     """Bytes of the values that are made on one side of each cut and read on the other; 0 at both
     ends. Length U + 1."""
 
+    first_backward: int
+    """The operators from this one on are the backward. n where there is none."""
+    first_update: int
+    """The operators from this one on update weights. n where there are none."""
     s_per_byte: FloatArray
     """What a byte takes from one device to another, in seconds. Shape (D, D)."""
     link_latency_s: FloatArray
@@ -62,11 +67,13 @@ class StageLine:
         return found
 
 
-def stage_line(problem: Problem) -> StageLine:
+def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
     """Return the units of `problem`. O(n log n + reads + n D).
 
+    Loads are of one micro-batch: of an update of a weight, which is made once a step, its share.
+
     Raises:
-        SpecError: for a graph whose backward does not come last.
+        SpecError: for a graph whose backward does not come last, or updates before it ends.
 
     """
     graph = problem.graph
@@ -79,7 +86,8 @@ def stage_line(problem: Problem) -> StageLine:
     if first_backward == graph.n_ops:
         last_op[:-1] = first_op - 1
     load_s = np.zeros((count, problem.topology.n_devices))
-    np.add.at(load_s, unit_of, problem.costs.op_time_s)
+    share = np.where(graph.is_update, 1.0 / microbatches, 1.0)
+    np.add.at(load_s, unit_of, problem.costs.op_time_s * share[:, np.newaxis])
     before_s = np.zeros((problem.topology.n_devices, count + 1))
     np.cumsum(load_s.T, axis=1, out=before_s[:, 1:])
     return StageLine(
@@ -88,9 +96,23 @@ def stage_line(problem: Problem) -> StageLine:
         last_op,
         before_s,
         _crossing_bytes(graph, unit_of, count),
+        first_backward,
+        _first_update(graph),
         problem.costs.s_per_byte,
         problem.costs.link_latency_s,
     )
+
+
+def _first_update(graph: OpGraph) -> int:
+    is_update = graph.is_update
+    first = graph.n_ops - int(np.count_nonzero(is_update))
+    if is_update[:first].any():
+        early = graph.names[int(np.argmax(is_update))]
+        raise SpecError(
+            f"updates of weights must come after all else in a step, operator {early} of them does"
+            " not; add them with fxpart.training.with_optimizer"
+        )
+    return first
 
 
 def _crossing_bytes(graph: OpGraph, unit_of: IntArray, count: int) -> IntArray:

@@ -15,6 +15,7 @@ from fxpart.schedule.device_rows import device_rows
 from fxpart.schedule.orders import Action
 from fxpart.schedule.progress import Progress, refuse_stuck
 from fxpart.schedule.result import ScheduleResult, StageEvent, StageTransfer, StageUpdate
+from fxpart.schedule.row_memory import row_peak_bytes
 
 __all__ = ["simulate_schedule"]
 
@@ -52,7 +53,7 @@ def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> Sch
         throughput_per_s=microbatches / step_s if step_s > 0 else float("inf"),
         devices=devices,
         busy_s=busy_s,
-        peak_bytes=tuple(_peak_bytes(stages, row, microbatches) for row in rows),
+        peak_bytes=tuple(row_peak_bytes(stages, row, microbatches) for row in rows),
         events=tuple(sorted(step.events, key=attrgetter("start_s", "device", "finish_s"))),
         transfers=tuple(sorted(step.transfers, key=attrgetter("start_s", "source", "target"))),
         updates=updates,
@@ -136,28 +137,3 @@ def _busy_s(stages: Sequence[StageCost], row: Sequence[Action]) -> float:
     own = dict.fromkeys(action.stage for action in row)
     updates_s = sum(stages[stage].update_s for stage in own)
     return sum(stages[action.stage].seconds(action.kind) for action in row) + updates_s
-
-
-def _peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatches: int) -> int:
-    """Return the most that a device holds while it runs the actions of `row`."""
-    mine = dict.fromkeys(action.stage for action in row)
-    held = sum(costs[s].weight_bytes + microbatches * costs[s].input_bytes for s in mine)
-    peak, has_gradient = held, set[int]()
-    for kind, _, stage in row:
-        cost = costs[stage]
-        if kind == "F":
-            peak = max(peak, held + cost.forward_peak_bytes)
-            held += cost.saved_bytes + cost.output_bytes
-            continue
-        # What the micro-batch saved is part of the backward's peak.
-        held -= cost.saved_bytes
-        if stage in has_gradient:
-            peak = max(peak, held + cost.backward_peak_bytes)
-        else:
-            peak = max(peak, held + cost.first_backward_peak_bytes)
-            held += cost.gradient_bytes
-            has_gradient.add(stage)
-    for stage in mine:
-        peak = max(peak, held + costs[stage].update_peak_bytes)
-        held += costs[stage].update_kept_bytes
-    return peak

@@ -83,7 +83,7 @@ def check_assignment(symbolic: SymbolicGraph, assignment: Assignment, n_devices:
 def _live_rows(
     tables: list[MemoryTables], assignment: Assignment, device: int
 ) -> Iterator[IntArray]:
-    """Yield rows of coefficients of inputs and live tensors, one an operator of each round.
+    """Yield the different rows of coefficients of inputs and live tensors, for each round.
 
     Memory adds up, so the walk over the graph is that of one size, done with each column of
     coefficients for bytes in turn.
@@ -98,4 +98,4 @@ def _live_rows(
         for m, table in enumerate(tables):
             inputs, _ = device_memory(table, device_of, device, change)
             live[:, m] = inputs + np.cumsum(change[:-1])
-        yield live
+        yield np.unique(live, axis=0)
