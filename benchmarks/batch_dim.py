@@ -67,10 +67,10 @@ def main(arguments: list[str]) -> int:
     out = next((Path(a.removeprefix("--out=")) for a in arguments if a.startswith("--out=")), None)
     folder = out or Path("outputs") / "batch_dim"
     lines, reasons, wrong = [], Counter[str](), list[str]()
-    for name in CASES:
-        if chosen and not any(part in name for part in chosen):
-            continue
-        rows, missing = compare(partial(make_case, name))
+    names = [n for n in CASES if not chosen or any(part in n for part in chosen)]
+    for name, (rows, alone) in zip(
+        names, compare([partial(make_case, name) for name in names]), strict=True
+    ):
         _write(folder / f"{name.replace(', ', '_').replace(' ', '_')}.csv", rows)
         lines.append(_row(name, rows))
         reasons.update(row.note for row in rows if row.verdict == "not comparable")
@@ -79,8 +79,7 @@ def main(arguments: list[str]) -> int:
             for row in rows
             if row.verdict == "wrong"
         ]
-        if missing:
-            wrong.append(f"{name}: nodes of one graph alone: {' '.join(missing)}")
+        wrong += [f"{name}: {node} is not in all graphs" for node in alone]
     print(table(HEADS, lines))
     for reason, count in reasons.most_common():
         print(f"not comparable, {count} values: {reason}")

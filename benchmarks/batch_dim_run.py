@@ -7,17 +7,18 @@ the processes all-reduce it before they go on.
 
 import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, fx
 from torch.multiprocessing.spawn import start_processes
 
+from benchmarks.batch_dim_cases import Case
 from fxpart.batch_dim import Layout, NodeBatchDim
 
 __all__ = ["Compared", "compare"]
@@ -45,6 +46,9 @@ class Compared:
     """Why it is not comparable, or how far off it is."""
 
 
+Found: TypeAlias = tuple[list[Compared], list[str]]
+
+
 class _Recorder(fx.Interpreter):
     """Runs a graph, keeps every value as it was made, and all-reduces where it is told to."""
 
@@ -66,7 +70,7 @@ class _Recorder(fx.Interpreter):
         return made
 
 
-def _copy(made: object) -> object:
+def _copy(made: Any) -> Any:  # noqa: ANN401 - what a node makes is anything
     if isinstance(made, list | tuple):
         return [_copy(item) for item in made]
     return made.detach().clone() if isinstance(made, Tensor) else made
@@ -93,30 +97,41 @@ def _gathered(part: Tensor, layout: Layout) -> Tensor:
     return whole / dist.get_world_size() ** layout.scale if layout.scale else whole
 
 
-def _judged(part: object, whole: object, layout: Layout) -> tuple[bool, str]:
-    """Return whether the parts make up the whole, and how far off they are."""
+def _joined(part: Tensor, layout: Layout) -> Tensor:
+    """Return what the parts of all processes make up."""
+    if layout.is_split:
+        return _gathered(part, layout)
+    if layout.is_partial:
+        return _summed(part, layout)
+    return part / dist.get_world_size() ** layout.scale if layout.scale else part
+
+
+def _error(part: object, whole: object, layout: Layout) -> str:
+    """Return how far off the whole is what the parts make up; nothing if it is not."""
     if not isinstance(part, Tensor) or not isinstance(whole, Tensor):
-        if not isinstance(part, int | float) or not isinstance(whole, int | float):
-            return (part is None) == (whole is None), ""
-        return part == whole * dist.get_world_size() ** layout.scale, f"{part} of {whole}"
+        if isinstance(part, int | float) and isinstance(whole, int | float):
+            same = part == whole * dist.get_world_size() ** layout.scale
+            return "" if same else f"{part} of {whole}"
+        return "" if (part is None) == (whole is None) else "one is missing"
     if layout.dim >= part.dim():
-        return False, "it has no such dimension"
-    if layout.dim >= 0:
-        found = _gathered(part, layout)
-    elif layout.is_partial:
-        found = _summed(part, layout)
-    else:
-        found = part / dist.get_world_size() ** layout.scale if layout.scale else part
+        return f"it has {part.dim()} dimensions"
+    found = _joined(part, layout)
     if found.shape != whole.shape:
-        return False, f"shape {tuple(found.shape)}, not {tuple(whole.shape)}"
+        return f"shape {tuple(found.shape)}, not {tuple(whole.shape)}"
     if not whole.is_floating_point():
-        return bool((found.to(whole.dtype) == whole).all()), "other numbers"
+        return "" if bool((found.to(whole.dtype) == whole).all()) else "other numbers"
+    return _distance(found, whole)
+
+
+def _distance(found: Tensor, whole: Tensor) -> str:
     finite = whole.isfinite()
     if not torch.equal(finite, found.isfinite()):
-        return False, "not finite"
-    off = (found - whole)[finite].abs().max().item() if finite.any() else 0.0
-    most = whole[finite].abs().max().item() if finite.any() else 0.0
-    return off <= 1e-5 + 1e-4 * most, f"off by {off:.3g} of {most:.3g}"
+        return "not finite where the whole is, or the reverse"
+    off = (found - whole)[finite].abs()
+    most = whole[finite].abs()
+    if off.numel() == 0 or off.max() <= 1e-6 + 1e-4 * most.max():
+        return ""
+    return f"off by {off.max():.3g} of {most.max():.3g}"
 
 
 def _rows(answer: NodeBatchDim, part: object, whole: object) -> list[Compared]:
@@ -129,8 +144,8 @@ def _rows(answer: NodeBatchDim, part: object, whole: object) -> list[Compared]:
         why = layout.differs
         if unwritten and unwritten[0] in _UNWRITTEN:
             why = "is memory that nothing was written into"
-        right, note = (False, "") if why else _judged(mine, all_of_it, layout)
-        verdict = "not comparable" if why else ("right" if right else "wrong")
+        error = "" if why else _error(mine, all_of_it, layout)
+        verdict = "not comparable" if why else ("wrong" if error else "right")
         found.append(
             Compared(
                 answer.name if len(answer.layouts) == 1 else f"{answer.name}.{index}",
@@ -141,65 +156,66 @@ def _rows(answer: NodeBatchDim, part: object, whole: object) -> list[Compared]:
                 answer.by_size,
                 " ".join(answer.all_reduced),
                 verdict,
-                why or ("" if right else note),
+                why or error,
             )
         )
     return found
 
 
-def _work(rank: int, world: int, make: Callable[[], Any], folder: str) -> None:
+def _work(rank: int, world: int, makes: Sequence[Callable[[], Case]], folder: str) -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world, timeout=TIMEOUT
     )
     try:
-        case = make()
-        answers = {node.name: node for node in case.report.nodes}
-        with torch.no_grad():
-            whole = _Recorder(case.whole, None)
-            whole.run(*(x.clone() if isinstance(x, Tensor) else x for x in case.inputs))
-            local = _Recorder(case.local, answers)
-            local.run(*case.part(rank, world))
-        rows = [
-            row
-            for name, answer in answers.items()
-            if name in whole.seen and name in local.seen
-            for row in _rows(answer, local.seen[name], whole.seen[name])
-        ]
-        missing = [name for name in whole.seen if name not in local.seen or name not in answers]
-        # What is right must be so on every process.
-        right = torch.tensor([row.verdict != "wrong" for row in rows], dtype=torch.uint8)
-        dist.all_reduce(right, op=dist.ReduceOp.MIN)
-        if rank == 0:
-            torch.save((rows, right.tolist(), missing), Path(folder) / "found.pt")
+        for number, make in enumerate(makes):
+            found = _compared(make(), rank, world)
+            if rank == 0:
+                torch.save(found, Path(folder) / f"{number}.pt")
         dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
-def compare(make: Callable[[], Any], world: int = 2) -> tuple[list[Compared], list[str]]:
-    """Return a row for each value of a case, and the names of nodes of one graph alone.
+def _compared(case: Case, rank: int, world: int) -> Found:
+    """Return a row for each value, the same on every process."""
+    answers = {node.name: node for node in case.report.nodes}
+    with torch.no_grad():
+        whole = _Recorder(case.whole, None)
+        whole.run(*_copy(case.inputs))
+        local = _Recorder(case.local, answers)
+        local.run(*_copy(case.part(rank, world)))
+    rows = [
+        row
+        for name, answer in answers.items()
+        if name in whole.seen and name in local.seen
+        for row in _rows(answer, local.seen[name], whole.seen[name])
+    ]
+    # What is right must be so on every process.
+    holds = torch.tensor([row.verdict != "wrong" for row in rows], dtype=torch.uint8)
+    dist.all_reduce(holds, op=dist.ReduceOp.MIN)
+    rows = [
+        row if ok or row.verdict == "wrong" else replace(row, verdict="wrong", note="elsewhere")
+        for row, ok in zip(rows, holds.tolist(), strict=True)
+    ]
+    names = {*whole.seen, *local.seen, *answers}
+    alone = [n for n in names if not (n in whole.seen and n in local.seen and n in answers)]
+    return rows, sorted(alone)
+
+
+def compare(makes: Sequence[Callable[[], Case]], world: int = 2) -> list[Found]:
+    """Return for each case a row for each value, and the names of nodes that are not in all of
+    the whole's graph, a process's graph and the report.
 
     Args:
-        make: returns a `benchmarks.batch_dim_cases.Case`, the same in every process; a function
-            that can be pickled.
+        makes: each returns a case, the same one in every process; functions that can be pickled.
         world: how many processes share the batch.
 
     """
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(_work, args=(world, make, folder), nprocs=world, start_method="spawn")
-        rows, right, missing = torch.load(Path(folder) / "found.pt", weights_only=False)
-    found = []
-    for row, holds in zip(rows, right, strict=True):
-        wrong_elsewhere = not holds and row.verdict == "right"
-        found.append(
-            Compared(**{**_fields(row), "verdict": "wrong", "note": "on another process"})
-            if wrong_elsewhere
-            else row
-        )
-    return found, missing
-
-
-def _fields(row: Compared) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in Compared.__dataclass_fields__}
+        start_processes(_work, (world, makes, folder), world, start_method="spawn")
+        return [
+            torch.load(Path(folder) / f"{number}.pt", weights_only=False)
+            for number in range(len(makes))
+        ]

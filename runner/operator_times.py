@@ -11,7 +11,7 @@ from fxpart.cost.profile_file import profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import SpecError, nearest_names
 from runner.sections import Config, LatencyConfig
-from runner.subject import Subject
+from runner.subject import Subject, symbols_of
 from runner.terminal import progress
 from runner.training import is_training, step_options
 
@@ -39,7 +39,17 @@ def check_latency(config: Config) -> None:
 
 
 def _check_measurable(config: Config) -> None:
-    """Refuse to measure what is not of the model itself."""
+    """Refuse to measure what is not of the model itself, or at more sizes than one."""
+    if symbols_of(config):
+        asked = (
+            f"data_parallel={config.data_parallel}"
+            if config.data_parallel > 1
+            else f"capture.symbolic={config.capture.symbolic}"
+        )
+        raise SpecError(
+            f"latency={config.latency.name} measures operators of one size, and {asked} captures"
+            " them for all; use latency=roofline, or a calibration from a file (latency.file)"
+        )
     if is_training(config) and config.optimizer.name != "none":
         raise SpecError(
             f"latency={config.latency.name} measures operators of the model, and updates of"

@@ -18,17 +18,15 @@ from fxpart.cost.tables import MemoryTables
 from fxpart.graph import FloatArray, IntArray
 from fxpart.modes.even_stages import most_even
 from fxpart.modes.stage_line import StageLine
-from fxpart.modes.stage_memory import (
+from fxpart.modes.stage_memory import Reach, reach_of, settle
+from fxpart.modes.stretch_bytes import (
     ONE,
     Flight,
-    Reach,
     StretchBytes,
-    StretchRoom,
     UnitTables,
-    reach_of,
-    settle,
     stretch_bytes,
     stretch_needs,
+    stretch_room,
 )
 
 __all__ = ["EQUAL_LOADS", "Slots", "StageSolver", "Stretch"]
@@ -129,13 +127,11 @@ class StageSolver:
 
     def __init__(self, memory: MemoryTables, line: StageLine, slots: Slots) -> None:
         self._memory, self._line, self._slots = memory, line, slots
-        values, weights = len(memory.producer), len(memory.weight_bytes)
-        n = len(line.unit_of)
         self._units = UnitTables(
             line.unit_of, line.first_op, line.last_op, line.first_backward, line.first_update
         )
-        sizes = (*[values] * 5, weights, values, n + 1, n + 1, 1, 1)
-        self._room = StretchRoom(*(np.zeros(size, dtype=np.int64) for size in sizes))
+        values, weights = len(memory.producer), len(memory.weight_bytes)
+        self._room = stretch_room(values, weights, len(line.unit_of))
         flights = slots.flights or [ONE] * len(slots.memory_bytes)
         kinds = list(zip(slots.memory_bytes, flights, strict=True))
         # Slots of one size that hold as many micro-batches share what is known of them.

@@ -22,7 +22,7 @@ from fxpart.compiled import compiled
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.graph import FloatArray, IntArray
 from fxpart.modes.stage_line import StageLine
-from fxpart.modes.step_plan import StepPlan, scheduled_bytes
+from fxpart.modes.step_plan import UNDIVIDED, StepPlan, scheduled_bytes
 from fxpart.problem import Problem
 
 __all__ = ["CutShifter"]
@@ -106,7 +106,7 @@ class CutShifter:
     line: StageLine
     homes: Sequence[int]
     """Device of each stage: 0 to D - 1, again and again. Length S."""
-    plan: StepPlan = StepPlan()
+    plan: StepPlan = UNDIVIDED
     """How a step will be run."""
 
     def fits(self, cuts: IntArray) -> bool:

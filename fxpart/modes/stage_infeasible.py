@@ -14,7 +14,7 @@ from fxpart.modes.infeasible import (
     whole_model_bytes,
 )
 from fxpart.modes.stage_line import StageLine
-from fxpart.modes.stage_memory import ONE, Flight
+from fxpart.modes.stretch_bytes import ONE, Flight
 from fxpart.problem import Problem
 from fxpart.sizes import show_bytes
 

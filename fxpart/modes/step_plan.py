@@ -11,13 +11,13 @@ from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import IntArray
 from fxpart.modes.contiguous_stages import Slots, StageSolver
 from fxpart.modes.stage_line import StageLine
-from fxpart.modes.stage_memory import ONE, Flight, StretchBytes
+from fxpart.modes.stretch_bytes import ONE, Flight, StretchBytes
 from fxpart.problem import Problem
 from fxpart.schedule.costs import StageCost
 from fxpart.schedule.orders import SCHEDULES, Action, ordered_actions
 from fxpart.schedule.row_memory import row_peak_bytes
 
-__all__ = ["StepPlan", "scheduled_bytes"]
+__all__ = ["UNDIVIDED", "StepPlan", "scheduled_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +54,10 @@ class StepPlan:
         whole = -(-self.microbatches // devices) * devices
         rows = ordered_actions(self.schedule, devices, 1, whole, training=training)
         return [Flight(self.microbatches, min(self.microbatches, _most(row))) for row in rows]
+
+
+UNDIVIDED = StepPlan()
+"""One input at a time."""
 
 
 def _most(row: Sequence[Action]) -> int:

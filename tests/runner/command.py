@@ -36,7 +36,8 @@ def spoils_the_store(batch_size, dtype):
     Path("outputs/mlflow.db").write_bytes(b"broken " * 10_000)
     return build(batch_size, dtype)
 """
-OWN = ["model=custom", "model.factory=tiny:build", "model.name=tiny"]
+# Tiny devices have no room for a CUDA context.
+OWN = ["model=custom", "model.factory=tiny:build", "model.name=tiny", "reserve=none"]
 # A layer holds 64 x 64 + 64 floats = 16,640 bytes, six of them 99,840; so 0.06 MB holds three.
 SMALL = "devices=2x0.06mb"
 COMMAND = ("-m", "runner")

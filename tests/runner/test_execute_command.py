@@ -10,6 +10,8 @@ from tests.runner.command import OWN, SMALL, Done, run, tracked_runs
 
 PIPELINE = [*OWN, "mode=pipeline"]
 ON_THIS_CPU = ["devices=2xcpu", "transfer_rate=loopback"]
+AS_RUN = ["phase=training", "phase.train_mode=false", "optimizer=none"]
+"""A training step as it is run here."""
 PLAN_FILES = ("assignment.json", "trace.json", "schedule.svg", "config/resolved.yaml")
 MORE_MODELS = """
 import torch
@@ -110,7 +112,7 @@ def test_a_training_step_in_two_processes(folder: Path) -> None:
         *PIPELINE,
         *ON_THIS_CPU,
         "mode.cut_after=[2]",
-        "phase=training",
+        *AS_RUN,
         "schedule=1f1b",
         "microbatches=4",
         "execute=pipeline",
@@ -191,7 +193,7 @@ def _run_once(folder: Path, model: str, *arguments: str) -> Done:
 
 def test_gradients_of_a_tied_weight_count(folder: Path) -> None:
     """Its two halves are summed over microbatches first: rounding, where all else is equal."""
-    step = ("mode.cut_after=[1]", "phase=training", "microbatches=3")
+    step = ("mode.cut_after=[1]", *AS_RUN, "microbatches=3")
     done = _run_once(folder, "tied", *step)
     assert done.code == 0, done.err
     result = result_of(folder / "outputs" / "tied")

@@ -83,7 +83,11 @@ def test_a_table_is_csv_that_others_read(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "largest.csv"
     write_table(path, {"name": ["a,b", 'say "x"'], "bytes": [1, 2]})
     assert path.read_text().startswith("name,bytes\n")
-    assert list(csv.reader(path.read_text().splitlines())) == [["name", "bytes"], ["a,b", "1"], ['say "x"', "2"]]
+    assert list(csv.reader(path.read_text().splitlines())) == [
+        ["name", "bytes"],
+        ["a,b", "1"],
+        ['say "x"', "2"],
+    ]
     with pytest.raises(CacheError, match="cannot write"):
         write_table(path / "below", {"a": []})
 
