@@ -108,7 +108,6 @@ def plan(config: Config, spec: ModelSpec) -> Result:
         begin = time.perf_counter()
         assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin
-    schedule = scheduled(config, problem, assignment)
     evaluation, replicas = evaluate(problem, assignment), None
     if subject.partial is not None:
         evaluation, replicas = with_sums(
@@ -119,6 +118,8 @@ def plan(config: Config, spec: ModelSpec) -> Result:
             parallel=parallel,
             partial=subject.partial,
         )
+    sums_s = replicas.cost.busy_s if replicas else None
+    schedule = scheduled(config, problem, assignment, sums_s)
     return Result(
         subject,
         problem,

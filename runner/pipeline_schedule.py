@@ -1,9 +1,13 @@
 """The schedule of a pipeline that a configuration asks for."""
 
+from dataclasses import replace
+
 from fxpart.assignment import Assignment
 from fxpart.errors import InfeasibleError, SpecError, nearest_names
+from fxpart.graph import FloatArray
 from fxpart.problem import Problem
 from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_costs
+from fxpart.schedule.costs import PipelineCosts
 from fxpart.sizes import show_bytes
 from runner.sections import Config
 from runner.terminal import counted
@@ -32,8 +36,13 @@ def check_schedule(config: Config) -> None:
         )
 
 
-def scheduled(config: Config, problem: Problem, assignment: Assignment) -> ScheduleResult | None:
+def scheduled(
+    config: Config, problem: Problem, assignment: Assignment, sums_s: FloatArray | None = None
+) -> ScheduleResult | None:
     """Return the pipeline simulated, or None where no schedule was asked for.
+
+    `sums_s` is, for each device, how long it sums gradients over replicas: once a step, before its
+    weights are updated.
 
     Raises:
         SpecError: for an assignment that is no row of stages.
@@ -43,13 +52,26 @@ def scheduled(config: Config, problem: Problem, assignment: Assignment) -> Sched
     name = config.schedule.name
     if name == "none":
         return None
-    result = simulate_schedule(name, stage_costs(problem, assignment), config.microbatches)
+    costs = stage_costs(problem, assignment)
+    if sums_s is not None:
+        costs = _with_sums(costs, sums_s)
+    result = simulate_schedule(name, costs, config.microbatches)
     memory_bytes = problem.topology.memory_bytes
     for device, peak in zip(result.devices, result.peak_bytes, strict=True):
         there = int(memory_bytes[device])
         if peak > there:
             raise _does_not_fit(result, device, peak, there)
     return result
+
+
+def _with_sums(costs: PipelineCosts, sums_s: FloatArray) -> PipelineCosts:
+    """Return `costs` with the sums of each device in front of its first updates."""
+    left = sums_s.tolist()
+    stages = []
+    for stage in costs.stages:
+        stages.append(replace(stage, update_s=stage.update_s + left[stage.device]))
+        left[stage.device] = 0.0
+    return replace(costs, stages=tuple(stages))
 
 
 def _does_not_fit(result: ScheduleResult, device: int, peak: int, there: int) -> InfeasibleError:

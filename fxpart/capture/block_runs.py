@@ -103,11 +103,15 @@ class StepNodes:
         The first node of its first formula that reads a value of the forward, or a weight.
         """
         calls = self.backward[run.number]
-        first = next(n for n in calls if any(self._is_forward(i) for i in n.all_input_nodes))
+        first = next(n for n in calls if any(map(self._is_saved, n.all_input_nodes)))
         formula = first.meta[FORMULA]
         if formula is None:
             return first
         return next(node for node in calls if node.meta[FORMULA] == formula)
+
+    def _is_saved(self, node: fx.Node) -> bool:
+        # Sizes are numbers, which nobody has to make again.
+        return self._is_forward(node) and bool(self.storages(node))
 
     def _is_forward(self, node: fx.Node) -> bool:
         return node.meta.get(FORWARD) is None

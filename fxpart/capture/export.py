@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fxpart.capture.unmasked_attention import unmasked_attention
 from fxpart.errors import CaptureError, one_line
 
 __all__ = ["capture_failure", "export_program", "quiet"]
@@ -61,7 +62,8 @@ def export_program(
 
     Parameters and inputs may all be on the meta device; then a model of any size takes no memory.
     Every call node of the result carries the path of the module it comes from. `dynamic_shapes`
-    says which sizes of the inputs are symbols, as `torch.export.export` takes it.
+    says which sizes of the inputs are symbols, as `torch.export.export` takes it. Attention of
+    transformers models is that of a run, see `fxpart.capture.unmasked_attention`.
 
     Raises:
         CaptureError: when the model cannot be exported; the message names the cause and, where
@@ -70,9 +72,10 @@ def export_program(
     """
     device = next((p.device for p in module.parameters()), torch.device("meta"))
     try:
-        with quiet(), torch.no_grad(), device:
+        inputs = dict(kwargs or {})
+        with quiet(), torch.no_grad(), device, unmasked_attention(args, inputs):
             return torch.export.export(
-                module, args, dict(kwargs or {}), dynamic_shapes=dynamic_shapes, strict=False
+                module, args, inputs, dynamic_shapes=dynamic_shapes, strict=False
             )
     except Exception as error:
         raise capture_failure(module, error) from error

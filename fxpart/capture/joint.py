@@ -18,6 +18,7 @@ from fxpart.capture.joint_program import gradients_of, joint_program
 from fxpart.capture.repeated_blocks import repeated_blocks
 from fxpart.capture.step_graph import exported_names_of, step_graph
 from fxpart.capture.unmasked_attention import unmasked_attention
+from fxpart.capture.whole_slices import drop_whole_slices
 from fxpart.errors import CaptureError, FxpartError
 from fxpart.graph import OpGraph
 from fxpart.phases import StepOptions
@@ -139,6 +140,8 @@ def joint_programs(
                 program = torch.export.export(
                     module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
                 )
+            if dynamic_shapes is not None:
+                drop_whole_slices(program)
             joint = joint_program(program, _wanted_inputs(args, inputs), options, blocks)
         return JointProgram(joint, gradients_of(joint), program)
     except CaptureError as error:

@@ -20,9 +20,9 @@ KINDS = (
     "optimizer state",
     "input",
     "gradient",
+    "output",
     "saved activation",
     "received",
-    "output",
     "temporary",
 )
 """What a storage can be there for; the first that is true of it counts.
@@ -31,13 +31,13 @@ KINDS = (
   optimizer, or as a bucket that its gradient is summed in.
 - ``input``: what the caller passes in.
 - ``gradient``: the gradient of a weight, and the parts that are added up to it, made or received.
+- ``output``: any other that the caller gets, so that it stays.
 - ``saved activation``: made in the forward, here or elsewhere, and read here in the backward.
 - ``received``: any other that was made on another device.
-- ``output``: any other that the caller gets.
 - ``temporary``: all the rest.
 """
 
-_WEIGHT, _STATE, _INPUT, _GRADIENT, _SAVED, _RECEIVED, _OUTPUT, _TEMPORARY = range(len(KINDS))
+_WEIGHT, _STATE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED, _TEMPORARY = range(len(KINDS))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -130,14 +130,16 @@ def storages_on(
 
     """
     m, n = facts.memory, len(device_of)
-    root, is_root = _roots(facts, device_of, device)
-    last, last_read = _last_uses(facts, device_of, device, root)
+    made = m.producer >= 0
+    made[made] = device_of[m.producer[made]] == device
+    here = device_of[facts.reader] == device
+    root, is_root = _roots(m, made, here)
+    last, last_read = _last_uses(facts, made, here, root, n)
     values = np.flatnonzero(is_root)
     maker = m.producer[values]
     is_input = maker < 0
-    made_here = ~is_input & (device_of[maker] == device)
-    kind = _kinds(facts, values, made_here, root, last_read[values])
-    size = np.where(made_here | is_input, m.alloc_bytes[values], m.value_bytes[values])
+    kind = _kinds(facts, made, root, values, last_read[values])
+    size = np.where(made[values] | is_input, m.alloc_bytes[values], m.value_bytes[values])
     states = weights[facts.state_bytes[weights] > 0]
     resident = len(weights) + len(states)
     return Storages(
@@ -151,17 +153,15 @@ def storages_on(
     )
 
 
-def _roots(facts: StorageFacts, device_of: IntArray, device: int) -> tuple[IntArray, BoolArray]:
-    """Return the value whose storage each value is in on this device, and which values are those.
+def _roots(m: MemoryTables, made: BoolArray, here: BoolArray) -> tuple[IntArray, BoolArray]:
+    """Return the value whose storage each value is in on a device, and which values are those.
 
-    What was made here as a view is in the storage of its base; what was received is in its own,
-    whatever it is a view of where it was made.
+    What was made there as a view is in the storage of its base; what was received is in its own,
+    whatever it is a view of where it was made. `made` says which values (V,) the device makes,
+    `here` which reads (as `m.reads`) are by its operators.
     """
-    m = facts.memory
-    made = m.producer >= 0
-    made[made] = device_of[m.producer[made]] == device
     there = made.copy()
-    there[m.reads[device_of[facts.reader] == device]] = True
+    there[m.reads[here]] = True
     root = np.where(made & (m.base >= 0), m.base, np.arange(len(m.base)))
     while True:
         further = root[root]
@@ -172,36 +172,34 @@ def _roots(facts: StorageFacts, device_of: IntArray, device: int) -> tuple[IntAr
 
 
 def _last_uses(
-    facts: StorageFacts, device_of: IntArray, device: int, root: IntArray
+    facts: StorageFacts, made: BoolArray, here: BoolArray, root: IntArray, n: int
 ) -> tuple[IntArray, IntArray]:
-    """Return the last operator that needs each storage here, and the last that reads it (or -1).
+    """Return the last operator that needs each storage there, and the last that reads it (or -1).
 
     By the value that `root` names it by. Shape (V,) each.
     """
     m = facts.memory
     last_read = np.full(len(root), -1, dtype=np.int64)
-    here = device_of[facts.reader] == device
     np.maximum.at(last_read, root[m.reads[here]], facts.reader[here])
-    made = np.flatnonzero(m.producer >= 0)
-    made = made[device_of[m.producer[made]] == device]
-    until = np.where(m.is_output[made], len(device_of) - 1, m.producer[made])
+    mine = np.flatnonzero(made)
+    until = np.where(m.is_output[mine], n - 1, m.producer[mine])
     last = last_read.copy()
-    np.maximum.at(last, root[made], until)
+    np.maximum.at(last, root[mine], until)
     return last, last_read
 
 
 def _kinds(
-    facts: StorageFacts, values: IntArray, made_here: BoolArray, root: IntArray, last_read: IntArray
+    facts: StorageFacts, made: BoolArray, root: IntArray, values: IntArray, last_read: IntArray
 ) -> IntArray:
     """Return the place in `KINDS` of each storage that `values` name; `last_read` is of them."""
     m = facts.memory
     maker = m.producer[values]
     of_gradient, of_output = np.zeros((2, len(root)), dtype=np.bool_)
     of_gradient[root[facts.is_gradient]] = True
-    of_output[root[m.is_output]] = True
+    of_output[root[m.is_output & made]] = True
     saved = ~facts.is_backward[maker] & facts.is_backward[last_read] & (last_read >= 0)
     return np.select(
-        [maker < 0, of_gradient[values], saved, ~made_here, of_output[values]],
-        [_INPUT, _GRADIENT, _SAVED, _RECEIVED, _OUTPUT],
+        [maker < 0, of_gradient[values], of_output[values], saved, ~made[values]],
+        [_INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED],
         _TEMPORARY,
     ).astype(np.int64)

@@ -95,6 +95,16 @@ def test_what_is_kept_for_the_backward_counts_where_it_is_kept() -> None:
     assert kept == LiveTensor("v2", "net.one", "aten.view.default", "saved activation", 8)
 
 
+def test_an_output_that_the_backward_reads_stays_an_output() -> None:
+    """It is there after the backward's last use of it, so it is not there for that."""
+    graph = step()
+    outputs = graph.value_is_output.copy()
+    outputs[1] = True  # y
+    (peak,) = peaks_of(replace(graph, value_is_output=outputs), [0] * 6, 1)
+    assert (peak.op, peak.by_kind["output"]) == (5, 9)
+    assert "saved activation" not in peak.by_kind
+
+
 def test_an_inference_has_received_and_temporary_tensors() -> None:
     sketch = Sketch()
     a = sketch.op([sketch.input(2)], 5)
@@ -150,6 +160,8 @@ def _kind(graph: OpGraph, device_of: IntArray, device: int, source: int) -> str:
     made = [v for v in sharing if device_of[graph.value_producer[v]] == device]
     if any(v in _gradients(graph) for v in [source, *made]):
         return "gradient"
+    if any(graph.value_is_output[v] for v in made):
+        return "output"
     readers = [
         op
         for op in range(graph.n_ops)
@@ -158,9 +170,7 @@ def _kind(graph: OpGraph, device_of: IntArray, device: int, source: int) -> str:
     backward = graph.is_backward
     if readers and not backward[maker] and backward[max(readers)]:
         return "saved activation"
-    if device_of[maker] != device:
-        return "received"
-    return "output" if any(graph.value_is_output[v] for v in made) else "temporary"
+    return "received" if device_of[maker] != device else "temporary"
 
 
 def _gradients(graph: OpGraph) -> set[int]:

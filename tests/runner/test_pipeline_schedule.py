@@ -1,5 +1,6 @@
 """What a configuration asks of a schedule, and what it comes to."""
 
+import numpy as np
 import pytest
 
 from fxpart.errors import InfeasibleError, SpecError
@@ -76,3 +77,17 @@ def test_training_that_does_not_fit_is_advised_another_order(name: str, advised:
     with pytest.raises(InfeasibleError) as refused:
         scheduled(config, training_step(1, 1), THERE_AND_BACK)
     assert ("schedule=1f1b, which keeps fewer activations," in str(refused.value)) is advised
+
+
+def test_sums_over_replicas_come_once_before_the_updates() -> None:
+    config = read("schedule=gpipe", "microbatches=2", "phase=training")
+    alone = scheduled(config, training_step(), THERE_AND_BACK)
+    summed = scheduled(config, training_step(), THERE_AND_BACK, np.array([0.0, 100.0]))
+    first = scheduled(config, training_step(), THERE_AND_BACK, np.array([1.0, 0.0]))
+    assert alone is not None
+    assert summed is not None
+    assert first is not None
+    # The first device is the last to end its backward; the second waits a hundred seconds.
+    assert first.step_s == alone.step_s + 1.0
+    assert summed.step_s > alone.step_s
+    assert summed.step_s < alone.step_s + 100.0

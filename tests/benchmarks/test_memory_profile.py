@@ -1,0 +1,37 @@
+"""The comparison of memory profiles compares what it says."""
+
+import pytest
+
+from benchmarks import memory_profile
+from benchmarks.memory_profile import SHAPES, compare_profiles, main
+from fxpart.memory import build_memory_profile
+
+
+def test_a_graph_has_about_that_many_nodes_and_its_bytes() -> None:
+    peaks = {
+        shape: max(build_memory_profile(make(50), lambda _: False))
+        for shape, make in SHAPES.items()
+    }
+    assert peaks == {
+        "operators in a row": 51 * 16,
+        "views of views": 16,
+        "items of a tuple": 51 * 16,
+    }
+    assert [len(make(50).nodes) for make in SHAPES.values()] == [52, 52, 53 + 50]
+
+
+def test_a_row_for_each_shape_and_size(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_profile, "_MOST_ITEMS", 20)
+    main(["200", "1"])
+    heads, *rows = capsys.readouterr().out.splitlines()
+    assert heads.split()[0] == "graph"
+    assert len(rows) == 9
+    assert [row.split()[-1] == "-" for row in rows] == [False] * 8 + [True]
+
+
+def test_profiles_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_profile.theirs, "build_memory_profile", lambda *_: [0])
+    with pytest.raises(SystemExit, match="views of views, 9 nodes: the profiles differ"):
+        compare_profiles("views of views", 9, 1)
