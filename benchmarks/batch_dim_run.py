@@ -205,8 +205,9 @@ def _compared(case: Case, rank: int, world: int) -> Found:
 
 
 def compare(makes: Sequence[Callable[[], Case]], world: int = 2) -> list[Found]:
-    """Return for each case a row for each value, and the names of nodes that are not in all of
-    the whole's graph, a process's graph and the report.
+    """Return for each case a row for each value, and the names of nodes that have none.
+
+    A node has none that is not in all of the whole's graph, a process's graph and the report.
 
     Args:
         makes: each returns a case, the same one in every process; functions that can be pickled.
@@ -214,7 +215,8 @@ def compare(makes: Sequence[Callable[[], Case]], world: int = 2) -> list[Found]:
 
     """
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(_work, (world, makes, folder), world, start_method="spawn")
+        start: Any = start_processes
+        start(_work, (world, makes, folder), world, start_method="spawn")
         return [
             torch.load(Path(folder) / f"{number}.pt", weights_only=False)
             for number in range(len(makes))

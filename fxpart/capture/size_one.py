@@ -11,7 +11,7 @@ import sympy
 from torch import Tensor, fx, ops
 from torch.export import ExportedProgram
 
-from fxpart.capture.joint_trace import FORWARD
+from fxpart.capture.joint_labels import FORWARD
 from fxpart.capture.sizes import Sizes
 
 __all__ = ["exact_from"]
