@@ -25,7 +25,7 @@ from fxpart.problem import make_problem
 from fxpart.topology import DeviceSpec, Link, uniform_topology
 from fxpart.training import Optimizer, with_optimizer
 
-__all__ = ["Counted", "Predicted", "counted", "predicted"]
+__all__ = ["Counted", "Predicted", "counted", "predicted", "predicted_step"]
 
 _LARGE = DeviceSpec("large", 2**50, {"float32": 1e12}, 1e12)
 """One device that holds anything; how fast it is does not matter here."""
@@ -59,14 +59,19 @@ def predicted(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) -> Pr
     built = build_model(spec)
     plain = capture_graph(built.module, built.args, built.kwargs)
     eager = eager_graph(built.module, built.args, built.kwargs)
-    built.module.train()
-    step = joint_capture(built.module, built.args, built.kwargs, options)
     return Predicted(
         plain.total_weight_bytes,
         _peak_bytes(plain),
         _peak_bytes(eager),
-        _peak_bytes(with_optimizer(step.graph, optimizer)),
+        predicted_step(spec, optimizer, options),
     )
+
+
+def predicted_step(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) -> int:
+    """Return the peak bytes of a training step in train mode, as fxpart says it."""
+    built = build_model(spec)
+    step = joint_capture(built.module.train(), built.args, built.kwargs, options)
+    return _peak_bytes(with_optimizer(step.graph, optimizer))
 
 
 def _peak_bytes(graph: OpGraph) -> int:

@@ -69,9 +69,8 @@ def captured_symbolic(
     """
     check_phase(phase)
     begin = time.perf_counter()
-    path = _path(
-        spec, symbols, cache_dir, phase, step_key(phase, train_mode=train_mode, options=options)
-    )
+    step = step_key(phase, train_mode=train_mode, options=options)
+    path = _path(spec, symbols, cache_dir, phase, step) if cache_dir else None
     symbolic = read_symbolic(path) if path else None
     if symbolic is not None:
         return CapturedSymbolic(symbolic, time.perf_counter() - begin, from_cache=True)

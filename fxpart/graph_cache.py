@@ -33,7 +33,8 @@ def _capture_source_digest() -> str:
     """Return a hash of the code that makes graphs, so that mending it makes old entries unused."""
     digest = hashlib.sha256()
     folder = Path(__file__).parent
-    sources = [*(folder / "capture").glob("*.py"), *(folder / "models").glob("*.py")]
+    rooms = ("capture", "models", "symbolic", "batch_dim")
+    sources = [path for room in rooms for path in (folder / room).rglob("*.py")]
     for path in [folder / "graph.py", folder / "granularity.py", *sorted(sources)]:
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -1,5 +1,7 @@
 """What is no tensor, taken from a device before anything is placed."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from fxpart.modes import make_mode
 from fxpart.modes.infeasible import describe_reserve
 from fxpart.reserve import Reserve, rounded, with_reserve
 from fxpart.topology import DeviceSpec, Link, uniform_topology
-from tests.sketch import chain, devices, problem, random_graph
+from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 
 def device(memory_bytes: int) -> DeviceSpec:
@@ -130,6 +132,20 @@ def test_what_is_reserved_is_said_of_one_of_equal_and_of_unequal_devices() -> No
     assert describe_reserve([small, small]) == " beside 50 B reserved on each"
     assert describe_reserve([small, large]) == " beside up to 100 B reserved on each"
     assert describe_reserve([device(100)]) == ""
+
+
+def test_tables_that_do_not_fit_are_told_of_the_reserve() -> None:
+    sketch = Sketch()
+    rows = [sketch.op([], 1, [sketch.weight(60)]) for _ in range(3)]
+    joined = sketch.op(rows, 1)
+    graph = replace(
+        sketch.graph(joined), targets=("aten.embedding.default",) * 3 + ("aten.cat.default",)
+    )
+    for reserve, count, said in ((60, 2, "beside 60 B reserved on each"), (90, 1, "beside 90 B")):
+        left = with_reserve(device(130), Reserve(context_bytes=reserve))
+        topology = uniform_topology((left,) * count, Link(1.0))
+        with pytest.raises(InfeasibleError, match=said):
+            make_mode("sparse_nn")(problem(graph, topology))
 
 
 def test_a_topology_without_reserves_has_none() -> None:

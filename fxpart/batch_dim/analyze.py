@@ -164,6 +164,9 @@ def _answered(node: fx.Node, batch: Batch, state: State) -> NodeBatchDim:
     for operand in call.reduced:
         state[operand] = [Layout(differs=state[operand][0].differs)]
     state[node] = found
+    for sizes, layout in zip(call.results, found, strict=False):
+        if layout.is_split and sizes and layout.dim < len(sizes):
+            batch.see(sizes[layout.dim])
     _write(node, found, state)
     return NodeBatchDim(
         node.name,

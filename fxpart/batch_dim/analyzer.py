@@ -4,9 +4,10 @@ The names and answers are those of ``torch.distributed._spmd.batch_dim_utils`` (
 It answers a node at a time from sizes, so that a size that is the batch's by chance is taken for
 it; `fxpart.batch_dim.analyze.analyze_batch_dims` follows operators instead, for whole graphs.
 
-Where this differs on purpose: an operator looks for the batch size of its own operands, not for
-the one of whichever view came last; sizes may be symbols; of operands of several kinds one that
-is split decides, not the last one; and `full_reduction` is heeded.
+Where this differs on purpose: an operator looks for the batch size of its own operands and then
+for that of the inputs, not for the one of whichever view came last; sizes may be symbols; of
+operands of several kinds one that is split decides, not the last one; and `full_reduction` is
+heeded.
 """
 
 from torch import fx
@@ -34,6 +35,7 @@ class BatchDimAnalyzer:
         """The dimension of the inputs that is the batch."""
         self.batch_dim_map: dict[fx.Node, int] = {}
         self._size: Extent | None = None
+        self._input_size: Extent | None = None
 
     @property
     def batch_dim_size(self) -> Extent:
@@ -53,7 +55,7 @@ class BatchDimAnalyzer:
                 f"the batch size is {self._size} already, {size} was asked for; make a new"
                 " BatchDimAnalyzer for another batch size"
             )
-        self._size = size
+        self._size = self._input_size = size
 
     def set_batch_dim(self, node: fx.Node, batch_dim: int) -> None:
         """Say what the answer for `node` is."""
@@ -125,7 +127,7 @@ class BatchDimAnalyzer:
 
     def _by_size(self, node: fx.Node, full_reduction: bool) -> int:
         shapes = self._shapes(node)
-        sizes = self._operand_sizes(node) or [self.batch_dim_size]
+        sizes = self._sizes(node)
         for shape in shapes:
             for size in sizes:
                 if size in shape:
@@ -136,15 +138,19 @@ class BatchDimAnalyzer:
             return PARTIAL if PARTIAL in answers else REPLICATED
         return split if full_reduction or () in shapes else PARTIAL
 
-    def _operand_sizes(self, node: fx.Node) -> list[Extent]:
-        """Return the batch sizes of the operands that are split, each once."""
+    def _sizes(self, node: fx.Node) -> list[Extent]:
+        """Return what the batch size may be: the operands' own, then that of the inputs.
+
+        Without an operand that is split, that of the last view comes first.
+        """
         found: list[Extent] = []
         for operand in node.all_input_nodes:
             dim = self.batch_dim_map.get(operand, REPLICATED)
             shape = self._shapes(operand)[0] if dim >= 0 else ()
             if 0 <= dim < len(shape) and shape[dim] not in found:
                 found.append(shape[dim])
-        return found
+        latest = [] if found else [self.batch_dim_size]
+        return [*found, *latest, *([] if self._input_size is None else [self._input_size])]
 
     def _shapes(self, node: fx.Node) -> list[tuple[Extent, ...]]:
         if "val" not in node.meta:

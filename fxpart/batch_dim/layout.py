@@ -49,6 +49,7 @@ class Batch:
 
     def __init__(self, sizes: Iterable[Extent]) -> None:
         self._sizes = tuple(dict.fromkeys(sizes))
+        self._seen = dict.fromkeys(self._sizes)
         self.symbols = frozenset(
             symbol
             for size in self._sizes
@@ -62,6 +63,14 @@ class Batch:
         if isinstance(size, int):
             return size in self._sizes
         return not self.symbols.isdisjoint(size.free_symbols)
+
+    def see(self, size: Extent) -> None:
+        """Remember the size of a dimension that the batch is in, such as all tokens."""
+        self._seen[size] = None
+
+    def was_seen(self, size: Extent) -> bool:
+        """Whether a dimension of that size is made of the batch, or had the batch before."""
+        return self.is_in(size) or size in self._seen
 
     def power_of(self, size: Extent) -> int | None:
         """Return p where `size` is ``batch ** p`` times something else; None for no power."""

@@ -10,7 +10,8 @@ purpose from those of torch 2.13:
 - Attributes stay, their module keeps them; two names of one tensor count once. Torch asks whether
   they are releasable, and goes by the metadata of each.
 - What an operator's schema says it writes into, or views, is that storage, also in a graph that was
-  read from a file, where each node has a storage of its own.
+  read from a file, where each node has a storage of its own. There, calls that may or may not copy
+  (``reshape``, ``to``, ``contiguous``) count as copies: the answer is then an upper bound.
 - A storage that a node has in common with none of its operands is its own. Torch takes metadata
   that a pass copied from another node for an alias of it.
 - A node that is read and carries no ``meta["val"]`` is an error. In torch it takes 0 bytes.

@@ -32,7 +32,8 @@ from fxpart.modes.shift_cuts import CutShifter
 from fxpart.modes.single import single_device
 from fxpart.modes.stage_infeasible import no_cut_fits, stage_does_not_fit
 from fxpart.modes.stage_line import StageLine, stage_line
-from fxpart.modes.step_plan import StepPlan, scheduled_bytes
+from fxpart.modes.step_plan import StepMemory, StepPlan
+from fxpart.modes.stretch_bytes import Flight
 from fxpart.partitions import partition_by_device
 from fxpart.problem import Problem
 
@@ -165,9 +166,8 @@ def _refuse_overfull(
     needed = peak_bytes(problem.memory, _device_of(line, stages), len(sizes))
     if options.schedule != "none":
         homes = [stage.device for stage in stages]
-        needed[: max(homes) + 1] = scheduled_bytes(
-            problem, line, _cuts(stages), homes, options.plan
-        )
+        step = StepMemory(problem, line, homes, options.plan)
+        needed[: max(homes) + 1] = step.peak_bytes(_cuts(stages))
     if (needed > sizes).any():
         raise stage_does_not_fit(problem, needed, [s.device for s in stages], options.cut_after)
 
@@ -204,9 +204,13 @@ def _interleaved(problem: Problem, line: StageLine, options: PipelineOptions) ->
     count = options.stages or each * min(problem.topology.n_devices, line.n_units // each)
     devices = _devices_in_use(problem, line, max(count, each), each)
     homes = [stage % devices for stage in range(max(count, each))]
-    shifter = CutShifter(problem, line, homes, options.plan)
+    training = line.first_backward < problem.graph.n_ops
+    flights = options.plan.flights(devices, len(homes) // devices, training=training)
+    divided = options.schedule != "none"
+    step = StepMemory(problem, line, homes, options.plan) if divided else None
+    shifter = CutShifter(problem, line, homes, step)
     tried = []
-    for cuts in _by_shares(problem, line, homes, each):
+    for cuts in _by_shares(problem, line, homes, flights):
         if shifter.fits(cuts):
             return _stretches(shifter.evened(cuts), homes)
         tried.append(cuts)
@@ -215,20 +219,21 @@ def _interleaved(problem: Problem, line: StageLine, options: PipelineOptions) ->
         fitting = shifter.made_to_fit(cuts)
         if fitting is not None:
             return _stretches(shifter.evened(fitting), homes)
-    raise no_cut_fits(problem, line, len(homes), each)
+    raise no_cut_fits(problem, line, len(homes), each, flights[0])
 
 
 def _by_shares(
-    problem: Problem, line: StageLine, homes: list[int], each: int
+    problem: Problem, line: StageLine, homes: list[int], flights: list[Flight]
 ) -> Iterator[IntArray]:
     """Yield cuts whose largest stage is least, if each may use a share of its device's memory."""
+    each = len(homes) // (max(homes) + 1)
     for step in range(_SHARES + 1):
         # From all of it, for which the load is least, but with which few fit together, to equal
         # shares, with which all do that fit one by one; of those there may be none.
         share = 1 - (1 - 1 / each) * step / _SHARES
         sizes = problem.topology.memory_bytes
         allowed = [int(sizes[device] * share) for device in homes]
-        solver = StageSolver(problem.memory, line, Slots(homes, allowed, may_skip=False))
+        solver = StageSolver(problem.memory, line, Slots(homes, allowed, False, flights))
         stages = solver.least_load()
         if stages is not None:
             yield _cuts(stages)

@@ -22,7 +22,7 @@ from fxpart.compiled import compiled
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.graph import FloatArray, IntArray
 from fxpart.modes.stage_line import StageLine
-from fxpart.modes.step_plan import UNDIVIDED, StepPlan, scheduled_bytes
+from fxpart.modes.step_plan import StepMemory
 from fxpart.problem import Problem
 
 __all__ = ["CutShifter"]
@@ -106,8 +106,8 @@ class CutShifter:
     line: StageLine
     homes: Sequence[int]
     """Device of each stage: 0 to D - 1, again and again. Length S."""
-    plan: StepPlan = UNDIVIDED
-    """How a step will be run."""
+    step: StepMemory | None = None
+    """What the stages hold in a step; None for one input at a time."""
 
     def fits(self, cuts: IntArray) -> bool:
         """Return whether all devices hold their stages."""
@@ -174,9 +174,9 @@ class CutShifter:
     def _excess_bytes(self, cuts: IntArray) -> list[int]:
         """Return by how many bytes each device is overfull. Length D."""
         sizes = self.problem.topology.memory_bytes
-        if self.plan.schedule != "none":
-            needed = scheduled_bytes(self.problem, self.line, cuts, self.homes, self.plan)
-            return [max(0, int(over)) for over in needed - sizes[: len(needed)]]
-        device_of = self.line.of_operators(cuts, self.homes)
-        needed = peak_bytes(self.problem.memory, device_of, max(self.homes) + 1)
+        if self.step is not None:
+            needed = self.step.peak_bytes(cuts)
+        else:
+            device_of = self.line.of_operators(cuts, self.homes)
+            needed = peak_bytes(self.problem.memory, device_of, max(self.homes) + 1)
         return [max(0, int(over)) for over in needed - sizes[: len(needed)]]

@@ -13,9 +13,9 @@ import numpy as np
 from fxpart.assignment import Assignment
 from fxpart.cost.holding import weight_bytes_of
 from fxpart.errors import InfeasibleError, SpecError
-from fxpart.graph import IntArray, OpGraph
+from fxpart.graph import IntArray
 from fxpart.modes.embeddings import embedding_units
-from fxpart.modes.infeasible import describe_devices
+from fxpart.modes.infeasible import describe_devices, describe_reserve
 from fxpart.modes.options import NoOptions
 from fxpart.modes.single import single_device
 from fxpart.modes.table_packing import packed_by_search, packed_tightly, spread_by_time
@@ -79,37 +79,41 @@ def _packed(problem: Problem, units: list[IntArray]) -> list[tuple[int, ...]]:
     for unit in order:
         alone = sizes.needed_bytes((unit,))
         if alone > capacity:
-            raise _too_large(problem.graph, units[unit], alone, capacity)
+            raise _too_large(problem, units[unit], alone)
     bins = packed_tightly(sizes, order, capacity)
     if len(bins) > len(devices):
         found = packed_by_search(sizes, order, capacity, len(devices))
         if found is None:
-            raise _too_few(sizes, bins, devices)
+            raise _too_few(problem, sizes, bins)
         bins = found
     op_time_s = problem.costs.op_time_s[:, : len(bins)]
     return spread_by_time(sizes, order, capacity, op_time_s) or bins
 
 
-def _too_few(sizes: TableSizes, bins: list[tuple[int, ...]], devices: list[int]) -> InfeasibleError:
+def _too_few(problem: Problem, sizes: TableSizes, bins: list[tuple[int, ...]]) -> InfeasibleError:
+    devices = problem.topology.memory_bytes.tolist()
     needs = [sizes.needed_bytes(tables) for tables in bins]
     return InfeasibleError(
         f"sparse_nn: the embedding tables make {len(bins)} partitions of up to"
         f" {show_bytes(max(needs))} with the dense rest ({sum(needs)} bytes in all), one for"
-        f" each device, the devices are {describe_devices(devices)} ({sum(devices)} bytes); take"
-        f" {len(bins)} such devices, or larger ones",
+        f" each device, the devices are {describe_devices(devices)} ({sum(devices)} bytes)"
+        f"{describe_reserve(problem.topology.devices)}; take {len(bins)} such devices, or larger"
+        " ones",
         needed_bytes=sum(needs),
         available_bytes=sum(devices),
         devices_that_fit=len(bins),
     )
 
 
-def _too_large(graph: OpGraph, unit: IntArray, needed: int, capacity: int) -> InfeasibleError:
-    name, module = graph.names[int(unit[0])], graph.modules[int(unit[0])]
+def _too_large(problem: Problem, unit: IntArray, needed: int) -> InfeasibleError:
+    name, module = problem.graph.names[int(unit[0])], problem.graph.modules[int(unit[0])]
+    device = problem.topology.devices[0]
+    capacity = device.memory_bytes
     return InfeasibleError(
         f"sparse_nn: the dense rest and the tables of {module or name} alone need"
         f" {show_bytes(needed)} ({needed} bytes), a device has {show_bytes(capacity)} ({capacity}"
-        " bytes): take larger devices, a smaller batch, or mode=size_based or mode=kl_based, which"
-        " spread the dense rest too",
+        f" bytes){describe_reserve([device])}: take larger devices, a smaller batch, or"
+        " mode=size_based or mode=kl_based, which spread the dense rest too",
         needed_bytes=needed,
         available_bytes=capacity,
     )

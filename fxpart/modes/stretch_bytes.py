@@ -68,8 +68,8 @@ class StretchBytes(NamedTuple):
     backward_live: int
     """For a micro-batch that is not the first: gradients are there, and are made once more."""
     update_live: int
-    end_live: int
-    """When all updates are done."""
+    update_kept: int
+    """Of what updates make and keep: there until all of the device are done."""
 
 
 class StretchRoom(NamedTuple):
@@ -165,9 +165,9 @@ def _make(m: MemoryTables, room: StretchRoom, op: int, end: int) -> None:
 @compiled
 def _end(
     m: MemoryTables, units: UnitTables, room: StretchRoom, low: int, high: int
-) -> tuple[int, int, int]:
-    """Let storages end; return the bytes of results, of gradients, and of what is saved."""
-    outputs, gradients, saved = 0, 0, 0
+) -> tuple[int, int, int, int]:
+    """Let storages end; return the bytes of results, gradients, saved and kept by updates."""
+    outputs, gradients, saved, kept = 0, 0, 0, 0
     for k in range(room.owners[0]):
         value = room.kept[k]
         birth = m.producer[value]
@@ -182,7 +182,9 @@ def _end(
         elif birth < units.first_update and room.is_result[value]:
             gradients += size
             room.shed[room.used[value] + 1] -= size
-    return outputs, gradients, saved
+        elif room.is_result[value]:
+            kept += size
+    return outputs, gradients, saved, kept
 
 
 @compiled
@@ -205,7 +207,7 @@ def stretch_bytes(
             more = _read(m, room, op, begin, op >= units.first_update)
             weights, inputs = weights + more[0], inputs + more[1]
             _make(m, room, op, end)
-    outputs, gradients, saved = _end(m, units, room, low, high)
+    outputs, gradients, saved, kept = _end(m, units, room, low, high)
     live, shed = 0, 0
     forward, first, again, update = 0, 0, 0, 0
     for op in range(begin, end + 1):
@@ -219,7 +221,7 @@ def stretch_bytes(
         else:
             update = max(update, live)
     return StretchBytes(
-        weights, inputs, outputs, gradients, saved, forward, first, again, update, live
+        weights, inputs, outputs, gradients, saved, forward, first, again, update, kept
     )
 
 

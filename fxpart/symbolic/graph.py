@@ -147,11 +147,13 @@ def _product(name: str, table: IntArray, monomials: list[int]) -> IntArray:
 
     Not only each must be in int64, but also their sum: every load and peak is a part of it.
     """
-    most = np.abs(table).sum(axis=0, dtype=np.float64)
-    if (
-        sum(float(total) * monomial for total, monomial in zip(most, monomials, strict=True))
-        > _MOST
-    ):
+    most = np.abs(table).sum(axis=0, dtype=np.float64).tolist()
+    about = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
+    if about > _MOST / 2:
+        # Near the end of the range, in whole numbers of any length.
+        most = np.abs(table.astype(object)).sum(axis=0).tolist()
+        about = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
+    if about > _MOST:
         raise SpecError(f"{name} at these sizes is more than an int64 holds; choose smaller ones")
     # A monomial that nothing has may be any number, and need not fit.
     used = [monomial if total else 0 for total, monomial in zip(most, monomials, strict=True)]

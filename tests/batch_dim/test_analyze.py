@@ -1,7 +1,6 @@
 """Rules for whole graphs, each on a graph whose answer is known by hand."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -42,7 +41,7 @@ def test_a_shape_alone_of_a_partial_value_is_replicated() -> None:
 def test_gradients_of_a_mean_loss() -> None:
     weight = torch.empty(7, 5)
 
-    def step(x: Tensor, weight: Tensor) -> Any:
+    def step(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
         hidden = functional.linear(x, weight).tanh()
         return torch.autograd.grad(hidden.mean(), [x, weight])
 
@@ -86,7 +85,7 @@ def test_partial_and_split_values_meet_after_an_all_reduce() -> None:
 
 
 def test_the_gradient_of_a_table_is_partial() -> None:
-    def step(ids: Tensor, table: Tensor) -> Any:
+    def step(ids: Tensor, table: Tensor) -> tuple[Tensor, ...]:
         return torch.autograd.grad(functional.embedding(ids, table).sum(), [table])
 
     ids = torch.zeros(6, 3, dtype=torch.int64)
@@ -124,7 +123,7 @@ def test_how_often_the_batch_comes_round(
         (lambda x: x[:4], "some examples"),
         (lambda x: x.cumsum(0), "goes along the batch"),
         (lambda x: x.sort(0)[0], "goes along the batch"),
-        (lambda x: torch.rand_like(x), "drawn at random"),
+        (torch.rand_like, "drawn at random"),
         (lambda x: x + torch.arange(6).unsqueeze(1), "counts the examples"),
         (lambda x: x.var(0), "not made of what processes have"),
     ],
@@ -149,9 +148,33 @@ def test_a_mask_of_positions_is_replicated_until_it_meets_the_batch() -> None:
     assert dims_of(masked, X) == [-1, 0, 0]
 
 
+def test_bags_of_embeddings_are_split_as_their_offsets() -> None:
+    def bags(ids: Tensor, table: Tensor) -> Tensor:
+        return functional.embedding_bag(ids, table, mode="sum")
+
+    ids = torch.zeros(6, 3, dtype=torch.int64)
+    (found,), report = answered(bags, ids, torch.empty(11, 5))
+    assert (found.dim, found.differs) == (0, "")
+    assert "counts the examples" in report.of("arange").layouts[0].differs
+
+
+def test_rows_in_the_order_of_their_experts_keep_their_dimension() -> None:
+    def sorted_rows(x: Tensor) -> Tensor:
+        tokens = x.reshape(30)
+        order = tokens.argsort()
+        back = torch.empty_like(order)
+        back[order] = torch.arange(30)
+        return tokens[order].exp()[back]
+
+    (found,), report = answered(sorted_rows, X)
+    assert found.dim == 0
+    assert found.differs
+    assert report.of("arange").dims == (0,)
+
+
 def test_batch_norm_differs_in_training_only() -> None:
     def norm(x: Tensor, training: bool) -> Tensor:
-        return torch.ops.aten.native_batch_norm(
+        return torch.native_batch_norm(
             x, None, None, torch.zeros(5), torch.ones(5), training, 0.1, 1e-5
         )[0]
 

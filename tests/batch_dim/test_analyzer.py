@@ -48,7 +48,7 @@ VIEWS: list[tuple[Callable[[Tensor], Tensor], int, int]] = [
     (lambda x: x.select(2, 1), 1, 1),
     (lambda x: x.select(1, 1).t(), 0, 1),
     (lambda x: x[:, 1:3], 0, 0),
-    (lambda x: x.split(2, 1)[1], 0, 0),
+    (lambda x: x.chunk(3, 1)[1], 0, 0),
 ]
 
 
@@ -160,16 +160,14 @@ def test_a_node_that_nothing_is_known_of_is_refused() -> None:
 
 
 @pytest.fixture
-def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
+def mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceMesh]:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
     yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("data", "model"))
     dist.destroy_process_group()
 
 
-def test_answers_become_placements_on_a_mesh(
-    mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+def test_answers_become_placements_on_a_mesh(mesh: DeviceMesh) -> None:
     analyzer, calls = _asked(
         lambda x, w: (x.t(), x.sum(0), w.relu()), torch.empty(4, 5), torch.empty(7)
     )

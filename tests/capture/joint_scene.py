@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.export.graph_signature import InputKind
 
-from fxpart.capture.joint import JointCapture
+from fxpart.capture.joint import JointCapture, JointProgram
 from fxpart.models.build import build_model
 from fxpart.models.spec import ModelSpec
 
@@ -44,7 +44,7 @@ def on_cpu(spec: ModelSpec) -> tuple[nn.Module, dict[str, Tensor]]:
 
 
 def flat_inputs(
-    captured: JointCapture, module: nn.Module, inputs: Mapping[str, Tensor]
+    captured: JointCapture | JointProgram, module: nn.Module, inputs: Mapping[str, Tensor]
 ) -> list[Tensor]:
     """Return what the captured step takes: weights of `module`, constants and `inputs`."""
     program = captured.program

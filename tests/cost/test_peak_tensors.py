@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from fxpart.assignment import Assignment
+from fxpart.capture import joint_capture
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.peak_tensors import DevicePeak, LiveTensor, device_peaks, memory_by_kind
 from fxpart.cost.storage_kinds import KINDS
@@ -276,6 +279,20 @@ def test_replicas_hold_what_their_fullest_round_needs(seed: int) -> None:
     over_time = memory_by_kind(graph, copied, 4)
     for profile, kinds in zip(found.memory, over_time, strict=True):
         assert kinds.sum(axis=0).tolist() == profile.held_bytes.tolist()
+
+
+def test_of_a_captured_step_all_gradients_are_there_in_the_end() -> None:
+    """By then every weight has one, and nothing is saved any more."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+    graph = joint_capture(model, (torch.zeros(32, 8),)).graph
+    placed = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
+    kinds = dict(zip(KINDS, memory_by_kind(graph, placed, 1)[0], strict=True))
+    assert kinds["gradient"][-1] == graph.total_weight_bytes == 4 * (8 * 16 + 16 + 16 * 4 + 4)
+    assert kinds["saved activation"][-1] == 0
+    # The results of the first layer and of the activation, kept over the end of the forward.
+    assert kinds["saved activation"].max() >= 4 * 32 * (16 + 16)
+    assert (kinds["gradient"][: graph.first_backward] == 0).all()
 
 
 def test_a_device_without_operators_has_no_peak() -> None:

@@ -69,3 +69,16 @@ def test_what_operators_need_for_themselves_counts() -> None:
     # 32 given, 16 of the result, 4 each of the mean and the deviation that are also returned.
     assert counter.peak_bytes == (32 + 16 + 8,)
     assert result.shape == (1, 4)
+
+
+def test_a_peak_can_be_forgotten_while_what_is_alive_still_counts() -> None:
+    with LiveBytes([{}]) as counter:
+        a = four()
+        b = four()
+        del b
+        assert (counter.live_bytes, counter.peak_bytes) == ((16,), (32,))
+        counter.forget_peak()
+        assert counter.peak_bytes == (16,)
+        c = torch.ones(1)
+        del a, c
+    assert (counter.live_bytes, counter.peak_bytes) == ((0,), (20,))

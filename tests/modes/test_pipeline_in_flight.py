@@ -1,18 +1,20 @@
 """`pipeline` for a schedule: the memory of micro-batches that wait, against the simulated step."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fxpart.assignment import Assignment
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.graph import OpGraph
 from fxpart.modes import make_mode
 from fxpart.modes.contiguous_stages import Slots, StageSolver
 from fxpart.modes.stage_line import stage_line
-from fxpart.modes.step_plan import StepPlan, scheduled_bytes
+from fxpart.modes.step_plan import StepMemory, StepPlan
 from fxpart.modes.stretch_bytes import Flight
 from fxpart.partitions import partition_by_device
 from fxpart.schedule import simulate_schedule, stage_costs
@@ -53,17 +55,17 @@ def test_what_devices_hold_is_what_the_schedule_says(
         return
     placed = partition_by_device(this.graph, line.of_operators(cuts, homes))
     if this.graph.first_backward == this.graph.n_ops:
-        placed = make_mode("pipeline", {"stages": stages, "interleave": chunks})(this)
-        cuts = np.searchsorted(
-            _stage_of_units(line.unit_of, placed.partition_of), range(stages + 1)
-        )
+        # Partitions of the backward may join stages; without one, each is a partition.
+        numbers = line.of_operators(cuts, range(stages))
+        placed = Assignment(numbers, tuple((home,) for home in homes))
     costs, microbatches = stage_costs(this, placed), rounds * count
     slots = Slots(homes, [9999] * stages, may_skip=False)
     solver = StageSolver(this.memory, line, slots)
     for name in ("interleaved", "gpipe", "1f1b")[: 1 if chunks > 1 else 3]:
         plan = StepPlan(name, microbatches)
         said = simulate_schedule(name, costs, microbatches)
-        assert scheduled_bytes(this, line, cuts, homes, plan).tolist() == list(said.peak_bytes)
+        found = StepMemory(this, line, homes, plan).peak_bytes(cuts)
+        assert found.tolist() == list(said.peak_bytes)
         if chunks > 1:
             continue
         # What the search goes by is no less, and more only by results that are not there yet.
@@ -73,12 +75,6 @@ def test_what_devices_hold_is_what_the_schedule_says(
             needed = asked.peak_bytes(begin, end, stage)
             early = (microbatches - 1) * solver.stage_bytes(begin, end).outputs
             assert said.peak_bytes[stage] <= needed <= said.peak_bytes[stage] + early
-
-
-def _stage_of_units(unit_of: np.ndarray, stage_of: np.ndarray) -> np.ndarray:
-    found = np.zeros(int(unit_of.max()) + 1, dtype=np.int64)
-    found[unit_of] = stage_of
-    return found
 
 
 def _layers(count: int) -> OpGraph:
@@ -121,8 +117,6 @@ def test_micro_batches_that_wait_move_the_cut_by_hand() -> None:
 
 
 def _named(graph: OpGraph) -> OpGraph:
-    from dataclasses import replace
-
     return replace(graph, modules=tuple(graph.names[op] for op in graph.forward_of.tolist()))
 
 
@@ -130,41 +124,34 @@ def _named(graph: OpGraph) -> OpGraph:
 @given(
     SEEDS,
     st.integers(2, 14),
-    st.integers(1, 3),
-    st.sampled_from(["gpipe", "1f1b", "interleaved"]),
-    st.integers(1, 5),
+    st.sampled_from([("gpipe", 1), ("1f1b", 1), ("interleaved", 1), ("interleaved", 2)]),
+    st.sampled_from([(1, 1), (2, 2), (2, 4), (2, 6), (3, 3), (3, 6)]),
     st.floats(0.5, 3.0),
 )
 def test_what_is_placed_for_a_schedule_fits_it(
-    seed: int, n: int, count: int, name: str, rounds: int, share: float
+    seed: int, n: int, way: tuple[str, int], sizes: tuple[int, int], share: float
 ) -> None:
+    (name, interleave), (count, microbatches) = way, sizes
     graph = _graph(seed, n)
-    whole = simulate_schedule(
-        "gpipe", stage_costs(problem(graph, devices(9)), _whole(graph)), rounds
-    ).peak_bytes[0]
+    alone = stage_costs(problem(graph, devices(9)), _whole(graph))
+    whole = simulate_schedule("gpipe", alone, microbatches).peak_bytes[0]
     size = max(1, int(whole * share / count))
     this = problem(graph, devices(*[size] * count))
-    for interleave in (1, 2) if name == "interleaved" else (1,):
-        options = {"schedule": name, "microbatches": rounds, "interleave": interleave}
-        if stage_line(this).n_units < interleave:
-            continue
-        try:
-            placed = make_mode("pipeline", options)(this)
-        except InfeasibleError:
-            continue
-        except SpecError as error:
-            assert "equal rounds" in str(error)  # noqa: PT017
-            continue
-        costs = stage_costs(this, placed)
-        try:
-            held = simulate_schedule(name, costs, rounds).peak_bytes
-        except SpecError as error:
-            assert "equal rounds" in str(error)  # noqa: PT017
-            continue
-        assert max(held) <= size
+    if stage_line(this).n_units < interleave * count:
+        return
+    options = {"schedule": name, "microbatches": microbatches, "interleave": interleave}
+    try:
+        placed = make_mode("pipeline", {"stages": count * interleave, **options})(this)
+    except InfeasibleError:
+        assert share < 2.5 * count
+        return
+    if count == 1 and interleave > 1:
+        return
+    held = simulate_schedule(name, stage_costs(this, placed), microbatches).peak_bytes
+    assert max(held) <= size
 
 
-def _whole(graph: OpGraph):
+def _whole(graph: OpGraph) -> Assignment:
     return partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
 
 
@@ -201,8 +188,6 @@ def test_refusals(options: dict[str, object], message: str) -> None:
 
 
 def test_updates_before_the_end_of_a_step_are_refused() -> None:
-    from dataclasses import replace
-
     graph = _layers(2)
     targets = list(graph.targets)
     targets[3] = "optimizer.sgd"

@@ -1,5 +1,7 @@
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fxpart.errors import InfeasibleError
 from fxpart.graph import OpGraph
@@ -7,6 +9,7 @@ from fxpart.modes import make_mode
 from fxpart.modes.fill import fill_in_order
 from fxpart.modes.units import Units, atomic_units, contiguous_units, module_units
 from tests.independent import peak_bytes
+from tests.modes.training_sketch import random_training_graph
 from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 
@@ -14,6 +17,51 @@ def test_fills_devices_in_graph_order() -> None:
     # Each operator holds its weight of 10 and two values of 1 at once: three take 32, four 42.
     this = problem(chain(7), devices(32, 42, 42))
     assert make_mode("size_based")(this).device_of.tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+def _training_chain(layers: int) -> OpGraph:
+    """Return layers of a weight of 10 and what they make, 1, which is saved; and their backward."""
+    sketch = Sketch()
+    value, made, weights = sketch.input(0), list[int](), list[int]()
+    for _ in range(layers):
+        weights.append(sketch.weight(10))
+        value = sketch.op([value], 1, [weights[-1]], 1)
+        made.append(value)
+    gradients = [value]
+    for op in reversed(range(layers)):
+        gradients.append(sketch.op([gradients[-1], made[op]], 10, [weights[op]], backward_of=op))
+    return sketch.graph(*gradients[1:])
+
+
+def test_a_training_step_is_filled_by_its_forward() -> None:
+    # A layer holds a weight, its gradient and that of the next, 30, and one to two of what is made.
+    graph = _training_chain(6)
+    placed = make_mode("size_based")(problem(graph, devices(54, 54, 54)))
+    assert placed.device_of.tolist() == [0, 0, 1, 1, 2, 2, 2, 2, 1, 1, 0, 0]
+    # A forward and a backward each, which are one on the last device.
+    assert placed.devices_of_partition == ((0,), (1,), (2,), (1,), (0,))
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(2, 30), share=st.floats(0.2, 1.0))
+def test_stretches_of_a_training_step_go_over_the_devices_in_order(
+    seed: int, n: int, share: float
+) -> None:
+    graph = random_training_graph(seed, n)
+    this = problem(graph, devices(1))
+    whole = peak_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 0)
+    units = contiguous_units(graph)
+    assert sorted(units[1].tolist()) == list(range(graph.n_ops))
+    capacity = [max(1, int(whole * share))] * 3
+    device_of, _, left = fill_in_order(this.memory, units, capacity)
+    assert (device_of == device_of[graph.group]).all()
+    assert (device_of == device_of[graph.forward_of]).all()
+    forward = device_of[: graph.first_backward]
+    done = forward[forward >= 0]
+    assert (np.diff(done) >= 0).all()
+    assert (forward[: len(done)] >= 0).all()
+    assert (left == 0) == bool((device_of >= 0).all())
+    for device, most in enumerate(capacity):
+        assert not (device_of == device).any() or peak_bytes(graph, device_of, device) <= most
 
 
 def test_an_exact_fit_is_a_fit() -> None:

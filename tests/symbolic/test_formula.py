@@ -103,8 +103,13 @@ def test_in_one_symbol_every_row_that_stays_is_needed(rows: list[tuple[int, int]
 
 
 def test_coefficients_too_large_to_shift_are_compared_as_they_are() -> None:
-    big = 2**61
-    assert undominated(BATCH, np.array([[big, big], [big, big + 1]])).tolist() == [[big, big + 1]]
+    # 2^62 + 2^62 is more than an int64 holds.
+    assert undominated(BATCH, np.array([[2**62, 2**62], [1, 0]])).tolist() == [[2**62, 2**62]]
+
+
+def test_bytes_are_compared_to_the_last_one() -> None:
+    formula = _batch((10**13 + 20, 1), (10**13, 19))
+    assert formula.at(batch=[1, 2]).tolist() == [10**13 + 21, 10**13 + 38]
 
 
 def test_float_rows_that_differ_by_rounding_are_one() -> None:

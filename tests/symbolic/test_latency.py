@@ -199,6 +199,20 @@ def test_large_results_of_a_calibration_make_two_kinds_of_sizes() -> None:
         assert found.largest_error < 1e-12
 
 
+def test_memory_that_is_only_reserved_costs_nothing_more() -> None:
+    # As `torch.empty` does: it neither computes nor moves anything, and makes 2^26 b bytes.
+    sketch = Sketch()
+    made = sketch.op([sketch.input(0)])
+    none = np.zeros((1, 2), dtype=np.int64)
+    values = np.array([[0, 0], [2**26, 0]])
+    tables = {"flops": none, "moved_bytes": none, "value_bytes": values}
+    symbolic = with_sizes(sketch.graph(made), ("batch",), tables)
+    fresh = replace(CALIBRATION, fresh_s_per_byte=2.0**-23)
+    one = Assignment(np.zeros(1, dtype=np.int64), ((0,),))
+    found = latency_formula(symbolic, devices(GB), fresh, one, _BATCHES)
+    assert (found.formula.text(), found.largest_error) == ("0.5", 0.0)
+
+
 def test_measured_times_are_refused() -> None:
     profile = OperatorProfile(np.ones(4), np.ones(4, dtype=np.int64), "cpu")
     with pytest.raises(SpecError, match="OperatorProfile hold for the size that was measured"):

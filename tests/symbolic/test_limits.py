@@ -57,12 +57,20 @@ def test_sizes_beyond_int64_are_compared_exactly() -> None:
 
 
 def test_a_peak_that_falls_is_searched_at_every_size() -> None:
-    # 100 b - 1000 from b = 1 to 50 would be bisected; (b - 10)^2 is 81 at 1, 0 at 10, 100 at 20.
+    # (b - 10)^2: 81 at 1, 0 at 10, 100 at 20. At a limit of 3 it fits from 9 to 11, and nowhere
+    # where a bisection of 1 to 100 looks.
     falls = max_formula(("batch",), np.array([[0], [1], [2]]), np.array([[100, -20, 1]]), "bytes")
+    assert largest_batch([falls], 3, most=100) == 11
     assert largest_batch([falls], 16) == 14
     assert largest_batch([falls], 100) == 20
     with pytest.raises(InfeasibleError):
         largest_batch([falls], -1, most=100)
+
+
+def test_a_negative_coefficient_alone_is_no_fall() -> None:
+    # b^2 - b does not fall from 1 on; to look at every size would take for ever.
+    grows = max_formula(("batch",), np.array([[0], [1], [2]]), np.array([[0, -1, 1]]), "bytes")
+    assert largest_batch([grows], 10**12, most=2**60) == 10**6
 
 
 @given(

@@ -3,7 +3,10 @@
 from dataclasses import replace
 
 import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
 
+from fxpart.batch_dim.arguments import base_name
 from fxpart.batch_dim.call import Call
 from fxpart.batch_dim.extent import extent
 from fxpart.batch_dim.layout import Layout
@@ -18,15 +21,13 @@ _ZEROS = frozenset({"zeros", "new_zeros", "zeros_like"})
 def _split(call: Call) -> Layout:
     """Return where the batch is in what is made: where the operand has it, or by its size."""
     sizes = call.results[0] or ()
-    for operand in call.operands:
+    split = [operand for operand in call.operands if call.layout(operand).is_split]
+    for operand in split:
         at, before = call.layout(operand), call.sizes(operand)
-        if (
-            at.is_split
-            and at.dim < min(len(before), len(sizes))
-            and (sizes[at.dim] == before[at.dim])
-        ):
+        if at.dim < min(len(before), len(sizes)) and sizes[at.dim] == before[at.dim]:
             return Layout(at.dim, at.outer)
-    dim = next((dim for dim, size in enumerate(sizes) if call.batch.is_in(size)), None)
+    grows = call.batch.was_seen if split else call.batch.is_in
+    dim = next((dim for dim, size in enumerate(sizes) if grows(size)), None)
     if dim is None:
         return Layout()
     call.by_size = isinstance(sizes[dim], int)
@@ -47,8 +48,18 @@ def constant(call: Call) -> list[Layout]:
 
 def positions(call: Call) -> list[Layout]:
     """Return the layout of numbers that count up, from 0 on each process."""
-    found = _split(call)
+    found = Layout(0) if _numbers_rows(call) else _split(call)
     return [replace(found, differs=POSITIONS) if found.is_split else found]
+
+
+def _numbers_rows(call: Call) -> bool:
+    """Whether what is counted is written at split indices of as many: an order turned round."""
+    for user in call.node.users:
+        if base_name(user) == "index_put" and user.args[2] is call.node:
+            by = [n for n in tree_leaves(user.args[1]) if isinstance(n, fx.Node)]
+            if any(call.layout(n).is_split and call.sizes(n) == call.results[0] for n in by):
+                return True
+    return False
 
 
 def random(call: Call) -> list[Layout]:

@@ -1,0 +1,169 @@
+"""``python -m benchmarks.memory``: memory predicted from shapes, beside bytes that are really live.
+
+Eleven architectures, each small and of 75 to 290 MB of weights, on one device. Predicted is what
+fxpart says of a capture on the meta device: no weight is made. Counted are the bytes of tensors
+that are alive in a run with random weights on the CPU, by a dispatch mode over storages that knows
+nothing of the prediction; weights, buffers, inputs, gradients and the optimizer's state count.
+
+- graph: a forward of the exported graph, which drops a value after its last reader, as fxpart's
+  own stages do;
+- eager: a forward of the module itself, which keeps what its Python keeps;
+- step: a training step of the module itself: forward in train mode, the loss that fxpart takes,
+  backward, update; the second step, after ``zero_grad(set_to_none=True)``.
+
+What kernels take for themselves is in neither. Where there is a CUDA device, the last columns are
+what torch's allocator gave out there for the same, and how far predictions for it are off: with
+fused attention and dropout, and the optimizer in its ``foreach`` form, as torch has them there.
+
+``--quick`` takes the small ones alone, ``--only NAME`` one architecture, ``--optimizer NAME``
+another than adamw, ``--markdown`` prints the table as docs have it.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from benchmarks.memory_case import Counted, Predicted, counted, predicted, predicted_step
+from benchmarks.memory_cuda import Allocated, allocated
+from benchmarks.memory_models import MID_SIZE, SMALL
+from benchmarks.text_table import markdown, table
+from fxpart.models.spec import ModelSpec
+from fxpart.phases import StepOptions
+from fxpart.training import OPTIMIZERS, Optimizer
+
+__all__ = ["HEADS", "Case", "main", "row", "summary"]
+
+FORWARD_TARGET, STEP_TARGET = 0.02, 0.05
+"""How far off a prediction may be, as a share of what is counted."""
+
+HEADS = (
+    "model",
+    "weights MB",
+    "graph MB",
+    "counted",
+    "error",
+    "eager MB",
+    "counted",
+    "error",
+    "step MB",
+    "counted",
+    "error",
+    "peak in",
+    "CUDA forward",
+    "error",
+    "CUDA step",
+    "error",
+)
+
+# What torch runs on a CPU, and on CUDA, unless it is told otherwise.
+_CPU_STEP = StepOptions(fused_attention=False, fused_dropout=False)
+_CUDA_STEP = StepOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One model, predicted and run."""
+
+    name: str
+    predicted: Predicted
+    counted: Counted
+    cuda_step_bytes: int | None
+    """Predicted for a training step on CUDA; None without one."""
+    allocated: Allocated | None
+    """None without CUDA."""
+
+
+def _case(spec: ModelSpec, size: str, optimizer: str) -> Case:
+    begin = time.perf_counter()
+    said = predicted(spec, Optimizer(optimizer), _CPU_STEP)
+    middle = time.perf_counter()
+    seen = counted(spec, Optimizer(optimizer))
+    cuda_step, given = None, None
+    if torch.cuda.is_available():
+        foreach = Optimizer(optimizer, implementation="foreach")
+        cuda_step = predicted_step(spec, foreach, _CUDA_STEP)
+        given = allocated(spec, foreach, torch.device("cuda"))
+    name = f"{spec.name} {size}"
+    predict_s, run_s = middle - begin, time.perf_counter() - middle
+    print(f"{name}: predicted in {predict_s:.1f} s, run in {run_s:.1f} s", file=sys.stderr)
+    return Case(name, said, seen, cuda_step, given)
+
+
+def row(case: Case) -> list[str]:
+    """Return the cells of a case, under `HEADS`."""
+    said, seen, given = case.predicted, case.counted, case.allocated
+    cells = [case.name, _mb(said.weight_bytes)]
+    cells += _pair(said.graph_bytes, seen.graph_bytes)
+    cells += _pair(said.eager_bytes, seen.eager_bytes)
+    cells += [*_pair(said.step_bytes, seen.step.peak_bytes), seen.step.phase]
+    if given is None or case.cuda_step_bytes is None:
+        return [*cells, "-", "-", "-", "-"]
+    cells += _pair(said.eager_bytes, given.forward_bytes)[1:]
+    return [*cells, *_pair(case.cuda_step_bytes, given.step_bytes)[1:]]
+
+
+def _pair(predicted_bytes: int, counted_bytes: int) -> list[str]:
+    error = f"{_error(predicted_bytes, counted_bytes):+.2%}"
+    return [_mb(predicted_bytes), _mb(counted_bytes), error]
+
+
+def _mb(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.2f}"
+
+
+def _error(predicted_bytes: int, counted_bytes: int) -> float:
+    return predicted_bytes / counted_bytes - 1
+
+
+def summary(cases: Sequence[Case]) -> str:
+    """Return the lines under the table: how many predictions are as near as wanted."""
+    graph = [_error(c.predicted.graph_bytes, c.counted.graph_bytes) for c in cases]
+    eager = [_error(c.predicted.eager_bytes, c.counted.eager_bytes) for c in cases]
+    step = [_error(c.predicted.step_bytes, c.counted.step.peak_bytes) for c in cases]
+    lines = [
+        f"{what}: {_within(errors, target)} of {len(cases)} within {target:.0%},"
+        f" largest error {max(errors, key=abs):+.2%}"
+        for what, errors, target in (
+            ("graph", graph, FORWARD_TARGET),
+            ("eager", eager, FORWARD_TARGET),
+            ("step", step, STEP_TARGET),
+        )
+    ]
+    kept = [case.allocated.kept_bytes for case in cases if case.allocated]
+    if kept:
+        lines.append(f"CUDA: up to {_mb(max(kept))} MB of it are workspaces of libraries")
+    else:
+        lines.append("CUDA: no CUDA device here, so its allocator was not compared")
+    return "\n".join(lines)
+
+
+def _within(errors: Sequence[float], target: float) -> int:
+    return sum(abs(error) <= target for error in errors)
+
+
+def main() -> None:
+    """Print one row for each model."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.memory")
+    parser.add_argument("--quick", action="store_true", help="only the small models")
+    parser.add_argument("--only", choices=sorted({spec.name for spec in (*SMALL, *MID_SIZE)}))
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--markdown", action="store_true")
+    options = parser.parse_args()
+    sized = [("small", spec) for spec in SMALL]
+    sized += [] if options.quick else [("mid-size", spec) for spec in MID_SIZE]
+    cases = [
+        _case(spec, size, options.optimizer)
+        for size, spec in sized
+        if options.only in (None, spec.name)
+    ]
+    show = markdown if options.markdown else table
+    print(show(HEADS, [row(case) for case in cases]))
+    print(summary(cases))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""What torch's allocator gives out on a CUDA device for a model of ``benchmarks.memory``."""
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from fxpart.execution.real_step import real_optimizer, training_step
+from fxpart.execution.seeded import seeded
+from fxpart.models.build import build_model
+from fxpart.models.spec import ModelSpec
+from fxpart.training import Optimizer
+
+__all__ = ["Allocated", "allocated"]
+
+
+@dataclass(frozen=True, slots=True)
+class Allocated:
+    """``torch.cuda.max_memory_allocated``, less what was allocated before the model was made.
+
+    The allocator rounds each tensor up to 512 bytes. What it has reserved beyond, and the context
+    of the device, are not in it; workspaces of libraries, such as cuBLAS, are.
+    """
+
+    forward_bytes: int
+    step_bytes: int
+    kept_bytes: int
+    """What stays allocated when model, inputs and gradients are gone: workspaces. It is in both
+    of the others."""
+
+
+def allocated(spec: ModelSpec, optimizer: Optimizer, device: torch.device) -> Allocated:
+    """Return the peaks of a forward in eval mode and of a training step in train mode.
+
+    Each is that of a run after one that does not count, in which libraries take their workspaces
+    and the optimizer makes its state. Attention and dropout are those that torch picks.
+    """
+    _release(device)
+    before = torch.cuda.memory_allocated(device)
+    forward, step = _peaks(spec, optimizer, device)
+    _release(device)
+    kept = torch.cuda.memory_allocated(device) - before
+    return Allocated(forward - before, step - before, kept)
+
+
+def _peaks(spec: ModelSpec, optimizer: Optimizer, device: torch.device) -> tuple[int, int]:
+    with seeded(0, device):
+        built = build_model(spec, device)
+        # A factory may return its inputs elsewhere.
+        module = built.module.to(device)
+        args, kwargs = _on((built.args, built.kwargs), device)
+        forward = _peak_bytes(lambda: _forward(module, args, kwargs), module, device)
+        module.train()
+        updates = real_optimizer(optimizer.name, module.parameters(), optimizer.implementation)
+        step = _peak_bytes(
+            lambda: training_step(module, args, kwargs, updates),
+            module,
+            device,
+        )
+    return forward, step
+
+
+def _forward(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    with torch.no_grad():
+        module(*args, **kwargs)
+
+
+def _peak_bytes(work: Callable[[], None], module: nn.Module, device: torch.device) -> int:
+    """Return the most bytes allocated in the second of two runs of `work`."""
+    work()
+    module.zero_grad(set_to_none=True)
+    _release(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device))
+
+
+def _release(device: torch.device) -> None:
+    """Wait for the device, and let go of everything that nothing refers to."""
+    torch.cuda.synchronize(device)
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def _on(value: Any, device: torch.device) -> Any:  # noqa: ANN401 - inputs are anything
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), value)

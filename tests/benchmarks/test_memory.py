@@ -1,0 +1,87 @@
+"""The table of memory: its models, what it says of one of them, and how it shows what it found."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+from benchmarks.memory import HEADS, Case, row, summary
+from benchmarks.memory_case import Counted, Predicted, counted, predicted
+from benchmarks.memory_cuda import Allocated, allocated
+from benchmarks.memory_models import MID_SIZE, SMALL
+from fxpart.execution.real_step import StepPeak
+from fxpart.models.build import build_model
+from fxpart.phases import StepOptions
+from fxpart.training import Optimizer
+
+SPECS = {spec.name: spec for spec in SMALL}
+
+
+def _case(given: Allocated | None = None) -> Case:
+    said = Predicted(1_000_000, 2_000_000, 2_060_000, 4_500_000)
+    seen = Counted(2_000_000, 2_000_000, StepPeak(3_000_000, 5_000_000, 4_000_000, 2_000_000))
+    return Case("mlp small", said, seen, 6_000_000 if given else None, given)
+
+
+def test_each_architecture_is_there_small_and_larger() -> None:
+    assert len(SPECS) >= 8
+    assert Counter(s.architecture for s in SMALL) == Counter(s.architecture for s in MID_SIZE)
+    for small, larger in zip(SMALL, MID_SIZE, strict=True):
+        few, many = (
+            sum(p.nbytes for p in dict.fromkeys(build_model(spec).module.parameters()))
+            for spec in (small, larger)
+        )
+        assert few < 15e6
+        assert 50e6 < many < 330e6
+
+
+@pytest.mark.parametrize("name", ["mlp", "dlrm"])
+def test_a_small_model_is_predicted_as_it_is_counted(name: str) -> None:
+    optimizer = Optimizer("adamw")
+    said = predicted(
+        SPECS[name], optimizer, StepOptions(fused_attention=False, fused_dropout=False)
+    )
+    seen = counted(SPECS[name], optimizer)
+    assert said.graph_bytes == pytest.approx(seen.graph_bytes, rel=0.02)
+    assert said.eager_bytes == pytest.approx(seen.eager_bytes, rel=0.02)
+    assert said.step_bytes == pytest.approx(seen.step.peak_bytes, rel=0.05)
+    assert seen.step.resident_bytes > 3 * said.weight_bytes
+
+
+def test_a_row_has_a_cell_for_each_head() -> None:
+    cells = dict(zip(HEADS, row(_case()), strict=False))
+    assert len(row(_case())) == len(HEADS)
+    assert (cells["model"], cells["weights MB"], cells["peak in"]) == (
+        "mlp small",
+        "1.00",
+        "backward",
+    )
+    assert row(_case())[2:12] == [
+        *("2.00", "2.00", "+0.00%", "2.06", "2.00", "+3.00%", "4.50", "5.00", "-10.00%"),
+        "backward",
+    ]
+    assert row(_case())[-4:] == ["-"] * 4
+
+
+def test_what_cuda_gave_out_fills_the_last_columns() -> None:
+    given = Allocated(2_500_000, 5_000_000, 500_000)
+    assert row(_case(given))[-4:] == ["2.50", "-17.60%", "5.00", "+20.00%"]
+    assert "up to 0.50 MB of it are workspaces" in summary([_case(given)])
+
+
+def test_the_lines_below_count_what_is_within_the_targets() -> None:
+    assert summary([_case()]).splitlines() == [
+        "graph: 1 of 1 within 2%, largest error +0.00%",
+        "eager: 0 of 1 within 2%, largest error +3.00%",
+        "step: 0 of 1 within 5%, largest error -10.00%",
+        "CUDA: no CUDA device here, so its allocator was not compared",
+    ]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_gives_out_about_what_is_predicted() -> None:
+    optimizer = Optimizer("adamw", implementation="foreach")
+    said = predicted(SPECS["mlp"], optimizer, StepOptions())
+    given = allocated(SPECS["mlp"], optimizer, torch.device("cuda"))
+    assert given.forward_bytes - given.kept_bytes == pytest.approx(said.eager_bytes, rel=0.1)
+    assert given.step_bytes - given.kept_bytes == pytest.approx(said.step_bytes, rel=0.1)

@@ -1,0 +1,83 @@
+"""One capture with symbolic sizes against captures of definite ones, number by number."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from fxpart.capture import capture_graph, joint_graph
+from fxpart.capture.symbolic import symbolic_graph
+from fxpart.cost.holding import live_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.graph import OpGraph
+from fxpart.models.build import build_model
+from fxpart.models.spec import ModelSpec
+from fxpart.models.symbolic_inputs import symbolic_inputs
+from fxpart.symbolic.graph import SymbolicGraph
+from tests.execution.small_presets import SMALL_PRESETS
+
+BATCHES = (1, 2, 3, 64)
+
+
+@cache
+def _symbolic(name: str, phase: str, symbols: tuple[str, ...] = ("batch",)) -> SymbolicGraph:
+    found = symbolic_inputs(SMALL_PRESETS[name], symbols)
+    built = found.built
+    return symbolic_graph(
+        built.module, built.args, built.kwargs, dims=found.dims, phase=phase, ranges=found.ranges
+    )
+
+
+def _static(spec: ModelSpec, phase: str) -> OpGraph:
+    built = build_model(spec)
+    if phase == "training":
+        return joint_graph(built.module, built.args, built.kwargs)
+    return capture_graph(built.module, built.args, built.kwargs)
+
+
+def _peaks(graph: OpGraph, device_of_module: dict[str, int], devices: int) -> list[int]:
+    """Return the most bytes of inputs and live tensors on each device, by module."""
+    tables = memory_tables(graph)
+    device_of = np.array([device_of_module[path] for path in graph.modules], dtype=np.int64)
+    return [int(live_bytes(tables, device_of, device).max()) for device in range(devices)]
+
+
+def _assert_equal(ours: OpGraph, fresh: OpGraph) -> None:
+    """Compare costs, storages, and peaks on one device and on three at random by module."""
+    for field in ("flops", "moved_bytes"):
+        assert int(getattr(ours, field).sum()) == int(getattr(fresh, field).sum()), field
+    storages = [np.sort(g.value_alloc_bytes[g.value_alloc_bytes > 0]) for g in (ours, fresh)]
+    assert storages[0].tolist() == storages[1].tolist()
+    assert ours.weight_names == fresh.weight_names
+    paths = sorted({*ours.modules, *fresh.modules})
+    placed = np.random.default_rng(0).integers(0, 3, len(paths)).tolist()
+    for device_of in (dict.fromkeys(paths, 0), dict(zip(paths, placed, strict=True))):
+        assert _peaks(ours, device_of, 3) == _peaks(fresh, device_of, 3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3_70b", "resnet50", "dlrm", "mixtral_8x7b"])
+@pytest.mark.parametrize("batch", BATCHES)
+def test_inference_equals_a_fresh_capture(name: str, batch: int) -> None:
+    fresh = _static(replace(SMALL_PRESETS[name], batch_size=batch), "inference")
+    _assert_equal(_symbolic(name, "inference").at(batch=batch), fresh)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet50", "dlrm"])
+@pytest.mark.parametrize("batch", [2, 64])
+def test_a_training_step_equals_a_fresh_capture(name: str, batch: int) -> None:
+    fresh = _static(replace(SMALL_PRESETS[name], batch_size=batch), "training")
+    ours = _symbolic(name, "training").at(batch=batch)
+    _assert_equal(ours, fresh)
+    assert ours.targets == fresh.targets
+    assert ours.forward_of.tolist() == fresh.forward_of.tolist()
+    assert len(ours.gradient_values) == len(fresh.gradient_values) > 0
+
+
+def test_sequences_grow_too() -> None:
+    symbolic = _symbolic("gpt2", "inference", ("batch", "seq_len"))
+    assert [1, 2] in symbolic.exponents.tolist()  # scores of all pairs of positions
+    for batch, length in ((1, 7), (5, 32), (64, 2)):
+        spec = replace(SMALL_PRESETS["gpt2"], batch_size=batch, seq_len=length)
+        _assert_equal(symbolic.at(batch=batch, seq_len=length), _static(spec, "inference"))

@@ -1,0 +1,74 @@
+"""A model captured once for every batch size."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fxpart.captured import captured_graph
+from fxpart.captured_symbolic import captured_symbolic, symbols_named
+from fxpart.cost.all_reduce import partial_values
+from fxpart.errors import SpecError
+from fxpart.models.spec import ModelSpec
+
+FACTORY = """
+from torch import nn, zeros
+
+def build(batch_size, dtype):
+    return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), (zeros(batch_size, 8),)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "layered.py").write_text(FACTORY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield tmp_path
+    sys.modules.pop("layered", None)
+
+
+def _spec(batch_size: int = 3) -> ModelSpec:
+    return ModelSpec(name="m", factory="layered:build", batch_size=batch_size)
+
+
+def test_all_batch_sizes_share_an_entry(folder: Path) -> None:
+    first = captured_symbolic(_spec(3), ("batch",), folder / "cache")
+    again = captured_symbolic(_spec(64), ("batch",), folder / "cache")
+    assert (first.from_cache, again.from_cache) == (False, True)
+    for batch in (1, 5):
+        fresh = captured_graph(_spec(batch), "operator", None).graph
+        at = again.symbolic.at(batch=batch)
+        assert at.value_bytes.tolist() == fresh.value_bytes.tolist()
+        assert at.flops.tolist() == fresh.flops.tolist()
+        assert at.names == fresh.names
+
+
+def test_a_training_step_has_an_entry_of_its_own(folder: Path) -> None:
+    captured_symbolic(_spec(), ("batch",), folder / "cache")
+    step = captured_symbolic(_spec(), ("batch",), folder / "cache", "training")
+    assert not step.from_cache
+    assert step.symbolic.graph.is_backward.any()
+    assert captured_symbolic(_spec(), ("batch",), folder / "cache", "training").from_cache
+    other = captured_symbolic(_spec(), ("batch",), folder / "cache", "training", train_mode=True)
+    assert not other.from_cache
+
+
+def test_the_batch_splits_activations_and_gradients_are_partial(folder: Path) -> None:
+    step = captured_symbolic(_spec(), ("batch",), None, "training").symbolic
+    graph, dims = step.graph, step.value_batch_dim
+    assert set(dims[graph.gradient_values].tolist()) == {-2}
+    assert dims[graph.value_names.index("linear")] == 0
+    partial = partial_values(graph, dims)
+    assert set(graph.gradient_values.tolist()) <= set(partial.tolist())
+    # The loss is partial too, and nothing inside the model is.
+    assert np.all(graph.value_is_output[partial])
+
+
+def test_symbols_have_names() -> None:
+    assert symbols_named("none") == ()
+    assert symbols_named("batch_and_seq_len") == ("batch", "seq_len")
+    with pytest.raises(SpecError, match=r"capture\.symbolic=bach does not exist; nearest: batch"):
+        symbols_named("bach")
