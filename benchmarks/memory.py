@@ -11,7 +11,10 @@ nothing of the prediction; weights, buffers, inputs, gradients and the optimizer
 - step: a training step of the module itself: forward in train mode, the loss that fxpart takes,
   backward, update; the second step, after ``zero_grad(set_to_none=True)``.
 
-What kernels take for themselves is in neither. Where there is a CUDA device, the last columns are
+What kernels take for themselves is in neither. The LSTM is the exception: on a CPU a library
+computes whole layers, and returns a workspace that is counted; captures are of no such library.
+
+Where there is a CUDA device, the last columns are
 what torch's allocator gave out there for the same, and how far predictions for it are off: with
 fused attention and dropout, and the optimizer in its ``foreach`` form, as torch has them there.
 

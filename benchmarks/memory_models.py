@@ -179,9 +179,9 @@ MID_SIZE = (
     _of("mixtral", "MixtralForCausalLM", _mixtral(4, 512, 8, 1024, 16000), 2, 128),
     _of("vit", "ViTForImageClassification", _vit(6, 768, 12, 3072, 224), 8),
     _of("resnet50", "ResNetForImageClassification", _RESNET_50, 4),
-    _of("whisper", "WhisperForConditionalGeneration", _whisper(6, 512, 8, 51865, 1500), 2, 64),
+    _of("whisper", "WhisperForConditionalGeneration", _whisper(6, 512, 8, 51865, 1500), 1, 64),
     _made("dlrm", _DLRM, 2048, embedding_dim=64, max_rows=20_000),
     _made("mlp", f"{_BENCHMARK}:mlp", 512, widths=[1024, 4096, 4096, 4096, 1024]),
-    _made("lstm", f"{_BENCHMARK}:lstm", 16, seq_len=64, vocabulary=10_000, width=512, hidden=1024),
+    _made("lstm", f"{_BENCHMARK}:lstm", 32, seq_len=32, vocabulary=10_000, width=512, hidden=1024),
 )
 """As users run them on one device, 50 to 330 MB of weights."""

@@ -60,7 +60,7 @@ def test_the_batch_splits_activations_and_gradients_are_partial(folder: Path) ->
     step = captured_symbolic(_spec(), ("batch",), None, "training").symbolic
     graph, dims = step.graph, step.value_batch_dim
     assert set(dims[graph.gradient_values].tolist()) == {-2}
-    assert dims[graph.value_names.index("linear")] == 0
+    assert dims[graph.value_names.index("relu")] == 0
     partial = partial_values(graph, dims)
     assert set(graph.gradient_values.tolist()) <= set(partial.tolist())
     # The loss is partial too, and nothing inside the model is.
