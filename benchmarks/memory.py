@@ -14,9 +14,9 @@ nothing of the prediction; weights, buffers, inputs, gradients and the optimizer
 What kernels take for themselves is in neither. The LSTM is the exception: on a CPU a library
 computes whole layers, and returns a workspace that is counted; captures are of no such library.
 
-Where there is a CUDA device, the last columns are
-what torch's allocator gave out there for the same, and how far predictions for it are off: with
-fused attention and dropout, and the optimizer in its ``foreach`` form, as torch has them there.
+Where there is a CUDA device, the last columns are what torch's allocator gave out there for the
+same, and how far predictions for it are off: with fused attention and dropout, and the optimizer in
+its ``foreach`` form, as torch has them there.
 
 ``--quick`` takes the small ones alone, ``--only NAME`` one architecture, ``--optimizer NAME``
 another than adamw, ``--markdown`` prints the table as docs have it.

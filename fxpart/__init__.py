@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from fxpart.cost.profile import OperatorProfile as OperatorProfile
     from fxpart.cost.roofline import LatencyModel as LatencyModel
     from fxpart.data_parallel import DataParallel as DataParallel
-    from fxpart.data_parallel import data_parallel as data_parallel
+    from fxpart.data_parallel import split_topology as split_topology
     from fxpart.errors import CacheError as CacheError
     from fxpart.errors import CaptureError as CaptureError
     from fxpart.errors import CycleError as CycleError

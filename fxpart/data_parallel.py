@@ -12,7 +12,7 @@ from fxpart.errors import SpecError
 from fxpart.graph import IntArray
 from fxpart.topology import DeviceSpec, Link, Topology
 
-__all__ = ["DataParallel", "data_parallel", "share_of_batch"]
+__all__ = ["DataParallel", "share_of_batch", "split_topology"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -50,7 +50,7 @@ def share_of_batch(batch_size: int, replicas: int) -> int:
     return batch_size // replicas
 
 
-def data_parallel(topology: Topology, replicas: int) -> DataParallel:
+def split_topology(topology: Topology, replicas: int) -> DataParallel:
     """Return the devices of `topology` dealt out to `replicas` that are alike.
 
     Neighbours stay in one replica where that makes equal ones: then transfers of a placement are

@@ -15,7 +15,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "fxpart.cost.peak_tensors": ("DevicePeak", "LiveTensor", "device_peaks"),
     "fxpart.cost.profile": ("OperatorProfile",),
     "fxpart.cost.roofline": ("LatencyModel",),
-    "fxpart.data_parallel": ("DataParallel", "data_parallel"),
+    "fxpart.data_parallel": ("DataParallel", "split_topology"),
     "fxpart.errors": (
         "CacheError",
         "CaptureError",

@@ -14,7 +14,7 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.latency_source import LatencySource
 from fxpart.cost.peak_tensors import DevicePeak, device_peaks
-from fxpart.data_parallel import data_parallel, share_of_batch
+from fxpart.data_parallel import share_of_batch, split_topology
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.granularity import depth_of, group_operators
 from fxpart.levels import check_level
@@ -97,7 +97,7 @@ def plan(config: Config, spec: ModelSpec) -> Result:
     _check(config)
     place = make_mode(config.mode.name, config.mode.options)
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
-    parallel = data_parallel(topology, config.data_parallel)
+    parallel = split_topology(topology, config.data_parallel)
     with progress(f"capturing {spec.name}"):
         subject = subject_of(config, spec)
     rounding = rounding_bytes(config.devices, config.reserve)

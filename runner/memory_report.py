@@ -54,7 +54,8 @@ def peak_line(peaks: Sequence[DevicePeak]) -> str:
         if size >= _WORTH_A_WORD * peak.bytes
     }
     rest = peak.bytes - sum(large.values())
-    shown = {**large, "other": rest} if rest else large
+    # What would be shown as 0.00 is not worth a word even added up.
+    shown = {**large, "other": rest} if float(unit.show(rest)) else large
     parts = ", ".join(f"{name} {unit.show(size)}" for name, size in shown.items())
     where = f"{peak.module or peak.op_name} ({peak.doing})"
     held = f"{unit.show(peak.bytes)} {unit.name}"

@@ -6,14 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fxpart.data_parallel import data_parallel, share_of_batch
+from fxpart.data_parallel import share_of_batch, split_topology
 from fxpart.errors import SpecError
 from fxpart.topology import Link, Topology
 from tests.sketch import devices
 
 
 def test_neighbours_stay_together_in_one_replica() -> None:
-    parts = data_parallel(devices(16, 16, 16, 16), 2)
+    parts = split_topology(devices(16, 16, 16, 16), 2)
     assert parts.rings.tolist() == [[0, 1], [2, 3]]
     assert parts.replica.n_devices == 2
     assert parts.n_replicas == 2
@@ -21,7 +21,7 @@ def test_neighbours_stay_together_in_one_replica() -> None:
 
 def test_one_replica_is_the_whole() -> None:
     whole = devices(16, 24)
-    parts = data_parallel(whole, 1)
+    parts = split_topology(whole, 1)
     assert parts.rings.tolist() == [[0, 1]]
     assert np.array_equal(parts.replica.bytes_per_s, whole.bytes_per_s)
 
@@ -29,7 +29,7 @@ def test_one_replica_is_the_whole() -> None:
 def test_kinds_are_dealt_out_evenly() -> None:
     # Devices are called d0, d1, ...: kinds differ by memory, so names are made equal first.
     topology = _named(devices(80, 80, 16, 16, 16, 16), ["a", "a", "b", "b", "b", "b"])
-    parts = data_parallel(topology, 2)
+    parts = split_topology(topology, 2)
     assert parts.rings.tolist() == [[0, 2, 3], [1, 4, 5]]
     assert [device.memory_bytes for device in parts.replica.devices] == [80, 16, 16]
 
@@ -37,7 +37,7 @@ def test_kinds_are_dealt_out_evenly() -> None:
 def test_rings_take_their_slowest_link() -> None:
     near, far = Link(100.0, 0.5), Link(10.0, 2.0)
     topology = _named(devices(*[16] * 4, link=near, nodes=[0, 0, 1, 1], far=far), ["a"] * 4)
-    parts = data_parallel(topology, 2)
+    parts = split_topology(topology, 2)
     assert parts.links == (far, far)
     assert parts.replica.bytes_per_s[0, 1] == 100.0
 
@@ -47,19 +47,19 @@ def test_replicas_on_one_machine_of_three_have_other_links() -> None:
     near, far = Link(100.0), Link(10.0)
     topology = _named(devices(*[16] * 4, link=near, nodes=[0, 0, 1, 2], far=far), ["a"] * 4)
     with pytest.raises(SpecError, match="equal parts"):
-        data_parallel(topology, 2)
+        split_topology(topology, 2)
 
 
 @pytest.mark.parametrize(("sizes", "replicas"), [([16] * 3, 2), ([16, 16, 24], 3), ([16, 24], 2)])
 def test_devices_that_make_no_equal_parts_are_refused(sizes: list[int], replicas: int) -> None:
     topology = _named(devices(*sizes), [f"m{size}" for size in sizes])
     with pytest.raises(SpecError, match=re.escape(f"there are {len(sizes)}")):
-        data_parallel(topology, replicas)
+        split_topology(topology, replicas)
 
 
 def test_no_replicas_are_refused() -> None:
     with pytest.raises(SpecError, match="data_parallel=0 must be 1 or more"):
-        data_parallel(devices(16), 0)
+        split_topology(devices(16), 0)
 
 
 def test_the_batch_is_shared_evenly() -> None:

@@ -24,7 +24,7 @@ _FIX = re.compile(r"^\s*(\w+) = (.*)$", re.MULTILINE)
 _LIMIT = re.compile(r"\b(min|max)=(\d+)")
 
 
-def tightened(ranges: Ranges, error: BaseException) -> Ranges:
+def tightened(ranges: Ranges, error: CaptureError) -> Ranges:
     """Return `ranges` narrowed as `torch.export` suggests where it refuses them.
 
     Raises:
@@ -39,7 +39,7 @@ def tightened(ranges: Ranges, error: BaseException) -> Ranges:
     fixes = dict(_FIX.findall(suggested))
     known = {name: fix for name, fix in fixes.items() if name in ranges}
     if not known:
-        raise error
+        raise _refusal(error, text) from error
     narrow = dict(ranges)
     for name, fix in known.items():
         if not fix.startswith("Dim("):
@@ -52,8 +52,14 @@ def tightened(ranges: Ranges, error: BaseException) -> Ranges:
         tops = [top for top in (high, limits.get("max")) if top is not None]
         narrow[name] = (max(low, limits.get("min", low)), min(tops, default=None))
     if narrow == ranges:
-        raise error
+        raise _refusal(error, text) from error
     return narrow
+
+
+def _refusal(error: CaptureError, text: str) -> CaptureError:
+    if "Constraints violated" not in text:
+        return error
+    return CaptureError(f"{error}; set capture.symbolic=none, or fewer sizes symbolic")
 
 
 def symbols_of(

@@ -16,7 +16,10 @@ def _joined(parts: list[Tensor], layout: Layout) -> Tensor:
         whole = torch.cat(rows).movedim(0, layout.dim)
     elif layout.is_partial:
         stacked = torch.stack(parts)
-        whole = {"sum": stacked.sum, "max": stacked.amax, "min": stacked.amin}[layout.reduction](0)
+        if layout.reduction == "sum":
+            whole = stacked.sum(0)
+        else:
+            whole = stacked.amax(0) if layout.reduction == "max" else stacked.amin(0)
     else:
         assert all(torch.equal(part, parts[0]) for part in parts), "copies differ"
         whole = parts[0]
@@ -50,7 +53,7 @@ def disagreements(
     processes = [_Process(graph) for _ in range(3)]
     for process, given in zip(processes, [inputs, *parts], strict=True):
         process.start(given)
-    whole, *others = processes
+    others = processes[1:]
     found = []
     for node in graph.graph.nodes:
         if node.op == "output":

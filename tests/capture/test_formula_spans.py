@@ -83,9 +83,8 @@ def test_operators_read_what_they_did_and_nothing_from_later(seed: int, span: in
     assert replace(held, read_start=graph.read_start, reads=graph.reads).n_ops == graph.n_ops
 
 
-@pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
 @pytest.mark.parametrize(
-    "name", ["llama3_70b", "mixtral_8x7b", "gpt2", "bert_large", "t5_large", "vit_large", "dlrm"]
+    ("name", "train"), [("llama3_70b", False), ("gpt2", True), ("vit_large", False), ("dlrm", True)]
 )
 def test_the_peak_of_a_step_is_what_a_real_step_of_the_model_holds(name: str, train: bool) -> None:
     torch.manual_seed(0)

@@ -8,11 +8,13 @@ from torch.export import Dim
 from fxpart.capture.joint import JointProgram, StepOptions, joint_capture, joint_programs
 from fxpart.models.spec import ModelSpec
 from tests.capture.joint_scene import flat_inputs, on_cpu
-from tests.capture.small_specs import BERT, GPT2, LLAMA, RESNET
+from tests.capture.small_specs import GPT2, LLAMA, RESNET
 
 
-def _symbolic(module: nn.Module, inputs: dict[str, Tensor], options: StepOptions) -> JointProgram:
-    batch = Dim("batch", min=1, max=1024)
+def _symbolic(
+    module: nn.Module, inputs: dict[str, Tensor], options: StepOptions, least: int = 1
+) -> JointProgram:
+    batch = Dim("batch", min=least, max=1024)
     return joint_programs(module, (), inputs, options, {name: {0: batch} for name in inputs})
 
 
@@ -21,8 +23,9 @@ def _operators(step: JointProgram) -> list[fx.Node]:
     return [node for node in calls if not isinstance(node.meta["val"], SymInt)]
 
 
-@pytest.mark.parametrize("checkpointing", ["none", "block"])
-@pytest.mark.parametrize("spec", [GPT2, LLAMA, BERT, RESNET], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    ("spec", "checkpointing"), [(GPT2, "block"), (LLAMA, "none"), (RESNET, "none")]
+)
 def test_a_symbolic_step_has_the_operators_of_a_static_one(
     spec: ModelSpec, checkpointing: str
 ) -> None:
@@ -50,25 +53,25 @@ def test_a_symbolic_step_runs_at_another_batch_size() -> None:
 
 
 class _Odd(nn.Module):
-    """Asks for a size that is no polynomial."""
+    """Asks for a size that is no polynomial: that of every other row."""
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        half = x.new_zeros(x.shape[0] // 2, 3) + self.weight
-        return torch.cat([half, x * self.weight])
+        return (x * self.weight)[::2].square().sum(0)
 
 
 def test_a_size_that_is_no_polynomial_stays_as_it_is() -> None:
     module, x = _Odd(), torch.randn(6, 3)
-    symbolic = _symbolic(module, {"x": x}, StepOptions())
-    targets = {str(n.target) for n in symbolic.program.graph.nodes}
-    assert any("floordiv" in target for target in targets)
+    symbolic = _symbolic(module, {"x": x}, StepOptions(), least=4)
+    shapes = [n.meta["val"].shape for n in _operators(symbolic) if n.meta["val"].dim() == 2]
+    rows = {str(shape[0].node.expr) for shape in shapes}
+    assert any("//" in size for size in rows)
     more = torch.randn(9, 3)
     loss, gradient = symbolic.program.graph_module(*flat_inputs(symbolic, module, {"x": more}))
     expected = module(more).mean()
     torch.testing.assert_close(loss, expected)
-    expected.backward()  # type: ignore[no-untyped-call]
+    expected.backward()
     torch.testing.assert_close(gradient, module.weight.grad)

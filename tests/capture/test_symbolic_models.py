@@ -42,9 +42,8 @@ class _Mlp(nn.Module):
 
 def test_a_perceptron_grows_as_by_hand() -> None:
     symbolic = _captured(_Mlp(), torch.zeros(5, 4))
-    assert symbolic.graph.targets == ("aten.linear.default", "aten.relu.default") + (
-        "aten.linear.default",
-    )
+    linear = "aten.linear.default"
+    assert symbolic.graph.targets == (linear, "aten.relu.default", linear)
     assert symbolic.captured_at == (5,)
     assert _polynomial(symbolic, "flops", 0) == {(1,): 2 * 4 * 8}
     assert _polynomial(symbolic, "value_bytes", 1) == {(1,): 8 * 4}
@@ -164,6 +163,7 @@ class _Fixed(nn.Module):
 
 class _Square(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
+        torch._check(x.shape[0] == x.shape[1])
         return x + x.transpose(0, 1)
 
 
@@ -181,8 +181,8 @@ class _Nonzero(nn.Module):
     ("module", "shape", "dims", "said"),
     [
         (_Fixed(), (5, 4), BATCH, "batch cannot be symbolic: the model holds for batch = 5 alone"),
-        (_Square(), (5, 7), BOTH, "cannot"),
-        (_Pooled(), (2, 3, 9), (SymbolicDim(0, 2, "seq_len"),), "is no polynomial"),
+        (_Square(), (5, 5), BOTH, "seq_len cannot be symbolic: .* for seq_len = batch alone"),
+        (_Pooled(), (2, 3, 9), (SymbolicDim(0, 2, "seq_len"),), "set capture.symbolic=none"),
         (_Nonzero(), (5, 4), BATCH, "depends on the values of a tensor"),
     ],
 )
@@ -210,6 +210,14 @@ def test_dimensions_that_the_inputs_do_not_have_are_refused(
 ) -> None:
     with pytest.raises(SpecError, match=said):
         _captured(_Mlp(), torch.zeros(5, 4), dims=dims)
+
+
+def test_a_size_that_is_rounded_is_no_polynomial() -> None:
+    inputs = (torch.zeros(2, 3, 9, device="meta"),)
+    dims = (SymbolicDim(0, 2, "seq_len"),)
+    with pytest.raises(CaptureError, match="of avg_pool1d is no polynomial") as caught:
+        symbolic_graph(_Pooled(), inputs, dims=dims, ranges={"seq_len": (4, None)})
+    assert "\n" not in str(caught.value)
 
 
 def test_a_range_of_too_few_sizes_is_refused() -> None:

@@ -13,7 +13,7 @@ from fxpart.cost.all_reduce import (
     with_buckets,
 )
 from fxpart.cost.evaluate import evaluate
-from fxpart.data_parallel import data_parallel
+from fxpart.data_parallel import split_topology
 from fxpart.errors import SpecError
 from fxpart.graph import IntArray, OpGraph
 from fxpart.partitions import partition_by_device
@@ -56,7 +56,7 @@ def test_a_ring_of_two_sends_each_half_twice() -> None:
 
 def test_gradients_are_summed_while_the_backward_goes_on() -> None:
     graph = _step()
-    parts = data_parallel(devices(1000, 1000, link=Link(30.0)), 2)
+    parts = split_topology(devices(1000, 1000, link=Link(30.0)), 2)
     task = problem(graph, parts.replica)
     placed = partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
     evaluation = evaluate(task, placed)
@@ -80,7 +80,7 @@ def test_gradients_are_summed_while_the_backward_goes_on() -> None:
 
 def test_a_partial_value_inside_the_model_makes_all_wait() -> None:
     graph = _step()
-    parts = data_parallel(devices(1000, 1000, link=Link(30.0)), 2)
+    parts = split_topology(devices(1000, 1000, link=Link(30.0)), 2)
     task = problem(graph, parts.replica)
     placed = partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
     # What the first layer makes (8 bytes) is read by operators that make nothing partial of it.
@@ -95,7 +95,7 @@ def test_a_partial_value_inside_the_model_makes_all_wait() -> None:
 
 def test_what_is_not_partial_is_not_summed() -> None:
     graph = _step()
-    parts = data_parallel(devices(1000, 1000), 2)
+    parts = split_topology(devices(1000, 1000), 2)
     task = problem(graph, parts.replica)
     placed = partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
     partial = partial_values(graph, _dims(graph))
@@ -108,7 +108,7 @@ def test_what_is_not_partial_is_not_summed() -> None:
 def test_updates_wait_for_the_sums() -> None:
     graph = _step()
     step = replace(graph, targets=(*graph.targets[:3], "optimizer.sgd"))
-    parts = data_parallel(devices(1000, 1000, link=Link(30.0)), 2)
+    parts = split_topology(devices(1000, 1000, link=Link(30.0)), 2)
     task = problem(step, parts.replica)
     placed = partition_by_device(step, np.zeros(step.n_ops, dtype=np.int64))
     cost = all_reduce_cost(
@@ -134,7 +134,7 @@ def test_views_of_one_gradient_are_summed_once() -> None:
         gradient_values=np.array([view], dtype=np.int64),
         gradient_weights=np.array([0], dtype=np.int64),
     )
-    parts = data_parallel(devices(1000, 1000), 2)
+    parts = split_topology(devices(1000, 1000), 2)
     task = problem(graph, parts.replica)
     placed = partition_by_device(graph, np.zeros(2, dtype=np.int64))
     partial = partial_values(graph, _dims(graph, made, view))
@@ -151,7 +151,7 @@ def test_buckets_lie_beside_the_weights() -> None:
 
 def test_copies_and_empty_buckets_are_refused() -> None:
     graph = _step()
-    parts = data_parallel(devices(1000, 1000), 2)
+    parts = split_topology(devices(1000, 1000), 2)
     task = problem(graph, devices(1000, 1000))
     copied = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0, 1),))
     alone = Assignment(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))

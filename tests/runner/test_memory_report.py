@@ -49,6 +49,8 @@ def test_of_equal_devices_the_first_is_the_fullest() -> None:
 def test_small_kinds_are_added_up() -> None:
     said = peak_line([peak(0, {"weight": 990, "input": 5, "temporary": 5})])
     assert said.endswith("weights 990, other 10")
+    said = peak_line([peak(0, {"weight": GIB, "input": 5})])
+    assert said.endswith("weights 1.00")
 
 
 def test_a_root_module_is_named_by_its_operator() -> None:

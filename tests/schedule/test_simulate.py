@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +15,6 @@ from fxpart.schedule import (
     ScheduleResult,
     StageCost,
     StageLink,
-    StageUpdate,
     simulate_schedule,
 )
 from tests.schedule.wrong_pipelines import NO_PIPELINES, no_pipeline, stuck_order
@@ -150,47 +148,6 @@ def test_what_a_later_stage_reads_goes_there_straight() -> None:
     assert (
         simulate_schedule("gpipe", _step(stages, links, training=False), 1).events[-1].start_s == 6
     )
-
-
-def test_updates_follow_the_last_backward_of_their_device() -> None:
-    # Devices 5 and 6 have two stages each; stage 1 has nothing to update.
-    stages = [
-        StageCost(device, 1.0, 1.0, update_s=taken_s)
-        for device, taken_s in zip((5, 6, 5, 6), (2.0, 0.0, 3.0, 1.0), strict=True)
-    ]
-    result = simulate_schedule("interleaved", _step(stages), 2)
-    plain = simulate_schedule("interleaved", _equal(2, 2), 2)
-    assert [list(event)[1:] for event in result.events] == [list(e)[1:] for e in plain.events]
-    last_s = [max(e.finish_s for e in result.events if e.device == device) for device in (5, 6)]
-    assert result.updates == (
-        StageUpdate(5, 0, last_s[0], last_s[0] + 2),
-        StageUpdate(5, 2, last_s[0] + 2, last_s[0] + 5),
-        StageUpdate(6, 3, last_s[1], last_s[1] + 1),
-    )
-    assert result.step_s == max(last_s[0] + 5, last_s[1] + 1)
-    assert result.busy_s == (plain.busy_s[0] + 5, plain.busy_s[1] + 1)
-    assert plain.updates == ()
-
-
-def test_memory_of_updates_by_hand() -> None:
-    # Two stages of one device, each with 100 of weights, 10 of gradients and 1 of results a
-    # micro-batch, of which there are 2; updates make 30, of which 20 stay.
-    cost = StageCost(
-        0,
-        1.0,
-        1.0,
-        weight_bytes=100,
-        gradient_bytes=10,
-        output_bytes=1,
-        first_backward_peak_bytes=10,
-        update_peak_bytes=30,
-        update_kept_bytes=20,
-    )
-    result = simulate_schedule("interleaved", _step([cost, cost]), 2)
-    assert result.peak_bytes == (2 * 100 + 2 * 2 * 1 + 2 * 10 + 20 + 30,)
-    # A backward that needs more than what updates make is the peak.
-    busy = replace(cost, backward_peak_bytes=500)
-    assert simulate_schedule("gpipe", _step([busy]), 2).peak_bytes == (100 + 2 + 10 + 500,)
 
 
 @st.composite

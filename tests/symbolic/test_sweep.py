@@ -51,6 +51,10 @@ def test_a_table_by_hand() -> None:
     assert table.throughput_per_s.tolist() == [8 / 16, 1 / 6, 5 / 10]
     assert table.peak_bytes.tolist() == [[156, 74], [107, 18], [135, 50]]
     assert table.feasible.tolist() == [False, True, True]
+    # Over a slow link, its 5 b bytes take 5 b s, longer than any operator.
+    slow = devices(GB, GB, link=Link(1.0))
+    table = sweep(_two_in_a_row(), slow, LatencyModel(), _APART, [{"batch": 8}])
+    assert table.throughput_per_s.tolist() == [8 / 40]
 
 
 @settings(max_examples=25, deadline=None)

@@ -5,6 +5,7 @@ from dataclasses import replace
 from fxpart.batch_dim.call import Call
 from fxpart.batch_dim.layout import Layout
 from fxpart.batch_dim.placement import REPLICATED
+from fxpart.batch_dim.rules.terms import PAIRS
 from fxpart.batch_dim.views import Moved, moved, overlapping_dim
 
 __all__ = ["cat", "item", "repeated", "select_backward", "stack", "view"]
@@ -38,16 +39,24 @@ def _lost(call: Call, at: Layout, result: int) -> Layout:
 
 
 def repeated(call: Call) -> list[Layout]:
-    """Return the layout of a tensor that is repeated, maybe once for each example."""
+    """Return the layout of a tensor that is repeated, maybe once for each example.
+
+    What is split already, and repeated for each example once more, pairs examples. By numbers that
+    cannot be told from another dimension of that size, which is taken for likelier.
+    """
     operand = call.first()
     before, after = call.sizes(operand), call.results[0] or ()
     new = len(after) - len(before)
-    for dim, size in enumerate(after):
-        is_new = dim < new or before[dim - new] != size
-        if is_new and call.batch.is_in(size) and not call.layout(operand).is_split:
-            at = call.whole(operand)
-            return [replace(at, dim=dim)]
-    return view(call)
+    grown = [
+        dim
+        for dim, size in enumerate(after)
+        if (dim < new or before[dim - new] != size) and call.batch.is_in(size)
+    ]
+    if not call.layout(operand).is_split:
+        return [replace(call.whole(operand), dim=grown[0])] if grown else view(call)
+    found = view(call)
+    others = [dim for dim in grown if dim != found[0].dim and not isinstance(after[dim], int)]
+    return [replace(x, differs=x.differs or PAIRS) for x in found] if others else found
 
 
 def item(call: Call) -> list[Layout]:
