@@ -7,6 +7,7 @@ this is needed once after an installation; without it the first run takes some s
 import numpy as np
 
 from fxpart.cost.evaluate import evaluate
+from fxpart.cost.peak_tensors import device_peaks
 from fxpart.cost.roofline import LatencyModel
 from fxpart.graph import OpGraph, csr
 from fxpart.modes import MODES, make_mode
@@ -18,6 +19,9 @@ from fxpart.static.graph import StaticGraph, StaticProblem
 from fxpart.static.kl_based import kl_based as static_kl_based
 from fxpart.static.size_based import size_based as static_size_based
 from fxpart.static.sparse_nn import sparse_nn
+from fxpart.symbolic.graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
+from fxpart.symbolic.latency import latency_formula
+from fxpart.symbolic.peak import peak_formulas
 from fxpart.topology import DeviceSpec, Link, uniform_topology
 
 __all__ = ["precompile"]
@@ -87,7 +91,19 @@ def precompile() -> None:
     # A placement that is given runs no loop of its own.
     for name in [name for name in MODES if name != "aot_based"]:
         evaluate(problem, make_mode(name)(problem))
-    stage_costs(problem, make_mode("pipeline")(problem))
+    placed = make_mode("pipeline")(problem)
+    stage_costs(problem, placed)
+    device_peaks(problem, placed)
+    symbolic = _any_batch(problem.graph)
+    peak_formulas(symbolic, placed, topology.n_devices)
+    latency_formula(symbolic, topology, LatencyModel(), placed, [{"batch": 1}, {"batch": 2}])
+
+
+def _any_batch(graph: OpGraph) -> SymbolicGraph:
+    """Return `graph` as that of a batch of 1."""
+    columns = {name: getattr(graph, name)[:, None] for name in (*OF_OPERATORS, *OF_VALUES)}
+    one = np.array([[1]], dtype=np.int64)
+    return SymbolicGraph(graph, ("batch",), (1,), one, columns, -np.ones_like(graph.value_bytes))
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ class StepNodes:
         """For each run, the calls of the backward that compute its gradients."""
         self._blocks = dict.fromkeys(blocks)
         self._readers: dict[int, set[int]] = {}
-        """Numbers of the runs whose backward reads a storage of the forward."""
+        """Numbers of the runs whose backward reads a storage."""
         for node in graph.nodes:
             for key in self.storages(node):
                 self.maker.setdefault(key, node)
@@ -75,14 +75,9 @@ class StepNodes:
         return [key for leaf in changed for key in self.storages(leaf)]
 
     def needed_outside(self, run: BlockRun) -> set[int]:
-        """Return the storages of `run` that others need, or write into: they stay in memory."""
+        """Return the storages of `run` that the backward of others needs: they stay in memory."""
         mine = (key for node in run.nodes for key in self.storages(node))
-        return {
-            key
-            for key in mine
-            if self._readers.get(key, set()) - {run.number}
-            or any(self.run_of.get(writer) is not run for writer in self.writers.get(key, ()))
-        }
+        return {key for key in mine if self._readers.get(key, set()) - {run.number}}
 
     def is_read_back(self, node: fx.Node, run: BlockRun) -> bool:
         """Tell whether the backward of `run` reads what `node` gives."""

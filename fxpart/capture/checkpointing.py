@@ -83,8 +83,10 @@ class _Plan:
             chosen[node] = None
             waiting += [i for i in node.all_input_nodes if self._is_remade(i)]
             remade = [key for key in self.nodes.storages(node) if self._is_free(key)]
-            # What wrote into the storage then, through a view perhaps, has to write again.
-            waiting += [w for key in remade for w in self.nodes.writers.get(key, ())]
+            # What wrote into the storage in the block, through a view perhaps, writes again. What
+            # wrote into it later did not change what autograd saved: it would have refused.
+            writers = (w for key in remade for w in self.nodes.writers.get(key, ()))
+            waiting += [w for w in writers if self.nodes.run_of.get(w) is self.run]
         return chosen
 
     def _is_remade(self, node: fx.Node) -> bool:

@@ -22,6 +22,11 @@ def _grouped_mm_flops(arguments: list[Any]) -> int:
     return 2 * int(rows.numel()) * int(columns)
 
 
+def _grouped_mm_backward_flops(arguments: list[Any]) -> int:
+    """Return 4 T K N: a product for the gradient of the rows, and one for that of the weights."""
+    return 2 * _grouped_mm_flops(arguments)
+
+
 def _attention_flops(arguments: list[Any]) -> int:
     """Return 2 B H Sq Sk (D + Dv): scores, and their product with the values.
 
@@ -45,6 +50,7 @@ _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_flops,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward_flops,
     "transformers.grouped_mm_fallback.default": _grouped_mm_flops,
+    "transformers.grouped_mm_fallback_backward.default": _grouped_mm_backward_flops,
 }
 
 

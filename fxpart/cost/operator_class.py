@@ -5,9 +5,9 @@ import numpy.typing as npt
 
 from fxpart.graph import IntArray, OpGraph
 
-__all__ = ["compute_keys", "fresh_bytes", "is_free", "is_view"]
+__all__ = ["FRESH_BYTES", "compute_keys", "fresh_bytes", "is_free", "is_view"]
 
-_FRESH_BYTES = 2**25
+FRESH_BYTES = 2**25
 
 
 def compute_keys(graph: OpGraph) -> list[str]:
@@ -33,7 +33,7 @@ def fresh_bytes(graph: OpGraph) -> IntArray:
     The C library of a CPU asks the system for such memory anew each time (from 32 MiB on, in
     glibc), and the system hands it over page by page as it is first written.
     """
-    large = (graph.value_alloc_bytes >= _FRESH_BYTES) & (graph.value_producer >= 0)
+    large = (graph.value_alloc_bytes >= FRESH_BYTES) & (graph.value_producer >= 0)
     found = np.zeros(graph.n_ops, dtype=np.int64)
     np.add.at(found, graph.value_producer[large], graph.value_alloc_bytes[large])
     return found

@@ -11,8 +11,7 @@ import numpy.typing as npt
 
 from fxpart.cost.calibration import Calibration
 from fxpart.cost.latency_source import LatencySource
-from fxpart.cost.operator_class import _FRESH_BYTES as FRESH_BYTES
-from fxpart.cost.operator_class import is_free, is_view
+from fxpart.cost.operator_class import FRESH_BYTES, is_free, is_view
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import SpecError
 from fxpart.graph import FloatArray, IntArray, OpGraph

@@ -1,7 +1,9 @@
 """Several processes of one graph, played node by node in this one, and compared with the whole."""
 
+from dataclasses import replace
 from typing import Any
 
+import sympy
 import torch
 from torch import Tensor, fx
 
@@ -69,6 +71,20 @@ def disagreements(
         if isinstance(expected, Tensor) and not answer.layouts[0].differs:
             found += _compared(answer, made, expected)
     return found
+
+
+def in_numbers(report: BatchDimReport, sizes: dict[sympy.Symbol, int]) -> BatchDimReport:
+    """Return the report with its symbols replaced by numbers."""
+    nodes = tuple(
+        replace(
+            node,
+            layouts=tuple(
+                replace(x, outer=int(sympy.sympify(x.outer).subs(sizes))) for x in node.layouts
+            ),
+        )
+        for node in report.nodes
+    )
+    return replace(report, nodes=nodes)
 
 
 def _compared(answer: NodeBatchDim, made: list[Tensor], expected: Tensor) -> list[str]:

@@ -130,7 +130,20 @@ class _WritesIntoResult(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.line(x.mul_(2)).sigmoid().sin()
-        return y.mul_(0.5)
+        result: Tensor = y.mul_(0.5)
+        return result
+
+
+class _Residual(nn.Module):
+    """Adds to its input in place what it made from it: that cannot be made again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        more: Tensor = self.line(x.tanh()).sin()
+        return x.add_(more)
 
 
 class _Copied(_Stack):
@@ -177,6 +190,32 @@ class _Reads(nn.Module):
 def test_what_is_written_to_is_made_as_it_was_or_kept(module: nn.Module) -> None:
     _, checked = _both(module, torch.randn(8, 4))
     assert _again(checked)
+
+
+class _Ends(nn.Module):
+    """Its backward reads its result, and the next block needs it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.line(x))
+
+
+class _EndsAfterRelu(_Ends):
+    """The next block needs it to compute again what its backward reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.relu(x))
+
+
+@pytest.mark.parametrize("make", [_Ends, _EndsAfterRelu])
+def test_a_result_that_the_next_block_keeps_is_not_made_again(make: type[nn.Module]) -> None:
+    plain, checked = _both(_Stack(make), torch.randn(8, 4))
+    # Only that of the last block is.
+    assert sum("tanh" in name for name in _again(checked)) == 1
+    assert checked.graph.flops.sum() - plain.graph.flops.sum() == 2 * 8 * 4 * 4
 
 
 class _Twice(_Stack):

@@ -155,7 +155,7 @@ def test_the_main_job(folder: Path) -> None:
 @pytest.mark.usefixtures("store")
 def test_a_store_that_breaks_does_not_cost_the_result(folder: Path) -> None:
     own = ["model=custom", "model.factory=tiny:spoils_the_store", "capture.use_cache=false"]
-    done = run(folder, *own, SMALL, "hydra.run.dir=outputs/kept")
+    done = run(folder, *own, SMALL, "reserve=none", "hydra.run.dir=outputs/kept")
     assert done.code == 2
     assert done.error.startswith("tracking at sqlite:")
     assert "on 2 of 2 devices" in done.out
@@ -182,7 +182,7 @@ def test_a_signal_ends_the_run_as_killed(
 ) -> None:
     swept = ["-m"] if "," in mode else []
     slow = ["model=custom", "model.factory=tiny:slow", "capture.use_cache=false", f"mode={mode}"]
-    command = [sys.executable, *COMMAND, *swept, *slow, SMALL]
+    command = [sys.executable, *COMMAND, *swept, *slow, SMALL, "reserve=none"]
     with subprocess.Popen(
         command,
         cwd=folder,

@@ -96,7 +96,8 @@ def test_a_grouping_too_coarse_to_fit_says_that_a_finer_one_may(folder: Path) ->
     done = run(
         folder,
         *["model=custom", "model.factory=tiny:nested", "model.name=nested", "granularity=1"],
-        *[SMALL, "tracking=none", "mode=kl_based", "hydra.run.dir=outputs/coarse"],
+        *[SMALL, "reserve=none", "tracking=none", "mode=kl_based"],
+        "hydra.run.dir=outputs/coarse",
     )
     assert done.code == 2
     assert "granularity=1 keeps whole modules together: a finer one, such as" in done.error

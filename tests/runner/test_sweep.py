@@ -98,7 +98,8 @@ def test_a_folder_used_again_shows_this_sweep_alone(folder: Path) -> None:
     (folder / "conf" / "model" / "sub").mkdir(parents=True)
     own = "name: ${oc.select:.factory}\nfactory: tiny:build\n"
     (folder / "conf" / "model" / "sub" / "mine.yaml").write_text(own)
-    swept = ["-m", "model=sub/mine", SMALL, "tracking=none", "hydra.sweep.dir=outputs/swept"]
+    swept = ["-m", "model=sub/mine", SMALL, "reserve=none", "tracking=none"]
+    swept += ["hydra.sweep.dir=outputs/swept"]
     done = run(folder, *swept, "mode=size_based,kl_based")
     assert done.code == 0, done.err
     assert "2 runs, model=tiny:build" in done.out

@@ -1,0 +1,53 @@
+"""Floating-point operations of calls that torch's own counter takes for free."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpart.capture import capture_graph, joint_graph
+from fxpart.graph import OpGraph
+from fxpart.models.build import build_model
+from tests.execution.small_presets import SMALL_PRESETS
+
+
+def _flops(graph: OpGraph, called: str) -> int:
+    """Return the FLOPs of all operators whose target contains `called`."""
+    return sum(int(f) for t, f in zip(graph.targets, graph.flops, strict=True) if called in t)
+
+
+def test_a_mixture_of_experts_costs_twice_its_forward_backward() -> None:
+    spec = SMALL_PRESETS["mixtral_8x7b"]
+    built = build_model(spec)
+    graph = joint_graph(built.module, built.args, built.kwargs)
+    assert spec.seq_len is not None
+    # Each token goes to 2 experts: 32 wide in, 2 x 72 in between, 32 out; 2 layers.
+    rows = 2 * spec.batch_size * spec.seq_len
+    forward = 2 * 2 * rows * (32 * 2 * 72 + 72 * 32)
+    assert _flops(graph, "grouped_mm_fallback.default") == forward
+    assert _flops(graph, "grouped_mm_fallback_backward.default") == 2 * forward
+
+
+class _Attention(nn.Module):
+    def __init__(self, *, is_causal: bool, enable_gqa: bool) -> None:
+        super().__init__()
+        self.is_causal, self.enable_gqa = is_causal, enable_gqa
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=self.is_causal, enable_gqa=self.enable_gqa
+        )
+
+
+@pytest.mark.parametrize(
+    ("is_causal", "key_heads"), [(False, 8), (True, 8), (True, 2)], ids=["full", "causal", "shared"]
+)
+def test_all_products_of_attention_count(is_causal: bool, key_heads: int) -> None:
+    module = _Attention(is_causal=is_causal, enable_gqa=key_heads < 8)
+    query, key, value = (
+        torch.zeros(2, heads, 6, 4, device="meta", requires_grad=True)
+        for heads in (8, key_heads, key_heads)
+    )
+    products = 4 * 2 * 8 * 6 * 6 * 4
+    assert int(capture_graph(module, (query, key, value)).flops.sum()) == products
+    # Backward, the scores are computed again, and gradients of both products of both factors.
+    assert int(joint_graph(module, (query, key, value)).flops.sum()) == products * 7 // 2
