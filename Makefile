@@ -34,6 +34,11 @@ bench: $(SETUP)
 	$(BIN)/python -m benchmarks.candidates
 	$(BIN)/python -m benchmarks.same_answer
 	$(BIN)/python -m benchmarks.split_cut
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.memory_profile
+	$(BIN)/python -m benchmarks.symbolic
+	$(BIN)/python -m benchmarks.batch_dim
+	$(BIN)/python -m benchmarks.training_scale
 	$(BIN)/python -m benchmarks.execution
 	$(BIN)/python -m benchmarks.execution --pipeline
 
