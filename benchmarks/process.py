@@ -18,6 +18,8 @@ class Measured:
     peak_bytes: int
     """Largest resident set of the process."""
     output: str
+    messages: str
+    """What it wrote to stderr: its progress, with times."""
 
 
 def run_python(arguments: list[str], folder: Path, *, may_fail: bool = False) -> Measured:
@@ -51,5 +53,5 @@ def run_python(arguments: list[str], folder: Path, *, may_fail: bool = False) ->
     if done.returncode and not may_fail:
         raise SystemExit(f"python {' '.join(arguments)} failed:\n{done.stdout}{done.stderr}")
     # ru_maxrss counts KiB on Linux.
-    peak_kib = int(done.stderr.strip().splitlines()[-1])
-    return Measured(seconds, peak_kib * 1024, done.stdout)
+    *messages, peak_kib = done.stderr.strip().splitlines()
+    return Measured(seconds, int(peak_kib) * 1024, done.stdout, "\n".join(messages))

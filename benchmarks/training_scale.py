@@ -21,14 +21,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.training_scale", description=__doc__
     )
-    parser.add_argument("--modes", nargs="+", default=list(MODES), metavar="MODE")
-    parser.add_argument("overrides", nargs="*", help="such as checkpointing=block")
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES))
+    parser.add_argument("overrides", nargs="*", help="first of all, such as checkpointing=block")
     chosen = parser.parse_args()
     for mode in chosen.modes:
         with tempfile.TemporaryDirectory() as folder:
             command = ["-m", "runner", *_STEP, f"mode={mode}", *chosen.overrides]
             measured = run_python(command, Path(folder))
         print(f"$ python {' '.join(command)}")
+        print(measured.messages)
         print(measured.output.rstrip())
         print(
             f"{mode}: {measured.seconds:.1f} s in all (asked {ASKED_S:g}),"

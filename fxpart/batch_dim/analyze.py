@@ -27,18 +27,20 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves
 
-from fxpart.batch_dim.call import call_of
+from fxpart.batch_dim.call import Call, call_of
 from fxpart.batch_dim.error import BatchDimError
 from fxpart.batch_dim.extent import extents
 from fxpart.batch_dim.layout import Batch, Layout
 from fxpart.batch_dim.report import BatchDimReport, NodeBatchDim
 from fxpart.batch_dim.rules import rule_of
+from fxpart.batch_dim.views import VIEWS
 from fxpart.capture.regions import REGIONS, body_of
 from fxpart.errors import nearest_names
 
 __all__ = ["analyze_batch_dims", "input_batch_dims"]
 
 State = dict[fx.Node, list[Layout]]
+_KEEP_EXTREMES = frozenset({"getitem", "alias", "clone", "contiguous", "detach"})
 
 
 def input_batch_dims(program: ExportedProgram) -> dict[str, int]:
@@ -75,7 +77,8 @@ def analyze_batch_dims(
     Args:
         program: an exported program, or an ATen graph whose nodes have ``meta["val"]``; captured
             with sizes of the whole batch or of any part, or with symbols. With numbers, choose a
-            batch size that no other size of the model equals.
+            batch size that no other size of the model equals; a number that the model computed of
+            its sizes is then a constant like any other.
         batch_dims: the batch dimension of each placeholder that has one, by name; the others are
             replicated. By default `input_batch_dims` of an exported program.
 
@@ -156,6 +159,7 @@ def _answered(node: fx.Node, batch: Batch, state: State) -> NodeBatchDim:
             ' and make_fx do, so that meta["val"] is there'
         )
     call = call_of(node, batch, state)
+    _settle_extremes(call, state)
     found = rule_of(node)(call)
     reasons = [state[operand] for operand in call.operands if operand not in call.apart]
     why = next((x.differs for layouts in reasons for x in layouts[:1] if x.differs), "")
@@ -176,6 +180,18 @@ def _answered(node: fx.Node, batch: Batch, state: State) -> NodeBatchDim:
         tuple(operand.name for operand in call.reduced),
         call.by_size,
     )
+
+
+def _settle_extremes(call: Call, state: State) -> None:
+    """All-reduce the largest and smallest of parts before anything but a view reads them.
+
+    What rules say of linear operators holds of sums.
+    """
+    if call.name in VIEWS or call.name in _KEEP_EXTREMES:
+        return
+    for operand in call.operands:
+        if state[operand][0].is_partial and state[operand][0].reduction != "sum":
+            state[operand] = [call.whole(operand)]
 
 
 def _write(node: fx.Node, found: Sequence[Layout], state: State) -> None:

@@ -51,6 +51,8 @@ class StorageFacts:
     """Bytes that an optimizer keeps for each weight. Length W."""
     is_backward: BoolArray
     """Of each operator. Length n."""
+    is_update: BoolArray
+    """Likewise whether it updates a weight."""
     is_gradient: BoolArray
     """Whether a value is a gradient of a weight or a part of one. Length V."""
     reader: IntArray
@@ -91,6 +93,7 @@ def storage_facts(graph: OpGraph, memory: MemoryTables) -> StorageFacts:
         graph.weight_bytes,
         graph.weight_state_bytes,
         is_backward,
+        graph.is_update,
         _gradients_and_parts(graph, is_backward),
         graph.readers,
     )
@@ -196,7 +199,9 @@ def _kinds(
     maker = m.producer[values]
     of_gradient, of_output = np.zeros((2, len(root)), dtype=np.bool_)
     of_gradient[root[facts.is_gradient]] = True
-    of_output[root[m.is_output & made]] = True
+    # What updates make and keep to the end of the step, such as lists of `foreach`, nobody gets.
+    of_updates = facts.is_update[np.maximum(m.producer, 0)]
+    of_output[root[m.is_output & made & ~of_updates]] = True
     saved = ~facts.is_backward[maker] & facts.is_backward[last_read] & (last_read >= 0)
     return np.select(
         [maker < 0, of_gradient[values], of_output[values], saved, ~made[values]],

@@ -55,6 +55,29 @@ def test_gradients_of_a_mean_loss() -> None:
     assert not any(node.needs_all_reduce for node in report.nodes)
 
 
+@pytest.mark.parametrize(("reduction", "scale"), [("mean", 1), ("sum", 0)])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        functional.mse_loss,
+        functional.smooth_l1_loss,
+        functional.binary_cross_entropy_with_logits,
+        lambda x, y, reduction: functional.cross_entropy(x, y.argmax(1), reduction=reduction),
+    ],
+)
+def test_losses_and_their_gradients(
+    loss: Callable[..., Tensor], reduction: str, scale: int
+) -> None:
+    def step(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        value = loss(x @ weight, y, reduction=reduction)
+        return value, *torch.autograd.grad(value, [weight])
+
+    weight = torch.empty(5, 7, requires_grad=True)
+    found, report = answered(step, X, torch.empty(6, 7), weight, x0=0, x1=0)
+    assert [(layout.dim, layout.scale) for layout in found] == [(-2, scale), (-2, scale)]
+    assert not any(node.needs_all_reduce for node in report.nodes)
+
+
 def test_only_what_is_not_linear_needs_an_all_reduce() -> None:
     (linear,), report = answered(lambda x, w: (x.sum(0) * 2 - x[:, 0].sum()) @ w, X, W)
     assert linear.dim == -2
@@ -76,6 +99,13 @@ def test_a_number_may_be_added_to_a_mean_but_not_to_a_sum() -> None:
     (total,), report = answered(lambda x: x.sum(0) + 1, X)
     assert total.dim == -1
     assert report.of("add").needs_all_reduce
+
+
+def test_the_largest_of_parts_is_no_sum() -> None:
+    (negative, row), report = answered(lambda x: (-x.amax(0), x.amin(0).unsqueeze(0)), X)
+    assert negative.dim == -1
+    assert report.of("neg").all_reduced == ("amax",)
+    assert (row.dim, row.reduction) == (-2, "min")
 
 
 def test_partial_and_split_values_meet_after_an_all_reduce() -> None:

@@ -181,11 +181,12 @@ class _Reads(nn.Module):
     [
         _Stack(_Writes),
         _Copied(_WritesIntoResult),
+        _Copied(_Residual),
         _Outside(_Reads),
         _Outside(_Wide),
         _Stack(_Reads),
     ],
-    ids=["writes", "into results", "between", "between wide", "views"],
+    ids=["writes", "into results", "residual", "between", "between wide", "views"],
 )
 def test_what_is_written_to_is_made_as_it_was_or_kept(module: nn.Module) -> None:
     _, checked = _both(module, torch.randn(8, 4))

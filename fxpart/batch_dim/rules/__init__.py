@@ -63,7 +63,10 @@ _NAMES: tuple[tuple[Rule, str], ...] = (
         " hardsigmoid_backward softplus_backward mish_backward log_sigmoid_backward"
         " logit_backward native_dropout_backward",
     ),
-    (pointwise, "copy fill relu floor_divide __and__ __or__ __xor__ __lshift__ __rshift__"),
+    (
+        pointwise,
+        "copy fill relu _prelu_kernel floor_divide __and__ __or__ __xor__ __lshift__ __rshift__",
+    ),
     (matmul, "mm bmm mv dot vdot matmul outer"),
     (addmm, "addmm baddbmm addmv"),
     (linear, "linear"),

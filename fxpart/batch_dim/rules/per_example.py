@@ -35,7 +35,6 @@ PARAMETERS = {
     "embedding_backward": (0,),
     "_embedding_bag_backward": (0,),
     "_embedding_bag_dense_backward": (0,),
-    "_prelu_kernel_backward": (1,),
 }
 """Which results of a backward are gradients of parameters: sums over the batch."""
 

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from fxpart.batch_dim.call import Call
+from fxpart.batch_dim.extent import product
 from fxpart.batch_dim.layout import Layout
 from fxpart.batch_dim.rules.terms import SCALES, added, combined, multiplied, unlinear
 
@@ -61,8 +62,9 @@ def multiply(call: Call) -> list[Layout]:
 def divide(call: Call) -> list[Layout]:
     """Return the layout of a quotient.
 
-    What is first repeated for each example and then divided by a number of elements is the gradient
-    of a mean. With sizes that are numbers, a divisor that the batch divides is taken for one.
+    By a number of elements the gradient of a mean is divided. With sizes that are numbers, a number
+    is taken for one where it is just how many elements the result has, and where the batch divides
+    it and what is divided was only now repeated for each example.
     """
     above, below = call.arguments["self"], call.arguments["other"]
     if call.arguments.get("rounding_mode") is not None:
@@ -70,12 +72,20 @@ def divide(call: Call) -> list[Layout]:
     found = multiplied(call, [above, below], call.rank(), [1, -1])
     if not (isinstance(below, int | float) and isinstance(above, fx.Node) and found.is_split):
         return [found]
-    source = above.args[0] if above.target is torch.ops.aten.expand.default else None
-    size = (call.results[0] or ())[found.dim]
-    if isinstance(source, fx.Node) and isinstance(size, int) and not call.layout(source).is_split:
+    sizes = call.results[0] or ()
+    size = sizes[found.dim]
+    if isinstance(size, int) and (below == product(sizes) or _divides_repeated(call, above, size)):
         call.by_size = True
-        return [replace(found, scale=found.scale + (below >= size and below % size == 0))]
+        return [replace(found, scale=found.scale + 1)]
     return [found]
+
+
+def _divides_repeated(call: Call, above: fx.Node, size: int) -> bool:
+    """Whether `above` was only now repeated for each example, and the divisor is made of them."""
+    below = call.arguments["other"]
+    if above.target is not torch.ops.aten.expand.default or below < size or below % size:
+        return False
+    return not call.layout(above.args[0]).is_split
 
 
 def gradient(call: Call) -> list[Layout]:
