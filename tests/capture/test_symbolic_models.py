@@ -163,7 +163,7 @@ class _Fixed(nn.Module):
 
 class _Square(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
-        torch._check(x.shape[0] == x.shape[1])
+        torch._check(x.shape[0] == x.shape[1])  # type: ignore[no-untyped-call]
         return x + x.transpose(0, 1)
 
 
