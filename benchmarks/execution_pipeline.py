@@ -50,6 +50,8 @@ def _run(folder: Path, phase: str, stages: int, schedule: str) -> dict[str, Any]
             "runner",
             *MODEL,
             f"phase={phase}",
+            "optimizer=none",
+            "phase.train_mode=false",
             "mode=pipeline",
             f"mode.stages={stages}",
             f"devices={stages}xcpu",

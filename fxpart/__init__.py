@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fxpart.batch_dim import analyze_batch_dims as analyze_batch_dims
     from fxpart.capture.cut_step import ForwardBackward as ForwardBackward
     from fxpart.capture.cut_step import cut_step as cut_step
+    from fxpart.capture.eager_lifetimes import eager_graph as eager_graph
     from fxpart.capture.symbolic import symbolic_graph as symbolic_graph
     from fxpart.cost.all_reduce import AllReduce as AllReduce
     from fxpart.cost.all_reduce import all_reduce_cost as all_reduce_cost
@@ -56,6 +57,9 @@ if TYPE_CHECKING:
     from fxpart.execution.pipeline_run import run_pipeline as run_pipeline
     from fxpart.execution.real_model import RealModel as RealModel
     from fxpart.execution.real_model import real_model as real_model
+    from fxpart.execution.real_step import StepPeak as StepPeak
+    from fxpart.execution.real_step import forward_peak_bytes as forward_peak_bytes
+    from fxpart.execution.real_step import step_peak_bytes as step_peak_bytes
     from fxpart.graph import OpGraph as OpGraph
     from fxpart.leaving import DeviceMap as DeviceMap
     from fxpart.leaving import device_map as device_map

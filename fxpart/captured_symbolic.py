@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fxpart.captured import step_key
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import CaptureError, SpecError, nearest_names
 from fxpart.graph_cache import cache_key, cached_path
 from fxpart.models.factory_source import loaded_sources
 from fxpart.models.spec import ModelSpec
@@ -23,6 +23,8 @@ SYMBOLIC = {"none": (), "batch": ("batch",), "batch_and_seq_len": ("batch", "seq
 """What ``capture.symbolic`` may be, and the symbols that it names."""
 _FIELDS = {"batch": "batch_size", "seq_len": "seq_len"}
 """The field of `ModelSpec` that each symbol takes the place of."""
+_EXAMPLE = 4
+"""What each symbol is, or is near, in the example inputs of the capture that all sizes share."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -59,7 +61,10 @@ def captured_symbolic(
 ) -> CapturedSymbolic:
     """Return the graph of the model that `spec` names, for any value of `symbols`.
 
-    The sizes of `spec` that are symbols do not matter: all of them share an entry of the cache.
+    All sizes share one capture and its entry of the cache. Where that does not hold for the sizes
+    of `spec`, or there is none, the model is captured near those, for an entry of their own. So
+    what comes back is the same whatever was asked for before; it still may not hold for the sizes
+    of `spec`, as `SymbolicGraph.ranges` says.
 
     Raises:
         SpecError: for a model, a symbol or a phase that does not exist.
@@ -69,55 +74,102 @@ def captured_symbolic(
     """
     check_phase(phase)
     begin = time.perf_counter()
-    step = step_key(phase, train_mode=train_mode, options=options)
-    path = _path(spec, symbols, cache_dir, phase, step) if cache_dir else None
-    symbolic = read_symbolic(path) if path else None
-    if symbolic is not None:
-        return CapturedSymbolic(symbolic, time.perf_counter() - begin, from_cache=True)
-    symbolic = _capture(spec, symbols, phase, train_mode=train_mode, options=options)
-    if path:
-        write_symbolic(path, symbolic, loaded_sources() if spec.factory else ())
-    return CapturedSymbolic(symbolic, time.perf_counter() - begin, from_cache=False)
+    own = _Task(spec, symbols, cache_dir, phase, train_mode, options)
+    shared = own.shared()
+    known = None
+    for task in (own, shared):
+        known = task.read()
+        if known is not None and _holds(known, spec):
+            return CapturedSymbolic(known, time.perf_counter() - begin, from_cache=True)
+    # What is known now is the shared one, which does not hold.
+    found = _for_all_sizes(shared, spec) if known is None else None
+    if found is None:
+        found = own.capture()
+    return CapturedSymbolic(found, time.perf_counter() - begin, from_cache=False)
 
 
-def _path(
-    spec: ModelSpec,
-    symbols: tuple[str, ...],
-    cache_dir: Path,
-    phase: str,
-    step: dict[str, object],
-) -> Path:
-    model = {**spec.key(), **{_FIELDS[symbol]: symbol for symbol in symbols}}
-    return cached_path(cache_dir, cache_key(model, "operator", phase, step))
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is captured, and where it is kept."""
+
+    spec: ModelSpec
+    """Its sizes that are symbols are near those of the example inputs."""
+    symbols: tuple[str, ...]
+    cache_dir: Path | None
+    phase: str
+    train_mode: bool
+    options: StepOptions
+    for_all_sizes: bool = False
+
+    def shared(self) -> "_Task":
+        """Return the capture that all sizes share."""
+        spec = self.spec
+        if "batch" in self.symbols:
+            spec = replace(spec, batch_size=_EXAMPLE)
+        if "seq_len" in self.symbols and spec.seq_len is not None:
+            spec = replace(spec, seq_len=_EXAMPLE)
+        return replace(self, spec=spec, for_all_sizes=True)
+
+    def path(self) -> Path | None:
+        """Return where it is kept, None where nothing is."""
+        if self.cache_dir is None:
+            return None
+        model = {**self.spec.key(), "symbols": list(self.symbols)}
+        if self.for_all_sizes:
+            model |= {_FIELDS[symbol]: symbol for symbol in self.symbols}
+        step = step_key(self.phase, train_mode=self.train_mode, options=self.options)
+        key = cache_key(model, "operator", self.phase, step, symbolic=True)
+        return cached_path(self.cache_dir, key)
+
+    def read(self) -> SymbolicGraph | None:
+        """Return what is kept, None where nothing is."""
+        path = self.path()
+        return None if path is None else read_symbolic(path)
+
+    def capture(self) -> SymbolicGraph:
+        """Return what is captured now, and keep it."""
+        # These import torch and transformers: seconds that a warm start does not pay.
+        from fxpart.batch_dim import analyze_batch_dims, value_batch_dims
+        from fxpart.capture.symbolic import fitted_graph, symbolic_program
+        from fxpart.models.symbolic_inputs import symbolic_inputs
+
+        inputs = symbolic_inputs(self.spec, self.symbols)
+        built = inputs.built
+        if self.phase == "training":
+            built.module.train(self.train_mode)
+        program = symbolic_program(
+            built.module,
+            built.args,
+            built.kwargs,
+            dims=inputs.dims,
+            phase=self.phase,
+            options=self.options,
+            ranges=inputs.ranges,
+        )
+        symbolic = fitted_graph(program)
+        report = analyze_batch_dims(program.program)
+        dims = value_batch_dims(report, symbolic.graph.value_names)
+        symbolic = replace(symbolic, value_batch_dim=dims)
+        path = self.path()
+        if path is not None:
+            write_symbolic(path, symbolic, loaded_sources() if self.spec.factory else ())
+        return symbolic
 
 
-def _capture(
-    spec: ModelSpec,
-    symbols: tuple[str, ...],
-    phase: str,
-    *,
-    train_mode: bool,
-    options: StepOptions,
-) -> SymbolicGraph:
-    # These import torch and transformers: seconds that a warm start does not pay.
-    from fxpart.batch_dim import analyze_batch_dims, value_batch_dims
-    from fxpart.capture.symbolic import fitted_graph, symbolic_program
-    from fxpart.models.symbolic_inputs import symbolic_inputs
+def _for_all_sizes(shared: _Task, spec: ModelSpec) -> SymbolicGraph | None:
+    """Return the capture that all sizes share if it holds for those of `spec`."""
+    try:
+        symbolic = shared.capture()
+    except (CaptureError, SpecError):
+        # Perhaps of the example's sizes alone: if not, those of `spec` are refused in its words.
+        return None
+    return symbolic if _holds(symbolic, spec) else None
 
-    found = symbolic_inputs(spec, symbols)
-    built = found.built
-    if phase == "training":
-        built.module.train(train_mode)
-    program = symbolic_program(
-        built.module,
-        built.args,
-        built.kwargs,
-        dims=found.dims,
-        phase=phase,
-        options=options,
-        ranges=found.ranges,
-    )
-    symbolic = fitted_graph(program)
-    report = analyze_batch_dims(program.program)
-    dims = value_batch_dims(report, symbolic.graph.value_names)
-    return replace(symbolic, value_batch_dim=dims)
+
+def _holds(symbolic: SymbolicGraph, spec: ModelSpec) -> bool:
+    """Return whether the sizes of `spec` are in the range of a capture."""
+    try:
+        symbolic.check_sizes({name: getattr(spec, _FIELDS[name]) for name in symbolic.symbols})
+    except SpecError:
+        return False
+    return True

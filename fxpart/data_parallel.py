@@ -12,7 +12,7 @@ from fxpart.errors import SpecError
 from fxpart.graph import IntArray
 from fxpart.topology import DeviceSpec, Link, Topology
 
-__all__ = ["DataParallel", "share_of_batch", "split_topology"]
+__all__ = ["DataParallel", "check_replica_count", "share_of_batch", "split_topology"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -32,15 +32,20 @@ class DataParallel:
         return len(self.rings)
 
 
+def check_replica_count(replicas: int) -> None:
+    """Raise `SpecError` for a number of replicas that cannot be."""
+    if replicas < 1:
+        raise SpecError(f"data_parallel={replicas} must be 1 or more")
+
+
 def share_of_batch(batch_size: int, replicas: int) -> int:
     """Return the examples that each replica gets of a batch.
 
     Raises:
-        SpecError: when they do not divide it.
+        SpecError: when they do not divide it, or there are none.
 
     """
-    if replicas < 1:
-        raise SpecError(f"data_parallel={replicas} must be 1 or more")
+    check_replica_count(replicas)
     if batch_size % replicas:
         more = batch_size + replicas - batch_size % replicas
         raise SpecError(
@@ -62,8 +67,7 @@ def split_topology(topology: Topology, replicas: int) -> DataParallel:
 
     """
     n = topology.n_devices
-    if replicas < 1:
-        raise SpecError(f"data_parallel={replicas} must be 1 or more")
+    check_replica_count(replicas)
     if n % replicas == 0:
         for rings in (_blocks(n, replicas), _dealt(topology, replicas)):
             if rings is not None and _alike(topology, rings):

@@ -6,19 +6,27 @@ Weights are not values: they are storages that lie on a device for as long as an
 uses them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
 from fxpart.errors import CycleError, SpecError
 
-__all__ = ["UPDATE", "FloatArray", "IntArray", "OpGraph", "csr"]
+__all__ = ["CAST", "PARTIAL", "UPDATE", "FloatArray", "IntArray", "OpGraph", "csr"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
 UPDATE = "optimizer."
 """What the target of an operator begins with that updates a weight, such as ``optimizer.adam``."""
+CAST = f"{UPDATE}cast"
+"""The target of an operator that casts a gradient, for the update of a weight's float32 copy."""
+PARTIAL = -2
+"""Batch dimension of a value that each replica has a term of; an all-reduce adds them up."""
+
+
+def _no_tensors() -> IntArray:
+    return np.zeros((0, 0), dtype=np.int64)
 
 
 def csr(rows: list[list[int]]) -> tuple[IntArray, IntArray]:
@@ -87,6 +95,9 @@ class OpGraph:
     """The values that are gradients of weights; empty without a backward. Length G."""
     gradient_weights: IntArray
     """The weight storage that each of them is the gradient of. Length G."""
+    state_tensor_bytes: IntArray = field(default_factory=_no_tensors)
+    """The tensors that `weight_state_bytes` is the sum of, one of each weight in a row, 0 where it
+    has none: shape (K, W). Without rows, what is kept for a weight is one tensor."""
 
     def __post_init__(self) -> None:
         """Check what every algorithm relies on: lengths, and producers before readers."""
@@ -106,6 +117,9 @@ class OpGraph:
         weights = len(self.weight_names)
         if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
+        tensors = self.state_tensor_bytes
+        if len(tensors) and not np.array_equal(tensors.sum(axis=0), self.weight_state_bytes):
+            raise SpecError("the tensors of a weight's state must add up to its bytes")
         if len(self.gradient_values) != len(self.gradient_weights):
             raise SpecError("each gradient must name its weight")
         if (np.diff(self.value_producer) < 0).any() or self.value_producer.max(initial=0) >= n:

@@ -8,12 +8,13 @@ read. The whole folder can be deleted at any time.
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.errors import FxpartError
 from fxpart.graph import OpGraph
@@ -21,22 +22,33 @@ from fxpart.installed import installed_version
 from fxpart.stable_json import stable_digest
 from fxpart.whole_file import whole_file
 
-__all__ = ["cache_key", "cached_path", "read_graph", "write_graph"]
+__all__ = ["cache_key", "cached_path", "read_entry", "read_graph", "write_graph"]
+
+_Made = TypeVar("_Made")
 
 _TEXT = ("names", "modules", "targets", "dtypes", "value_names", "weight_names")
 _ADVICE = "make the folder writable, or set capture.cache_dir or capture.use_cache=false"
 _ARRAYS = tuple(name for name in OpGraph.__slots__ if name not in _TEXT)
+_SOURCES = ("captured.py", "granularity.py", "graph.py", "phases.py", "capture", "models")
+"""The files and folders of code that makes graphs."""
+_SYMBOLIC_SOURCES = (
+    "captured_symbolic.py",
+    "symbolic/dims.py",
+    "symbolic/fit.py",
+    "symbolic/graph.py",
+    "batch_dim",
+)
+"""The same, of what makes graphs in symbols beside it."""
 
 
 @cache
-def _capture_source_digest() -> str:
-    """Return a hash of the code that makes graphs, so that mending it makes old entries unused."""
+def _source_digest(places: tuple[str, ...]) -> str:
+    """Return a hash of the code at `places`, so that mending it makes old entries unused."""
     digest = hashlib.sha256()
-    folder = Path(__file__).parent
-    rooms = ("capture", "models", "symbolic", "batch_dim")
-    sources = [path for room in rooms for path in (folder / room).rglob("*.py")]
-    for path in [folder / "graph.py", folder / "granularity.py", *sorted(sources)]:
-        digest.update(path.read_bytes())
+    for place in places:
+        path = Path(__file__).parent / place
+        for file in [path] if path.suffix else sorted(path.rglob("*.py")):
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 
@@ -45,12 +57,15 @@ def cache_key(
     level: str,
     phase: str = "inference",
     step: Mapping[str, object] | None = None,
+    *,
+    symbolic: bool = False,
 ) -> str:
     """Return the identity of a captured graph as 64 hex digits.
 
     `model` is everything that decides the model and its inputs (JSON-able); `level` is how it is
-    captured, `phase` what of it, and `step` what else decides a training step. Versions of torch
-    and fxpart, and fxpart's capture code, are part of it.
+    captured, `phase` what of it, `step` what else decides a training step, and `symbolic` whether
+    sizes are symbols. Versions of torch and fxpart, and fxpart's code that makes such graphs, are
+    part of it.
     """
     parts = {
         "model": model,
@@ -59,7 +74,8 @@ def cache_key(
         "step": dict(step or {}),
         "torch": installed_version("torch"),
         "fxpart": installed_version("fxpart"),
-        "capture": _capture_source_digest(),
+        "capture": _source_digest(_SOURCES),
+        "symbolic": _source_digest(_SYMBOLIC_SOURCES) if symbolic else None,
     }
     return stable_digest(parts)
 
@@ -69,23 +85,35 @@ def cached_path(cache_dir: Path, key: str) -> Path:
     return cache_dir / f"{key[:32]}.npz"
 
 
-def write_graph(path: Path, graph: OpGraph, sources: Iterable[Path] = ()) -> None:
+def write_graph(
+    path: Path,
+    graph: OpGraph,
+    sources: Iterable[Path] = (),
+    *,
+    text: Mapping[str, object] | None = None,
+    arrays: Mapping[str, npt.NDArray[Any]] | None = None,
+) -> None:
     """Write `graph` to `path`, whole or not at all.
 
-    `sources` are files that decided the graph beside what the key says: when one of them changes,
-    the entry no longer counts.
+    Args:
+        path: the file; its folder is made.
+        graph: what is kept.
+        sources: files that decided the graph beside what the key says: when one of them changes,
+            the entry no longer counts.
+        text: what else is kept (JSON-able), under names that no field of `OpGraph` has.
+        arrays: arrays that are kept too, under other such names.
 
     Raises:
         CacheError: when the folder cannot be written.
 
     """
-    text: dict[str, object] = {name: list(getattr(graph, name)) for name in _TEXT}
+    kept = {**{name: list(getattr(graph, name)) for name in _TEXT}, **(text or {})}
+    columns = {**{name: getattr(graph, name) for name in _ARRAYS}, **(arrays or {})}
     with whole_file(path, f"the captured graph to {path.parent}", _ADVICE) as temporary:
-        text["sources"] = {str(source): _digest(source) for source in sources}
-        packed = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
-        arrays = {name: getattr(graph, name) for name in _ARRAYS}
+        kept["sources"] = {str(source): _digest(source) for source in sources}
+        packed = np.frombuffer(json.dumps(kept).encode(), dtype=np.uint8)
         with temporary.open("wb") as file:  # of a mere name, numpy would make another one
-            np.savez(file, text=packed, **arrays)
+            np.savez(file, text=packed, **columns)
 
 
 def _digest(path: Path) -> str:
@@ -97,14 +125,26 @@ def read_graph(path: Path) -> OpGraph | None:
 
     Such an entry is as good as none: the caller captures again and overwrites it.
     """
+    return read_entry(path, lambda graph, _text, _arrays: graph)
+
+
+def read_entry(
+    path: Path,
+    make: Callable[[OpGraph, Mapping[str, Any], Mapping[str, npt.NDArray[Any]]], _Made],
+) -> _Made | None:
+    """Return what `make` makes of an entry's graph, text and arrays, or None as `read_graph`.
+
+    None too where `make` misses a name or is refused what it makes.
+    """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            text = json.loads(stored["text"].tobytes().decode())
-            fields: dict[str, Any] = {name: stored[name] for name in _ARRAYS}
+            arrays: dict[str, Any] = dict(stored)
+        text = json.loads(arrays.pop("text").tobytes().decode())
         if any(_digest(Path(source)) != known for source, known in text["sources"].items()):
             return None
+        fields: dict[str, Any] = {name: arrays[name] for name in _ARRAYS}
         fields.update({name: tuple(text[name]) for name in _TEXT})
-        return OpGraph(**fields)
+        return make(OpGraph(**fields), text, arrays)
     # A file that is not there, or not what we wrote, or that a source of is gone.
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError, FxpartError):
         return None

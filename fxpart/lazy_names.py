@@ -6,6 +6,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "fxpart.assignment": ("Assignment",),
     "fxpart.batch_dim": ("BatchDimAnalyzer", "analyze_batch_dims"),
     "fxpart.capture.cut_step": ("ForwardBackward", "cut_step"),
+    "fxpart.capture.eager_lifetimes": ("eager_graph",),
     "fxpart.capture.symbolic": ("symbolic_graph",),
     "fxpart.cost.all_reduce": ("AllReduce", "all_reduce_cost", "partial_values"),
     "fxpart.cost.calibration": ("Calibration", "read_calibration", "write_calibration"),
@@ -28,6 +29,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "fxpart.execution.local": ("LocalRun", "run_local"),
     "fxpart.execution.pipeline_run": ("PipelineRun", "run_pipeline"),
     "fxpart.execution.real_model": ("RealModel", "real_model"),
+    "fxpart.execution.real_step": ("StepPeak", "forward_peak_bytes", "step_peak_bytes"),
     "fxpart.graph": ("OpGraph",),
     "fxpart.leaving": ("DeviceMap", "device_map", "split_points"),
     "fxpart.memory": (

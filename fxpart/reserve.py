@@ -82,8 +82,8 @@ def with_reserve(device: DeviceSpec, reserve: Reserve) -> DeviceSpec:
 def rounded(graph: OpGraph, rounding_bytes: int) -> OpGraph:
     """Return `graph` with every allocation rounded up to a multiple of `rounding_bytes`.
 
-    Weights, what an optimizer keeps for each (as one allocation), and the storages of values are;
-    what a transfer carries is not. Zero bytes stay zero.
+    Weights, each tensor that is kept for one, and the storages of values are; what a transfer
+    carries is not. Zero bytes stay zero.
 
     Raises:
         SpecError: for a multiple below 1.
@@ -93,10 +93,14 @@ def rounded(graph: OpGraph, rounding_bytes: int) -> OpGraph:
         raise SpecError(f"rounding must be to a multiple of at least 1 byte, got {rounding_bytes}")
     if rounding_bytes == 1:
         return graph
+    tensors = _up(graph.state_tensor_bytes, rounding_bytes)
     return replace(
         graph,
         weight_bytes=_up(graph.weight_bytes, rounding_bytes),
-        weight_state_bytes=_up(graph.weight_state_bytes, rounding_bytes),
+        weight_state_bytes=tensors.sum(axis=0)
+        if len(tensors)
+        else _up(graph.weight_state_bytes, rounding_bytes),
+        state_tensor_bytes=tensors,
         value_alloc_bytes=_up(graph.value_alloc_bytes, rounding_bytes),
     )
 

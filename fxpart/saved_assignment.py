@@ -50,7 +50,8 @@ class SavedAssignment:
 
     model: Mapping[str, object]
     devices: tuple[Mapping[str, object], ...]
-    """``logical_id``, ``name``, ``memory_bytes`` and ``node`` of each device."""
+    """``logical_id``, ``name``, ``memory_bytes`` (all that it has, what is reserved included) and
+    ``node`` of each device."""
     partitions: tuple[SavedPartition, ...]
     """The position is the id."""
     modules: Mapping[str, int | list[int]]
@@ -75,7 +76,7 @@ def assignment_document(
         "version": _VERSION,
         "model": model,
         "devices": [
-            {"logical_id": i, "name": d.name, "memory_bytes": d.memory_bytes, "node": d.node}
+            {"logical_id": i, "name": d.name, "memory_bytes": d.total_bytes, "node": d.node}
             for i, d in enumerate(topology.devices)
         ],
         "partitions": [

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fxpart.symbolic.formula import MaxFormula
 from fxpart.symbolic.sweep import BATCH
 from fxpart.topology import Topology
 from runner.batch_plot import batch_sweep_svg
@@ -31,18 +32,22 @@ def sweep_columns(report: BatchReport) -> dict[str, list[object]]:
     columns["examples_per_s"] = (table.throughput_per_s * report.replicas).tolist()
     for device in range(table.peak_bytes.shape[1]):
         columns[f"peak_bytes_device_{device}"] = table.peak_bytes[:, device].tolist()
-    # The table knows nothing of the allocator's rounding, the largest batch does.
-    place = table.symbols.index(BATCH)
-    columns["feasible"] = (table.sizes[:, place] <= report.max_batch_size).tolist()
+    columns["feasible"] = table.feasible.tolist()
     return columns
 
 
 def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:
     """Return what each formula is of, as text, and in both notations."""
+    unrounded = ", before the allocator rounds" if report.rounding_bytes > 1 else ""
     found = [
-        (f"peak bytes of tensors on device {device}", peak.text(), peak.latex())
+        (
+            f"peak bytes of tensors on device {device}{unrounded}{_range(peak)}",
+            peak.text(),
+            peak.latex(),
+        )
         for device, peak in enumerate(report.peaks)
     ]
+    alone = ", without sums over replicas" if report.replicas > 1 else ""
     for latency in report.latencies:
         sizes = latency.checked_at
         low, high = sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist()
@@ -50,9 +55,20 @@ def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:
             f"{name}={a}" if a == b else f"{name} from {a} to {b}"
             for name, a, b in zip(latency.formula.symbols, low, high, strict=True)
         )
-        name = f"latency in seconds, equal to the simulation for {where}"
+        name = f"latency in seconds{alone}{unrounded}, equal to the simulation for {where}"
         found.append((name, latency.formula.text(), latency.formula.latex()))
     return found
+
+
+def _range(formula: MaxFormula) -> str:
+    """Return for what sizes a formula holds, where not for all."""
+    ends = [(name, *formula.range_of(name)) for name in formula.symbols]
+    said = [
+        f"{name} from {low}" + (f" to {high}" if high is not None else "")
+        for name, low, high in ends
+        if low > 1 or high is not None
+    ]
+    return f", for {' and '.join(said)}" if said else ""
 
 
 def _formulas_text(report: BatchReport) -> str:

@@ -79,7 +79,8 @@ def _mark_largest(drawing: Drawing, report: BatchReport, batch: IntArray) -> Non
         return
     x = LEFT + WIDTH * largest / int(batch.max())
     drawing.path(f"M{x:.1f} {TOP:.1f}v{HEIGHT:.1f}", stroke=GREY, dashes="2 3")
-    drawing.text(x - 6, TOP + 14, f"largest that fits: {largest}", size=11, anchor="end", halo=True)
+    said = f"at least {largest} fit" if report.no_larger else f"largest that fits: {largest}"
+    drawing.text(x - 6, TOP + 14, said, size=11, anchor="end", halo=True)
 
 
 def _frame(drawing: Drawing, panel: _Panel, unit: Unit) -> None:

@@ -13,9 +13,9 @@ from fxpart.reserve import rounded
 from fxpart.symbolic.formula import MaxFormula
 from fxpart.symbolic.graph import SymbolicGraph
 from fxpart.symbolic.latency import LatencyFormula, latency_formulas
-from fxpart.symbolic.limits import largest_batch, smallest_memory
+from fxpart.symbolic.limits import MOST, largest_batch, smallest_memory
 from fxpart.symbolic.peak import peak_formulas
-from fxpart.symbolic.sweep import BATCH, SweepTable, sweep
+from fxpart.symbolic.sweep import BATCH, Sums, SweepTable, sweep
 from runner.units import format_size
 
 __all__ = ["BatchReport", "batch_line", "batch_metrics", "batch_report"]
@@ -28,16 +28,20 @@ class BatchReport:
     sizes: dict[str, int]
     """What the plan was made for."""
     replicas: int
+    rounding_bytes: int
+    """What the allocator rounds tensors up to."""
     peaks: tuple[MaxFormula, ...]
     """Bytes of tensors on each device, before the allocator rounds them."""
     latencies: tuple[LatencyFormula, ...]
     """Without sums over replicas. One formula for each kind of sizes; mostly one."""
     max_batch_size: int
-    """The largest that fits the devices, rounding included."""
+    """The largest that fits the devices, rounding included; 0 where none does."""
+    no_larger: str | None
+    """Why no larger batch was looked at, where `max_batch_size` is not a limit of memory."""
     smallest_memory_bytes: tuple[int, ...]
     """What each device must have for tensors at `sizes`, rounding included."""
     table: SweepTable
-    """A row for each batch size."""
+    """A row for each batch size, as it is planned: rounding and sums over replicas included."""
 
     @property
     def max_global_batch_size(self) -> int:
@@ -54,7 +58,7 @@ def batch_report(
     sizes: dict[str, int],
     rounding_bytes: int,
     most: int,
-    replicas: int,
+    sums: Sums | None = None,
 ) -> BatchReport:
     """Return what `assignment` costs at batch sizes from 1 to `most`, and where its limits are.
 
@@ -66,7 +70,7 @@ def batch_report(
         sizes: a value for each symbol.
         rounding_bytes: what the allocator rounds to.
         most: the largest batch of the sweep.
-        replicas: that share a batch.
+        sums: what replicas that share a batch add up; None where there is one.
 
     Raises:
         SpecError: for measured times, which hold for one size only.
@@ -79,18 +83,35 @@ def batch_report(
     top = most if high is None else min(most, high)
     each = [{**fixed, BATCH: batch} for batch in range(low, max(top, low) + 1)]
     rounding = _Rounding(symbolic, assignment, topology.n_devices, rounding_bytes)
-    limits = topology.memory_bytes
+    largest = _largest(peaks, topology.memory_bytes.tolist(), fixed, rounding)
     return BatchReport(
         sizes=sizes,
-        replicas=replicas,
+        replicas=sums.replicas.n_replicas if sums else 1,
+        rounding_bytes=rounding_bytes,
         peaks=peaks,
         latencies=latency_formulas(symbolic, topology, latency, assignment, each),
-        max_batch_size=_largest(peaks, limits.tolist(), fixed, rounding),
+        max_batch_size=largest,
+        no_larger=_no_larger(largest, high),
         smallest_memory_bytes=rounding.peak_bytes(sizes)
         if rounding_bytes > 1
         else smallest_memory(peaks, **sizes),
-        table=sweep(symbolic, topology, latency, assignment, each),
+        table=sweep(
+            symbolic,
+            topology,
+            latency,
+            assignment,
+            each,
+            rounding_bytes=rounding_bytes,
+            sums=sums,
+        ),
     )
+
+
+def _no_larger(largest: int, captured_to: int | None) -> str | None:
+    """Return why nothing above `largest` was looked at, None where memory is the limit."""
+    if largest == captured_to:
+        return "the model was captured up to there"
+    return "the search ends there" if largest == MOST else None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -117,7 +138,8 @@ def _largest(
     except InfeasibleError:
         return 0
     # Rounding only adds: what does not fit without it does not fit with it.
-    low = 0
+    least, _ = peaks[0].range_of(BATCH)
+    low = least - 1
     while low < high:
         middle = (low + high + 1) // 2
         needed = rounding.peak_bytes({**fixed, BATCH: middle})
@@ -125,7 +147,7 @@ def _largest(
             low = middle
         else:
             high = middle - 1
-    return low
+    return low if low >= least else 0
 
 
 def batch_metrics(report: BatchReport) -> dict[str, float]:
@@ -140,7 +162,10 @@ def batch_line(report: BatchReport) -> str:
     """Return where the limits are, in one line."""
     needed = max(report.smallest_memory_bytes)
     batch = report.sizes[BATCH] * report.replicas
+    largest = str(report.max_global_batch_size)
+    if report.no_larger:
+        largest = f"at least {largest} ({report.no_larger})"
     return (
-        f"largest that fits this plan {report.max_global_batch_size}; batch {batch} needs"
-        f" {format_size(needed)} for tensors on its fullest device"
+        f"largest that fits this plan {largest}; batch {batch} needs {format_size(needed)} for"
+        " tensors on its fullest device"
     )

@@ -6,6 +6,7 @@ stages, and these only when they are asked for.
 
 import time
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from fxpart.assignment import Assignment
@@ -25,6 +26,7 @@ from fxpart.problem import Problem, make_problem
 from fxpart.reserve import rounded
 from fxpart.saturate import saturate
 from fxpart.schedule import ScheduleResult
+from fxpart.symbolic.sweep import Sums
 from runner.batch_report import BatchReport, batch_report
 from runner.build_topology import build_topology, rounding_bytes
 from runner.carry_out import carry_out, check_execute
@@ -37,10 +39,14 @@ from runner.subject import Subject, subject_of, symbols_of
 from runner.terminal import progress
 from runner.training import check_training
 
-__all__ = ["Result", "carried_out", "model_spec", "plan"]
+__all__ = ["Result", "carried_out", "check", "model_spec", "plan"]
+
+LARGEST = 100
+"""Tensors of each device that are listed at its peak."""
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+# Without slots, for what is worked out when it is first asked for.
+@dataclass(frozen=True, eq=False)
 class Result:
     """What an experiment found."""
 
@@ -61,9 +67,10 @@ class Result:
     measured: Measured | None = None
     """What was measured when the plan was carried out."""
 
-    def peaks(self, top: int = 10) -> tuple[DevicePeak, ...]:
-        """Return where each device's memory is fullest, with the `top` largest tensors there."""
-        return device_peaks(self.problem, self.assignment, top)
+    @cached_property
+    def peaks(self) -> tuple[DevicePeak, ...]:
+        """Where each device's memory is fullest, with the `LARGEST` tensors there."""
+        return device_peaks(self.problem, self.assignment, LARGEST)
 
     @property
     def captured(self) -> CapturedGraph:
@@ -94,7 +101,7 @@ def plan(config: Config, spec: ModelSpec) -> Result:
 
     """
     # What is cheap to refuse is refused before the model is captured.
-    _check(config)
+    check(config)
     place = make_mode(config.mode.name, config.mode.options)
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     parallel = split_topology(topology, config.data_parallel)
@@ -118,8 +125,8 @@ def plan(config: Config, spec: ModelSpec) -> Result:
             parallel=parallel,
             partial=subject.partial,
         )
-    sums_s = replicas.cost.busy_s if replicas else None
-    schedule = scheduled(config, problem, assignment, sums_s)
+    sums = replicas.cost if replicas else None
+    schedule = scheduled(config, problem, assignment, sums)
     return Result(
         subject,
         problem,
@@ -129,7 +136,7 @@ def plan(config: Config, spec: ModelSpec) -> Result:
         measured_on=getattr(times, "device_name", None),
         schedule=schedule,
         replicas=replicas,
-        batches=_batches(config, subject, problem, assignment, times),
+        batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
     )
 
 
@@ -138,11 +145,16 @@ def _batches(
     subject: Subject,
     problem: Problem,
     assignment: Assignment,
+    *,
     times: LatencySource,
+    replicas: Replicas | None,
 ) -> BatchReport | None:
     """Return what the plan comes to at other sizes, where that was asked for."""
     if subject.symbolic is None or config.capture.symbolic == "none":
         return None
+    sums = None
+    if replicas and subject.partial is not None:
+        sums = Sums(subject.partial, replicas.parallel, config.all_reduce.bucket_bytes)
     with progress(f"costing batch sizes 1 to {config.batch_sweep}"):
         return batch_report(
             subject.symbolic,
@@ -152,7 +164,7 @@ def _batches(
             sizes=subject.sizes,
             rounding_bytes=rounding_bytes(config.devices, config.reserve),
             most=config.batch_sweep,
-            replicas=config.data_parallel,
+            sums=sums,
         )
 
 
@@ -180,7 +192,13 @@ def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -
     return replace(result, measured=measured)
 
 
-def _check(config: Config) -> None:
+def check(config: Config) -> None:
+    """Refuse what can be refused without a model: what does not exist, or does not go together.
+
+    Raises:
+        SpecError: in one line, with what to write instead.
+
+    """
     depth_of(config.granularity)
     check_level(config.capture.level)
     check_phase(config.phase.name, config.capture.level)
@@ -207,7 +225,7 @@ def _placed(config: Config, problem: Problem, place: Place) -> Assignment:
 
 def _finer_may_fit(problem: Problem, granularity: str) -> bool:
     room = int(problem.topology.memory_bytes.sum())
-    return granularity != "operator" and problem.graph.total_weight_bytes <= room
+    return granularity != "operator" and int(problem.memory.weight_bytes.sum()) <= room
 
 
 def _with_advice(error: InfeasibleError, granularity: str) -> InfeasibleError:

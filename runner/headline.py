@@ -47,7 +47,7 @@ def _training_metrics(result: Result) -> dict[str, float]:
     """Return, of a training step, what the fullest device holds of it at its peak."""
     if not result.problem.graph.is_backward.any():
         return {}
-    found = training_bytes(result.peaks(0))
+    found = training_bytes(result.peaks)
     return {f"{name}_gib": size / GIB for name, size in found.items()}
 
 

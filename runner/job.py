@@ -41,8 +41,8 @@ from runner.writing import write_text
 __all__ = ["RESULT_FILE", "JobIdentity", "Outcome", "is_kept", "keep_failure", "run_job"]
 
 RESULT_FILE, TRACEBACK_FILE = "result.json", "traceback.txt"
-_TENSORS = 100
-"""The largest of each device that are listed."""
+_SHOWN = 10
+"""The largest tensors of each device in `result.json` and in MLflow's table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def _write_plan(
         write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
         # Of what was placed: there sizes are as the allocator rounds them.
         write_figures(folder, result.problem.graph, placed, evaluation)
-        write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks(_TENSORS)))
+        write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
         write_trace(folder / "trace.json", graph, placed, evaluation)
         write_plan_files(folder, graph, placed)
         if result.batches:
@@ -171,7 +171,7 @@ def _write_plan(
 
 def _show_plan(result: Result) -> None:
     show(device_table(result.evaluation), summary_line(result.evaluation))
-    show(f"peak:      {peak_line(result.peaks(0))}")
+    show(f"peak:      {peak_line(result.peaks)}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
     if result.replicas:
@@ -197,7 +197,7 @@ def _write_finished(
         config=_described(config, identity),
         metrics=headline(result),
         devices=device_rows(result.evaluation),
-        peaks=peak_rows(result.peaks()),
+        peaks=peak_rows(result.peaks, _SHOWN),
         schedule=schedule_document(result.schedule) if result.schedule else None,
         measured=asdict(result.measured) if result.measured else None,
         error=error,
@@ -212,7 +212,7 @@ def _log(result: Result, folder: Path, tracked: RunLog, tags: Mapping[str, str])
         series={"memory_gib": memory_series(result)},
         tables={
             "devices": device_columns(result),
-            "largest_tensors": tensor_columns(result.peaks()),
+            "largest_tensors": tensor_columns(result.peaks, _SHOWN),
             **({"batch_sweep": sweep_columns(result.batches)} if result.batches else {}),
         },
         artifacts_dir=folder,

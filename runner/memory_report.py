@@ -1,7 +1,7 @@
 """Where memory is fullest and what lies there, in the words of the terminal, files and MLflow."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from fxpart.cost.peak_tensors import DevicePeak
 from fxpart.cost.storage_kinds import KINDS
@@ -71,14 +71,17 @@ def training_bytes(peaks: Sequence[DevicePeak]) -> Mapping[str, int]:
     return {MANY[kind].replace(" ", "_"): peak.by_kind.get(kind, 0) for kind in _OF_TRAINING}
 
 
-def peak_rows(peaks: Sequence[DevicePeak]) -> list[dict[str, object]]:
-    """Return each peak as plain values, its largest tensors included."""
-    return [asdict(peak) for peak in peaks]
+def peak_rows(peaks: Sequence[DevicePeak], top: int | None = None) -> list[dict[str, object]]:
+    """Return each peak as plain values, with its `top` largest tensors (None for all it has)."""
+    return [asdict(replace(peak, tensors=peak.tensors[:top])) for peak in peaks]
 
 
-def tensor_columns(peaks: Sequence[DevicePeak]) -> dict[str, list[object]]:
-    """Return the largest tensors at the peak of each device as a table, a list for each column."""
-    rows = [(peak, tensor) for peak in peaks for tensor in peak.tensors]
+def tensor_columns(peaks: Sequence[DevicePeak], top: int | None = None) -> dict[str, list[object]]:
+    """Return the `top` largest tensors at the peak of each device (None for all that are listed).
+
+    As a table: a list for each column.
+    """
+    rows = [(peak, tensor) for peak in peaks for tensor in peak.tensors[:top]]
     return {
         "device": [peak.device for peak, _ in rows],
         "bytes": [tensor.bytes for _, tensor in rows],

@@ -3,12 +3,14 @@
 from dataclasses import replace
 
 from fxpart.assignment import Assignment
+from fxpart.cost.all_reduce import AllReduce
 from fxpart.errors import InfeasibleError, SpecError, nearest_names
-from fxpart.graph import FloatArray
+from fxpart.modes.infeasible import describe_reserve
 from fxpart.problem import Problem
 from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_costs
 from fxpart.schedule.costs import PipelineCosts
 from fxpart.sizes import show_bytes
+from fxpart.topology import DeviceSpec
 from runner.sections import Config
 from runner.terminal import counted
 from runner.units import format_s, format_size
@@ -37,12 +39,12 @@ def check_schedule(config: Config) -> None:
 
 
 def scheduled(
-    config: Config, problem: Problem, assignment: Assignment, sums_s: FloatArray | None = None
+    config: Config, problem: Problem, assignment: Assignment, sums: AllReduce | None = None
 ) -> ScheduleResult | None:
     """Return the pipeline simulated, or None where no schedule was asked for.
 
-    `sums_s` is, for each device, how long it sums gradients over replicas: once a step, before its
-    weights are updated.
+    `sums` is what replicas sum: gradients and results once a step, after all that a device runs;
+    what is inside the model for each microbatch, in its forward.
 
     Raises:
         SpecError: for an assignment that is no row of stages.
@@ -53,36 +55,38 @@ def scheduled(
     if name == "none":
         return None
     costs = stage_costs(problem, assignment)
-    if sums_s is not None:
-        costs = _with_sums(costs, sums_s)
+    if sums is not None:
+        costs = _with_sums(costs, sums)
     result = simulate_schedule(name, costs, config.microbatches)
     memory_bytes = problem.topology.memory_bytes
     for device, peak in zip(result.devices, result.peak_bytes, strict=True):
-        there = int(memory_bytes[device])
-        if peak > there:
-            raise _does_not_fit(result, device, peak, there)
+        if peak > memory_bytes[device]:
+            raise _does_not_fit(result, problem.topology.devices[device], device, peak)
     return result
 
 
-def _with_sums(costs: PipelineCosts, sums_s: FloatArray) -> PipelineCosts:
-    """Return `costs` with the sums of each device in front of its first updates."""
-    left = sums_s.tolist()
-    stages = []
-    for stage in costs.stages:
-        stages.append(replace(stage, update_s=stage.update_s + left[stage.device]))
-        left[stage.device] = 0.0
+def _with_sums(costs: PipelineCosts, sums: AllReduce) -> PipelineCosts:
+    """Return `costs` with the sums of each device at its first stage."""
+    within_s, reduce_s = sums.within_s.tolist(), (sums.busy_s - sums.within_s).tolist()
+    stages = list(costs.stages)
+    for device in dict.fromkeys(stage.device for stage in stages):
+        first = next(i for i, stage in enumerate(stages) if stage.device == device)
+        stages[first] = replace(stages[first], within_s=within_s[device], reduce_s=reduce_s[device])
     return replace(costs, stages=tuple(stages))
 
 
-def _does_not_fit(result: ScheduleResult, device: int, peak: int, there: int) -> InfeasibleError:
+def _does_not_fit(
+    result: ScheduleResult, spec: DeviceSpec, device: int, peak: int
+) -> InfeasibleError:
+    there = spec.memory_bytes
     # In a pass forward nothing is kept for a backward, so that the order changes little.
     other = result.training and result.name != "1f1b"
     order = ", schedule=1f1b, which keeps fewer activations," if other else ","
     return InfeasibleError(
         f"schedule={result.name} with {counted(result.microbatches, 'microbatch', 'microbatches')}"
         f" holds {show_bytes(peak)} ({peak} bytes) on device {device}, which has"
-        f" {show_bytes(there)} ({there} bytes); take smaller microbatches, fewer of them{order}"
-        " more stages, or larger devices",
+        f" {show_bytes(there)} ({there} bytes){describe_reserve([spec])}; take smaller"
+        f" microbatches, fewer of them{order} more stages, or larger devices",
         needed_bytes=peak,
         available_bytes=there,
     )

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 from fxpart.assignment import Assignment
-from fxpart.cost.all_reduce import AllReduce, all_reduce_cost
+from fxpart.cost.all_reduce import AllReduce, all_reduce_cost, check_bucket_bytes
 from fxpart.cost.evaluation import Evaluation
-from fxpart.data_parallel import DataParallel
+from fxpart.data_parallel import DataParallel, check_replica_count
 from fxpart.errors import SpecError
 from fxpart.graph import IntArray
 from fxpart.problem import Problem
@@ -26,12 +26,8 @@ class Replicas:
 def check_replicas(config: Config) -> None:
     """Raise `SpecError` where replicas cannot be, or lack what they need."""
     replicas = config.data_parallel
-    if replicas < 1:
-        raise SpecError(f"data_parallel={replicas} must be 1 or more")
-    if config.all_reduce.bucket_bytes < 1:
-        raise SpecError(
-            f"all_reduce.bucket_bytes={config.all_reduce.bucket_bytes} must be 1 or more"
-        )
+    check_replica_count(replicas)
+    check_bucket_bytes(config.all_reduce.bucket_bytes)
     if replicas == 1:
         return
     if config.devices.saturate_host:

@@ -2,7 +2,7 @@
 
 import math
 
-from fxpart.schedule import ScheduleResult, StageEvent
+from fxpart.schedule import ReplicaSum, ScheduleResult, StageEvent, StageUpdate
 from runner.svg import GREY, INK, PALETTE, Drawing, text_width
 from runner.terminal import counted
 from runner.units import format_ids, format_s, format_size, time_unit
@@ -21,14 +21,16 @@ JOINED = 1.0
 MOST_TICKS = 8
 MOST_TIPS = 4000
 """Beyond this many boxes, words under the pointer would be most of the file."""
-COLOURS = {"F": PALETTE[0], "B": PALETTE[1]}
-WORDS = {"F": "forward", "B": "backward"}
+COLOURS = {"F": PALETTE[0], "B": PALETTE[1], "S": PALETTE[3], "U": PALETTE[2]}
+WORDS = {"F": "forward", "B": "backward", "S": "sums over replicas", "U": "updates"}
 WHITE_SHARES = (0.0, 0.35, 0.6, 0.8)
 """Of the colours of a device's first, second, ... stages; later ones have the last."""
 
 
 def schedule_svg(result: ScheduleResult) -> str:
     """Return the timeline of one step; a box is a forward or backward, with its microbatch.
+
+    Behind those of a device lie its sums over replicas, and the updates of each of its stages.
 
     The stages of a device share its row, later ones lighter. Forwards of a stage that would lie in
     the same pixel are one box, and so are backwards.
@@ -46,6 +48,7 @@ def schedule_svg(result: ScheduleResult) -> str:
     for row in range(len(result.devices)):
         _label(drawing, result, row)
     _boxes(drawing, result)
+    _ends(drawing, result)
     return drawing.svg(WIDTH, bottom + 30)
 
 
@@ -85,6 +88,10 @@ def _legend(drawing: Drawing, result: ScheduleResult) -> None:
         words = f"stages {format_ids(tuple(range(shade * devices, last)))}"
         drawing.text(x + 4, 52, words)
         x += 20 + text_width(words, 12)
+    for kind in [kind for kind, there in (("S", result.sums), ("U", result.updates)) if there]:
+        drawing.rect(x, 42, 12, 12, fill=COLOURS[kind])
+        drawing.text(x + 18, 52, WORDS[kind])
+        x += 34 + text_width(WORDS[kind], 12)
     if any(_has_number(result, event) for event in result.events):
         drawing.text(x, 52, "the number is the microbatch", fill=GREY)
 
@@ -136,6 +143,25 @@ def _boxes(drawing: Drawing, result: ScheduleResult) -> None:
     for event, begin, end in boxes:
         place = (begin, max(end, begin + THINNEST), _y(result, row_of[event.device]))
         _box(drawing, result, event, place, tips=len(boxes) <= MOST_TIPS)
+
+
+def _ends(drawing: Drawing, result: ScheduleResult) -> None:
+    """Draw what comes once, at the end of a step."""
+    row_of = {device: row for row, device in enumerate(result.devices)}
+    found: list[tuple[str, str, ReplicaSum | StageUpdate]]
+    found = [("S", WORDS["S"], part) for part in result.sums]
+    found += [("U", f"{WORDS['U']} of stage {part.stage}", part) for part in result.updates]
+    for kind, words, part in found:
+        begin, end = _x(result, part.start_s), _x(result, part.finish_s)
+        width = max(end - begin, THINNEST)
+        drawing.rect(
+            begin,
+            _y(result, row_of[part.device]),
+            width - 0.8 if width > 3 else width,
+            _row_height(result)[0],
+            fill=COLOURS[kind],
+            tip=f"{words}: {format_s(part.start_s)} to {format_s(part.finish_s)}",
+        )
 
 
 def _box(

@@ -1,7 +1,7 @@
 """`schedule_trace.json`: a step of the pipeline in the Chrome trace format, as `trace.json` is.
 
-Each device is a process; its threads are the computation and one for each device that it receives
-from.
+Each device is a process; its threads are the computation, in which sums over replicas stand too,
+and one for each device that it receives from.
 """
 
 from operator import itemgetter
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fxpart.schedule import ScheduleResult
+from fxpart.schedule import ReplicaSum, ScheduleResult, StageUpdate
 from runner.timeline import COMPUTE, FIRST_LINK, Event, about, microseconds, trace_text
 from runner.writing import write_text
 
@@ -28,7 +28,7 @@ def schedule_trace_document(result: ScheduleResult) -> dict[str, object]:
 
     Times (``ts``, ``dur``) are microseconds from the start of the step, to the nanosecond.
     """
-    events = [*_compute_events(result), *_transfer_events(result)]
+    events = [*_compute_events(result), *_transfer_events(result), *_end_events(result)]
     events.sort(key=itemgetter("ts"))
     return {"displayTimeUnit": "ms", "traceEvents": [*_names(result), *events]}
 
@@ -75,6 +75,29 @@ def _transfer_events(result: ScheduleResult) -> list[Event]:
             },
         }
         for i, sent in enumerate(result.transfers)
+    ]
+
+
+def _end_events(result: ScheduleResult) -> list[Event]:
+    """Return what comes once, at the end of a step."""
+    parts: list[ReplicaSum | StageUpdate] = [*result.sums, *result.updates]
+    names = ["sums over replicas"] * len(result.sums)
+    names += [f"updates of stage {update.stage}" for update in result.updates]
+    start_us, duration_us = microseconds(
+        np.array([part.start_s for part in parts]), np.array([part.finish_s for part in parts])
+    )
+    return [
+        {
+            "name": names[i],
+            "cat": "sums" if i < len(result.sums) else "updates",
+            "ph": "X",
+            "ts": start_us[i],
+            "dur": duration_us[i],
+            "pid": part.device + 1,
+            "tid": COMPUTE,
+            "args": {},
+        }
+        for i, part in enumerate(parts)
     ]
 
 

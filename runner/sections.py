@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import MISSING
 
+from fxpart.cost.all_reduce import BUCKET_BYTES
 from runner.tracking import TrackingConfig
 
 __all__ = [
@@ -139,7 +140,7 @@ class OptimizerConfig:
 class AllReduceConfig:
     """How replicas of data parallelism add up gradients."""
 
-    bucket_bytes: int = 25 * 2**20
+    bucket_bytes: int = BUCKET_BYTES
     gradient_as_bucket_view: bool = False
     """Whether gradients lie in the buckets, or are copied into them."""
 

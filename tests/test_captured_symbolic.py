@@ -10,7 +10,7 @@ import pytest
 from fxpart.captured import captured_graph
 from fxpart.captured_symbolic import captured_symbolic, symbols_named
 from fxpart.cost.all_reduce import partial_values
-from fxpart.errors import SpecError
+from fxpart.errors import CaptureError, SpecError
 from fxpart.models.spec import ModelSpec
 
 FACTORY = """
@@ -18,6 +18,23 @@ from torch import nn, zeros
 
 def build(batch_size, dtype):
     return nn.Sequential(nn.Linear(8, 4), nn.ReLU(), nn.Linear(4, 2)), (zeros(batch_size, 8),)
+
+class Conditional(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        made = self.layer(x)
+        return made.relu() + made if x.shape[0] > 16 else made
+
+def conditional(batch_size, dtype):
+    return Conditional(), (zeros(batch_size, 8),)
+
+def at_least_eight(batch_size, dtype):
+    if batch_size < 8:
+        raise ValueError("a batch of 8 or more")
+    return nn.Linear(8, 4), (zeros(batch_size, 8),)
 """
 
 
@@ -30,8 +47,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("layered", None)
 
 
-def _spec(batch_size: int = 3) -> ModelSpec:
-    return ModelSpec(name="m", factory="layered:build", batch_size=batch_size)
+def _spec(batch_size: int = 3, function: str = "build") -> ModelSpec:
+    return ModelSpec(name="m", factory=f"layered:{function}", batch_size=batch_size)
 
 
 def test_all_batch_sizes_share_an_entry(folder: Path) -> None:
@@ -44,6 +61,39 @@ def test_all_batch_sizes_share_an_entry(folder: Path) -> None:
         assert at.value_bytes.tolist() == fresh.value_bytes.tolist()
         assert at.flops.tolist() == fresh.flops.tolist()
         assert at.names == fresh.names
+
+
+@pytest.mark.parametrize("asked", [(3, 64, 5, 65), (64, 3, 65, 5)])
+def test_a_condition_on_the_batch_holds_whatever_was_asked_before(
+    folder: Path, asked: tuple[int, ...]
+) -> None:
+    found = {
+        batch: captured_symbolic(_spec(batch, "conditional"), ("batch",), folder / "cache")
+        for batch in asked
+    }
+    # Those that the shared capture holds for have it; each of the others has its own.
+    small = [batch for batch in asked if batch <= 16]
+    assert [found[batch].from_cache for batch in small][1:] == [True]
+    assert not found[64].from_cache
+    assert not found[65].from_cache
+    assert captured_symbolic(_spec(64, "conditional"), ("batch",), folder / "cache").from_cache
+    assert found[3].symbolic.ranges == found[5].symbolic.ranges == ((1, 16),)
+    assert found[64].symbolic.ranges == found[65].symbolic.ranges == ((17, None),)
+    for batch, operators in ((3, 1), (64, 3)):
+        fresh = captured_graph(_spec(batch, "conditional"), "operator", None).graph
+        at = found[batch].symbolic.at(batch=batch)
+        assert at.names == fresh.names
+        assert at.n_ops == operators
+        assert at.value_bytes.tolist() == fresh.value_bytes.tolist()
+
+
+def test_a_model_of_large_batches_alone_is_captured_at_its_own(folder: Path) -> None:
+    spec = _spec(32, "at_least_eight")
+    found = captured_symbolic(spec, ("batch",), folder / "cache")
+    assert found.symbolic.at(batch=32).value_bytes.max() == 32 * 8 * 4
+    assert captured_symbolic(spec, ("batch",), folder / "cache").from_cache
+    with pytest.raises(CaptureError, match="a batch of 8 or more"):
+        captured_symbolic(_spec(7, "at_least_eight"), ("batch",), folder / "cache")
 
 
 def test_a_training_step_has_an_entry_of_its_own(folder: Path) -> None:

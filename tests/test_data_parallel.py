@@ -1,14 +1,13 @@
 """Devices dealt out to equal replicas."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from fxpart.data_parallel import share_of_batch, split_topology
 from fxpart.errors import SpecError
-from fxpart.topology import Link, Topology
+from fxpart.topology import Link
 from tests.sketch import devices
 
 
@@ -27,17 +26,15 @@ def test_one_replica_is_the_whole() -> None:
 
 
 def test_kinds_are_dealt_out_evenly() -> None:
-    # Devices are called d0, d1, ...: kinds differ by memory, so names are made equal first.
-    topology = _named(devices(80, 80, 16, 16, 16, 16), ["a", "a", "b", "b", "b", "b"])
-    parts = split_topology(topology, 2)
+    # Devices are called d0, d1, ...: kinds differ by memory, whatever the names.
+    parts = split_topology(devices(80, 80, 16, 16, 16, 16), 2)
     assert parts.rings.tolist() == [[0, 2, 3], [1, 4, 5]]
     assert [device.memory_bytes for device in parts.replica.devices] == [80, 16, 16]
 
 
 def test_rings_take_their_slowest_link() -> None:
     near, far = Link(100.0, 0.5), Link(10.0, 2.0)
-    topology = _named(devices(*[16] * 4, link=near, nodes=[0, 0, 1, 1], far=far), ["a"] * 4)
-    parts = split_topology(topology, 2)
+    parts = split_topology(devices(*[16] * 4, link=near, nodes=[0, 0, 1, 1], far=far), 2)
     assert parts.links == (far, far)
     assert parts.replica.bytes_per_s[0, 1] == 100.0
 
@@ -45,16 +42,15 @@ def test_rings_take_their_slowest_link() -> None:
 def test_replicas_on_one_machine_of_three_have_other_links() -> None:
     # Two replicas of two: the first has both devices on one machine, the second on two.
     near, far = Link(100.0), Link(10.0)
-    topology = _named(devices(*[16] * 4, link=near, nodes=[0, 0, 1, 2], far=far), ["a"] * 4)
+    topology = devices(*[16] * 4, link=near, nodes=[0, 0, 1, 2], far=far)
     with pytest.raises(SpecError, match="equal parts"):
         split_topology(topology, 2)
 
 
 @pytest.mark.parametrize(("sizes", "replicas"), [([16] * 3, 2), ([16, 16, 24], 3), ([16, 24], 2)])
 def test_devices_that_make_no_equal_parts_are_refused(sizes: list[int], replicas: int) -> None:
-    topology = _named(devices(*sizes), [f"m{size}" for size in sizes])
     with pytest.raises(SpecError, match=re.escape(f"there are {len(sizes)}")):
-        split_topology(topology, replicas)
+        split_topology(devices(*sizes), replicas)
 
 
 def test_no_replicas_are_refused() -> None:
@@ -68,10 +64,3 @@ def test_the_batch_is_shared_evenly() -> None:
         share_of_batch(10, 4)
     with pytest.raises(SpecError, match="must be 1 or more"):
         share_of_batch(10, 0)
-
-
-def _named(topology: Topology, names: list[str]) -> Topology:
-    renamed = tuple(
-        replace(device, name=name) for device, name in zip(topology.devices, names, strict=True)
-    )
-    return replace(topology, devices=renamed)

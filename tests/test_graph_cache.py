@@ -64,30 +64,36 @@ def test_versions_are_in_the_key(monkeypatch: pytest.MonkeyPatch, package: str) 
 def package_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the package's source that keys are made from."""
     here = Path(graph_cache.__file__).parent
-    for path in [*here.glob("*.py"), *here.glob("capture/*.py"), *here.glob("models/*.py")]:
+    rooms = ("batch_dim", "capture", "models", "symbolic")
+    for path in [*here.glob("*.py"), *(file for room in rooms for file in here.glob(f"{room}/*"))]:
+        if path.suffix != ".py":
+            continue
         copy = tmp_path / path.relative_to(here)
         copy.parent.mkdir(exist_ok=True)
         shutil.copy(path, copy)
     monkeypatch.setattr(graph_cache, "__file__", str(tmp_path / "graph_cache.py"))
-    graph_cache._capture_source_digest.cache_clear()
+    graph_cache._source_digest.cache_clear()
     yield tmp_path
-    graph_cache._capture_source_digest.cache_clear()
+    graph_cache._source_digest.cache_clear()
 
 
-@pytest.mark.parametrize("file", ["graph.py", "capture/api.py", "models/build.py"])
-def test_the_source_that_makes_graphs_is_in_the_key(package_copy: Path, file: str) -> None:
-    key = cache_key(MODEL, "operator")
+_ALWAYS = ("captured.py", "graph.py", "phases.py", "capture/api.py", "models/build.py")
+_SYMBOLIC_ALONE = ("captured_symbolic.py", "symbolic/fit.py", "batch_dim/analyze.py")
+_NEVER = ("partitions.py", "symbolic/sweep.py", "symbolic/store.py")
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("file", [*_ALWAYS, *_SYMBOLIC_ALONE, *_NEVER])
+def test_the_source_that_makes_graphs_is_in_the_key(
+    package_copy: Path, file: str, symbolic: bool
+) -> None:
+    key = cache_key(MODEL, "operator", symbolic=symbolic)
+    assert (package_copy / file).is_file()
     with (package_copy / file).open("a") as source:
         source.write("# changed\n")
-    graph_cache._capture_source_digest.cache_clear()
-    assert cache_key(MODEL, "operator") != key
-
-
-def test_source_that_makes_no_graphs_is_not_in_the_key(package_copy: Path) -> None:
-    key = cache_key(MODEL, "operator")
-    (package_copy / "partitions.py").write_text("")
-    graph_cache._capture_source_digest.cache_clear()
-    assert cache_key(MODEL, "operator") == key
+    graph_cache._source_digest.cache_clear()
+    matters = file in _ALWAYS or (symbolic and file in _SYMBOLIC_ALONE)
+    assert (cache_key(MODEL, "operator", symbolic=symbolic) != key) is matters
 
 
 def test_an_entry_whose_sources_changed_is_as_good_as_none(tmp_path: Path) -> None:

@@ -2,17 +2,39 @@
 
 import pytest
 
+from fxpart.captured import step_key
 from fxpart.errors import SpecError
+from fxpart.graph_cache import cache_key
 from fxpart.phases import CHECKPOINTING, PHASES, StepOptions, check_phase
 
 
-def test_every_way_of_checkpointing_and_every_phase_is_taken() -> None:
-    assert [StepOptions(checkpointing=name).checkpointing for name in CHECKPOINTING] == [
-        "none",
-        "block",
+def test_by_default_a_step_is_as_on_an_accelerator_and_keeps_everything() -> None:
+    usual = StepOptions()
+    assert (usual.checkpointing, usual.fused_attention, usual.fused_dropout) == ("none", True, True)
+
+
+def test_every_option_makes_another_graph_in_the_cache() -> None:
+    chosen = [
+        StepOptions(way, attention, dropout)
+        for way in CHECKPOINTING
+        for attention in (True, False)
+        for dropout in (True, False)
     ]
-    for phase in PHASES:
-        check_phase(phase)
+    keys = [
+        step_key("training", train_mode=train_mode, options=options)
+        for options in chosen
+        for train_mode in (True, False)
+    ]
+    assert len({cache_key({}, "operator", "training", key) for key in keys}) == len(keys) == 16
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_operators_are_captured_in_every_phase(phase: str) -> None:
+    check_phase(phase)
+
+
+def test_modules_are_captured_in_inference() -> None:
+    check_phase("inference", "module")
 
 
 def test_an_unknown_way_of_checkpointing_is_told_the_nearest() -> None:

@@ -8,12 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpart.assignment import Assignment
+from fxpart.cost.all_reduce import with_buckets
 from fxpart.cost.evaluate import evaluate
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.modes import make_mode
 from fxpart.modes.infeasible import describe_reserve
 from fxpart.reserve import Reserve, rounded, with_reserve
 from fxpart.topology import DeviceSpec, Link, uniform_topology
+from fxpart.training import Optimizer, with_optimizer
 from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 
@@ -104,6 +106,29 @@ def test_a_multiple_stays_and_one_byte_more_is_the_next() -> None:
     sizes = chain(3, weight=1024, size=1025)
     assert rounded(sizes, 512).weight_bytes.tolist() == [1024] * 3
     assert rounded(sizes, 512).value_alloc_bytes.tolist() == [0, 1536, 1536, 1536]
+
+
+def test_each_tensor_of_a_state_is_rounded() -> None:
+    sketch = Sketch()
+    weights = [sketch.weight(500), sketch.weight(1028)]
+    values = [sketch.op([], 500, [weights[0]]), sketch.op([], 1028, [weights[1]])]
+    step = replace(
+        sketch.graph(*values),
+        gradient_values=np.array(values),
+        gradient_weights=np.array(weights),
+    )
+    graph = with_optimizer(step, Optimizer("adam"))
+    assert graph.weight_state_bytes.tolist() == [1004, 2060]
+    # Two states and the count of steps each: as one allocation, 1004 bytes would be 1024.
+    whole = rounded(graph, 512)
+    assert whole.weight_state_bytes.tolist() == [3 * 512, 2 * 1536 + 512]
+    again = rounded(with_buckets(whole, np.array(values)), 512)
+    assert again.weight_state_bytes.tolist() == [4 * 512, 3 * 1536 + 512]
+
+
+def test_a_state_of_one_tensor_is_rounded_as_one() -> None:
+    graph = replace(chain(2), weight_state_bytes=np.array([0, 1004]))
+    assert rounded(graph, 512).weight_state_bytes.tolist() == [0, 1024]
 
 
 def test_rounding_to_nothing_is_refused() -> None:

@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from fxpart.errors import SpecError
+from fxpart.reserve import Reserve, with_reserve
 from fxpart.saved_assignment import (
     assignment_document,
     assignment_for,
@@ -35,6 +37,15 @@ def test_assignment_comes_back_as_it_was(tmp_path: Path) -> None:
     assert after.devices_of_partition == ((2,), (0, 1))
     assert read.modules == {"": [0, 1, 2], "layer0": 2, "layer1": 2, "layer2": [0, 1]}
     assert [device["memory_bytes"] for device in read.devices] == [99, 99, 99]
+
+
+def test_a_device_is_said_with_all_its_memory() -> None:
+    whole = devices(99)
+    left = with_reserve(whole.devices[0], Reserve(context_bytes=9))
+    what = scene(chain(1), replace(whole, devices=(left,)), [0], [(0,)])
+    document = assignment_document(what.graph, what.topology, what.assignment, {})
+    (device,) = cast("list[dict[str, object]]", document["devices"])
+    assert (what.topology.devices[0].memory_bytes, device["memory_bytes"]) == (90, 99)
 
 
 def _without(key: str) -> Callable[[dict[str, Any]], object]:

@@ -12,12 +12,12 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.distributed.tensor.placement_types import Placement
 
+from fxpart.graph import PARTIAL
+
 __all__ = ["PARTIAL", "REPLICATED", "act_spec", "placement"]
 
 REPLICATED = -1
 """Every process has all of the value."""
-PARTIAL = -2
-"""Every process has a term of the value; an all-reduce adds them up."""
 
 
 def placement(batch_dim: int) -> Placement:

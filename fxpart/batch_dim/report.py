@@ -7,7 +7,6 @@ import numpy as np
 
 from fxpart.batch_dim.error import BatchDimError
 from fxpart.batch_dim.layout import Layout
-from fxpart.batch_dim.placement import PARTIAL
 from fxpart.errors import nearest_names
 from fxpart.graph import IntArray
 
@@ -35,11 +34,6 @@ class NodeBatchDim:
         """For each item a dimension, -1 (replicated) or -2 (partial)."""
         return tuple(layout.dim for layout in self.layouts)
 
-    @property
-    def needs_all_reduce(self) -> bool:
-        """Whether a partial operand must be all-reduced before the node runs."""
-        return bool(self.all_reduced)
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BatchDimReport:
@@ -61,20 +55,6 @@ class BatchDimReport:
             near = nearest_names(name, (node.name for node in self.nodes))
             raise BatchDimError(f"the graph has no node {name}; {near}")
         return found
-
-    @property
-    def partial_outputs(self) -> tuple[str, ...]:
-        """Results of the graph that are partial: what data parallelism all-reduces at the end.
-
-        Those of a training step are its loss and the gradients of its weights.
-        """
-        by_name = {node.name: node for node in self.nodes}
-        reduced = {name for node in self.nodes for name in node.all_reduced}
-        return tuple(
-            name
-            for name in dict.fromkeys(self.outputs)
-            if PARTIAL in by_name[name].dims and name not in reduced
-        )
 
 
 def value_batch_dims(report: BatchDimReport, value_names: Sequence[str]) -> IntArray:

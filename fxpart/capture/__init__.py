@@ -1,6 +1,7 @@
 """From an `nn.Module` to a captured graph and its `OpGraph`."""
 
 from fxpart.capture.api import Capture, capture, capture_graph
+from fxpart.capture.eager_lifetimes import eager_graph
 from fxpart.capture.export import export_program
 from fxpart.capture.from_export import op_graph
 from fxpart.capture.joint import JointCapture, joint_capture, joint_graph
@@ -11,6 +12,7 @@ __all__ = [
     "JointCapture",
     "capture",
     "capture_graph",
+    "eager_graph",
     "export_program",
     "joint_capture",
     "joint_graph",

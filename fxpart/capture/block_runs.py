@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.joint_labels import FORMULA, FORWARD, ORDER
 from fxpart.capture.storage import storage_key
+from fxpart.capture.written_operands import written_operands
 
 __all__ = ["BlockRun", "StepNodes"]
 
@@ -59,20 +60,8 @@ class StepNodes:
         return list(dict.fromkeys(storage_key(tensor) for tensor in tensors))
 
     def written(self, node: fx.Node) -> list[int]:
-        """Return the storages that the call writes into, by its schema."""
-        schema = getattr(node.target, "_schema", None)
-        if node.op != "call_function" or schema is None or not schema.is_mutable:
-            return []
-        names = (argument.name for argument in schema.arguments)
-        given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-        changed = [
-            leaf
-            for argument in schema.arguments
-            if argument.alias_info is not None and argument.alias_info.is_write
-            for leaf in tree_leaves(given.get(argument.name))
-            if isinstance(leaf, fx.Node)
-        ]
-        return [key for leaf in changed for key in self.storages(leaf)]
+        """Return the storages that the call writes into."""
+        return [key for operand in written_operands(node) for key in self.storages(operand)]
 
     def needed_outside(self, run: BlockRun) -> set[int]:
         """Return the storages of `run` that the backward of others needs: they stay in memory."""

@@ -17,6 +17,7 @@ from fxpart.capture.regions import REGIONS, body_of
 from fxpart.capture.sizes import Sizes, example_sizes
 from fxpart.capture.storage import storage_key
 from fxpart.capture.traffic import moved_bytes
+from fxpart.capture.written_operands import written_operands
 from fxpart.errors import CaptureError
 from fxpart.graph import OpGraph
 
@@ -162,21 +163,8 @@ def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bo
 
 
 def _mutated(node: fx.Node, sizes: Sizes) -> list[torch.Tensor]:
-    """Return the tensors that the call writes into, by its schema."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    given = {
-        **dict(zip((a.name for a in schema.arguments), node.args, strict=False)),
-        **node.kwargs,
-    }
-    written = [
-        sizes.of(leaf)
-        for argument in schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-        for leaf in tree_leaves(given.get(argument.name))
-        if isinstance(leaf, fx.Node)
-    ]
+    """Return the tensors that the call writes into."""
+    written = [sizes.of(operand) for operand in written_operands(node)]
     return [tensor for tensor in written if isinstance(tensor, torch.Tensor)]
 
 

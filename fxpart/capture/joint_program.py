@@ -107,6 +107,11 @@ def _inputs(program: ExportedProgram, fakes: list[Any], wanted: list[bool]) -> _
 def _signed(program: ExportedProgram, step: StepTrace, inputs: _Inputs) -> ExportedProgram:
     """Return the step as a program that knows its weights by name, and what its results are."""
     graph = step.graph_module.graph
+    taken = {spec.arg.name for spec in inputs.specs}
+    for node in graph.nodes:
+        # An input may be called as a call is: `t`, say.
+        while node.op != "placeholder" and node.name in taken:
+            node._rename(f"{node.name}_call")
     for node, spec in zip(graph.find_nodes(op="placeholder"), inputs.specs, strict=True):
         node.name = node.target = spec.arg.name
     step.graph_module.recompile()

@@ -106,7 +106,8 @@ def symbolic_program(
     inputs = dict(kwargs or {})
     sizes = _example_sizes(tree_leaves((args, inputs)), dims)
     wanted = {name: (ranges or {}).get(name, (1, None)) for name in sizes}
-    step, program = _captured(_Subject(module, args, inputs, phase, options), dims, wanted)
+    subject = _Subject(module, args, inputs, phase, options)
+    step, program, allowed = _captured(subject, dims, wanted)
     places = {(d.leaf, d.dim): (d.symbol, d.factor, d.offset) for d in dims}
     forward = program if step is None else step.forward
     symbols = symbols_of(forward, places)
@@ -114,7 +115,7 @@ def symbolic_program(
         program,
         step,
         symbols,
-        ranges_of(wanted, forward, symbols),
+        ranges_of(allowed, forward, symbols),
         tuple(sizes.values()),
         exact_from(program, symbols, sizes),
     )
@@ -164,15 +165,15 @@ class _Subject:
 
 def _captured(
     subject: _Subject, dims: Sequence[SymbolicDim], ranges: Ranges
-) -> tuple[JointProgram | None, ExportedProgram]:
-    """Return what was captured; `ranges` give way to what torch allows."""
+) -> tuple[JointProgram | None, ExportedProgram, Ranges]:
+    """Return what was captured, and `ranges` as far as torch allows them."""
     leaves = tree_leaves((subject.args, subject.kwargs))
     while True:
         try:
-            return subject.captured(_shapes(leaves, dims, ranges))
+            return *subject.captured(_shapes(leaves, dims, ranges)), ranges
         except CaptureError as error:
             # It narrows a range, or raises: that ends.
-            ranges.update(tightened(ranges, error))
+            ranges = tightened(ranges, error)
 
 
 def _shapes(leaves: list[Any], dims: Sequence[SymbolicDim], ranges: Ranges) -> ShapesCollection:

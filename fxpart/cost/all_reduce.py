@@ -5,25 +5,31 @@ all-reduce algorithms for clusters of workstations. J. Parallel Distrib. Comput.
 doi:10.1016/j.jpdc.2008.09.002). Gradients wait for each other in buckets, and a bucket is summed
 while the backward goes on (Li et al.: PyTorch distributed: experiences on accelerating data
 parallel training. VLDB 2020, doi:10.14778/3415478.3415530).
+
+Each ring is timed as if it had its links to itself: rings that share one between machines are not
+slowed by one another.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.assignment import Assignment
 from fxpart.cost.evaluation import Evaluation
 from fxpart.data_parallel import DataParallel
 from fxpart.errors import SpecError
-from fxpart.graph import FloatArray, IntArray, OpGraph
+from fxpart.graph import PARTIAL, FloatArray, IntArray, OpGraph
 from fxpart.problem import Problem
 from fxpart.topology import Link
+from fxpart.weight_state import with_state
 
 __all__ = [
     "BUCKET_BYTES",
-    "PARTIAL",
     "AllReduce",
     "all_reduce_cost",
+    "check_bucket_bytes",
     "partial_values",
     "ring_s",
     "with_buckets",
@@ -31,8 +37,6 @@ __all__ = [
 
 BUCKET_BYTES = 25 * 2**20
 """Of torch's DistributedDataParallel, its default ``bucket_cap_mb``."""
-PARTIAL = -2
-"""Batch dimension of a value that each replica has a part of the sum of."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -45,13 +49,21 @@ class AllReduce:
     """That the device sends round its ring for them."""
     busy_s: FloatArray
     """Time that its ring is busy."""
+    within_s: FloatArray
+    """The part of it that is for values inside the model: nothing else goes on meanwhile."""
     exposed_s: FloatArray
-    """Time that the device waits for sums after its own backward."""
+    """Time that the device waits for sums: after its own backward, and inside the model."""
     latency_s: float
     """Of the whole input, sums included."""
     throughput_per_s: float
     """Inputs a second in a stream, sums included: 1 / the largest load of a device, its waiting
     included, or of a link."""
+
+
+def check_bucket_bytes(bucket_bytes: int) -> None:
+    """Raise `SpecError` for buckets of no size."""
+    if bucket_bytes < 1:
+        raise SpecError(f"all_reduce.bucket_bytes={bucket_bytes} must be 1 or more")
 
 
 def ring_s(size_bytes: float, replicas: int, link: Link) -> float:
@@ -88,14 +100,12 @@ def partial_values(graph: OpGraph, value_batch_dim: IntArray) -> IntArray:
 def with_buckets(graph: OpGraph, partial: IntArray) -> OpGraph:
     """Return `graph` with room for a copy of each summed gradient beside its weight.
 
-    That is what DistributedDataParallel holds unless ``gradient_as_bucket_view`` is set.
+    That is what DistributedDataParallel holds unless ``gradient_as_bucket_view`` is set. Each copy
+    counts as a tensor of its own, though many lie in one bucket.
     """
     summed = np.isin(graph.gradient_values, partial)
-    held = graph.weight_state_bytes.copy()
-    np.add.at(
-        held, graph.gradient_weights[summed], graph.value_bytes[graph.gradient_values[summed]]
-    )
-    return replace(graph, weight_state_bytes=held)
+    sizes = graph.value_bytes[graph.gradient_values[summed]]
+    return with_state(graph, graph.gradient_weights[summed], [sizes])
 
 
 def all_reduce_cost(
@@ -131,44 +141,77 @@ def all_reduce_cost(
             "data_parallel copies a placement by itself, this one has copies already; leave out"
             " devices.saturate_host"
         )
-    if bucket_bytes < 1:
-        raise SpecError(f"all_reduce.bucket_bytes={bucket_bytes} must be 1 or more")
-    graph, device_of = problem.graph, assignment.device_of
-    devices, n = problem.topology.n_devices, replicas.n_replicas
-    reduced = np.zeros(devices, dtype=np.int64)
-    busy_s, ring_end_s, within_s = np.zeros(devices), np.zeros(devices), np.zeros(devices)
-    ends = graph.value_is_output.copy()
-    ends[graph.gradient_values] = True
-    values = _own_storages(graph, partial)
-    made_by = graph.value_producer[values]
-    for device in range(devices):
-        mine = values[(made_by >= 0) & (device_of[made_by] == device)]
-        ready_s = evaluation.op_finish_s[graph.value_producer[mine]]
-        order = np.argsort(ready_s, kind="stable")
-        mine, link = mine[order], replicas.links[device]
-        late = ends[mine]
-        reduced[device] = graph.value_bytes[mine].sum()
-        within_s[device] = sum(
-            ring_s(size, n, link) for size in graph.value_bytes[mine[~late]].tolist()
-        )
-        busy_s[device], ring_end_s[device] = _ring_times(
-            ready_s[order][late], graph.value_bytes[mine[late]], n, link, bucket_bytes
-        )
-    busy_s += within_s
+    check_bucket_bytes(bucket_bytes)
+    sums = _sums(problem.graph, partial, evaluation)
+    device_of, n = assignment.device_of, replicas.n_replicas
+    found = [
+        _of_device(sums.chosen(device_of[sums.made_by] == device), n, link, bucket_bytes)
+        for device, link in enumerate(replicas.links)
+    ]
+    reduced = np.array([of.reduced_bytes for of in found], dtype=np.int64)
+    within_s = np.array([of.within_s for of in found])
+    busy_s = within_s + np.array([of.after_s for of in found])
+    ring_end_s = np.array([of.end_s for of in found])
     exposed_s, latency_s = _waiting(problem, assignment, evaluation, ring_end_s)
     exposed_s += within_s
-    latency_s += float(within_s.sum())
-    sent = reduced * 2 * (n - 1) // n
     load_s = np.array([use.load_s for use in evaluation.devices]) + exposed_s
     busiest_s = max(1.0 / evaluation.throughput_per_s, float(load_s.max()), float(busy_s.max()))
     return AllReduce(
         reduced_bytes=reduced,
-        sent_bytes=sent,
+        sent_bytes=reduced * 2 * (n - 1) // n,
         busy_s=busy_s,
+        within_s=within_s,
         exposed_s=exposed_s,
-        latency_s=latency_s,
+        latency_s=latency_s + float(within_s.sum()),
         throughput_per_s=1.0 / busiest_s if busiest_s > 0 else float("inf"),
     )
+
+
+class _Sums(NamedTuple):
+    """K values that are summed, in the order in which they are made. Length K each."""
+
+    size_bytes: IntArray
+    made_by: IntArray
+    ready_s: FloatArray
+    is_late: npt.NDArray[np.bool_]
+    """Whether it is a gradient or another result, which nothing in the model waits for."""
+
+    def chosen(self, those: npt.NDArray[np.generic]) -> "_Sums":
+        """Return some of them; `those` is a mask of length K, or their numbers in order."""
+        return _Sums(
+            self.size_bytes[those], self.made_by[those], self.ready_s[those], self.is_late[those]
+        )
+
+
+class _DeviceSums(NamedTuple):
+    """What the sums of one device come to."""
+
+    reduced_bytes: int
+    within_s: float
+    after_s: float
+    """Time that its ring is busy with what nothing in the model waits for."""
+    end_s: float
+    """When that is done."""
+
+
+def _sums(graph: OpGraph, partial: IntArray, evaluation: Evaluation) -> _Sums:
+    values = _own_storages(graph, partial)
+    values = values[graph.value_producer[values] >= 0]
+    made_by = graph.value_producer[values]
+    is_late = graph.value_is_output.copy()
+    is_late[graph.gradient_values] = True
+    ready_s = evaluation.op_finish_s[made_by]
+    whole = _Sums(graph.value_bytes[values], made_by, ready_s, is_late[values])
+    return whole.chosen(np.argsort(ready_s, kind="stable"))
+
+
+def _of_device(sums: _Sums, replicas: int, link: Link, bucket_bytes: int) -> _DeviceSums:
+    late = sums.is_late
+    within_s = sum(ring_s(size, replicas, link) for size in sums.size_bytes[~late].tolist())
+    after_s, end_s = _ring_times(
+        sums.ready_s[late], sums.size_bytes[late], replicas, link, bucket_bytes
+    )
+    return _DeviceSums(int(sums.size_bytes.sum()), float(within_s), after_s, end_s)
 
 
 def _own_storages(graph: OpGraph, values: IntArray) -> IntArray:

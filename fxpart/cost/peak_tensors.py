@@ -11,11 +11,12 @@ from fxpart.cost.storage_kinds import (
     KINDS,
     StorageFacts,
     Storages,
+    short_name,
     storage_facts,
     storages_on,
 )
 from fxpart.cost.tables import memory_tables
-from fxpart.graph import UPDATE, IntArray, OpGraph
+from fxpart.graph import CAST, UPDATE, IntArray, OpGraph
 from fxpart.problem import Problem
 
 __all__ = ["DevicePeak", "LiveTensor", "device_peaks", "doing", "memory_by_kind"]
@@ -145,22 +146,19 @@ def _fullest(problem: Problem, assignment: Assignment, device: int) -> tuple[Int
 def doing(graph: OpGraph, op: int) -> str:
     """Return what an operator does.
 
-    Such as ``gelu``, ``backward of gelu``, ``mm in the backward`` or ``adam update``.
+    Such as ``gelu``, ``backward of gelu``, ``mm in the backward``, ``cast of a gradient`` or
+    ``adam update``.
     """
     target = graph.targets[op]
+    if target == CAST:
+        return "cast of a gradient"
     if target.startswith(UPDATE):
         return f"{target.removeprefix(UPDATE)} update"
-    name = _short(target)
+    name = short_name(target)
     if graph.forward_of[op] == op:
         return name
     forward = name.removesuffix("_backward")
     return f"{name} in the backward" if forward == name else f"backward of {forward}"
-
-
-def _short(target: str) -> str:
-    """Return ``gelu`` of ``aten.gelu.default``, and ``getitem`` of ``operator.getitem``."""
-    parts = target.split(".")
-    return parts[-2] if len(parts) > 2 else parts[-1]
 
 
 def _tensor(graph: OpGraph, held: Storages, index: int) -> LiveTensor:

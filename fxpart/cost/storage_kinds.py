@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.cost.tables import MemoryTables
-from fxpart.graph import IntArray, OpGraph
+from fxpart.graph import CAST, IntArray, OpGraph
 
-__all__ = ["KINDS", "StorageFacts", "Storages", "storage_facts", "storages_on"]
+__all__ = ["KINDS", "StorageFacts", "Storages", "short_name", "storage_facts", "storages_on"]
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -30,13 +30,16 @@ KINDS = (
 - ``weight``: a parameter or a buffer; ``optimizer state``: what is kept for it besides, by an
   optimizer, or as a bucket that its gradient is summed in.
 - ``input``: what the caller passes in.
-- ``gradient``: the gradient of a weight, and the parts that are added up to it, made or received.
+- ``gradient``: the gradient of a weight, its cast to float32 for an update, and the parts that are
+  added up to it, made or received.
 - ``output``: any other that the caller gets, so that it stays.
 - ``saved activation``: made in the forward, here or elsewhere, and read here in the backward.
 - ``received``: any other that was made on another device.
 - ``temporary``: all the rest.
 """
 
+_SUMS = ("add", "add_")
+"""What adds up parts of a gradient."""
 _WEIGHT, _STATE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED, _TEMPORARY = range(len(KINDS))
 
 
@@ -54,7 +57,7 @@ class StorageFacts:
     is_update: BoolArray
     """Likewise whether it updates a weight."""
     is_gradient: BoolArray
-    """Whether a value is a gradient of a weight or a part of one. Length V."""
+    """Whether a value is a gradient of a weight, a part or a cast of one. Length V."""
     reader: IntArray
     """The operator of each item of ``memory.reads``."""
 
@@ -94,7 +97,7 @@ def storage_facts(graph: OpGraph, memory: MemoryTables) -> StorageFacts:
         graph.weight_state_bytes,
         is_backward,
         graph.is_update,
-        _gradients_and_parts(graph, is_backward),
+        _gradients_and_parts(graph, is_backward) | _casts(graph),
         graph.readers,
     )
 
@@ -109,7 +112,7 @@ def _gradients_and_parts(graph: OpGraph, is_backward: BoolArray) -> BoolArray:
         value = waiting.pop()
         op, base = int(graph.value_producer[value]), int(graph.value_base[value])
         parts = [base] if base >= 0 else []
-        if op >= 0 and is_backward[op] and ".add" in graph.targets[op]:
+        if op >= 0 and is_backward[op] and short_name(graph.targets[op]) in _SUMS:
             size = graph.value_bytes[value]
             parts += [v for v in graph.reads_of(op).tolist() if graph.value_bytes[v] == size]
         for part in parts:
@@ -118,6 +121,18 @@ def _gradients_and_parts(graph: OpGraph, is_backward: BoolArray) -> BoolArray:
                 found[part] = True
                 waiting.append(part)
     return found
+
+
+def _casts(graph: OpGraph) -> BoolArray:
+    """Return whether a value is a gradient that was cast for an update."""
+    is_cast = np.array([target == CAST for target in graph.targets], dtype=np.bool_)
+    return (graph.value_producer >= 0) & is_cast[graph.value_producer]
+
+
+def short_name(target: str) -> str:
+    """Return ``gelu`` of ``aten.gelu.default``, and ``getitem`` of ``operator.getitem``."""
+    parts = target.split(".")
+    return parts[-2] if len(parts) > 2 else parts[-1]
 
 
 def storages_on(

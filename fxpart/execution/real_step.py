@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from fxpart.errors import SpecError, nearest_names
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.execution.training_loss import training_loss
+from fxpart.training import IMPLEMENTATIONS
 
 __all__ = [
     "REAL_OPTIMIZERS",
@@ -35,12 +36,6 @@ REAL_OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "adamw": lambda weights, **how: torch.optim.AdamW(weights, lr=1e-3, **how),
 }
 """By the names of `fxpart.training`: makes torch's optimizer of some parameters."""
-
-_IMPLEMENTATIONS: Mapping[str, Mapping[str, bool]] = {
-    "for_loop": {"foreach": False, "fused": False},
-    "foreach": {"foreach": True, "fused": False},
-    "fused": {"foreach": False, "fused": True},
-}
 
 _PHASES = ("forward", "backward", "update")
 
@@ -78,8 +73,7 @@ def real_optimizer(
     Args:
         name: one of `REAL_OPTIMIZERS`; ``none`` gives None.
         parameters: those that require no gradient are left out.
-        implementation: ``for_loop`` (torch's choice on the CPU), ``foreach`` (on CUDA) or
-            ``fused``.
+        implementation: one of `IMPLEMENTATIONS`.
 
     Raises:
         SpecError: for a name or an implementation that does not exist.
@@ -91,11 +85,12 @@ def real_optimizer(
         raise SpecError(
             f"optimizer={name} is not known; {nearest_names(name, [*REAL_OPTIMIZERS, 'none'])}"
         )
-    if implementation not in _IMPLEMENTATIONS:
-        near = nearest_names(implementation, _IMPLEMENTATIONS)
+    if implementation not in IMPLEMENTATIONS:
+        near = nearest_names(implementation, IMPLEMENTATIONS)
         raise SpecError(f"implementation={implementation} of an optimizer is not known; {near}")
     trained = [parameter for parameter in parameters if parameter.requires_grad]
-    return REAL_OPTIMIZERS[name](trained, **_IMPLEMENTATIONS[implementation])
+    how = {flag: implementation == flag for flag in ("foreach", "fused")}
+    return REAL_OPTIMIZERS[name](trained, **how)
 
 
 def forward_peak_bytes(

@@ -1,6 +1,6 @@
 """Which dimensions of a model's inputs are its batch or its sequence: found by making others."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import CaptureError, SpecError, nearest_names
 from fxpart.models.build import BuiltModel, build_model
 from fxpart.models.spec import ModelSpec
 from fxpart.symbolic.dims import Shape, SymbolicDim, affine_dims
@@ -34,31 +34,30 @@ def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> Sy
     """Return the model of `spec`, on meta, and which sizes of its inputs grow with `symbols`.
 
     The inputs are made at three values of each symbol and compared. Those that come back have
-    sizes near those of `spec`, but of 2 or more and not those of any weight or other input.
+    the sizes of `spec`, or the nearest of 2 or more that no weight and no other input has.
 
     Raises:
         SpecError: for symbols that do not exist, ``seq_len`` where `spec` states none, and as
             `build_model`.
-        CaptureError: when an input grows otherwise than in multiples of a symbol, or none grows.
+        CaptureError: when an input grows otherwise than in multiples of a symbol, or a weight does
+            at all.
 
     """
     _check(spec, symbols)
     first = build_model(spec)
-    taken = _sizes(first)
     ranges: dict[str, tuple[int, int | None]] = dict.fromkeys(symbols, (1, None))
     if "seq_len" in symbols:
         ranges["seq_len"] = (1, _positions(spec, first.module))
-    sample = spec
-    for name in symbols:
-        sample = _resized(sample, name, _apart(_size(spec, name), ranges[name][1], taken))
     dims: list[SymbolicDim] = []
     for name in symbols:
-        at = _near(_size(sample, name), ranges[name][1])
-        shapes = {
-            value: _shapes(_inputs(_resized(sample, name, value), first.module)) for value in at
-        }
-        dims += affine_dims(name, shapes)
+        at = _near(_size(spec, name), ranges[name][1])
+        others = {value: _inputs(_resized(spec, name, value), first.module) for value in at}
+        _check_weights(spec, name, first, others)
+        dims += affine_dims(name, {value: _shapes(other) for value, other in others.items()})
     _check_found(spec, symbols, dims)
+    sample, taken = spec, _sizes(first, dims)
+    for name in symbols:
+        sample = _resized(sample, name, _apart(_size(spec, name), ranges[name][1], taken))
     return SymbolicInputs(_inputs(sample, first.module), tuple(dims), ranges)
 
 
@@ -87,11 +86,34 @@ def _check_found(spec: ModelSpec, symbols: Sequence[str], dims: Sequence[Symboli
         )
 
 
-def _sizes(built: BuiltModel) -> set[int]:
-    """Return every size that a weight or an input has."""
-    tensors = [*built.module.parameters(), *built.module.buffers()]
-    tensors += [leaf for leaf in _leaves(built) if isinstance(leaf, Tensor)]
-    return {int(size) for tensor in tensors for size in tensor.shape}
+def _check_weights(
+    spec: ModelSpec, symbol: str, first: BuiltModel, others: Mapping[int, BuiltModel]
+) -> None:
+    """Refuse a factory whose weights are others at another value of `symbol`."""
+    weights = _weight_shapes(first)
+    for value, other in others.items():
+        if other.module is not first.module and _weight_shapes(other) != weights:
+            raise CaptureError(
+                f"the weights of model {spec.name} are others at {symbol}={value} than at"
+                f" {symbol}={_size(spec, symbol)}; set capture.symbolic=none"
+            )
+
+
+def _weights(built: BuiltModel) -> list[Tensor]:
+    return [*built.module.parameters(), *built.module.buffers()]
+
+
+def _weight_shapes(built: BuiltModel) -> list[Shape]:
+    return [tuple(weight.shape) for weight in _weights(built)]
+
+
+def _sizes(built: BuiltModel, dims: Sequence[SymbolicDim]) -> set[int]:
+    """Return every size that a weight or an input has, but for those that are symbolic."""
+    grows = {(dim.leaf, dim.dim) for dim in dims}
+    found = {int(size) for weight in _weights(built) for size in weight.shape}
+    for leaf, shape in enumerate(_shapes(built)):
+        found |= {size for dim, size in enumerate(shape or ()) if (leaf, dim) not in grows}
+    return found
 
 
 def _leaves(built: BuiltModel) -> list[Any]:

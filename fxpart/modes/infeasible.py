@@ -51,20 +51,24 @@ def does_not_fit(problem: Problem) -> InfeasibleError:
     many of the largest kind alone.
     """
     memory = [device.memory_bytes for device in problem.topology.devices]
-    needed, have, weights = (
-        whole_model_bytes(problem),
-        sum(memory),
-        problem.graph.total_weight_bytes,
-    )
+    needed, have = whole_model_bytes(problem), sum(memory)
     enough, change = _what_would_do(problem, memory)
     return InfeasibleError(
-        f"the model needs {show_bytes(needed)} ({needed} bytes, weights {show_bytes(weights)}),"
+        f"the model needs {show_bytes(needed)} ({needed} bytes, {_weights_and_state(problem)}),"
         f" the devices have {describe_devices(memory)} ({have} bytes)"
         f"{describe_reserve(problem.topology.devices)}; {change}",
         needed_bytes=needed,
         available_bytes=have,
         devices_that_fit=enough,
     )
+
+
+def _weights_and_state(problem: Problem) -> str:
+    """Return such as ``weights 4.00 GB``, and what an optimizer keeps for them if anything."""
+    weights = problem.graph.total_weight_bytes
+    state = int(problem.graph.weight_state_bytes.sum())
+    kept = f", optimizer state {show_bytes(state)}" if state else ""
+    return f"weights {show_bytes(weights)}{kept}"
 
 
 def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str]:

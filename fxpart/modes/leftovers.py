@@ -24,7 +24,7 @@ def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | Non
     one group of operators at a time, to the device where it leaves the least memory free. If that
     fails, all groups are placed so, those with the largest weights first (best fit decreasing).
     """
-    if problem.graph.total_weight_bytes > sum(capacity_bytes):
+    if int(problem.memory.weight_bytes.sum()) > sum(capacity_bytes):
         return None
     device_of, _, left = fill_in_order(
         problem.memory, contiguous_units(problem.graph), capacity_bytes
@@ -60,7 +60,7 @@ def _place(
 def _weight_bytes(problem: Problem, group: IntArray) -> int:
     graph = problem.graph
     used = np.unique(np.concatenate([graph.uses_of(int(op)) for op in group]))
-    return int(graph.weight_bytes[used].sum())
+    return int(problem.memory.weight_bytes[used].sum())
 
 
 def _tightest(

@@ -61,7 +61,7 @@ def table_sizes(problem: Problem, units: list[IntArray]) -> TableSizes:
     place = np.where(dense, _HERE, _ELSEWHERE).astype(np.int64)
     least = weight_bytes_of(memory, np.flatnonzero(dense))
     least += int(live_bytes(cheapest, place, _HERE).max())
-    alone = _of_one_unit(unit_of, graph.use_start, graph.uses, graph.weight_bytes, len(units))
+    alone = _of_one_unit(unit_of, graph.use_start, graph.uses, memory.weight_bytes, len(units))
     inputs = np.where(graph.value_producer < 0, graph.value_alloc_bytes, 0)
     alone += _of_one_unit(unit_of, graph.read_start, graph.reads, inputs, len(units))
     return TableSizes(memory, dense, tuple(units), least, alone)

@@ -5,7 +5,13 @@ from fxpart.schedule.engine_memory import engine_peak_bytes
 from fxpart.schedule.engine_stages import EngineStage, engine_stages
 from fxpart.schedule.from_assignment import stage_costs
 from fxpart.schedule.orders import SCHEDULES, Action, ordered_actions
-from fxpart.schedule.result import ScheduleResult, StageEvent, StageTransfer, StageUpdate
+from fxpart.schedule.result import (
+    ReplicaSum,
+    ScheduleResult,
+    StageEvent,
+    StageTransfer,
+    StageUpdate,
+)
 from fxpart.schedule.shared_cores import step_on_cores
 from fxpart.schedule.simulate import simulate_schedule
 
@@ -14,6 +20,7 @@ __all__ = [
     "Action",
     "EngineStage",
     "PipelineCosts",
+    "ReplicaSum",
     "ScheduleResult",
     "StageCost",
     "StageEvent",

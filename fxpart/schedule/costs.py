@@ -48,14 +48,23 @@ class StageCost:
     """The most that those make at once, beside what the step holds at its end."""
     update_kept_bytes: int = 0
     """The part of it that stays until all updates of the device are done."""
+    within_s: float = 0.0
+    """Of sums over replicas inside the model: while they go on, the device waits in its forward."""
+    reduce_s: float = 0.0
+    """Of sums over replicas of its gradients and results, once a step, before the updates of its
+    device, which waits for them."""
 
     def __post_init__(self) -> None:
         """Refuse times that are none."""
-        for name in ("forward_s", "backward_s", "update_s"):
+        for name in ("forward_s", "backward_s", "update_s", "within_s", "reduce_s"):
             _refuse_no_time(f"{name} of a stage on device {self.device}", getattr(self, name))
 
     def seconds(self, kind: str) -> float:
-        """Return the time of its forward, `kind` ``F``, or of its backward, ``B``."""
+        """Return the time of its forward, `kind` ``F``, waiting included, or backward, ``B``."""
+        return self.forward_s + self.within_s if kind == "F" else self.backward_s
+
+    def computing_s(self, kind: str) -> float:
+        """Return the same without the time in which the device waits."""
         return self.forward_s if kind == "F" else self.backward_s
 
 

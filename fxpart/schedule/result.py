@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["ScheduleResult", "StageEvent", "StageTransfer", "StageUpdate"]
+__all__ = ["ReplicaSum", "ScheduleResult", "StageEvent", "StageTransfer", "StageUpdate"]
 
 
 class StageEvent(NamedTuple):
@@ -34,6 +34,15 @@ class StageTransfer(NamedTuple):
     finish_s: float
 
 
+class ReplicaSum(NamedTuple):
+    """The sums over replicas of what a device has a part of, at the end of a step."""
+
+    device: int
+    """Logical id."""
+    start_s: float
+    finish_s: float
+
+
 class StageUpdate(NamedTuple):
     """The updates of the weights of one stage."""
 
@@ -46,7 +55,7 @@ class StageUpdate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ScheduleResult:
-    """One step: all micro-batches through all stages, and back in training, then updates."""
+    """One step: all micro-batches through all stages, and back in training, then sums, updates."""
 
     name: str
     """Of the schedule."""
@@ -70,3 +79,5 @@ class ScheduleResult:
     """By start, of equal ones by stages."""
     updates: tuple[StageUpdate, ...] = ()
     """Of stages whose updates take time, by device in the order of `devices`, then by stage."""
+    sums: tuple[ReplicaSum, ...] = ()
+    """Of devices whose sums over replicas take time, in the order of `devices`."""

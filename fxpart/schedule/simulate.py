@@ -2,8 +2,9 @@
 
 An action waits for the device, for the stage before (a backward: behind) it to have done the same
 micro-batch, and for what it is sent. Transfers overlap computation; each ordered pair of devices
-carries one at a time, first come first served. When a device has run its last backward, it updates
-the weights of its stages, which waits for no other device.
+carries one at a time, first come first served. When a device has run its last action, it adds up
+over replicas what it has a part of, in which it does not compute, and then updates the weights of
+its stages; both wait for no other device.
 """
 
 from collections import deque
@@ -14,7 +15,13 @@ from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.device_rows import device_rows
 from fxpart.schedule.orders import Action
 from fxpart.schedule.progress import Progress, refuse_stuck
-from fxpart.schedule.result import ScheduleResult, StageEvent, StageTransfer, StageUpdate
+from fxpart.schedule.result import (
+    ReplicaSum,
+    ScheduleResult,
+    StageEvent,
+    StageTransfer,
+    StageUpdate,
+)
 from fxpart.schedule.row_memory import row_peak_bytes
 
 __all__ = ["simulate_schedule"]
@@ -41,8 +48,9 @@ def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> Sch
     stages = costs.stages
     step = _Step(costs, len(devices), microbatches)
     step.run(rows)
-    updates = _updates(stages, devices, step.free_s)
-    step_s = max(step.free_s + [update.finish_s for update in updates])
+    sums, summed_s = _sums(stages, devices, step.free_s)
+    updates = _updates(stages, devices, summed_s)
+    step_s = max(summed_s + [update.finish_s for update in updates])
     busy_s = tuple(_busy_s(stages, row) for row in rows)
     return ScheduleResult(
         name=name,
@@ -57,6 +65,7 @@ def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> Sch
         events=tuple(sorted(step.events, key=attrgetter("start_s", "device", "finish_s"))),
         transfers=tuple(sorted(step.transfers, key=attrgetter("start_s", "source", "target"))),
         updates=updates,
+        sums=sums,
     )
 
 
@@ -118,6 +127,18 @@ class _Step:
         return end_s
 
 
+def _sums(
+    stages: Sequence[StageCost], devices: Sequence[int], free_s: Sequence[float]
+) -> tuple[tuple[ReplicaSum, ...], list[float]]:
+    """Return the sums of each device, which begin when it is free, and when each has them."""
+    found, done_s = [], list(free_s)
+    for place, device in enumerate(devices):
+        done_s[place] += sum(stage.reduce_s for stage in stages[place :: len(devices)])
+        if done_s[place] > free_s[place]:
+            found.append(ReplicaSum(device, free_s[place], done_s[place]))
+    return tuple(found), done_s
+
+
 def _updates(
     stages: Sequence[StageCost], devices: Sequence[int], free_s: Sequence[float]
 ) -> tuple[StageUpdate, ...]:
@@ -136,4 +157,4 @@ def _updates(
 def _busy_s(stages: Sequence[StageCost], row: Sequence[Action]) -> float:
     own = dict.fromkeys(action.stage for action in row)
     updates_s = sum(stages[stage].update_s for stage in own)
-    return sum(stages[action.stage].seconds(action.kind) for action in row) + updates_s
+    return sum(stages[action.stage].computing_s(action.kind) for action in row) + updates_s

@@ -9,7 +9,7 @@ from fxpart.errors import InfeasibleError, SpecError
 from fxpart.sizes import show_bytes
 from fxpart.symbolic.formula import MaxFormula
 
-__all__ = ["largest", "largest_batch", "smallest_memory"]
+__all__ = ["MOST", "largest", "largest_batch", "smallest_memory"]
 
 MOST = 2**20
 """Where the search for a largest size ends, unless told otherwise."""

@@ -18,7 +18,7 @@ from fxpart.graph import FloatArray, IntArray, OpGraph
 from fxpart.symbolic.graph import SymbolicGraph
 from fxpart.topology import Topology
 
-__all__ = ["OpTimes", "op_times"]
+__all__ = ["OpTimes", "of_one_size", "op_times"]
 
 _PROBE_FLOPS = 2**60
 """So many that beside their time the fixed time of an operator is less than rounding."""
@@ -68,6 +68,14 @@ class OpTimes:
         return found
 
 
+def of_one_size(latency: LatencySource) -> SpecError:
+    """Return the refusal of measured times, which hold for one size only."""
+    return SpecError(
+        f"times of an {type(latency).__name__} hold for the size that was measured, not for others;"
+        " use a roofline (LatencyModel) or a calibration"
+    )
+
+
 def op_times(
     symbolic: SymbolicGraph, topology: Topology, latency: LatencySource, device_of: IntArray
 ) -> OpTimes:
@@ -85,10 +93,7 @@ def op_times(
         per_flop, per_byte = _of_calibration(symbolic, latency)
         idle, busy, fresh = latency.view_s, latency.overhead_s, latency.fresh_s_per_byte
     else:
-        raise SpecError(
-            f"times of a {type(latency).__name__} hold for the size that was measured, not for"
-            " others; use a roofline (LatencyModel) or a calibration"
-        )
+        raise of_one_size(latency)
     takes = np.ones(graph.n_ops)
     if isinstance(latency, Calibration):
         takes[is_free(graph)] = 0.0

@@ -1,29 +1,20 @@
-"""Symbolic graphs on disk: one ``.npz`` a graph, plain arrays and text, never unpickled.
+"""Symbolic graphs on disk: entries of `fxpart.graph_cache` that hold the polynomials too."""
 
-As `fxpart.graph_cache` keeps graphs, whose keys and folder serve here too; the captured graph is in
-the same file, with ``graph.`` before the names of its arrays.
-"""
-
-import hashlib
-import json
-import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import numpy.typing as npt
 
-from fxpart.errors import FxpartError
 from fxpart.graph import OpGraph
+from fxpart.graph_cache import read_entry, write_graph
 from fxpart.symbolic.graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
-from fxpart.whole_file import whole_file
 
 __all__ = ["read_symbolic", "write_symbolic"]
 
-_TEXT = ("names", "modules", "targets", "dtypes", "value_names", "weight_names")
-_ARRAYS = tuple(name for name in OpGraph.__slots__ if name not in _TEXT)
 _GROWING = (*OF_OPERATORS, *OF_VALUES)
-_ADVICE = "make the folder writable, or set capture.cache_dir or capture.use_cache=false"
+_OF = "coefficients."
+"""Before the name of the field that coefficients are of."""
 
 
 def write_symbolic(path: Path, symbolic: SymbolicGraph, sources: Iterable[Path] = ()) -> None:
@@ -36,24 +27,15 @@ def write_symbolic(path: Path, symbolic: SymbolicGraph, sources: Iterable[Path] 
         CacheError: when the folder cannot be written.
 
     """
-    graph = symbolic.graph
-    text: dict[str, object] = {name: list(getattr(graph, name)) for name in _TEXT}
-    text["symbols"] = list(symbolic.symbols)
-    text["captured_at"] = list(symbolic.captured_at)
-    text["exact_from"] = list(symbolic.exact_from)
-    text["ranges"] = [list(limits) for limits in symbolic.ranges]
-    arrays = {f"graph.{name}": getattr(graph, name) for name in _ARRAYS}
-    arrays |= {f"coefficients.{name}": symbolic.coefficients[name] for name in _GROWING}
+    text = {
+        "symbols": list(symbolic.symbols),
+        "captured_at": list(symbolic.captured_at),
+        "exact_from": list(symbolic.exact_from),
+        "ranges": [list(limits) for limits in symbolic.ranges],
+    }
+    arrays = {f"{_OF}{name}": symbolic.coefficients[name] for name in _GROWING}
     arrays |= {"exponents": symbolic.exponents, "value_batch_dim": symbolic.value_batch_dim}
-    with whole_file(path, f"the symbolic graph to {path.parent}", _ADVICE) as temporary:
-        text["sources"] = {str(source): _digest(source) for source in sources}
-        packed = np.frombuffer(json.dumps(text).encode(), dtype=np.uint8)
-        with temporary.open("wb") as file:  # of a mere name, numpy would make another one
-            np.savez(file, allow_pickle=False, text=packed, **arrays)
-
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+    write_graph(path, symbolic.graph, sources, text=text, arrays=arrays)
 
 
 def read_symbolic(path: Path) -> SymbolicGraph | None:
@@ -61,25 +43,19 @@ def read_symbolic(path: Path) -> SymbolicGraph | None:
 
     Such an entry is as good as none: the caller captures again and overwrites it.
     """
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-            text = json.loads(stored["text"].tobytes().decode())
-            fields: dict[str, Any] = {name: stored[f"graph.{name}"] for name in _ARRAYS}
-            tables = {name: stored[f"coefficients.{name}"] for name in _GROWING}
-            exponents, batch_dim = stored["exponents"], stored["value_batch_dim"]
-        if any(_digest(Path(source)) != known for source, known in text["sources"].items()):
-            return None
-        fields.update({name: tuple(text[name]) for name in _TEXT})
-        return SymbolicGraph(
-            graph=OpGraph(**fields),
-            symbols=tuple(text["symbols"]),
-            captured_at=tuple(text["captured_at"]),
-            exponents=exponents,
-            coefficients=tables,
-            value_batch_dim=batch_dim,
-            ranges=tuple((low, high) for low, high in text["ranges"]),
-            exact_from=tuple(text["exact_from"]),
-        )
-    # A file that is not there, or not what we wrote, or that a source of is gone.
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError, FxpartError):
-        return None
+    return read_entry(path, _made)
+
+
+def _made(
+    graph: OpGraph, text: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]
+) -> SymbolicGraph:
+    return SymbolicGraph(
+        graph=graph,
+        symbols=tuple(text["symbols"]),
+        captured_at=tuple(text["captured_at"]),
+        exponents=arrays["exponents"],
+        coefficients={name: arrays[f"{_OF}{name}"] for name in _GROWING},
+        value_batch_dim=arrays["value_batch_dim"],
+        ranges=tuple((low, high) for low, high in text["ranges"]),
+        exact_from=tuple(text["exact_from"]),
+    )

@@ -7,20 +7,38 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.assignment import Assignment
+from fxpart.cost.all_reduce import BUCKET_BYTES, all_reduce_cost
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.holding import holding
 from fxpart.cost.kernels import ScheduleLog, schedule, schedule_log
 from fxpart.cost.latency_source import LatencySource
 from fxpart.cost.profile import OperatorProfile
-from fxpart.cost.tables import CostTables, cost_tables, memory_tables
+from fxpart.cost.tables import CostTables
+from fxpart.data_parallel import DataParallel
 from fxpart.errors import SpecError
 from fxpart.graph import FloatArray, IntArray
+from fxpart.problem import Problem, make_problem
+from fxpart.reserve import rounded
 from fxpart.symbolic.graph import SymbolicGraph
-from fxpart.symbolic.peak import check_assignment, peak_formulas
+from fxpart.symbolic.op_times import of_one_size
+from fxpart.symbolic.peak import check_assignment
 from fxpart.topology import Topology
 
-__all__ = ["BATCH", "SweepTable", "sweep"]
+__all__ = ["BATCH", "Sums", "SweepTable", "sweep"]
 
 BATCH = "batch"
 """The symbol that counts examples."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sums:
+    """What replicas that share a batch add up, as `fxpart.cost.all_reduce.all_reduce_cost`."""
+
+    partial: IntArray
+    """The values, as `fxpart.cost.all_reduce.partial_values` returns them."""
+    replicas: DataParallel
+    """What is placed is one of them."""
+    bucket_bytes: int = BUCKET_BYTES
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -47,11 +65,23 @@ def sweep(
     latency: LatencySource,
     assignment: Assignment,
     sizes: Sequence[Mapping[str, int]],
+    *,
+    rounding_bytes: int = 1,
+    sums: Sums | None = None,
 ) -> SweepTable:
     """Return latency, throughput and memory of `assignment` at each of `sizes`.
 
     The same as `evaluate` of a capture at each; those that do not fit are in the table too.
     O(rounds (n + reads)) for each size.
+
+    Args:
+        symbolic: what is placed.
+        topology: the devices; of one replica, where there are several.
+        latency: how long operators take.
+        assignment: where they are placed.
+        sizes: a value of each symbol for each row; the batch is that of one replica.
+        rounding_bytes: what the allocator rounds every tensor up to.
+        sums: what replicas add up, which is in the times then; None where there is one.
 
     Raises:
         SpecError: for no sizes or impossible ones, an assignment of another graph or to devices
@@ -61,20 +91,16 @@ def sweep(
     if not sizes:
         raise SpecError("a sweep needs sizes; give at least one, such as {'batch': 8}")
     if isinstance(latency, OperatorProfile):
-        raise SpecError(
-            "times of an OperatorProfile hold for the size that was measured, not for others; use"
-            " a roofline (LatencyModel) or a calibration"
-        )
+        raise of_one_size(latency)
     check_assignment(symbolic, assignment, topology.n_devices)
-    formulas = peak_formulas(symbolic, assignment, topology.n_devices)
     latency_s, inputs_per_s = np.zeros(len(sizes)), np.zeros(len(sizes))
+    peaks = np.zeros((len(sizes), topology.n_devices), dtype=np.int64)
     for index, each in enumerate(sizes):
-        graph = symbolic.at(**each)
-        costs = cost_tables(graph, memory_tables(graph), topology, latency)
-        latency_s[index], busiest_s = _rounds(costs, assignment)
-        inputs_per_s[index] = 1.0 / busiest_s if busiest_s > 0 else np.inf
+        graph = rounded(symbolic.at(**each), rounding_bytes)
+        problem = make_problem(graph, topology, latency)
+        peaks[index] = holding(problem.memory, assignment, topology.n_devices).peak_bytes
+        latency_s[index], inputs_per_s[index] = _times(problem, assignment, sums)
     columns = {name: np.array([int(each[name]) for each in sizes]) for name in symbolic.symbols}
-    peaks = np.column_stack([formula.at(**columns) for formula in formulas])
     return SweepTable(
         symbolic.symbols,
         np.column_stack(list(columns.values())),
@@ -83,6 +109,22 @@ def sweep(
         peaks,
         np.all(peaks <= topology.memory_bytes, axis=1),
     )
+
+
+def _times(problem: Problem, assignment: Assignment, sums: Sums | None) -> tuple[float, float]:
+    """Return the latency of the first input, and the inputs a second in a stream."""
+    if sums is not None:
+        cost = all_reduce_cost(
+            problem,
+            assignment,
+            evaluate(problem, assignment),
+            partial=sums.partial,
+            replicas=sums.replicas,
+            bucket_bytes=sums.bucket_bytes,
+        )
+        return cost.latency_s, cost.throughput_per_s
+    latency_s, busiest_s = _rounds(problem.costs, assignment)
+    return latency_s, 1.0 / busiest_s if busiest_s > 0 else np.inf
 
 
 def _rounds(costs: CostTables, assignment: Assignment) -> tuple[float, float]:

@@ -1,13 +1,13 @@
 """`with_optimizer`: the optimizer's part of a training step, as operators and resident state."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from fxpart.errors import SpecError, nearest_names
-from fxpart.graph import UPDATE, IntArray, OpGraph
+from fxpart.graph import CAST, UPDATE, IntArray, OpGraph
 from fxpart.training.added_operators import AddedOperators, with_operators
 from fxpart.training.update_rules import (
     FUSED,
@@ -18,8 +18,9 @@ from fxpart.training.update_rules import (
     cast_moved_bytes,
     moved_bytes,
     scratch_bytes,
-    state_bytes,
+    state_tensors,
 )
+from fxpart.weight_state import with_state
 
 __all__ = ["IMPLEMENTATIONS", "OPTIMIZERS", "STATE_DTYPES", "Optimizer", "with_optimizer"]
 
@@ -124,9 +125,7 @@ def with_optimizer(graph: OpGraph, optimizer: Optimizer) -> OpGraph:
             stays=np.full(count, at_once),
         ),
     )
-    state = graph.weight_state_bytes.copy()
-    np.add.at(state, graph.gradient_weights, state_bytes(rule, sizes))
-    return replace(updated, weight_state_bytes=state)
+    return with_state(updated, graph.gradient_weights, state_tensors(rule, sizes))
 
 
 def _refuse_untrained(graph: OpGraph, optimizer: Optimizer) -> None:
@@ -203,7 +202,7 @@ def _with_casts(graph: OpGraph, trained: _Trained, sizes: Sizes) -> OpGraph:
         AddedOperators(
             names=tuple(f"cast.{trained.names[i]}" for i in of),
             modules=tuple(trained.modules[i] for i in of),
-            target=f"{UPDATE}cast",
+            target=CAST,
             dtypes=("float32",) * len(of),
             moved_bytes=cast_moved_bytes(sizes)[cast],
             reads=graph.gradient_values[cast],

@@ -19,7 +19,7 @@ __all__ = [
     "cast_moved_bytes",
     "moved_bytes",
     "scratch_bytes",
-    "state_bytes",
+    "state_tensors",
 ]
 
 MASTER_ITEMSIZE = 4
@@ -86,10 +86,16 @@ class Sizes(NamedTuple):
     """1 where a float32 copy of the weight is updated and then written to it, else 0."""
 
 
-def state_bytes(rule: UpdateRule, sizes: Sizes) -> IntArray:
-    """Return what is kept for each weight: states, the count of steps, and the copy. Length G."""
-    each = rule.states * sizes.state_itemsize + sizes.has_master * MASTER_ITEMSIZE
-    found: IntArray = sizes.numbers * each + (_STEP_BYTES if rule.counts_steps else 0)
+def state_tensors(rule: UpdateRule, sizes: Sizes) -> list[IntArray]:
+    """Return the bytes of each tensor kept for a weight: states, copy, count of steps.
+
+    Length G each.
+    """
+    found = [sizes.numbers * sizes.state_itemsize] * rule.states
+    if sizes.has_master.any():
+        found.append(sizes.numbers * sizes.has_master * MASTER_ITEMSIZE)
+    if rule.counts_steps:
+        found.append(np.full(len(sizes.numbers), _STEP_BYTES, dtype=np.int64))
     return found
 
 

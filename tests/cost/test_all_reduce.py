@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fxpart.assignment import Assignment
 from fxpart.cost.all_reduce import (
@@ -18,6 +20,8 @@ from fxpart.errors import SpecError
 from fxpart.graph import IntArray, OpGraph
 from fxpart.partitions import partition_by_device
 from fxpart.topology import Link
+from fxpart.training import Optimizer, with_optimizer
+from tests.modes.training_sketch import random_training_graph
 from tests.sketch import Sketch, devices, problem
 
 
@@ -146,7 +150,92 @@ def test_buckets_lie_beside_the_weights() -> None:
     graph = _step()
     held = with_buckets(graph, np.array([3, 4], dtype=np.int64))
     assert held.weight_state_bytes.tolist() == [40, 60]
+    assert held.state_tensor_bytes.tolist() == [[40, 60]]
     assert with_buckets(graph, np.array([3], dtype=np.int64)).weight_state_bytes.tolist() == [0, 60]
+    # Beside the two states and the count of steps, as tensors of their own.
+    both = with_buckets(with_optimizer(graph, Optimizer("adam")), np.array([3], dtype=np.int64))
+    assert both.weight_state_bytes.tolist() == [2 * 40 + 4, 3 * 60 + 4]
+    assert both.state_tensor_bytes.tolist() == [[40, 60], [40, 60], [4, 4], [0, 60]]
+
+
+def test_two_devices_have_a_ring_each_with_links_of_its_own() -> None:
+    """Two replicas of two machines; the second devices are joined by the slower link."""
+    graph = _step()
+    near, far = Link(1000.0), Link(20.0, 1.0)
+    whole = devices(1000, 1000, 1000, 1000, link=near)
+    rates, latencies = whole.bytes_per_s.copy(), whole.latency_s.copy()
+    for a, b in ((1, 3), (3, 1)):
+        rates[a, b], latencies[a, b] = far.bytes_per_s, far.latency_s
+    parts = split_topology(replace(whole, bytes_per_s=rates, latency_s=latencies), 2)
+    assert (parts.rings.tolist(), parts.links) == ([[0, 1], [2, 3]], (near, far))
+    task = problem(graph, parts.replica)
+    # The first layer and its backward on device 0, the second on device 1.
+    placed = partition_by_device(graph, np.array([0, 1, 1, 0]))
+    evaluation = evaluate(task, placed)
+    # 1 s, 8 ms to device 1, 1 s and 1 s there, 60 ms back, 1 s.
+    assert evaluation.op_finish_s.tolist() == pytest.approx([1, 2.008, 3.008, 4.068])
+    cost = all_reduce_cost(
+        task, placed, evaluation, partial=np.array([3, 4], dtype=np.int64), replicas=parts
+    )
+    assert cost.reduced_bytes.tolist() == [40, 60]
+    # Half the bytes twice: 40 ms on device 0; 3 s and two latencies of 1 s on device 1.
+    assert cost.busy_s.tolist() == pytest.approx([0.04, 5.0])
+    assert cost.within_s.tolist() == [0.0, 0.0]
+    assert cost.exposed_s.tolist() == pytest.approx([0.04, 5.0])
+    assert cost.latency_s == pytest.approx(3.008 + 5.0)
+    # Device 1 computes for 2 s and waits for 5.
+    assert cost.throughput_per_s == pytest.approx(1 / 7)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 15),
+    shape=st.tuples(st.integers(1, 3), st.integers(2, 4)),
+    rate=st.sampled_from([0.5, 4.0, 1000.0]),
+    bucket_bytes=st.sampled_from([1, 7, 100]),
+    optimizer=st.booleans(),
+)
+def test_what_holds_of_any_sums(
+    *,
+    seed: int,
+    n: int,
+    shape: tuple[int, int],
+    rate: float,
+    bucket_bytes: int,
+    optimizer: bool,
+) -> None:
+    graph = random_training_graph(seed, n)
+    count, n_replicas = shape
+    if optimizer and len(graph.gradient_values):
+        graph = with_optimizer(graph, Optimizer("adam"))
+    parts = split_topology(
+        devices(*[10**6] * (count * n_replicas), link=Link(rate, 0.125)), n_replicas
+    )
+    task, rng = problem(graph, parts.replica), np.random.default_rng(seed)
+    device_of = rng.integers(count, size=graph.n_ops)[graph.group]
+    placed = partition_by_device(graph, device_of)
+    evaluation = evaluate(task, placed)
+    chosen = rng.choice([-2, 0], size=graph.n_values)
+    # Gradients are results of the backward; an optimizer's own values are of no batch.
+    chosen[graph.value_producer >= graph.n_ops - int(graph.is_update.sum())] = 0
+    partial = partial_values(graph, chosen.astype(np.int64))
+    cost = all_reduce_cost(
+        task, placed, evaluation, partial=partial, replicas=parts, bucket_bytes=bucket_bytes
+    )
+    enough = 1 + 1e-12
+    assert (cost.exposed_s >= 0).all()
+    assert (cost.within_s >= 0).all()
+    assert (cost.busy_s * enough >= cost.within_s).all()
+    assert (cost.busy_s * enough + 1e-12 >= cost.exposed_s).all()
+    assert cost.latency_s * enough >= evaluation.latency_s
+    assert cost.throughput_per_s <= evaluation.throughput_per_s * enough
+    assert cost.latency_s <= (evaluation.latency_s + cost.busy_s.sum()) * enough
+    # Each device's ring is busy at least as long as one sum of all its bytes.
+    least_s = [ring_s(size, n_replicas, Link(rate)) for size in cost.reduced_bytes.tolist()]
+    assert (cost.busy_s * enough >= least_s).all()
+    assert cost.sent_bytes.tolist() == [
+        size * 2 * (n_replicas - 1) // n_replicas for size in cost.reduced_bytes.tolist()
+    ]
 
 
 def test_copies_and_empty_buckets_are_refused() -> None:

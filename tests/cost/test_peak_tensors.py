@@ -31,7 +31,8 @@ def with_training(graph: OpGraph, seed: int) -> OpGraph:
     late = late[graph.value_producer[late] >= 0]
     chosen = np.sort(rng.permutation(late)[: len(late) // 3]).astype(np.int64)
     weights = len(graph.weight_bytes)
-    targets = [("aten.add.Tensor", "aten.mm.default")[i % 2] for i in range(graph.n_ops)]
+    kinds = ("aten.add.Tensor", "aten.mm.default", "aten.add_.Tensor", "aten.addmm.default")
+    targets = [kinds[i % len(kinds)] for i in range(graph.n_ops)]
     return replace(
         graph,
         targets=tuple(targets),
@@ -184,7 +185,7 @@ def _gradients(graph: OpGraph) -> set[int]:
         for value in found:
             op = int(graph.value_producer[value])
             parts = [int(graph.value_base[value])]
-            if ".add" in graph.targets[op]:
+            if graph.targets[op] in ("aten.add.Tensor", "aten.add_.Tensor"):
                 size = graph.value_bytes[value]
                 parts += [v for v in graph.reads_of(op).tolist() if graph.value_bytes[v] == size]
             for v in parts:

@@ -22,6 +22,11 @@ def squared(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tenso
     return nn.Linear(4, 4), (torch.zeros(batch_size**2, 4, dtype=dtype),)
 
 
+def weighted(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a model with a weight of (B, 4) and (B, 4)."""
+    return nn.Linear(4, batch_size), (torch.zeros(batch_size, 4, dtype=dtype),)
+
+
 def fixed(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor]]:
     """Return a model and (5, 4), whatever the batch."""
     return nn.Linear(4, 4), (torch.zeros(5, 4, dtype=dtype),)
@@ -86,6 +91,20 @@ def test_multiples_of_a_factory_are_found() -> None:
 def test_other_growth_is_refused() -> None:
     with pytest.raises(CaptureError, match="no multiple of it and a constant"):
         symbolic_inputs(_factory(squared))
+
+
+def test_weights_that_grow_are_refused() -> None:
+    with pytest.raises(CaptureError, match="weights of model weighted are others at batch=2"):
+        symbolic_inputs(_factory(weighted))
+
+
+def test_the_size_of_the_spec_is_taken_unless_something_else_has_it() -> None:
+    sizes = {}
+    for batch in (4, 6, 7):
+        spec = ModelSpec("bags", factory=f"{__name__}:bags", batch_size=batch)
+        sizes[batch] = symbolic_inputs(spec).built.args[0].shape[0]
+    # Weights have 4, and another input 7.
+    assert sizes == {4: 5, 6: 6, 7: 8}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A plan at other batch sizes: limits, files and figure, by a graph whose numbers are known."""
 
 import csv
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -8,10 +9,12 @@ import numpy as np
 import pytest
 
 from fxpart.cost.roofline import LatencyModel
+from fxpart.data_parallel import split_topology
 from fxpart.partitions import partition_by_device
 from fxpart.problem import make_problem
 from fxpart.symbolic.graph import SymbolicGraph
-from fxpart.topology import Topology
+from fxpart.symbolic.sweep import Sums
+from fxpart.topology import Link, Topology
 from runner.batch_files import sweep_columns, write_batch_files
 from runner.batch_report import BatchReport, batch_line, batch_metrics, batch_report
 from tests.sketch import Sketch, devices
@@ -41,20 +44,27 @@ def _symbolic() -> SymbolicGraph:
 
 
 def _report(
-    memory_bytes: int = 200, rounding_bytes: int = 1, replicas: int = 1
+    memory_bytes: int = 200,
+    rounding_bytes: int = 1,
+    replicas: int = 1,
+    captured: tuple[int, int | None] = (1, None),
 ) -> tuple[BatchReport, Topology]:
-    symbolic, topology = _symbolic(), devices(memory_bytes)
-    problem = make_problem(symbolic.at(batch=2), topology, LatencyModel())
+    """Return the report at the least batch of 2 or more; replicas sum the result of the model."""
+    symbolic = replace(_symbolic(), ranges=(captured,))
+    memory = [memory_bytes] * replicas
+    parallel = split_topology(devices(*memory, link=Link(10.0)), replicas)
+    topology, batch = parallel.replica, max(2, captured[0])
+    problem = make_problem(symbolic.at(batch=batch), topology, LatencyModel())
     placed = partition_by_device(problem.graph, np.zeros(2, dtype=np.int64))
     report = batch_report(
         symbolic,
         problem,
         placed,
         latency=LatencyModel(),
-        sizes={"batch": 2},
+        sizes={"batch": batch},
         rounding_bytes=rounding_bytes,
         most=8,
-        replicas=replicas,
+        sums=Sums(np.array([2]), parallel) if replicas > 1 else None,
     )
     return report, topology
 
@@ -77,6 +87,39 @@ def test_the_allocator_rounds_up() -> None:
     report, _ = _report(rounding_bytes=16)
     assert report.max_batch_size == 3
     assert report.smallest_memory_bytes == (112 + 2 * 32,)
+    columns = sweep_columns(report)
+    rounded = [-(-10 * batch // 16) * 16 for batch in range(1, 9)]
+    assert columns["peak_bytes_device_0"] == [112 + 2 * size for size in rounded]
+    assert columns["feasible"] == [True] * 3 + [False] * 5
+
+
+@pytest.mark.parametrize(
+    ("memory_bytes", "largest", "why"),
+    [
+        (200, 0, None),  # without rounding 4 examples need 180 and 5 need 200
+        (208, 4, None),
+        (1000, 5, "the model was captured up to there"),
+    ],
+)
+def test_nothing_outside_the_captured_range_is_asked_for(
+    memory_bytes: int, largest: int, why: str | None, tmp_path: Path
+) -> None:
+    report, topology = _report(memory_bytes, rounding_bytes=16, captured=(4, 5))
+    assert (report.max_batch_size, report.no_larger) == (largest, why)
+    assert sweep_columns(report)["batch"] == [4, 5]
+    said = f"at least 5 ({why}); batch 4" if why else f"{largest}; batch 4"
+    assert batch_line(report).startswith(f"largest that fits this plan {said}")
+    write_batch_files(tmp_path, report, topology)
+    text = (tmp_path / "formulas.txt").read_text()
+    assert "device 0, before the allocator rounds, for batch from 4 to 5\n100 + 20*batch" in text
+    assert ("at least 5 fit" in (tmp_path / "batch_sweep.svg").read_text()) is bool(why)
+
+
+def test_where_memory_sets_no_limit_the_search_does() -> None:
+    report, _ = _report(memory_bytes=10**9, replicas=2)
+    assert report.max_batch_size == 2**20
+    said = "largest that fits this plan at least 2097152 (the search ends there); batch 4"
+    assert batch_line(report).startswith(said)
 
 
 def test_no_batch_may_fit() -> None:
@@ -90,10 +133,15 @@ def test_replicas_share_a_batch(tmp_path: Path) -> None:
     assert "fits this plan 15; batch 6 needs" in batch_line(report)
     columns = sweep_columns(report)
     assert columns["batch"] == [3 * batch for batch in range(1, 9)]
-    # A stream of inputs: 2 operators of 2 s an example, on each of three replicas.
-    assert columns["examples_per_s"] == pytest.approx([3 / 4] * 8)
+    # 4 s an example, and 4/3 of its 10 bytes round a ring of 10 bytes a second.
+    each_s = 4 + 4 / 3
+    assert columns["latency_ms"] == pytest.approx([1e3 * each_s * b for b in range(1, 9)])
+    assert columns["examples_per_s"] == pytest.approx([3 / each_s] * 8)
     write_batch_files(tmp_path, report, topology)
-    assert "batch is that of one replica, of 3" in (tmp_path / "formulas.txt").read_text()
+    text = (tmp_path / "formulas.txt").read_text()
+    assert "batch is that of one replica, of 3" in text
+    assert "latency in seconds, without sums over replicas, equal to" in text
+    assert "allocator" not in text
 
 
 def test_the_files_say_it(tmp_path: Path) -> None:

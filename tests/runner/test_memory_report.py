@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -79,6 +80,10 @@ def test_largest_tensors_are_columns_of_equal_length() -> None:
     assert columns["made_by"][3:5] == ["aten.mm.default", "aten.add.Tensor"]
     assert columns["module"][3] == "net.one"
     assert columns["peak_at"] == ["op5"] * 7
+    assert tensor_columns(step_peaks(), 2)["bytes"] == [25, 20]
+    (row,) = peak_rows(step_peaks(), 2)
+    assert row == {**peak_rows(step_peaks())[0], "tensors": row["tensors"]}
+    assert [tensor["bytes"] for tensor in cast("list[Any]", row["tensors"])] == [25, 20]
 
 
 def test_a_table_is_csv_that_others_read(tmp_path: Path) -> None:

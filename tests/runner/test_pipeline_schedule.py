@@ -1,9 +1,13 @@
 """What a configuration asks of a schedule, and what it comes to."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from fxpart.cost.all_reduce import AllReduce
 from fxpart.errors import InfeasibleError, SpecError
+from fxpart.schedule import ReplicaSum
 from runner.pipeline_schedule import check_schedule, schedule_line, schedule_metrics, scheduled
 from tests.runner.composed import read
 from tests.runner.pipelines import HALVES, THERE_AND_BACK, forward, step_of_training, training_step
@@ -79,15 +83,42 @@ def test_training_that_does_not_fit_is_advised_another_order(name: str, advised:
     assert ("schedule=1f1b, which keeps fewer activations," in str(refused.value)) is advised
 
 
+def _sums(*after_s: float, within_s: float = 0.0) -> AllReduce:
+    """Return sums that keep each ring busy that long; `within_s` more on each, inside the model."""
+    none, within = np.zeros(len(after_s), dtype=np.int64), np.full(len(after_s), within_s)
+    return AllReduce(none, none, np.array(after_s) + within, within, within, 0.0, 1.0)
+
+
 def test_sums_over_replicas_come_once_before_the_updates() -> None:
     config = read("schedule=gpipe", "microbatches=2", "phase=training")
     alone = scheduled(config, training_step(), THERE_AND_BACK)
-    summed = scheduled(config, training_step(), THERE_AND_BACK, np.array([0.0, 100.0]))
-    first = scheduled(config, training_step(), THERE_AND_BACK, np.array([1.0, 0.0]))
+    summed = scheduled(config, training_step(), THERE_AND_BACK, _sums(0.0, 100.0))
+    first = scheduled(config, training_step(), THERE_AND_BACK, _sums(1.0, 0.0))
     assert alone is not None
     assert summed is not None
     assert first is not None
-    # The first device is the last to end its backward; the second waits a hundred seconds.
-    assert first.step_s == alone.step_s + 1.0
-    assert summed.step_s > alone.step_s
-    assert summed.step_s < alone.step_s + 100.0
+    # The first device ends its last backward at 8, the second at 6.
+    assert (alone.step_s, first.step_s, summed.step_s) == (8.0, 9.0, 106.0)
+    assert summed.sums == (ReplicaSum(1, 6.0, 106.0),)
+    # A device that waits for sums does not compute.
+    assert alone.busy_s == first.busy_s == summed.busy_s
+    assert summed.bubble_fraction == pytest.approx(1 - 8 / (2 * 106))
+
+
+def test_sums_in_inference_are_no_updates() -> None:
+    config = read("schedule=gpipe", "microbatches=3")
+    result = scheduled(config, forward(), HALVES, _sums(0.0, 2.0, within_s=0.5))
+    assert result is not None
+    # Half a second more for each microbatch, on either device, and the last one behind the first.
+    assert result.step_s == 9 + 4 * 0.5 + 2.0
+    assert result.updates == ()
+    assert result.sums == (ReplicaSum(1, 11.0, 13.0),)
+    assert result.busy_s == (6.0, 6.0)
+
+
+def test_what_is_reserved_is_said() -> None:
+    this = forward(22, 23)
+    left = tuple(replace(device, reserved_bytes=50) for device in this.topology.devices)
+    reserved = replace(this, topology=replace(this.topology, devices=left))
+    with pytest.raises(InfeasibleError, match=r"has 23 B \(23 bytes\) beside 50 B reserved; take"):
+        scheduled(read("schedule=gpipe", "microbatches=3"), reserved, HALVES)

@@ -130,3 +130,21 @@ def test_a_step_that_takes_no_time() -> None:
     assert words(svg)[0] == "gpipe: step 0.00 ms, bubble 0.0%, 2 microbatches"
     assert "0% busy" in svg
     assert "nan" not in svg
+
+
+def test_sums_and_updates_are_drawn_apart() -> None:
+    stages = (
+        StageCost(0, 1.0, 1.0, update_s=1.0, reduce_s=2.0),
+        StageCost(1, 1.0, 1.0, update_s=0.0),
+    )
+    svg = schedule_svg(simulate_schedule("gpipe", PipelineCosts(stages, (), training=True), 1))
+    drawn = boxes(svg)
+    # Forward and backward there and back take 4 s.
+    sums = drawn["sums over replicas: 4000 ms to 6000 ms"]
+    update = drawn["updates of stage 0: 6000 ms to 7000 ms"]
+    last = drawn["backward of microbatch 0, stage 0: 3000 ms to 4000 ms"]
+    assert len(drawn) == 4 + 2
+    assert sums.get("y") == update.get("y") == last.get("y")
+    assert len({box.get("fill") for box in (sums, update, last)}) == 3
+    assert {"sums over replicas", "updates"} <= {*words(svg)}
+    assert "updates" not in words(schedule_svg(step_of_training()))

@@ -64,3 +64,15 @@ def test_nothing_in_a_thread_overlaps() -> None:
     assert len(threads) == 3 + 6
     for spans in threads.values():
         assert all(before[1] <= after[0] for before, after in pairwise(spans))
+
+
+def test_sums_and_updates_are_events_of_their_own() -> None:
+    stage = StageCost(2, 1.0, update_s=1.0, reduce_s=2.0)
+    result = simulate_schedule("gpipe", PipelineCosts((stage,), (), training=False), 1)
+    events: Any = schedule_trace_document(result)["traceEvents"]
+    ran = [(e["name"], e["cat"], e["pid"], e["ts"] / 1e6, e["dur"] / 1e6) for e in events[-3:]]
+    assert ran == [
+        ("forward 0", "forward", 3, 0, 1),
+        ("sums over replicas", "sums", 3, 1, 2),
+        ("updates of stage 0", "updates", 3, 3, 1),
+    ]

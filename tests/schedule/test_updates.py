@@ -1,8 +1,17 @@
-"""Updates of weights at the end of a simulated step, by hand."""
+"""Sums over replicas and updates of weights at the end of a simulated step, by hand."""
 
 from dataclasses import replace
 
-from fxpart.schedule import PipelineCosts, StageCost, StageUpdate, simulate_schedule
+import pytest
+
+from fxpart.errors import SpecError
+from fxpart.schedule import (
+    PipelineCosts,
+    ReplicaSum,
+    StageCost,
+    StageUpdate,
+    simulate_schedule,
+)
 
 
 def test_updates_follow_the_last_backward_of_their_device() -> None:
@@ -49,3 +58,41 @@ def test_memory_of_updates_by_hand() -> None:
     assert simulate_schedule("gpipe", PipelineCosts((busy,), (), training=True), 2).peak_bytes == (
         100 + 2 + 10 + 500,
     )
+
+
+def test_sums_come_once_before_the_updates_and_are_no_computing() -> None:
+    stages = (
+        StageCost(3, 1.0, 2.0, update_s=0.5, reduce_s=4.0),
+        StageCost(4, 1.0, 2.0, update_s=0.5),
+    )
+    result = simulate_schedule("gpipe", PipelineCosts(stages, (), training=True), 2)
+    last_s = max(event.finish_s for event in result.events if event.device == 3)
+    assert result.sums == (ReplicaSum(3, last_s, last_s + 4),)
+    done_s = max(event.finish_s for event in result.events if event.device == 4)
+    assert result.updates == (
+        StageUpdate(3, 0, last_s + 4, last_s + 4.5),
+        StageUpdate(4, 1, done_s, done_s + 0.5),
+    )
+    assert result.step_s == last_s + 4.5
+    assert result.busy_s == (2 * 3 + 0.5, 2 * 3 + 0.5)
+    assert result.bubble_fraction == pytest.approx(1 - 13 / (2 * result.step_s))
+
+
+def test_sums_are_the_end_of_a_step_without_updates() -> None:
+    stages = (StageCost(0, 1.0, reduce_s=4.0),)
+    result = simulate_schedule("gpipe", PipelineCosts(stages, (), training=False), 3)
+    assert (result.step_s, result.busy_s, result.updates) == (7.0, (3.0,), ())
+
+
+def test_sums_inside_the_model_come_with_each_microbatch() -> None:
+    stages = (StageCost(0, 1.0, 2.0, within_s=0.5),)
+    result = simulate_schedule("gpipe", PipelineCosts(stages, (), training=True), 3)
+    assert result.step_s == 3 * 3.5
+    assert result.busy_s == (9.0,)
+    assert result.sums == ()
+
+
+@pytest.mark.parametrize("name", ["within_s", "reduce_s", "update_s"])
+def test_times_that_are_none_are_refused(name: str) -> None:
+    with pytest.raises(SpecError, match=f"{name} of a stage on device 0 must be finite and at"):
+        StageCost(0, 1.0, **{name: -1.0})  # type: ignore[arg-type]

@@ -4,13 +4,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fxpart.assignment import Assignment
+from fxpart.cost.all_reduce import all_reduce_cost
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.roofline import LatencyModel
+from fxpart.data_parallel import split_topology
 from fxpart.errors import SpecError
 from fxpart.problem import make_problem
+from fxpart.reserve import rounded
 from fxpart.symbolic.graph import SymbolicGraph
-from fxpart.symbolic.sweep import sweep
+from fxpart.symbolic.sweep import Sums, sweep
 from fxpart.topology import Link
 from tests.sketch import Sketch, devices
 from tests.symbolic.drawn import random_assignment, random_symbolic, with_sizes
@@ -58,17 +61,25 @@ def test_a_table_by_hand() -> None:
 
 
 @settings(max_examples=25, deadline=None)
-@given(seed=st.integers(0, 10**6), n=st.integers(2, 30), both=st.booleans())
-def test_equal_to_the_evaluation_at_each_size(seed: int, n: int, both: bool) -> None:
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(2, 30),
+    both=st.booleans(),
+    rounding_bytes=st.sampled_from([1, 64]),
+)
+def test_equal_to_the_evaluation_at_each_size(
+    seed: int, n: int, both: bool, rounding_bytes: int
+) -> None:
     symbolic = random_symbolic(seed, n, ("batch", "seq_len") if both else ("batch",))
     assignment = random_assignment(seed, n, 3, most_replicas=2)
     topology = devices(5000, 7000, GB, speeds=[1.0, 2.0, 3.0], link=Link(9.0, 0.25))
     model = LatencyModel(op_overhead_s=0.5)
     named = {"batch": [1, 2, 3, 40, 64], "seq_len": [7, 1, 64, 2, 33]}
     at = [{name: named[name][i] for name in symbolic.symbols} for i in range(5)]
-    table = sweep(symbolic, topology, model, assignment, at)
+    table = sweep(symbolic, topology, model, assignment, at, rounding_bytes=rounding_bytes)
     for row, sizes in enumerate(at):
-        result = evaluate(make_problem(symbolic.at(**sizes), topology, model), assignment)
+        graph = rounded(symbolic.at(**sizes), rounding_bytes)
+        result = evaluate(make_problem(graph, topology, model), assignment)
         assert table.latency_s[row] == result.latency_s
         assert table.throughput_per_s[row] == pytest.approx(
             result.throughput_per_s * sizes["batch"]
@@ -76,6 +87,43 @@ def test_equal_to_the_evaluation_at_each_size(seed: int, n: int, both: bool) -> 
         peaks = [use.peak_bytes for use in result.devices]
         assert table.peak_bytes[row].tolist() == peaks
         assert table.feasible[row] == all(use.free_bytes >= 0 for use in result.devices)
+
+
+def test_replicas_sum_by_hand() -> None:
+    # The 3 b bytes of c go once round a ring of two, at 2 bytes a second: 1.5 b s.
+    parallel = split_topology(devices(GB, GB, link=Link(2.0)), 2)
+    one = Assignment(np.zeros(2, dtype=np.int64), ((0,),))
+    sums = Sums(np.array([2]), parallel)
+    at = [{"batch": 2}, {"batch": 4}]
+    table = sweep(_two_in_a_row(), parallel.replica, LatencyModel(), one, at, sums=sums)
+    assert table.latency_s.tolist() == [6 + 4 + 3, 6 + 8 + 6]
+    assert table.throughput_per_s.tolist() == pytest.approx([2 / 13, 4 / 20])
+    # Each replica holds it all: weights, and x, a and c.
+    assert table.peak_bytes.tolist() == [[110 + 10 * 2], [110 + 10 * 4]]
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 30))
+def test_equal_to_the_evaluation_with_sums(seed: int, n: int) -> None:
+    symbolic, assignment = random_symbolic(seed, n), random_assignment(seed, n, 2)
+    parallel = split_topology(devices(GB, GB, GB, GB, link=Link(9.0, 0.25)), 2)
+    model = LatencyModel(op_overhead_s=0.5)
+    partial = np.flatnonzero(symbolic.graph.value_is_output)
+    at = [{"batch": batch} for batch in (1, 3, 64)]
+    sums = Sums(partial, parallel, bucket_bytes=40)
+    table = sweep(symbolic, parallel.replica, model, assignment, at, sums=sums)
+    for row, sizes in enumerate(at):
+        problem = make_problem(symbolic.at(**sizes), parallel.replica, model)
+        cost = all_reduce_cost(
+            problem,
+            assignment,
+            evaluate(problem, assignment),
+            partial=partial,
+            replicas=parallel,
+            bucket_bytes=40,
+        )
+        assert table.latency_s[row] == cost.latency_s
+        assert table.throughput_per_s[row] == cost.throughput_per_s * sizes["batch"]
 
 
 def test_without_a_batch_the_throughput_is_of_inputs() -> None:

@@ -66,6 +66,7 @@ def test_bytes_by_hand() -> None:
     # Weights of 10 and 6 numbers.
     adam = with_optimizer(_step(40, 24), Optimizer("adam"))
     assert adam.weight_state_bytes.tolist() == [2 * 40 + 4, 2 * 24 + 4]
+    assert adam.state_tensor_bytes.tolist() == [[40, 24], [40, 24], [4, 4]]
     # Two tensors while one is updated, and the last one of the weight before.
     assert adam.value_alloc_bytes[-2:].tolist() == [2 * 40, 2 * 24 + 40]
     assert adam.moved_bytes[-2:].tolist() == [18 * 40, 18 * 24]
@@ -101,6 +102,7 @@ def test_copies_are_float32_and_so_are_states_and_gradients() -> None:
     assert graph.is_update[-4:].all()
     assert graph.dtypes[-4:] == ("float32",) * 4
     assert graph.weight_state_bytes.tolist() == [3 * 80 + 4, 3 * 48 + 4]
+    assert graph.state_tensor_bytes.tolist() == [[80, 48], [80, 48], [80, 48], [4, 4]]
     assert graph.value_alloc_bytes[-4:].tolist() == [80, 48, 0, 0]
     assert graph.value_is_output[-4:].tolist() == [True, True, False, False]
     assert [graph.reads_of(op).tolist() for op in range(4, 8)] == [[4], [3], [5], [6]]
@@ -154,6 +156,7 @@ def test_two_parts_of_one_storage_are_updated_apart() -> None:
     graph = with_optimizer(shared, Optimizer("momentum"))
     assert graph.names[-2:] == ("update.layer1.weight", "update.layer1.weight.2")
     assert graph.weight_state_bytes.tolist() == [0, 80]
+    assert graph.state_tensor_bytes.tolist() == [[0, 40], [0, 40]]
 
 
 def test_a_gradient_that_is_an_input_is_used_where_the_weight_is() -> None:

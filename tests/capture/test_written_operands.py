@@ -1,0 +1,18 @@
+"""Which operands a call writes into."""
+
+import torch
+from torch import fx
+
+from fxpart.capture.written_operands import written_operands
+
+
+def test_only_what_the_schema_says_is_written() -> None:
+    graph = fx.Graph()
+    x, y, z = (graph.placeholder(name) for name in "xyz")
+    added = graph.call_function(torch.ops.aten.add_.Tensor, (x, y))
+    into = graph.call_function(torch.ops.aten.add.out, (x, y), {"out": z})
+    many = graph.call_function(torch.ops.aten._foreach_add_.List, ([x, z], [y, y]))
+    plain = graph.call_function(torch.ops.aten.add.Tensor, (x, y))
+    python = graph.call_function(torch.add, (x, y))
+    written = [written_operands(node) for node in (x, added, into, many, plain, python)]
+    assert written == [[], [x], [z], [x, z], [], []]
