@@ -6,6 +6,7 @@ As `fxpart.captured`, with sizes that are symbols. Torch is imported only when a
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fxpart.captured import step_key
 from fxpart.errors import CaptureError, SpecError, nearest_names
@@ -13,8 +14,12 @@ from fxpart.graph_cache import cache_key, cached_path
 from fxpart.models.factory_source import loaded_sources
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import StepOptions, check_phase
+from fxpart.symbolic.dims import SymbolicDim
 from fxpart.symbolic.graph import SymbolicGraph
 from fxpart.symbolic.store import read_symbolic, write_symbolic
+
+if TYPE_CHECKING:
+    from fxpart.capture.symbolic import SymbolicProgram
 
 __all__ = ["SYMBOLIC", "CapturedSymbolic", "captured_symbolic", "symbols_named"]
 
@@ -147,7 +152,7 @@ class _Task:
             ranges=inputs.ranges,
         )
         symbolic = fitted_graph(program)
-        report = analyze_batch_dims(program.program)
+        report = analyze_batch_dims(program.program, _batch_dims(program, inputs.dims))
         dims = value_batch_dims(report, symbolic.graph.value_names)
         symbolic = replace(symbolic, value_batch_dim=dims)
         path = self.path()
@@ -173,3 +178,10 @@ def _holds(symbolic: SymbolicGraph, spec: ModelSpec) -> bool:
     except SpecError:
         return False
     return True
+
+
+def _batch_dims(program: "SymbolicProgram", dims: tuple[SymbolicDim, ...]) -> dict[str, int]:
+    """Return which dimension of each input is the batch, by its name in the program."""
+    exported = program.program if program.step is None else program.step.forward
+    names = exported.graph_signature.user_inputs
+    return {str(names[dim.leaf]): dim.dim for dim in dims if dim.symbol == "batch"}

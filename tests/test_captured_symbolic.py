@@ -122,3 +122,24 @@ def test_symbols_have_names() -> None:
     assert symbols_named("batch_and_seq_len") == ("batch", "seq_len")
     with pytest.raises(SpecError, match=r"capture\.symbolic=bach does not exist; nearest: batch"):
         symbols_named("bach")
+
+
+def test_the_batch_need_not_be_the_first_dimension(folder: Path) -> None:
+    """An LSTM's way: time first. The batch is where the factory's inputs grow."""
+    (folder / "timed.py").write_text(
+        "from torch import nn, zeros\n"
+        "class Timed(nn.Module):\n"
+        "    def __init__(self):\n"
+        "        super().__init__()\n"
+        "        self.out = nn.Linear(8, 2)\n"
+        "    def forward(self, x):\n"
+        "        return self.out(x)[-1]\n"
+        "def build(batch_size, dtype):\n"
+        "    return Timed(), (zeros(4, batch_size, 8),)\n"
+    )
+    spec = ModelSpec(name="m", factory="timed:build", batch_size=3)
+    step = captured_symbolic(spec, ("batch",), None, "training").symbolic
+    graph, dims = step.graph, step.value_batch_dim
+    assert len(graph.gradient_values) == 2
+    assert set(dims[graph.gradient_values].tolist()) == {-2}
+    assert dims[0] == 1
