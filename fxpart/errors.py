@@ -66,6 +66,8 @@ class CacheError(FxpartError, RuntimeError):
 def nearest_names(asked: str, names: Iterable[str], most: int = 3) -> str:
     """Return ``nearest: a, b`` for the names most like `asked`, or all of them if none is."""
     known = sorted(set(names))
+    if not known:
+        return "there are none"
     lowered = {name.lower(): name for name in known}
     close = difflib.get_close_matches(asked.lower(), list(lowered), n=most, cutoff=0.5)
     if close:

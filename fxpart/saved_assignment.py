@@ -183,13 +183,14 @@ def assignment_for(saved: SavedAssignment, graph: OpGraph) -> Assignment:
         near = nearest_names(foreign[0], graph.names)
         raise SpecError(
             f"the saved assignment places {foreign[0]}, which the model does not have; {near};"
-            " is it of another model?"
+            " is it of another model, or of a capture with another phase or capture.symbolic,"
+            " which numbers operators otherwise? Use one of the same"
         )
     missing = [name for name in graph.names if name not in partition_of]
     if missing:
         raise SpecError(
             f"the saved assignment leaves out {len(missing)} of {graph.n_ops} operators, the first"
-            f" is {missing[0]}; save one of this model"
+            f" is {missing[0]}; save one of this model, captured as here (phase, capture.symbolic)"
         )
     return Assignment(
         np.array([partition_of[name] for name in graph.names], dtype=np.int64),

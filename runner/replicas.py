@@ -73,8 +73,9 @@ def replicas_line(replicas: Replicas) -> str:
     """Return what replicas cost in one line."""
     cost, count = replicas.cost, replicas.parallel.n_replicas
     most = int(cost.busy_s.argmax())
+    n_devices = replicas.parallel.replica.n_devices
     return (
-        f"{count} replicas of {replicas.parallel.replica.n_devices} devices; all-reduce of"
+        f"{count} replicas of {n_devices} device{'' if n_devices == 1 else 's'}; all-reduce of"
         f" {format_size(int(cost.reduced_bytes[most]))} on device {most} takes"
         f" {format_s(float(cost.busy_s[most]))}, of which {format_s(float(cost.exposed_s[most]))}"
         " are waited for"

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.captured import CapturedGraph, captured_graph
-from fxpart.captured_symbolic import captured_symbolic, symbols_named
+from fxpart.captured_symbolic import CapturedSymbolic, captured_symbolic, symbols_named
 from fxpart.cost.all_reduce import partial_values, with_buckets
-from fxpart.errors import SpecError
+from fxpart.errors import CaptureError, SpecError
 from fxpart.graph import IntArray, OpGraph
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import check_phase
@@ -105,16 +105,30 @@ def symbols_of(config: Config) -> tuple[str, ...]:
     return symbols or (("batch",) if config.data_parallel > 1 else ())
 
 
-def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
+def _captured_symbolic(
+    config: Config, spec: ModelSpec, symbols: tuple[str, ...]
+) -> CapturedSymbolic:
     cache = config.capture
-    found = captured_symbolic(
-        spec,
-        symbols,
-        Path(cache.cache_dir) if cache.use_cache else None,
-        config.phase.name,
-        train_mode=config.phase.train_mode,
-        options=step_options(config),
-    )
+    try:
+        return captured_symbolic(
+            spec,
+            symbols,
+            Path(cache.cache_dir) if cache.use_cache else None,
+            config.phase.name,
+            train_mode=config.phase.train_mode,
+            options=step_options(config),
+        )
+    except (CaptureError, SpecError) as error:
+        said, hint, _ = str(error).partition("; set capture.symbolic=none")
+        if not hint or symbols_named(cache.symbolic):
+            raise
+        # Nobody asked for symbols: replicas did.
+        asked = f"data_parallel={config.data_parallel}"
+        raise type(error)(f"{said}; {asked} needs a symbolic batch, set data_parallel=1") from error
+
+
+def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
+    found = _captured_symbolic(config, spec, symbols)
     symbolic = found.symbolic
     symbolic = on_graph(symbolic, _with_updates(config, symbolic.graph))
     partial = None

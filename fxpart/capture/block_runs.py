@@ -93,6 +93,16 @@ class StepNodes:
             return first
         return next(node for node in calls if node.meta[FORMULA] == formula)
 
+    def saving(self, run: BlockRun) -> list[fx.Node]:
+        """Return the nodes of those formulas of its backward that saved something of the forward.
+
+        As long as one of them is to come, `torch.utils.checkpoint` keeps what it was given.
+        """
+        calls = self.backward[run.number]
+        saved = [n.meta[FORMULA] for n in calls if any(map(self._is_saved, n.all_input_nodes))]
+        formulas = dict.fromkeys(number for number in saved if number is not None)
+        return [node for node in calls if node.meta[FORMULA] in formulas]
+
     def _is_saved(self, node: fx.Node) -> bool:
         # Sizes are numbers, which nobody has to make again.
         return self._is_forward(node) and bool(self.storages(node))

@@ -17,7 +17,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fxpart.capture.block_runs import BlockRun, StepNodes
-from fxpart.capture.joint_labels import EXPORTED, FORMULA, FORWARD, ORDER
+from fxpart.capture.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER
 
 __all__ = ["checkpoint_blocks"]
 
@@ -118,6 +118,8 @@ class _Plan:
 def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Node]) -> None:
     """Compute `again` before the backward of `run`, which reads the new values."""
     made: dict[fx.Node, fx.Node] = {}
+    for node in nodes.saving(run):
+        node.meta[BLOCK] = run.number
     with graph.inserting_before(nodes.first_formula(run)):
         for node in again:
             args = fx.node.map_arg(node.args, lambda i: made.get(i, i))
@@ -130,6 +132,7 @@ def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Nod
                 FORWARD: node.meta[ORDER],
                 EXPORTED: None,
                 FORMULA: None,
+                BLOCK: run.number,
             }
     for reader in nodes.backward[run.number]:
         for node in reader.all_input_nodes:

@@ -8,8 +8,11 @@ from torch import Tensor, fx
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
-__all__ = ["EXPORTED", "FORMULA", "FORWARD", "NOWHERE", "ORDER", "Label", "Labels"]
+__all__ = ["BLOCK", "EXPORTED", "FORMULA", "FORWARD", "NOWHERE", "ORDER", "Label", "Labels"]
 
+BLOCK = "fxpart_block"
+"""Key of a node's ``meta``, which few have: the number of the run through a checkpointed block that
+it computes again, or that its formula of the backward saved something of."""
 EXPORTED = "fxpart_exported"
 """Key of a node's ``meta``: the name of the exported node that it is a call of, in the forward;
 None in the backward and for the loss."""

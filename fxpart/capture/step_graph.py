@@ -11,8 +11,9 @@ import numpy as np
 from torch import fx
 from torch.export import ExportedProgram
 
+from fxpart.capture.block_spans import held_by_blocks
 from fxpart.capture.formula_spans import held_to_the_end
-from fxpart.capture.joint_labels import EXPORTED, FORMULA, FORWARD, ORDER
+from fxpart.capture.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER
 from fxpart.granularity import join_groups
 from fxpart.graph import OpGraph
 
@@ -31,7 +32,14 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     """
     calls = _calls(graph, program)
     formula = [node.meta.get(FORMULA) for node in calls]
-    return _with_gradients(held_to_the_end(_with_partners(graph, calls), formula), gradients)
+    held = held_to_the_end(_with_partners(graph, calls), formula)
+    if any(BLOCK in node.meta for node in calls):
+        again = [node.meta.get(BLOCK) if node.meta.get(FORMULA) is None else None for node in calls]
+        saving = [
+            node.meta.get(BLOCK) if node.meta.get(FORMULA) is not None else None for node in calls
+        ]
+        held = held_by_blocks(held, again, saving)
+    return _with_gradients(held, gradients)
 
 
 def exported_names_of(graph: OpGraph, program: ExportedProgram) -> tuple[str, ...]:

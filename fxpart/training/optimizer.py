@@ -132,7 +132,8 @@ def _refuse_untrained(graph: OpGraph, optimizer: Optimizer) -> None:
     if not len(graph.gradient_values):
         raise SpecError(
             f"optimizer={optimizer.name} updates weights by their gradients, the graph of"
-            f" {graph.n_ops} operators has none; capture a training step with phase=training, or"
+            f" {graph.n_ops} operators has none: it is no training step, or no weight that its loss"
+            " depends on requires a gradient; capture one with phase=training, unfreeze weights, or"
             " use optimizer=none"
         )
     if graph.is_update.any():

@@ -212,6 +212,31 @@ class _Scale(nn.Module):
         return (x * self.weight).square()
 
 
+class _Named(nn.Module):
+    """Its inputs are called as calls of its step are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, t: Tensor, mul: Tensor) -> Tensor:
+        return self.line(t) * mul * t  # type: ignore[no-any-return]
+
+
+def test_inputs_may_be_called_as_operators_are() -> None:
+    module, inputs = _Named(), {"t": torch.randn(3, 4), "mul": torch.randn(3, 4)}
+    captured = joint_capture(module, (inputs["t"],), {"mul": inputs["mul"]})
+    assert [spec.arg.name for spec in captured.program.graph_signature.input_specs[-2:]] == [
+        "t",
+        "mul",
+    ]
+    names = captured.graph.names
+    assert len(set(names)) == len(names)
+    assert not {"t", "mul"} & set(names)
+    _, gradients = _run(captured, module, inputs)
+    _agree(gradients, _by_autograd(module, module(**inputs).mean()))
+
+
 def test_two_captures_are_the_same() -> None:
     built = build_model(GPT2)
     first, second = (joint_graph(built.module, (), built.kwargs) for _ in range(2))

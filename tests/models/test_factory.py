@@ -40,6 +40,9 @@ def must_know_depth(batch_size, dtype, depth):
 def no_batch(dtype):
     return nn.Identity(), ()
 
+def no_parameters():
+    return nn.Identity(), ()
+
 def module_only(batch_size, dtype):
     return nn.Identity()
 
@@ -106,6 +109,7 @@ def test_a_function_may_take_anything() -> None:
         (spec("named", factory_args={"dtype": 6}), SpecError, "dtype is said by model.dtype"),
         (spec("plain", seq_len=4), SpecError, r"takes no seq_len \(model.seq_len\)"),
         (spec("no_batch"), SpecError, r"takes no batch_size \(model.batch_size\)"),
+        (spec("no_parameters"), SpecError, r"takes no batch_size .*; there are none$"),
         (spec("must_know_length"), SpecError, "needs a sequence length; set model.seq_len"),
         (spec("must_know_depth"), SpecError, "also needs depth; set model.factory_args.depth"),
         (spec("dict", module="builtins"), SpecError, "states no parameters"),

@@ -1,5 +1,7 @@
 """Replicas as a run has them: their cost in the evaluation, in a line and as metrics."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -51,6 +53,8 @@ def test_sums_are_in_latency_and_throughput() -> None:
 
 def test_a_line_and_metrics_by_hand() -> None:
     _, _, replicas = _summed()
+    parallel = split_topology(devices(*[100] * 4, link=Link(0.5)), 4)
+    assert "4 replicas of 1 device; " in replicas_line(replace(replicas, parallel=parallel))
     assert replicas_line(replicas) == (
         "2 replicas of 2 devices; all-reduce of 1 B on device 0 takes 2000 ms, of which 2000 ms"
         " are waited for"

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxpart.errors import CaptureError
 from runner.batch_files import sweep_columns
 from runner.batch_report import batch_line
 from runner.experiment import Result, model_spec, plan
@@ -29,6 +30,22 @@ def stack(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor]
     """Return layers of odd sizes, which an allocator must round, and (B, 24)."""
     layers = [nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU()) for _ in range(_LAYERS)]
     return nn.Sequential(*layers).to(dtype), (torch.zeros(batch_size, _WIDTH, dtype=dtype),)
+
+
+class _Fixed(nn.Module):
+    """Knows its batch by number."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(batch, _WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.shift
+
+
+def fixed(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a model of one batch size alone, and (B, 24)."""
+    return _Fixed(batch_size).to(dtype), (torch.zeros(batch_size, _WIDTH, dtype=dtype),)
 
 
 def _planned(*overrides: str) -> Result:
@@ -93,3 +110,16 @@ def test_replicas_cost_their_sums_and_nothing_else() -> None:
     assert two.schedule.step_s > one.schedule.step_s
     # Copies of gradients in buckets.
     assert max(two.schedule.peak_bytes) > max(one.schedule.peak_bytes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "hint"),
+    [
+        (("capture.symbolic=batch",), "set capture.symbolic=none"),
+        (("data_parallel=2",), "data_parallel=2 needs a symbolic batch, set data_parallel=1"),
+        (("data_parallel=2", "capture.symbolic=batch"), "set capture.symbolic=none"),
+    ],
+)
+def test_a_batch_that_cannot_be_symbolic_is_refused(asked: tuple[str, ...], hint: str) -> None:
+    with pytest.raises(CaptureError, match=rf"^batch cannot be symbolic: .*; {hint}$"):
+        _planned(f"model.factory={__name__}:fixed", "devices=4x1gb", "model.batch_size=8", *asked)
