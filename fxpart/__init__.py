@@ -142,6 +142,7 @@ if TYPE_CHECKING:
     from fxpart.symbolic.limits import largest_batch as largest_batch
     from fxpart.symbolic.limits import smallest_memory as smallest_memory
     from fxpart.symbolic.peak import peak_formulas as peak_formulas
+    from fxpart.symbolic.sweep import Sums as Sums
     from fxpart.symbolic.sweep import SweepTable as SweepTable
     from fxpart.symbolic.sweep import sweep as sweep
     from fxpart.topology import DeviceSpec as DeviceSpec

@@ -95,7 +95,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "fxpart.symbolic.latency": ("latency_formula",),
     "fxpart.symbolic.limits": ("largest_batch", "smallest_memory"),
     "fxpart.symbolic.peak": ("peak_formulas",),
-    "fxpart.symbolic.sweep": ("SweepTable", "sweep"),
+    "fxpart.symbolic.sweep": ("Sums", "SweepTable", "sweep"),
     "fxpart.topology": ("DeviceSpec", "Link", "Topology", "uniform_topology"),
     "fxpart.training.optimizer": ("Optimizer", "with_optimizer"),
 }

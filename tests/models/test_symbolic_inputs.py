@@ -94,7 +94,7 @@ def test_other_growth_is_refused() -> None:
 
 
 def test_weights_that_grow_are_refused() -> None:
-    with pytest.raises(CaptureError, match="^batch cannot be symbolic: the weights .* others"):
+    with pytest.raises(CaptureError, match=r"^batch cannot be symbolic: the weights .* others"):
         symbolic_inputs(_factory(weighted))
 
 
