@@ -72,6 +72,10 @@ class Batch:
         """Whether a dimension of that size is made of the batch, or had the batch before."""
         return self.is_in(size) or size in self._seen
 
+    def divides(self, size: int) -> bool:
+        """Whether that many are a multiple of a batch size that is a number."""
+        return any(isinstance(batch, int) and size % batch == 0 for batch in self._sizes if batch)
+
     def power_of(self, size: Extent) -> int | None:
         """Return p where `size` is ``batch ** p`` times something else; None for no power."""
         if isinstance(size, int):

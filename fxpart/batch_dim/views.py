@@ -15,9 +15,9 @@ from torch import fx
 
 from fxpart.batch_dim.extent import Extent, extent, product, quotient, strides
 
-__all__ = ["VIEWS", "Moved", "moved", "overlapping_dim", "reshaped"]
+__all__ = ["RESHAPES", "VIEWS", "Moved", "moved", "overlapping_dim", "reshaped"]
 
-_RESHAPES = frozenset(
+RESHAPES = frozenset(
     {
         "view",
         "reshape",
@@ -39,7 +39,7 @@ _PIECES = frozenset(
 _WIDER = frozenset(
     {"expand", "expand_as", "broadcast_to", "repeat", "tile", "unsqueeze", "squeeze"}
 )
-VIEWS = _RESHAPES | _SWAPS | _PIECES | _WIDER | {"repeat_interleave"}
+VIEWS = RESHAPES | _SWAPS | _PIECES | _WIDER | {"repeat_interleave"}
 """Names of the operators that `moved` knows."""
 
 
@@ -69,7 +69,7 @@ def moved(
         at: where the batch is in the operand.
 
     """
-    if name in _RESHAPES:
+    if name in RESHAPES:
         return [reshaped(before, sizes, at) for sizes in after]
     if name in _SWAPS:
         return [Moved(_order(name, arguments, len(before)).index(at.dim), at.outer)]

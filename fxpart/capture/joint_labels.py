@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_leaves
 __all__ = ["BLOCK", "EXPORTED", "FORMULA", "FORWARD", "NOWHERE", "ORDER", "Label", "Labels"]
 
 BLOCK = "fxpart_block"
-"""Key of a node's ``meta``, which few have: the number of the run through a checkpointed block that
-it computes again, or that its formula of the backward saved something of."""
+"""Key of a node's ``meta``, only in the backward of a checkpointed block: the number of the run
+through it. What is computed again has it, and formulas that saved something of the forward."""
 EXPORTED = "fxpart_exported"
 """Key of a node's ``meta``: the name of the exported node that it is a call of, in the forward;
 None in the backward and for the loss."""

@@ -33,12 +33,11 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     calls = _calls(graph, program)
     formula = [node.meta.get(FORMULA) for node in calls]
     held = held_to_the_end(_with_partners(graph, calls), formula)
-    if any(BLOCK in node.meta for node in calls):
-        again = [node.meta.get(BLOCK) if node.meta.get(FORMULA) is None else None for node in calls]
-        saving = [
-            node.meta.get(BLOCK) if node.meta.get(FORMULA) is not None else None for node in calls
-        ]
-        held = held_by_blocks(held, again, saving)
+    block = [node.meta.get(BLOCK) for node in calls]
+    # What is computed again is of no formula.
+    again = [None if of is not None else run for run, of in zip(block, formula, strict=True)]
+    saving = [None if of is None else run for run, of in zip(block, formula, strict=True)]
+    held = held_by_blocks(held, again, saving)
     return _with_gradients(held, gradients)
 
 

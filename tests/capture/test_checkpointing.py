@@ -1,6 +1,5 @@
-"""Checkpointed steps: the same gradients, less kept, and as much as torch's own checkpointing."""
+"""Checkpointed steps: the same gradients, and less kept."""
 
-import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -8,21 +7,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
-from torch.utils.checkpoint import checkpoint
 
 from fxpart.capture.joint import JointCapture, StepOptions, joint_capture
-from fxpart.capture.repeated_blocks import repeated_blocks
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
-from fxpart.execution.training_loss import training_loss
 from fxpart.graph import OpGraph
-from fxpart.models.build import build_model
 from tests.capture.joint_scene import Mlp, flat_inputs, on_cpu
 from tests.capture.small_specs import GPT2, LLAMA, RESNET
-from tests.execution.small_presets import SMALL_PRESETS
 
 BLOCK = StepOptions("block", fused_attention=False, fused_dropout=False)
 NONE = replace(BLOCK, checkpointing="none")
@@ -261,25 +253,6 @@ def test_gradients_of_models_are_the_same(name: str) -> None:
     # One backward with its recomputation stays on the device of its forward.
     graph = checked.graph
     assert np.array_equal(graph.group[graph.forward_of], graph.group)
-
-
-@pytest.mark.parametrize(("name", "share"), [("llama3_70b", 0.001), ("gpt2", 0.001)])
-def test_the_peak_is_that_of_torchs_checkpointing(name: str, share: float) -> None:
-    torch.manual_seed(0)
-    spec = replace(SMALL_PRESETS[name], batch_size=8)
-    built = build_model(spec, torch.device("cpu"))
-    module = built.module
-    captured = joint_capture(module, built.args, built.kwargs, BLOCK)
-    for path in repeated_blocks(module):
-        block = module.get_submodule(path)
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
-    resident = storage_sizes([*module.parameters(), *module.buffers(), *built.kwargs.values()])
-    with LiveBytes([resident]) as counter, torch.enable_grad():
-        results = module(**built.kwargs)
-        loss = training_loss([leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)])
-        del results
-        loss.backward()  # type: ignore[no-untyped-call]
-    assert _peak(captured.graph) == pytest.approx(counter.peak_bytes[0], rel=share)
 
 
 def test_a_model_without_blocks_is_refused() -> None:

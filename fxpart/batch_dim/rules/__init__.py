@@ -19,6 +19,7 @@ from fxpart.batch_dim.rules.indexing import (
     index_select,
 )
 from fxpart.batch_dim.rules.losses import loss, loss_backward
+from fxpart.batch_dim.rules.neighbours import attention, band, normalized, pad, spatial
 from fxpart.batch_dim.rules.normalization import batch_norm, batch_norm_backward, dropout
 from fxpart.batch_dim.rules.ordering import along, softmax_backward
 from fxpart.batch_dim.rules.per_example import backward, per_example, unknown
@@ -34,7 +35,15 @@ from fxpart.batch_dim.rules.pointwise import (
 from fxpart.batch_dim.rules.products import addmm, einsum, linear, matmul
 from fxpart.batch_dim.rules.reductions import REDUCTIONS, counted, reduction
 from fxpart.batch_dim.rules.tokens import grouped_product
-from fxpart.batch_dim.rules.views import cat, item, repeated, select_backward, stack, view
+from fxpart.batch_dim.rules.views import (
+    cat,
+    item,
+    repeated,
+    select_backward,
+    slice_backward,
+    stack,
+    view,
+)
 from fxpart.batch_dim.views import VIEWS
 
 __all__ = ["Rule", "rule_of"]
@@ -50,7 +59,14 @@ _NAMES: tuple[tuple[Rule, str], ...] = (
     (
         same,
         "alias clone contiguous detach lift_fresh_copy _to_copy to type_as positive neg"
-        " slice_backward constant_pad_nd pad dropout_identity _conj conj resolve_conj",
+        " dropout_identity _conj conj resolve_conj",
+    ),
+    (slice_backward, "slice_backward"),
+    (band, "tril triu"),
+    (
+        pad,
+        "pad constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"
+        " replication_pad2d replication_pad3d",
     ),
     (add, "add sub rsub"),
     (multiply, "mul multiply"),
@@ -114,17 +130,24 @@ _NAMES: tuple[tuple[Rule, str], ...] = (
     ),
     (grouped_product, "_grouped_mm grouped_mm_fallback grouped_mm_fallback_backward"),
     (
-        per_example,
+        spatial,
         "conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d"
         " max_pool1d max_pool2d max_pool3d max_pool2d_with_indices avg_pool1d avg_pool2d"
         " avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_max_pool2d"
-        " _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d"
-        " layer_norm native_layer_norm rms_norm _fused_rms_norm group_norm native_group_norm"
-        " instance_norm scaled_dot_product_attention _scaled_dot_product_flash_attention"
-        " _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"
-        " _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math glu one_hot"
-        " tril triu",
+        " _adaptive_avg_pool2d upsample_nearest2d upsample_bilinear2d upsample_bicubic2d",
     ),
+    (
+        normalized,
+        "layer_norm native_layer_norm rms_norm _fused_rms_norm group_norm native_group_norm"
+        " instance_norm",
+    ),
+    (
+        attention,
+        "scaled_dot_product_attention _scaled_dot_product_flash_attention"
+        " _scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_efficient_attention"
+        " _scaled_dot_product_cudnn_attention _scaled_dot_product_attention_math",
+    ),
+    (per_example, "glu one_hot"),
 )
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(sorted(VIEWS), view),

@@ -7,7 +7,7 @@ from torch import fx
 from fxpart.batch_dim.call import Call
 from fxpart.batch_dim.extent import product
 from fxpart.batch_dim.layout import Layout
-from fxpart.batch_dim.placement import PARTIAL
+from fxpart.batch_dim.placement import PARTIAL, REPLICATED
 from fxpart.batch_dim.rules.factories import POSITIONS
 from fxpart.batch_dim.rules.per_example import per_example
 from fxpart.batch_dim.rules.terms import PAIRS, combined
@@ -127,6 +127,18 @@ def index_select(call: Call) -> list[Layout]:
     return [replace(by, dim=along, differs=PAIRS if at.is_split else "")]
 
 
+def _at_the_same(call: Call, source: fx.Node, at: Layout) -> Layout:
+    """Return the layout where indices, and what is written, are the same on every process.
+
+    They are places in each process's own examples, or as many of its first ones as there are.
+    """
+    if call.name == "gather":
+        return replace(at, dim=REPLICATED, outer=1, differs=SOME_EXAMPLES) if at.is_split else at
+    if at.is_split:
+        return replace(at, outer=1, is_zero=False, differs=SOME_EXAMPLES)
+    return replace(call.whole(source), is_zero=False)
+
+
 def gather(call: Call) -> list[Layout]:
     """Return the layout of ``gather`` and ``scatter``: indices line up with the tensor.
 
@@ -138,7 +150,7 @@ def gather(call: Call) -> list[Layout]:
     source_value = call.arguments.get("src")
     new = call.whole(source_value) if source_value is not None else Layout()
     if not by.is_split and not new.is_split:
-        return [at]
+        return [_at_the_same(call, source, at)]
     at = call.whole(source)
     if call.name == "gather":
         fits = (at.is_split and at.dim == by.dim != along) or (not at.is_split and by.dim == along)

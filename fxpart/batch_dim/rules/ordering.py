@@ -6,7 +6,7 @@ from fxpart.batch_dim.call import Call
 from fxpart.batch_dim.layout import Layout
 from fxpart.batch_dim.rules.terms import SCALES
 
-__all__ = ["LINEAR_SCANS", "along", "softmax_backward"]
+__all__ = ["ALONG", "LINEAR_SCANS", "along", "softmax_backward"]
 
 ALONG = "goes along the batch: a process goes along its own examples only"
 LINEAR_SCANS = frozenset({"cumsum", "diff", "flip", "roll"})

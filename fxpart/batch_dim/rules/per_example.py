@@ -17,9 +17,8 @@ __all__ = ["backward", "located", "per_example", "unknown"]
 _LINEAR = frozenset(
     {
         "conv1d", "conv2d", "conv3d", "convolution", "avg_pool1d", "avg_pool2d", "avg_pool3d",
-        "adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d", "pad",
-        "constant_pad_nd", "reflection_pad2d", "upsample_nearest2d", "upsample_bilinear2d",
-        "conv_transpose2d", "col2im", "im2col",
+        "adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d",
+        "upsample_nearest2d", "upsample_bilinear2d", "conv_transpose2d", "col2im", "im2col",
     }
 )  # fmt: skip
 PARAMETERS = {

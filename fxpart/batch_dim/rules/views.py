@@ -2,13 +2,14 @@
 
 from dataclasses import replace
 
-from fxpart.batch_dim.call import Call
+from fxpart.batch_dim.call import Call, Sizes
+from fxpart.batch_dim.extent import product, quotient, strides
 from fxpart.batch_dim.layout import Layout
 from fxpart.batch_dim.placement import REPLICATED
 from fxpart.batch_dim.rules.terms import PAIRS
-from fxpart.batch_dim.views import Moved, moved, overlapping_dim
+from fxpart.batch_dim.views import RESHAPES, Moved, moved, overlapping_dim
 
-__all__ = ["cat", "item", "repeated", "select_backward", "stack", "view"]
+__all__ = ["cat", "item", "repeated", "select_backward", "slice_backward", "stack", "view"]
 
 SOME_EXAMPLES = "takes some examples of the batch: a process has its own ones only"
 MIXED = "mixes the batch with other dimensions: a part of the examples is no part of a dimension"
@@ -23,9 +24,27 @@ def view(call: Call) -> list[Layout]:
     before, after = call.sizes(operand), [sizes or () for sizes in call.results]
     found = moved(call.name, call.arguments, before, after, Moved(at.dim, at.outer))
     return [
-        _lost(call, at, result) if place is None else replace(at, dim=place.dim, outer=place.outer)
+        _lost(call, at, result)
+        if place is None or _is_fixed(call, before, after[result], at.dim, place.dim)
+        else replace(at, dim=place.dim, outer=place.outer)
         for result, place in enumerate(found)
     ]
+
+
+def _is_fixed(call: Call, before: Sizes, after: Sizes, source: int, dim: int) -> bool:
+    """Whether a reshape makes as many groups of any number of examples: `dim` stays as it is.
+
+    With sizes that are numbers, one that is not made of the batch is taken for fixed where another
+    dimension takes what is left, or where a group's examples are one dimension with what they have.
+    """
+    size = after[dim] if dim < len(after) else 1
+    if call.name not in RESHAPES or not isinstance(size, int) or call.batch.was_seen(size):
+        return False
+    if not isinstance(before[source], int):
+        return True
+    asked: list[object] = call.arguments.get("size", call.arguments.get("shape", []))
+    rest = -1 in asked and asked[dim] != -1
+    return not call.batch.divides(size) and (rest or strides(before)[source] not in strides(after))
 
 
 def _lost(call: Call, at: Layout, result: int) -> Layout:
@@ -110,3 +129,16 @@ def select_backward(call: Call) -> list[Layout]:
     at = call.layout(call.first())
     along = int(call.arguments["dim"]) % call.rank()
     return [replace(at, dim=at.dim + (along <= at.dim)) if at.is_split else at]
+
+
+def slice_backward(call: Call) -> list[Layout]:
+    """Return the layout of the gradient of a slice: what was left out comes back as zeros."""
+    operand = call.first()
+    at, sizes = call.layout(operand), call.results[0] or ()
+    if not at.is_split or int(call.arguments["dim"]) % call.rank() != at.dim:
+        return [at]
+    # Whole rounds of the batch were left out, or some examples.
+    outer = quotient(product((sizes[at.dim], at.outer)), call.sizes(operand)[at.dim])
+    if outer is None:
+        return [replace(at, outer=1, differs=at.differs or SOME_EXAMPLES)]
+    return [replace(at, outer=outer)]
