@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import fxpart
+from fxpart.lazy_names import HOMES
 
 ROOT = Path(__file__).resolve().parent.parent
 TORCH_ROOMS = (
@@ -154,17 +155,17 @@ def test_rooms_look_one_way(room: str, forbidden: tuple[str, ...]) -> None:
 
 
 def test_the_table_of_lazy_names_is_what_the_library_offers() -> None:
-    lazy = [name for names in fxpart._HOMES.values() for name in names]
+    lazy = [name for names in HOMES.values() for name in names]
     assert sorted(lazy) == sorted(set(lazy))
     assert set(fxpart.__all__) == set(lazy)
     assert len(fxpart.__all__) == len(lazy)
-    for module, names in fxpart._HOMES.items():
+    for module, names in HOMES.items():
         for name in names:
             assert getattr(fxpart, name) is getattr(import_module(module), name)
             assert name in import_module(module).__all__
     # What a type checker sees is the same again.
     assert _imports(ROOT / "fxpart/__init__.py") >= {
-        f"{module}.{name}" for module, names in fxpart._HOMES.items() for name in names
+        f"{module}.{name}" for module, names in HOMES.items() for name in names
     }
     with pytest.raises(AttributeError, match="no attribute 'evaluat'"):
         getattr(fxpart, "evaluat")  # noqa: B009 - not there, as a type checker would say
