@@ -136,6 +136,7 @@ if TYPE_CHECKING:
     from fxpart.split import split_by_assignment as split_by_assignment
     from fxpart.split import split_by_tags as split_by_tags
     from fxpart.split import split_module as split_module
+    from fxpart.symbolic.cost import cost_formula as cost_formula
     from fxpart.symbolic.formula import MaxFormula as MaxFormula
     from fxpart.symbolic.graph import SymbolicGraph as SymbolicGraph
     from fxpart.symbolic.latency import latency_formula as latency_formula

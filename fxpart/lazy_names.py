@@ -90,6 +90,7 @@ HOMES: dict[str, tuple[str, ...]] = {
         "step_on_cores",
     ),
     "fxpart.split": ("split_by_assignment", "split_by_tags", "split_module"),
+    "fxpart.symbolic.cost": ("cost_formula",),
     "fxpart.symbolic.formula": ("MaxFormula",),
     "fxpart.symbolic.graph": ("SymbolicGraph",),
     "fxpart.symbolic.latency": ("latency_formula",),

@@ -47,6 +47,7 @@ def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:
         )
         for device, peak in enumerate(report.peaks)
     ]
+    found.append(("FLOPs of the whole model", report.flops.text(), report.flops.latex()))
     alone = ", without sums over replicas" if report.replicas > 1 else ""
     for latency in report.latencies:
         sizes = latency.checked_at

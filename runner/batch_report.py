@@ -10,6 +10,7 @@ from fxpart.cost.tables import memory_tables
 from fxpart.errors import InfeasibleError
 from fxpart.problem import Problem
 from fxpart.reserve import rounded
+from fxpart.symbolic.cost import cost_formula
 from fxpart.symbolic.formula import MaxFormula
 from fxpart.symbolic.graph import SymbolicGraph
 from fxpart.symbolic.latency import LatencyFormula, latency_formulas
@@ -32,6 +33,8 @@ class BatchReport:
     """What the allocator rounds tensors up to."""
     peaks: tuple[MaxFormula, ...]
     """Bytes of tensors on each device, before the allocator rounds them."""
+    flops: MaxFormula
+    """Of the whole model."""
     latencies: tuple[LatencyFormula, ...]
     """Without sums over replicas. One formula for each kind of sizes; mostly one."""
     max_batch_size: int
@@ -89,6 +92,7 @@ def batch_report(
         replicas=sums.replicas.n_replicas if sums else 1,
         rounding_bytes=rounding_bytes,
         peaks=peaks,
+        flops=cost_formula(symbolic, "flops"),
         latencies=latency_formulas(symbolic, topology, latency, assignment, each),
         max_batch_size=largest,
         no_larger=_no_larger(largest, high),

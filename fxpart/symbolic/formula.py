@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MaxFormula", "max_formula"]
 
-UNITS = ("bytes", "s")
+UNITS = ("bytes", "s", "FLOP")
 _MOST = float(2**63)
 
 
@@ -36,7 +36,7 @@ class MaxFormula:
     rows: IntArray | FloatArray
     """Coefficients of each polynomial, shape (R, M): int64 for bytes, float64 for seconds."""
     unit: str
-    """``bytes`` or ``s``."""
+    """``bytes``, ``s`` or ``FLOP``."""
     ranges: tuple[tuple[int, int | None], ...] = field(default=())
     """The smallest and the largest value of each symbol that the formula holds for; None is no
     limit. Empty: any from 1."""

@@ -12,7 +12,11 @@ __all__ = ["as_latex", "as_sympy", "as_text"]
 _TERMS = 3
 _NEXT = "\\\\\n& "
 _BREAK = "\\\\\n&\\quad "
-_FUNCTION = {"bytes": r"\mathrm{bytes}", "s": r"\mathrm{seconds}"}
+_FUNCTION = {
+    "bytes": r"\mathrm{bytes}",
+    "s": r"\mathrm{seconds}",
+    "FLOP": r"\mathrm{FLOPs}",
+}
 
 
 def as_text(symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray) -> str:

@@ -150,6 +150,7 @@ def test_the_files_say_it(tmp_path: Path) -> None:
     text = (tmp_path / "formulas.txt").read_text()
     assert "# peak bytes of tensors on device 0\n100 + 20*batch\n" in text
     assert "equal to the simulation for batch from 1 to 8\n4*batch\n" in text
+    assert "# FLOPs of the whole model\n4*batch\n" in text
     latex = (tmp_path / "formulas.tex").read_text()
     assert latex.startswith("\\documentclass")
     assert latex.count("\\begin{") == latex.count("\\end{")
