@@ -38,8 +38,10 @@ def batch_sweep_svg(report: BatchReport, topology: Topology) -> str:
     drawing.text(LEFT, 28, title, size=17, bold=True)
     memory = topology.memory_bytes
     used = [d for d in range(table.peak_bytes.shape[1]) if table.peak_bytes[:, d].max() > 0]
-    # What is far above any memory would flatten the rest.
-    top = float(min(table.peak_bytes.max(), 2 * memory.max()))
+    # What is far above any memory would flatten the rest; so would a memory that is far away.
+    most = int(table.peak_bytes.max())
+    near = [size for size in memory[used].tolist() if size <= 2 * most]
+    top = float(min(max([most, *near]), 2 * memory.max()))
     unit, panel = size_unit(top), _Panel(TOP, top)
     drawing.text(LEFT, TOP - 10, f"peak of tensors in {unit.name}", bold=True)
     _frame(drawing, panel, unit)
