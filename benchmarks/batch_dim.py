@@ -1,4 +1,4 @@
-"""``python -m benchmarks.batch_dim [part of a case's name ...] [--out=FOLDER]``: answers tried.
+"""``python -m benchmarks.batch_dim [PART ...] [--out FOLDER]``: answers tried.
 
 For every node of small models, what `analyze_batch_dims` answers is compared with what two gloo
 processes compute, each of half the batch, with the same random weights. A row a model; every node
@@ -10,6 +10,7 @@ an operator needs before the end. What is not comparable differs by intention: t
 many values there are of each, stand below the table.
 """
 
+import argparse
 import csv
 import sys
 from collections import Counter
@@ -61,13 +62,19 @@ def _write(path: Path, rows: list[Compared]) -> None:
         writer.writerows(astuple(row) for row in rows)
 
 
-def main(arguments: list[str]) -> int:
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.batch_dim", description=__doc__)
+    parser.add_argument("parts", nargs="*", help="cases with one of these in their names")
+    parser.add_argument("--out", type=Path, default=Path("outputs") / "batch_dim")
+    return parser.parse_args()
+
+
+def main() -> int:
     """Print the table; return 1 when an answer is wrong."""
-    chosen = [part for part in arguments if not part.startswith("--")]
-    out = next((Path(a.removeprefix("--out=")) for a in arguments if a.startswith("--out=")), None)
-    folder = out or Path("outputs") / "batch_dim"
+    asked = _arguments()
+    folder: Path = asked.out
     lines, reasons, wrong = [], Counter[str](), list[str]()
-    names = [n for n in CASES if not chosen or any(part in n for part in chosen)]
+    names = [n for n in CASES if not asked.parts or any(part in n for part in asked.parts)]
     for name, (rows, alone) in zip(
         names, compare([partial(make_case, name) for name in names]), strict=True
     ):
@@ -89,4 +96,4 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
