@@ -84,6 +84,8 @@ def test_trouble_is_told_in_one_line(
 
 def test_an_interrupt_ends_all_processes(folder: Path) -> None:
     before = _children(os.getpid())
+    # What a shell starts in the background ignores the signal; this process then must not.
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt() -> None:
         if _wait_until(lambda: bool(napping(folder)), 60.0):
@@ -91,9 +93,12 @@ def test_an_interrupt_ends_all_processes(folder: Path) -> None:
 
     presser = threading.Thread(target=interrupt)
     presser.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_fates(folder, ["nap", "wait"], silent_s=80.0)
-    presser.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_fates(folder, ["nap", "wait"], silent_s=80.0)
+        presser.join()
+    finally:
+        signal.signal(signal.SIGINT, heard)
     assert _children(os.getpid()) == before
 
 
