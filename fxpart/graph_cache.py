@@ -22,7 +22,14 @@ from fxpart.installed import installed_version
 from fxpart.stable_json import stable_digest
 from fxpart.whole_file import whole_file
 
-__all__ = ["cache_key", "cached_path", "read_entry", "read_graph", "write_graph"]
+__all__ = [
+    "cache_key",
+    "cached_path",
+    "entry_sources",
+    "read_entry",
+    "read_graph",
+    "write_graph",
+]
 
 _Made = TypeVar("_Made")
 
@@ -118,6 +125,20 @@ def write_graph(
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def entry_sources(path: Path) -> Mapping[Path, str] | None:
+    """Return the SHA-256 of each file that decided the entry at `path` beside what its key says.
+
+    None where there is no entry, or it is damaged, or one of the files has changed since.
+    """
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            text = json.loads(stored["text"].tobytes().decode())
+        sources = {Path(source): str(known) for source, known in text["sources"].items()}
+        return sources if all(_digest(path) == known for path, known in sources.items()) else None
+    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError):
+        return None
 
 
 def read_graph(path: Path) -> OpGraph | None:

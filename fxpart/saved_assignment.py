@@ -93,8 +93,11 @@ def _module_devices(graph: OpGraph, assignment: Assignment) -> dict[str, int | l
     Checks of another operator's result say nothing about the module that they stand in.
     """
     held: dict[str, set[int]] = {"": set()}
-    for op in np.flatnonzero(~graph.is_check).tolist():
-        module, partition = graph.modules[op], int(assignment.partition_of[op])
+    operators = np.flatnonzero(~graph.is_check)
+    modules = [graph.modules[op] for op in operators.tolist()]
+    # Each pair once: a module has some operators, and most of them in one partition.
+    pairs = dict.fromkeys(zip(modules, assignment.partition_of[operators].tolist(), strict=True))
+    for module, partition in pairs:
         homes = assignment.devices_of_partition[partition]
         held[""].update(homes)
         for path in accumulate(module.split("."), "{}.{}".format) if module else ():

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,17 @@ def read_accelerator(path: Path) -> dict[str, Any]:
         SpecError: for a file that is damaged or does not say all that is needed.
 
     """
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise SpecError(f"accelerator file {path} cannot be read: {error}") from error
+    entry = _read(path, (stat.st_mtime_ns, stat.st_size))
+    return {**entry, "flops_per_s": dict(entry["flops_per_s"])}
+
+
+@lru_cache(maxsize=256)
+def _read(path: Path, state: tuple[int, int]) -> dict[str, Any]:
+    """Return what the file says; `state` changes with it. A sweep asks for the same many times."""
     try:
         table = OmegaConf.to_container(OmegaConf.load(path))
     except (OmegaConfBaseException, YAMLError, OSError) as error:

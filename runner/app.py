@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runner.paths import conf_dir
+from runner.paths import conf_dir, plugins_dir
 from runner.reporting import USER_ERROR, reported
 
 if TYPE_CHECKING:
@@ -20,27 +20,35 @@ def main() -> int:
 
 
 def _compose_and_run() -> int:
+    # Before Hydra's first look for plugins; an installed package has them where Python looks.
+    sys.path.append(str(plugins_dir()))
     import hydra
 
-    from runner import specs, sweep
+    from runner import specs
+    from runner.arguments import hydra_arguments
     from runner.config import register
+    from runner.sweeps.exit_codes import exit_code
 
     register()
     specs.register()
-    sys.argv[1:] = specs.quote_numbers(sys.argv[1:])
+    sys.argv[1:] = specs.quote_numbers(hydra_arguments(sys.argv[1:]))
     finished: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def job(config: "DictConfig") -> str:
+        from runner.config import read_tracking
+        from runner.sweeps.snapshot import JOB_KEY, TRACKING_KEY
+
+        if JOB_KEY in config:  # of a sweep, in a process that its launcher started
+            from runner.sweeps.one_job import run_job_file
+
+            return run_job_file(Path(config[JOB_KEY]), read_tracking(config[TRACKING_KEY]))
         status, code = run_composed(config)
         finished.append(code)
         return status
 
-    try:
-        job()
-    except sweep.CallbackError as heard:
-        raise heard.__cause__ or heard from None
-    swept = sweep.exit_code()
+    job()
+    swept = exit_code()
     return swept if swept is not None else max(finished, default=0)
 
 
@@ -49,10 +57,9 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
     from hydra.core.hydra_config import HydraConfig
     from hydra.utils import get_original_cwd
 
-    from runner.config import read_config
+    from runner.config import read_config, read_tracking
     from runner.identity import Choices
     from runner.job import JobIdentity, is_kept, keep_failure, run_job
-    from runner.sweep import current_sweep
 
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
@@ -66,7 +73,7 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
         overrides=tuple(hydra_config.overrides.task),
         folder=Path(hydra_config.runtime.output_dir),
         root=Path(get_original_cwd()),
-        sweep=current_sweep(),
+        tracking=read_tracking(composed.tracking),
     )
     try:
         config = read_config(composed)
@@ -75,9 +82,14 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
             raise
         outcome = keep_failure(None, identity, error)
     else:
-        # What a template such as `transformers` was filled with says more than its name.
-        choices = replace(identity.choices, model=config.model.name)
-        outcome = run_job(config, replace(identity, choices=choices))
+        if config.rerun:
+            from runner.rerun import rerun
+
+            outcome = rerun(config, identity)
+        else:
+            # What a template such as `transformers` was filled with says more than its name.
+            choices = replace(identity.choices, model=config.model.name)
+            outcome = run_job(config, replace(identity, choices=choices))
     if outcome.error:
         sys.stderr.write(f"error: {outcome.error}\n")
     return outcome.status, 0 if outcome.error is None else USER_ERROR

@@ -12,8 +12,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fxpart.errors import SpecError, nearest_names
 from runner.sections import Config, ModeConfig, Schema
+from runner.tracking import TrackingConfig
 
-__all__ = ["read_config", "register"]
+__all__ = ["read_config", "read_tracking", "register"]
 
 
 def register() -> None:
@@ -56,6 +57,24 @@ def read_config(composed: DictConfig) -> Config:
     sections = {key: value for key, value in vars(values).items() if key != "mode"}
     _refuse_unknown(values, [section.name for section in fields(Config)], "")
     return Config(**sections, mode=ModeConfig(name, options))
+
+
+def read_tracking(section: DictConfig) -> TrackingConfig:
+    """Return the typed values of the section ``tracking`` alone.
+
+    Raises:
+        SpecError: for a value that refers to nothing.
+
+    """
+    try:
+        values = OmegaConf.to_object(section)
+    except OmegaConfBaseException as error:
+        said = str(error).splitlines()[0]
+        raise SpecError(f"configuration: {error.full_key or 'tracking'}: {said}") from error
+    if not isinstance(values, TrackingConfig):
+        raise SpecError("the configuration has no schema; list `schema` first in its defaults")
+    _refuse_unknown(values, [section.name for section in fields(TrackingConfig)], "tracking.")
+    return values
 
 
 def _refuse_unknown(section: object, known: Sequence[str], path: str) -> None:

@@ -17,25 +17,26 @@ from fxpart.cost.latency_source import LatencySource
 from fxpart.cost.peak_tensors import DevicePeak, device_peaks
 from fxpart.data_parallel import share_of_batch, split_topology
 from fxpart.errors import InfeasibleError, SpecError
-from fxpart.granularity import depth_of, group_operators
+from fxpart.granularity import depth_of
 from fxpart.levels import check_level
 from fxpart.models.spec import ModelSpec
 from fxpart.modes import Place, make_mode
 from fxpart.phases import check_phase
 from fxpart.problem import Problem, make_problem
-from fxpart.reserve import rounded
 from fxpart.saturate import saturate
 from fxpart.schedule import ScheduleResult
 from fxpart.symbolic.sweep import Sums
 from runner.batch_report import BatchReport, batch_report
 from runner.build_topology import build_topology, rounding_bytes
 from runner.carry_out import carry_out, check_execute
+from runner.figures import check_figures
 from runner.measured import Measured
 from runner.operator_times import check_latency, operator_times
 from runner.pipeline_schedule import check_schedule, scheduled
 from runner.replicas import Replicas, check_replicas, with_sums
 from runner.sections import Config
-from runner.subject import Subject, subject_of, symbols_of
+from runner.shared_graphs import placed_graph, shared_subject
+from runner.subject import Subject, symbols_of
 from runner.terminal import progress
 from runner.training import check_training
 
@@ -106,9 +107,9 @@ def plan(config: Config, spec: ModelSpec) -> Result:
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     parallel = split_topology(topology, config.data_parallel)
     with progress(f"capturing {spec.name}"):
-        subject = subject_of(config, spec)
+        subject = shared_subject(config, spec)
     rounding = rounding_bytes(config.devices, config.reserve)
-    graph = group_operators(rounded(subject.captured.graph, rounding), config.granularity)
+    graph = placed_graph(subject.captured.graph, rounding, config.granularity)
     times = operator_times(config, subject, spec.key())
     problem = make_problem(graph, parallel.replica, times)
     with progress(f"placing {graph.n_ops} operators with {config.mode.name}"):
@@ -203,6 +204,7 @@ def check(config: Config) -> None:
     check_level(config.capture.level)
     check_phase(config.phase.name, config.capture.level)
     check_schedule(config)
+    check_figures(config.figures)
     check_training(config)
     check_replicas(config)
     symbols_of(config)

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from fxpart.assignment import Assignment
 from fxpart.cost.evaluation import Evaluation
+from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import OpGraph
 from runner.memory_plot import memory_svg
 from runner.partition_overview import partition_overview_svg
@@ -11,7 +12,32 @@ from runner.partition_plot import partition_plot_svg, suits_boxes
 from runner.partition_summary import summarise
 from runner.writing import write_text
 
-__all__ = ["memory_svg", "partition_graph_svg", "write_figures"]
+__all__ = [
+    "FIGURES",
+    "check_figures",
+    "memory_svg",
+    "partition_graph_svg",
+    "wants_figures",
+    "write_figures",
+]
+
+FIGURES = ("auto", "all", "none")
+"""What ``figures=`` may be."""
+MOST_OPERATORS = 1000
+"""``auto`` draws larger models alone, not as jobs of a sweep: there a drawing and a trace take
+longer than the rest of a job, and a thousand traces fill a disk."""
+
+
+def check_figures(figures: str) -> None:
+    """Raise `SpecError` for a choice of figures that does not exist."""
+    if figures not in FIGURES:
+        raise SpecError(f"figures={figures} does not exist; {nearest_names(figures, FIGURES)}")
+
+
+def wants_figures(figures: str, operators: int, *, in_sweep: bool) -> bool:
+    """Return whether figures and traces are written of a model of so many operators."""
+    small = not in_sweep or operators <= MOST_OPERATORS
+    return figures == "all" or (figures == "auto" and small)
 
 
 def partition_graph_svg(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> str:

@@ -88,13 +88,15 @@ def write_result(
     measured: Mapping[str, object] | None = None,
     error: str | None = None,
     sweep_id: str | None = None,
+    key: str | None = None,
 ) -> None:
     """Write `result.json`: `metrics` and `devices` of a finished run, `error` of another.
 
     `peaks` says where each device that computes is fullest and what lies there, `schedule` is of a
     run that simulated one, `measured` of one that was carried out.
 
-    A finished run has an `error` if it could not be recorded.
+    A finished run has an `error` if it could not be recorded. `key` is the identity of the job, by
+    which a sweep knows it again.
 
     Raises `CacheError` when the place cannot be written.
     """
@@ -110,6 +112,7 @@ def write_result(
         "config": config,
         "error": error,
         "sweep": sweep_id,
+        "key": key,
     }
     write_json(path, document)
 

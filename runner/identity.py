@@ -3,9 +3,11 @@
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
+import fxpart
 from fxpart.installed import installed_version
 from fxpart.saved_assignment import assignment_path
 from fxpart.stable_json import stable_digest
@@ -18,7 +20,14 @@ from runner.sections import (
     ModeConfig,
 )
 
-__all__ = ["Choices", "config_key", "override_values", "parameters", "run_name"]
+__all__ = [
+    "Choices",
+    "config_key",
+    "override_values",
+    "parameters",
+    "run_name",
+    "without_elsewhere",
+]
 
 
 _MEASURED = ("device", "threads", "repeats")
@@ -43,7 +52,8 @@ def run_name(choices: Choices) -> str:
 def config_key(config: Config, model: Mapping[str, object]) -> str:
     """Return the hash of what decides the result: no names, and not where it is kept or logged.
 
-    `model` is the `ModelSpec.key` of the configuration's model.
+    The source of fxpart is a part of it; of a factory, the file that it stands in, not what that
+    imports. `model` is the `ModelSpec.key` of the configuration's model.
     """
     parts = {
         "model": model,
@@ -64,8 +74,20 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "execute": _execute_numbers(config.execute),
         "mode": _mode_numbers(config.mode),
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
+        "code": _code_digest(),
     }
     return stable_digest(parts)[:16]
+
+
+@cache
+def _code_digest() -> str:
+    """Return a hash of fxpart's source: the version says little of a checkout that is worked on."""
+    root, digest = Path(fxpart.__file__).parent, sha256()
+    for path in sorted(root.rglob("*.py")):
+        content = path.read_bytes()
+        # With lengths, so that no text can pass from one file to the next.
+        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    return digest.hexdigest()
 
 
 def _training_numbers(config: Config) -> dict[str, object]:
@@ -137,6 +159,19 @@ def override_values(overrides: Sequence[str]) -> dict[str, str]:
         quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
         values[key.lstrip("+~")] = value[1:-1] if quoted else value
     return values
+
+
+def without_elsewhere(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that say what is run: not where it is kept, which may hold a password.
+
+    Nor what is for Hydra.
+    """
+    aside = ("tracking", "hydra")
+    return [
+        override
+        for override in overrides
+        if override.partition("=")[0].lstrip("+~").partition(".")[0].partition("/")[0] not in aside
+    ]
 
 
 def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> dict[str, object]:

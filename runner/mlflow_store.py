@@ -16,20 +16,20 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from runner.tracking import TrackingConfig, TrackingError
+from runner.tracking import TrackingConfig, TrackingError, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["open_store", "refusals", "sqlite_path", "store_uri"]
+__all__ = ["StoreError", "open_store", "refusals", "sqlite_path", "store_uri"]
 
 _CONNECT_S = 5.0
 _LOCKED_S = 20.0  # as long as MLflow itself waits for another writer
 _HTTP = ("http", "https")
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
-_ELSEWHERE = "; choose another store with tracking.uri= or keep nothing with tracking=none"
+_ELSEWHERE = "choose another store with tracking.uri= or keep nothing with tracking=none"
 _SWITCHES = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
@@ -37,6 +37,16 @@ _SWITCHES = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
+
+
+class StoreError(TrackingError):
+    """A store that failed: `what` it was, apart from the advice that the message ends in."""
+
+    def __init__(self, what: str, advice: str = _ELSEWHERE, *, is_gone: bool = True) -> None:
+        super().__init__(f"{what}; {advice}")
+        self.what = what
+        self.is_gone = is_gone
+        """Whether the next request would fail as well, and not just this one was refused."""
 
 
 def store_uri(config: TrackingConfig, root: Path) -> str:
@@ -68,7 +78,7 @@ def _sqlite_uri(database: Path) -> str:
     if set("%?") & set(str(database)):
         raise TrackingError(
             f"tracking in {database}: a database's path must be without % and ?, which mean"
-            f" something in a URI{_ELSEWHERE}"
+            f" something in a URI; {_ELSEWHERE}"
         )
     return f"sqlite:///{database}"
 
@@ -88,14 +98,27 @@ def refusals(uri: str) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError, sqlite3.Error, ImportError) as error:
-        raise TrackingError(
-            f"tracking at {_without_password(uri)} failed: {_cause(error)}{_ELSEWHERE}"
-        ) from error
+        what = f"tracking at {without_password(uri)} failed: {_without_secret(_cause(error), uri)}"
+        raise StoreError(what, is_gone=not _is_refusal(error)) from error
 
 
-def _without_password(uri: str) -> str:
-    parts = urlsplit(uri)
-    return uri.replace(f"{parts.netloc.rpartition('@')[0]}@", "") if "@" in parts.netloc else uri
+def _is_refusal(error: BaseException) -> bool:
+    """Return whether the store is well, and would not take what it was asked."""
+    from mlflow.exceptions import MlflowException
+
+    # Of HTTP: 400 to 499, which are about the request.
+    if not isinstance(error, MlflowException):
+        return False
+    status: int = error.get_http_status_code()  # type: ignore[no-untyped-call]
+    return 400 <= status < 500
+
+
+def _without_secret(text: str, uri: str) -> str:
+    """Return `text` without the password of `uri`, whoever put it there."""
+    password = urlsplit(uri).password
+    if not password:
+        return text
+    return text.replace(password, "***").replace(unquote(password), "***")
 
 
 def _cause(error: BaseException) -> str:
@@ -194,9 +217,9 @@ def _knock(uri: str) -> None:
             address = (parts.hostname, parts.port or _DATABASE_PORTS[scheme])
             socket.create_connection(address, timeout=_CONNECT_S).close()
     except (OSError, ValueError) as error:
-        raise TrackingError(
-            f"tracking at {_without_password(uri)} does not answer: {_cause(error)};"
-            " start the server, or correct tracking.uri=, or keep nothing with tracking=none"
+        raise StoreError(
+            f"tracking at {without_password(uri)} does not answer: {_cause(error)}",
+            "start the server, or correct tracking.uri=, or keep nothing with tracking=none",
         ) from error
 
 

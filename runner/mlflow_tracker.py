@@ -1,140 +1,86 @@
-"""The tracker that keeps runs in MLflow. Importing this module is cheap, making one is not."""
+"""The tracker that keeps runs in MLflow. Importing this module is cheap, opening a store is not."""
 
 import logging
-import shlex
-import shutil
-import sys
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-from fxpart.errors import FxpartError
-from runner.mlflow_store import open_store, refusals, sqlite_path
-from runner.mlflow_values import batches, finite_metrics, legal_names, param_texts, tag_texts, thin
-from runner.mlflow_view import (
-    COLOR_TAG,
-    RUN_COLORS,
-    VIEW_TAG,
-    comparison_view,
-    page_fragment,
-    view_key,
+from fxpart.errors import CacheError, SpecError
+from runner.mlflow_artifacts import keep_files
+from runner.mlflow_database import open_database
+from runner.mlflow_page import page_of, write_view
+from runner.mlflow_runs import PARENT, SWEEPS, MlflowRuns
+from runner.mlflow_store import StoreError, open_store, refusals, sqlite_path, store_uri
+from runner.mlflow_write import (
+    MadeRun,
+    Store,
+    fill_and_close,
+    find_or_make,
+    make_run,
+    write_some,
 )
+from runner.open_run import OpenRun, now_ms
+from runner.paths import shown_path
 from runner.tracking import (
-    Columns,
     ComparisonPage,
+    LoggedRun,
     RunLog,
     RunStatus,
-    Series,
     TrackingConfig,
     TrackingError,
+    without_password,
 )
+from runner.unsent import UnsentRun, write_unsent
 
-if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
-__all__ = ["MlflowTracker"]
+__all__ = ["MlflowTracker", "shared_tracker"]
 
 _log = logging.getLogger(__name__)
-_FEASIBLE = "feasible"
-_UI = "http://127.0.0.1:5000"
-
-
-class _MlflowLog:
-    """A run in the store."""
-
-    def __init__(self, client: "MlflowClient", uri: str, run_id: str) -> None:
-        self.run_id: str = run_id
-        self.metric_names: set[str] = set()
-        self._client = client
-        self._uri = uri
-
-    def log(
-        self,
-        *,
-        metrics: Mapping[str, float] | None = None,
-        series: Mapping[str, Series] | None = None,
-        tables: Mapping[str, Columns] | None = None,
-        artifacts_dir: Path | None = None,
-        left_out: str | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        with refusals(self._uri):
-            self.write(metrics=metrics, series=series, tags=tags)
-            for name, columns in (tables or {}).items():
-                data = {column: list(cells) for column, cells in columns.items()}
-                self._client.log_table(self.run_id, data, f"{name}.json")
-            if artifacts_dir is not None and artifacts_dir.is_dir():
-                self._keep(artifacts_dir, left_out)
-
-    def _keep(self, folder: Path, left_out: str | None) -> None:
-        """Copy what is in `folder`, at once where all of it is kept."""
-        if left_out is None or not (folder / left_out).exists():
-            self._client.log_artifacts(self.run_id, str(folder))
-            return
-        for path in sorted(folder.iterdir()):
-            if path.is_dir() and path.name != left_out:
-                self._client.log_artifacts(self.run_id, str(path), path.name)
-            elif path.is_file():
-                self._client.log_artifact(self.run_id, str(path))
-
-    def write(
-        self,
-        *,
-        params: Mapping[str, object] | None = None,
-        metrics: Mapping[str, float] | None = None,
-        series: Mapping[str, Series] | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        """Send it all in as few requests as possible: one at a time costs up to 50 times more."""
-        from mlflow.entities import Metric, Param, RunTag
-
-        now_ms = int(time.time() * 1000)
-        numbers = [Metric(k, v, now_ms, 0) for k, v in finite_metrics(metrics or {}).items()]
-        names = legal_names(series or {})
-        for name, points in (series or {}).items():
-            numbers += [Metric(names[name], v, now_ms, step) for step, v in thin(points)]
-        texts = [Param(k, v) for k, v in param_texts(params or {}).items()]
-        labels = [RunTag(k, v) for k, v in tag_texts(tags or {}).items()]
-        for batch in batches(numbers, texts, labels):
-            self._client.log_batch(self.run_id, batch.metrics, batch.params, batch.tags)
-        self.metric_names.update(number.key for number in numbers)
-
-    def close(self, status: RunStatus) -> None:
-        with refusals(self._uri):
-            self._client.set_terminated(self.run_id, status)
-
-    def close_failed(self, error: BaseException) -> None:
-        """Mark the run with what went wrong; the error itself matters more than the mark."""
-        interrupted = isinstance(error, KeyboardInterrupt)
-        failed = not interrupted and _FEASIBLE not in self.metric_names
-        try:
-            with refusals(self._uri):
-                self.write(
-                    tags={"error": _error_text(error)}, metrics={_FEASIBLE: 0.0} if failed else {}
-                )
-                self._client.set_terminated(self.run_id, "KILLED" if interrupted else "FAILED")
-        except TrackingError as also:
-            # A store that broke is what is raised already.
-            level = logging.DEBUG if isinstance(error, TrackingError) else logging.WARNING
-            _log.log(level, "the run %s could not be marked as failed: %s", self.run_id, also)
-
-
-def _error_text(error: BaseException) -> str:
-    said = str(error).strip()
-    if isinstance(error, FxpartError) and said:
-        return said
-    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+_PAUSE_S = 30.0
+"""For so long a store that failed is not asked again: a thousand jobs must not each wait for it."""
 
 
 class MlflowTracker:
-    """Keeps runs in one experiment of an MLflow store. Raises `TrackingError` when it fails."""
+    """Keeps runs in one experiment of an MLflow store; see `Tracker` for what each method does."""
 
-    def __init__(self, config: TrackingConfig, root: Path) -> None:
-        """Open the store, and make it first if it is missing."""
-        self._experiment = config.experiment
-        self._client, self._uri, self._experiment_id = open_store(config, root)
+    def __init__(self, config: TrackingConfig, root: Path, *, must_answer: bool = True) -> None:
+        """Open the store, and make it first if it is missing.
+
+        Raises `TrackingError` for a store that does not work, unless it need not answer.
+        """
+        self._config, self._root = config, root
+        self._uri = store_uri(config, root)
+        self._open: Store | None = None
+        self._failed: StoreError | None = None
+        self._retry_s = 0.0
+        try:
+            with self._store():
+                pass
+        except StoreError:
+            if must_answer:
+                raise
+
+    @contextmanager
+    def _store(self) -> Iterator[Store]:
+        """Yield the store; what fails is a `TrackingError`, at once while it is gone."""
+        if self._failed and time.monotonic() < self._retry_s:
+            raise StoreError(self._failed.what)
+        try:
+            if self._open is None:
+                client, uri, experiment_id = open_store(self._config, self._root)
+                database = open_database(uri)
+                runs = MlflowRuns(client, experiment_id, database)
+                place = client.get_experiment(experiment_id).artifact_location
+                self._open = Store(client, experiment_id, place, database, runs)
+            with refusals(self._uri):
+                yield self._open
+        except StoreError as error:
+            if error.is_gone:
+                self._failed, self._retry_s = error, time.monotonic() + _PAUSE_S
+            raise
+        self._failed = None
 
     @contextmanager
     def start(
@@ -143,109 +89,190 @@ class MlflowTracker:
         params: Mapping[str, object],
         tags: Mapping[str, str] | None = None,
         parent_run_id: str | None = None,
+        folder: Path | None = None,
     ) -> Iterator[RunLog]:
         """Open a run; see `Tracker.start`.
 
         Parameters go first, so that a process that is killed outright still shows what it was.
         """
-        parent = {"mlflow.parentRunId": parent_run_id} if parent_run_id else {}
-        run = self._create(run_name, {"kind": "run", **parent, **(tags or {})})
+        parent = {PARENT: parent_run_id} if parent_run_id else {}
+        place = (without_password(self._uri), self._config.experiment)
+        run = _LiveRun(run_name, params, {"kind": "run", **parent, **(tags or {})}, place)
         try:
-            with refusals(self._uri):
-                run.write(params=params)
+            self._begin(run)
+        except TrackingError:
+            if folder is None:
+                raise
+        try:
             yield run
-            run.close("FINISHED")
         except BaseException as error:
-            run.close_failed(error)
+            self._end(run, folder, error)
             raise
+        self._end(run, folder)
 
-    def _create(self, run_name: str, tags: Mapping[str, str]) -> _MlflowLog:
-        with refusals(self._uri):
-            made = self._client.create_run(
-                self._experiment_id, run_name=run_name, tags=tag_texts(tags)
-            )
-        return _MlflowLog(self._client, self._uri, made.info.run_id)
+    def _begin(self, run: "_LiveRun") -> None:
+        with self._store() as store:
+            run.made = make_run(store, run.name, run.tags, run.start_ms, run.params)
+            run.run_id = run.made.run_id
+
+    def _end(
+        self, run: "_LiveRun", folder: Path | None, error: BaseException | None = None
+    ) -> None:
+        """Log all of the run, or keep it in `folder`; an `error` matters more than its mark."""
+        ended = run.ended(folder or Path.cwd(), error)
+        try:
+            self._write(run, ended, folder or Path.cwd())
+        except TrackingError as failed:
+            if folder is not None:
+                _keep(run, ended, folder, failed)
+            elif error is None:
+                raise
+            else:
+                _log.warning("the run %s could not be marked as failed: %s", run.run_id, failed)
+
+    def _write(self, run: "_LiveRun", ended: UnsentRun, folder: Path) -> None:
+        if run.made is None:
+            run.run_id = self._send(ended, folder)
+            return
+        with self._store() as store:
+            fill_and_close(store, run.made, replace(ended, params={}), folder)
+
+    def keeps(self, run: UnsentRun) -> bool:
+        """Return whether `run` was meant for this store and experiment."""
+        return (run.uri, run.experiment) == (without_password(self._uri), self._config.experiment)
+
+    def send(self, run: UnsentRun, folder: Path) -> None:
+        """Log a run that was kept in `folder`; see `Tracker.send`."""
+        self._send(run, folder)
+
+    def _send(self, run: UnsentRun, folder: Path) -> str:
+        with self._store() as store:
+            made = find_or_make(store, run)
+            fill_and_close(store, made, run, folder)
+            return made.run_id
 
     def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> str:
-        """Open the parent run of a sweep; see `Tracker.start_sweep`."""
-        return self._create(name, {"kind": "sweep", **(tags or {})}).run_id
+        """Open the parent run of a sweep and return its id."""
+        with self._store() as store:
+            all_tags = {"kind": "sweep", **(tags or {})}
+            return make_run(store, name, all_tags, now_ms()).run_id
+
+    def reopen_sweep(self, run_id: str) -> None:
+        """Mark a parent run as running again."""
+        with self._store() as store:
+            store.client.update_run(run_id, status="RUNNING")
+
+    def log_sweep(
+        self,
+        parent_run_id: str | None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        tags: Mapping[str, str] | None = None,
+        files: Sequence[Path] = (),
+    ) -> None:
+        """Add to the parent run; `files` become artifacts under their own names."""
+        if parent_run_id is None:
+            return
+        with self._store() as store:
+            write_some(store, parent_run_id, metrics or {}, tags or {})
+            keep_files(store.client, parent_run_id, files)
 
     def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
-        """Close the parent run of a sweep; see `Tracker.finish_sweep`."""
-        if parent_run_id is not None:
-            _MlflowLog(self._client, self._uri, parent_run_id).close(status)
+        """Close the parent run of a sweep."""
+        if parent_run_id is None:
+            return
+        with self._store() as store:
+            store.client.set_terminated(parent_run_id, status)
 
-    def finished_runs(self, tag: str) -> dict[str, str]:
-        """Return ``{value of tag: run id}``; of equal values the newest run. One search."""
-        found: dict[str, str] = {}
-        token: str | None = None
-        with refusals(self._uri):
-            while True:
-                page = self._client.search_runs(
-                    [self._experiment_id],
-                    "attributes.status = 'FINISHED' and tags.kind = 'run'",
-                    max_results=5000,
-                    order_by=["attributes.start_time DESC"],
-                    page_token=token,
-                )
-                for run in page:
-                    value = run.data.tags.get(tag)
-                    if value is not None:
-                        found.setdefault(value, run.info.run_id)
-                token = page.token
-                if not token:
-                    return found
+    def run(self, run_id: str) -> LoggedRun:
+        """Return one run. Raises `SpecError` when there is none of that id."""
+        with self._store() as store:
+            found = store.runs.one(run_id)
+        if found is None:
+            raise SpecError(
+                f"there is no run {run_id!r} at {without_password(self._uri)}; MLflow shows a run's"
+                " id in its page, and tracking.uri= names another store"
+            )
+        return found
 
-    def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage:
+    def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
+        """Return the runs that have all these tags with these values, the oldest first."""
+        with self._store() as store:
+            return store.runs.search.having(tags)
+
+    def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
+        """Return the runs that belong to a sweep, those of others too, the oldest first."""
+        with self._store() as store:
+            return store.runs.search.containing(SWEEPS, f" {sweep_id} ")
+
+    def settled(self, tag: str, values: Collection[str]) -> dict[str, LoggedRun]:
+        """Return, by its value of `tag`, the newest run that is finished or infeasible."""
+        with self._store() as store:
+            return store.runs.settled(tag, values)
+
+    def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
+        """Return the runs with one of these values that came to no result, the oldest first."""
+        with self._store() as store:
+            return store.runs.unfinished(tag, values)
+
+    def mark_cut_off(self, run_id: str, reason: str) -> None:
+        """Mark a run whose process died: KILLED, and no longer of its sweep."""
+        with self._store() as store:
+            store.runs.mark_cut_off(run_id, reason)
+
+    def supersede(self, run_id: str) -> None:
+        """Take a failed run, which is done again, out of its sweep; the error stays with it."""
+        with self._store() as store:
+            store.runs.supersede(run_id)
+
+    def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
+        """Note that these runs belong to a sweep too."""
+        with self._store() as store:
+            store.runs.join_sweep(run_ids, sweep_id)
+
+    def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage | None:
         """Write the view and return its address; without the view the address still opens."""
         try:
-            with refusals(self._uri):
-                self._write_view(parent_run_id)
+            with self._store() as store:
+                write_view(store.client, store.experiment_id, parent_run_id)
         except TrackingError as error:
             _log.warning("the comparison page keeps MLflow's own columns: %s", error)
-        server, command = self._uri, None
-        if not self._uri.startswith("http"):
-            server, command = _UI, _ui_command(self._uri)
-        table, charts = (
-            server + page_fragment(self._experiment_id, parent_run_id, charts=charts)
-            for charts in (False, True)
-        )
-        return ComparisonPage(table, charts, command)
-
-    def _write_view(self, parent_run_id: str | None) -> None:
-        title, created_ms = "All runs", 0
-        if parent_run_id:
-            parent = self._client.get_run(parent_run_id).info
-            title, created_ms = parent.run_name or parent_run_id, parent.start_time
-            self._color_runs(parent_run_id)
-        view = comparison_view(parent_run_id, title, created_ms)
-        key = VIEW_TAG + view_key(parent_run_id)
-        tags: dict[str, Any] = self._client.get_experiment(self._experiment_id).tags
-        if tags.get(key) != view:
-            self._client.set_experiment_tag(self._experiment_id, key, view)
-
-    def _color_runs(self, parent_run_id: str) -> None:
-        """Give the first runs of a sweep colours that differ; one that has a colour keeps it."""
-        runs = self._client.search_runs(
-            [self._experiment_id],
-            f"tags.`mlflow.parentRunId` = '{parent_run_id}'",
-            max_results=len(RUN_COLORS),
-            order_by=["metrics.latency_ms ASC"],
-        )
-        for run, color in zip(runs, RUN_COLORS, strict=False):
-            if COLOR_TAG not in run.data.tags:
-                self._client.set_tag(run.info.run_id, COLOR_TAG, color)
+        if self._open is None:
+            return None
+        return page_of(self._uri, self._open.experiment_id, parent_run_id)
 
 
-def _ui_command(uri: str) -> str:
-    """Return the command that serves the store, with the `mlflow` of this very Python."""
-    beside = Path(sys.executable).with_name("mlflow")
-    on_path = shutil.which("mlflow")
-    program = "mlflow"
-    if not (on_path and Path(on_path) == beside) and beside.exists():
-        here = Path.cwd()
-        program = str(beside.relative_to(here)) if beside.is_relative_to(here) else str(beside)
+class _LiveRun(OpenRun):
+    """A run that the store may know already."""
+
+    made: MadeRun | None = None
+    """None while the store has not said that it made the run, with its parameters."""
+
+
+def _keep(run: _LiveRun, ended: UnsentRun, folder: Path, failed: TrackingError) -> None:
+    what = failed.what if isinstance(failed, StoreError) else str(failed)
+    try:
+        run.unsent = write_unsent(folder, ended)
+        kept = f"the run is kept in {shown_path(run.unsent)}; send it with `python -m runner.send`"
+        run.problem = f"{what}; {kept}"
+    except CacheError as also:
+        run.problem = f"{what}; {also}"
+
+
+_trackers: dict[tuple[object, ...], MlflowTracker] = {}
+"""Of this process, by where they keep runs: opening a store takes as long as logging a run."""
+
+
+def shared_tracker(config: TrackingConfig, root: Path, *, must_answer: bool) -> MlflowTracker:
+    """Return the tracker of this process for that store and experiment; see `open_tracker`."""
+    uri = store_uri(config, root)
     database = sqlite_path(uri)
-    if database is not None and database.is_relative_to(Path.cwd()):
-        uri = f"sqlite:///{database.relative_to(Path.cwd())}"
-    return f"{shlex.quote(program)} ui --backend-store-uri {shlex.quote(uri)}"
+    # A file that was replaced is another store, and a connection does not outlive a fork.
+    file = database.stat().st_ino if database and database.exists() else None
+    key = (os.getpid(), uri, config.experiment, file)
+    if key not in _trackers:
+        tracker = MlflowTracker(config, root, must_answer=must_answer)
+        made = database.stat().st_ino if database and database.exists() else None
+        key = (os.getpid(), uri, config.experiment, made)
+        _trackers[key] = tracker
+    return _trackers[key]

@@ -85,10 +85,14 @@ def thin(series: Series, most: int = SERIES_POINTS) -> list[tuple[int, float]]:
 
 
 def batches(metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) -> Iterator[Batch]:
-    """Yield all of it in as few requests as MLflow's limits allow, parameters first."""
+    """Yield all of it in as few requests as MLflow's limits allow, parameters first, tags last.
+
+    So whoever reads the last tag knows that all the rest is there.
+    """
     while metrics or params or tags:
         now_params, params = params[:_BATCH_PARAMS], params[_BATCH_PARAMS:]
-        now_tags, tags = tags[:_BATCH_TAGS], tags[_BATCH_TAGS:]
-        room = _BATCH - len(now_params) - len(now_tags)
+        room = _BATCH - len(now_params)
         now_metrics, metrics = metrics[:room], metrics[room:]
+        room = 0 if metrics or params else min(room - len(now_metrics), _BATCH_TAGS)
+        now_tags, tags = tags[:room], tags[room:]
         yield Batch(now_metrics, now_params, now_tags)

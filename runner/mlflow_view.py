@@ -7,9 +7,18 @@ fail for it.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["COLOR_TAG", "RUN_COLORS", "VIEW_TAG", "comparison_view", "page_fragment", "view_key"]
+__all__ = [
+    "COLOR_TAG",
+    "RUN_COLORS",
+    "VIEW_TAG",
+    "comparison_view",
+    "page_fragment",
+    "sweep_filter",
+    "view_key",
+]
 
 VIEW_TAG = "mlflow.sharedViewState."
 COLOR_TAG = "mlflow.runColor"
@@ -62,17 +71,43 @@ def view_key(parent_run_id: str | None) -> str:
     return f"fxpart-{parent_run_id}" if parent_run_id else "fxpart-all"
 
 
-def comparison_view(parent_run_id: str | None, title: str, created_ms: int) -> str:
+def sweep_filter(parent_run_id: str | None, sweep_id: str | None = None) -> str:
+    """Return MLflow's filter for the runs of a sweep, or for all that are neither sweeps nor cut.
+
+    A run may belong to several sweeps: its tag ``sweeps`` lists them, with blanks around each.
+    """
+    if parent_run_id is None:
+        return "tags.`kind` = 'run'"
+    if sweep_id is None:
+        return f"tags.`mlflow.parentRunId` = '{parent_run_id}'"
+    return f"tags.`kind` = 'run' AND tags.`sweeps` LIKE '% {sweep_id} %'"
+
+
+def _columns(swept: Sequence[str]) -> Mapping[str, int]:
+    """Return the columns in order and how wide they are: what is swept comes first."""
+    first = {f"params.`{key}`": _width(key) for key in swept}
+    return {**first, **{k: wide for k, wide in _COLUMN_WIDTHS.items() if k not in first}}
+
+
+def _width(key: str) -> int:
+    return _COLUMN_WIDTHS.get(f"params.`{key}`") or max(90, 8 * len(key) + 20)
+
+
+def comparison_view(
+    parent_run_id: str | None,
+    title: str,
+    created_ms: int,
+    sweep_id: str | None = None,
+    swept: Sequence[str] = (),
+) -> str:
     """Return the JSON of the view: one sweep's runs, or all that are not sweeps, by latency.
 
-    `title` and `created_ms` (since 1970) are what MLflow's list of views shows.
+    `title` and `created_ms` (since 1970) are what MLflow's list of views shows. `swept` are the
+    keys that the sweep gives several values: their columns come first.
     """
-    if parent_run_id:
-        search = f"tags.`mlflow.parentRunId` = '{parent_run_id}'"
-    else:
-        search = "tags.`kind` = 'run'"
+    columns = _columns(swept)
     state = {
-        "searchFilter": search,
+        "searchFilter": sweep_filter(parent_run_id, sweep_id),
         "orderByKey": "metrics.`latency_ms`",
         "orderByAsc": True,
         "startTime": "ALL",
@@ -80,14 +115,14 @@ def comparison_view(parent_run_id: str | None, title: str, created_ms: int) -> s
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
         "runsHiddenMode": "SHOW_ALL",
-        "selectedColumns": list(_COLUMN_WIDTHS),
-        "columnOrder": list(_COLUMN_WIDTHS),
-        "columnWidths": _COLUMN_WIDTHS,
+        "selectedColumns": list(columns),
+        "columnOrder": list(columns),
+        "columnWidths": columns,
         "compareRunSections": [
             _section(_COSTS, "Costs", columns=2),
             _section(_CHOICES, "Choices", columns=1),
         ],
-        "compareRunCharts": _cost_charts() + _choice_charts(),
+        "compareRunCharts": _cost_charts() + _choice_charts(swept),
         # The charts that MLflow adds for the other metrics come after ours.
         "isAccordionReordered": True,
     }
@@ -138,13 +173,13 @@ def _cost_charts() -> list[dict[str, Any]]:
     ]
 
 
-def _choice_charts() -> list[dict[str, Any]]:
+def _choice_charts(swept: Sequence[str]) -> list[dict[str, Any]]:
     return [
         _chart(
             _CHOICES,
             "PARALLEL",
             "choices",
-            selectedParams=["model", "mode", "devices", "transfer_rate"],
+            selectedParams=list(swept) or ["model", "mode", "devices", "transfer_rate"],
             selectedMetrics=["partitions", "peak_memory_gib", "latency_ms"],
             showAllRuns=False,
         ),

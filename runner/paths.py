@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-__all__ = ["conf_dir", "user_conf_dir"]
+__all__ = ["conf_dir", "plugins_dir", "shown_path", "user_conf_dir"]
 
 
 def conf_dir() -> Path:
@@ -27,3 +27,14 @@ def user_conf_dir() -> Path | None:
     """
     mine = Path.cwd() / "conf"
     return mine if mine.is_dir() and mine.resolve() != conf_dir() else None
+
+
+def plugins_dir() -> Path:
+    """Return the folder with our package of Hydra plugins, for a checkout that is not installed."""
+    return Path(__file__).resolve().parent / "plugins"
+
+
+def shown_path(path: Path) -> str:
+    """Return the path as the user would type it."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from fxpart.installed import installed_version
@@ -19,7 +20,8 @@ _GIT_S = 2.0
 def environment_tags() -> dict[str, str]:
     """Return tags for a run: versions, user, source, and git's state of the working directory.
 
-    Takes some 15 ms, most of it git; what cannot be found out is left out.
+    What cannot be found out is left out. Git is asked once in a process: its state then is that of
+    the code that runs.
     """
     tags = {
         "mlflow.source.name": _command(),
@@ -43,6 +45,7 @@ def _command() -> str:
     return shlex.quote(program.name)
 
 
+@cache
 def _git_tags(root: Path) -> dict[str, str]:
     state = _git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
     if state is None:

@@ -228,6 +228,20 @@ class _Sections:
     granularity: str = "operator"
     """What stays together: ``operator``, ``module``, or a depth in the module tree."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    question: str = ""
+    """What a sweep is to answer, in a sentence."""
+    resume: bool = True
+    """Whether a sweep leaves out jobs that are settled already."""
+    where: str | None = None
+    """Which jobs of a sweep are run: an expression over their values."""
+    zip: list[Any] | None = None
+    """Swept keys that change together, or several lists of such keys."""
+    rerun: str | None = None
+    """The id of a logged run that is run again, as it was."""
+    figures: str = "auto"
+    """``all``, ``none``, or ``auto``: all but those of a sweep's job that take long."""
+    verbose: bool = False
+    """Whether the jobs of a sweep say all that they say alone."""
 
 
 @dataclass

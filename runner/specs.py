@@ -7,13 +7,16 @@ here, in one line, because Hydra's own refusal knows neither the grammar nor the
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any
 
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Quote, QuotedString
 from hydra.core.plugins import Plugins
-from hydra.errors import ConfigCompositionException
+from hydra.errors import ConfigCompositionException, HydraException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
@@ -21,6 +24,7 @@ from omegaconf import OmegaConf
 from fxpart.device_spec import DEVICE_GRAMMAR
 from fxpart.errors import SpecError, nearest_names
 from runner.accelerators import accelerator_files, device_pools
+from runner.named_experiments import experiments_text
 from runner.paths import conf_dir, user_conf_dir
 from runner.transfer_spec import TRANSFER_GRAMMAR, looks_like_rate, transfer_rate
 
@@ -31,6 +35,7 @@ __all__ = [
     "UnknownChoiceError",
     "choices_text",
     "quote_numbers",
+    "quote_text",
     "register",
 ]
 
@@ -39,6 +44,9 @@ DEVICE_PRESETS = tuple(f"{count}x{gb}gb" for gb in (16, 24, 40, 80) for count in
 
 _TABLE = "accelerator"
 """A folder of ``conf/`` that specs look into, and nobody chooses from."""
+
+_FREE_TEXT = ("where", "question")
+"""What is written as a user would say it."""
 
 _SPEC_START = re.compile(r"[-+.\d]|.*\+")
 _BETWEEN_CHOICES = re.compile(r"([,()\s]+)")
@@ -131,6 +139,7 @@ def register() -> None:
     plugins.register(SpecSource)
     plugins.register(ConfSearchPath)
     OmegaConf.register_new_resolver("fxpart_choices", choices_text, replace=True)
+    OmegaConf.register_new_resolver("fxpart_experiments", experiments_text, replace=True)
 
 
 def choices_text() -> str:
@@ -143,7 +152,7 @@ def choices_text() -> str:
     for folder in folders:
         for path in folder.glob("*/**/*.yaml"):
             group, _, name = path.relative_to(folder).with_suffix("").as_posix().partition("/")
-            if group not in (_TABLE, "hydra"):
+            if group not in (_TABLE, "hydra", "experiment"):
                 named.setdefault(group, set()).add(name)
     return "".join(f"{group}: {', '.join(sorted(named[group]))}\n" for group in sorted(named))
 
@@ -158,6 +167,25 @@ def quote_numbers(overrides: Sequence[str]) -> list[str]:
 
     """
     return [_quote(override) for override in overrides]
+
+
+def quote_text(overrides: Sequence[str]) -> list[str]:
+    """Return command-line `overrides` with ``where=`` and ``question=`` quoted where they need it.
+
+    Hydra has a grammar for values, which a condition or a sentence hardly ever follows.
+    """
+    return [_quoted_text(override) for override in overrides]
+
+
+def _quoted_text(override: str) -> str:
+    key, equals, text = override.partition("=")
+    if not equals or key not in _FREE_TEXT:
+        return override
+    with suppress(HydraException):
+        parsed = OverridesParser.create().parse_override(override)
+        if not parsed.is_sweep_override() and isinstance(parsed.value(), str | None):
+            return override
+    return f"{key}={QuotedString(text, Quote.single).with_quotes()}"
 
 
 def _quote(override: str) -> str:

@@ -27,10 +27,15 @@ def text_width(text: str, size: float) -> float:
 
 
 class Drawing:
-    """Collects shapes; coordinates are pixels from the top left, later shapes lie on top."""
+    """Collects shapes; coordinates are pixels from the top left, later shapes lie on top.
 
-    def __init__(self, title: str) -> None:
+    `paper` is the colour of the background; in a page that has colours of its own, all colours may
+    be CSS, such as ``var(--ink)``.
+    """
+
+    def __init__(self, title: str, paper: str = "#ffffff") -> None:
         self._title = title
+        self._paper = paper
         self._shapes: list[str] = []
 
     def rect(
@@ -92,7 +97,7 @@ class Drawing:
             f'<text x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}" fill="{fill}"'
             + (f' text-anchor="{anchor}"' if anchor != "start" else "")
             + (' font-weight="bold"' if bold else "")
-            + (' paint-order="stroke" stroke="#ffffff" stroke-width="4"' if halo else "")
+            + (f' paint-order="stroke" stroke="{self._paper}" stroke-width="4"' if halo else "")
             + f">{escape(words)}</text>"
         )
 
@@ -111,7 +116,7 @@ class Drawing:
             ' font-family="Verdana, DejaVu Sans, sans-serif">\n'
             f"<title>{escape(self._title)}</title>\n"
             + (f"<defs>{heads}</defs>\n" if heads else "")
-            + f'<rect width="{_n(width)}" height="{_n(height)}" fill="#ffffff"/>\n'
+            + f'<rect width="{_n(width)}" height="{_n(height)}" fill="{self._paper}"/>\n'
             + "\n".join(self._shapes)
             + "\n</svg>\n"
         )

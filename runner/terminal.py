@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
@@ -27,8 +28,10 @@ __all__ = [
     "reserve_text",
     "show",
     "summary_line",
+    "without_progress",
 ]
 
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 MOST_IDLE = 8
 PATIENCE_S = 1.0
 """A stage that takes no longer than this is not worth a word."""
@@ -174,12 +177,25 @@ def empty_table(title: str) -> "Table":
 
 
 @contextmanager
+def without_progress() -> Iterator[None]:
+    """Keep `progress` silent in the block, as for the jobs of a sweep."""
+    before = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(before)
+
+
+@contextmanager
 def progress(label: str) -> Iterator[None]:
     """Say on stderr that `label` is under way, but only if it takes more than a second.
 
     A terminal shows a spinner and the elapsed time meanwhile. In the end, everywhere, one line says
-    how long it took; a log gets no more than that line.
+    how long it took; a log gets no more than that line. Nothing is said in `without_progress`.
     """
+    if _QUIET.get():
+        yield
+        return
     out = sys.stderr
     start_s = monotonic()
     spinner = _LateSpinner(label, out, start_s) if out.isatty() else None

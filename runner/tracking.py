@@ -1,20 +1,24 @@
-"""Where runs are kept: one protocol, an MLflow tracker, and one that keeps nothing.
+"""Where runs are kept: the protocol of a tracker, and opening one.
 
 Importing this module does not import MLflow; opening a tracker does.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+from urllib.parse import urlsplit
 
 from fxpart.errors import FxpartError, SpecError, nearest_names
+
+if TYPE_CHECKING:
+    from runner.unsent import UnsentRun
 
 __all__ = [
     "Columns",
     "ComparisonPage",
-    "NoTracker",
+    "LoggedRun",
     "RunLog",
     "RunStatus",
     "Series",
@@ -22,6 +26,7 @@ __all__ = [
     "TrackingConfig",
     "TrackingError",
     "open_tracker",
+    "without_password",
 ]
 
 Series = Sequence[tuple[int, float]]
@@ -31,6 +36,12 @@ Columns = Mapping[str, Sequence[object]]
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 _NAMES = ("mlflow", "none")
+
+
+def without_password(uri: str) -> str:
+    """Return a tracking URI as it may be shown and kept: without the user and the password."""
+    parts = urlsplit(uri)
+    return uri.replace(f"{parts.netloc.rpartition('@')[0]}@", "") if "@" in parts.netloc else uri
 
 
 class TrackingError(FxpartError, RuntimeError):
@@ -61,12 +72,36 @@ class ComparisonPage:
     """Serves the page from a store that is a file; None when a server is already there."""
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class LoggedRun:
+    """A run as the store has it. Of a metric over steps, `metrics` has the last value."""
+
+    run_id: str
+    name: str
+    status: str
+    """``RUNNING``, ``FINISHED``, ``FAILED`` or ``KILLED``."""
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+    start_ms: int
+    """Since 1970, as is the end."""
+    end_ms: int | None
+
+
 class RunLog(Protocol):
     """One run that is under way."""
 
     @property
     def run_id(self) -> str | None:
-        """The store's name for the run; None when nothing is kept."""
+        """The store's name for the run; None when nothing is kept, or the store is gone."""
+
+    @property
+    def unsent(self) -> Path | None:
+        """The file that keeps the run until the store is back; known when the run is closed."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the run is in that file, and how it is sent, in one line; None when it was sent."""
 
     def log(
         self,
@@ -80,8 +115,8 @@ class RunLog(Protocol):
     ) -> None:
         """Keep what the run found; values that are not finite are left out.
 
-        Of `artifacts_dir` the folder named `left_out` is not kept. A long series is thinned to the
-        maximum of each stretch. Raises `TrackingError`.
+        It goes to the store when the run is closed, in one piece. Of `artifacts_dir` the folder
+        named `left_out` is not kept. A long series is thinned to the maximum of each stretch.
         """
 
 
@@ -94,80 +129,85 @@ class Tracker(Protocol):
         params: Mapping[str, object],
         tags: Mapping[str, str] | None = None,
         parent_run_id: str | None = None,
+        folder: Path | None = None,
     ) -> AbstractContextManager[RunLog]:
-        """Return a context in which the run is open.
+        """Return a context in which the run is open, with tag ``outcome`` in the end.
 
         An exception marks the run FAILED (an interrupt: KILLED) with the tag ``error``, and goes
         on; so that a comparison shows it, an error also logs ``feasible`` 0.
+
+        With a `folder`, a store that fails raises nothing: the run is kept there, and
+        `RunLog.problem` says so once the run is closed.
         """
 
     def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> str | None:
         """Open a run that others name as their parent, and return its id."""
 
+    def reopen_sweep(self, run_id: str) -> None:
+        """Mark a parent run as running again."""
+
+    def log_sweep(
+        self,
+        parent_run_id: str | None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        tags: Mapping[str, str] | None = None,
+        files: Sequence[Path] = (),
+    ) -> None:
+        """Add to the parent run; `files` become artifacts under their own names."""
+
     def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
         """Close the parent run."""
 
-    def finished_runs(self, tag: str) -> dict[str, str]:
-        """Return ``{value of tag: run id}`` of all finished runs that have `tag`."""
+    def run(self, run_id: str) -> LoggedRun:
+        """Return one run. Raises `SpecError` when there is none of that id."""
+
+    def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
+        """Return the runs that have all these tags with these values, the oldest first."""
+
+    def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
+        """Return the runs that belong to a sweep, those of others too, the oldest first."""
+
+    def settled(self, tag: str, values: Collection[str]) -> dict[str, LoggedRun]:
+        """Return, by its value of `tag`, the newest run that is finished or infeasible."""
+
+    def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
+        """Return the runs with one of these values that came to no result, the oldest first."""
+
+    def mark_cut_off(self, run_id: str, reason: str) -> None:
+        """Mark a run whose process died: KILLED, and no longer of its sweep."""
+
+    def supersede(self, run_id: str) -> None:
+        """Take a failed run, which is done again, out of its sweep; the error stays with it."""
+
+    def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
+        """Note that these runs belong to a sweep too."""
+
+    def keeps(self, run: "UnsentRun") -> bool:
+        """Return whether this is the store and the experiment that `run` was meant for."""
+
+    def send(self, run: "UnsentRun", folder: Path) -> None:
+        """Log a run that was kept in `folder`; what the store has of it already is completed."""
 
     def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage | None:
         """Prepare the page that compares one sweep's runs, or all runs, and say where it is."""
 
 
-class _NoLog:
-    run_id: str | None = None
-
-    def log(
-        self,
-        *,
-        metrics: Mapping[str, float] | None = None,
-        series: Mapping[str, Series] | None = None,
-        tables: Mapping[str, Columns] | None = None,
-        artifacts_dir: Path | None = None,
-        left_out: str | None = None,
-        tags: Mapping[str, str] | None = None,
-    ) -> None:
-        pass
-
-
-class NoTracker:
-    """Keeps nothing; needs no MLflow."""
-
-    @contextmanager
-    def start(
-        self,
-        run_name: str,
-        params: Mapping[str, object],
-        tags: Mapping[str, str] | None = None,
-        parent_run_id: str | None = None,
-    ) -> Iterator[RunLog]:
-        """Yield a run that forgets what it is told."""
-        yield _NoLog()
-
-    def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> None:
-        """Return no id."""
-
-    def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
-        """Do nothing."""
-
-    def finished_runs(self, tag: str) -> dict[str, str]:
-        """Return nothing: no run is known."""
-        return {}
-
-    def comparison_page(self, parent_run_id: str | None = None) -> None:
-        """Return no page."""
-
-
-def open_tracker(config: TrackingConfig, root: Path) -> Tracker:
+def open_tracker(config: TrackingConfig, root: Path, *, must_answer: bool = True) -> Tracker:
     """Return the tracker that `config` names, its store ready; `root` is where outputs lie.
+
+    A process opens a store once, and gets the same tracker for it again. Where the store need not
+    answer, as for a job of a sweep that is under way, it is looked for again with each run.
 
     Raises `SpecError` for an unknown name and `TrackingError` for a store that does not work.
     """
     if config.name == "none":
+        from runner.no_tracker import NoTracker  # it knows this module
+
         return NoTracker()
     if config.name != "mlflow":
         near = nearest_names(config.name, _NAMES)
         raise SpecError(f"there is no tracking {config.name!r}; {near}; choose one with tracking=")
-    from runner.mlflow_tracker import MlflowTracker  # MLflow takes 1 to 2 s
+    from runner.mlflow_tracker import shared_tracker  # MLflow takes 1 to 2 s
 
-    return MlflowTracker(config, root)
+    return shared_tracker(config, root, must_answer=must_answer)

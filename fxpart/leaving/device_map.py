@@ -141,7 +141,7 @@ def _entry_of(path: str, homes: Mapping[str, int], devices: Mapping[str, set[int
     An entry inside another is for a single module: accelerate has given those inside it the hooks
     of the outer one by then, and keeps them.
     """
-    around = list(parents(path))[:-1]
+    around = parents(path)[:-1]
     if any(parent in homes and len(devices[parent]) > 1 for parent in around):
         return path
     return [path, *(parent for parent in around if len(devices[parent]) == 1)][-1]

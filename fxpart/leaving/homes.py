@@ -5,6 +5,7 @@ weights, whichever modules hold them, and everything in a module that is kept wh
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 from fxpart.errors import SpecError, nearest_names
 from fxpart.graph import IntArray, OpGraph
@@ -13,14 +14,26 @@ from fxpart.leaving.module_paths import is_within, owner, parents
 __all__ = ["module_homes"]
 
 
-def _planned_homes(graph: OpGraph, device_of: IntArray) -> list[tuple[int, int]]:
-    """Return for each weight the first operator that uses it, and that operator's device."""
+# The plans of one graph share what follows from the graph alone.
+_GRAPHS = 4
+
+
+@lru_cache(maxsize=_GRAPHS)
+def _first_users(graph: OpGraph) -> tuple[int, ...]:
+    """Return for each weight the first operator that uses it."""
     first: dict[int, int] = {}
-    for op in range(graph.n_ops):
-        for weight in graph.uses_of(op).tolist():
-            first.setdefault(weight, op)
-    firsts = [first[weight] for weight in range(len(graph.weight_names))]
-    return [(op, int(device_of[op])) for op in firsts]
+    for weight, op in zip(graph.uses.tolist(), graph.users.tolist(), strict=True):
+        first.setdefault(weight, op)
+    return tuple(first[weight] for weight in range(len(graph.weight_names)))
+
+
+@lru_cache(maxsize=_GRAPHS)
+def _first_operators(graph: OpGraph) -> dict[str, int]:
+    """Return the first operator of each module that has operators of its own, in graph order."""
+    first: dict[str, int] = {}
+    for op, module in enumerate(graph.modules):
+        first.setdefault(module, op)
+    return first
 
 
 def module_homes(
@@ -60,17 +73,17 @@ def _holders(graph: OpGraph, names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def _ties(graph: OpGraph) -> list[tuple[str, str]]:
+@lru_cache(maxsize=_GRAPHS)
+def _ties(graph: OpGraph) -> tuple[tuple[str, str], ...]:
     """Return the pairs of a module and the holder, elsewhere, of a weight that it uses as well."""
     found: dict[tuple[str, str], None] = {}
     holder = [owner(name) for name in graph.weight_names]
-    for op in range(graph.n_ops):
+    for weight, op in zip(graph.uses.tolist(), graph.users.tolist(), strict=True):
         user = graph.modules[op]
-        for weight in graph.uses_of(op).tolist():
-            # A module may use the tensors of modules in it; others are its own by another name.
-            if not is_within(holder[weight], user):
-                found[user, holder[weight]] = None
-    return list(found)
+        # A module may use the tensors of modules in it; others are its own by another name.
+        if not is_within(holder[weight], user):
+            found[user, holder[weight]] = None
+    return tuple(found)
 
 
 def _refuse_unknown(graph: OpGraph, holders: Iterable[str], whole: Iterable[str]) -> None:
@@ -102,12 +115,12 @@ def _join_ties(graph: OpGraph, leader: dict[str, str]) -> None:
 
 def _heaviest(graph: OpGraph, device_of: IntArray, leader: dict[str, str]) -> dict[str, int]:
     """Return the device with most bytes of each group of modules; of equals the first in use."""
-    planned = _planned_homes(graph, device_of)
+    first, sizes, planned = _first_users(graph), graph.weight_bytes.tolist(), device_of.tolist()
     bytes_on: dict[str, dict[int, int]] = {}
-    for weight in sorted(range(len(planned)), key=lambda w: planned[w][0]):
+    for weight in sorted(range(len(first)), key=first.__getitem__):
         on = bytes_on.setdefault(_root(leader, owner(graph.weight_names[weight])), {})
-        device = planned[weight][1]
-        on[device] = on.get(device, 0) + int(graph.weight_bytes[weight])
+        device = planned[first[weight]]
+        on[device] = on.get(device, 0) + sizes[weight]
     return {group: max(on, key=on.__getitem__) for group, on in bytes_on.items()}
 
 
@@ -115,8 +128,7 @@ def _with_unused(
     graph: OpGraph, device_of: IntArray, leader: dict[str, str], homes: dict[str, int]
 ) -> dict[str, int]:
     """Return the device of every module of `leader`; `homes` has those of groups in use."""
-    for op in range(graph.n_ops):
-        path = graph.modules[op]
+    for path, op in _first_operators(graph).items():
         if path in leader:
             homes.setdefault(_root(leader, path), int(device_of[op]))
     near: dict[str, int] = {"": int(device_of[0])}

@@ -8,6 +8,7 @@ lie on two devices, run where their inputs are; when these are on two devices, t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -46,22 +47,22 @@ def hooked_run(
         main_device: device that the model's inputs are moved to.
 
     """
-    hooks = _hooks(graph, entries, homes, main_device)
+    hooks, flow = _hooks(graph, entries, homes, main_device), _flow(graph)
+    moved_to = [next((hooks[m] for m in way if m in hooks), None) for way in flow.ways]
     made_on: list[int | None] = [None] * graph.n_values
-    made_in = [graph.modules[op] if op >= 0 else None for op in graph.value_producer.tolist()]
-    first_made = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1)).tolist()
     ran: list[int | None] = []
     torn: dict[str, None] = {}
     for op, module in enumerate(graph.modules):
-        weights = [homes[owner(graph.weight_names[w])] for w in graph.uses_of(op).tolist()]
-        reads = [_object_read(graph, v, module) for v in graph.reads_of(op).tolist()]
-        inputs = [_seen_on(hooks, module, made_in[v], made_on[v]) for v in reads]
-        found = list(dict.fromkeys(d for d in (*weights, *inputs) if d is not None))
+        found = dict.fromkeys([homes[holder] for holder in flow.holders[op]])
+        for value, way in flow.reads[op]:
+            seen_on = made_on[value] if moved_to[way] is None else moved_to[way]
+            if seen_on is not None:
+                found[seen_on] = None
         if len(found) > 1:
             torn[module] = None
-        device = found[0] if found else None
+        device = next(iter(found), None)
         ran.append(device)
-        for value in range(first_made[op], first_made[op + 1]):
+        for value in flow.makes[op]:
             made_on[value] = None if graph.targets[op] in _MOVING else device
     device_of = [
         _nearest_hook(hooks, graph.modules[op]) if device is None else device
@@ -70,13 +71,56 @@ def hooked_run(
     return HookedRun(np.array(device_of, dtype=np.int64), tuple(torn))
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _Flow:
+    """What each operator of a graph needs and makes; tuples have an item for each operator."""
+
+    holders: tuple[tuple[str, ...], ...]
+    """The modules that hold the weights that it uses."""
+    reads: tuple[tuple[tuple[int, int], ...], ...]
+    """The values that it holds when it reads, and the place in `ways` of how each came to it."""
+    makes: tuple[range, ...]
+    """The values that it makes."""
+    ways: tuple[tuple[str, ...], ...]
+    """Modules through whose hooks a value comes down, from the reader's outwards."""
+
+
+@lru_cache(maxsize=4)
+def _flow(graph: OpGraph) -> _Flow:
+    """Return what follows from the graph alone, which its plans share."""
+    made_in = [graph.modules[op] if op >= 0 else None for op in graph.value_producer.tolist()]
+    first_made = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1)).tolist()
+    ways: dict[tuple[str, ...], int] = {}
+    reads = []
+    for op, module in enumerate(graph.modules):
+        held = [_object_read(graph, value, module) for value in graph.reads_of(op).tolist()]
+        down = [_way(module, made_in[value]) for value in held]
+        places = [ways.setdefault(way, len(ways)) for way in down]
+        reads.append(tuple(zip(held, places, strict=True)))
+    return _Flow(
+        holders=tuple(
+            tuple(owner(graph.weight_names[weight]) for weight in graph.uses_of(op).tolist())
+            for op in range(graph.n_ops)
+        ),
+        reads=tuple(reads),
+        makes=tuple(range(first_made[op], first_made[op + 1]) for op in range(graph.n_ops)),
+        ways=tuple(ways),
+    )
+
+
+@lru_cache(maxsize=4)
+def _modules(graph: OpGraph) -> tuple[str, ...]:
+    """Return all modules that operators stand in, in graph order."""
+    return tuple(dict.fromkeys(parent for path in graph.modules for parent in parents(path)))
+
+
 def _hooks(
     graph: OpGraph, entries: Mapping[str, int], homes: Mapping[str, int], main_device: int
 ) -> dict[str, int]:
     """Return the device of each module that has a hook; the model itself has one always."""
     stateful = {parent for path in homes for parent in parents(path)}
     hooks = {"": main_device}
-    for module in dict.fromkeys(parent for path in graph.modules for parent in parents(path)):
+    for module in _modules(graph):
         key = covering(module, entries)
         if key is not None and module and (module in stateful or module == key):
             hooks[module] = entries[key]
@@ -98,21 +142,14 @@ def _object_read(graph: OpGraph, value: int, reader: str) -> int:
     return value
 
 
-def _seen_on(
-    hooks: Mapping[str, int], reader: str, maker: str | None, made_on: int | None
-) -> int | None:
-    """Return the device on which an operator of module `reader` finds a value; None is any.
+def _way(reader: str, maker: str | None) -> tuple[str, ...]:
+    """Return the modules through whose hooks a value comes to an operator of module `reader`.
 
-    A value comes down from the innermost module around both, through the hooks between. `maker` is
-    None for what the model is called with.
+    It comes down from the innermost module around both. `maker` is None for what the model is
+    called with. The first of them that has a hook decides where the operator finds the value.
     """
-    top = None if maker is None else shared_parent(reader, maker)
-    for module in parents(reader):
-        if module == top:
-            break
-        if module in hooks:
-            return hooks[module]
-    return made_on
+    around = parents(reader)
+    return around if maker is None else around[: around.index(shared_parent(reader, maker))]
 
 
 def _nearest_hook(hooks: Mapping[str, int], module: str) -> int:

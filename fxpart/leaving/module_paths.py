@@ -1,6 +1,7 @@
 """Dotted paths of modules and of the tensors in them; ``""`` is the model itself."""
 
-from collections.abc import Container, Iterator
+from collections.abc import Container
+from functools import lru_cache
 
 __all__ = ["covering", "is_within", "owner", "parents", "shared_parent"]
 
@@ -15,12 +16,10 @@ def is_within(path: str, module: str) -> bool:
     return not module or path == module or path.startswith(f"{module}.")
 
 
-def parents(path: str) -> Iterator[str]:
-    """Yield `path`, the module that it lies in, and so on, up to ``""``."""
-    while path:
-        yield path
-        path = owner(path)
-    yield ""
+@lru_cache(maxsize=1 << 14)
+def parents(path: str) -> tuple[str, ...]:
+    """Return `path`, the module that it lies in, and so on, up to ``""``."""
+    return (path, *parents(owner(path))) if path else ("",)
 
 
 def covering(path: str, keys: Container[str]) -> str | None:

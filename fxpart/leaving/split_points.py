@@ -6,6 +6,7 @@ its partitions are runs of operators and each begins with a module, or after one
 
 from collections import Counter
 from collections.abc import Container
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -39,7 +40,7 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
     ops = np.flatnonzero(~graph.is_check)
     stage = assignment.partition_of[ops]
     modules = [graph.modules[op] for op in ops.tolist()]
-    calls = _single_calls(modules)
+    calls = _single_calls(tuple(modules))
     found: dict[str, SplitPlace] = {}
     for index in (1 + np.flatnonzero(stage[1:] != stage[:-1])).tolist():
         before, after = int(stage[index - 1]), int(stage[index])
@@ -59,7 +60,8 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
     return found
 
 
-def _single_calls(modules: list[str]) -> set[str]:
+@lru_cache(maxsize=4)
+def _single_calls(modules: tuple[str, ...]) -> frozenset[str]:
     """Return the modules whose operators all stand next to each other, as those of one call do.
 
     Only modules with operators of their own: a list of modules has none, and is never called.
@@ -72,21 +74,21 @@ def _single_calls(modules: list[str]) -> set[str]:
             first.setdefault(path, index)
             last[path] = index
             count[path] += 1
-    return {path for path in modules if last[path] - first[path] + 1 == count[path]}
+    return frozenset(path for path in modules if last[path] - first[path] + 1 == count[path])
 
 
 def _cut(
-    modules: list[str], index: int, calls: set[str], taken: Container[str]
+    modules: list[str], index: int, calls: Container[str], taken: Container[str]
 ) -> tuple[str, SplitPlace] | None:
     """Return the outermost module that begins with operator `index`, or ends with the one before.
 
     None where there is none in `calls` but not in `taken`.
     """
     before, after = modules[index - 1], modules[index]
-    for path in reversed(list(parents(after))):
+    for path in reversed(parents(after)):
         if path in calls and not is_within(before, path):
             return path, "BEGINNING"
-    for path in reversed(list(parents(before))):
+    for path in reversed(parents(before)):
         if path in calls and path not in taken and not is_within(after, path):
             return path, "END"
     return None

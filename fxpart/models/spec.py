@@ -6,9 +6,9 @@ the model ever being built.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 
 from fxpart.errors import SpecError, nearest_names
+from fxpart.installed import installed_version
 from fxpart.models.factory_source import factory_digest, split_factory
 
 __all__ = ["DTYPES", "ModelSpec"]
@@ -101,14 +101,14 @@ class ModelSpec:
         fields: dict[str, object] = {
             field: getattr(self, field) for field in self.__slots__ if field != "name"
         }
-        try:
-            fields["transformers"] = version("transformers")
-        except PackageNotFoundError as error:
-            if self.factory is None:
-                raise SpecError(
-                    f"architecture={self.architecture} needs transformers, which is not installed;"
-                    " pip install transformers, or give a factory"
-                ) from error
+        found = installed_version("transformers")
+        if found is not None:
+            fields["transformers"] = found
+        elif self.factory is None:
+            raise SpecError(
+                f"architecture={self.architecture} needs transformers, which is not installed;"
+                " pip install transformers, or give a factory"
+            )
         if self.factory is not None:
             fields["factory_sha256"] = factory_digest(self.factory)
         return fields

@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 from collections import OrderedDict
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -79,10 +79,7 @@ def test_a_spec_does_not_change_with_the_mapping_it_was_made_from() -> None:
 
 
 def test_key_without_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing(name: str) -> str:
-        raise PackageNotFoundError(name)
-
-    monkeypatch.setattr("fxpart.models.spec.version", missing)
+    monkeypatch.setattr("fxpart.models.spec.installed_version", lambda _: None)
     with pytest.raises(SpecError, match="pip install transformers"):
         llama().key()
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 MODEL = """
+import os
+import signal
 import time
 from pathlib import Path
 import torch
@@ -29,6 +31,20 @@ def broken(batch_size, dtype):
 def slow(batch_size, dtype):
     Path("started").touch()
     time.sleep(300)  # longer than any test waits: it must be interrupted
+
+def _once(number):
+    if not Path("struck").exists():
+        Path("struck").touch()
+        os.kill(os.getpid(), number)
+        time.sleep(60)  # until the signal is heard
+
+def is_killed(batch_size, dtype):
+    _once(signal.SIGKILL)
+    return build(batch_size, dtype, width=32)
+
+def is_interrupted(batch_size, dtype):
+    _once(signal.SIGINT)
+    return build(batch_size, dtype, width=32)
 
 def spoils_the_store(batch_size, dtype):
     for path in Path("outputs").glob("mlflow.db-*"):

@@ -15,7 +15,8 @@ from mlflow.entities import Experiment
 from fxpart.errors import InfeasibleError, SpecError
 from runner.mlflow_tracker import MlflowTracker
 from runner.mlflow_view import COLOR_TAG, VIEW_TAG
-from runner.tracking import NoTracker, TrackingConfig, TrackingError, open_tracker
+from runner.no_tracker import NoTracker
+from runner.tracking import TrackingConfig, TrackingError, open_tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 

@@ -1,0 +1,95 @@
+"""``python -m benchmarks.sweep_scale``: sweeps of 10, 100 and 1,000 jobs over a cached model.
+
+Each in a fresh process with a fresh MLflow database. ``beside`` is what a job costs beside its
+partitioning, everything counted: start-up and imports, composing, files, figures, MLflow, report.
+``--model`` takes another model than gpt2.
+"""
+
+import argparse
+import sqlite3
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.process import run_python
+from benchmarks.text_table import table
+
+_RATES = ("pcie3", "pcie4", "pcie5", "nvlink3", "nvlink4", "ethernet_100g", "infiniband_ndr")
+_RATES += ("8gb", "20gb", "100gb")
+_DEVICES = tuple(f"{count}x{gb}gb" for count in (1, 2, 4, 6, 8) for gb in (16, 24, 40, 80))
+_MODES = ("single", "size_based", "pipeline", "kl_based", "cost_aware")
+_SIZES = {10: (5, 2, 1), 100: (5, 4, 5), 1000: (5, 20, 10)}
+"""Jobs to modes, devices and rates."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a sweep took."""
+
+    jobs: int
+    seconds: float
+    partition_s: float
+    """Time of the modes alone."""
+    peak_bytes: int
+
+    @property
+    def beside_ms(self) -> float:
+        """Time beside the modes, for each job."""
+        return (self.seconds - self.partition_s) / self.jobs * 1e3
+
+
+def _swept(jobs: int) -> list[str]:
+    modes, devices, rates = _SIZES[jobs]
+    return [
+        f"mode={','.join(_MODES[:modes])}",
+        f"devices={','.join(_DEVICES[:devices])}",
+        f"transfer_rate={','.join(_RATES[:rates])}",
+    ]
+
+
+def _run(jobs: int, model: str, folder: Path) -> Sweep:
+    done = run_python(["-m", "runner", "-m", f"model={model}", *_swept(jobs)], folder)
+    with closing(sqlite3.connect(folder / "outputs" / "mlflow.db")) as store:
+        count, partition_s = store.execute(
+            "SELECT count(*), sum(value) FROM metrics WHERE key = 'partition_s'"
+        ).fetchone()
+    if count != jobs:
+        raise SystemExit(f"{count} of {jobs} jobs were logged:\n{done.output}{done.messages}")
+    return Sweep(jobs, done.seconds, float(partition_s), done.peak_bytes)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print a line for each size, and what a further job costs."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="gpt2")
+    parser.add_argument("--jobs", type=int, choices=list(_SIZES), action="append")
+    asked = parser.parse_args(arguments)
+    sweeps = []
+    for jobs in asked.jobs or _SIZES:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            # The graph is captured before.
+            run_python(["-m", "runner", f"model={asked.model}", "tracking=none"], folder)
+            sweeps.append(_run(jobs, asked.model, folder))
+    rows = [
+        [
+            f"{sweep.jobs:,}",
+            f"{sweep.seconds:.1f}",
+            f"{sweep.partition_s:.1f}",
+            f"{sweep.beside_ms:.1f}",
+            f"{sweep.peak_bytes / 1e6:.0f}",
+        ]
+        for sweep in sweeps
+    ]
+    print(table(["jobs", "s in all", "s in modes", "ms beside, a job", "peak MB"], rows))
+    small, large = sweeps[0], sweeps[-1]
+    if large.jobs > small.jobs:
+        more_s = large.seconds - large.partition_s - small.seconds + small.partition_s
+        more = more_s / (large.jobs - small.jobs) * 1e3
+        print(f"each job more, from {small.jobs} to {large.jobs:,}: {more:.1f} ms beside its mode")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""The files of one job: its plan, its figures, its configuration, and what came of it."""
+
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import lru_cache
+
+from fxpart.saved_assignment import ASSIGNMENT_FILE
+from runner.batch_files import write_batch_files
+from runner.experiment import Result
+from runner.figures import wants_figures, write_figures
+from runner.files import (
+    Status,
+    device_rows,
+    schedule_document,
+    write_assignment,
+    write_result,
+    write_table,
+)
+from runner.headline import INFEASIBLE, headline
+from runner.job_identity import JobIdentity
+from runner.memory_report import peak_rows, tensor_columns
+from runner.plan_files import write_plan_files
+from runner.schedule_plot import schedule_svg
+from runner.schedule_trace import write_schedule_trace
+from runner.sections import Config
+from runner.terminal import progress
+from runner.timeline import write_trace
+from runner.writing import write_text
+
+__all__ = ["RESULT_FILE", "SHOWN_TENSORS", "write_finished", "write_plan", "write_unfinished"]
+
+RESULT_FILE = "result.json"
+SHOWN_TENSORS = 10
+"""The largest tensors of each device in `result.json` and in MLflow's table."""
+_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
+"""The name and password in an address."""
+
+
+def write_plan(
+    config: Config, identity: JobIdentity, result: Result, model: Mapping[str, object]
+) -> None:
+    """Write what was decided; `model` is the `ModelSpec.key` of the model.
+
+    Raises `CacheError` when the folder cannot be written.
+    """
+    graph, folder = result.captured.graph, identity.folder
+    placed, evaluation = result.assignment, result.evaluation
+    named = {"name": identity.choices.model, **model}
+    with progress("writing files"):
+        write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
+        write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
+        write_plan_files(folder, graph, placed)
+        if result.batches:
+            write_batch_files(folder, result.batches, result.problem.topology)
+        if wants_figures(config.figures, graph.n_ops, in_sweep=identity.sweep is not None):
+            # Of what was placed: there sizes are as the allocator rounds them.
+            write_figures(folder, result.problem.graph, placed, evaluation)
+            write_trace(folder / "trace.json", graph, placed, evaluation)
+            if result.schedule:
+                write_text(folder / "schedule.svg", schedule_svg(result.schedule))
+                write_schedule_trace(folder / "schedule_trace.json", result.schedule)
+        _write_config(config, identity)
+
+
+def write_finished(
+    config: Config | None,
+    identity: JobIdentity,
+    result: Result,
+    *,
+    key: str | None,
+    error: str | None = None,
+) -> None:
+    """Write `result.json` of a job that has a `result`; `error` says why it was not recorded.
+
+    Raises `CacheError` when the folder cannot be written.
+    """
+    write_result(
+        identity.folder / RESULT_FILE,
+        status="finished",
+        config=_described(config, identity),
+        metrics=headline(result),
+        devices=device_rows(result.evaluation),
+        peaks=peak_rows(result.peaks, SHOWN_TENSORS),
+        schedule=schedule_document(result.schedule) if result.schedule else None,
+        measured=asdict(result.measured) if result.measured else None,
+        error=error,
+        sweep_id=identity.sweep.sweep if identity.sweep else None,
+        key=key,
+    )
+
+
+def write_unfinished(
+    config: Config | None, identity: JobIdentity, status: Status, error: str, key: str | None
+) -> None:
+    """Write `result.json` of a job without a result; `config` is None if it made no sense.
+
+    Raises `CacheError` when the folder cannot be written.
+    """
+    write_result(
+        identity.folder / RESULT_FILE,
+        status=status,
+        config=_described(config, identity),
+        metrics=INFEASIBLE if status == "infeasible" else {},
+        error=error,
+        sweep_id=identity.sweep.sweep if identity.sweep else None,
+        key=key,
+    )
+
+
+def _described(config: Config | None, identity: JobIdentity) -> dict[str, object]:
+    return {
+        "choices": asdict(identity.choices),
+        "overrides": [_LOGIN.sub("", override) for override in identity.overrides],
+        "resolved": asdict(_public(config)) if config else None,
+    }
+
+
+def _write_config(config: Config, identity: JobIdentity) -> None:
+    folder = identity.folder / "config"
+    sections = asdict(_public(config)).items()
+    # A value is not hashable, what it is pickled as is.
+    text = "".join(_section_yaml(key, pickle.dumps(value)) for key, value in sections)
+    write_text(folder / "resolved.yaml", text)
+    overrides = "".join(f"{override}\n" for override in identity.overrides)
+    write_text(folder / "overrides.txt", _LOGIN.sub("", overrides))
+
+
+@lru_cache(maxsize=256)
+def _section_yaml(key: str, pickled: bytes) -> str:
+    """Return one section as YAML. Jobs of a sweep share most of theirs, and all take 7 ms."""
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.to_yaml({key: pickle.loads(pickled)}))
+
+
+def _public(config: Config) -> Config:
+    """Return `config` without a password."""
+    tracking = config.tracking
+    if not tracking.uri:
+        return config
+    return replace(config, tracking=replace(tracking, uri=_LOGIN.sub("", tracking.uri)))

@@ -1,0 +1,101 @@
+"""A worker's end: with the sweep that it works for, and by an interrupt that it hears once."""
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from runner.launchers.work import Work
+
+__all__ = ["GRACE_S", "held_back", "interruptible", "when_it_ends", "work_until_it_ends"]
+
+GRACE_S = 3.0
+"""What an interrupted job has to say that it was interrupted, before its process is killed."""
+_LOOK_S = 1.0
+
+_watched: list[int] = []
+"""The process whose end is this one's: a worker has one."""
+
+
+def work_until_it_ends(work: Work) -> None:
+    """Let this process end with the sweep, if that runs on this machine and is killed.
+
+    Otherwise the jobs of a killed sweep would go on beside those of the next one.
+    """
+    if not _watched and work.host == socket.gethostname():
+        _watched.append(work.leader)
+        threading.Thread(target=_end_with, args=(work.leader,), daemon=True).start()
+
+
+def _end_with(leader: int) -> None:
+    when_it_ends(leader)
+    os.kill(os.getpid(), signal.SIGINT)  # the job says that it was cut off
+    time.sleep(GRACE_S)
+    os._exit(1)
+
+
+def when_it_ends(process: int) -> None:
+    """Return when the process, any one on this machine, has ended."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # not on this system
+        while _is_there(process):
+            time.sleep(_LOOK_S)
+        return
+    try:
+        select.select([handle], [], [])
+    finally:
+        os.close(handle)
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Start processes in here that hear no Ctrl-C until they ask for it.
+
+    A terminal sends it to all of them; one that is still importing would show a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Hear one interrupt in here, and no second one, which would cut off what the first began.
+
+    Only a process's main thread hears any; elsewhere this changes nothing.
+    """
+
+    def hear(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, hear)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        with suppress(TypeError):  # a handler that was not set from Python
+            signal.signal(signal.SIGINT, before)

@@ -1,0 +1,144 @@
+"""Jobs on a Ray cluster: one that is there, or one that is started here for the sweep."""
+
+import os
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError, one_line
+from runner.launchers.extras import needs
+from runner.launchers.interrupts import GRACE_S
+from runner.launchers.work import LostJobError, Ticket, Work, failed, python_path, run_ticket
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+
+__all__ = ["answers_http2", "over_ray"]
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "0",
+    # Else Ray warns that it will one day not hide the GPUs of a task that asked for none.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_LOCAL = "local"
+_CONNECT_S = 5.0
+_HANDED_OUT = 256
+"""Jobs that Ray knows of at once: enough for a cluster that grows with its queue."""
+_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+_SETTINGS = 4
+
+
+def over_ray(
+    work: Work,
+    tickets: Sequence[Ticket],
+    init: Mapping[str, Any],
+    remote: Mapping[str, Any],
+) -> Iterator[tuple[int, "JobReturn"]]:
+    """Yield each job's number and how it ended, as they end.
+
+    `init` is what ``ray.init`` takes, `remote` the options of a job's task. A cluster that was
+    started here is kept for the next jobs and ends with this process.
+
+    Raises:
+        SpecError: for a cluster that does not answer, options that Ray does not know, and without
+            Ray.
+
+    """
+    os.environ.update({name: os.environ.get(name, text) for name, text in _QUIET.items()})
+    with needs("ray", "ray", "ray"):
+        import ray
+    _connect(init)
+    try:
+        task = ray.remote(**remote)(run_ticket)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"hydra.launcher.remote: {one_line(error)}") from error
+    shared = ray.put(work)
+    left = list(reversed(tickets))
+    running: dict[Any, Ticket] = {}
+    try:
+        while left or running:
+            while left and len(running) < _HANDED_OUT:
+                ticket = left.pop()
+                running[task.remote(shared, ticket)] = ticket
+            for done in ray.wait(list(running), num_returns=1)[0]:
+                ticket = running.pop(done)
+                yield ticket.index, _end(done, ticket)
+    except BaseException:
+        _stop(list(running))
+        raise
+
+
+def _connect(init: Mapping[str, Any]) -> None:
+    import ray
+
+    if ray.is_initialized():
+        return
+    given = {name: value for name, value in init.items() if value is not None}
+    address = given.pop("address", None) or os.environ.get("RAY_ADDRESS") or _LOCAL
+    _check(address)
+    environment = dict(given.pop("runtime_env", {}))
+    paths = {"PYTHONPATH": python_path()}
+    environment["env_vars"] = {**paths, **environment.get("env_vars", {})}
+    if address != _LOCAL:
+        for name in ("num_cpus", "num_gpus", "include_dashboard"):
+            given.pop(name, None)  # a cluster that is there has its own
+    try:
+        ray.init(address=address, runtime_env=environment, **given)
+    except (ConnectionError, RuntimeError, TypeError, ValueError, OSError) as error:
+        raise SpecError(
+            f"no Ray cluster at {address}: {one_line(error)}; start one with `ray start --head`, or"
+            " leave hydra.launcher.init.address out to have one started here"
+        ) from error
+
+
+def _check(address: str) -> None:
+    """Refuse an address that nobody answers at: Ray itself would try for ever."""
+    place = address.removeprefix("ray://")
+    host, colon, port = place.rpartition(":")
+    if not colon or not port.isdigit():
+        if address in (_LOCAL, "auto"):
+            return
+        raise SpecError(
+            f"hydra.launcher.init.address={address} is no address; write host:6379,"
+            " ray://host:10001, auto or local"
+        )
+    wrong = answers_http2(host, int(port))
+    if wrong:
+        raise SpecError(
+            f"no Ray cluster at {address}: {wrong}; start one with `ray start --head`, or leave"
+            " hydra.launcher.init.address out to have one started here"
+        )
+
+
+def answers_http2(host: str, port: int) -> str | None:
+    """Return None if a server at the port speaks HTTP/2, as Ray's do, else what is wrong."""
+    try:
+        with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
+            connection.sendall(_HTTP2_HELLO)
+            header = connection.recv(4)
+    except OSError as error:
+        return error.strerror or str(error)
+    return None if header[3:4] == bytes([_SETTINGS]) else "what answers there is something else"
+
+
+def _end(done: Any, ticket: Ticket) -> "JobReturn":
+    import ray
+
+    try:
+        end: JobReturn = ray.get(done)
+    except Exception as error:
+        return failed(ticket, LostJobError(f"its process was killed ({type(error).__name__})"))
+    return end
+
+
+def _stop(running: list[Any]) -> None:
+    """Interrupt the jobs, give them time to say so, kill them, and let the cluster go."""
+    import ray
+
+    for force in (False, True):
+        for one in running:
+            ray.cancel(one, force=force)
+        if running:
+            running = ray.wait(running, num_returns=len(running), timeout=GRACE_S)[1]
+    ray.shutdown()

@@ -1,0 +1,29 @@
+"""The launcher ``hydra/launcher=ray``, where Hydra looks for plugins. All else is in the runner.
+
+Hydra's own plugin for Ray wants a cloudpickle of before 3, which joblib and MLflow no longer take,
+and keeps every result.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from runner.launchers.spread import SpreadLauncher
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+
+    from runner.launchers.work import Ticket, Work
+
+__all__ = ["RayLauncher"]
+
+
+class RayLauncher(SpreadLauncher):
+    """Runs each job as a task of a Ray cluster."""
+
+    def spread(
+        self, work: "Work", tickets: "Sequence[Ticket]"
+    ) -> "Iterator[tuple[int, JobReturn]]":
+        """Yield each job's number and how it ended, as they end."""
+        from runner.launchers.ray_tasks import over_ray
+
+        return over_ray(work, tickets, self.settings["init"], self.settings["remote"])

@@ -1,0 +1,91 @@
+"""A sweep as the files of its jobs have it: for runs that no store keeps."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fxpart.errors import SpecError
+from runner.identity import Choices, override_values, parameters
+from runner.mlflow_values import finite_metrics, param_texts
+from runner.report.from_store import config_value
+from runner.report.rows import SweepData, SweepRow
+
+__all__ = ["sweep_from_files"]
+
+_RESULT_FILE = "result.json"
+
+
+def sweep_from_files(
+    folder: Path,
+    sweep_id: str,
+    *,
+    title: str = "sweep",
+    question: str = "",
+    swept: tuple[str, ...] = (),
+    started_ms: int | None = None,
+    command: str | None = None,
+) -> SweepData:
+    """Return the jobs below `folder` that belong to the sweep, in the order of their folders.
+
+    Settings and metrics are those that MLflow would show. A file that cannot be read is a failed
+    job, unless it is older than `started_ms`: then it is left alone, as another sweep's.
+    """
+    rows = []
+    for path in sorted(folder.rglob(_RESULT_FILE), key=_numbers_by_size):
+        row = _row(path, sweep_id, swept, started_ms)
+        if row is not None:
+            rows.append(row)
+    return SweepData(title, question, swept, tuple(rows), started_ms, command)
+
+
+def _row(
+    path: Path, sweep_id: str, swept: tuple[str, ...], started_ms: int | None
+) -> SweepRow | None:
+    from runner.files import read_result
+
+    try:
+        result = read_result(path)
+        if result.get("sweep") != sweep_id:
+            return None
+        settings = _settings(result, swept)
+        # MLflow gets seven digits too.
+        rounded = {k: float(f"{v:.7g}") for k, v in result["metrics"].items() if v is not None}
+        metrics = finite_metrics(rounded)
+    except (SpecError, KeyError, TypeError, ValueError, AttributeError) as error:
+        if started_ms is not None and path.stat().st_mtime * 1e3 < started_ms:
+            return None
+        said = str(error) if isinstance(error, SpecError) else f"{path} is damaged; run it again"
+        return SweepRow(path.parent.name, {}, {}, "failed", said, None, str(path.parent))
+    return SweepRow(
+        name=path.parent.name,
+        settings=settings,
+        metrics=metrics,
+        status=str(result["status"]),
+        error=result["error"],
+        run_id=result.get("run_id"),
+        folder=str(path.parent),
+    )
+
+
+def _settings(result: Mapping[str, Any], swept: tuple[str, ...]) -> dict[str, str]:
+    """Return the parameters that MLflow would show."""
+    from runner.config_tags import config_from_document
+
+    described = result["config"]
+    choices, overrides = described["choices"], described["overrides"]
+    resolved = described.get("resolved")
+    if resolved is None:  # its configuration made no sense: what was asked for is all there is
+        return param_texts({**override_values(overrides), **choices})
+    config = config_from_document(resolved)
+    settings = param_texts(parameters(config, Choices(**choices), overrides))
+    for key in swept:
+        text = config_value(resolved, key)
+        if key not in settings and text is not None:
+            settings[key] = text
+    return settings
+
+
+def _numbers_by_size(path: Path) -> list[str | int]:
+    # Text and numbers alternate, so that like is compared with like.
+    return [int(p) if p.isdigit() else p for p in re.split(r"([0-9]+)", str(path))]

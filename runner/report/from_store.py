@@ -1,0 +1,116 @@
+"""A sweep as the store of runs has it."""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from runner.report.rows import SweepData, SweepRow
+
+if TYPE_CHECKING:
+    from runner.report.choose import RunSource
+    from runner.tracking import LoggedRun
+
+__all__ = ["config_value", "sweep_from_runs", "sweep_from_store", "swept_keys"]
+
+_STATUSES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "cut_off"}
+"""Of runs that do not say their outcome; others are under way."""
+
+
+def sweep_from_store(source: "RunSource", parent: "LoggedRun") -> SweepData:
+    """Return the sweep of `parent` with all runs that belong to it, each job once.
+
+    `source` is a tracker, or the runs of a store that is only read.
+
+    Raises `TrackingError` when the store fails.
+    """
+    sweep = parent.tags.get("sweep_id")
+    runs = (
+        source.runs_of_sweep(sweep) if sweep else source.runs({"mlflow.parentRunId": parent.run_id})
+    )
+    return sweep_from_runs(
+        [run for run in runs if run.tags.get("kind") == "run"],
+        title=parent.name,
+        question=parent.tags.get("question", ""),
+        swept=swept_keys(parent),
+        started_ms=parent.start_ms,
+        command=parent.tags.get("command"),
+    )
+
+
+def sweep_from_runs(
+    runs: "Iterable[LoggedRun]",
+    *,
+    title: str,
+    question: str = "",
+    swept: tuple[str, ...] = (),
+    started_ms: int | None = None,
+    command: str | None = None,
+) -> SweepData:
+    """Return `runs` as one sweep. Of several runs of one identity the last to be settled counts."""
+    kept: dict[str, LoggedRun] = {}
+    for run in runs:
+        key = run.tags.get("config_key") or run.run_id
+        before = kept.get(key)
+        if before is None or _settled(run) or not _settled(before):
+            kept[key] = run
+    rows = tuple(_row(run, swept) for run in kept.values())
+    return SweepData(title, question, swept, rows, started_ms, command)
+
+
+def swept_keys(parent: "LoggedRun") -> tuple[str, ...]:
+    """Return the keys that the sweep of `parent` gives several values, in order."""
+    try:
+        keys = json.loads(parent.tags.get("swept", "[]"))
+    except ValueError:
+        return ()
+    return tuple(str(key) for key in keys) if isinstance(keys, list) else ()
+
+
+def _settled(run: "LoggedRun") -> bool:
+    return _status(run) in ("finished", "infeasible")
+
+
+def _status(run: "LoggedRun") -> str:
+    return run.tags.get("outcome") or _STATUSES.get(run.status, "running")
+
+
+def _row(run: "LoggedRun", swept: Iterable[str]) -> SweepRow:
+    missing = [key for key in swept if key not in run.params]
+    config = _config(run.tags) if missing else {}
+    # What is none is no parameter: `schedule` of a run without one.
+    filled = {key: text for key in missing if (text := config_value(config, key)) is not None}
+    return SweepRow(
+        name=run.name,
+        settings={**run.params, **filled},
+        metrics=run.metrics,
+        status=_status(run),
+        error=run.tags.get("error"),
+        run_id=run.run_id,
+        folder=run.tags.get("folder"),
+    )
+
+
+def _config(tags: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return the resolved configuration, which lies in pieces in the tags; empty without one."""
+    pieces: list[str] = []
+    while (piece := tags.get(f"config.{len(pieces)}")) is not None:
+        pieces.append(piece)
+    try:
+        found = json.loads("".join(pieces) or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def config_value(config: Mapping[str, Any], key: str) -> str | None:
+    """Return the value of a dotted key as a parameter's text; of a section its name."""
+    found: Any = config
+    for part in key.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return None
+        found = found[part]
+    if isinstance(found, Mapping):
+        found = found.get("name")
+    if found is None:
+        return None
+    return str(found).lower() if isinstance(found, bool) else str(found)

@@ -1,0 +1,143 @@
+"""The heat map of two parameters: the best time of each pair of values."""
+
+from typing import NamedTuple
+
+from runner.report.plot import ACCENT, INK, MUTED, PAPER, WARN, cut_text
+from runner.report.ranking import Ranking
+from runner.report.scale import in_order, scale_of
+from runner.report.settings import cell
+from runner.svg import Drawing, text_width
+
+__all__ = ["heat_map_keys", "heat_map_svg"]
+
+_MOST = 24
+"""Values of a parameter that a heat map has room for."""
+_HIGH, _TOP, _MOST_LABEL, _WIDEST = 30.0, 56.0, 170.0, 640.0
+_ROOMY = 50.0
+"""Pixels from which a cell has room for its number in full."""
+
+
+def heat_map_keys(ranking: Ranking) -> tuple[str, str] | None:
+    """Return the two parameters to show, down and across; None when there are no two to show.
+
+    Mode and devices where both vary, else the first two that vary.
+    """
+    values = {key: len({cell(row, key) for row in ranking.data.rows}) for key in ranking.keys}
+    shown = [key for key in ranking.keys if key != "model" and 2 <= values[key] <= _MOST]
+    if {"mode", "devices"} <= set(shown):
+        return "mode", "devices"
+    return (shown[0], shown[1]) if len(shown) > 1 else None
+
+
+def heat_map_svg(ranking: Ranking, model: str, keys: tuple[str, str]) -> str:
+    """Return the best time of each pair of values; the better, the fuller the colour.
+
+    Where none of a pair's jobs fits, the cell says so; a pair that nobody asked for is empty.
+    """
+    best = _best(ranking, model, keys)
+    rows, columns = (_values(best, axis) for axis in (0, 1))
+    left = min(max(text_width(value, 11) for value in rows), _MOST_LABEL) + 14
+    wide = min(max((_WIDEST - left) / len(columns), 26.0), 130.0)
+    drawing = Drawing(f"{ranking.by.label}: {keys[0]} by {keys[1]}", PAPER)
+    _name_axes(drawing, keys, left)
+    _name_values(drawing, (rows, columns), left, wide)
+    found = [time for time in best.values() if time is not None]
+    scale = scale_of(found) if found else None
+    for (value, other), time in best.items():
+        x, y = left + wide * columns.index(other), _TOP + _HIGH * rows.index(value)
+        pair = f"{keys[0]}={value} {keys[1]}={other}"
+        if time is None or scale is None:
+            box = _Box(x, y, wide, _no_fit(wide), f"{pair}: does not fit", WARN, WARN, 0.1)
+        else:
+            tip = f"{pair}: {time:,.3f} {ranking.by.unit}"
+            shade = round(0.06 + 0.5 * (1 - scale.at(time)), 3)
+            box = _Box(x, y, wide, _number(time, wide), tip, ACCENT, INK, shade)
+        _draw(drawing, box, leads=time is not None and time == min(found))
+    return drawing.svg(left + wide * len(columns) + 2, _TOP + _HIGH * len(rows) + 4)
+
+
+def _name_axes(drawing: Drawing, keys: tuple[str, str], left: float) -> None:
+    drawing.text(left, 16, f"{keys[1]} →", size=11, fill=MUTED)
+    drawing.text(left - 8, 16, f"{keys[0]} ↓", size=11, fill=MUTED, anchor="end")
+
+
+def _name_values(
+    drawing: Drawing, values: tuple[list[str], list[str]], left: float, wide: float
+) -> None:
+    rows, columns = values
+    for j, value in enumerate(columns):
+        if wide > _ROOMY:
+            middle = left + wide * (j + 0.5)
+            text = cut_text(value, wide - 2)
+            drawing.text(middle, 44, text, size=11, fill=INK, anchor="middle")
+        else:  # in two lines that take turns
+            text = cut_text(value, 2 * wide - 4, 9)
+            drawing.text(left + wide * j, 38 + 12 * (j % 2), text, size=9, fill=INK)
+    for i, value in enumerate(rows):
+        text = cut_text(value, _MOST_LABEL)
+        drawing.text(left - 8, _TOP + _HIGH * i + 19, text, size=11, fill=INK, anchor="end")
+
+
+class _Box(NamedTuple):
+    """A cell of the map."""
+
+    x: float
+    y: float
+    wide: float
+    words: str
+    tip: str
+    fill: str
+    ink: str
+    shade: float
+
+
+def _draw(drawing: Drawing, box: _Box, *, leads: bool) -> None:
+    drawing.rect(
+        box.x + 1,
+        box.y + 1,
+        box.wide - 2,
+        _HIGH - 2,
+        fill=box.fill,
+        opacity=box.shade,
+        stroke=INK if leads else "none",
+        radius=3,
+        tip=box.tip,
+    )
+    size = 11 if box.wide > _ROOMY else 9
+    middle = box.x + box.wide / 2
+    drawing.text(
+        middle, box.y + 19, box.words, size=size, fill=box.ink, anchor="middle", bold=leads
+    )
+
+
+def _best(
+    ranking: Ranking, model: str, keys: tuple[str, str]
+) -> dict[tuple[str, str], float | None]:
+    """Return the best time of each pair that has jobs, None where none of them fits."""
+    best: dict[tuple[str, str], float | None] = {}
+    for row in ranking.others:
+        if cell(row, "model") == model and row.status == "infeasible":
+            best[cell(row, keys[0]), cell(row, keys[1])] = None
+    for ranked_row in ranking.of_model(model):
+        pair = cell(ranked_row.row, keys[0]), cell(ranked_row.row, keys[1])
+        time, before = ranking.by.value(ranked_row.row), best.get(pair)
+        if time is not None and (before is None or time < before):
+            best[pair] = time
+    return best
+
+
+def _values(best: dict[tuple[str, str], float | None], axis: int) -> list[str]:
+    """Return the values of one of the two parameters in their order."""
+    least: dict[str, float | None] = {}
+    for pair, time in best.items():
+        times = [t for t in (least.get(pair[axis]), time) if t is not None]
+        least[pair[axis]] = min(times, default=None)
+    return in_order(least)
+
+
+def _number(time: float, wide: float) -> str:
+    return f"{time:,.1f}" if time >= 100 and wide > _ROOMY else f"{time:.3g}"
+
+
+def _no_fit(wide: float) -> str:
+    return "does not fit" if wide > 84 else "no fit" if wide > _ROOMY else "x"

@@ -1,0 +1,93 @@
+"""The ranked table of a report."""
+
+from collections.abc import Sequence
+from html import escape
+
+from runner.report.measures import Measure
+from runner.report.ranking import RankedRow, Ranking
+from runner.report.reasons import STATUS_WORDS
+from runner.report.rows import SweepRow
+from runner.report.settings import cell, headings
+
+__all__ = ["MOST_ROWS", "table_html"]
+
+MOST_ROWS = 16
+"""Rows that are shown at first: what fits a screen beside the plot."""
+
+
+def table_html(ranking: Ranking) -> str:
+    """Return the table: the best first for each model, those without a result last.
+
+    It can be read without script; with it, a click on a heading sorts. What is more than a screen
+    of rows is behind a checkbox.
+    """
+    lines = [_finished_row(ranking, row) for row in ranking.finished]
+    lines += [_other_row(ranking, row) for row in ranking.others]
+    body = "\n".join(
+        f"<tr{_classes([*names, 'more'] if index >= MOST_ROWS else names)}>{cells}</tr>"
+        for index, (names, cells) in enumerate(lines)
+    )
+    everything = (
+        f'<input type="checkbox" id="all"><label for="all"> all {len(lines)} rows</label>'
+        if len(lines) > MOST_ROWS
+        else ""
+    )
+    return (
+        f'{everything}<div class="scroll"><table class="sortable" data-most="{MOST_ROWS}">'
+        f"<thead><tr>{_head(ranking)}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>"
+    )
+
+
+def _classes(names: Sequence[str]) -> str:
+    return f' class="{" ".join(names)}"' if names else ""
+
+
+def _head(ranking: Ranking) -> str:
+    cells = ["<th></th>"]
+    cells += [_head_cell(name) for name in headings(ranking.keys).values()]
+    cells += [_head_cell(measure.name, measure.unit, "n") for measure in ranking.measures]
+    return "".join([*cells, "<th>run</th>"])
+
+
+def _head_cell(name: str, unit: str = "", css: str = "") -> str:
+    small = f"<br><small>{escape(unit)}</small>" if unit else ""
+    return (
+        f'<th scope="col"{_classes([css] if css else [])}>'
+        f'<button type="button">{escape(name)}{small}</button></th>'
+    )
+
+
+def _finished_row(ranking: Ranking, ranked_row: RankedRow) -> tuple[list[str], str]:
+    row = ranked_row.row
+    mark = "★" if ranked_row.best else "◆" if ranked_row.pareto else ""
+    title = "best" if ranked_row.best else "Pareto-optimal" if ranked_row.pareto else ""
+    marked = f'<td title="{title}">{mark}</td>' if mark else "<td></td>"
+    numbers = "".join(_number(measure, row) for measure in ranking.measures)
+    return (
+        ["best"] if ranked_row.best else [],
+        f"{marked}{_settings(ranking, row)}{numbers}{_run(row)}",
+    )
+
+
+def _number(measure: Measure, row: SweepRow) -> str:
+    value = measure.value(row)
+    key = "" if value is None else f"{value:.7g}"
+    return f'<td class="n" data-v="{key}">{escape(measure.text(row))}</td>'
+
+
+def _settings(ranking: Ranking, row: SweepRow) -> str:
+    return "".join(f"<td>{escape(cell(row, key))}</td>" for key in ranking.keys)
+
+
+def _other_row(ranking: Ranking, row: SweepRow) -> tuple[list[str], str]:
+    word = escape(STATUS_WORDS.get(row.status, "failed"))
+    title = f' title="{escape(row.error[:300])}"' if row.error else ""
+    blank = '<td class="n" data-v="">-</td>' * (len(ranking.measures) - 1)
+    status = f'<td class="n status" data-v=""{title}>{word}</td>'
+    return ["none"], f"<td></td>{_settings(ranking, row)}{status}{blank}{_run(row)}"
+
+
+def _run(row: SweepRow) -> str:
+    if row.run_id is None:
+        return f"<td>{escape(row.folder.rpartition('/')[2])}</td>" if row.folder else "<td></td>"
+    return f'<td><span class="id mono">{escape(row.run_id)}</span></td>'

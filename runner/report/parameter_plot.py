@@ -1,0 +1,212 @@
+"""The figure of one parameter: time by its values, over all the other parameters' values."""
+
+from itertools import pairwise
+from statistics import median, quantiles
+
+from runner.report.parameter_groups import ParameterGroups, ValueGroup, grouped
+from runner.report.pareto_plot import point_tip
+from runner.report.plot import (
+    ACCENT,
+    COLOURS,
+    GRID,
+    INK,
+    MUTED,
+    PAPER,
+    WARN,
+    Panel,
+    cross,
+    cut_text,
+    frame,
+    legend_across,
+    mark,
+)
+from runner.report.ranking import Ranking, ranked
+from runner.report.rows import SweepData
+from runner.report.scale import Scale, scale_of, tick_text
+from runner.svg import Drawing, text_width
+
+__all__ = ["parameter_figure", "parameter_svg"]
+
+WIDTH, HEIGHT, TOP = 640.0, 300.0, 34.0
+_MOST_LABEL, _ROW, _MOST_ROWS = 190.0, 24.0, 40
+_LEFT, _BELOW, _STRIP, _SIDE = 66.0, 44.0, 22.0, 158.0
+_FEW = 8
+"""Jobs of a value that are drawn one by one; of more their spread is."""
+
+
+def parameter_svg(data: SweepData, key: str) -> str:
+    """Return the figure of `key` for the first model of `data`; empty without a result."""
+    ranking = ranked(data)
+    return parameter_figure(ranking, ranking.models[0], key) if ranking.finished else ""
+
+
+def parameter_figure(ranking: Ranking, model: str, key: str) -> str:
+    """Return time by the values of `key` as SVG whose colours are the page's.
+
+    Numbers have an axis, other values a line of text each. Few combinations of the other parameters
+    are told apart by colour and shape; of many the spread is drawn: least to most, the middle half,
+    the median. Crosses are jobs that do not fit.
+    """
+    groups = grouped(ranking, model, key)
+    times = _times(ranking, groups)
+    if not times:
+        return ""
+    drawing = Drawing(f"{ranking.by.label} by {key}", PAPER)
+    scale = scale_of(times)
+    if groups.numeric and len(groups.groups) > 1:
+        height = _by_number(drawing, ranking, groups, scale)
+    else:
+        height = _by_name(drawing, ranking, groups, scale)
+    if groups.combinations and groups.others:
+        drawing.text(12, height + 14, " · ".join(groups.others), size=11, fill=MUTED)
+        height = legend_across(drawing, 12, height + 32, groups.combinations, WIDTH - 24)
+    return drawing.svg(WIDTH, height + 6)
+
+
+def _times(ranking: Ranking, groups: ParameterGroups) -> list[float]:
+    return [time for group in groups.groups for time in _group_times(ranking, group)]
+
+
+def _group_times(ranking: Ranking, group: ValueGroup) -> list[float]:
+    return [ranking.by.value(row.row) or 0.0 for row in group.finished]
+
+
+def _by_number(drawing: Drawing, ranking: Ranking, groups: ParameterGroups, scale: Scale) -> float:
+    """Draw time over numbers, lines from number to number; return the height."""
+    unfit = any(group.unfit for group in groups.groups)
+    top = TOP + (_STRIP if unfit else 0.0)
+    across = scale_of([group.number or 0.0 for group in groups.groups])
+    panel = Panel(_LEFT, top, WIDTH - _LEFT - 16, HEIGHT - top - _BELOW, across, scale)
+    own = [group.number or 0.0 for group in groups.groups]
+    frame(drawing, panel, groups.key, "", own if _apart(panel, own) else ())
+    drawing.text(_LEFT, 14, ranking.by.label, size=11, fill=MUTED)
+    if unfit:
+        drawing.text(WIDTH - 16, 14, "x does not fit", size=11, fill=MUTED, anchor="end")
+    for group in groups.groups:
+        x, _ = panel.place(group.number or 0.0, scale.low)
+        if group.unfit:
+            cross(drawing, x, top - 12, f"{groups.key}={group.value}: {_unfit(group)}")
+    if groups.combinations:
+        _lines(drawing, panel, ranking, groups)
+        return HEIGHT
+    spread = [group for group in groups.groups if group.finished]
+    points = [
+        panel.place(group.number or 0.0, median(_group_times(ranking, group))) for group in spread
+    ]
+    drawing.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), stroke=ACCENT, width=2)
+    for group, (x, _) in zip(spread, points, strict=True):
+        low, q1, middle, q3, high = (
+            panel.place(across.low, value)[1] for value in _five(_group_times(ranking, group))
+        )
+        drawing.path(f"M{x:.1f} {low:.1f}V{high:.1f}", stroke=MUTED, width=1.5)
+        tip = _spread_tip(ranking, groups.key, group)
+        drawing.rect(x - 6, q3, 12, q1 - q3, fill=ACCENT, opacity=0.35, radius=2, tip=tip)
+        drawing.rect(x - 6, middle - 1.5, 12, 3, fill=ACCENT, tip=tip)
+    return HEIGHT
+
+
+def _apart(panel: Panel, values: list[float]) -> bool:
+    """Return whether there is room to write each of `values` below the axis."""
+    places = sorted(panel.width * panel.across.at(value) for value in values)
+    return all(right - left > 34 for left, right in pairwise(places))
+
+
+def _lines(drawing: Drawing, panel: Panel, ranking: Ranking, groups: ParameterGroups) -> None:
+    """Draw a line for each combination of the other parameters."""
+    rows = [(group, row) for group in groups.groups for row in group.finished]
+    for index, name in enumerate(groups.combinations):
+        mine = [(group, row) for group, row in rows if groups.combination(row) == name]
+        places = [
+            panel.place(group.number or 0.0, ranking.by.value(row.row) or 0.0)
+            for group, row in mine
+        ]
+        commands = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+        drawing.path(commands, stroke=COLOURS[index % len(COLOURS)], width=2)
+        for (_, row), place in zip(mine, places, strict=True):
+            mark(drawing, place, index, point_tip(ranking, row), size=4.0)
+
+
+def _by_name(drawing: Drawing, ranking: Ranking, groups: ParameterGroups, scale: Scale) -> float:
+    """Draw a line of text for each value, its times beside it; return the height."""
+    shown = groups.groups[:_MOST_ROWS]
+    left = min(max(text_width(group.value, 11) for group in shown), _MOST_LABEL) + 16
+    width = WIDTH - left - _SIDE
+    base = TOP + _ROW * len(shown)
+    for tick in scale.ticks(5):
+        x = left + width * scale.at(tick)
+        drawing.path(f"M{x:.1f} {TOP:.1f}V{base:.1f}", stroke=GRID)
+        drawing.text(x, base + 16, tick_text(tick), size=11, anchor="middle", fill=MUTED)
+    drawing.text(left, 16, ranking.by.label, size=11, fill=MUTED)
+    drawing.text(WIDTH - 4, 16, "best", size=11, fill=MUTED, anchor="end")
+    if any(group.unfit for group in groups.groups):
+        drawing.text(WIDTH - _SIDE + 12, 16, "do not fit", size=11, fill=MUTED)
+    for index, group in enumerate(shown):
+        y = TOP + _ROW * (index + 0.5)
+        label = cut_text(group.value, _MOST_LABEL)
+        drawing.text(left - 10, y + 4, label, size=11, fill=INK, anchor="end")
+        drawing.path(f"M{left:.1f} {y:.1f}h{width:.1f}", stroke=GRID)
+        _value_row(drawing, ranking, groups, group, _Row(left, width, y, scale))
+    if len(groups.groups) > len(shown):
+        rest = len(groups.groups) - len(shown)
+        drawing.text(left, base + 34, f"and {rest} more values", size=11, fill=MUTED)
+        return base + 44
+    return base + 26
+
+
+class _Row:
+    """Where a value's line is, and what its length stands for."""
+
+    def __init__(self, left: float, width: float, y: float, scale: Scale) -> None:
+        self.y = y
+        self._left, self._width, self._scale = left, width, scale
+
+    def x(self, time: float) -> float:
+        return self._left + self._width * self._scale.at(time)
+
+
+def _value_row(
+    drawing: Drawing, ranking: Ranking, groups: ParameterGroups, group: ValueGroup, row: _Row
+) -> None:
+    times = _group_times(ranking, group)
+    if group.unfit:
+        unfit = f"{len(group.unfit)} of {len(group.unfit) + len(times)}"
+        drawing.text(WIDTH - _SIDE + 12, row.y + 4, unfit, size=11, fill=WARN)
+    if not times:
+        drawing.text(WIDTH - 4, row.y + 4, "-", size=11, fill=MUTED, anchor="end")
+        return
+    if groups.combinations or len(times) <= _FEW:
+        for found, time in reversed(list(zip(group.finished, times, strict=True))):
+            names = groups.combinations
+            index = names.index(groups.combination(found)) if names else 0
+            mark(drawing, (row.x(time), row.y), index, point_tip(ranking, found), size=4.5)
+    else:
+        tip = _spread_tip(ranking, groups.key, group)
+        low, q1, middle, q3, high = (row.x(value) for value in _five(times))
+        drawing.path(f"M{low:.1f} {row.y:.1f}H{high:.1f}", stroke=MUTED, width=1.5)
+        drawing.rect(q1, row.y - 6, q3 - q1, 12, fill=ACCENT, opacity=0.35, radius=2, tip=tip)
+        drawing.rect(middle - 1.5, row.y - 6, 3, 12, fill=ACCENT, tip=tip)
+    best = ranking.by.text(group.finished[0].row)
+    drawing.text(WIDTH - 4, row.y + 4, best, size=11, fill=INK, anchor="end")
+
+
+def _five(times: list[float]) -> tuple[float, float, float, float, float]:
+    """Return least, lower quartile, median, upper quartile and most."""
+    if len(times) == 1:
+        return (times[0],) * 5
+    q1, middle, q3 = quantiles(times, n=4, method="inclusive")
+    return min(times), q1, middle, q3, max(times)
+
+
+def _spread_tip(ranking: Ranking, key: str, group: ValueGroup) -> str:
+    times = _group_times(ranking, group)
+    low, _, middle, _, high = _five(times)
+    unit = ranking.by.unit
+    return (
+        f"{key}={group.value}: {len(times)} jobs, {low:,.3f} to {high:,.3f} {unit},"
+        f" median {middle:,.3f} {unit}"
+    )
+
+
+def _unfit(group: ValueGroup) -> str:
+    count = len(group.finished) + len(group.unfit)
+    return f"{len(group.unfit)} of {count} do not fit"

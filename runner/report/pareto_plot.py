@@ -1,0 +1,132 @@
+"""The Pareto plot: time against peak memory, by number of devices used."""
+
+from collections.abc import Sequence
+
+from runner.report.measures import Measure, number
+from runner.report.pareto import frontier
+from runner.report.plot import INK, MUTED, PAPER, Panel, cut_text, frame, legend, mark
+from runner.report.ranking import RankedRow, Ranking, ranked
+from runner.report.rows import SweepData
+from runner.report.scale import scale_of
+from runner.report.settings import cell
+from runner.svg import Drawing, text_width
+
+__all__ = ["pareto_figure", "pareto_svg", "point_tip"]
+
+WIDTH, HEIGHT, LEFT, TOP = 640.0, 400.0, 66.0, 34.0
+_LEGEND, _BELOW = 118.0, 48.0
+_CLASSES = 6
+"""Numbers of devices with a mark of their own; more share the last."""
+
+
+def pareto_svg(data: SweepData) -> str:
+    """Return the plot of the first model of `data`; empty when no job has a result."""
+    ranking = ranked(data)
+    return pareto_figure(ranking, ranking.models[0]) if ranking.finished else ""
+
+
+def pareto_figure(ranking: Ranking, model: str) -> str:
+    """Return the plot of one model as SVG whose colours are the page's.
+
+    Pareto-optimal jobs are solid, the others hollow; the line is the frontier of time and memory
+    alone, which those that use fewer devices need not lie on.
+    """
+    rows = [
+        row
+        for row in ranking.of_model(model)
+        if ranking.memory.value(row.row) is not None and ranking.by.value(row.row) is not None
+    ]
+    if not rows:
+        return ""
+    places = [_values(ranking, row) for row in rows]
+    drawing = Drawing(f"{ranking.by.label} against peak memory", PAPER)
+    panel = Panel(
+        LEFT,
+        TOP,
+        WIDTH - LEFT - _LEGEND,
+        HEIGHT - TOP - _BELOW,
+        scale_of([x for x, _ in places]),
+        scale_of([y for _, y in places], below=0.12),
+    )
+    frame(
+        drawing,
+        panel,
+        f"peak memory of the fullest device, {ranking.memory.unit}",
+        ranking.by.label,
+    )
+    _frontier_line(drawing, panel, places)
+    counts = sorted({int(number(row.row, "devices_used") or 0) for row in rows})
+    # The optimal ones on top.
+    for row, place in sorted(zip(rows, places, strict=True), key=lambda pair: pair[0].pareto):
+        index = _class(counts, int(number(row.row, "devices_used") or 0))
+        tip = point_tip(ranking, row)
+        size = 6.5 if row.best else 5.0 if row.pareto else 4.0
+        mark(drawing, panel.place(*place), index, tip, solid=row.pareto, size=size)
+    _label_best(drawing, panel, ranking, rows[0], places[0])
+    side = LEFT + panel.width + 16
+    drawing.text(side, TOP + 8, "devices used", size=11, fill=MUTED)
+    legend(drawing, side, TOP + 28, _class_names(counts))
+    below = TOP + 28 + 18 * min(len(counts), _CLASSES) + 10
+    for line, words in enumerate(("solid:", "Pareto-optimal", "hollow:", "the others")):
+        drawing.text(side, below + 15 * line, words, size=10, fill=MUTED)
+    return drawing.svg(WIDTH, HEIGHT)
+
+
+def _values(ranking: Ranking, row: RankedRow) -> tuple[float, float]:
+    return ranking.memory.value(row.row) or 0.0, ranking.by.value(row.row) or 0.0
+
+
+def point_tip(ranking: Ranking, row: RankedRow) -> str:
+    """Return what shows under the pointer: the settings and what they cost."""
+    settings = " ".join(f"{key}={cell(row.row, key)}" for key in ranking.keys)
+    used = number(row.row, "devices_used")
+    costs = [f"{_amount(ranking.by, row)}", f"{_amount(ranking.memory, row)}"]
+    costs += [f"{used:.0f} devices used"] if used is not None else []
+    return f"{settings}\n{', '.join(costs)}"
+
+
+def _amount(measure: Measure, row: RankedRow) -> str:
+    return f"{measure.text(row.row)} {measure.unit}"
+
+
+def _frontier_line(drawing: Drawing, panel: Panel, places: Sequence[tuple[float, float]]) -> None:
+    """Draw the steps below which there is no job."""
+    optimal = frontier(places)
+    on_it = sorted({place for place, mine in zip(places, optimal, strict=True) if mine})
+    if len(on_it) < 2:
+        return
+    x, y = panel.place(*on_it[0])
+    steps = [f"M{x:.1f} {y:.1f}"]
+    for place in on_it[1:]:
+        x, y = panel.place(*place)
+        steps.append(f"H{x:.1f}V{y:.1f}")
+    drawing.path("".join(steps), stroke=MUTED, width=1.5, dashes="5 3")
+
+
+def _class(counts: Sequence[int], count: int) -> int:
+    return min(counts.index(count), _CLASSES - 1)
+
+
+def _class_names(counts: Sequence[int]) -> list[str]:
+    if len(counts) <= _CLASSES:
+        return [str(count) for count in counts]
+    return [*(str(count) for count in counts[: _CLASSES - 1]), f"{counts[_CLASSES - 1]} or more"]
+
+
+def _label_best(
+    drawing: Drawing,
+    panel: Panel,
+    ranking: Ranking,
+    row: RankedRow,
+    place: tuple[float, float],
+) -> None:
+    """Name the best beside its point, on the side that has room."""
+    keys = [key for key in ranking.keys if key != "model"]
+    named = " · ".join(cell(row.row, key) for key in keys)
+    words = cut_text(f"best: {named}" if named else "best", panel.width - 20)
+    x, y = panel.place(*place)
+    left = x + 10 + text_width(words, 11) > panel.x + panel.width
+    anchor, offset = ("end", -10.0) if left else ("start", 10.0)
+    if left and x - 10 - text_width(words, 11) < panel.x:
+        anchor, offset, x, y = "end", 0.0, panel.x + panel.width - 4, y + 16
+    drawing.text(x + offset, y + 16, words, size=11, fill=INK, anchor=anchor, bold=True, halo=True)

@@ -1,0 +1,73 @@
+"""A logged run, run again as it was: ``rerun=<run id>``."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fxpart.errors import SpecError
+from runner.config_tags import config_from_tags
+from runner.identity import Choices, override_values
+from runner.job import JobIdentity, Outcome, run_job
+from runner.mlflow_values import finite_metrics
+from runner.terminal import show
+from runner.tracking import LoggedRun, open_tracker
+
+if TYPE_CHECKING:
+    from runner.sections import Config
+
+__all__ = ["rerun"]
+
+_BESIDE = ("rerun", "tracking", "verbose", "figures")
+"""What may be said beside it: nothing that decides a result."""
+_COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "feasible")
+
+
+def rerun(config: "Config", identity: JobIdentity) -> Outcome:
+    """Run again what ``config.rerun`` names, from what it logged, and say whether it is the same.
+
+    Raises:
+        SpecError: for other overrides, or a run that does not hold its configuration.
+        TrackingError: for a run that does not exist, or a store that cannot be read.
+
+    """
+    run_id = str(config.rerun)
+    for key in override_values(identity.overrides):
+        if key.partition(".")[0] not in _BESIDE:
+            raise SpecError(
+                f"rerun={run_id} repeats a run as it was; leave out {key}=, or leave out rerun="
+            )
+    logged = open_tracker(config.tracking, identity.root).run(run_id)
+    if logged.tags.get("kind") == "sweep":
+        command = logged.tags.get("command", "")
+        raise SpecError(f"run {run_id} is a whole sweep; repeat it with {command} resume=false")
+    was = config_from_tags(logged.tags)
+    again = replace(
+        was,
+        tracking=config.tracking,
+        capture=replace(was.capture, cache_dir=config.capture.cache_dir),
+        figures=config.figures,
+        verbose=config.verbose,
+    )
+    choices = Choices(**{name: logged.params[name] for name in Choices.__slots__})
+    outcome = run_job(again, replace(identity, choices=choices, overrides=_overrides(logged)))
+    show(f"rerun:     {_compared(logged, outcome)}")
+    return outcome
+
+
+def _overrides(logged: LoggedRun) -> tuple[str, ...]:
+    """Return what the run was asked for."""
+    import json
+
+    return tuple(json.loads(logged.tags.get("overrides", "[]")))
+
+
+def _compared(logged: LoggedRun, outcome: Outcome) -> str:
+    now = finite_metrics(outcome.metrics)
+    shared = [name for name in _COMPARED if name in now and name in logged.metrics]
+    unlike = [
+        f"{name} {now[name]:.7g} (was {logged.metrics[name]:.7g})"
+        for name in shared
+        if f"{now[name]:.7g}" != f"{logged.metrics[name]:.7g}"
+    ]
+    if unlike:
+        return f"not the same as {logged.run_id}: {', '.join(unlike)}"
+    return f"the same as {logged.run_id} in {', '.join(shared) or 'nothing that it logged'}"

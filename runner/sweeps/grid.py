@@ -1,0 +1,98 @@
+"""The grid: every combination of what was asked for, but for what `where=` leaves out."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError
+from fxpart.stable_json import stable_digest
+from runner.sweeps.axes import read_axes
+from runner.sweeps.command import command_line, without_secrets
+from runner.sweeps.composition import Composed, compose_grid
+from runner.sweeps.jobs import Job
+from runner.sweeps.loading import SweepLoad
+from runner.sweeps.make_job import make_job
+from runner.sweeps.session import About, Session
+from runner.sweeps.sum_up import sum_up
+from runner.terminal import counted, show
+
+if TYPE_CHECKING:
+    from hydra.types import HydraContext
+    from omegaconf import DictConfig
+
+__all__ = ["run_grid"]
+
+_OF_THE_SWEEP = ("question", "resume", "where", "zip")
+"""What says nothing about a job of it."""
+
+
+def run_grid(
+    context: "HydraContext",
+    task_function: Callable[[Any], Any],
+    config: "DictConfig",
+    arguments: Sequence[str],
+) -> None:
+    """Run the jobs that the command line, `arguments`, and the configuration ask for.
+
+    Raises:
+        FxpartError: for what no job can be made of.
+
+    """
+    from omegaconf import OmegaConf
+
+    params = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create({}))
+    zips = OmegaConf.to_container(config.zip) if config.zip else None
+    assert isinstance(params, Mapping)
+    fixed, axes = read_axes(arguments, params, zips, context.config_loader)  # type: ignore[arg-type]
+
+    fixed = tuple(one for one in fixed if one.partition("=")[0] not in _OF_THE_SWEEP)
+    load = SweepLoad(context.config_loader, config)
+    jobs = _chosen(compose_grid(load, fixed, axes), config.where)
+    swept = tuple(key for axis in axes for key in axis.keys)
+    about = About(
+        title=_title(swept, config),
+        key=stable_digest({"jobs": [job.key for job in jobs]})[:16],
+        swept=swept,
+        overrides=without_secrets(arguments),
+        total=len({job.key for job in jobs}),
+        command=command_line(arguments),
+        question=config.question,
+        experiment=str(config.hydra.runtime.choices.get("experiment") or ""),
+    )
+    _say_same(jobs)
+    with Session(config, task_function, about) as session:
+        session.run(jobs)
+    sum_up(session)
+
+
+def _title(swept: Sequence[str], config: "DictConfig") -> str:
+    experiment = config.hydra.runtime.choices.get("experiment")
+    return str(experiment) if experiment else f"sweep {' x '.join(swept)}".strip()
+
+
+def _chosen(composed: Sequence[Composed], where: str | None) -> list[Job]:
+    """Return the jobs that `where` keeps, numbered as they stand in the whole grid."""
+    kept = list(enumerate(composed))
+    if where:
+        from runner.sweeps.where import parse_where
+
+        condition = parse_where(where)
+        kept = [
+            (index, one)
+            for index, one in kept
+            if one.config is None or condition.holds(one.config, one.choices)
+        ]
+    if not kept:
+        raise SpecError(
+            f"where={where!r} leaves none of {counted(len(composed), 'job')}; change it, or leave"
+            " it out"
+        )
+    return [make_job(index, one) for index, one in kept]
+
+
+def _say_same(jobs: Sequence[Job]) -> None:
+    """Say which jobs are the same as an earlier one: names differ, nothing that decides does."""
+    first: dict[str, Job] = {}
+    for job in jobs:
+        known = first.setdefault(job.key, job)
+        if known is not job:
+            show(f"same:      {' '.join(job.overrides)} is {' '.join(known.overrides)}, run once")

@@ -1,0 +1,103 @@
+"""The values of a job by the names that ``where=`` knows them by."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+
+from fxpart.errors import nearest_names
+from runner.identity import Choices
+from runner.sections import Config
+
+__all__ = ["look_up", "why_unknown"]
+
+
+def _memory_bytes(config: Config) -> int:
+    return sum(pool.count * pool.memory_bytes for pool in config.devices.pools)
+
+
+_GB = 10**9
+_CHOICES = tuple(field.name for field in fields(Choices))
+_DERIVED: Mapping[str, Callable[[Config], float]] = {
+    "n_devices": lambda config: sum(pool.count for pool in config.devices.pools),
+    "memory_bytes": _memory_bytes,
+    "memory_gb": lambda config: _memory_bytes(config) / _GB,
+}
+"""Of all devices together."""
+_OF_THE_SWEEP = ("tracking", "question", "resume", "where", "zip", "rerun", "figures", "verbose")
+"""What is the same for all jobs."""
+_OPEN = ("model.config.", "model.factory_args.")
+"""Whose names the model decides."""
+_MODE = "mode"
+
+
+def why_unknown(name: str) -> str | None:
+    """Return what is wrong with `name`, in one line; None when jobs have such a value."""
+    section, _, inside = name.partition(".")
+    if not inside:
+        known = _bare_names()
+        return None if name in known else f"{name} does not exist; {nearest_names(name, known)}"
+    if section == _MODE:
+        known = ["name", *_mode_options()]
+        near = nearest_names(inside, known)
+        return None if inside in known else f"{name} is an option of no mode; {near}"
+    if name.startswith(_OPEN):
+        return None
+    known = [one for field in fields(Config) for one in _inside(field.type, field.name)]
+    return None if name in known else f"{name} does not exist; {nearest_names(name, known)}"
+
+
+def look_up(name: str, config: Config, choices: Choices) -> object:
+    """Return the value of a name that is known; None where this job has no such value.
+
+    A bare name is the choice made, such as ``pcie4`` for `transfer_rate`; a dotted one is a value
+    of the configuration.
+    """
+    if name in _CHOICES:
+        return getattr(choices, name)
+    if name in _DERIVED:
+        return _DERIVED[name](config)
+    section, *inside = name.split(".")
+    value: object = getattr(config, section)
+    if section == _MODE:
+        value = {"name": config.mode.name, **config.mode.options}
+    elif not inside:
+        return getattr(value, "name", value)
+    for key in inside:
+        value = _member(value, key)
+    return value
+
+
+def _member(value: object, key: str) -> object:
+    if isinstance(value, Mapping):
+        return value.get(key)
+    return vars(value).get(key) if is_dataclass(value) else None
+
+
+def _bare_names() -> list[str]:
+    """Return the choices, what follows from them, and the settings that stand in no section."""
+    found = [*_CHOICES, *_DERIVED]
+    for name, value in vars(Config()).items():
+        has_name = is_dataclass(value) and hasattr(value, "name")
+        if has_name or isinstance(value, str | int | float):
+            found.append(name)
+    return [name for name in dict.fromkeys(found) if name not in _OF_THE_SWEEP]
+
+
+def _inside(kind: object, path: str) -> list[str]:
+    """Return the names below `path`, but for lists of sections and open mappings."""
+    if path in _OF_THE_SWEEP or not (isinstance(kind, type) and is_dataclass(kind)):
+        return []
+    names = []
+    for field in fields(kind):
+        name, inner = f"{path}.{field.name}", (field.type, *getattr(field.type, "__args__", ()))
+        if dict in inner or getattr(field.type, "__origin__", None) is not None:
+            continue
+        below = [found for one in inner for found in _inside(one, name)]
+        names += below or [name]
+    return names
+
+
+def _mode_options() -> list[str]:
+    from fxpart.modes import MODES
+
+    options = [field.name for known, _ in MODES.values() for field in fields(known)]
+    return list(dict.fromkeys(options))

@@ -1,0 +1,49 @@
+"""A job of a sweep, decided before anything runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.identity import Choices
+from runner.sections import Config
+
+__all__ = ["Job", "JobEnd", "SweepIds"]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepIds:
+    """What a job knows of the sweep that it belongs to."""
+
+    sweep: str
+    """In `result.json` and in the tags of each job."""
+    parent_run: str | None
+    """The sweep's run in MLflow, where one is kept."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Job:
+    """What a job is: composed once, so that editing ``conf/`` meanwhile changes nothing."""
+
+    index: int
+    """Its place in the sweep, from 0."""
+    overrides: tuple[str, ...]
+    """As they would be typed to run this job alone."""
+    choices: Choices
+    config: Config | None
+    """None where the values make no sense: `error` says why, and the job fails with it."""
+    error: str | None
+    key: str
+    """The job's identity: a hash of what decides its result, 16 hex digits."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class JobEnd:
+    """What came of a job, in this command or an earlier one."""
+
+    status: str
+    """``finished``, ``infeasible`` or ``failed``; ``lost`` where its process was killed."""
+    metrics: Mapping[str, float]
+    error: str | None = None
+    known: bool = False
+    """Whether an earlier command ran it."""
+    run_id: str | None = None
+    """Of its run in MLflow, where that is known."""

@@ -1,0 +1,24 @@
+"""The job that a composed configuration makes, with its identity."""
+
+from fxpart.errors import SpecError
+from fxpart.stable_json import stable_digest
+from runner.experiment import model_spec
+from runner.identity import config_key
+from runner.sweeps.composition import Composed
+from runner.sweeps.jobs import Job
+
+__all__ = ["make_job"]
+
+
+def make_job(index: int, composed: Composed) -> Job:
+    """Return the job; one whose configuration makes no sense is known by what was asked."""
+    config, error = composed.config, composed.error
+    key = ""
+    if config is not None:
+        try:
+            key = config_key(config, model_spec(config).key())
+        except SpecError as wrong:
+            config, error = None, " ".join(str(wrong).split())
+    if not key:
+        key = stable_digest({"overrides": composed.overrides, "error": error})[:16]
+    return Job(index, composed.overrides, composed.choices, config, error, key)

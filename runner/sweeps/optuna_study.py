@@ -1,0 +1,197 @@
+"""The search itself: Optuna proposes values, and is told what came of them.
+
+Proposals follow from the seed and from what was told, so a search that is started again proposes
+the same, and what is known already need not be run.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Literal
+
+from fxpart.errors import SpecError, nearest_names
+from runner.sweeps.jobs import JobEnd
+from runner.sweeps.optuna_samplers import distributions, make_sampler
+from runner.sweeps.optuna_space import Space
+
+__all__ = ["Goal", "Proposal", "Search", "Trial", "read_goals"]
+
+Direction = Literal["minimize", "maximize"]
+_DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
+_PATIENCE = 200
+"""Proposals in a row that were all made before, after which there is nothing new to be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is to be as small, or as large, as possible."""
+
+    metric: str
+    direction: Direction
+
+    def better(self, value: float, than: float) -> bool:
+        """Return whether `value` is strictly better."""
+        return value < than if self.direction == "minimize" else value > than
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Proposal:
+    """What to run next."""
+
+    trial: int
+    """Its number in the study."""
+    job: int
+    """Its number among the jobs, from 0."""
+    overrides: tuple[str, ...]
+    """The fixed ones, and the proposed."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Trial:
+    """A proposal that has a value for each goal."""
+
+    job: int
+    overrides: tuple[str, ...]
+    values: tuple[float, ...]
+
+
+def read_goals(metric: object, direction: object) -> tuple[Goal, ...]:
+    """Return the goals that a metric and a direction, or a list of each, say.
+
+    Raises `SpecError` for another direction, or lists of different lengths.
+    """
+    metrics, directions = _listed(metric), _listed(direction)
+    if len(directions) != len(metrics):
+        raise SpecError(
+            f"hydra.sweeper.metric names {len(metrics)}, hydra.sweeper.direction {len(directions)};"
+            " give a direction for each metric, such as"
+            " hydra.sweeper.metric=[latency_ms,peak_memory_gib]"
+            " hydra.sweeper.direction=[minimize,minimize]"
+        )
+    if len(set(metrics)) < len(metrics):
+        raise SpecError(f"hydra.sweeper.metric names one twice: {', '.join(metrics)}")
+    return tuple(Goal(one, _direction(way)) for one, way in zip(metrics, directions, strict=True))
+
+
+def _direction(asked: str) -> Direction:
+    for known in _DIRECTIONS:
+        if asked == known:
+            return known
+    near = nearest_names(asked, _DIRECTIONS)
+    raise SpecError(f"hydra.sweeper.direction={asked} does not exist; {near}")
+
+
+def _listed(given: object) -> list[str]:
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return [str(one) for one in given]
+    return [str(given)]
+
+
+class Search:
+    """A study of Optuna over a space; not for several threads."""
+
+    def __init__(
+        self, space: Space, goals: Sequence[Goal], sampler: str = "tpe", seed: int | None = 0
+    ) -> None:
+        """Begin; raises `SpecError` for an unknown sampler or one that cannot search `space`."""
+        self._space, self._goals = space, tuple(goals)
+        self._asked: set[tuple[str, ...]] = set()
+        self._jobs = 0
+        self._trials: list[Trial] = []
+        with _quiet():
+            import optuna
+
+            optuna.logging.set_verbosity(optuna.logging.ERROR)
+            self._distributions = distributions(space.dimensions)
+            self._study = optuna.create_study(
+                sampler=make_sampler(sampler, space.dimensions, seed),
+                directions=[goal.direction for goal in goals],
+            )
+
+    def ask(
+        self, most: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+    ) -> list[Proposal]:
+        """Return up to `most` new proposals; fewer when there are no more, or none can be found.
+
+        What was proposed before is passed over: it is no news to the sampler. So is, as a bad one,
+        a proposal whose overrides are not `wanted`.
+        """
+        found: list[Proposal] = []
+        in_vain, size = 0, self._space.size()
+        while len(found) < most and in_vain < _PATIENCE:
+            if size is not None and len(self._asked) >= size:
+                break
+            with _quiet():
+                trial = self._study.ask(self._distributions)
+            overrides = self._space.at([trial.params[name] for name in self._distributions])
+            known = overrides in self._asked
+            self._asked.add(overrides)
+            if known or not wanted(overrides):
+                in_vain += 1
+                self._tell(trial.number, None, failed=known)
+                continue
+            in_vain = 0
+            found.append(Proposal(trial.number, self._jobs, overrides))
+            self._jobs += 1
+        return found
+
+    def tell(self, proposal: Proposal, end: JobEnd) -> None:
+        """Say what came of a proposal. A job without a result is worse than any with one.
+
+        Raises `SpecError` when a finished job has no such metric.
+        """
+        if end.status != "finished":
+            self._tell(proposal.trial, None)
+            return
+        values = tuple(_value(goal.metric, end) for goal in self._goals)
+        if not all(math.isfinite(value) for value in values):
+            self._tell(proposal.trial, None)
+            return
+        self._tell(proposal.trial, values)
+        self._trials.append(Trial(proposal.job, proposal.overrides, values))
+
+    def _tell(self, number: int, values: Sequence[float] | None, *, failed: bool = False) -> None:
+        from optuna.trial import TrialState
+
+        # What is pruned counts as bad, what has failed not at all.
+        without = TrialState.FAIL if failed else TrialState.PRUNED
+        with _quiet():
+            if values is None:
+                self._study.tell(number, state=without)
+            else:
+                self._study.tell(number, list(values))
+
+    def best(self) -> list[Trial]:
+        """Return the best trial; with several goals all that no other is better than.
+
+        Of equals the first. Empty when no trial has a value.
+        """
+        kept: list[Trial] = []
+        for trial in sorted(self._trials, key=lambda trial: trial.job):
+            if not any(self._as_good(other, trial) for other in kept):
+                kept = [one for one in kept if not self._as_good(trial, one)]
+                kept.append(trial)
+        return kept
+
+    def _as_good(self, one: Trial, other: Trial) -> bool:
+        """Return whether `one` is in no goal worse than `other`."""
+        triples = zip(self._goals, one.values, other.values, strict=True)
+        return not any(goal.better(theirs, than=ours) for goal, ours, theirs in triples)
+
+
+def _value(metric: str, end: JobEnd) -> float:
+    """Return the metric as the tracker keeps it, so that a result told again is the same."""
+    if metric not in end.metrics:
+        near = nearest_names(metric, sorted(end.metrics))
+        raise SpecError(f"hydra.sweeper.metric={metric} is no metric of a finished job; {near}")
+    return float(f"{end.metrics[metric]:.7g}")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what Optuna says of its own samplers: that one is new, or draws otherwise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,82 @@
+"""The end of a sweep: the ranked table, the report, where to compare, and the exit code."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.announce import announce_page
+from runner.paths import shown_path
+from runner.reporting import USER_ERROR
+from runner.sweeps.exit_codes import remember
+from runner.terminal import show
+from runner.tracking import TrackingError
+from runner.writing import write_text
+
+if TYPE_CHECKING:
+    from runner.report.rows import SweepData
+    from runner.sweeps.session import Session
+
+__all__ = ["sum_up"]
+
+REPORT_FILE = "report.html"
+_SHOWN = 20
+"""Rows of the table in the terminal; the report has all."""
+
+
+def sum_up(session: "Session") -> None:
+    """Print the ranking, write and log the report, and remember the exit code.
+
+    It is 0 when a job has a result, and the others at most do not fit.
+    """
+    from runner.report.html import report_html
+    from runner.report.table import show_sweep
+
+    problems: list[str] = []
+    data = _data(session, problems)
+    show_sweep(data, None if session.is_verbose else _SHOWN)
+    path = session.folder / REPORT_FILE
+    write_text(path, report_html(data))
+    _record(session, path, problems)
+    for problem in dict.fromkeys(problems):
+        sys.stderr.write(f"error: {problem}\n")
+    ends = session.ends.values()
+    finished = [end for end in ends if end.status == "finished"]
+    is_well = all(end.status in ("finished", "infeasible") for end in ends)
+    unrecorded = any(end.error for end in finished)
+    well = finished and is_well and not unrecorded and not problems
+    remember(0 if well else USER_ERROR)
+
+
+def _data(session: "Session", problems: list[str]) -> "SweepData":
+    """Return what the tables show: from the store, or from the files if it keeps nothing."""
+    from runner.report.from_files import sweep_from_files
+    from runner.report.from_store import sweep_from_store
+
+    about, ids = session.about, session.ids
+    if ids.parent_run is not None:
+        try:
+            return sweep_from_store(session.tracker, session.tracker.run(ids.parent_run))
+        except TrackingError as error:
+            problems.append(str(error))
+    return sweep_from_files(
+        session.folder,
+        ids.sweep,
+        title=about.title,
+        question=about.question,
+        swept=about.swept,
+        command=about.command,
+    )
+
+
+def _record(session: "Session", report: Path, problems: list[str]) -> None:
+    """Log what came of the whole, and say where to look at it."""
+    counts = Counter(end.status for end in session.ends.values())
+    metrics = {"jobs": len(session.ends), **{f"jobs_{name}": n for name, n in counts.items()}}
+    show(f"report:    {shown_path(report)}")
+    parent = session.ids.parent_run
+    try:
+        session.tracker.log_sweep(parent, metrics=metrics, files=[report])
+        announce_page(session.tracker.comparison_page(parent))
+    except TrackingError as error:
+        problems.append(str(error))

@@ -1,0 +1,149 @@
+"""Runs that could not be logged: kept on disk, in the folder of the job, until the store is back.
+
+A file is written whole or not at all, and goes when its run is in the store. The store knows each
+run by its record from the moment it is made, so that a run that is sent twice is there once.
+"""
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from fxpart.errors import SpecError
+from fxpart.json_file import read_document
+from runner.tracking import Columns, RunStatus, Series, Tracker
+from runner.writing import write_json
+
+__all__ = [
+    "UNSENT_FILE",
+    "UnsentRun",
+    "claimed",
+    "read_unsent",
+    "send_unsent",
+    "unsent_files",
+    "write_unsent",
+]
+
+UNSENT_FILE = "unsent.json"
+SCHEMA, VERSION = "fxpart.unsent", 1
+_COPIES = "mlartifacts"
+"""What MLflow keeps of the folders of jobs."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class UnsentRun:
+    """All that is logged of one run, decided; times are in milliseconds since 1970."""
+
+    record_id: str
+    """Also a tag of the run: by it the store is asked whether the run is there already."""
+    name: str
+    uri: str
+    """The store that it is meant for, without a password."""
+    experiment: str
+    status: RunStatus
+    start_ms: int
+    end_ms: int
+    run_id: str | None = None
+    """The store's name of the run, where it was made before the store went away."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """At `end_ms`, as are the points of `series`: a point that is sent twice is one point."""
+    series: Mapping[str, Series] = field(default_factory=dict)
+    tables: Mapping[str, Columns] = field(default_factory=dict)
+    artifacts: str | None = None
+    """The folder of the run's files, relative to the folder that it is kept in."""
+    left_out: str | None = None
+    """The folder in `artifacts` that is not logged."""
+
+
+def write_unsent(folder: Path, run: UnsentRun) -> Path:
+    """Write `run` to `UNSENT_FILE` in `folder` and return the file.
+
+    Raises `CacheError` when the place cannot be written.
+    """
+    path = folder / UNSENT_FILE
+    write_json(path, {"schema": SCHEMA, "version": VERSION, **asdict(run)})
+    return path
+
+
+def read_unsent(path: Path) -> UnsentRun:
+    """Return the run that `path` keeps.
+
+    Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
+    """
+    document = read_document(path, SCHEMA, VERSION)
+    known: dict[str, Any] = {}
+    for part in fields(UnsentRun):
+        if part.name not in document:
+            raise SpecError(f"{path} is damaged (no {part.name}); run the job again")
+        known[part.name] = document[part.name]
+    return UnsentRun(**known)
+
+
+def unsent_files(root: Path) -> list[Path]:
+    """Return the files below `root` that keep runs, in the order of their names."""
+    found = []
+    for folder, inner, files in os.walk(root):
+        inner[:] = sorted(name for name in inner if name != _COPIES)
+        if UNSENT_FILE in files:
+            found.append(Path(folder) / UNSENT_FILE)
+    return found
+
+
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Hold `path` against other senders; yield whether it is ours and still there.
+
+    What falls with the process that holds it is only the claim: the file stays.
+    """
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        yield False
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield _is_at(path, file.fileno())
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether `path` is still the file that was opened."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False
+
+
+def send_unsent(root: Path, tracker: Tracker) -> int:
+    """Log the runs kept below `root` that were meant for `tracker`; return how many.
+
+    Safe against a kill at any moment and against other senders: each run is logged once. A file
+    that cannot be read is left alone; `python -m runner.send` names it.
+
+    Raises `TrackingError` when the store fails; what is not sent by then stays where it is.
+    """
+    sent = 0
+    for path in unsent_files(root):
+        with claimed(path) as is_ours:
+            if is_ours and _send(path, tracker):
+                sent += 1
+    return sent
+
+
+def _send(path: Path, tracker: Tracker) -> bool:
+    try:
+        run = read_unsent(path)
+    except SpecError:
+        return False
+    if not tracker.keeps(run):
+        return False
+    tracker.send(run, path.parent)
+    path.unlink()
+    return True

@@ -1,0 +1,55 @@
+import re
+
+import pytest
+
+from runner.sweeps import progress
+from runner.sweeps.jobs import JobEnd
+from runner.sweeps.progress import SweepProgress, time_text
+
+
+def _end(status: str, *, known: bool = False) -> JobEnd:
+    return JobEnd(status, {}, known=known)
+
+
+def test_a_log_gets_one_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with SweepProgress(6) as jobs:
+        jobs.add(_end("finished", known=True))
+        for status in ("finished", "infeasible", "failed", "lost"):
+            jobs.add(_end(status))
+    said = capsys.readouterr().err
+    assert said == "5 of 6 jobs done (1 before, 1 does not fit, 2 failed) in 0 s\n"
+
+
+def test_a_long_sweep_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
+    with SweepProgress(4) as jobs:
+        for _ in range(2):
+            clock[0] += 40
+            jobs.add(_end("finished"))
+    first, second, last = capsys.readouterr().err.splitlines()
+    assert first == "1 of 4 jobs done, 3 left, about 2 min 0 s to go"
+    assert second == "2 of 4 jobs done, 2 left, about 1 min 20 s to go"
+    assert last == "2 of 4 jobs done in 1 min 20 s"
+
+
+def test_a_terminal_sees_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with SweepProgress(2) as jobs:
+        jobs.add(_end("finished"))
+        jobs.add(_end("finished"))
+    said = capsys.readouterr().err
+    assert re.search(r"2 of 2 jobs done in 0 s\n$", said)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (80, "1 min 20 s"), (7500, "2 h 5 min")]
+)
+def test_times_as_a_person_says_them(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text

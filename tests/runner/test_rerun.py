@@ -1,0 +1,62 @@
+"""A run again, from what it logged."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fxpart.errors import SpecError
+from runner.identity import Choices
+from runner.job import JobIdentity
+from runner.rerun import rerun
+from runner.sections import Config
+from runner.tracking import TrackingError
+from tests.runner.command import OWN, SMALL, tracked_runs
+from tests.runner.composed import read
+from tests.runner.sweeps.sweeping import sweep
+
+pytestmark = pytest.mark.usefixtures("store")
+
+
+@pytest.fixture
+def logged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The runs of a small sweep by their mode, and the sweep's own as None."""
+    monkeypatch.chdir(folder)
+    assert sweep(*OWN, SMALL, "mode=single,kl_based") == 0
+    return {run.data.params.get("mode"): run for run in tracked_runs(folder)}
+
+
+def _again(run_id: str, *overrides: str) -> tuple[Config, JobIdentity]:
+    folder = Path.cwd() / "outputs" / "again"
+    choices = Choices("gpt2", "single", "1x16gb", "pcie4")
+    identity = JobIdentity(choices, (f"rerun={run_id}", *overrides), folder, Path.cwd())
+    return read(f"rerun={run_id}", *overrides), identity
+
+
+def test_a_run_is_repeated_with_the_same_result(
+    logged: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_id = logged["kl_based"].info.run_id
+    capsys.readouterr()
+    outcome = rerun(*_again(run_id))
+    assert outcome.status == "finished"
+    shown = capsys.readouterr().out
+    assert f"rerun:     the same as {run_id} in latency_ms, peak_memory_gib" in shown
+    again = next(r for r in tracked_runs(Path.cwd()) if "sweeps" not in r.data.tags)
+    assert again.data.params == logged["kl_based"].data.params
+    assert again.data.tags["config_key"] == logged["kl_based"].data.tags["config_key"]
+
+
+def test_one_that_does_not_fit_does_not_fit_again(logged: dict[str, Any]) -> None:
+    outcome = rerun(*_again(logged["single"].info.run_id))
+    assert outcome.status == "infeasible"
+
+
+def test_what_cannot_be_repeated_is_one_line(logged: dict[str, Any]) -> None:
+    run_id = logged["kl_based"].info.run_id
+    with pytest.raises(SpecError, match="leave out mode="):
+        rerun(*_again(run_id, "mode=single"))
+    with pytest.raises(SpecError, match="is a whole sweep; repeat it with python -m runner -m"):
+        rerun(*_again(logged[None].info.run_id))
+    with pytest.raises((SpecError, TrackingError), match="none"):
+        rerun(*_again("none"))
