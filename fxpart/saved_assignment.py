@@ -6,6 +6,7 @@ equal placements are equal bytes. `runner.files` writes it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -100,9 +101,15 @@ def _module_devices(graph: OpGraph, assignment: Assignment) -> dict[str, int | l
     for module, partition in pairs:
         homes = assignment.devices_of_partition[partition]
         held[""].update(homes)
-        for path in accumulate(module.split("."), "{}.{}".format) if module else ():
+        for path in _paths(module):
             held.setdefault(path, set()).update(homes)
     return {path: ids.pop() if len(ids) == 1 else sorted(ids) for path, ids in held.items()}
+
+
+@lru_cache(maxsize=1 << 14)
+def _paths(module: str) -> tuple[str, ...]:
+    """Return the module and those around it but the model itself, the outermost first."""
+    return tuple(accumulate(module.split("."), "{}.{}".format)) if module else ()
 
 
 def read_assignment(path: Path) -> SavedAssignment:

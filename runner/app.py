@@ -27,10 +27,12 @@ def _compose_and_run() -> int:
     from runner import specs
     from runner.arguments import hydra_arguments
     from runner.config import register
+    from runner.launchers.extras import prefer_own_launchers
     from runner.sweeps.exit_codes import exit_code
 
     register()
     specs.register()
+    prefer_own_launchers()
     sys.argv[1:] = specs.quote_numbers(hydra_arguments(sys.argv[1:]))
     finished: list[int] = []
 

@@ -44,7 +44,11 @@ def config_from_document(document: Mapping[str, object]) -> Config:
         SpecError: for a document that is not of this form, in one line.
 
     """
-    return _section(Config, _unplain(dict(document)), "")
+    try:
+        values = _unplain(dict(document))
+    except (TypeError, ValueError) as error:
+        raise _damaged(f"one of its {_PAIRS} is none: {error}") from error
+    return _section(Config, values, "")
 
 
 def config_tags(config: Config) -> dict[str, str]:
@@ -108,7 +112,7 @@ def _unplain(item: object) -> object:
 def _section(section: type[_Made], values: object, path: str) -> _Made:
     """Return the dataclass `section` with `values`; `path` is where it stands, for errors."""
     if not isinstance(values, dict):
-        raise _damaged(f"{path or 'it'} is {values!r}, not a section")
+        raise _damaged(f"{path.rstrip('.') or 'it'} is {values!r}, not a section")
     hints = get_type_hints(section)
     for key in values:
         if key not in hints:

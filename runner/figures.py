@@ -18,14 +18,14 @@ __all__ = [
     "memory_svg",
     "partition_graph_svg",
     "wants_figures",
+    "wants_traces",
     "write_figures",
 ]
 
 FIGURES = ("auto", "all", "none")
 """What ``figures=`` may be."""
 MOST_OPERATORS = 1000
-"""``auto`` draws larger models alone, not as jobs of a sweep: there a drawing and a trace take
-longer than the rest of a job, and a thousand traces fill a disk."""
+"""In a sweep ``auto`` draws no larger models: that would take longer than the rest of the job."""
 
 
 def check_figures(figures: str) -> None:
@@ -35,9 +35,14 @@ def check_figures(figures: str) -> None:
 
 
 def wants_figures(figures: str, operators: int, *, in_sweep: bool) -> bool:
-    """Return whether figures and traces are written of a model of so many operators."""
+    """Return whether the figures of a model of so many operators are drawn."""
     small = not in_sweep or operators <= MOST_OPERATORS
     return figures == "all" or (figures == "auto" and small)
+
+
+def wants_traces(figures: str, *, in_sweep: bool) -> bool:
+    """Return whether traces are written; those of a thousand jobs would fill a disk."""
+    return figures == "all" or (figures == "auto" and not in_sweep)
 
 
 def partition_graph_svg(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> str:

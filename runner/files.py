@@ -6,13 +6,12 @@ in `fxpart.saved_assignment`.
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
 
 from fxpart.assignment import Assignment
-from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.evaluation import DeviceUse, Evaluation
 from fxpart.errors import SpecError
 from fxpart.graph import OpGraph
 from fxpart.json_file import read_document
@@ -54,7 +53,11 @@ def write_assignment(
 def device_rows(evaluation: Evaluation) -> list[dict[str, object]]:
     """Return one row of plain values for each device, used or not."""
     return [
-        {**asdict(use), "total_bytes": use.total_bytes, "free_bytes": use.free_bytes}
+        {
+            **{name: getattr(use, name) for name in DeviceUse.__slots__},
+            "total_bytes": use.total_bytes,
+            "free_bytes": use.free_bytes,
+        }
         for use in evaluation.devices
     ]
 

@@ -30,6 +30,7 @@ __all__ = [
 ]
 
 
+_FXPART = Path(fxpart.__file__).parent
 _MEASURED = ("device", "threads", "repeats")
 """What decides measured times."""
 
@@ -74,15 +75,15 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "execute": _execute_numbers(config.execute),
         "mode": _mode_numbers(config.mode),
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
-        "code": _code_digest(),
+        "code": _code_digest(_FXPART),
     }
     return stable_digest(parts)[:16]
 
 
 @cache
-def _code_digest() -> str:
-    """Return a hash of fxpart's source: the version says little of a checkout that is worked on."""
-    root, digest = Path(fxpart.__file__).parent, sha256()
+def _code_digest(root: Path) -> str:
+    """Return a hash of a package's source: a version says little of what is being worked on."""
+    digest = sha256()
     for path in sorted(root.rglob("*.py")):
         content = path.read_bytes()
         # With lengths, so that no text can pass from one file to the next.

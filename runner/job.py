@@ -30,7 +30,15 @@ from runner.terminal import progress, summary_line, without_progress
 from runner.tracking import RunLog, TrackingError, open_tracker
 from runner.writing import write_text
 
-__all__ = ["RESULT_FILE", "JobIdentity", "Outcome", "is_kept", "keep_failure", "run_job"]
+__all__ = [
+    "RESULT_FILE",
+    "TRACEBACK_FILE",
+    "JobIdentity",
+    "Outcome",
+    "is_kept",
+    "keep_failure",
+    "run_job",
+]
 
 TRACEBACK_FILE = "traceback.txt"
 

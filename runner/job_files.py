@@ -9,7 +9,7 @@ from functools import lru_cache
 from fxpart.saved_assignment import ASSIGNMENT_FILE
 from runner.batch_files import write_batch_files
 from runner.experiment import Result
-from runner.figures import wants_figures, write_figures
+from runner.figures import wants_figures, wants_traces, write_figures
 from runner.files import (
     Status,
     device_rows,
@@ -54,12 +54,15 @@ def write_plan(
         write_plan_files(folder, graph, placed)
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology)
-        if wants_figures(config.figures, graph.n_ops, in_sweep=identity.sweep is not None):
+        in_sweep = identity.sweep is not None
+        if wants_figures(config.figures, graph.n_ops, in_sweep=in_sweep):
             # Of what was placed: there sizes are as the allocator rounds them.
             write_figures(folder, result.problem.graph, placed, evaluation)
-            write_trace(folder / "trace.json", graph, placed, evaluation)
             if result.schedule:
                 write_text(folder / "schedule.svg", schedule_svg(result.schedule))
+        if wants_traces(config.figures, in_sweep=in_sweep):
+            write_trace(folder / "trace.json", graph, placed, evaluation)
+            if result.schedule:
                 write_schedule_trace(folder / "schedule_trace.json", result.schedule)
         _write_config(config, identity)
 

@@ -1,9 +1,8 @@
 """Where memory is fullest and what lies there, in the words of the terminal, files and MLflow."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
 
-from fxpart.cost.peak_tensors import DevicePeak
+from fxpart.cost.peak_tensors import DevicePeak, LiveTensor
 from fxpart.cost.storage_kinds import KINDS
 from runner.units import size_unit
 
@@ -73,7 +72,16 @@ def training_bytes(peaks: Sequence[DevicePeak]) -> Mapping[str, int]:
 
 def peak_rows(peaks: Sequence[DevicePeak], top: int | None = None) -> list[dict[str, object]]:
     """Return each peak as plain values, with its `top` largest tensors (None for all it has)."""
-    return [asdict(replace(peak, tensors=peak.tensors[:top])) for peak in peaks]
+    return [
+        {
+            **{name: getattr(peak, name) for name in DevicePeak.__slots__},
+            "tensors": [
+                {name: getattr(tensor, name) for name in LiveTensor.__slots__}
+                for tensor in peak.tensors[:top]
+            ],
+        }
+        for peak in peaks
+    ]
 
 
 def tensor_columns(peaks: Sequence[DevicePeak], top: int | None = None) -> dict[str, list[object]]:

@@ -1,12 +1,14 @@
 """The comparison page of a store: its view written, its address and the command that serves it."""
 
+import json
+import re
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from runner.mlflow_runs import PARENT
 from runner.mlflow_store import sqlite_path
 from runner.mlflow_view import (
     COLOR_TAG,
@@ -14,6 +16,7 @@ from runner.mlflow_view import (
     VIEW_TAG,
     comparison_view,
     page_fragment,
+    sweep_filter,
     view_key,
 )
 from runner.tracking import ComparisonPage
@@ -40,23 +43,33 @@ def page_of(uri: str, experiment_id: str, parent_run_id: str | None) -> Comparis
 
 def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | None) -> None:
     """Write the view of one sweep, or of all runs, where it is not there already."""
-    title, created_ms = "All runs", 0
     if parent_run_id:
-        parent = client.get_run(parent_run_id).info
-        title, created_ms = parent.run_name or parent_run_id, parent.start_time
-        _color_runs(client, experiment_id, parent_run_id)
-    view = comparison_view(parent_run_id, title, created_ms)
+        parent = client.get_run(parent_run_id)
+        known: dict[str, str] = parent.data.tags
+        title, sweep_id = parent.info.run_name or parent_run_id, known.get("sweep_id")
+        _color_runs(client, experiment_id, sweep_filter(parent_run_id, sweep_id))
+        swept = _swept(known)
+        view = comparison_view(parent_run_id, title, parent.info.start_time, sweep_id, swept)
+    else:
+        view = comparison_view(None, "All runs", 0)
     key = VIEW_TAG + view_key(parent_run_id)
     tags: dict[str, Any] = client.get_experiment(experiment_id).tags
     if tags.get(key) != view:
         client.set_experiment_tag(experiment_id, key, view)
 
 
-def _color_runs(client: "MlflowClient", experiment_id: str, parent_run_id: str) -> None:
+def _swept(tags: Mapping[str, str]) -> tuple[str, ...]:
+    try:
+        return tuple(json.loads(tags.get("swept", "[]")))
+    except ValueError:  # a tag that was cut off, for its length
+        return ()
+
+
+def _color_runs(client: "MlflowClient", experiment_id: str, of_sweep: str) -> None:
     """Give the first runs of a sweep colours that differ; one that has a colour keeps it."""
     runs = client.search_runs(
         [experiment_id],
-        f"tags.`{PARENT}` = '{parent_run_id}'",
+        of_sweep,
         max_results=len(RUN_COLORS),
         order_by=["metrics.latency_ms ASC"],
     )
@@ -76,4 +89,6 @@ def _ui_command(uri: str) -> str:
     database = sqlite_path(uri)
     if database is not None and database.is_relative_to(Path.cwd()):
         uri = f"sqlite:///{database.relative_to(Path.cwd())}"
+    # The user is kept and the password is not: PostgreSQL takes that from ~/.pgpass too.
+    uri = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1@", uri)
     return f"{shlex.quote(program)} ui --backend-store-uri {shlex.quote(uri)}"

@@ -50,9 +50,9 @@ def open_stored(config: TrackingConfig, root: Path) -> StoredRuns:
     with refusals(uri):
         client = MlflowClient(tracking_uri=uri)
         experiment_id = _experiment_id(client, config.experiment, uri)
-        database = open_database(uri)
-    if database is not None:
-        return StoredRuns(DatabaseSearch(database, experiment_id), uri)
+        opened = open_database(uri)
+    if opened is not None:
+        return StoredRuns(DatabaseSearch(opened, experiment_id), uri)
     return StoredRuns(ServerSearch(client, experiment_id), uri)
 
 

@@ -1,32 +1,35 @@
-"""The MLflow store: where it is, making it, and refusing one that does not work.
+"""The MLflow store: where it is, opening it, and refusing one that does not work."""
 
-Six processes that open a missing MLflow database together leave five dead of a half-made schema
-(and a process killed meanwhile leaves it half-made for good). So a database file is made under
-another name and renamed, by whoever holds a lock beside it.
-"""
-
-import fcntl
 import logging
 import os
 import re
-import secrets
 import socket
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from runner.mlflow_schema import make_file, make_schema
 from runner.tracking import TrackingConfig, TrackingError, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from sqlalchemy import Engine
 
-__all__ = ["StoreError", "open_store", "refusals", "sqlite_path", "store_uri"]
+__all__ = [
+    "StoreError",
+    "is_database",
+    "open_store",
+    "reach",
+    "refusals",
+    "sqlite_path",
+    "store_uri",
+]
 
 _CONNECT_S = 5.0
-_LOCKED_S = 20.0  # as long as MLflow itself waits for another writer
 _HTTP = ("http", "https")
 _DATABASE_PORTS = {"postgresql": 5432, "mysql": 3306, "mssql": 1433}
 _ELSEWHERE = "choose another store with tracking.uri= or keep nothing with tracking=none"
@@ -63,6 +66,8 @@ def store_uri(config: TrackingConfig, root: Path) -> str:
             f"tracking uri {uri!r} is a folder, MLflow keeps runs in a database or a server;"
             f" write tracking.uri=sqlite:///{root / 'outputs' / 'mlflow.db'} or http://host:port"
         )
+    if scheme in ("postgres", "postgresql"):  # with the driver that the extra installs
+        return f"postgresql+psycopg2{uri.removeprefix(scheme)}"
     if scheme != "sqlite":
         return uri.rstrip("/")
     name = uri.removeprefix("sqlite:///")
@@ -124,7 +129,7 @@ def _without_secret(text: str, uri: str) -> str:
 def _cause(error: BaseException) -> str:
     """Return the part of a message that a person needs: connection errors nest it deep."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = lines[0] if lines else type(error).__name__
+    text = re.sub(r"^\([\w.]+\) ", "", lines[0]) if lines else type(error).__name__
     innermost = re.findall(r"\[Errno -?\d+\] ([^'\")\]:]+)", text)
     if innermost:
         named = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
@@ -134,6 +139,21 @@ def _cause(error: BaseException) -> str:
     return text if len(text) <= 300 else text[:299] + "…"
 
 
+def reach(uri: str) -> None:
+    """Make MLflow ready for `uri`; nothing is opened and nothing made.
+
+    Raises `TrackingError` where no server answers, or a driver is missing.
+    """
+    for name, value in _SWITCHES.items():
+        os.environ.setdefault(name, value)
+    _knock(uri)
+    if is_database(uri):
+        _check_driver(uri)
+    # Both say in tracebacks and progress notes what a TrackingError says in one line.
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
+    logging.getLogger("alembic").setLevel(logging.WARNING)
+
+
 def open_store(config: TrackingConfig, root: Path) -> "tuple[MlflowClient, str, str]":
     """Return a client, the store's URI and the id of the experiment; makes what is missing.
 
@@ -141,69 +161,55 @@ def open_store(config: TrackingConfig, root: Path) -> "tuple[MlflowClient, str, 
     the store is damaged, cannot be written, or does not answer.
     """
     uri = store_uri(config, root)
-    for name, value in _SWITCHES.items():
-        os.environ.setdefault(name, value)
-    _knock(uri)
+    reach(uri)
     from mlflow import MlflowClient  # takes 1 to 2 s
 
-    # Both say in tracebacks and progress notes what a TrackingError says in one line.
-    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    logging.getLogger("alembic").setLevel(logging.WARNING)
     database = sqlite_path(uri)
+    artifacts = None
     with refusals(uri):
         if database is not None:
-            database.parent.mkdir(parents=True, exist_ok=True)
-            if not _is_there(database):
-                with _lock(database):
-                    if not _is_there(database):
-                        _make(database)
-            _check_writable(database)
+            artifacts = (database.parent / "mlartifacts").as_uri()
+            make_file(database, artifacts)
+        elif is_database(uri):
+            artifacts = (root.resolve() / "outputs" / "mlartifacts").as_uri()
+            if uri.startswith("postgresql"):
+                make_schema(uri, artifacts)
+        _part_with_forks()
         client = MlflowClient(tracking_uri=uri)
-        return client, uri, _experiment_id(client, config.experiment, database)
+        return client, uri, _experiment_id(client, config.experiment, artifacts)
 
 
-def _is_there(database: Path) -> bool:
-    return database.exists() and database.stat().st_size > 0
+@cache
+def _part_with_forks() -> None:
+    """Let a process that is forked from this one open connections of its own."""
+    os.register_at_fork(after_in_child=_forget_connections)
 
 
-@contextmanager
-def _lock(database: Path) -> Iterator[None]:
-    """Hold the lock beside the database; it falls with the process that holds it."""
-    with database.with_name(database.name + ".lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _make(database: Path) -> None:
-    """Make an MLflow database: whole, or not at all."""
+def _forget_connections() -> None:
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-    unfinished = database.with_name(f".{database.name}.{secrets.token_hex(4)}.tmp")
+    engines: dict[str, Engine] = getattr(SqlAlchemyStore, "_engine_map", {})
+    for engine in engines.values():
+        engine.dispose(close=False)  # they are the other's to close
+
+
+def is_database(uri: str) -> bool:
+    """Return whether `uri` is a database that MLflow opens itself; a server has one of its own."""
+    return urlsplit(uri).scheme.split("+")[0] in ("sqlite", *_DATABASE_PORTS)
+
+
+def _check_driver(uri: str) -> None:
+    from sqlalchemy import make_url
+
     try:
-        make_store: Any = SqlAlchemyStore  # untyped in MLflow
-        store = make_store(f"sqlite:///{unfinished}", _artifacts(database))
-        store.engine.dispose()
-        with closing(sqlite3.connect(unfinished)) as connection:
-            # Halves the time of each write, stays in the file, and readers no longer wait.
-            connection.execute("PRAGMA journal_mode=WAL")
-        unfinished.replace(database)
-    finally:
-        for suffix in ("", "-wal", "-shm", "-journal"):
-            unfinished.with_name(unfinished.name + suffix).unlink(missing_ok=True)
-
-
-def _artifacts(database: Path) -> str:
-    return (database.parent / "mlartifacts").as_uri()
-
-
-def _check_writable(database: Path) -> None:
-    """Raise sqlite's own error for a file that MLflow would retry for a minute, or spoil."""
-    with closing(sqlite3.connect(database, timeout=_LOCKED_S, isolation_level=None)) as connection:
-        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
-        if "experiments" not in tables:
-            raise sqlite3.DatabaseError("the file is a database of something else, not of MLflow")
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute("ROLLBACK")
+        make_url(uri).get_dialect().import_dbapi()
+    except ImportError as error:
+        raise StoreError(
+            f"tracking.uri={without_password(uri)} needs {error.name}",
+            "pip install -c constraints.txt '.[postgres]'"
+            if uri.startswith("postgresql")
+            else f"pip install {error.name}",
+        ) from error
 
 
 def _knock(uri: str) -> None:
@@ -233,15 +239,14 @@ def _ask(uri: str) -> None:
         return
 
 
-def _experiment_id(client: "MlflowClient", name: str, database: Path | None) -> str:
+def _experiment_id(client: "MlflowClient", name: str, artifacts: str | None) -> str:
     """Return the id of the experiment, made if missing; another may make it meanwhile."""
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
     if found is None:
-        location = _artifacts(database) if database is not None else None
         try:
-            return str(client.create_experiment(name, artifact_location=location))
+            return str(client.create_experiment(name, artifact_location=artifacts))
         except MlflowException:
             found = client.get_experiment_by_name(name)
             if found is None:

@@ -72,6 +72,8 @@ def _text(value: object) -> str:
 
 
 def _cut(text: str, most: int) -> str:
+    # What no database takes: half a character, and in PostgreSQL the character 0.
+    text = text.encode(errors="replace").decode().replace("\0", "?")
     return text if len(text) <= most else text[: most - 1] + "…"
 
 

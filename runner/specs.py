@@ -92,7 +92,8 @@ class SpecSource(ConfigSource):
 
         """
         group, _, name = config_path.removesuffix(".yaml").partition("/")
-        if not name or not _is_our_group(group):
+        # Hydra asks for "None" where nothing is chosen by default: experiment: null.
+        if name in ("", "None") or not _is_our_group(group):
             return False
         if _is_spec(group, name):
             return True

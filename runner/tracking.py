@@ -3,6 +3,7 @@
 Importing this module does not import MLflow; opening a tracker does.
 """
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -41,7 +42,8 @@ _NAMES = ("mlflow", "none")
 def without_password(uri: str) -> str:
     """Return a tracking URI as it may be shown and kept: without the user and the password."""
     parts = urlsplit(uri)
-    return uri.replace(f"{parts.netloc.rpartition('@')[0]}@", "") if "@" in parts.netloc else uri
+    shown = uri.replace(f"{parts.netloc.rpartition('@')[0]}@", "") if "@" in parts.netloc else uri
+    return re.sub(r"(?<=[?&]password=)[^&]*", "***", shown)
 
 
 class TrackingError(FxpartError, RuntimeError):

@@ -6,7 +6,7 @@ run by its record from the moment it is made, so that a run that is sent twice i
 
 import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -20,8 +20,8 @@ from runner.writing import write_json
 __all__ = [
     "UNSENT_FILE",
     "UnsentRun",
-    "claimed",
     "read_unsent",
+    "send_file",
     "send_unsent",
     "unsent_files",
     "write_unsent",
@@ -95,7 +95,7 @@ def unsent_files(root: Path) -> list[Path]:
 
 
 @contextmanager
-def claimed(path: Path) -> Iterator[bool]:
+def _claimed(path: Path) -> Iterator[bool]:
     """Hold `path` against other senders; yield whether it is ours and still there.
 
     What falls with the process that holds it is only the claim: the file stays.
@@ -131,19 +131,24 @@ def send_unsent(root: Path, tracker: Tracker) -> int:
     """
     sent = 0
     for path in unsent_files(root):
-        with claimed(path) as is_ours:
-            if is_ours and _send(path, tracker):
-                sent += 1
+        with suppress(SpecError):
+            sent += send_file(path, lambda run: tracker if tracker.keeps(run) else None)
     return sent
 
 
-def _send(path: Path, tracker: Tracker) -> bool:
-    try:
+def send_file(path: Path, tracker_of: Callable[[UnsentRun], Tracker | None]) -> bool:
+    """Log the run that `path` keeps, where `tracker_of` has a tracker for it, and remove the file.
+
+    Return whether it did: not while another process is at it. Raises `SpecError` for a file that
+    cannot be read, and what the tracker raises.
+    """
+    with _claimed(path) as is_ours:
+        if not is_ours:
+            return False
         run = read_unsent(path)
-    except SpecError:
-        return False
-    if not tracker.keeps(run):
-        return False
-    tracker.send(run, path.parent)
-    path.unlink()
-    return True
+        tracker = tracker_of(run)
+        if tracker is None:
+            return False
+        tracker.send(run, path.parent)
+        path.unlink()
+        return True

@@ -1,6 +1,7 @@
 import shutil
 from collections.abc import Iterator
 from dataclasses import fields
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from fxpart import graph_cache
 from fxpart.errors import CacheError
 from fxpart.graph import OpGraph
-from fxpart.graph_cache import cache_key, cached_path, read_graph, write_graph
+from fxpart.graph_cache import cache_key, cached_path, entry_sources, read_graph, write_graph
 from fxpart.installed import installed_version
 from tests.sketch import random_graph
 
@@ -94,6 +95,22 @@ def test_the_source_that_makes_graphs_is_in_the_key(
     graph_cache._source_digest.cache_clear()
     matters = file in _ALWAYS or (symbolic and file in _SYMBOLIC_ALONE)
     assert (cache_key(MODEL, "operator", symbolic=symbolic) != key) is matters
+
+
+def test_an_entry_says_what_it_is_made_of(tmp_path: Path) -> None:
+    entry, source = tmp_path / "g.npz", tmp_path / "model.py"
+    source.write_text("one")
+    assert entry_sources(entry) is None
+    write_graph(entry, random_graph(1, 30))
+    assert entry_sources(entry) == {}
+    write_graph(entry, random_graph(1, 30), [source])
+    assert entry_sources(entry) == {source: sha256(b"one").hexdigest()}
+    source.write_text("two")
+    assert entry_sources(entry) is None
+    source.unlink()
+    assert entry_sources(entry) is None
+    entry.write_bytes(b"x" * 999)
+    assert entry_sources(entry) is None
 
 
 def test_an_entry_whose_sources_changed_is_as_good_as_none(tmp_path: Path) -> None:

@@ -5,13 +5,18 @@ import shlex
 from pathlib import Path
 
 import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import IntervalSweep, Override
 
 from fxpart.data_parallel import split_topology
 from fxpart.modes import make_mode
+from runner import config, specs
+from runner.arguments import hydra_arguments
 from runner.build_topology import build_topology
 from runner.experiment import check, model_spec
-from runner.specs import quote_numbers
+from runner.paths import conf_dir
 from tests.runner.composed import read
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,14 +36,27 @@ COMMANDS = list(dict.fromkeys(command for page in PAGES for command in _commands
 
 def _of_first_job(overrides: list[str]) -> tuple[list[str], bool]:
     """Return the overrides with the first value of what is swept, and whether anything is."""
-    parsed = OverridesParser.create().parse_overrides(quote_numbers(overrides))
-    chosen = [
-        f"{override.get_key_element()}={next(override.sweep_string_iterator())}"
-        if override.is_sweep_override()
-        else given
-        for override, given in zip(parsed, overrides, strict=True)
-    ]
+    config.register()
+    specs.register()
+    given = specs.quote_text(specs.quote_numbers(overrides))
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        loader = GlobalHydra.instance().config_loader()
+        parsed = OverridesParser.create(config_loader=loader).parse_overrides(given)
+        chosen = [
+            f"{override.get_key_element()}={_first_value(override)}"
+            if override.is_sweep_override()
+            else text
+            for override, text in zip(parsed, given, strict=True)
+        ]
     return chosen, any(override.is_sweep_override() for override in parsed)
+
+
+def _first_value(override: Override) -> str:
+    if override.is_interval_sweep():
+        interval = override.value()
+        assert isinstance(interval, IntervalSweep)
+        return str(interval.start)
+    return next(override.sweep_string_iterator())
 
 
 def test_pages_have_commands() -> None:
@@ -46,19 +64,21 @@ def test_pages_have_commands() -> None:
         "README.md",
         "execution.md",
         "memory.md",
+        "sweeps.md",
     ]
     assert any("execute=pipeline" in command and "optimizer" in command for command in COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_runner_takes_the_command(command: str) -> None:
-    overrides = shlex.split(command)
-    swept = overrides[:1] == ["-m"]
+    typed = shlex.split(command, comments=True)
+    swept, overrides = "-m" in typed, hydra_arguments(typed)
     chosen, has_several = _of_first_job(overrides[swept:])
-    assert swept == has_several
-    config = read(*chosen)
-    check(config)
-    assert model_spec(config).batch_size * config.data_parallel == config.model.batch_size
-    make_mode(config.mode.name, config.mode.options)
-    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
-    split_topology(topology, config.data_parallel)
+    # A named experiment is a sweep by itself.
+    assert swept == has_several or (has_several and "experiment=" in command)
+    job = read(*chosen)
+    check(job)
+    assert model_spec(job).batch_size * job.data_parallel == job.model.batch_size
+    make_mode(job.mode.name, job.mode.options)
+    topology = build_topology(job.devices, job.transfer_rate, job.reserve)
+    split_topology(topology, job.data_parallel)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -65,7 +66,7 @@ def device_peaks(problem: Problem, assignment: Assignment, top: int = 10) -> tup
     round in which it holds most. In the order of logical ids. O(devices x (n + reads)), for each
     round.
     """
-    graph, facts = problem.graph, storage_facts(problem.graph, problem.memory)
+    graph, facts = problem.graph, _facts(problem.graph)
     weights_of = _weights_of_devices(graph, assignment)
     peaks = []
     for device, weights in weights_of.items():
@@ -96,13 +97,19 @@ def memory_by_kind(graph: OpGraph, assignment: Assignment, devices: int) -> tupl
     Of the first input. An array of shape (len(KINDS), operators that the device computes for it)
     for each device; its columns add up to `MemoryProfile.held_bytes`.
     """
-    facts = storage_facts(graph, memory_tables(graph))
+    facts = _facts(graph)
     device_of, weights = assignment.device_of, _weights_of_devices(graph, assignment)
     none = np.zeros((len(KINDS), 0), dtype=np.int64)
     return tuple(
         _over_time(facts, device_of, device, weights[device]) if device in weights else none
         for device in range(devices)
     )
+
+
+@lru_cache(maxsize=4)
+def _facts(graph: OpGraph) -> StorageFacts:
+    """Return what follows from the graph alone, which its plans share."""
+    return storage_facts(graph, memory_tables(graph))
 
 
 def _over_time(

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from fxpart.errors import SpecError
 
-__all__ = ["needs"]
+__all__ = ["needs", "prefer_own_launchers"]
 
 
 @contextmanager
@@ -22,5 +22,20 @@ def needs(launcher: str, package: str, extra: str) -> Iterator[None]:
         if (error.name or "").partition(".")[0] != package:
             raise
         raise SpecError(
-            f"hydra/launcher={launcher} needs {package}; pip install -c constraints.txt '.[{extra}]'"
+            f"hydra/launcher={launcher} needs {package};"
+            f" pip install -c constraints.txt '.[{extra}]'"
         ) from error
+
+
+def prefer_own_launchers() -> None:
+    """Make Hydra forget launchers of other packages that have the name of one of ours.
+
+    Hydra would check our configuration against theirs. Call it after Hydra's look for plugins.
+    """
+    from hydra.core.config_store import ConfigStore
+
+    from runner.paths import conf_dir
+
+    known = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
+    for path in (conf_dir() / "hydra" / "launcher").glob("*.yaml"):
+        known.pop(path.name, None)

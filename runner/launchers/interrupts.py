@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from runner.launchers.work import Work
 
@@ -16,6 +16,7 @@ __all__ = ["GRACE_S", "held_back", "interruptible", "when_it_ends", "work_until_
 GRACE_S = 3.0
 """What an interrupted job has to say that it was interrupted, before its process is killed."""
 _LOOK_S = 1.0
+_HEARD = (signal.SIGINT, signal.SIGTERM)
 
 _watched: list[int] = []
 """The process whose end is this one's: a worker has one."""
@@ -79,23 +80,25 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Hear one interrupt in here, and no second one, which would cut off what the first began.
+    """Hear one interrupt or SIGTERM in here, and no second one, which would cut off its answer.
 
-    Only a process's main thread hears any; elsewhere this changes nothing.
+    Both raise `KeyboardInterrupt`. Only a process's main thread hears any; elsewhere this changes
+    nothing.
     """
 
     def hear(_number: int, _frame: object) -> None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for one in _HEARD:
+            signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, hear)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    before = {one: signal.signal(one, hear) for one in _HEARD}
+    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        with suppress(TypeError):  # a handler that was not set from Python
-            signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        for one, handler in before.items():
+            signal.signal(one, handler)

@@ -1,13 +1,16 @@
 """Jobs on the cores of this machine: the processes of joblib's pool, loky."""
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError
 from runner.launchers.extras import needs
 from runner.launchers.interrupts import GRACE_S, held_back, interruptible, work_until_it_ends
+from runner.launchers.threads import thread_counts
 from runner.launchers.work import LostJobError, Ticket, Work, failed, run_ticket
 
 if TYPE_CHECKING:
@@ -17,14 +20,6 @@ __all__ = ["over_workers", "worker_count"]
 
 _IDLE_S = 300.0
 """After which a worker without a job ends; a sweep may hand out its jobs in several goes."""
-_THREAD_COUNTS = (
-    "OMP_NUM_THREADS",
-    "OPENBLAS_NUM_THREADS",
-    "MKL_NUM_THREADS",
-    "VECLIB_MAXIMUM_THREADS",
-    "NUMEXPR_NUM_THREADS",
-    "NUMBA_NUM_THREADS",
-)
 
 
 def worker_count(n_jobs: int, cores: int) -> int:
@@ -37,8 +32,8 @@ def worker_count(n_jobs: int, cores: int) -> int:
     count = n_jobs if n_jobs >= 0 else cores + 1 + n_jobs
     if count < 1:
         raise SpecError(
-            f"hydra.launcher.n_jobs={n_jobs} leaves no process of {cores} cores; write the number of"
-            " processes, or -1 for all cores"
+            f"hydra.launcher.n_jobs={n_jobs} leaves no process of {cores} cores; write the number"
+            " of processes, or -1 for all cores"
         )
     return count
 
@@ -75,24 +70,17 @@ def over_workers(
 
 
 def _submit(count: int, work: Work, ticket: Ticket) -> "Future[Any]":
-    from joblib.externals.loky import get_reusable_executor
-
     with held_back():
-        # The same pool, as long as it is whole; a new one after a process was killed.
-        pool = get_reusable_executor(max_workers=count, timeout=_IDLE_S, env=_threads(count))
-        future: Future[Any] = pool.submit(_run, work, ticket)
-    return future
+        return _pool(count).submit(_run, work, ticket)
 
 
-def _threads(count: int) -> dict[str, str]:
-    """Return the environment in which all workers together have a thread for each core.
+def _pool(count: int) -> "Executor":
+    """Return the same pool as before, as long as it is whole; a new one after a process died."""
+    from joblib.externals.loky import cpu_count, get_reusable_executor
 
-    Every library would otherwise start as many threads in each worker as there are cores.
-    """
-    from joblib.externals.loky import cpu_count
-
-    each = str(max(1, cpu_count() // count))
-    return {name: os.environ.get(name, each) for name in _THREAD_COUNTS}
+    threads = thread_counts(cpu_count(), count)
+    pool: Executor = get_reusable_executor(max_workers=count, timeout=_IDLE_S, env=threads)
+    return pool
 
 
 def _run(work: Work, ticket: Ticket) -> "JobReturn":
@@ -112,12 +100,7 @@ def _end(future: "Future[Any]", ticket: Ticket) -> "JobReturn":
 
 def _stop(count: int, running: "dict[Future[Any], Ticket]") -> None:
     """Interrupt the jobs, give them time to say so, and end all workers."""
-    import signal
-    from contextlib import suppress
-
-    from joblib.externals.loky import get_reusable_executor
-
-    pool = get_reusable_executor(max_workers=count, timeout=_IDLE_S, env=_threads(count))
+    pool: Any = _pool(count)
     for process in list(pool._processes or {}):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGINT)

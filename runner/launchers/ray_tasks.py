@@ -12,6 +12,7 @@ from runner.launchers.work import LostJobError, Ticket, Work, failed, python_pat
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
+    from ray import ObjectRef
 
 __all__ = ["answers_http2", "over_ray"]
 
@@ -122,14 +123,13 @@ def answers_http2(host: str, port: int) -> str | None:
     return None if header[3:4] == bytes([_SETTINGS]) else "what answers there is something else"
 
 
-def _end(done: Any, ticket: Ticket) -> "JobReturn":
+def _end(done: "ObjectRef[JobReturn]", ticket: Ticket) -> "JobReturn":
     import ray
 
     try:
-        end: JobReturn = ray.get(done)
+        return ray.get(done)
     except Exception as error:
         return failed(ticket, LostJobError(f"its process was killed ({type(error).__name__})"))
-    return end
 
 
 def _stop(running: list[Any]) -> None:

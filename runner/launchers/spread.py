@@ -63,7 +63,5 @@ class SpreadLauncher(Launcher):
         return [ends.get(one.index) or failed(one, silent) for one in tickets]
 
     @abstractmethod
-    def spread(
-        self, work: Work, tickets: Sequence[Ticket]
-    ) -> Iterator[tuple[int, "JobReturn"]]:
+    def spread(self, work: Work, tickets: Sequence[Ticket]) -> Iterator[tuple[int, "JobReturn"]]:
         """Yield each job's number and how it ended, as they end."""

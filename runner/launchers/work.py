@@ -71,7 +71,7 @@ def python_path() -> str:
     installed = (sys.prefix, sys.base_prefix)
     paths = [str(Path(path).resolve()) for path in sys.path]
     own = [path for path in paths if not path.startswith(installed)]
-    return os.pathsep.join(dict.fromkeys([*own, *os.environ.get("PYTHONPATH", "").split(":")]))
+    return os.pathsep.join(dict.fromkeys(own))
 
 
 def run_ticket(work: Work, ticket: Ticket) -> "JobReturn":
@@ -142,9 +142,7 @@ def failed(ticket: Ticket, error: BaseException) -> "JobReturn":
     from hydra.core.utils import JobReturn, JobStatus
 
     kept = error if type(error) is LostJobError else LostJobError(one_line(error))
-    return JobReturn(
-        overrides=list(ticket.overrides), status=JobStatus.FAILED, _return_value=kept
-    )
+    return JobReturn(overrides=list(ticket.overrides), status=JobStatus.FAILED, _return_value=kept)
 
 
 def why(ends: Sequence["JobReturn"]) -> str | None:

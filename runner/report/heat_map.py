@@ -36,7 +36,8 @@ def heat_map_svg(ranking: Ranking, model: str, keys: tuple[str, str]) -> str:
     """
     best = _best(ranking, model, keys)
     rows, columns = (_values(best, axis) for axis in (0, 1))
-    left = min(max(text_width(value, 11) for value in rows), _MOST_LABEL) + 14
+    words = [f"{keys[0]} ↓", *rows]
+    left = min(max(text_width(word, 11) for word in words), _MOST_LABEL) + 14
     wide = min(max((_WIDEST - left) / len(columns), 26.0), 130.0)
     drawing = Drawing(f"{ranking.by.label}: {keys[0]} by {keys[1]}", PAPER)
     _name_axes(drawing, keys, left)
@@ -136,7 +137,9 @@ def _values(best: dict[tuple[str, str], float | None], axis: int) -> list[str]:
 
 
 def _number(time: float, wide: float) -> str:
-    return f"{time:,.1f}" if time >= 100 and wide > _ROOMY else f"{time:.3g}"
+    """Return `time` with four digits, or three where there is little room."""
+    whole = len(str(int(time)))
+    return f"{time:,.{max((4 if wide > _ROOMY else 3) - whole, 0)}f}"
 
 
 def _no_fit(wide: float) -> str:

@@ -20,6 +20,8 @@ __all__ = ["report_html"]
 
 _ROW_PX, _CARD_PX = 27.0, 66.0
 """About how high a row of the table is, and what surrounds a figure."""
+_INSTEAD = 3
+"""Models of which more than the best is said."""
 _MODELS = 8
 """Models that get figures; of more the table is enough."""
 # No request can leave the page, whatever a name in it says.
@@ -75,7 +77,8 @@ def _verdicts(ranking: Ranking) -> str:
     for model in ranking.models:
         found = verdict(ranking, model)
         name = f"<strong>{escape(model)}</strong>: " if several else "<strong>Best:</strong> "
-        lines = "".join(f"<li>{escape(line)}</li>" for line in found.instead)
+        instead = found.instead if len(ranking.models) <= _INSTEAD else ()
+        lines = "".join(f"<li>{escape(line)}</li>" for line in instead)
         items = f"<ul>{lines}</ul>" if lines else ""
         blocks.append(f"<p>{name}{escape(found.sentence)}</p>{items}")
     return f'<div class="verdict">{"".join(blocks)}</div>\n'

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from runner.report.measures import Measure
-from runner.report.ranking import RankedRow, Ranking
+from runner.report.ranking import RankedRow, Ranking, best_rows
 from runner.report.reasons import STATUS_WORDS
 from runner.report.rows import SweepRow
 from runner.report.settings import cell, headings
@@ -19,13 +19,16 @@ def table_html(ranking: Ranking) -> str:
     """Return the table: the best first for each model, those without a result last.
 
     It can be read without script; with it, a click on a heading sorts. What is more than a screen
-    of rows is behind a checkbox.
+    of rows, of each model about as many, is behind a checkbox.
     """
-    lines = [_finished_row(ranking, row) for row in ranking.finished]
-    lines += [_other_row(ranking, row) for row in ranking.others]
+    shown = best_rows(ranking, MOST_ROWS)
+    first = {id(row) for row in (*shown, *ranking.others[: MOST_ROWS - len(shown)])}
+    lines: list[tuple[object, list[str], str]]
+    lines = [(row, *_finished_row(ranking, row)) for row in ranking.finished]
+    lines += [(row, *_other_row(ranking, row)) for row in ranking.others]
     body = "\n".join(
-        f"<tr{_classes([*names, 'more'] if index >= MOST_ROWS else names)}>{cells}</tr>"
-        for index, (names, cells) in enumerate(lines)
+        f"<tr{_classes(names if id(row) in first else [*names, 'more'])}>{cells}</tr>"
+        for row, names, cells in lines
     )
     everything = (
         f'<input type="checkbox" id="all"><label for="all"> all {len(lines)} rows</label>'

@@ -88,7 +88,23 @@ def _by_number(drawing: Drawing, ranking: Ranking, groups: ParameterGroups, scal
             cross(drawing, x, top - 12, f"{groups.key}={group.value}: {_unfit(group)}")
     if groups.combinations:
         _lines(drawing, panel, ranking, groups)
-        return HEIGHT
+    elif len(_times(ranking, groups)) < 2 * len(groups.groups):
+        _points(drawing, panel, ranking, groups)
+    else:
+        _spreads(drawing, panel, ranking, groups)
+    return HEIGHT
+
+
+def _points(drawing: Drawing, panel: Panel, ranking: Ranking, groups: ParameterGroups) -> None:
+    """Draw jobs that hardly ever share a value, as those of a search."""
+    for group in groups.groups:
+        for row in group.finished:
+            place = panel.place(group.number or 0.0, ranking.by.value(row.row) or 0.0)
+            mark(drawing, place, 0, point_tip(ranking, row), solid=row.pareto, size=3.5)
+
+
+def _spreads(drawing: Drawing, panel: Panel, ranking: Ranking, groups: ParameterGroups) -> None:
+    """Draw least, quartiles, median and most of each value, and a line through the medians."""
     spread = [group for group in groups.groups if group.finished]
     points = [
         panel.place(group.number or 0.0, median(_group_times(ranking, group))) for group in spread
@@ -96,13 +112,12 @@ def _by_number(drawing: Drawing, ranking: Ranking, groups: ParameterGroups, scal
     drawing.path("M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points), stroke=ACCENT, width=2)
     for group, (x, _) in zip(spread, points, strict=True):
         low, q1, middle, q3, high = (
-            panel.place(across.low, value)[1] for value in _five(_group_times(ranking, group))
+            panel.place(panel.across.low, value)[1] for value in _five(_group_times(ranking, group))
         )
         drawing.path(f"M{x:.1f} {low:.1f}V{high:.1f}", stroke=MUTED, width=1.5)
         tip = _spread_tip(ranking, groups.key, group)
         drawing.rect(x - 6, q3, 12, q1 - q3, fill=ACCENT, opacity=0.35, radius=2, tip=tip)
         drawing.rect(x - 6, middle - 1.5, 12, 3, fill=ACCENT, tip=tip)
-    return HEIGHT
 
 
 def _apart(panel: Panel, values: list[float]) -> bool:

@@ -10,6 +10,7 @@ from runner.report.rows import SweepData
 from runner.report.scale import scale_of
 from runner.report.settings import cell
 from runner.svg import Drawing, text_width
+from runner.terminal import counted
 
 __all__ = ["pareto_figure", "pareto_svg", "point_tip"]
 
@@ -55,21 +56,33 @@ def pareto_figure(ranking: Ranking, model: str) -> str:
         ranking.by.label,
     )
     _frontier_line(drawing, panel, places)
-    counts = sorted({int(number(row.row, "devices_used") or 0) for row in rows})
-    # The optimal ones on top.
-    for row, place in sorted(zip(rows, places, strict=True), key=lambda pair: pair[0].pareto):
-        index = _class(counts, int(number(row.row, "devices_used") or 0))
-        tip = point_tip(ranking, row)
-        size = 6.5 if row.best else 5.0 if row.pareto else 4.0
-        mark(drawing, panel.place(*place), index, tip, solid=row.pareto, size=size)
+    _draw_points(drawing, panel, ranking, list(zip(rows, places, strict=True)))
     _label_best(drawing, panel, ranking, rows[0], places[0])
+    return drawing.svg(WIDTH, HEIGHT)
+
+
+def _draw_points(
+    drawing: Drawing,
+    panel: Panel,
+    ranking: Ranking,
+    points: Sequence[tuple[RankedRow, tuple[float, float]]],
+) -> None:
+    """Draw the jobs, the optimal ones on top, and say what their marks mean."""
+    counts = sorted({_used(row) for row, _ in points})
+    for row, place in sorted(points, key=lambda point: point[0].pareto):
+        size = 6.5 if row.best else 5.0 if row.pareto else 4.0
+        index, tip = _class(counts, _used(row)), point_tip(ranking, row)
+        mark(drawing, panel.place(*place), index, tip, solid=row.pareto, size=size)
     side = LEFT + panel.width + 16
     drawing.text(side, TOP + 8, "devices used", size=11, fill=MUTED)
     legend(drawing, side, TOP + 28, _class_names(counts))
     below = TOP + 28 + 18 * min(len(counts), _CLASSES) + 10
     for line, words in enumerate(("solid:", "Pareto-optimal", "hollow:", "the others")):
         drawing.text(side, below + 15 * line, words, size=10, fill=MUTED)
-    return drawing.svg(WIDTH, HEIGHT)
+
+
+def _used(row: RankedRow) -> int:
+    return int(number(row.row, "devices_used") or 0)
 
 
 def _values(ranking: Ranking, row: RankedRow) -> tuple[float, float]:
@@ -81,7 +94,7 @@ def point_tip(ranking: Ranking, row: RankedRow) -> str:
     settings = " ".join(f"{key}={cell(row.row, key)}" for key in ranking.keys)
     used = number(row.row, "devices_used")
     costs = [f"{_amount(ranking.by, row)}", f"{_amount(ranking.memory, row)}"]
-    costs += [f"{used:.0f} devices used"] if used is not None else []
+    costs += [f"{counted(int(used), 'device')} used"] if used is not None else []
     return f"{settings}\n{', '.join(costs)}"
 
 

@@ -97,9 +97,9 @@ _SHAPES = (
     "m0 {m}l{r} {d}h-{d}z",  # triangle
     "m0 {m}l{r} {r}l{m} {r}l{m} {m}z",  # diamond
     "m{m} {m}h{d}l{m} {d}z",  # triangle, point down
-    "m{m} 0l{r} {m}l{r} {r}l{m} {r}z m0 0h{d}",  # diamond with a bar
-    "m{m} {m}l{d} {d}m0 -{d}l-{d} {d}",  # cross
-    "m{m} 0h{d}m{m} {m}v{d}",  # plus
+    "m{m} {m}v{d}l{d} {m}z",  # triangle, point right
+    "m{r} {m}v{d}l-{d} {m}z",  # triangle, point left
+    "m{m} {m}h{d}l-{d} {d}h{d}z",  # hourglass
 )
 
 

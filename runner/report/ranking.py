@@ -1,14 +1,15 @@
 """The jobs of a sweep in order: the best first, and what no other beats marked."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.report.measures import Measure, finished, measures_of, number
 from runner.report.pareto import frontier
 from runner.report.rows import SweepData, SweepRow
-from runner.report.settings import CHOICES, cell, varied
+from runner.report.settings import cell, varied
 
-__all__ = ["RankedRow", "Ranking", "ranked"]
+__all__ = ["RankedRow", "Ranking", "best_rows", "ranked"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,16 @@ _PEAKS = ("peak_memory_gib", "schedule_peak_gib")
 
 def ranked(data: SweepData) -> Ranking:
     """Return the jobs in order of the measure that suits them; ties go by their settings."""
-    measures = measures_of(data.rows)
+    measures, keys = measures_of(data.rows), varied(data)
     by = measures[0].key
-    done = sorted((row for row in data.rows if finished(row)), key=lambda row: _rank(row, by))
+    done = sorted((row for row in data.rows if finished(row)), key=lambda row: _rank(row, by, keys))
     best: dict[str, float] = {}
     for row in done:
         best.setdefault(cell(row, "model"), number(row, by) or 0.0)
     optimal = _optimal(done, by, next(m.key for m in measures if m.key in _PEAKS))
     return Ranking(
         data=data,
-        keys=varied(data),
+        keys=keys,
         measures=measures,
         finished=tuple(
             RankedRow(
@@ -107,6 +108,33 @@ def _all_say(rows: list[SweepRow], key: str) -> bool:
     return all(number(row, key) is not None for row in rows)
 
 
-def _rank(row: SweepRow, by: str) -> tuple[str, float, str]:
-    settings = " ".join(cell(row, key) for key in CHOICES) + row.name
-    return cell(row, "model"), number(row, by) or 0.0, settings
+def _rank(row: SweepRow, by: str, keys: tuple[str, ...]) -> tuple[str, float, tuple[str, ...]]:
+    """Return what a job is sorted by: the same wherever the sweep was read from."""
+    return cell(row, "model"), number(row, by) or 0.0, tuple(cell(row, key) for key in keys)
+
+
+def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:
+    """Return at most `most` of the finished rows in their order, of each model about as many."""
+    if len(ranking.finished) <= most:
+        return list(ranking.finished)
+    by_model = [list(ranking.of_model(model)) for model in ranking.models]
+    room, kept = most, 0
+    # One more of each model in turn, until there is no room.
+    while room > 0:
+        room -= sum(1 for rows in by_model if len(rows) > kept)
+        kept += 1
+    chosen = [row for rows in by_model for row in rows[:kept]]
+    return chosen if room == 0 else _without_last(by_model, kept, -room)
+
+
+def _without_last(
+    by_model: Sequence[Sequence[RankedRow]], kept: int, surplus: int
+) -> list[RankedRow]:
+    """Return `kept` rows of each model, but one less of the last `surplus` that have as many."""
+    full = [index for index, rows in enumerate(by_model) if len(rows) >= kept]
+    less = full[len(full) - surplus :]
+    return [
+        row
+        for index, rows in enumerate(by_model)
+        for row in rows[: kept - 1 if index in less else kept]
+    ]

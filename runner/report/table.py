@@ -4,16 +4,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from runner.report.measures import Measure
-from runner.report.ranking import RankedRow, Ranking, ranked
+from runner.report.ranking import RankedRow, Ranking, best_rows, ranked
 from runner.report.reasons import STATUS_WORDS, sweep_reasons
-from runner.report.rows import SweepData
+from runner.report.rows import SweepData, SweepRow
 from runner.report.settings import cell, headings, shared_settings
 from runner.terminal import add_numbers, counted, empty_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["MOST_ROWS", "best_rows", "show_sweep", "sweep_table"]
+__all__ = ["MOST_ROWS", "show_sweep"]
 
 MOST_ROWS = 20
 """What fits a terminal beside the command and the reasons."""
@@ -32,41 +32,45 @@ _MEASURE_HEADINGS = {
 
 
 def show_sweep(data: SweepData, most: int | None) -> None:
-    """Print the ranked table, at most `most` rows of it (None: all), and why others are missing."""
+    """Print the ranked table, at most `most` rows of it (None: all), and why others are missing.
+
+    The best comes first for each model, those without a result last; a choice that all share is in
+    the title. The best of each model, equals included, has a ``*``; what else is Pareto-optimal in
+    time, peak memory and devices used has a ``+``. Where the terminal is too narrow for all
+    numbers, the less important ones are left out.
+    """
     from rich.console import Console
 
-    show(sweep_table(data, most, Console().width), *sweep_reasons(data, _MOST_REASONS))
-
-
-def sweep_table(data: SweepData, most: int | None = None, columns: int = 120) -> "Table":
-    """Return the runs of a sweep, the best first for each model, those without a result last.
-
-    A choice that all share is in the title. The best of each model, equals included, has a ``*``;
-    the others that are Pareto-optimal in time, peak memory and devices used have a ``+``. With more
-    than `most` rows the caption says what is left out; where `columns` of text are too few for all
-    numbers, the less important ones are.
-    """
     ranking = ranked(data)
-    shared = [f"{key}={text}" for key, text in shared_settings(data, ranking.keys).items()]
+    room = len(data.rows) if most is None else max(most, 1)
+    rows = best_rows(ranking, room)
+    others = ranking.others[: room - len(rows)]
+    table = _table(ranking, rows, others, Console().width)
+    notes = _notes(ranking, rows, len(others))
+    show(table, *notes, *sweep_reasons(data, _MOST_REASONS))
+
+
+def _table(
+    ranking: Ranking, rows: Sequence[RankedRow], others: Sequence[SweepRow], columns: int
+) -> "Table":
+    """Return `rows`, which have a result, and `others`, of one width that suits `columns`."""
+    data, keys = ranking.data, ranking.keys
+    shared = [f"{key}={text}" for key, text in shared_settings(data, keys).items()]
     table = empty_table(", ".join([counted(len(data.rows), "run"), *shared]))
     table.add_column("")
-    for heading in headings(ranking.keys).values():
+    for heading in headings(keys).values():
         table.add_column(_HYPHENATED.get(heading, heading), overflow="fold")
     measures = _that_fit(ranking, columns)
     add_numbers(table, *(_heading(measure) for measure in measures))
-    room = len(data.rows) if most is None else max(most, 1)
-    shown = best_rows(ranking, room)
-    for row in shown:
-        settings = [cell(row.row, key) for key in ranking.keys]
+    for row in rows:
+        settings = [cell(row.row, key) for key in keys]
         numbers = [measure.text(row.row) for measure in measures]
         mark = "*" if row.best else "+" if row.pareto else ""
         table.add_row(mark, *settings, *numbers, style="bold" if row.best else "")
-    others = ranking.others[: room - len(shown)]
     for other in others:
-        word = STATUS_WORDS.get(other.status, "failed" if other.error else other.status)
+        word = STATUS_WORDS.get(other.status, "failed")
         blank = ["-"] * (len(measures) - 1)
-        table.add_row("", *(cell(other, key) for key in ranking.keys), word, *blank, style="dim")
-    table.caption = "\n".join(_captions(ranking, shown, len(others)))
+        table.add_row("", *(cell(other, key) for key in keys), word, *blank, style="dim")
     return table
 
 
@@ -102,34 +106,7 @@ def _heading(measure: Measure) -> str:
     return f"{measure.name}\n{measure.unit}" if measure.unit else measure.name
 
 
-def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:
-    """Return at most `most` of the finished rows in their order, of each model about as many."""
-    if len(ranking.finished) <= most:
-        return list(ranking.finished)
-    by_model = [list(ranking.of_model(model)) for model in ranking.models]
-    room, kept = most, 0
-    # One more of each model in turn, until there is no room.
-    while room > 0:
-        room -= sum(1 for rows in by_model if len(rows) > kept)
-        kept += 1
-    chosen = [row for rows in by_model for row in rows[:kept]]
-    return chosen if room == 0 else _without_last(by_model, kept, -room)
-
-
-def _without_last(
-    by_model: Sequence[Sequence[RankedRow]], kept: int, surplus: int
-) -> list[RankedRow]:
-    """Return `kept` rows of each model, but one less of the last `surplus` that have as many."""
-    full = [index for index, rows in enumerate(by_model) if len(rows) >= kept]
-    less = full[len(full) - surplus :]
-    return [
-        row
-        for index, rows in enumerate(by_model)
-        for row in rows[: kept - 1 if index in less else kept]
-    ]
-
-
-def _captions(ranking: Ranking, shown: Sequence[RankedRow], others: int) -> list[str]:
+def _notes(ranking: Ranking, shown: Sequence[RankedRow], others: int) -> list[str]:
     lines = []
     left = len(ranking.finished) - len(shown)
     left_others = len(ranking.others) - others

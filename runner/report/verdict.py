@@ -104,7 +104,7 @@ def _compared(ranking: Ranking, row: RankedRow, best: RankedRow) -> str:
 def counts_text(ranking: Ranking) -> list[tuple[str, str]]:
     """Return how many jobs ended in which way: ``(status, words)``, only of those there are."""
     words = {
-        "infeasible": "do not fit",
+        "infeasible": "does not fit" if ranking.count("infeasible") == 1 else "do not fit",
         "failed": "failed",
         "cut_off": "cut off",
         "running": "running",

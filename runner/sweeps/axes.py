@@ -90,8 +90,7 @@ def _as_typed(key: str, value: object, parser: "OverridesParser") -> str:
         return value if isinstance(value, str) else _one_as_typed(value, parser)
     if not value:
         raise SpecError(f"{_PARAMS}: {key} is an empty list; give it values or leave it out")
-    texts = [_one_as_typed(one, parser) for one in value]
-    return ",".join(texts) if len(texts) > 1 else f"choice({texts[0]})"
+    return ",".join(_one_as_typed(one, parser) for one in value)
 
 
 def _one_as_typed(value: object, parser: "OverridesParser") -> str:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from fxpart.errors import one_line
+from fxpart.errors import FxpartError, one_line
 from runner.job import RESULT_FILE
+from runner.launchers.work import why
 from runner.sweeps.jobs import JobEnd
 from runner.sweeps.one_job import end_of
 from runner.sweeps.snapshot import JOB_KEY, Placed, SnapshotLoader, write_placed
@@ -39,7 +40,7 @@ def run_elsewhere(
     if it came to its end.
 
     Raises:
-        CacheError: for a folder that cannot be written.
+        FxpartError: for a folder that cannot be written, or a launcher that can start nothing.
 
     """
     from hydra._internal.callbacks import Callbacks
@@ -62,12 +63,13 @@ def run_elsewhere(
     )
     with _watched(placed, ended):
         try:
-            launcher.launch(batch, initial_job_idx=0)
+            return why(launcher.launch(batch, initial_job_idx=0))
+        except FxpartError:
+            raise  # no job can be started at all
         # Whatever a pool, a cluster or its client raises when a process is killed: the results of
         # the other jobs matter more.
         except Exception as error:
             return one_line(error)
-    return None
 
 
 @contextmanager

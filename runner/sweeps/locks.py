@@ -48,8 +48,16 @@ class Locks:
 
         On a file system that has no locks it is always ours.
         """
+        return self._set(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), key)
+
+    def release(self, key: str) -> None:
+        """Give the lock of `key` back."""
+        self._set(fcntl.LOCK_UN, key)
+
+    def _set(self, operation: int, key: str) -> bool:
+        """Return False where another process is in the way."""
         try:
-            fcntl.lockf(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, _byte(key))
+            fcntl.lockf(self._file, operation, 1, _byte(key))
         except OSError as error:
             if error.errno in _BUSY:
                 return False
@@ -57,13 +65,17 @@ class Locks:
                 raise
         return True
 
-    def release(self, key: str) -> None:
-        """Give the lock of `key` back."""
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _byte(key))
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
+    def join(self, group: str) -> None:
+        """Be one of the processes of `group` from now on."""
+        self._set(fcntl.LOCK_SH, group)
+
+    def is_alone(self, group: str) -> bool:
+        """Return whether no other process is in `group`, of which this one is."""
+        # Ours becomes exclusive if there is no other, and stays shared if there is one.
+        alone = self._set(fcntl.LOCK_EX | fcntl.LOCK_NB, group)
+        if alone:
+            self._set(fcntl.LOCK_SH, group)
+        return alone
 
     def is_held_elsewhere(self, key: str) -> bool:
         """Return whether another process holds the lock of `key`; not to be asked of one's own."""

@@ -10,7 +10,11 @@ from runner.sweeps.locks import Locks
 from runner.sweeps.snapshot import Placed, read_placed
 from runner.tracking import LoggedRun, Tracker, TrackingConfig, TrackingError, open_tracker
 
-__all__ = ["end_of", "end_of_run", "run_job_file", "run_placed", "settled_end"]
+__all__ = ["SWEEPS", "end_of", "end_of_run", "run_job_file", "run_placed", "settled_end"]
+
+
+SWEEPS = "sweeps"
+"""The group of `Locks` that every process with a sweep joins."""
 
 
 def run_job_file(path: Path, tracking: TrackingConfig) -> str:
@@ -36,8 +40,11 @@ def _is_settled(placed: Placed) -> bool:
 
 def run_placed(placed: Placed, tracker: Tracker) -> JobEnd:
     """Run the job in this process; one that another process is at is waited for instead."""
-    with Locks(placed.root).held(placed.job.key) as waited:
-        known = settled_end(tracker, placed.job.key) if waited and placed.resume else None
+    locks = Locks(placed.root)
+    with locks.held(placed.job.key) as waited:
+        # What was missing when the sweep began may be done, where another one is under way.
+        doubtful = placed.resume and (waited or not locks.is_alone(SWEEPS))
+        known = settled_end(tracker, placed.job.key) if doubtful else None
         return known or _run(placed)
 
 

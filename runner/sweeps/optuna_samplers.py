@@ -11,33 +11,33 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.samplers import BaseSampler
 
-__all__ = ["SAMPLERS", "distributions", "make_sampler"]
+__all__ = ["SAMPLERS", "distributions", "make_sampler", "places"]
 
 _Places = Mapping[str, Sequence[int]]
-"""All values of each dimension as Optuna has them; none where there is no end of them."""
+"""The `places` of each dimension."""
 
 
-def _tpe(places: _Places, seed: int | None) -> "BaseSampler":
+def _tpe(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import TPESampler
 
     # Of jobs that are asked for at once none knows of the others: each is taken to be bad.
     return TPESampler(seed=seed, constant_liar=True)
 
 
-def _random(places: _Places, seed: int | None) -> "BaseSampler":
+def _random(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import RandomSampler
 
     return RandomSampler(seed=seed)
 
 
-def _nsgaii(places: _Places, seed: int | None) -> "BaseSampler":
+def _nsgaii(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import NSGAIISampler
 
     # Optuna's own 50 are more jobs than most sweeps have: all of them would be drawn blindly.
     return NSGAIISampler(population_size=16, seed=seed)
 
 
-def _qmc(places: _Places, seed: int | None) -> "BaseSampler":
+def _qmc(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import QMCSampler, RandomSampler
 
     return QMCSampler(
@@ -50,7 +50,7 @@ def _qmc(places: _Places, seed: int | None) -> "BaseSampler":
     )
 
 
-def _grid(places: _Places, seed: int | None) -> "BaseSampler":
+def _grid(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import GridSampler
 
     class Grid(GridSampler):
@@ -59,13 +59,13 @@ def _grid(places: _Places, seed: int | None) -> "BaseSampler":
         def after_trial(self, *_: object) -> None:
             """Do nothing."""
 
-    endless = [key for key, values in places.items() if not values]
+    endless = [key for key, values in listed.items() if not values]
     if endless:
         raise SpecError(
             f"hydra.sweeper.sampler=grid needs the values of {endless[0]} counted, and an interval"
             " has no end of them; list them, or take sampler=tpe"
         )
-    return Grid(places, seed=seed)
+    return Grid(listed, seed=seed)
 
 
 SAMPLERS: dict[str, Callable[[_Places, int | None], "BaseSampler"]] = {
@@ -85,7 +85,7 @@ def make_sampler(name: str, dimensions: Sequence[Dimension], seed: int | None) -
     if name not in SAMPLERS:
         near = nearest_names(name, list(SAMPLERS))
         raise SpecError(f"hydra.sweeper.sampler={name} does not exist; {near}")
-    return SAMPLERS[name]({_name(one): _places(one) for one in dimensions}, seed)
+    return SAMPLERS[name]({_name(one): places(one) for one in dimensions}, seed)
 
 
 def distributions(dimensions: Sequence[Dimension]) -> "dict[str, BaseDistribution]":
@@ -97,7 +97,8 @@ def _name(dimension: Dimension) -> str:
     return " ".join(keys_of(dimension))
 
 
-def _places(dimension: Dimension) -> Sequence[int]:
+def places(dimension: Dimension) -> Sequence[int]:
+    """Return all values as Optuna has them; none where there is no end of them."""
     if not isinstance(dimension, Interval):
         return range(len(dimension.values))
     return range(int(dimension.low), int(dimension.high) + 1) if dimension.whole else ()

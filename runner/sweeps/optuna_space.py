@@ -70,10 +70,15 @@ class Space:
     """Overrides that every job has."""
     dimensions: tuple[Dimension, ...]
 
-    def first(self) -> tuple[str, ...]:
-        """Return the overrides of one job that is in the space."""
-        places = [d.low if isinstance(d, Interval) else 0 for d in self.dimensions]
-        return self.at(places)
+    def samples(self) -> list[tuple[str, ...]]:
+        """Return the overrides of jobs in which each listed value stands at least once."""
+        first = [one.low if isinstance(one, Interval) else 0 for one in self.dimensions]
+        found = [self.at(first)]
+        for place, dimension in enumerate(self.dimensions):
+            if not isinstance(dimension, Interval):
+                others = range(1, len(dimension.values))
+                found += [self.at([*first[:place], n, *first[place + 1 :]]) for n in others]
+        return found
 
     def at(self, values: Sequence[float]) -> tuple[str, ...]:
         """Return the overrides of the job at `values`, one for each dimension.

@@ -9,19 +9,20 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import product
 from typing import Literal
 
 from fxpart.errors import SpecError, nearest_names
 from runner.sweeps.jobs import JobEnd
-from runner.sweeps.optuna_samplers import distributions, make_sampler
+from runner.sweeps.optuna_samplers import distributions, make_sampler, places
 from runner.sweeps.optuna_space import Space
 
 __all__ = ["Goal", "Proposal", "Search", "Trial", "read_goals"]
 
 Direction = Literal["minimize", "maximize"]
 _DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
-_PATIENCE = 200
-"""Proposals in a row that were all made before, after which there is nothing new to be had."""
+_PATIENCE = 50
+"""Proposals in a row that are not new, or not wanted, after which the sampler is not asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +121,11 @@ class Search:
         """
         found: list[Proposal] = []
         in_vain, size = 0, self._space.size()
-        while len(found) < most and in_vain < _PATIENCE:
-            if size is not None and len(self._asked) >= size:
-                break
+        while len(found) < most and (size is None or len(self._asked) < size):
+            if in_vain >= _PATIENCE:
+                if size is None:
+                    break
+                self._study.enqueue_trial(self._unasked())
             with _quiet():
                 trial = self._study.ask(self._distributions)
             overrides = self._space.at([trial.params[name] for name in self._distributions])
@@ -136,6 +139,13 @@ class Search:
             found.append(Proposal(trial.number, self._jobs, overrides))
             self._jobs += 1
         return found
+
+    def _unasked(self) -> dict[str, int]:
+        """Return the first combination that was never proposed, of a space that has an end."""
+        for values in product(*(places(one) for one in self._space.dimensions)):
+            if self._space.at(values) not in self._asked:
+                return dict(zip(self._distributions, values, strict=True))
+        raise AssertionError("all combinations were proposed")
 
     def tell(self, proposal: Proposal, end: JobEnd) -> None:
         """Say what came of a proposal. A job without a result is worse than any with one.

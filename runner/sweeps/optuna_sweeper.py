@@ -65,7 +65,9 @@ def run_optuna(
     space = read_space(arguments, sweeper["params"], zips, context.config_loader)
     search = Search(space, settings.goals, settings.sampler, settings.seed)
     jobs = _Jobs(context, config)
-    about = _about(config, arguments, space, settings, jobs.of(space.first()).key)
+    # Each file is read now: an edit of conf/ changes nothing in a search that has begun.
+    samples = [jobs.of(overrides).key for overrides in space.samples()]
+    about = _about(config, arguments, space, settings, samples)
     with Session(config, task_function, about) as session:
         _run(search, settings, session, jobs)
         best = search.best()
@@ -100,17 +102,21 @@ def _settings(sweeper: dict[str, Any]) -> _Settings:
 
 
 def _about(
-    config: "DictConfig", arguments: Sequence[str], space: Space, settings: _Settings, first: str
+    config: "DictConfig",
+    arguments: Sequence[str],
+    space: Space,
+    settings: _Settings,
+    samples: Sequence[str],
 ) -> About:
     """Return what the sweep is; with more trials it is the same, and goes on.
 
-    `first` is the key of a job of it, which differs where a file or the code has changed.
+    `samples` are keys of jobs of it, which differ where a file or the code has changed.
     """
     keys = [key for dimension in space.dimensions for key in keys_of(dimension)]
     experiment = str(config.hydra.runtime.choices.get("experiment") or "")
     identity = {
         "fixed": without_secrets(space.fixed),
-        "first": first,
+        "samples": samples,
         "dimensions": [asdict(dimension) for dimension in space.dimensions],
         "goals": [asdict(goal) for goal in settings.goals],
         "sampler": settings.sampler,
@@ -198,7 +204,7 @@ def _lines(settings: _Settings, best: Sequence[Trial], session: Session) -> list
             f"{goal.metric} {value:.7g}"
             for goal, value in zip(settings.goals, trial.values, strict=True)
         )
-        lines.append(f"best:      {values} in job {trial.job} of {tried}")
+        lines.append(f"best:      {values} in job {trial.job} of {len(session.ends)}")
         lines.append(f"           {_command(trial)}")
     return lines
 

@@ -3,6 +3,8 @@
 import atexit
 import json
 import secrets
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from runner.sweeps.job_folder import job_folder
 from runner.sweeps.jobs import Job, JobEnd, SweepIds
 from runner.sweeps.locks import Locks
 from runner.sweeps.missing import set_aside, settled_ends, settled_in_files
-from runner.sweeps.one_job import run_placed
+from runner.sweeps.one_job import SWEEPS, run_placed
 from runner.sweeps.progress import SweepProgress
 from runner.sweeps.snapshot import Placed
 from runner.tracking import LoggedRun, RunStatus, Tracker, open_tracker
@@ -63,8 +65,8 @@ class Session:
         self.root = Path.cwd()
         self._resume = bool(config.resume)
         self.is_verbose = bool(config.verbose)
-        self._locks = Locks(self.root)
         self._progress = SweepProgress(about.total)
+        self.started_ms = int(time.time() * 1000)
         self._is_open = False
         self.lost_why: str | None = None
         """Why jobs were lost, where some were."""
@@ -81,11 +83,14 @@ class Session:
         """
         self._tracking = read_tracking(self._config.tracking)
         self.tracker: Tracker = open_tracker(self._tracking, self.root)
+        # After the store, so that one that is refused leaves nothing behind.
+        self._locks = Locks(self.root)
         if not self._locks.take(self._lock):
             raise SpecError(
                 f"another process is at this sweep ({self.about.title}); wait until it ends, or"
                 " stop it"
             )
+        self._locks.join(SWEEPS)
         self._open_parent()
         self._is_open = True
         # A parent that stayed open would look as if the sweep went on.
@@ -106,6 +111,7 @@ class Session:
         else:
             with suppress(FxpartError):  # what broke the sweep matters more
                 self._close("KILLED")
+        self._locks.release(SWEEPS)
         self._locks.release(self._lock)
 
     def _close(self, status: RunStatus) -> None:
@@ -184,6 +190,7 @@ class Session:
                 new.setdefault(job.key, job)
         todo = self._without_settled(new) if self._resume else list(new.values())
         placed = [self._placed(job) for job in todo]
+        self._refuse_shared_folders(placed)
         if is_in_process(self._config):
             for one in placed:
                 self._end(one.job.key, run_placed(one, self.tracker))
@@ -205,6 +212,15 @@ class Session:
     def _placed(self, job: Job) -> Placed:
         folder = self.folder / job_folder(job, self._config)
         return Placed(job, folder, self.root, self.ids, self._tracking, self._resume)
+
+    def _refuse_shared_folders(self, placed: Sequence[Placed]) -> None:
+        folders = Counter(one.folder for one in placed)
+        shared = [folder for folder, jobs in folders.items() if jobs > 1]
+        if shared:
+            raise SpecError(
+                f"{folders[shared[0]]} jobs would write to {shared[0]}; leave out"
+                " hydra.sweep.subdir=, or have ${hydra.job.num} in it"
+            )
 
     def _end(self, key: str, end: JobEnd) -> None:
         self.ends[key] = end

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.announce import announce_page
+from runner.job import TRACEBACK_FILE
 from runner.paths import shown_path
 from runner.reporting import USER_ERROR
 from runner.sweeps.exit_codes import remember
@@ -38,9 +39,11 @@ def sum_up(session: "Session") -> None:
     path = session.folder / REPORT_FILE
     write_text(path, report_html(data))
     _record(session, path, problems)
-    for problem in dict.fromkeys(problems):
-        sys.stderr.write(f"error: {problem}\n")
     ends = session.ends.values()
+    # The table says what went wrong with a job; of a bug, where more is to be read.
+    bugs = [end.error for end in ends if end.error and TRACEBACK_FILE in end.error]
+    for problem in dict.fromkeys([*bugs, *problems]):
+        sys.stderr.write(f"error: {problem}\n")
     finished = [end for end in ends if end.status == "finished"]
     is_well = all(end.status in ("finished", "infeasible") for end in ends)
     unrecorded = any(end.error for end in finished)
@@ -65,6 +68,7 @@ def _data(session: "Session", problems: list[str]) -> "SweepData":
         title=about.title,
         question=about.question,
         swept=about.swept,
+        started_ms=session.started_ms,
         command=about.command,
     )
 

@@ -5,9 +5,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from fxpart.errors import CacheError
+from fxpart.errors import CacheError, SpecError
 from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
-from runner.figures import memory_svg, partition_graph_svg, write_figures
+from runner.figures import (
+    MOST_OPERATORS,
+    check_figures,
+    memory_svg,
+    partition_graph_svg,
+    wants_figures,
+    wants_traces,
+    write_figures,
+)
 from runner.partition_plot import suits_boxes
 from runner.partition_summary import Edge, columns, device_matrix, summarise
 from tests.cost.training_step import step
@@ -220,3 +228,25 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     what = fork()
     with pytest.raises(CacheError, match="cannot write"):
         write_figures(tmp_path / "file", what.graph, what.assignment, what.evaluation)
+
+
+@pytest.mark.parametrize(
+    ("figures", "operators", "in_sweep", "drawn", "traced"),
+    [
+        ("auto", MOST_OPERATORS, True, True, False),
+        ("auto", MOST_OPERATORS + 1, True, False, False),
+        ("auto", MOST_OPERATORS + 1, False, True, True),
+        ("all", MOST_OPERATORS + 1, True, True, True),
+        ("none", 1, False, False, False),
+    ],
+)
+def test_what_is_drawn(
+    figures: str, operators: int, in_sweep: bool, drawn: bool, traced: bool
+) -> None:
+    assert wants_figures(figures, operators, in_sweep=in_sweep) is drawn
+    assert wants_traces(figures, in_sweep=in_sweep) is traced
+
+
+def test_a_choice_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(SpecError, match="figures=every does not exist; there are: all, auto, none"):
+        check_figures("every")

@@ -7,7 +7,13 @@ import pytest
 
 from runner import identity
 from runner.experiment import model_spec
-from runner.identity import Choices, config_key, override_values, parameters
+from runner.identity import (
+    Choices,
+    config_key,
+    override_values,
+    parameters,
+    without_elsewhere,
+)
 from runner.sections import Config
 from tests.runner.composed import read
 
@@ -103,6 +109,33 @@ def test_versions_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config_key(config, {**model_spec(config).key(), "factory_sha256": "1"}) != before
     monkeypatch.setattr(identity, "installed_version", lambda _: None)
     assert key_of(config) != before
+
+
+def test_a_change_of_the_code_changes_the_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    digest = identity._code_digest.__wrapped__
+    (tmp_path / "modes").mkdir()
+    (tmp_path / "graph.py").write_text("one\n")
+    (tmp_path / "modes" / "single.py").write_text("two\n")
+    (tmp_path / "notes.txt").write_text("no code\n")
+    before = digest(tmp_path)
+    (tmp_path / "notes.txt").unlink()
+    assert before == digest(tmp_path)
+    (tmp_path / "modes" / "single.py").write_text("three\n")
+    changed = digest(tmp_path)
+    (tmp_path / "modes" / "single.py").rename(tmp_path / "modes" / "double.py")
+    assert len({before, changed, digest(tmp_path)}) == 3
+    config = read(*BASE)
+    key = key_of(config)
+    monkeypatch.setattr(identity, "_FXPART", tmp_path)
+    assert key_of(config) != key
+
+
+def test_what_is_said_of_a_run_leaves_out_where_it_is_kept() -> None:
+    given = ["mode=a", "tracking=none", "tracking.uri=x", "+tracking.uri=x", "~hydra.a"]
+    given += ["hydra/launcher=ray", "trackings=1", "model.tracking=2"]
+    assert without_elsewhere(given) == ["mode=a", "trackings=1", "model.tracking=2"]
 
 
 def test_a_saved_placement_counts_by_what_it_says(tmp_path: Path) -> None:

@@ -1,48 +1,26 @@
 """The comparison page as a person sees it: a real browser on a real `mlflow ui`."""
 
 import importlib.util
-import os
-import shlex
-import shutil
-import signal
-import socket
-import subprocess
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from benchmarks.browser import BROWSER, FLAGS, NAMES, served
 from fxpart.errors import InfeasibleError
 from runner.tracking import ComparisonPage, TrackingConfig, open_tracker
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-_BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-_BROWSER = next((path for name in _BROWSERS if (path := shutil.which(name))), None)
-_FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-_SERVER_START_S = 120
 _PAGE_MS = 60_000
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow"),
     # A real browser is no Python package: where there is none, the rest can still be tested.
-    pytest.mark.skipif(_BROWSER is None, reason=f"no browser on PATH: {', '.join(_BROWSERS)}"),
+    pytest.mark.skipif(BROWSER is None, reason=f"no browser on PATH: {', '.join(NAMES)}"),
     pytest.mark.skipif(
         importlib.util.find_spec("playwright") is None, reason="playwright is not installed"
     ),
@@ -56,14 +34,18 @@ _RUNS = [
     ("size_based", "8x16gb", 311.25, 12.25, 8),
 ]
 _INFEASIBLE = ("single", "1x16gb")
+_SWEEP = "5ee9"
+_MARKS = {"sweeps": f" 0ld {_SWEEP} "}
+"""Runs may belong to several sweeps."""
 
 
 def _fill(root: Path) -> ComparisonPage:
     tracker = open_tracker(TrackingConfig(uri=f"sqlite:///{root / 'runs.db'}"), root)
-    parent = tracker.start_sweep("sweep mode, devices (5)")
+    about = {"sweep_id": _SWEEP, "swept": '["devices", "mode"]'}
+    parent = tracker.start_sweep("sweep devices x mode", about)
     for mode, devices, latency, peak, partitions in reversed(_RUNS):
         params = {"model": "llama2_13b", "mode": mode, "devices": devices, "transfer_rate": "pcie4"}
-        with tracker.start(f"{mode} · {devices}", params, parent_run_id=parent) as run:
+        with tracker.start(f"{mode} · {devices}", params, _MARKS) as run:
             run.log(
                 metrics={
                     "latency_ms": latency,
@@ -86,30 +68,20 @@ def _fill(root: Path) -> ComparisonPage:
     params = {"model": "llama2_13b", "mode": mode, "devices": devices, "transfer_rate": "pcie4"}
     with (
         pytest.raises(InfeasibleError),
-        tracker.start(f"{mode} · {devices}", params, parent_run_id=parent),
+        tracker.start(f"{mode} · {devices}", params, _MARKS, parent),
     ):
         raise InfeasibleError("llama2_13b needs 24.2 GiB, 1x16gb has 14.9 GiB")
+    # Neither what was cut off nor what is another sweep's may be seen.
+    for sweep in (_SWEEP, f"{_SWEEP}0"):
+        with tracker.start("not here", params, {"sweeps": f" {sweep} "}, parent) as run:
+            run.log(metrics={"latency_ms": 1.0})
+        if sweep == _SWEEP:
+            assert run.run_id is not None
+            tracker.mark_cut_off(run.run_id, "its process died")
     tracker.finish_sweep(parent)
     page = tracker.comparison_page(parent)
     assert page is not None
     return page
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _wait_until_up(server: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    deadline = time.monotonic() + _SERVER_START_S
-    while time.monotonic() < deadline:
-        assert process.poll() is None, f"mlflow ui ended: {log.read_text()[-2000:]}"
-        with suppress(urllib.error.URLError, TimeoutError, ConnectionError):
-            urllib.request.urlopen(f"{server}/health", timeout=2).close()
-            return
-        time.sleep(0.2)  # between looks: a server says nothing when it is up
-    pytest.fail(f"mlflow ui was not up after {_SERVER_START_S} s: {log.read_text()[-2000:]}")
 
 
 @pytest.fixture(scope="module")
@@ -117,29 +89,12 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparisonPage]:
     """The page of a sweep, on a server that runs for as long as the tests of this file."""
     root = tmp_path_factory.mktemp("dashboard")
     printed = _fill(root)
-    server, log = f"http://127.0.0.1:{_free_port()}", root / "server.log"
     assert printed.command is not None
-    command = [*shlex.split(printed.command), "--workers", "1"]
-    command += ["--port", server.rpartition(":")[2], "--artifacts-destination", str(root)]
-    switches = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=output,
-            env={**os.environ, **switches},
-            start_new_session=True,  # so that the workers can be killed with it
-        )
-    try:
-        _wait_until_up(server, process, log)
+    with served(f"{printed.command} --artifacts-destination {root}", root) as server:
         ui = "http://127.0.0.1:5000"
         yield ComparisonPage(
             printed.url.replace(ui, server), printed.charts_url.replace(ui, server), None
         )
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait(timeout=20)
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +102,7 @@ def browser_page() -> Iterator["Page"]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=_BROWSER, args=_FLAGS)
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
         try:
             page = browser.new_page(viewport={"width": 1680, "height": 1600})
             page.set_default_timeout(_PAGE_MS)
@@ -171,7 +126,7 @@ def test_table_shows_choices_and_costs_without_a_click(
     # What lies right of the table's edge is in the page too, but nobody sees it.
     edge = browser_page.locator(".ag-center-cols-viewport").bounding_box()
     assert edge is not None
-    columns = ["params.`mode`", "params.`devices`"]
+    columns = ["params.`devices`", "params.`mode`"]  # as it was swept
     columns += [f"metrics.`{name}`" for name in ("latency_ms", "peak_memory_gib", "partitions")]
     for column in columns:
         header = browser_page.locator(f'.ag-header-cell[col-id="{column}"]')
@@ -180,13 +135,12 @@ def test_table_shows_choices_and_costs_without_a_click(
         assert box is not None
         assert edge["x"] <= box["x"]
         assert box["x"] + box["width"] <= edge["x"] + edge["width"]
-    for row, run in enumerate(_RUNS):
+    for row, (mode, devices, *numbers) in enumerate(_RUNS):
         cells = _cells(browser_page, row)
-        assert [cells[column] for column in columns] == [
-            text if isinstance(text, str) else f"{text:g}" for text in run
-        ]
+        costs = [f"{number:g}" for number in numbers]
+        assert [cells[column] for column in columns] == [devices, mode, *costs]
     failed = _cells(browser_page, len(_RUNS))
-    assert [failed[column] for column in columns] == [*_INFEASIBLE, "-", "-", "-"]
+    assert [failed[column] for column in columns] == [*_INFEASIBLE[::-1], "-", "-", "-"]
     assert failed["metrics.`feasible`"] == "0"
 
 
@@ -195,7 +149,7 @@ def test_charts_show_all_runs(pages: ComparisonPage, browser_page: "Page", tmp_p
     browser_page.goto(pages.charts_url)
     cards = browser_page.get_by_test_id("experiment-view-compare-runs-card")
     latency, memory, trade, timeline = (cards.nth(index) for index in range(4))
-    cards.filter(has_text="Parallel Coordinates").get_by_text("transfer_rate").wait_for()
+    cards.filter(has_text="Parallel Coordinates").get_by_text("devices", exact=True).wait_for()
     cards.filter(has_text="Differences").get_by_text("latency_ms").wait_for()
     trade.locator(".scatterlayer path.point").nth(len(_RUNS) - 1).wait_for(state="attached")
     timeline.locator(".js-line").first.wait_for(state="attached")
@@ -222,7 +176,7 @@ def test_runs_can_be_sent_to_a_server(pages: ComparisonPage, tmp_path: Path) -> 
             tables={"devices": {"device": [0]}},
             artifacts_dir=tmp_path / "files",
         )
-    assert tracker.finished_runs("config_key") == {"k": run.run_id}
+    assert tracker.settled("config_key", ["k"])["k"].run_id == run.run_id
     page = tracker.comparison_page()
     assert page is not None
     assert page.command is None

@@ -13,7 +13,7 @@ from unittest.mock import patch
 import pytest
 
 from fxpart.errors import FxpartError
-from runner import mlflow_store
+from runner import mlflow_schema, mlflow_store
 from runner.mlflow_store import open_store, store_uri
 from runner.tracking import TrackingConfig, TrackingError, open_tracker
 
@@ -181,7 +181,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_a_database_that_another_keeps_locked_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlflow_store, "_LOCKED_S", 0.1)
+    monkeypatch.setattr(mlflow_schema, "_LOCKED_S", 0.1)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other:
         other.execute("CREATE TABLE experiments (name TEXT)")
         other.execute("BEGIN IMMEDIATE")

@@ -3,11 +3,11 @@
 import json
 from typing import Any
 
-from runner.mlflow_view import comparison_view
+from runner.mlflow_view import comparison_view, sweep_filter
 
 
-def state_of(parent: str | None) -> dict[str, Any]:
-    view = json.loads(comparison_view(parent, "a sweep", 17))
+def state_of(parent: str | None, *swept: str) -> dict[str, Any]:
+    view = json.loads(comparison_view(parent, "a sweep", 17, "5e", swept))
     assert (view["name"], view["createdAt"]) == ("a sweep", 17)
     state: dict[str, Any] = json.loads(view["state"])
     return state
@@ -36,5 +36,23 @@ def test_a_schedule_and_what_was_measured_have_columns() -> None:
 
 
 def test_a_sweep_shows_its_runs_alone() -> None:
-    assert state_of("abc")["searchFilter"] == "tags.`mlflow.parentRunId` = 'abc'"
+    expected = "tags.`kind` = 'run' AND tags.`sweeps` LIKE '% 5e %'"
+    assert state_of("abc")["searchFilter"] == expected
     assert state_of(None)["searchFilter"] == "tags.`kind` = 'run'"
+    # One that was made before runs could belong to several sweeps.
+    assert sweep_filter("abc") == "tags.`mlflow.parentRunId` = 'abc'"
+
+
+def test_what_is_swept_comes_before_all_else() -> None:
+    state = state_of("abc", "devices", "model.batch_size")
+    assert state["selectedColumns"][:4] == [
+        "params.`devices`",
+        "params.`model.batch_size`",
+        "params.`mode`",
+        "metrics.`latency_ms`",
+    ]
+    assert len(set(state["selectedColumns"])) == len(state["selectedColumns"])
+    assert state["columnWidths"]["params.`model.batch_size`"] >= 8 * len("model.batch_size")
+    (choices,) = (c for c in state["compareRunCharts"] if c["type"] == "PARALLEL")
+    assert choices["selectedParams"] == ["devices", "model.batch_size"]
+    assert "metrics.`latency_ms`" in state["columnWidths"]

@@ -4,12 +4,13 @@ Hydra's own plugin for joblib looks for plugins again before every job, and keep
 of each until the end.
 """
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from runner.launchers.spread import SpreadLauncher
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from hydra.core.utils import JobReturn
 
     from runner.launchers.work import Ticket, Work

@@ -33,7 +33,7 @@ def row(
 
 def unfit(error: str = "too large", **settings: str) -> SweepRow:
     """Return a job that does not fit."""
-    return row(status="infeasible", error=error, **settings)
+    return row(None, "infeasible", error, None, None, **settings)
 
 
 def sweep(

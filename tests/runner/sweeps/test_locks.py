@@ -14,6 +14,7 @@ import sys, time
 from pathlib import Path
 from runner.sweeps.locks import Locks
 locks = Locks(Path.cwd())
+locks.join("group")
 assert locks.take(sys.argv[1])
 print("held", flush=True)
 time.sleep(300)  # longer than the test: it is killed
@@ -41,6 +42,18 @@ def test_a_lock_falls_with_its_process(tmp_path: Path, holder: "subprocess.Popen
     assert not locks.is_held_elsewhere("mine")
     with locks.held("mine") as waited:
         assert not waited
+
+
+def test_who_is_alone_knows_it(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+    locks = Locks(tmp_path)
+    locks.join("group")
+    locks.join("another")
+    assert locks.is_alone("another")
+    assert not locks.is_alone("group")
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.communicate()
+    assert locks.is_alone("group")
+    assert locks.is_alone("group")
 
 
 def test_who_waits_knows_it(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:

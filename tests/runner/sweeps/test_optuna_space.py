@@ -64,7 +64,11 @@ def test_the_size_is_the_number_of_combinations() -> None:
 
 def test_a_job_has_the_fixed_overrides_and_one_value_of_each_key() -> None:
     found = space("b=1", "a=x,y", "c=range(4,8,2)", "d=interval(2,5)", "e=interval(0.0,1.0)")
-    assert found.first() == ("b=1", "a=x", "c=4", "d=2", "e=0.0")
+    assert found.samples() == [
+        ("b=1", "a=x", "c=4", "d=2", "e=0.0"),
+        ("b=1", "a=y", "c=4", "d=2", "e=0.0"),
+        ("b=1", "a=x", "c=6", "d=2", "e=0.0"),
+    ]
     assert found.at([1, 1, 5, 0.25]) == ("b=1", "a=y", "c=6", "d=5", "e=0.25")
 
 

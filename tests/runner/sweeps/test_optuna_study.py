@@ -133,16 +133,28 @@ def test_a_job_without_a_result_is_never_the_best(end: JobEnd) -> None:
         assert search.best() == []
 
 
-def test_what_is_not_wanted_is_not_asked_for() -> None:
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_what_is_not_wanted_is_not_asked_for(sampler: str) -> None:
     def wanted(overrides: tuple[str, ...]) -> bool:
         return "mode=b" not in overrides
 
-    search = Search(LISTED, LATENCY, "tpe")
+    search = Search(LISTED, LATENCY, sampler)
     proposals = search.ask(100, wanted)
     assert len(proposals) == 6
     assert [proposal.job for proposal in proposals] == list(range(6))
     assert not any("mode=b" in proposal.overrides for proposal in proposals)
+
+
+def test_the_one_job_that_is_wanted_is_found() -> None:
+    only = ("model=x", "mode=c", "size=4")
+    for seed in range(20):
+        search = Search(LISTED, LATENCY, "tpe", seed)
+        assert [one.overrides for one in search.ask(3, only.__eq__)] == [only]
+
+
+def test_a_search_for_what_there_is_not_has_an_end() -> None:
     assert Search(ENDLESS, LATENCY, "random").ask(1, lambda _: False) == []
+    assert Search(LISTED, LATENCY, "random").ask(1, lambda _: False) == []
 
 
 def test_a_result_from_the_store_is_the_same_as_the_first_time() -> None:

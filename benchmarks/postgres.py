@@ -1,0 +1,69 @@
+"""A PostgreSQL of one's own for as long as it is needed, where its programs are installed."""
+
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PASSWORD", "free_port", "new_database", "postgres", "postgres_programs"]
+
+PASSWORD = "a secret word"
+
+
+def postgres_programs() -> Path | None:
+    """Return the folder of `initdb` and `pg_ctl`, None where they are not installed."""
+    found = shutil.which("initdb")
+    places = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    return places[-1] if places else None
+
+
+@contextmanager
+def postgres(programs: Path) -> Iterator[str]:
+    """Start a server on loopback; yield its URI, to which the name of a database is added.
+
+    Nothing is forced to the disk, and all of it is gone in the end.
+    """
+    # Its user must get there, which is not true of every temporary folder.
+    folder = Path(tempfile.mkdtemp(prefix="fxpart-postgres-"))
+    as_user: dict[str, Any] = {"cwd": folder}
+    if os.geteuid() == 0:  # as which it does not run
+        shutil.chown(folder, "postgres")
+        as_user["user"] = "postgres"
+    port, data = free_port(), folder / "data"
+    words = folder / "password"
+    words.write_text(PASSWORD)
+    serve = [str(programs / "pg_ctl"), "-D", str(data), "-l", str(folder / "log"), "-s"]
+    serve += ["-o", f"-p {port} -h 127.0.0.1 -k {folder} -F"]
+    make = [str(programs / "initdb"), "-D", str(data), "-U", "me", "--no-sync"]
+    make += ["-A", "scram-sha-256", f"--pwfile={words}"]
+    try:
+        subprocess.run(make, check=True, stdout=subprocess.DEVNULL, **as_user)
+        subprocess.run([*serve, "-w", "start"], check=True, **as_user)
+        try:
+            yield f"postgresql+psycopg2://me:{PASSWORD.replace(' ', '%20')}@127.0.0.1:{port}"
+        finally:
+            subprocess.run([*serve, "-m", "immediate", "stop"], check=True, **as_user)
+    finally:
+        shutil.rmtree(folder)
+
+
+def new_database(server: str, name: str) -> str:
+    """Make an empty database and return its URI."""
+    from sqlalchemy import NullPool, create_engine, text
+
+    engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    return f"{server}/{name}"
+
+
+def free_port() -> int:
+    """Return a port of loopback that nobody listens on."""
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,105 @@
+"""``python -m benchmarks.screenshots``: what a user sees of a sweep, as pictures.
+
+Runs a small sweep, starts MLflow's dashboard on it, and takes pictures of MLflow's run table and
+charts, as they open without a click, and of our report, light and dark, into `outputs/screenshots`.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from benchmarks.browser import BROWSER, FLAGS, NAMES, served
+from benchmarks.process import run_python
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+SWEEP = (
+    "model=gpt2",
+    "mode=size_based,pipeline,kl_based,cost_aware",
+    "devices=1x0.5gb,2x0.5gb,4x0.5gb",
+    "transfer_rate=pcie4,25gbit",
+    "reserve=none",
+    "model.seq_len=128",
+    "question=Which mode is the fastest, and is a second device worth its price?",
+)
+_FOLDER = Path("outputs", "screenshots")
+_WAIT_MS = 60_000
+
+
+def main() -> int:
+    """Take the pictures and print where they are; return the exit code."""
+    if BROWSER is None:
+        print(f"error: there is no browser on PATH: {', '.join(NAMES)}; install one")
+        return 2
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as place:
+        root = Path(place)
+        done = run_python(["-m", "runner", "-m", *SWEEP], root)
+        print(done.output)
+        said = dict(re.findall(r"^(\w+): +(.+)$", done.output, re.MULTILINE))
+        with _browser() as browser:
+            for path in (
+                *_report(browser, root / said["report"], folder),
+                *_dashboard(browser, root, said, folder),
+            ):
+                print(path)
+    return 0
+
+
+@contextmanager
+def _browser() -> Iterator["Browser"]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+def _report(browser: "Browser", report: Path, folder: Path) -> Iterator[Path]:
+    """Take the report as a file, with the network off."""
+    schemes = {"light": "report_light.png", "dark": "report_dark.png"}
+    for scheme, name in schemes.items():
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.emulate_media(color_scheme="light" if scheme == "light" else "dark")
+        page.context.set_offline(True)
+        page.goto(report.resolve().as_uri())
+        yield _taken(page, folder / name)
+        yield _taken(page, folder / f"whole_{name}", whole=True)
+        page.close()
+
+
+def _dashboard(
+    browser: "Browser", root: Path, said: dict[str, str], folder: Path
+) -> Iterator[Path]:
+    """Take MLflow's table and charts as they open from the printed addresses."""
+    with served(said["dashboard"], root) as server:
+        pages = {
+            "compare": ("mlflow_table.png", ".ag-row"),
+            "charts": ("mlflow_charts.png", ".bars"),
+        }
+        for key, (name, shown) in pages.items():
+            page = browser.new_page(viewport={"width": 1680, "height": 1050})
+            page.set_default_timeout(_WAIT_MS)
+            page.goto(re.sub(r"^http://[^/]+", server, said[key]))
+            page.locator(shown).first.wait_for(state="attached")
+            page.wait_for_timeout(3000)  # charts move while they open, and no event ends that
+            yield _taken(page, folder / name)
+            page.close()
+
+
+def _taken(page: "Page", path: Path, *, whole: bool = False) -> Path:
+    page.screenshot(path=path, full_page=whole)
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

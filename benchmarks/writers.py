@@ -1,0 +1,216 @@
+"""``python -m benchmarks.writers``: many processes log runs into one store, and all is checked.
+
+Each run has parameters, 20 metrics, a series of 300 points, tags, a table and two files. Every
+value is read back through MLflow's own client and compared.
+"""
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.postgres import new_database, postgres, postgres_programs
+from benchmarks.text_table import table
+from runner.tracking import TrackingConfig, open_tracker
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+    from multiprocessing.synchronize import Barrier
+
+__all__ = ["Logged", "log_at_once", "wrong_values"]
+
+_METRICS, _POINTS, _PARAMS = 20, 300, 12
+_START_S = 120.0
+_STORES = ("sqlite", "postgresql")
+
+
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """How long the writers took."""
+
+    total_s: float
+    """From the moment at which all were ready, until the last had logged its last run."""
+    run_s: tuple[float, ...]
+    """Of each run, all writers together."""
+
+
+def log_at_once(uri: str | None, root: Path, writers: int, runs: int) -> Logged:
+    """Let `writers` processes log `runs` runs each, all at the same time, and return their times.
+
+    They open the store themselves, and make it if it is missing. Raises RuntimeError when one
+    fails; it has said why on stderr.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["mlflow.store.tracking.sqlalchemy_store", __name__])
+    barrier = context.Barrier(writers)
+    times: Queue[list[float]] = context.Queue()
+    processes = [
+        context.Process(target=_write, args=((uri, root), writer, runs, barrier, times))
+        for writer in range(writers)
+    ]
+    taken: list[list[float]] = []
+    try:
+        for process in processes:
+            process.start()
+        while len(taken) < writers:
+            if not times.empty():
+                taken.append(times.get())
+            elif any(process.exitcode for process in processes):
+                codes = [process.exitcode for process in processes]
+                raise RuntimeError(f"writers ended with {codes}")
+            else:
+                time.sleep(0.01)  # both the queue and the processes are waited for
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    starts, ends = [run[0] for run in taken], [run[-1] for run in taken]
+    run_s = [after - before for run in taken for before, after in pairwise(run)]
+    return Logged(max(ends) - min(starts), tuple(run_s))
+
+
+def _write(
+    place: tuple[str | None, Path],
+    writer: int,
+    runs: int,
+    barrier: "Barrier",
+    times: "Queue[list[float]]",
+) -> None:
+    """Log `runs` runs; send back when the first began and when each had ended."""
+    uri, root = place
+    tracker = open_tracker(TrackingConfig(uri=uri), root)
+    barrier.wait(_START_S)
+    moments = [time.perf_counter()]
+    for number in range(runs):
+        name = f"{writer}-{number}"
+        folder = root / "jobs" / name
+        (folder / "config").mkdir(parents=True)
+        for file in ("result.json", "config/resolved.yaml"):
+            (folder / file).write_text(name * 500)
+        with tracker.start(name, _params(name), {"config_key": name}, folder=folder) as run:
+            run.log(
+                metrics=_metrics(writer, number),
+                series={"memory_gib": _series(writer)},
+                tables={"devices": {"device": [0, 1], "name": [name, name]}},
+                artifacts_dir=folder,
+                tags={"note": name},
+            )
+        if run.problem:
+            raise RuntimeError(run.problem)
+        moments.append(time.perf_counter())
+    times.put(moments)
+    times.close()
+    times.join_thread()
+
+
+def _params(name: str) -> dict[str, object]:
+    return {f"param_{index}": f"{name}-{index}" for index in range(_PARAMS)}
+
+
+def _metrics(writer: int, number: int) -> dict[str, float]:
+    return {f"metric_{index}": writer + number / 7 + index for index in range(_METRICS)}
+
+
+def _series(writer: int) -> list[tuple[int, float]]:
+    return [(step, writer + step / 3) for step in range(_POINTS)]
+
+
+def wrong_values(uri: str | None, root: Path, writers: int, runs: int) -> list[str]:
+    """Return what is not in the store as `log_at_once` had it written: nothing, if all is well."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri or f"sqlite:///{root / 'outputs' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("fxpart")
+    assert experiment is not None
+    found: dict[str, Any] = {}
+    wrong: list[str] = []
+    token = None
+    while True:
+        page = client.search_runs([experiment.experiment_id], max_results=1000, page_token=token)
+        for run in page:
+            if run.info.run_name in found:
+                wrong.append(f"{run.info.run_name} is there twice")
+            found[run.info.run_name] = run
+        token = page.token
+        if not token:
+            break
+    for writer in range(writers):
+        for number in range(runs):
+            kept = found.pop(f"{writer}-{number}", None)
+            wrong += _wrong_of(client, kept, writer, number)
+    return [*wrong, *(f"nobody wrote {name}" for name in found)]
+
+
+def _wrong_of(client: Any, kept: Any, writer: int, number: int) -> list[str]:  # noqa: ANN401
+    name = f"{writer}-{number}"
+    if kept is None:
+        return [f"{name} is missing"]
+    last = _series(writer)[-1][1]
+    history = client.get_metric_history(kept.info.run_id, "memory_gib")
+    files = Path(kept.info.artifact_uri.removeprefix("file://"))
+    parts: dict[str, tuple[object, object]] = {
+        "status": (kept.info.status, "FINISHED"),
+        "params": (kept.data.params, _params(name)),
+        "metrics": (kept.data.metrics, _metrics(writer, number) | {"memory_gib": last}),
+        "series": ([(point.step, point.value) for point in history], _series(writer)),
+        "tag": (kept.data.tags.get("note"), name),
+        "outcome": (kept.data.tags.get("outcome"), "finished"),
+        "file": ((files / "config" / "resolved.yaml").read_text(), name * 500),
+        "table": (
+            json.loads((files / "devices.json").read_text()),
+            {"columns": ["device", "name"], "data": [[0, name], [1, name]]},
+        ),
+    }
+    return [f"{name}: wrong {part}" for part, (is_, should) in parts.items() if is_ != should]
+
+
+def main() -> int:
+    """Print a line for each store; return 0 when every value is there."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--writers", type=int, default=16)
+    parser.add_argument("--runs", type=int, default=20, help="of each writer")
+    parser.add_argument("--stores", nargs="+", choices=_STORES, default=_STORES)
+    asked = parser.parse_args()
+    rows, wrong = [], []
+    for store in asked.stores:
+        with ExitStack() as stack:
+            root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            uri = None
+            if store == "postgresql":
+                programs = postgres_programs()
+                if programs is None:
+                    print("postgresql: not installed")
+                    continue
+                uri = new_database(stack.enter_context(postgres(programs)), "runs")
+            logged = log_at_once(uri, root, asked.writers, asked.runs)
+            found = wrong_values(uri, root, asked.writers, asked.runs)
+        wrong += [f"{store}: {line}" for line in found]
+        run_ms = sorted(1e3 * seconds for seconds in logged.run_s)
+        figures = (statistics.median(run_ms), run_ms[-1], 1e3 * logged.total_s / len(run_ms))
+        cells = [store, str(asked.writers), str(len(run_ms)), f"{logged.total_s:.1f}"]
+        rows.append([*cells, *(f"{figure:.0f}" for figure in figures), str(len(found))])
+    heads = [
+        "store",
+        "writers",
+        "runs",
+        "s in all",
+        "ms a run",
+        "worst",
+        "ms between runs",
+        "wrong",
+    ]
+    print(table(heads, rows))
+    print("\n".join(wrong[:20]))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""``python -m runner.send``: log the runs that were kept on disk while the store was gone."""
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from fxpart.errors import FxpartError, SpecError
+from runner.reporting import reported
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from runner.tracking import Tracker
+    from runner.unsent import UnsentRun
+
+__all__ = ["Request", "main", "parsed"]
+
+_COMMAND = "python -m runner.send"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for."""
+
+    folder: Path
+    """Runs are looked for below."""
+    uri: str | None
+    """Where they go; None: where each was meant to go."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise SpecError(f"{message}; see {_COMMAND} --help")
+
+
+def main() -> int:
+    """Run the command line; return the exit code: 0, or 2 when something is still unsent."""
+    return reported(lambda: _send(parsed(sys.argv[1:])))
+
+
+def parsed(arguments: "Sequence[str]") -> Request:
+    """Return what `arguments` ask for. Raises `SpecError` for what means nothing here."""
+    parser = _Parser(
+        prog=_COMMAND,
+        description="Log the runs that could not be logged when they ended: each has left a file"
+        " unsent.json in its folder, which goes when the run is in the store. Each is logged once,"
+        " however often this is run or broken off.",
+    )
+    parser.add_argument(
+        "folder",
+        nargs="?",
+        type=Path,
+        default=Path("outputs"),
+        help="where to look, and below (outputs)",
+    )
+    parser.add_argument(
+        "--uri",
+        help="tracking.uri of the store that they go to, with its password if it has one (the"
+        " store that each was meant for)",
+    )
+    asked = parser.parse_args(arguments)
+    if not asked.folder.is_dir():
+        raise SpecError(
+            f"there is no folder {asked.folder}; {_COMMAND} takes the one with the runs"
+        )
+    return Request(asked.folder, asked.uri)
+
+
+def _send(request: Request) -> int:
+    from runner.terminal import counted, show
+    from runner.tracking import TrackingError
+    from runner.unsent import send_file, unsent_files
+
+    trackers = _Trackers(request.uri)
+    paths = unsent_files(request.folder)
+    sent = left = 0
+    problems: dict[str, None] = {}
+    for path in paths:
+        try:
+            sent += send_file(path, trackers.of)
+        except FxpartError as error:
+            left += 1
+            problems[str(error)] = None
+    show(f"sent {counted(sent, 'run')}" if paths else f"nothing is unsent below {request.folder}")
+    if problems:
+        first = next(iter(problems))
+        raise TrackingError(f"{counted(left, 'run')} could not be sent: {first}")
+    return 0
+
+
+class _Trackers:
+    """The trackers of stores and experiments, each opened once; one that fails is not again."""
+
+    def __init__(self, uri: str | None) -> None:
+        self._uri = uri
+        self._opened: dict[tuple[str, str], Tracker | FxpartError] = {}
+
+    def of(self, run: "UnsentRun") -> "Tracker":
+        """Return the tracker that `run` goes to. Raises `TrackingError` if it cannot be opened."""
+        from runner.tracking import TrackingConfig, open_tracker
+
+        place = (self._uri or run.uri, run.experiment)
+        if place not in self._opened:
+            try:
+                config = TrackingConfig(uri=place[0], experiment=place[1])
+                self._opened[place] = open_tracker(config, Path.cwd())
+            except FxpartError as error:
+                self._opened[place] = error
+        found = self._opened[place]
+        if isinstance(found, FxpartError):
+            raise found
+        return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

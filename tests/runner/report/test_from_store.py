@@ -1,0 +1,121 @@
+"""A sweep as a real store has it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import InfeasibleError, SpecError
+from runner.mlflow_reading import open_stored
+from runner.report.choose import LATEST, all_runs, chosen_sweep, sweeps_of
+from runner.report.from_store import config_value, sweep_from_store
+from runner.tracking import Tracker, TrackingConfig, TrackingError, open_tracker
+
+CHOICES = {"model": "gpt2", "mode": "kl_based", "devices": "2x16gb", "transfer_rate": "pcie4"}
+
+
+def log(
+    tracker: Tracker, key: str, latency_ms: float | None, *sweeps: str, **tags: str
+) -> str | None:
+    """Log a job of the sweeps; without a latency it does not fit."""
+    marks = {"config_key": key, "sweeps": f" {' '.join(sweeps)} ", **tags}
+    params = {**CHOICES, "model.batch_size": key}
+    try:
+        with tracker.start(f"job {key}", params, marks) as run:
+            if latency_ms is None:
+                raise InfeasibleError("too large")
+            run.log(metrics={"latency_ms": latency_ms, "peak_memory_gib": 1.0})
+    except InfeasibleError:
+        pass
+    return run.run_id
+
+
+def start(tracker: Tracker, sweep_id: str, **tags: str) -> str:
+    parent = tracker.start_sweep(f"sweep {sweep_id}", {"sweep_id": sweep_id, **tags})
+    assert parent is not None
+    return parent
+
+
+def test_a_sweep_is_what_was_logged(store: Path) -> None:
+    root = store.parent.parent
+    tracker = open_tracker(TrackingConfig(), root)
+    config = json.dumps({"schedule": {"name": "none"}, "data_parallel": 1})
+    about = {
+        "swept": '["model.batch_size", "data_parallel"]',
+        "question": "Which?",
+        "command": "python -m runner -m",
+    }
+    parent = start(tracker, "s1", **about)
+    pieces = {"config.0": config[:20], "config.1": config[20:]}
+    log(tracker, "1", 12.5, "s0", "s1", **pieces)
+    log(tracker, "2", None, "s1")
+    log(tracker, "3", 99.0, "s10")
+    lost = log(tracker, "4", 1.0, "s1")
+    assert lost is not None
+    tracker.mark_cut_off(lost, "its process died")
+    source = open_stored(TrackingConfig(), root)
+    (found,) = sweeps_of(source)
+    assert found.run_id == parent
+    data = sweep_from_store(source, found)
+    assert (data.title, data.question, data.command) == ("sweep s1", "Which?", about["command"])
+    assert data.swept == ("model.batch_size", "data_parallel")
+    first, second = data.rows
+    assert (first.status, first.metrics["latency_ms"], first.error) == ("finished", 12.5, None)
+    # What is no parameter where it is 1 is in the configuration.
+    assert first.settings == {**CHOICES, "model.batch_size": "1", "data_parallel": "1"}
+    assert (second.status, second.error) == ("infeasible", "too large")
+    assert second.metrics["feasible"] == 0
+    assert sweep_from_store(tracker, found) == data
+
+
+def test_a_job_that_ran_twice_is_there_once(store: Path) -> None:
+    tracker = open_tracker(TrackingConfig(), store.parent.parent)
+    start(tracker, "s1")
+    with tracker.start("job", CHOICES, {"config_key": "k", "sweeps": " s1 "}) as running:
+        assert running.run_id
+        source = open_stored(TrackingConfig(), store.parent.parent)
+        (parent,) = sweeps_of(source)
+        (row,) = sweep_from_store(source, parent).rows
+        assert row.status == "running"
+        log(tracker, "k", 5.0, "s1")
+        (row,) = sweep_from_store(source, parent).rows
+        assert (row.status, row.metrics["latency_ms"]) == ("finished", 5.0)
+
+
+def test_one_of_several_sweeps_is_chosen(store: Path) -> None:
+    tracker = open_tracker(TrackingConfig(), store.parent.parent)
+    ids = [start(tracker, f"s{n}", swept=f'["k{n}"]') for n in range(3)]
+    source = open_stored(TrackingConfig(), store.parent.parent)
+    with pytest.raises(SpecError, match="has no runs"):
+        all_runs(source, [], "fxpart")
+    log(tracker, "1", 1.0, "s0")
+    log(tracker, "2", 2.0)
+    sweeps = sweeps_of(source)
+    assert chosen_sweep(sweeps, LATEST, "fxpart").run_id == ids[-1]
+    assert chosen_sweep(sweeps, ids[1], "fxpart").run_id == ids[1]
+    assert chosen_sweep(sweeps, ids[0][:12], "fxpart").run_id == ids[0]
+    together = all_runs(source, sweeps, "fxpart")
+    assert (len(together.rows), together.swept) == (2, ("k0", "k1", "k2"))
+    for asked in ("nothing", ids[0][:1], ""):
+        with pytest.raises(SpecError, match="has no sweep"):
+            chosen_sweep(sweeps, asked, "fxpart")
+    with pytest.raises(SpecError, match="has no sweep; run one with -m"):
+        chosen_sweep([], LATEST, "fxpart")
+
+
+def test_reading_makes_nothing(tmp_path: Path, store: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    with pytest.raises(TrackingError, match="there are no runs at"):
+        open_stored(TrackingConfig(), elsewhere)
+    assert not elsewhere.exists()
+    for _ in range(2):  # the first time made none either
+        with pytest.raises(TrackingError, match=r"no experiment 'Defalt' at .*nearest: Default"):
+            open_stored(TrackingConfig(experiment="Defalt"), store.parent.parent)
+    with pytest.raises(TrackingError, match="does not answer"):
+        open_stored(TrackingConfig(uri="http://127.0.0.1:9"), tmp_path)
+
+
+def test_values_of_a_configuration_as_parameters() -> None:
+    config = {"a": {"b": 1, "c": True, "name": "x"}, "d": None}
+    keys = ("a.b", "a.c", "a", "d", "a.z", "a.b.c")
+    assert [config_value(config, key) for key in keys] == ["1", "true", "x", None, None, None]

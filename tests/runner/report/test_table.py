@@ -1,0 +1,169 @@
+"""The ranked table in the terminal."""
+
+from typing import TypeAlias
+
+import pytest
+
+from runner.report.ranking import best_rows, ranked
+from runner.report.rows import SweepData
+from runner.report.table import show_sweep
+from tests.runner.report.sweeps import row, sweep, unfit
+
+Patch: TypeAlias = pytest.MonkeyPatch
+Capture: TypeAlias = pytest.CaptureFixture[str]
+
+
+def lines_of(
+    data: SweepData, columns: int, monkeypatch: Patch, capsys: Capture, most: int | None = None
+) -> list[str]:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    show_sweep(data, most)
+    text = capsys.readouterr().out
+    assert "…" not in text
+    assert "\x1b" not in text
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    table = [line for line in lines if line.startswith(" ")]
+    assert max(map(len, table), default=0) <= columns
+    return lines
+
+
+def test_a_sweep_is_ranked_with_those_without_a_result_last(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    rows = [
+        unfit(mode="single"),
+        row(12.5, mode="size_based"),
+        row(1012.25, mode="cost_aware"),
+        row(12.25, mode="optimal"),
+        row(12.25, mode="kl_based", devices="6x24gb"),
+        row(status="failed", mode="aot_based"),
+        row(status="running", mode="pipeline"),
+    ]
+    lines = lines_of(sweep(rows, "mode", "devices"), 80, monkeypatch, capsys)
+    assert lines[0] == "7 runs, model=gpt2, transfer_rate=pcie4"
+    assert " ".join(lines[1].split()) == "latency gap peak"
+    assert lines[2].split() == ["mode", "devices", "ms", "%", "GiB", "parts"]
+    assert [line.split() for line in lines[4:11]] == [
+        ["*", "kl_based", "6x24gb", "12.250", "25.0", "1.500", "4"],
+        ["*", "optimal", "2x80gb", "12.250", "25.0", "1.500", "4"],
+        ["size_based", "2x80gb", "12.500", "25.0", "1.500", "4"],
+        ["cost_aware", "2x80gb", "1,012.250", "25.0", "1.500", "4"],
+        ["single", "2x80gb", "infeasible", *"---"],
+        ["aot_based", "2x80gb", "failed", *"---"],
+        ["pipeline", "2x80gb", "running", *"---"],
+    ]
+    assert lines[11:] == [
+        "* lowest latency",
+        "mode=single devices=2x80gb: too large",
+        "mode=aot_based devices=2x80gb: failed",
+    ]
+
+
+def test_what_no_other_beats_in_all_is_marked(monkeypatch: Patch, capsys: Capture) -> None:
+    rows = [row(1.0, mode="a"), row(3.0, mode="b")]
+    rows += [row(2.0, mode="c", metrics={"devices_used": 1.0})]
+    lines = lines_of(sweep(rows, "mode"), 80, monkeypatch, capsys)
+    assert [line.split()[:2] for line in lines[5:8]] == [["*", "a"], ["+", "c"], ["b", "3.000"]]
+    assert lines[-1] == "+ Pareto-optimal in time, peak and devices used"
+    assert lines[3].split()[-2:] == ["used", "parts"]
+
+
+def test_each_model_has_its_best(monkeypatch: Patch, capsys: Capture) -> None:
+    rows = [row(5.0, mode="a"), row(3.0, mode="b"), row(50.0, model="llama"), row(60.0, model="x")]
+    lines = lines_of(sweep(rows, "model"), 100, monkeypatch, capsys)
+    starred = [line.split()[1:3] for line in lines[:-1] if line.split()[0] == "*"]
+    assert starred == [["gpt2", "b"], ["llama", "kl_based"], ["x", "kl_based"]]
+    assert lines[-1] == "* lowest latency for its model"
+
+
+def test_nothing_and_failures(monkeypatch: Patch, capsys: Capture) -> None:
+    assert lines_of(sweep([]), 80, monkeypatch, capsys)[0] == "0 runs"
+    assert "infeasible" in lines_of(sweep([unfit()]), 80, monkeypatch, capsys)[-2]
+
+
+@pytest.mark.parametrize(
+    ("most", "kept", "said"),
+    [
+        (6, ["x"] * 2 + ["y"] * 2 + ["z"], "not shown: 5 that rank below"),
+        (5, ["x"] * 2 + ["y"] * 2 + ["z"], "not shown: 5 that rank below, 1 without a result"),
+        (2, ["x", "y"], "not shown: 8 that rank below, 1 without a result"),
+        (11, ["x"] * 6 + ["y"] * 3 + ["z"], None),
+    ],
+)
+def test_some_of_many_rows_of_each_model(
+    monkeypatch: Patch, capsys: Capture, most: int, kept: list[str], said: str | None
+) -> None:
+    counts = {"x": 6, "y": 3, "z": 1}
+    rows = [
+        row(float(i), model=m, mode=f"m{i}") for m, count in counts.items() for i in range(count)
+    ]
+    data = sweep([*rows, unfit(model="x")], "model", "mode")
+    if most == 6:  # one of them is of those without a result
+        most, data = 5, sweep(rows, "model", "mode")
+    assert [found.model for found in best_rows(ranked(data), most)] == kept
+    lines = lines_of(data, 80, monkeypatch, capsys, most)
+    assert [line for line in lines if line.startswith("not shown")] == ([said] if said else [])
+
+
+def test_replicas_show_what_they_serve(monkeypatch: Patch, capsys: Capture) -> None:
+    plain = row(2.0, metrics={"replicas": 1.0, "throughput_per_s": 500.0})
+    copied = row(2.0, metrics={"replicas": 4.0, "throughput_per_s": 2000.0})
+    assert "per s" not in "".join(lines_of(sweep([plain]), 80, monkeypatch, capsys))
+    lines = "\n".join(lines_of(sweep([plain, copied, unfit()]), 100, monkeypatch, capsys))
+    for said in ("per s", "500.00", "2,000.00", "infeasible"):
+        assert said in lines
+
+
+SCHEDULED = {
+    "step_ms": 32.0,
+    "microbatches_per_s": 250.0,
+    "bubble_pct": 25.0,
+    "schedule_peak_gib": 3.5,
+}
+
+
+def test_schedules_and_what_was_measured(monkeypatch: Patch, capsys: Capture) -> None:
+    ran = {**SCHEDULED, "measured_ms": 40.0, "time_error_pct": -20.0}
+    slow = {**SCHEDULED, "microbatches_per_s": 125.0}
+    rows = [row(metrics=ran, schedule="1f1b"), row(metrics=slow, schedule="gpipe")]
+    lines = lines_of(sweep(rows, "schedule"), 100, monkeypatch, capsys)
+    heading = " ".join(" ".join(line.split()) for line in lines[1:4])
+    assert heading == (
+        "ms per micro- step bubble peak measured error mode schedule batch ms % GiB parts ms %"
+    )
+    assert [line.split() for line in lines[5:-1]] == [
+        ["*", "kl_based", "1f1b", "4.000", "32.000", "25.0", "3.500", "4", "40.000", "-20.0"],
+        ["kl_based", "gpipe", "8.000", "32.000", "25.0", "3.500", "4", "-", "-"],
+    ]
+    assert lines[-1] == "* least time per microbatch"
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_a_narrow_terminal_does_without_some_numbers(
+    monkeypatch: Patch, capsys: Capture, columns: int
+) -> None:
+    """Words are not cut, and what the rows are ranked by stays."""
+    ran = {**SCHEDULED, "measured_ms": 1234.5, "time_error_pct": -20.0}
+    rows = [
+        row(metrics=ran, mode=mode, microbatches=count, model__batch_size="16")
+        for mode in ("communication_aware", "kl_based")
+        for count in ("8", "16")
+    ]
+    lines = lines_of(sweep(rows, "mode", "microbatches"), columns, monkeypatch, capsys)
+    table = [line.split() for line in lines[5:9]]
+    assert [cells[1:4] for cells in table] == [
+        ["communication_aware", "16", "4.000"],
+        ["communication_aware", "8", "4.000"],
+        ["kl_based", "16", "4.000"],
+        ["kl_based", "8", "4.000"],
+    ]
+    words = " ".join(lines[1:4]).split()
+    assert ("step" in words) is (columns > 80)
+    assert {"mode", "batches", "peak", "measured"} <= set(words)
+
+
+def test_the_reasons_follow_the_table(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    show_sweep(sweep([row(1.0), unfit("needs 3 GiB", mode="single")], "mode"), 20)
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "mode=single: needs 3 GiB"

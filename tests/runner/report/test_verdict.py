@@ -1,0 +1,55 @@
+"""What a sweep found, in words."""
+
+from runner.report.ranking import ranked
+from runner.report.verdict import counts_text, verdict
+from tests.runner.report.sweeps import row, sweep, unfit
+
+
+def test_the_best_and_what_to_take_instead() -> None:
+    rows = [
+        row(50.0, mode="a", metrics={"devices_used": 4.0, "peak_memory_gib": 2.0}),
+        row(100.0, mode="b", metrics={"devices_used": 1.0, "peak_memory_gib": 8.0}),
+        row(60.0, mode="c", metrics={"devices_used": 4.0, "peak_memory_gib": 1.0}),
+        row(200.0, mode="d", metrics={"devices_used": 4.0, "peak_memory_gib": 9.0}),
+    ]
+    found = verdict(ranked(sweep(rows, "mode")), "gpt2")
+    assert found.sentence == (
+        "mode=a: 50.000 ms, 37.5 % less than the median of 4 results and 75.0 % less than the"
+        " slowest. It uses 4 devices, the fullest of which holds 2.000 GiB."
+    )
+    assert found.instead == (
+        "Fewest devices: mode=b, 100.000 ms (+100.0 %), 8.000 GiB, 1 device",
+        "Least memory: mode=c, 60.000 ms (+20.0 %), 1.000 GiB, 4 devices",
+    )
+
+
+def test_one_that_has_both() -> None:
+    rows = [
+        row(1.0, mode="a"),
+        row(2.0, mode="b", metrics={"devices_used": 1.0, "peak_memory_gib": 1.0}),
+    ]
+    found = verdict(ranked(sweep(rows, "mode")), "gpt2")
+    assert found.instead == (
+        "Fewest devices and least memory: mode=b, 2.000 ms (+100.0 %), 1.000 GiB, 1 device",
+    )
+
+
+def test_alone_and_equal() -> None:
+    alone = verdict(ranked(sweep([row(1.0, metrics={"devices_used": 1.0})])), "gpt2")
+    assert alone.sentence == (
+        "mode=kl_based: 1.000 ms, the only result. It uses 1 device, which holds 1.500 GiB."
+    )
+    equal = verdict(ranked(sweep([row(1.0, mode="a"), row(1.0, mode="b")], "mode")), "gpt2")
+    assert equal.sentence.startswith("mode=a (and 1 other equal to it): 1.000 ms, as all 2 results")
+    none = verdict(ranked(sweep([row(0.0), row(0.0)])), "gpt2")
+    assert "0.000 ms" in none.sentence
+
+
+def test_the_counts() -> None:
+    rows = [row(1.0), unfit(), unfit(), row(status="failed"), row(status="running")]
+    assert counts_text(ranked(sweep(rows))) == [
+        ("finished", "1 finished"),
+        ("infeasible", "2 do not fit"),
+        ("failed", "1 failed"),
+        ("running", "1 running"),
+    ]

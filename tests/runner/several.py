@@ -1,0 +1,33 @@
+"""Several commands in one process: what each has to import is paid once."""
+
+import json
+from pathlib import Path
+
+from tests.runner.command import Done, run
+
+_MARK = "== command ended with "
+_PROGRAM = f"""
+import json
+import sys
+from runner.app import main
+from runner.sweeps import exit_codes
+
+commands = json.loads(sys.argv[1])
+for command in commands:
+    exit_codes._codes.clear()
+    sys.argv[1:] = command
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        print("{_MARK}" + str(code), file=stream, flush=True)
+"""
+
+
+def run_several(folder: Path, *commands: list[str]) -> list[Done]:
+    """Run the commands in `folder`, one after the other; return what came of each."""
+    whole = run(folder, json.dumps(commands), program=("-c", _PROGRAM))
+    outs, errs = (text.split(_MARK) for text in (whole.out, whole.err))
+    assert len(outs) == len(errs) == len(commands) + 1, whole.err
+    # What follows a mark begins with the code of the command before.
+    codes = [int(part.partition("\n")[0]) for part in outs[1:]]
+    said = [[parts[0], *(part.partition("\n")[2] for part in parts[1:])] for parts in (outs, errs)]
+    return [Done(*one) for one in zip(codes, said[0][:-1], said[1][:-1], strict=True)]

@@ -1,0 +1,145 @@
+"""The search with Optuna as a command: broken off, taken up, and what it says of mistakes."""
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.runner.command import MODEL, OWN, Done, tracked_runs
+from tests.runner.several import run_several
+
+OPTUNA = ["-m", "hydra/sweeper=optuna", *OWN]
+SEARCH = [
+    *OPTUNA,
+    "mode=kl_based,cost_aware,size_based",
+    "devices=1x0.06mb,2x0.06mb,4x0.06mb",
+    "transfer_rate=1gb,16gb",
+]
+"""18 combinations, of which 6 do not fit."""
+NONE = ["tracking=none", "hydra.sweep.dir=outputs/swept"]
+COMMANDS = {
+    "first": [*SEARCH, "hydra.sweeper.n_trials=5"],
+    "second": [*SEARCH, "hydra.sweeper.n_trials=10"],
+    "third": [*SEARCH, "hydra.sweeper.n_trials=10"],
+    "whole": [*SEARCH, "hydra.sweeper.n_trials=10", "tracking=none"],
+    "where": [*SEARCH, *NONE, "where='n_devices > 1 and mode == \"kl_based\"'"],
+    "pareto": [
+        *SEARCH,
+        *NONE,
+        "hydra.sweeper.metric=[latency_ms,peak_memory_gib]",
+        "hydra.sweeper.direction=[minimize,minimize]",
+        "hydra.sweeper.n_jobs=4",
+    ],
+    "unfit": [*OPTUNA, *NONE, "mode=kl_based,size_based", "devices=1x0.06mb"],
+    "typo": [*OPTUNA, *NONE, "mode=kl_based,size_based", "hydra.sweeper.metric=latency"],
+    "none": [*OPTUNA, *NONE, "mode=kl_based,size_based", "hydra.sweeper.n_trials=0"],
+    "seed": [*OPTUNA, *NONE, "mode=kl_based,size_based", "hydra.sweeper.seed=x"],
+}
+BEST = re.compile(r"best: +latency_ms ([\d.e-]+) in job (\d+) of \d+\n +python -m runner (.+)")
+
+
+def best(done: Done) -> tuple[float, int, list[str]]:
+    """Return the best latency, its job, and the overrides that repeat it."""
+    found = BEST.search(done.out)
+    assert found, done.out + done.err
+    return float(found[1]), int(found[2]), shlex.split(found[3])
+
+
+@pytest.fixture(scope="module")
+def searched(
+    tmp_path_factory: pytest.TempPathFactory, graph_cache: Path, empty_store: Path
+) -> Iterator[tuple[Path, dict[str, Done]]]:
+    """A folder in which all the commands were run, and what came of each."""
+    folder = tmp_path_factory.mktemp("searched")
+    (folder / "tiny.py").write_text(MODEL)
+    (folder / "outputs").mkdir()
+    shutil.copy(empty_store, folder / "outputs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(graph_cache))
+        patch.setenv("COLUMNS", "120")
+        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+        done = run_several(folder, *COMMANDS.values())
+        yield folder, dict(zip(COMMANDS, done, strict=True))
+
+
+Searched = tuple[Path, dict[str, Done]]
+
+
+def test_a_search_that_was_cut_short_goes_on_where_it_was(searched: Searched) -> None:
+    folder, done = searched
+    assert [done[name].code for name in ("first", "second", "third", "whole")] == [0] * 4
+    assert "5 of 5 jobs done" in done["first"].err
+    assert "10 of 10 jobs done (5 before" in done["second"].err
+    assert "10 of 10 jobs done (10 before" in done["third"].err
+    latency, job, overrides = best(done["whole"])
+    kept = [one for one in overrides if one != "tracking=none"]
+    assert best(done["second"]) == best(done["third"]) == (latency, job, kept)
+    (parent,) = tracked_runs(folder, "tags.kind = 'sweep'")
+    assert parent.info.status == "FINISHED"
+    children = tracked_runs(folder, "tags.kind = 'run'")
+    assert len(children) == len({child.data.tags["config_key"] for child in children}) == 10
+
+
+def test_the_best_is_logged_to_the_sweep(searched: Searched) -> None:
+    folder, done = searched
+    latency, _, overrides = best(done["second"])
+    (parent,) = tracked_runs(folder, "tags.kind = 'sweep'")
+    assert parent.data.metrics["best_latency_ms"] == latency
+    assert parent.data.tags["best_command"] == shlex.join(["python", "-m", "runner", *overrides])
+    children = tracked_runs(folder, "tags.kind = 'run'")
+    found = {child.info.run_id: child.data.metrics.get("latency_ms") for child in children}
+    assert found[parent.data.tags["best_run"]] == latency
+    assert latency == min(one for one in found.values() if one is not None)
+
+
+def test_a_search_ends_when_there_is_nothing_new(searched: Searched) -> None:
+    _, done = searched
+    assert done["where"].code == 0, done["where"].err
+    assert "nothing new to propose after 4 jobs" in done["where"].out
+    overrides = best(done["where"])[2]
+    assert "mode=kl_based" in overrides
+    assert "devices=1x0.06mb" not in overrides
+
+
+def test_with_two_goals_the_best_are_those_that_no_other_beats(searched: Searched) -> None:
+    _, done = searched
+    assert done["pareto"].code == 0, done["pareto"].err
+    said = re.search(r"pareto: +(\d+) of 18 jobs that no other beats in (.+)", done["pareto"].out)
+    assert said
+    assert said[2] == "latency_ms and peak_memory_gib"
+    values = re.findall(
+        r"best: +latency_ms ([\d.e-]+), peak_memory_gib ([\d.e-]+) ", done["pareto"].out
+    )
+    assert len(values) == int(said[1])
+    ordered = sorted((float(latency), float(peak)) for latency, peak in values)
+    for (latency, peak), (slower, less) in pairwise(ordered):
+        assert latency < slower
+        assert peak > less
+
+
+def test_a_search_in_which_nothing_fits_has_no_best(searched: Searched) -> None:
+    _, done = searched
+    assert done["unfit"].code == 2
+    assert "best:" not in done["unfit"].out
+    assert "Traceback" not in done["unfit"].err
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "typo",
+            "hydra.sweeper.metric=latency is no metric of a finished job; nearest: latency_ms",
+        ),
+        ("none", "hydra.sweeper.n_trials=0 must be a whole number from 1"),
+        ("seed", "hydra.sweeper.seed=x must be a whole number from 0"),
+    ],
+)
+def test_a_mistake_in_a_search_is_one_line(searched: Searched, name: str, said: str) -> None:
+    _, done = searched
+    assert done[name].code == 2
+    assert done[name].error.startswith(said)
