@@ -33,7 +33,7 @@ def _compose_and_run() -> int:
     register()
     specs.register()
     prefer_own_launchers()
-    sys.argv[1:] = specs.quote_numbers(hydra_arguments(sys.argv[1:]))
+    sys.argv[1:] = specs.quote_text(specs.quote_numbers(hydra_arguments(sys.argv[1:])))
     finished: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")

@@ -6,16 +6,13 @@ __all__ = ["hydra_arguments"]
 
 _MULTIRUN = ("-m", "--multirun")
 _VERBOSE = ("-v", "--verbose")
-_FREE_TEXT = ("where", "question")
-"""Values that are no names or numbers, which Hydra would read by its own grammar."""
 
 
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     """Return what Hydra is given: ``-m`` first, since it takes no flag after an override.
 
     ``-v`` becomes the override ``verbose=true``. ``rerun=ID`` is given a folder that says so: what
-    the run is called is known when its configuration is read. ``where=`` and ``question=`` are
-    quoted as Hydra wants free text.
+    the run is called is known when its configuration is read.
     """
     flags = [one for one in arguments if one in _MULTIRUN]
     rest = [one for one in arguments if one not in (*_MULTIRUN, *_VERBOSE)]
@@ -24,11 +21,4 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     again = [one.partition("=")[2] for one in rest if one.startswith("rerun=")]
     if again and not any(one.startswith("hydra.run.dir=") for one in rest):
         rest.append("hydra.run.dir=outputs/runs/${now:%Y-%m-%d_%H-%M-%S-%f}_rerun_" + again[0][:8])
-    return [*flags[:1], *map(_quoted, rest)]
-
-
-def _quoted(argument: str) -> str:
-    key, equals, text = argument.partition("=")
-    if key not in _FREE_TEXT or not equals or text in ("", "null") or text[0] in "'\"":
-        return argument
-    return f'{key}="' + text.replace('"', '\\"') + '"'
+    return [*flags[:1], *rest]

@@ -86,7 +86,9 @@ def _ties(graph: OpGraph) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _refuse_unknown(graph: OpGraph, holders: Iterable[str], whole: Iterable[str]) -> None:
+def _refuse_unknown(graph: OpGraph, holders: Iterable[str], whole: Sequence[str]) -> None:
+    if not whole:
+        return
     known = {parent for path in (*holders, *graph.modules) for parent in parents(path)}
     for module in whole:
         if module not in known:

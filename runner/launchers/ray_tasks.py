@@ -1,7 +1,9 @@
 """Jobs on a Ray cluster: one that is there, or one that is started here for the sweep."""
 
 import os
+import signal
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +86,7 @@ def _connect(init: Mapping[str, Any]) -> None:
     if address != _LOCAL:
         for name in ("num_cpus", "num_gpus", "include_dashboard"):
             given.pop(name, None)  # a cluster that is there has its own
+    heard = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, runtime_env=environment, **given)
     except (ConnectionError, RuntimeError, TypeError, ValueError, OSError) as error:
@@ -91,6 +94,10 @@ def _connect(init: Mapping[str, Any]) -> None:
             f"no Ray cluster at {address}: {one_line(error)}; start one with `ray start --head`, or"
             " leave hydra.launcher.init.address out to have one started here"
         ) from error
+    finally:
+        # Ray takes SIGTERM for a crash, and would leave its processes behind.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, heard)
 
 
 def _check(address: str) -> None:

@@ -1,6 +1,6 @@
 """The grid: every combination of what was asked for, but for what `where=` leaves out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError
@@ -13,6 +13,7 @@ from runner.sweeps.loading import SweepLoad
 from runner.sweeps.make_job import make_job
 from runner.sweeps.session import About, Session
 from runner.sweeps.sum_up import sum_up
+from runner.sweeps.where import parse_where
 from runner.terminal import counted, show
 
 if TYPE_CHECKING:
@@ -37,17 +38,7 @@ def run_grid(
         FxpartError: for what no job can be made of.
 
     """
-    from omegaconf import OmegaConf
-
-    params = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create({}))
-    zips = OmegaConf.to_container(config.zip) if config.zip else None
-    assert isinstance(params, Mapping)
-    fixed, axes = read_axes(arguments, params, zips, context.config_loader)  # type: ignore[arg-type]
-
-    fixed = tuple(one for one in fixed if one.partition("=")[0] not in _OF_THE_SWEEP)
-    load = SweepLoad(context.config_loader, config)
-    jobs = _chosen(compose_grid(load, fixed, axes), config.where)
-    swept = tuple(key for axis in axes for key in axis.keys)
+    swept, jobs = _jobs(context, config, arguments)
     about = About(
         title=_title(swept, config),
         key=stable_digest({"jobs": [job.key for job in jobs]})[:16],
@@ -64,6 +55,23 @@ def run_grid(
     sum_up(session)
 
 
+def _jobs(
+    context: "HydraContext", config: "DictConfig", arguments: Sequence[str]
+) -> tuple[tuple[str, ...], list[Job]]:
+    """Return the keys that have several values, and the jobs."""
+    from omegaconf import OmegaConf
+
+    params: Any = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create())
+    zips: Any = OmegaConf.to_container(config.zip) if config.zip else None
+    fixed, axes = read_axes(arguments, params, zips, context.config_loader)
+    swept = tuple(key for axis in axes for key in axis.keys)
+    if "experiment" in swept:
+        raise SpecError("experiment= is a sweep itself; run one after the other")
+    fixed = tuple(one for one in fixed if one.partition("=")[0] not in _OF_THE_SWEEP)
+    composed = compose_grid(SweepLoad(context.config_loader, config), fixed, axes)
+    return swept, _chosen(composed, config.where)
+
+
 def _title(swept: Sequence[str], config: "DictConfig") -> str:
     experiment = config.hydra.runtime.choices.get("experiment")
     return str(experiment) if experiment else f"sweep {' x '.join(swept)}".strip()
@@ -73,8 +81,6 @@ def _chosen(composed: Sequence[Composed], where: str | None) -> list[Job]:
     """Return the jobs that `where` keeps, numbered as they stand in the whole grid."""
     kept = list(enumerate(composed))
     if where:
-        from runner.sweeps.where import parse_where
-
         condition = parse_where(where)
         kept = [
             (index, one)

@@ -77,8 +77,7 @@ class _Shared:
         found = job_defaults(self._files, self._name, parsed)
         parts = [self._part(one) for one in found.defaults if not _is_hydras(one)]
         if self._sections is None:
-            (schema,) = (part.config for part in parts if part.is_typed)
-            self._sections = SectionStore(schema)
+            self._sections = SectionStore(parts[0])
         composed = self._sections.assemble(parts, found.config_overrides)
         # As in Hydra: what was resolved for the sweep, such as the time, is not resolved again.
         OmegaConf.copy_cache(from_config=self._master, to_config=composed)

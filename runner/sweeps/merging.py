@@ -5,6 +5,7 @@ order. Jobs of a sweep differ in few of them, so most sections are merged once. 
 ``${schedule.name}`` stay what they are until a whole job is read.
 """
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Part:
     keys: tuple[str, ...]
     """The sections that it touches."""
     is_typed: bool
-    """Whether it is the schema, which cannot be taken apart."""
+    """Whether it is a schema, which cannot be taken apart."""
 
     @classmethod
     def of(cls, config: DictConfig) -> "Part":
@@ -44,17 +45,19 @@ class Part:
 
     def of_section(self, section: str) -> DictConfig:
         """Return what the file says of one section."""
-        return self.config if self.is_typed else OmegaConf.masked_copy(self.config, section)
+        return OmegaConf.masked_copy(self.config, section)
 
 
 class SectionStore:
     """Merges sections, and remembers them by what they were made of."""
 
-    def __init__(self, schema: DictConfig) -> None:
+    def __init__(self, schema: Part) -> None:
+        self._schema = schema
         self._root: DictConfig = OmegaConf.create()
-        self._root.merge_with(schema)
+        self._root.merge_with(schema.config)
         OmegaConf.set_struct(self._root, True)
-        self._names = tuple(str(name) for name in schema)
+        self._names = schema.keys
+        self._empty = {name: copy.deepcopy(_node(self._root, name)) for name in schema.keys}
         self._merged: dict[tuple[object, ...], Node] = {}
 
     def assemble(self, parts: Sequence[Part], overrides: Sequence["Override"]) -> DictConfig:
@@ -68,18 +71,19 @@ class SectionStore:
 
         """
         parts_of: dict[str, list[Part]] = {name: [] for name in self._names}
-        for part in parts:
+        first, *others = parts
+        if first is not self._schema or any(part.is_typed for part in others):
+            raise NotApartError("schema")
+        for part in others:
             for key in part.keys:
                 self._list_of(parts_of, key).append(part)
         overrides_of: dict[str, list[Override]] = {name: [] for name in self._names}
         for override in overrides:
             if not override.is_hydra_override():
                 self._list_of(overrides_of, _path(override)[0]).append(override)
-        content = self._root.__dict__["_content"]
         for name in self._names:
             node = self._section(name, parts_of[name], overrides_of[name])
-            node._set_parent(self._root)
-            content[name] = node
+            _put(self._root, name, node)
         return self._root
 
     @staticmethod
@@ -91,13 +95,14 @@ class SectionStore:
     def _section(self, name: str, parts: Sequence[Part], overrides: Sequence["Override"]) -> Node:
         made_of = (name, *map(id, parts), *(override.input_line for override in overrides))
         if made_of not in self._merged:
-            self._merged[made_of] = _merge(name, parts, overrides)
+            self._merged[made_of] = _merge(name, self._empty[name], parts, overrides)
         return self._merged[made_of]
 
 
-def _merge(name: str, parts: Sequence[Part], overrides: Sequence["Override"]) -> Node:
-    """Return the node of one section, merged as Hydra merges the whole."""
+def _merge(name: str, empty: Node, parts: Sequence[Part], overrides: Sequence["Override"]) -> Node:
+    """Return the node of one section, merged as Hydra merges the whole; `empty` is the schema's."""
     root: DictConfig = OmegaConf.create()
+    _put(root, name, copy.deepcopy(empty))
     for part in parts:
         said = part.of_section(name)
         _refuse_following(root, said)
@@ -106,9 +111,19 @@ def _merge(name: str, parts: Sequence[Part], overrides: Sequence["Override"]) ->
     for override in overrides:
         _refuse_path_through(root, override)
         ConfigLoaderImpl._apply_overrides_to_config([override], root)
+    return _node(root, name)
+
+
+def _node(root: DictConfig, name: str) -> Node:
     node = root._get_node(name)
     assert isinstance(node, Node)
     return node
+
+
+def _put(root: DictConfig, name: str, node: Node) -> None:
+    """Put `node` under `name`: itself, where OmegaConf would put a copy."""
+    node._set_parent(root)
+    root.__dict__["_content"][name] = node
 
 
 def _refuse_following(below: DictConfig, above: DictConfig) -> None:

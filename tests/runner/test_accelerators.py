@@ -1,5 +1,7 @@
 """The shipped table of accelerators."""
 
+from pathlib import Path
+
 import pytest
 
 from runner.accelerators import accelerator_files, read_accelerator
@@ -27,3 +29,15 @@ def test_the_table_has_the_shipped_files_only() -> None:
     shipped = {path.stem for path in (conf_dir() / "accelerator").glob("*.yaml")}
     assert set(accelerator_files()) == shipped
     assert len(shipped) >= 15
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    text = "memory: {}gb\nflops_per_s: {{float32: 1.0e12}}\n"
+    text += "memory_bandwidth_bytes_per_s: 7.0e9\nsource: a test\n"
+    path.write_text(text.format(6))
+    first = read_accelerator(path)
+    first["flops_per_s"]["float32"] = 0.0  # what one caller does with it is no other's
+    assert read_accelerator(path)["flops_per_s"] == {"float32": 1e12}
+    path.write_text(text.format(16))
+    assert (first["memory_bytes"], read_accelerator(path)["memory_bytes"]) == (6e9, 16e9)

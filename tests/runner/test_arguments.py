@@ -12,9 +12,6 @@ from runner.arguments import hydra_arguments
         (["mode=a,b", "-v", "-m"], ["-m", "mode=a,b", "verbose=true"]),
         (["--verbose"], ["verbose=true"]),
         (["--cfg", "job", "mode=single"], ["--cfg", "job", "mode=single"]),
-        (["where=n_devices > 2"], ['where="n_devices > 2"']),
-        (['where=mode == "single"'], ['where="mode == \\"single\\""']),
-        (["where='a > 2'", "where=null"], ["where='a > 2'", "where=null"]),
         (["rerun=abc", "hydra.run.dir=x"], ["rerun=abc", "hydra.run.dir=x"]),
     ],
 )

@@ -1,6 +1,6 @@
 """The sweeper ``hydra/sweeper=grid``, where Hydra looks for plugins. All else is in the runner."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hydra.plugins.sweeper import Sweeper
 
@@ -25,10 +25,10 @@ class GridSweeper(Sweeper):
         config: "DictConfig",
     ) -> None:
         """Keep what Hydra hands over."""
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+        self._given = (hydra_context, task_function, config)
 
-    def sweep(self, arguments: list[str]) -> Any:
+    def sweep(self, arguments: list[str]) -> None:
         """Run the sweep that the command line asks for."""
         from runner.sweeps.grid import run_grid
 
-        run_grid(self.hydra_context, self.task_function, self.config, arguments)
+        run_grid(*self._given, arguments)

@@ -44,7 +44,7 @@ def _master(folder: Path) -> DictConfig:
     hydra = OmegaConf.structured(HydraConf)
     hydra.job.name, hydra.job.chdir = "drive", False
     hydra.sweep.dir, hydra.sweep.subdir = str(folder / "swept"), "${hydra.job.num}"
-    hydra.output_subdir, hydra.job_logging = None, {"version": 1}
+    hydra.output_subdir, hydra.job_logging = None, {"root": None}
     return DictConfig({"hydra": hydra})
 
 

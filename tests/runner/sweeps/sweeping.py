@@ -19,7 +19,7 @@ def sweep(*arguments: str) -> int:
     """Run the sweep of the command line in the working directory; return its exit code."""
     register()
     specs.register()
-    given = specs.quote_numbers(hydra_arguments(arguments))
+    given = specs.quote_text(specs.quote_numbers(hydra_arguments(arguments)))
     with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fxpart"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None

@@ -6,9 +6,12 @@ import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
+from fxpart.errors import SpecError
+from runner.sweeps.optuna_sweeper import run_optuna
 from tests.runner.command import MODEL, OWN, Done, tracked_runs
 from tests.runner.several import run_several
 
@@ -143,3 +146,9 @@ def test_a_mistake_in_a_search_is_one_line(searched: Searched, name: str, said: 
     _, done = searched
     assert done[name].code == 2
     assert done[name].error.startswith(said)
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SpecError, match=r"needs optuna; pip install .*\[optuna\]"):
+        run_optuna(cast("Any", None), lambda _: None, cast("Any", None), [])
