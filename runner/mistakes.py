@@ -33,6 +33,9 @@ def explain(error: BaseException) -> str | None:
     for link in chain:
         if isinstance(link, FxpartError):
             return " ".join(str(link).split())
+        inside = _inside_of_null(link)
+        if inside:
+            return inside
     # What Hydra and the parser of YAML raise themselves, they raise at what they were given.
     said = [str(link) for link in chain if _is_hydras(link) or _raiser(link) in ("hydra", "yaml")]
     return _hydra_line("\n".join(said)) if said else _folder_line(error)
@@ -51,6 +54,20 @@ def _raiser(error: BaseException) -> str:
         return ""
     frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     return str(frames[-1].f_globals.get("__name__")).partition(".")[0] if frames else ""
+
+
+def _inside_of_null(error: BaseException) -> str | None:
+    """Return the line for a value that is set inside of one that is null; OmegaConf asserts."""
+    if not isinstance(error, AssertionError) or _raiser(error) != "omegaconf":
+        return None
+    for frame, _ in walk_tb(error.__traceback__):
+        key = frame.f_locals.get("key")
+        if frame.f_code.co_name == "update" and isinstance(key, str) and "." in key:
+            above, _, last = key.rpartition(".")
+            return (
+                f"{above} is null, so {key} cannot be set; give all of it: {above}={{{last}: ...}}"
+            )
+    return None
 
 
 def _folder_line(error: BaseException) -> str | None:
@@ -93,6 +110,9 @@ def _unknown_key(path: str) -> str:
 
     known = {field.name: field.type for field in fields(Config)}
     section, _, key = path.partition(".")
+    if section == "hydra":  # what there is depends on the launcher and the sweeper chosen
+        package = path.rpartition(".")[0]
+        return f"{path} does not exist; --cfg hydra --package {package} shows what does"
     inside = known.get(section)
     if not key or inside is None or not hasattr(inside, "__dataclass_fields__"):
         # A key that stands in a section, asked for without it: saturate_host.

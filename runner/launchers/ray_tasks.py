@@ -20,10 +20,13 @@ __all__ = ["answers_http2", "over_ray"]
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "0",
     # Else Ray warns that it will one day not hide the GPUs of a task that asked for none.
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
 }
+_SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+"""Ray prints that a process died; the sweep says so itself."""
+_LOUD = {"RAY_DEDUP_LOGS": "0"}
+"""Else it holds lines of the jobs back that look alike."""
 _LOCAL = "local"
 _CONNECT_S = 5.0
 _HANDED_OUT = 256
@@ -48,7 +51,8 @@ def over_ray(
             Ray.
 
     """
-    os.environ.update({name: os.environ.get(name, text) for name, text in _QUIET.items()})
+    words = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
+    os.environ.update({name: os.environ.get(name, text) for name, text in words.items()})
     with needs("ray", "ray", "ray"):
         import ray
     _connect(init)

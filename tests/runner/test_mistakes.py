@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hydra.errors import HydraException
+from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 from runner.mistakes import explain
+from tests.runner.composed import composed
 
 
 def caught(act: Callable[[], object]) -> Exception:
@@ -62,3 +64,24 @@ def test_a_folder_is_the_users_only_where_hydra_makes_it(tmp_path: Path) -> None
         f"cannot write {tmp_path}/file/x: Not a directory; choose another folder with"
         " hydra.run.dir= or, for a sweep, hydra.sweep.dir="
     )
+
+
+def test_a_value_inside_of_null_is_the_users() -> None:
+    null = OmegaConf.create({"link": {"rate": None}})
+    inside = caught(lambda: OmegaConf.update(null, "link.rate.bytes", 1))
+    assert explain(inside) == (
+        "link.rate is null, so link.rate.bytes cannot be set;"
+        " give all of it: link.rate={bytes: ...}"
+    )
+
+
+def test_a_key_that_a_launcher_does_not_have() -> None:
+    line = explain(caught(lambda: composed("hydra/launcher=joblib", "hydra.launcher.jobs=2")))
+    assert line == (
+        "hydra.launcher.jobs does not exist; --cfg hydra --package hydra.launcher shows what does"
+    )
+
+
+def test_a_launcher_that_does_not_exist() -> None:
+    line = explain(caught(lambda: composed("hydra/launcher=jobli")))
+    assert line == "hydra/launcher=jobli does not exist; nearest: joblib"

@@ -3,13 +3,12 @@
 from pathlib import Path
 
 import pytest
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import ConfigCompositionException
 from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 from runner.accelerators import device_pools
-from runner.specs import DEVICE_PRESETS, SpecSource, choices_text, quote_numbers, quote_text
+from runner.specs import DEVICE_PRESETS, SpecSource, choices_text, quote_numbers
 from runner.transfer_spec import transfer_rate
 from tests.runner.composed import GROUPS, composed, read
 
@@ -192,29 +191,6 @@ def test_functions_of_choices(given: str, quoted: str) -> None:
 def test_what_cannot_be_chosen_is_refused(given: str, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         quote_numbers([given])
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        'n_devices > 2 or mode == "single"',
-        "mode in ['single', \"kl_based\"]",
-        '"a" == mode or mode == "b"',
-        "Which mode, and why?",
-        "[1,2]",
-        "It's a \\ here",
-        "plain",
-    ],
-)
-def test_free_text_comes_through_as_it_is(text: str) -> None:
-    for key in ("where", "question"):
-        (quoted,) = quote_text([f"{key}={text}"])
-        assert OverridesParser.create().parse_override(quoted).value() == text
-
-
-@pytest.mark.parametrize("given", ["where='a > 2'", "where=null", "-m", "mode=a,b", "where"])
-def test_what_needs_no_quotes_gets_none(given: str) -> None:
-    assert quote_text([given]) == [given]
 
 
 def test_the_help_lists_what_can_be_chosen(user_conf: Path) -> None:

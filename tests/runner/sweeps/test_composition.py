@@ -1,168 +1,21 @@
-"""All jobs at once: the same as Hydra makes of each, job by job, for much less."""
+"""All jobs at once: the same as Hydra makes of each, for much less."""
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, product
 from pathlib import Path
 
 import pytest
-from hydra import initialize_config_dir
 from hydra._internal import defaults_list as hydras
-from hydra.core.config_loader import ConfigLoader
-from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from omegaconf import DictConfig
 
-from runner import config, specs
-from runner.paths import conf_dir
-from runner.sweeps.axes import read_axes
-from runner.sweeps.composition import Composed, Load, compose_grid, compose_one
-from runner.sweeps.loading import SweepLoad
-
-FILES = {
-    # Says what kl_based says anyway: whoever compares values alone does not see it.
-    "preset/same_passes.yaml": "# @package _global_\nmode: {max_passes: 8}\n",
-    "preset/fewer_passes.yaml": "# @package _global_\nmode: {max_passes: 2}\n",
-    # Of two files that choose the same thing, the first wins; hiding the other's choice.
-    "preset/own_link.yaml": "# @package _global_\ndefaults:\n  - override /transfer_rate: pcie4\n",
-    "preset/links.yaml": (
-        "# @package _global_\ndefaults:\n  - override /transfer_rate: nvlink3\n"
-        "  - override /schedule: gpipe\nmicrobatches: 8\nmodel: {batch_size: 2}\n"
-        "hydra: {job: {name: mine}}\n"
-    ),
-    "preset/refers.yaml": (
-        "# @package _global_\nmicrobatches: ${model.batch_size}\n"
-        "model: {seq_len: '${.batch_size}', config: '${model.factory_args}'}\n"
-    ),
-    "devices/boxes.yaml": (
-        "defaults:\n  - 2xh100+2xa10\n  - override /transfer_rate@_global_.transfer_rate: pcie5\n"
-        "  - _self_\nspec: boxes\nnodes: [0, 1]\n"
-    ),
-    "model/sub/tiny.yaml": "name: ${oc.select:.factory,tiny}\nfactory: tiny:build\n",
-    # A choice that follows from the name of another.
-    "extra/leads_on.yaml": "# @package _global_\nmicrobatches: 5\n",
-    "preset/leads_on.yaml": "# @package _global_\ndefaults:\n  - /extra: ${preset}\n",
-}
-
-
-class CountedLoad(SweepLoad):
-    """Counts what is left to Hydra."""
-
-    full = 0
-
-    def __call__(self, overrides: Sequence[str]) -> DictConfig:
-        self.full += 1
-        return super().__call__(overrides)
-
-
-class Scene:
-    """A user's folder with files of their own, and Hydra in it."""
-
-    def __init__(self, loader: ConfigLoader) -> None:
-        self.loader = loader
-        self.master = loader.load_configuration("config", [], RunMode.MULTIRUN)
-
-    def load(self) -> CountedLoad:
-        """Return a new sweep's composition."""
-        return CountedLoad(self.loader, self.master)
-
-    def grid(self, load: Load, *overrides: str) -> list[Composed]:
-        return compose_grid(load, *read_axes(specs.quote_numbers(overrides), None, None, None))
-
-    def hydras(self, overrides: Sequence[str]) -> DictConfig:
-        """Return a job composed on its own, by Hydra alone."""
-        return self.load()(overrides)
+from runner.sweeps.composition import compose_one
+from tests.runner.sweeps.composing import CountedLoad, Scene, assert_same, scene_in
 
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    folder = tmp_path_factory.mktemp("user")
-    for name, text in FILES.items():
-        path = folder / "conf" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        config.register()
-        specs.register()
-        with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-            yield Scene(GlobalHydra.instance().config_loader())
-
-
-def assert_same(scene: Scene, jobs: Sequence[Composed]) -> None:
-    for job in jobs:
-        full = compose_one(scene.hydras, job.overrides)
-        assert job.config == full.config
-        assert job.choices == full.choices
-        assert job.error == full.error
-
-
-POOL = (
-    "mode=single,kl_based,pipeline,cost_aware",
-    "devices=boxes,2x16gb,dgx_h100,4xh100",
-    "transfer_rate=nvlink4,16e9,pcie4",
-    "schedule=none,gpipe,1f1b",
-    "microbatches=2,4,none",
-    "model.batch_size=1,2,-3",
-    "model=gpt2,sub/tiny,transformers",
-    "phase=inference,training",
-    "optimizer=none,adam",
-    "+preset=same_passes,own_link,links,refers,leads_on",
-    "devices.between_nodes.latency_s=1,2",
-    "mode.max_passes=3,8",
-    "mode.stages=2,null",
-    "+model.config={a: 1},{a: {b: 2}}",
-    "latency.op_overhead_s=0,1e-6",
-    "data_parallel=${microbatches},2",
-    "~mode.min_gain",
-    "reserve=none",
-)
-
-
-@st.composite
-def sweeps(draw: st.DrawFn) -> list[str]:
-    """Return some of the pool, each with some of its values in any order."""
-    chosen = draw(st.lists(st.sampled_from(POOL), min_size=2, max_size=4, unique=True))
-    overrides = []
-    for override in chosen:
-        key, equals, text = override.partition("=")
-        values = text.split(",") if equals else [text]
-        kept = draw(st.lists(st.sampled_from(values), min_size=1, max_size=3, unique=True))
-        overrides.append(f"{key}{equals}{','.join(kept)}")
-    return overrides
-
-
-REFUSALS = (HydraException, AssertionError)  # the latter is OmegaConf's, inside of nothing
-
-
-def _refusal(load: Load, overrides: Sequence[str]) -> str | None:
-    try:
-        compose_one(load, overrides)
-    except REFUSALS as refused:
-        return str(refused)
-    return None
-
-
-@settings(max_examples=4, deadline=None)
-@given(sweeps(), st.data())
-def test_each_job_is_what_hydra_composes(
-    scene: Scene, overrides: list[str], data: st.DataObject
-) -> None:
-    load = scene.load()
-    fixed, axes = read_axes(specs.quote_numbers(overrides), None, None, None)
-    try:
-        jobs = compose_grid(load, fixed, axes)
-    except REFUSALS as refused:
-        # Then Hydra refuses a job on its own, in the same words.
-        wanted = [(*fixed, *chain(*picked)) for picked in product(*(a.values for a in axes))]
-        wrong = next(one for one in wanted if _refusal(scene.load(), one))
-        said = _refusal(scene.hydras, wrong)
-        assert said == str(refused)  # noqa: PT017  (it is compared, not looked into)
-        return
-    assert load.is_exact is not False
-    assert_same(scene, [data.draw(st.sampled_from(jobs))])
+    with scene_in(tmp_path_factory.mktemp("user")) as found:
+        yield found
 
 
 @pytest.mark.parametrize(
