@@ -51,7 +51,8 @@ class MlflowTracker:
         Raises `TrackingError` for a store that does not work, unless it need not answer.
         """
         self._config, self._root = config, root
-        self._uri = store_uri(config, root)
+        self.uri = store_uri(config, root)
+        """Of the store, with its password."""
         self._open: Store | None = None
         self._failed: StoreError | None = None
         self._retry_s = 0.0
@@ -74,7 +75,7 @@ class MlflowTracker:
                 runs = MlflowRuns(client, experiment_id, database)
                 place = client.get_experiment(experiment_id).artifact_location
                 self._open = Store(client, experiment_id, place, database, runs)
-            with refusals(self._uri):
+            with refusals(self.uri):
                 yield self._open
         except StoreError as error:
             if error.is_gone:
@@ -96,7 +97,7 @@ class MlflowTracker:
         Parameters go first, so that a process that is killed outright still shows what it was.
         """
         parent = {PARENT: parent_run_id} if parent_run_id else {}
-        place = (without_password(self._uri), self._config.experiment)
+        place = (without_password(self.uri), self._config.experiment)
         run = _LiveRun(run_name, params, {"kind": "run", **parent, **(tags or {})}, place)
         try:
             self._begin(run)
@@ -139,7 +140,7 @@ class MlflowTracker:
 
     def keeps(self, run: UnsentRun) -> bool:
         """Return whether `run` was meant for this store and experiment."""
-        return (run.uri, run.experiment) == (without_password(self._uri), self._config.experiment)
+        return (run.uri, run.experiment) == (without_password(self.uri), self._config.experiment)
 
     def send(self, run: UnsentRun, folder: Path) -> None:
         """Log a run that was kept in `folder`; see `Tracker.send`."""
@@ -190,7 +191,7 @@ class MlflowTracker:
             found = store.runs.one(run_id)
         if found is None:
             raise SpecError(
-                f"there is no run {run_id!r} at {without_password(self._uri)}; MLflow shows a run's"
+                f"there is no run {run_id!r} at {without_password(self.uri)}; MLflow shows a run's"
                 " id in its page, and tracking.uri= names another store"
             )
         return found
@@ -239,7 +240,7 @@ class MlflowTracker:
             _log.warning("the comparison page keeps MLflow's own columns: %s", error)
         if self._open is None:
             return None
-        return page_of(self._uri, self._open.experiment_id, parent_run_id)
+        return page_of(self.uri, self._open.experiment_id, parent_run_id)
 
 
 class _LiveRun(OpenRun):

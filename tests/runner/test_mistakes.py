@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 from runner.mistakes import explain
@@ -67,11 +66,10 @@ def test_a_folder_is_the_users_only_where_hydra_makes_it(tmp_path: Path) -> None
 
 
 def test_a_value_inside_of_null_is_the_users() -> None:
-    null = OmegaConf.create({"link": {"rate": None}})
-    inside = caught(lambda: OmegaConf.update(null, "link.rate.bytes", 1))
-    assert explain(inside) == (
-        "link.rate is null, so link.rate.bytes cannot be set;"
-        " give all of it: link.rate={bytes: ...}"
+    line = explain(caught(lambda: composed("devices.between_nodes.latency_s=1")))
+    assert line == (
+        "devices.between_nodes is null, so devices.between_nodes.latency_s cannot be set;"
+        " give all of it: devices.between_nodes={latency_s: ...}"
     )
 
 

@@ -39,7 +39,9 @@ def client(tracker: MlflowTracker) -> MlflowClient:
 
 
 @pytest.fixture(params=["sql", "search"])
-def runs(request: pytest.FixtureRequest, tracker: MlflowTracker, client: MlflowClient) -> MlflowRuns:
+def runs(
+    request: pytest.FixtureRequest, tracker: MlflowTracker, client: MlflowClient
+) -> MlflowRuns:
     experiment = client.get_experiment_by_name("fxpart")
     assert experiment is not None
     database = open_database(tracker.uri) if request.param == "sql" else None
@@ -131,12 +133,15 @@ def test_a_run_that_is_cut_off_leaves_its_sweep_and_is_kept(
         runs.mark_cut_off(run_id, "the process died")
         kept = client.get_run(run_id)
         assert kept.info.status == "KILLED"
-        assert kept.data.tags.items() >= {
-            "kind": "cut_off",
-            "outcome": "cut_off",
-            "error": "the process died",
-            "cut_off_from": "the-parent",
-        }.items()
+        assert (
+            kept.data.tags.items()
+            >= {
+                "kind": "cut_off",
+                "outcome": "cut_off",
+                "error": "the process died",
+                "cut_off_from": "the-parent",
+            }.items()
+        )
         assert "mlflow.parentRunId" not in kept.data.tags
     assert runs.unfinished("config_key", [own]) == []
 
@@ -202,7 +207,10 @@ def test_any_value_of_a_tag_can_be_asked_for(
 
 
 def test_many_runs_come_page_by_page_oldest_first(
-    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str,
+    tracker: MlflowTracker,
+    client: MlflowClient,
+    runs: MlflowRuns,
+    own: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mlflow_search, "_PAGE", 2)
@@ -216,9 +224,7 @@ def test_many_runs_come_page_by_page_oldest_first(
     assert times == sorted(times)
 
 
-def test_a_run_is_found_by_its_id(
-    tracker: MlflowTracker, client: MlflowClient, own: str
-) -> None:
+def test_a_run_is_found_by_its_id(tracker: MlflowTracker, client: MlflowClient, own: str) -> None:
     run_id = _run(tracker, own, own)
     client.log_batch(run_id, metrics=[Metric("s", value, 1, value) for value in (1, 3, 2)])
     found = tracker.run(run_id)

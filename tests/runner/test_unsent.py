@@ -1,0 +1,252 @@
+"""Runs that cannot be logged stay on disk, and are logged once."""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from mlflow import MlflowClient
+
+from fxpart.errors import InfeasibleError, SpecError
+from runner import mlflow_tracker, send
+from runner.mlflow_tracker import MlflowTracker
+from runner.no_tracker import NoTracker
+from runner.tracking import TrackingConfig, TrackingError, open_tracker
+from runner.unsent import UnsentRun, read_unsent, send_unsent, unsent_files, write_unsent
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+
+
+@pytest.fixture
+def root(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder with an empty store."""
+    (tmp_path / "outputs" / "job").mkdir(parents=True)
+    shutil.copy(empty_store, tmp_path / "outputs")
+    monkeypatch.chdir(tmp_path)
+    with patch.dict(os.environ):
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+        yield tmp_path
+
+
+@pytest.fixture
+def tracker(root: Path) -> MlflowTracker:
+    opened = open_tracker(TrackingConfig(), root)
+    assert isinstance(opened, MlflowTracker)
+    return opened
+
+
+def _kept(root: Path) -> list[tuple[str, str, dict[str, float]]]:
+    client = MlflowClient(f"sqlite:///{root}/outputs/mlflow.db")
+    experiment = client.get_experiment_by_name("fxpart")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    return [(run.info.run_name, run.info.status, run.data.metrics) for run in runs]
+
+
+def _lose_store(root: Path) -> Path:
+    """Put a directory in the place of the store, and return where the store is now."""
+    database = root / "outputs" / "mlflow.db"
+    for suffix in ("-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
+    database.rename(root / "elsewhere.db")
+    database.write_bytes(b"broken " * 10_000)
+    return root / "elsewhere.db"
+
+
+def _run(name: str = "run", uri: str = "", **given: object) -> UnsentRun:
+    run = UnsentRun(
+        record_id=f"record-{name}",
+        name=name,
+        uri=uri,
+        experiment="fxpart",
+        status="FINISHED",
+        start_ms=1000,
+        end_ms=2000,
+        params={"mode": "kl_based"},
+        tags={"kind": "run", "outcome": "finished", "record_id": f"record-{name}"},
+        metrics={"latency_ms": 1.5},
+        series={"memory_gib": [(0, 1.0), (7, 2.0)]},
+        tables={"devices": {"device": [0, 1]}},
+    )
+    assert not given
+    return run
+
+
+def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = write_unsent(tmp_path / "job", _run())
+    assert path == tmp_path / "job" / "unsent.json"
+    again = write_unsent(tmp_path / "again", read_unsent(path))
+    assert again.read_text() == path.read_text()
+    assert read_unsent(path).metrics == {"latency_ms": 1.5}
+    assert [list(point) for point in read_unsent(path).series["memory_gib"]] == [[0, 1.0], [7, 2.0]]
+
+
+def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
+    path = write_unsent(tmp_path, _run())
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "version": 2}))
+    with pytest.raises(SpecError, match="version 2, this fxpart reads up to 1"):
+        read_unsent(path)
+    del document["metrics"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(SpecError, match=r"unsent.json is damaged \(no metrics\)"):
+        read_unsent(path)
+
+
+def test_files_are_found_but_for_those_that_mlflow_keeps(tmp_path: Path) -> None:
+    for name in ("sweeps/b/1_x", "sweeps/a", "mlartifacts/1/artifacts"):
+        write_unsent(tmp_path / name, _run())
+    found = [str(path.parent.relative_to(tmp_path)) for path in unsent_files(tmp_path)]
+    assert found == ["sweeps/a", "sweeps/b/1_x"]
+
+
+def test_a_store_that_goes_away_costs_no_result(root: Path, tracker: MlflowTracker) -> None:
+    job = root / "outputs" / "job"
+    (job / "result.json").write_text("{}")
+    with tracker.start("lost", {"mode": "kl_based"}, {"config_key": "k"}, folder=job) as run:
+        run.log(metrics={"latency_ms": 2.5}, artifacts_dir=job)
+        known = run.run_id
+        there = _lose_store(root)
+    assert run.unsent == job / "unsent.json"
+    assert run.problem is not None
+    assert run.problem.startswith(f"tracking at sqlite:///{root}/outputs/mlflow.db failed: ")
+    assert run.problem.endswith(
+        "the run is kept in outputs/job/unsent.json; send it with `python -m runner.send`"
+    )
+    assert "\n" not in run.problem
+    kept = read_unsent(run.unsent)
+    assert (kept.run_id, kept.status, kept.tags["outcome"]) == (known, "FINISHED", "finished")
+    # The next one does not try: nothing was made in the store, and nobody waited for it.
+    (root / "outputs" / "next").mkdir()
+    with (
+        patch.object(mlflow_tracker, "make_run", side_effect=AssertionError),
+        pytest.raises(InfeasibleError),
+        tracker.start("next", {}, {"config_key": "n"}, folder=root / "outputs" / "next") as after,
+    ):
+        raise InfeasibleError("too small")
+    assert after.run_id is None
+    assert after.problem is not None
+    with pytest.raises(TrackingError, match="failed"):
+        tracker.settled("config_key", ["k"])
+
+    there.replace(root / "outputs" / "mlflow.db")
+    again = open_tracker(TrackingConfig(), root)
+    assert send_unsent(root / "outputs", NoTracker()) == 0
+    assert send_unsent(root / "outputs", again) == 2
+    assert send_unsent(root / "outputs", again) == 0
+    assert sorted(_kept(root)) == [
+        ("lost", "FINISHED", {"latency_ms": 2.5}),
+        ("next", "FAILED", {"feasible": 0.0}),
+    ]
+    assert again.settled("config_key", ["k", "n"]).keys() == {"k", "n"}
+
+
+def test_a_store_that_comes_back_is_used_after_a_pause(
+    root: Path, tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = _lose_store(root)
+    job = root / "outputs" / "job"
+    monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0.0)
+    with tracker.start("back", {}, folder=job) as run:
+        run.log(metrics={"latency_ms": 2.5})
+        there.replace(root / "outputs" / "mlflow.db")
+    assert (run.problem, run.unsent) == (None, None)
+    assert _kept(root) == [("back", "FINISHED", {"latency_ms": 2.5})]
+    assert run.run_id is not None
+
+
+def test_a_disk_that_is_full_as_well_is_said(root: Path, tracker: MlflowTracker) -> None:
+    _lose_store(root)
+    (root / "file").write_text("where the folder should be")
+    with tracker.start("lost", {}, folder=root / "file") as run:
+        pass
+    assert run.unsent is None
+    assert run.problem is not None
+    assert "cannot write" in run.problem
+
+
+def test_a_job_of_a_sweep_starts_without_its_store(root: Path) -> None:
+    there = _lose_store(root)
+    with pytest.raises(TrackingError):
+        open_tracker(TrackingConfig(), root)
+    tracker = open_tracker(TrackingConfig(), root, must_answer=False)
+    with tracker.start("job", {}, folder=root / "outputs" / "job") as run:
+        pass
+    assert run.unsent is not None
+    assert tracker.comparison_page() is None
+    assert there.exists()
+
+
+def test_a_run_is_sent_to_the_store_that_it_was_meant_for(
+    root: Path, tracker: MlflowTracker
+) -> None:
+    write_unsent(root / "outputs" / "job", _run(uri="http://somewhere.else:5000"))
+    assert send_unsent(root / "outputs", tracker) == 0
+    (root / "outputs" / "damaged").mkdir()
+    (root / "outputs" / "damaged" / "unsent.json").write_text("{")
+    write_unsent(root / "outputs" / "ours", _run("ours", tracker.uri))
+    assert send_unsent(root / "outputs", tracker) == 1
+    assert [name for name, *_ in _kept(root)] == ["ours"]
+    assert len(unsent_files(root)) == 2
+
+
+def test_a_sender_that_is_killed_leaves_no_second_run(root: Path, tracker: MlflowTracker) -> None:
+    path = write_unsent(root / "outputs" / "job", _run(uri=tracker.uri))
+    for step in ("runner.mlflow_tracker.fill_and_close", "pathlib.Path.unlink"):
+        with patch(step, side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            send_unsent(root / "outputs", tracker)
+        assert path.exists()
+    assert send_unsent(root / "outputs", tracker) == 1
+    assert _kept(root) == [("run", "FINISHED", {"latency_ms": 1.5, "memory_gib": 2.0})]
+
+
+def test_a_run_that_another_is_sending_is_left_to_it(root: Path, tracker: MlflowTracker) -> None:
+    path = write_unsent(root / "outputs" / "job", _run(uri=tracker.uri))
+    with path.open("rb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        assert send_unsent(root / "outputs", tracker) == 0
+    assert send_unsent(root / "outputs", tracker) == 1
+    assert not path.exists()
+
+
+def _send(*arguments: str, monkeypatch: pytest.MonkeyPatch) -> int:
+    monkeypatch.setattr("sys.argv", ["send", *arguments])
+    return send.main()
+
+
+def test_the_command_sends_all(
+    root: Path,
+    tracker: MlflowTracker,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _send(monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == "nothing is unsent below outputs\n"
+    write_unsent(root / "outputs" / "job", _run("one", tracker.uri))
+    broken = write_unsent(root / "outputs" / "two", _run("two", "sqlite:////nowhere/at/all.db"))
+    assert _send(monkeypatch=monkeypatch) == 2
+    said = capsys.readouterr()
+    assert said.out == "sent 1 run\n"
+    assert said.err.startswith("error: 1 run could not be sent: tracking at sqlite:////nowhere")
+    assert said.err.count("\n") == 1
+    assert broken.exists()
+    assert _send("outputs", "--uri", "sqlite:///outputs/mlflow.db", monkeypatch=monkeypatch) == 0
+    assert capsys.readouterr().out == "sent 1 run\n"
+    assert sorted(name for name, *_ in _kept(root)) == ["one", "two"]
+    assert unsent_files(root) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], r"there is no folder nowhere; python -m runner.send takes"),
+        (["--url", "x"], r"unrecognized arguments: --url x; see python -m runner.send --help"),
+    ],
+)
+def test_what_the_command_does_not_know_is_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        send.parsed(arguments)
