@@ -57,6 +57,8 @@ class Result:
     evaluation: Evaluation
     partition_s: float
     """Time that the mode took."""
+    batch_size: int = 1
+    """Examples in one input, of all replicas together."""
     measured_on: str | None = None
     """What the operators were measured on, where their times come from measurements."""
     schedule: ScheduleResult | None = None
@@ -134,6 +136,7 @@ def plan(config: Config, spec: ModelSpec) -> Result:
         assignment,
         evaluation,
         partition_s,
+        batch_size=config.model.batch_size,
         measured_on=getattr(times, "device_name", None),
         schedule=schedule,
         replicas=replicas,

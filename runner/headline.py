@@ -21,6 +21,7 @@ def headline(result: Result) -> dict[str, float]:
     return {
         "latency_ms": e.latency_s * 1e3,
         "throughput_per_s": e.throughput_per_s,
+        "examples_per_s": _examples_per_s(result),
         "partitions": float(e.partitions),
         "devices_used": float(e.devices_used),
         "replicas": float(e.replicas),
@@ -41,6 +42,15 @@ def headline(result: Result) -> dict[str, float]:
         **(schedule_metrics(result.schedule) if result.schedule else {}),
         **(measured_metrics(result.measured) if result.measured else {}),
     }
+
+
+def _examples_per_s(result: Result) -> float:
+    """Return the throughput in examples, which runs of several batch sizes can be compared by.
+
+    A schedule runs microbatches, each of the batch size.
+    """
+    found = result.schedule or result.evaluation
+    return found.throughput_per_s * result.batch_size
 
 
 def _training_metrics(result: Result) -> dict[str, float]:

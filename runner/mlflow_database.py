@@ -7,15 +7,17 @@ its models declare them; what is written is what its client would write, and a t
 
 import fcntl
 import os
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
+    from typing import BinaryIO
+
     from sqlalchemy import Connection, Engine
 
 __all__ = ["Database", "NewRun", "Point", "Values", "chunks", "open_database"]
@@ -25,7 +27,6 @@ Point = tuple[str, float, int, int]
 _VALUES = 500
 """As many as one statement carries: databases limit it."""
 _NAME = "mlflow.runName"
-_TURN_S = 0.002
 _LOCKED_MS = 20_000  # as long as MLflow itself waits for another writer
 
 
@@ -167,9 +168,16 @@ def _turn(database: Path | None) -> Iterator[None]:
         yield
         return
     with database.with_name(f"{database.name}.turn").open("wb") as file:
-        with suppress(OSError):  # a file system without such locks
-            fcntl.flock(file, fcntl.LOCK_EX)
+        # Beside this thread, as such a wait has no deadline; the lock falls with the file.
+        waiting = Thread(target=_lock, args=(file,), daemon=True)
+        waiting.start()
+        waiting.join(_LOCKED_MS / 1000)
         yield
+
+
+def _lock(file: "BinaryIO") -> None:
+    with suppress(OSError):  # of a file system without such locks, or a file closed meanwhile
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _engine(uri: str) -> "Engine":

@@ -63,6 +63,7 @@ def test_pages_have_commands() -> None:
     assert [page.name for page in PAGES if _commands(page)] == [
         "README.md",
         "execution.md",
+        "launchers.md",
         "memory.md",
         "sweeps.md",
     ]

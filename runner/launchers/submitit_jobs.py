@@ -1,12 +1,13 @@
 """Jobs on a cluster run by Slurm, through submitit; or, to try that out, in processes here."""
 
+import io
 import logging
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ __all__ = ["deal", "over_local", "over_slurm"]
 _LOOK_S = 0.25
 _ASK_S = 5.0
 """Between two questions to Slurm which jobs it still has."""
+_SBATCH = "sbatch: error: "
 _OWN = ("submitit_folder", "jobs_per_process", "array_parallelism", "max_num_timeout")
 
 
@@ -106,7 +108,8 @@ def over_slurm(
     variables = {"PYTHONPATH": python_path(), **thread_counts(settings["cpus_per_task"] or 1, 1)}
     with environment(variables):
         try:
-            with executor.batch():
+            # What sbatch says is in the error too.
+            with redirect_stderr(io.StringIO()), executor.batch():
                 submitted = [executor.submit(run_bundle, work, bundle) for bundle in bundles]
         except (RuntimeError, OSError, subprocess.SubprocessError) as error:
             raise SpecError(f"Slurm did not take the jobs: {_said(error)}") from error
@@ -153,7 +156,8 @@ def _executor(cluster: str, settings: Mapping[str, Any]) -> "Executor":
     try:
         executor.update_parameters(**parameters)
     except (NameError, TypeError, ValueError) as error:
-        raise SpecError(f"hydra.launcher: {_said(error)}") from error
+        said = str(error).partition("\n")[0]
+        raise SpecError(f"hydra.launcher: {said}") from error
     return executor
 
 
@@ -172,9 +176,10 @@ def _ends(one: _Started) -> Iterator[tuple[int, "JobReturn"]]:
 
 
 def _said(error: BaseException) -> str:
-    """Return the last line of what submitit says, which repeats a command or a trace before it."""
+    """Return what Slurm says, or the last line of submitit, which puts a command or trace first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\n")]
-    return lines[-1] if lines else one_line(error)
+    slurms = [line.removeprefix(_SBATCH) for line in lines if line.startswith(_SBATCH)]
+    return "; ".join(dict.fromkeys(slurms or lines[-1:])) or one_line(error)
 
 
 def _stop_local(running: Sequence[_Started]) -> None:

@@ -141,7 +141,8 @@ def failed(ticket: Ticket, error: BaseException) -> "JobReturn":
     """Return how a job ended that raised `error`, which is kept in words: not all can travel."""
     from hydra.core.utils import JobReturn, JobStatus
 
-    kept = error if type(error) is LostJobError else LostJobError(one_line(error))
+    ours = isinstance(error, FxpartError)
+    kept = LostJobError(" ".join(str(error).split()) if ours else one_line(error))
     return JobReturn(overrides=list(ticket.overrides), status=JobStatus.FAILED, _return_value=kept)
 
 

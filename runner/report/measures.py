@@ -42,6 +42,7 @@ _LATENCY = Measure("latency_ms", "latency", "ms", ",.3f")
 _GAP = Measure("optimality_gap_pct", "gap", "%", ".1f")
 _PEAK = Measure("peak_memory_gib", "peak", "GiB", ".3f")
 _SERVED = Measure("throughput_per_s", "inputs", "per s", ",.2f")
+_EXAMPLE = Measure("example_ms", "time per example", "ms", ",.3f")
 _MICROBATCH = Measure("microbatch_ms", "time per microbatch", "ms", ",.3f")
 _STEP = Measure("step_ms", "step", "ms", ",.3f")
 _BUBBLE = Measure("bubble_pct", "bubble", "%", ".1f")
@@ -66,6 +67,12 @@ def number(row: SweepRow, key: str) -> float | None:
     return derived(row.metrics) if derived else row.metrics.get(key)
 
 
+def _example_ms(metrics: Mapping[str, float]) -> float | None:
+    """Return the time by example of a stream of inputs, the inverse of its throughput."""
+    rate = metrics.get("examples_per_s")
+    return 1e3 / rate if rate else None
+
+
 def _microbatch_ms(metrics: Mapping[str, float]) -> float | None:
     """Return the time of a step by microbatch, None without a schedule."""
     if metrics.get("step_ms") is None:
@@ -76,7 +83,8 @@ def _microbatch_ms(metrics: Mapping[str, float]) -> float | None:
 
 
 _DERIVED: dict[str, Callable[[Mapping[str, float]], float | None]] = {
-    "microbatch_ms": _microbatch_ms
+    "example_ms": _example_ms,
+    "microbatch_ms": _microbatch_ms,
 }
 
 
@@ -88,9 +96,10 @@ def finished(row: SweepRow) -> bool:
 def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
     """Return what to show of `rows`; the first is what they are ranked by, the least the best.
 
-    Where all results have a schedule, that is the time per microbatch, since their steps may have
-    different numbers of them. Where one has replicas, which serve more inputs at the same latency,
-    all show their inputs per second; where one was measured, all show that.
+    Where batch sizes differ, that is the time per example. Where all results have a schedule, it is
+    the time per microbatch, since their steps may have different numbers of them. Where one has
+    replicas, which serve more inputs at the same latency, all show their inputs per second; where
+    one was measured, all show that.
     """
     done = [row for row in rows if finished(row)]
     if done and all(number(row, "microbatch_ms") is not None for row in done):
@@ -98,6 +107,9 @@ def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
     else:
         served = any((number(row, "replicas") or 0) > 1 for row in done)
         shown = [_LATENCY, _GAP, _PEAK, *([_SERVED] if served else [])]
+    sizes = {row.settings.get("model.batch_size") for row in done}
+    if len(sizes) > 1 and all(number(row, "example_ms") is not None for row in done):
+        shown = [_EXAMPLE, *(measure for measure in shown if measure is not _MICROBATCH)]
     if len({number(row, "devices_used") for row in done}) > 1:
         shown.append(_USED)
     shown.append(_PARTS)

@@ -118,6 +118,7 @@ def _notes(ranking: Ranking, shown: Sequence[RankedRow], others: int) -> list[st
         least = {
             "latency_ms": "lowest latency",
             "microbatch_ms": "least time per microbatch",
+            "example_ms": "least time per example",
         }[ranking.by.key]
         lines.append(f"* {least}" + (" for its model" if len(ranking.models) > 1 else ""))
     if any(row.pareto and not row.best for row in shown):

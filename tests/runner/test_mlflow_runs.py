@@ -150,9 +150,11 @@ def test_a_mark_that_was_cut_off_itself_is_completed(
     tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
 ) -> None:
     run_id = _running(tracker, client, own)
-    with patch.object(client, "set_terminated", side_effect=InterruptedError):
-        with pytest.raises(InterruptedError):
-            runs.mark_cut_off(run_id, "the process died")
+    with (
+        patch.object(client, "set_terminated", side_effect=InterruptedError),
+        pytest.raises(InterruptedError),
+    ):
+        runs.mark_cut_off(run_id, "the process died")
     assert [run.run_id for run in runs.unfinished("config_key", [own])] == [run_id]
     runs.mark_cut_off(run_id, "the process died")
     tags = client.get_run(run_id).data.tags

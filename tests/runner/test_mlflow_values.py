@@ -62,6 +62,11 @@ def test_tags_are_cut() -> None:
     }
 
 
+def test_characters_that_no_database_takes_are_replaced() -> None:
+    assert tag_texts({"error": "a\0b\udc80c"}) == {"error": "a?b?c"}
+    assert param_texts({"name": "\udc80ä"}) == {"name": "?ä"}
+
+
 def test_thin_keeps_a_short_series_as_it_is() -> None:
     assert thin([(3, 1.0), (7, 2.0)]) == [(3, 1.0), (7, 2.0)]
     assert thin([(0, 1.0), (1, math.inf), (2, 3.0)]) == [(0, 1.0), (2, 3.0)]
@@ -85,11 +90,19 @@ def test_thin_of_many_points_keeps_the_peak() -> None:
 def test_batches_respect_every_limit_and_lose_nothing() -> None:
     metrics, params, tags = list(range(2500)), list(range(250)), list(range(130))
     sent = list(batches(metrics, params, tags))
-    assert [len(batch.params) for batch in sent] == [100, 100, 50]
-    assert [len(batch.tags) for batch in sent] == [100, 30, 0]
-    assert [len(batch.metrics) for batch in sent] == [800, 870, 830]
+    assert [len(batch.params) for batch in sent] == [100, 100, 50, 0]
+    assert [len(batch.metrics) for batch in sent] == [900, 900, 700, 0]
+    assert [len(batch.tags) for batch in sent] == [0, 0, 100, 30]
     for joined, whole in ((0, metrics), (1, params), (2, tags)):
         assert [item for batch in sent for item in batch[joined]] == whole
+
+
+def test_tags_come_when_all_else_is_there() -> None:
+    (first, last) = batches([1] * 990, [2] * 10, [3])
+    assert (len(first.metrics), len(first.params), first.tags) == (990, 10, [])
+    assert last.tags == [3]
+    (only,) = batches([1] * 989, [2] * 10, [3])
+    assert only.tags == [3]
 
 
 def test_nothing_to_send_is_no_batch() -> None:

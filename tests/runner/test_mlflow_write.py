@@ -104,7 +104,7 @@ def _described(store: Store, run_id: str) -> dict[str, Any]:
 
 def _written(store: Store, folder: Path, record_id: str) -> str:
     run = _record(record_id)
-    made = make_run(store, run.name, run.tags | {"outcome": ""}, run.start_ms, run.params)
+    made = make_run(store, run.name, {**run.tags, "outcome": ""}, run.start_ms, run.params)
     fill_and_close(store, made, replace(run, params={}), folder)
     return made.run_id
 
@@ -126,10 +126,11 @@ def test_both_ways_write_the_same(stores: dict[str, Store], folder: Path) -> Non
 
 
 def test_mlflow_loads_a_table_from_the_runs_that_have_it(
-    stores: dict[str, Store], folder: Path
+    stores: dict[str, Store], folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = stores["sql"]
     run_id = _written(store, folder, "t")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.client.tracking_uri)  # what it asks there
     frame = store.client.load_table(store.experiment_id, "devices.json", [run_id], ["run_id"])
     assert list(frame["name"]) == ["a", "b"]
     assert list(frame["load"].isna()) == [False, True]

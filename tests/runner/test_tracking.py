@@ -1,5 +1,6 @@
 import json
 import math
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -68,7 +69,11 @@ def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:
         run.log(metrics={"latency_ms": 1.0})
     tracker.finish_sweep(parent)
     assert (run.run_id, parent, tracker.comparison_page(parent)) == (None, None, None)
-    assert tracker.finished_runs("config_key") == {}
+    assert tracker.runs({"kind": "run"}) == tracker.runs_of_sweep("a") == []
+    assert tracker.settled("config_key", ["a"]) == {}
+    assert tracker.unfinished("config_key", ["a"]) == []
+    with pytest.raises(SpecError, match="no run 'a': tracking=none keeps none"):
+        tracker.run("a")
     assert list(tmp_path.iterdir()) == []
     assert isinstance(tracker, NoTracker)
 
@@ -217,21 +222,32 @@ def test_children_name_their_parent(tracker: MlflowTracker, client: MlflowClient
     assert kept.data.tags["kind"] == "sweep"
 
 
-def test_finished_runs_are_found_by_their_tag(tracker: MlflowTracker) -> None:
-    ids = []
-    for key in ("a", "b", "a"):
-        with tracker.start("run", PARAMS, {"config_key": key}) as run:
-            ids.append(run.run_id)
-    with tracker.start("run without a key", PARAMS):
+def test_a_process_opens_a_store_once(tracker: MlflowTracker, tmp_path: Path) -> None:
+    assert open_tracker(TrackingConfig(), tmp_path) is tracker
+    assert open_tracker(TrackingConfig(experiment="else"), tmp_path) is not tracker
+    database = tmp_path / "outputs" / "mlflow.db"
+    shutil.copy(database, tmp_path / "copy.db")
+    (tmp_path / "copy.db").replace(database)
+    assert open_tracker(TrackingConfig(), tmp_path) is not tracker
+
+
+def _log_in_a_fork(root: Path) -> None:
+    with open_tracker(TrackingConfig(), root).start("fork", PARAMS):
         pass
-    with pytest.raises(InfeasibleError), tracker.start("bad", PARAMS, {"config_key": "c"}):
-        raise InfeasibleError("too small")
-    parent = tracker.start_sweep("sweep", {"config_key": "d"})
-    tracker.finish_sweep(parent)
-    found = tracker.finished_runs("config_key")
-    assert found.keys() == {"a", "b"}
-    assert found["a"] in (ids[0], ids[2])
-    assert found["b"] == ids[1]
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+def test_a_process_that_is_forked_has_connections_of_its_own(
+    tracker: MlflowTracker, client: MlflowClient, tmp_path: Path
+) -> None:
+    with tracker.start("before", PARAMS):
+        child = multiprocessing.get_context("fork").Process(target=_log_in_a_fork, args=[tmp_path])
+        child.start()
+        child.join(60)
+        assert child.exitcode == 0
+    runs = client.search_runs([_experiment(client).experiment_id])
+    assert sorted(run.info.run_name for run in runs) == ["before", "fork"]
+    assert {run.info.status for run in runs} == {"FINISHED"}
 
 
 def test_comparison_page_of_a_sweep(

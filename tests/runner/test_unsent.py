@@ -4,7 +4,9 @@ import fcntl
 import json
 import os
 import shutil
+import sqlite3
 from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from unittest.mock import patch
 
@@ -12,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from fxpart.errors import InfeasibleError, SpecError
-from runner import mlflow_tracker, send
+from runner import mlflow_database, mlflow_tracker, send
 from runner.mlflow_tracker import MlflowTracker
 from runner.no_tracker import NoTracker
 from runner.tracking import TrackingConfig, TrackingError, open_tracker
@@ -33,7 +35,9 @@ def root(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def tracker(root: Path) -> MlflowTracker:
+def tracker(root: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowTracker:
+    """A tracker that does not wait long for a store that another has locked."""
+    monkeypatch.setattr(mlflow_database, "_LOCKED_MS", 50)
     opened = open_tracker(TrackingConfig(), root)
     assert isinstance(opened, MlflowTracker)
     return opened
@@ -47,18 +51,17 @@ def _kept(root: Path) -> list[tuple[str, str, dict[str, float]]]:
     return [(run.info.run_name, run.info.status, run.data.metrics) for run in runs]
 
 
-def _lose_store(root: Path) -> Path:
-    """Put a directory in the place of the store, and return where the store is now."""
-    database = root / "outputs" / "mlflow.db"
-    for suffix in ("-wal", "-shm"):
-        database.with_name(database.name + suffix).unlink(missing_ok=True)
-    database.rename(root / "elsewhere.db")
-    database.write_bytes(b"broken " * 10_000)
-    return root / "elsewhere.db"
+@contextmanager
+def _locked(root: Path) -> Iterator[None]:
+    """Keep the store from being written, as a broken one is."""
+    with closing(sqlite3.connect(root / "outputs" / "mlflow.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
 
 
-def _run(name: str = "run", uri: str = "", **given: object) -> UnsentRun:
-    run = UnsentRun(
+def _run(name: str = "run", uri: str = "") -> UnsentRun:
+    return UnsentRun(
         record_id=f"record-{name}",
         name=name,
         uri=uri,
@@ -72,8 +75,6 @@ def _run(name: str = "run", uri: str = "", **given: object) -> UnsentRun:
         series={"memory_gib": [(0, 1.0), (7, 2.0)]},
         tables={"devices": {"device": [0, 1]}},
     )
-    assert not given
-    return run
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -105,72 +106,101 @@ def test_files_are_found_but_for_those_that_mlflow_keeps(tmp_path: Path) -> None
 
 
 def test_a_store_that_goes_away_costs_no_result(root: Path, tracker: MlflowTracker) -> None:
-    job = root / "outputs" / "job"
+    job, after = root / "outputs" / "job", root / "outputs" / "after"
     (job / "result.json").write_text("{}")
-    with tracker.start("lost", {"mode": "kl_based"}, {"config_key": "k"}, folder=job) as run:
-        run.log(metrics={"latency_ms": 2.5}, artifacts_dir=job)
-        known = run.run_id
-        there = _lose_store(root)
-    assert run.unsent == job / "unsent.json"
-    assert run.problem is not None
-    assert run.problem.startswith(f"tracking at sqlite:///{root}/outputs/mlflow.db failed: ")
-    assert run.problem.endswith(
-        "the run is kept in outputs/job/unsent.json; send it with `python -m runner.send`"
+    after.mkdir()
+    with _locked(root):
+        with tracker.start("lost", {"mode": "kl_based"}, {"config_key": "k"}, folder=job) as run:
+            run.log(metrics={"latency_ms": 2.5}, artifacts_dir=job)
+        # The next one does not even try.
+        with (
+            patch.object(mlflow_tracker, "make_run", side_effect=AssertionError),
+            pytest.raises(InfeasibleError),
+            tracker.start("after", {}, {"config_key": "n"}, folder=after) as next_run,
+        ):
+            raise InfeasibleError("too small")
+    assert (run.run_id, next_run.run_id) == (None, None)
+    assert (run.unsent, next_run.unsent) == (job / "unsent.json", after / "unsent.json")
+    assert run.problem == (
+        f"tracking at sqlite:///{root}/outputs/mlflow.db failed: database is locked;"
+        " the run is kept in outputs/job/unsent.json; send it with `python -m runner.send`"
     )
-    assert "\n" not in run.problem
-    kept = read_unsent(run.unsent)
-    assert (kept.run_id, kept.status, kept.tags["outcome"]) == (known, "FINISHED", "finished")
-    # The next one does not try: nothing was made in the store, and nobody waited for it.
-    (root / "outputs" / "next").mkdir()
-    with (
-        patch.object(mlflow_tracker, "make_run", side_effect=AssertionError),
-        pytest.raises(InfeasibleError),
-        tracker.start("next", {}, {"config_key": "n"}, folder=root / "outputs" / "next") as after,
-    ):
-        raise InfeasibleError("too small")
-    assert after.run_id is None
-    assert after.problem is not None
-    with pytest.raises(TrackingError, match="failed"):
+    assert next_run.problem is not None
+    assert "locked" in next_run.problem
+    with pytest.raises(TrackingError, match="locked"):
         tracker.settled("config_key", ["k"])
+    _send_what_is_left(root)
 
-    there.replace(root / "outputs" / "mlflow.db")
-    again = open_tracker(TrackingConfig(), root)
+
+def _send_what_is_left(root: Path) -> None:
+    again = MlflowTracker(TrackingConfig(), root)
     assert send_unsent(root / "outputs", NoTracker()) == 0
     assert send_unsent(root / "outputs", again) == 2
     assert send_unsent(root / "outputs", again) == 0
     assert sorted(_kept(root)) == [
+        ("after", "FAILED", {"feasible": 0.0}),
         ("lost", "FINISHED", {"latency_ms": 2.5}),
-        ("next", "FAILED", {"feasible": 0.0}),
     ]
-    assert again.settled("config_key", ["k", "n"]).keys() == {"k", "n"}
+    settled = again.settled("config_key", ["k", "n"])
+    assert settled.keys() == {"k", "n"}
+    client = MlflowClient(again.uri)
+    assert [item.path for item in client.list_artifacts(settled["k"].run_id)] == ["result.json"]
+
+
+def test_a_run_that_was_made_before_the_store_went_away_is_completed(
+    root: Path, tracker: MlflowTracker
+) -> None:
+    job = root / "outputs" / "job"
+    locked = ExitStack()
+    with locked, tracker.start("lost", {}, folder=job) as run:
+        run.log(metrics={"latency_ms": 2.5})
+        known = run.run_id
+        locked.enter_context(_locked(root))
+    assert run.unsent is not None
+    assert read_unsent(run.unsent).run_id == known
+    assert _kept(root) == [("lost", "RUNNING", {})]
+    assert send_unsent(root / "outputs", MlflowTracker(TrackingConfig(), root)) == 1
+    assert _kept(root) == [("lost", "FINISHED", {"latency_ms": 2.5})]
 
 
 def test_a_store_that_comes_back_is_used_after_a_pause(
     root: Path, tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    there = _lose_store(root)
-    job = root / "outputs" / "job"
     monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0.0)
-    with tracker.start("back", {}, folder=job) as run:
-        run.log(metrics={"latency_ms": 2.5})
-        there.replace(root / "outputs" / "mlflow.db")
+    with ExitStack() as stack:
+        stack.enter_context(_locked(root))
+        with tracker.start("back", {"mode": "single"}, folder=root / "outputs" / "job") as run:
+            assert run.run_id is None
+            run.log(metrics={"latency_ms": 2.5})
+            stack.close()
     assert (run.problem, run.unsent) == (None, None)
-    assert _kept(root) == [("back", "FINISHED", {"latency_ms": 2.5})]
     assert run.run_id is not None
+    assert tracker.run(run.run_id).params == {"mode": "single"}
+    assert _kept(root) == [("back", "FINISHED", {"latency_ms": 2.5})]
+
+
+def test_without_a_folder_a_store_that_fails_is_an_error(
+    root: Path, tracker: MlflowTracker
+) -> None:
+    with (
+        _locked(root),
+        pytest.raises(TrackingError, match="database is locked"),
+        tracker.start("lost", {}),
+    ):
+        pass
 
 
 def test_a_disk_that_is_full_as_well_is_said(root: Path, tracker: MlflowTracker) -> None:
-    _lose_store(root)
     (root / "file").write_text("where the folder should be")
-    with tracker.start("lost", {}, folder=root / "file") as run:
+    with _locked(root), tracker.start("lost", {}, folder=root / "file") as run:
         pass
     assert run.unsent is None
     assert run.problem is not None
-    assert "cannot write" in run.problem
+    assert "locked; cannot write" in run.problem
 
 
 def test_a_job_of_a_sweep_starts_without_its_store(root: Path) -> None:
-    there = _lose_store(root)
+    (root / "outputs" / "mlflow.db").write_bytes(b"broken " * 10_000)
     with pytest.raises(TrackingError):
         open_tracker(TrackingConfig(), root)
     tracker = open_tracker(TrackingConfig(), root, must_answer=False)
@@ -178,7 +208,6 @@ def test_a_job_of_a_sweep_starts_without_its_store(root: Path) -> None:
         pass
     assert run.unsent is not None
     assert tracker.comparison_page() is None
-    assert there.exists()
 
 
 def test_a_run_is_sent_to_the_store_that_it_was_meant_for(
@@ -226,12 +255,13 @@ def test_the_command_sends_all(
 ) -> None:
     assert _send(monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out == "nothing is unsent below outputs\n"
+    (root / "tiny").write_text("a file where the folder should be")
     write_unsent(root / "outputs" / "job", _run("one", tracker.uri))
-    broken = write_unsent(root / "outputs" / "two", _run("two", "sqlite:////nowhere/at/all.db"))
+    broken = write_unsent(root / "outputs" / "two", _run("two", "sqlite:///tiny/x.db"))
     assert _send(monkeypatch=monkeypatch) == 2
     said = capsys.readouterr()
     assert said.out == "sent 1 run\n"
-    assert said.err.startswith("error: 1 run could not be sent: tracking at sqlite:////nowhere")
+    assert said.err.startswith("error: 1 run could not be sent: tracking at ")
     assert said.err.count("\n") == 1
     assert broken.exists()
     assert _send("outputs", "--uri", "sqlite:///outputs/mlflow.db", monkeypatch=monkeypatch) == 0
@@ -244,7 +274,7 @@ def test_the_command_sends_all(
     ("arguments", "message"),
     [
         (["nowhere"], r"there is no folder nowhere; python -m runner.send takes"),
-        (["--url", "x"], r"unrecognized arguments: --url x; see python -m runner.send --help"),
+        (["--url"], r"unrecognized arguments: --url; see python -m runner.send --help"),
     ],
 )
 def test_what_the_command_does_not_know_is_refused(arguments: list[str], message: str) -> None:

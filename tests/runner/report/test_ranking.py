@@ -94,3 +94,15 @@ def test_headings_are_short_unless_two_end_alike() -> None:
         "mode.layers",
         "model.config.layers",
     ]
+
+
+def test_batch_sizes_are_ranked_by_time_per_example() -> None:
+    small = row(10, metrics={"examples_per_s": 100.0}, model__batch_size="1")
+    large = row(40, metrics={"examples_per_s": 200.0}, model__batch_size="8")
+    ranking = ranked(sweep([small, large]))
+    assert ranking.by.key == "example_ms"
+    assert [one.row for one in ranking.finished] == [large, small]
+    assert [ranking.by.value(one.row) for one in ranking.finished] == [5, 10]
+    # What an older run did not log cannot be compared.
+    old = row(5, model__batch_size="2")
+    assert ranked(sweep([small, large, old])).by.key == "latency_ms"

@@ -1,0 +1,123 @@
+"""``python -m benchmarks.launchers``: one sweep in process, and by every launcher on two cores.
+
+24 jobs over a captured gpt2, each launcher in a folder, a database and a process of its own. The
+numbers of every job are compared with those in process: all metrics but times. ``start s`` is until
+the first job has begun, ``job s`` the rest for each job. Slurm is a real one of one node, started
+for this; it is left out where it is not installed.
+"""
+
+import argparse
+import os
+import shutil
+import sqlite3
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.process import run_python
+from benchmarks.slurm_here import NoSlurmError, slurm_here
+from benchmarks.text_table import table
+
+_MODEL = "model=gpt2"
+_MODES = "mode=size_based,kl_based,cost_aware"
+_DEVICES = "devices=2x16gb,4x16gb"
+_RATES = ("pcie3", "pcie4", "pcie5", "nvlink4")
+_LAUNCHERS = {
+    "in process": (),
+    "joblib": ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2"),
+    "ray": ("hydra/launcher=ray", "hydra.launcher.init.num_cpus=2"),
+    "submitit_local": ("hydra/launcher=submitit_local", "hydra.launcher.array_parallelism=2"),
+    "submitit_slurm": ("hydra/launcher=submitit_slurm", "hydra.launcher.array_parallelism=2"),
+}
+_TIMES = ("capture_s", "partition_s")
+"""What differs between two runs of the same job."""
+
+Numbers = dict[str, dict[str, float]]
+"""Of each job, by its name, its metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """What a sweep took, and what it found."""
+
+    seconds: float
+    start_s: float
+    jobs: Numbers
+
+    @property
+    def job_s(self) -> float:
+        """Seconds a job, start-up aside."""
+        return (self.seconds - self.start_s) / len(self.jobs)
+
+
+def main() -> None:
+    """Print one line for each launcher; a difference in any number ends the command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rates", type=int, default=len(_RATES), help="at most 4: 6 jobs each")
+    parser.add_argument("--only", nargs="+", choices=_LAUNCHERS, default=list(_LAUNCHERS))
+    asked = parser.parse_args()
+    swept = [_MODEL, _MODES, _DEVICES, f"transfer_rate={','.join(_RATES[: asked.rates])}"]
+    rows = []
+    with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
+        captured = Path(place) / "captured"
+        captured.mkdir()
+        run_python(["-m", "runner", _MODEL, "mode=single", "tracking=none"], captured)
+        first: Sweep | None = None
+        for name in asked.only:
+            if name == "submitit_slurm" and not _has_slurm(stack):
+                continue
+            sweep = _run([*swept, *_LAUNCHERS[name]], captured, Path(place) / name)
+            first = first or sweep
+            rows.append(_row(name, sweep, first))
+    print(f"{len(first.jobs) if first else 0} jobs, {os.cpu_count()} cores")
+    print(table(("launcher", "seconds", "start s", "job s", "numbers"), rows))
+
+
+def _has_slurm(stack: ExitStack) -> bool:
+    folder = stack.enter_context(tempfile.TemporaryDirectory())
+    try:
+        os.environ.update(stack.enter_context(slurm_here(Path(folder))))
+    except NoSlurmError as error:
+        print(f"submitit_slurm left out: {error}")
+        return False
+    return True
+
+
+def _run(swept: Sequence[str], captured: Path, folder: Path) -> Sweep:
+    folder.mkdir()
+    shutil.copytree(captured / "cache", folder / "cache")
+    done = run_python(["-m", "runner", "-m", *swept], folder)
+    with closing(sqlite3.connect(folder / "outputs" / "mlflow.db")) as store:
+        logged = store.execute(
+            "SELECT r.name, m.key, m.value FROM runs r JOIN latest_metrics m USING (run_uuid)"
+            " WHERE m.key NOT IN (?, ?) AND r.run_uuid IN"
+            " (SELECT run_uuid FROM tags WHERE key = 'kind' AND value = 'run')",
+            _TIMES,
+        ).fetchall()
+        first_ms, begin_ms = store.execute(
+            "SELECT min(CASE WHEN t.value = 'run' THEN r.start_time END),"
+            " min(CASE WHEN t.value = 'sweep' THEN r.start_time END)"
+            " FROM runs r JOIN tags t USING (run_uuid) WHERE t.key = 'kind'"
+        ).fetchone()
+        last_ms = store.execute("SELECT max(end_time) FROM runs").fetchone()[0]
+    jobs: Numbers = {}
+    for name, key, value in logged:
+        jobs.setdefault(name, {})[key] = value
+    # What comes before the parent run, and after its end, is start-up too.
+    beside_s = done.seconds - (last_ms - begin_ms) / 1e3
+    return Sweep(done.seconds, beside_s + (first_ms - begin_ms) / 1e3, jobs)
+
+
+def _row(name: str, sweep: Sweep, first: Sweep) -> tuple[str, ...]:
+    if sweep.jobs != first.jobs:
+        differ = [job for job in first.jobs if sweep.jobs.get(job) != first.jobs[job]]
+        raise SystemExit(f"{name}: {len(differ)} jobs differ, such as {differ[:3]}")
+    count = sum(len(metrics) for metrics in sweep.jobs.values())
+    said = f"{count} equal"
+    return name, f"{sweep.seconds:.1f}", f"{sweep.start_s:.1f}", f"{sweep.job_s:.2f}", said
+
+
+if __name__ == "__main__":
+    main()
