@@ -156,7 +156,7 @@ def wrong_values(uri: str | None, root: Path, writers: int, runs: int) -> list[s
         for number in range(runs + 1):
             kept = found.pop(f"{writer}-{number}", None)
             wrong += _wrong_of(client, kept, writer, number)
-    return [*wrong, *(f"nobody wrote {name}" for name in found)]
+    return [*wrong, *(f"nobody wrote {name}" for name in sorted(found))]
 
 
 def _wrong_of(client: Any, kept: Any, writer: int, number: int) -> list[str]:  # noqa: ANN401

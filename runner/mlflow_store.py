@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
+from fxpart.errors import CacheError
 from runner.mlflow_schema import make_file, make_schema
 from runner.tracking import TrackingConfig, TrackingError, without_password
 
@@ -96,15 +97,19 @@ def sqlite_path(uri: str) -> Path | None:
 @contextmanager
 def refusals(uri: str) -> Iterator[None]:
     """Turn what a failing store raises inside into a `TrackingError` of one line."""
+    try:
+        yield
+    except _failures() as error:
+        what = f"tracking at {without_password(uri)} failed: {_without_secret(_cause(error), uri)}"
+        raise StoreError(what, is_gone=not _is_refusal(error)) from error
+
+
+def _failures() -> tuple[type[Exception], ...]:
     # Both come with MLflow, and whoever gets here has imported it.
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError, sqlite3.Error, ImportError) as error:
-        what = f"tracking at {without_password(uri)} failed: {_without_secret(_cause(error), uri)}"
-        raise StoreError(what, is_gone=not _is_refusal(error)) from error
+    return (MlflowException, SQLAlchemyError, OSError, sqlite3.Error, ImportError, CacheError)
 
 
 def _is_refusal(error: BaseException) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,8 @@ def test_pages_have_commands() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_runner_takes_the_command(command: str) -> None:
-    typed = shlex.split(command, comments=True)
+    # What follows a flag such as --cfg is Hydra's own.
+    typed = list(takewhile(lambda one: one[:2] != "--", shlex.split(command, comments=True)))
     swept, overrides = "-m" in typed, hydra_arguments(typed)
     chosen, has_several = _of_first_job(overrides[swept:])
     # A named experiment is a sweep by itself.

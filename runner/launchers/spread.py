@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.plugins.launcher import Launcher
 
-from runner.launchers.work import LostJobError, Ticket, Work, failed, pack
-
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
+
+    from runner.launchers.work import Ticket, Work
 
 __all__ = ["SpreadLauncher"]
 
@@ -52,6 +52,9 @@ class SpreadLauncher(Launcher):
             FxpartError: where no job can be started at all.
 
         """
+        # Hydra imports every launcher, for `--help` too: what one needs is imported when it runs.
+        from runner.launchers.work import LostJobError, Ticket, failed, pack
+
         Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         tickets = [
             Ticket(initial_job_idx + at, tuple(overrides))
@@ -63,5 +66,7 @@ class SpreadLauncher(Launcher):
         return [ends.get(one.index) or failed(one, silent) for one in tickets]
 
     @abstractmethod
-    def spread(self, work: Work, tickets: Sequence[Ticket]) -> Iterator[tuple[int, "JobReturn"]]:
+    def spread(
+        self, work: "Work", tickets: Sequence["Ticket"]
+    ) -> Iterator[tuple[int, "JobReturn"]]:
         """Yield each job's number and how it ended, as they end."""

@@ -24,7 +24,7 @@ from tests.runner.several import run_several
 
 NAMES = ("batch_frontier", "compare_modes", "link_speed", "scale_devices")
 SMALL = {
-    "batch_frontier": ["microbatches=1,4", "checkpointing=none", "devices=2x1mb"],
+    "batch_frontier": ["model.batch_size=1,4", "checkpointing=none", "devices=2x1mb"],
     "compare_modes": ["devices=2x0.06mb"],
     "link_speed": ["transfer_rate=1gb,pcie4", "devices=2x0.06mb", "mode=kl_based"],
     "scale_devices": ["devices=1x0.06mb,2x0.06mb,2x1mb"],

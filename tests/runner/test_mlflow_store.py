@@ -3,6 +3,7 @@ import multiprocessing
 import os
 import socket
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -152,6 +153,25 @@ def test_six_processes_make_and_use_one_store_at_once(tmp_path: Path) -> None:
         (kept,) = connection.execute("SELECT count(DISTINCT value) FROM params").fetchone()
     assert names == sorted((name,) for name in ("Default", "fxpart", *_LATER))
     assert kept == 6
+
+
+@pytest.mark.parametrize("scheme", ["postgres", "postgresql"])
+def test_postgresql_is_reached_by_the_driver_of_the_extra(scheme: str, tmp_path: Path) -> None:
+    config = TrackingConfig(uri=f"{scheme}://me:word@host/runs")
+    assert store_uri(config, tmp_path) == "postgresql+psycopg2://me:word@host/runs"
+
+
+def test_a_driver_that_is_missing_is_named_with_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg2", None)  # as if it were not installed
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}/runs"
+        message = _refused(TrackingConfig(uri=f"postgresql://me:secret@{place}"), tmp_path)
+    assert message == (
+        f"tracking.uri=postgresql+psycopg2://{place} needs psycopg2;"
+        " pip install -c constraints.txt '.[postgres]'"
+    )
 
 
 def test_garbage_is_refused(tmp_path: Path) -> None:

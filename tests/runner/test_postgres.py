@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from sqlalchemy import NullPool, create_engine, text
 
 from benchmarks.postgres import PASSWORD, new_database
 from runner.mlflow_schema import make_schema
@@ -63,7 +64,7 @@ def test_runs_are_kept_in_a_database_that_several_make_at_once(
             (step, step / 3) for step in range(300)
         ]
     _keep_and_send(tracker, client, tmp_path)
-    _find(tracker)
+    _find(MlflowTracker(TrackingConfig(uri=uri), tmp_path))
     _say_no_password(tracker, tmp_path)
     make_schema(uri, "file:///nowhere")  # which is there
 
@@ -75,17 +76,28 @@ def _keep_and_send(tracker: MlflowTracker, client: MlflowClient, root: Path) -> 
     (job / "a.txt").write_text("a")
     with tracker.start("sent", {"p": 1}, {"config_key": "k1", "odd": "a\0b"}, folder=job) as run:
         run.log(metrics={"latency_ms": 1.5}, artifacts_dir=job)
-        locked = _locked(tracker.uri)
-        run.log(tags={"note": "x"})
-    locked.close()
+        _let_in(tracker.uri, "false")
+    _let_in(tracker.uri, "true")
+    assert run.problem is not None
+    assert "not currently accepting connections; the run is kept in" in run.problem
     assert run.unsent is not None
     assert read_unsent(run.unsent).run_id == run.run_id
     assert PASSWORD.split()[1] not in run.unsent.read_text()
-    tracker._failed = None
-    assert send_unsent(root, tracker) == 1
+    assert send_unsent(root, MlflowTracker(TrackingConfig(uri=tracker.uri), root)) == 1
     assert client.get_run(str(run.run_id)).data.metrics == {"latency_ms": 1.5}
     place = root / "outputs" / "mlartifacts"
     assert [path.read_text() for path in place.rglob("a.txt")] == ["a"]
+
+
+def _let_in(uri: str, allowed: str) -> None:
+    """Open the database to connections, or close it and end those that there are."""
+    server, _, name = uri.rpartition("/")
+    engine = create_engine(f"{server}/postgres", isolation_level="AUTOCOMMIT", poolclass=NullPool)
+    with engine.connect() as connection:
+        connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {allowed}"))
+        if allowed == "false":
+            ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"
+            connection.execute(text(ended), {"name": name})
 
 
 def _find(tracker: MlflowTracker) -> None:

@@ -17,7 +17,7 @@ from fxpart.errors import InfeasibleError, SpecError
 from runner.mlflow_tracker import MlflowTracker
 from runner.mlflow_view import COLOR_TAG, VIEW_TAG
 from runner.no_tracker import NoTracker
-from runner.tracking import TrackingConfig, TrackingError, open_tracker
+from runner.tracking import TrackingConfig, TrackingError, open_tracker, without_password
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
@@ -60,6 +60,20 @@ def test_importing_it_does_not_import_mlflow() -> None:
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no tracking 'mlfow'; nearest: mlflow; .* tracking="):
         open_tracker(TrackingConfig(name="mlfow"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("http://host:5000", "http://host:5000"),
+        ("https://me:a%20word@host/x", "https://host/x"),
+        ("postgresql://me@host:5432/runs", "postgresql://host:5432/runs"),
+        ("postgresql:///runs?password=a%20word&x=1", "postgresql:///runs?password=***&x=1"),
+        ("sqlite:////a/b@c.db", "sqlite:////a/b@c.db"),
+    ],
+)
+def test_a_uri_is_shown_without_its_password(uri: str, shown: str) -> None:
+    assert without_password(uri) == shown
 
 
 def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:
@@ -261,6 +275,7 @@ def test_comparison_page_of_a_sweep(
         ids.append(str(run.run_id))
     client.set_tag(ids[1], COLOR_TAG, "#123456")
     page = tracker.comparison_page(parent)
+    assert page is not None
     experiment = _experiment(client)
     assert page.url == (
         f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
@@ -290,7 +305,9 @@ def test_comparison_page_of_all_runs_leaves_sweeps_out(
         pass
     with tracker.start("alone", PARAMS) as alone:
         pass
-    assert "viewStateShareKey=fxpart-all&" in tracker.comparison_page().url
+    page = tracker.comparison_page()
+    assert page is not None
+    assert "viewStateShareKey=fxpart-all&" in page.url
     experiment = _experiment(client)
     state = json.loads(json.loads(experiment.tags[f"{VIEW_TAG}fxpart-all"])["state"])
     shown = client.search_runs([experiment.experiment_id], state["searchFilter"])
@@ -301,5 +318,7 @@ def test_a_page_that_cannot_be_prepared_still_has_an_address(
     tracker: MlflowTracker, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _break(tmp_path / "outputs" / "mlflow.db")
-    assert tracker.comparison_page().url.startswith("http://127.0.0.1:5000/#/experiments/")
+    page = tracker.comparison_page()
+    assert page is not None
+    assert page.url.startswith("http://127.0.0.1:5000/#/experiments/")
     assert "keeps MLflow's own columns" in caplog.text

@@ -163,6 +163,18 @@ def test_a_run_that_was_made_before_the_store_went_away_is_completed(
     assert _kept(root) == [("lost", "FINISHED", {"latency_ms": 2.5})]
 
 
+def test_artifacts_that_cannot_be_kept_cost_no_result(root: Path, tracker: MlflowTracker) -> None:
+    (root / "outputs" / "mlartifacts").write_text("a file where the folder should be")
+    with tracker.start("run", {}, folder=root / "outputs" / "job") as run:
+        run.log(metrics={"latency_ms": 2.5}, tables={"devices": {"device": [0]}})
+    assert run.problem is not None
+    assert "mlartifacts" in run.problem
+    assert _kept(root) == [("run", "RUNNING", {})]
+    (root / "outputs" / "mlartifacts").unlink()
+    assert send_unsent(root / "outputs", MlflowTracker(TrackingConfig(), root)) == 1
+    assert _kept(root) == [("run", "FINISHED", {"latency_ms": 2.5})]
+
+
 def test_a_store_that_comes_back_is_used_after_a_pause(
     root: Path, tracker: MlflowTracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
