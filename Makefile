@@ -41,6 +41,7 @@ bench: $(SETUP)
 	$(BIN)/python -m benchmarks.training_scale
 	$(BIN)/python -m benchmarks.execution
 	$(BIN)/python -m benchmarks.execution --pipeline
+	$(BIN)/python -m benchmarks.launchers
 
 bench-torch: $(SETUP)
 	$(BIN)/python -m benchmarks.against_torch

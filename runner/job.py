@@ -52,6 +52,8 @@ class Outcome:
     """One line, for a job that did not finish or could not be recorded."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """Those of `runner.headline`; of a job that failed, none."""
+    run_id: str | None = None
+    """Of its run in the tracker."""
 
 
 @dataclass(slots=True)
@@ -97,7 +99,8 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
             raise
         return _kept(config, identity, error, so_far)
     assert so_far.result is not None, "a job that raises nothing has a result"
-    return Outcome("finished", metrics=headline(so_far.result))
+    run_id = so_far.log.run_id if so_far.log else None
+    return Outcome("finished", metrics=headline(so_far.result), run_id=run_id)
 
 
 def _run_tracked(config: Config, identity: JobIdentity, so_far: _Progress, *, loud: bool) -> None:

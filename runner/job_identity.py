@@ -12,6 +12,7 @@ from runner.identity import Choices, config_key, without_elsewhere
 from runner.provenance import environment_tags
 from runner.sections import Config
 from runner.sweeps.jobs import SweepIds
+from runner.sweeps.locks import LOCKS_TAG, Locks
 from runner.tracking import TrackingConfig
 
 __all__ = ["JobIdentity", "job_key", "job_tags"]
@@ -55,8 +56,14 @@ def job_tags(config: Config | None, identity: JobIdentity, key: str | None) -> M
     return {
         "kind": "run",
         **({"config_key": key} if key else {}),
-        **({"sweeps": f" {identity.sweep.sweep} "} if identity.sweep else {}),
+        **(_sweep_tags(identity.sweep, identity.root) if identity.sweep else {}),
         "overrides": json.dumps(without_elsewhere(identity.overrides)),
         **(config_tags(config) if config else {}),
         **environment_tags(),
     }
+
+
+def _sweep_tags(sweep: SweepIds, root: Path) -> dict[str, str]:
+    """Return which sweeps the job belongs to, and whose locks say whether it is at work."""
+    sweeps = " ".join(dict.fromkeys((*sweep.also, sweep.sweep)))
+    return {"sweeps": f" {sweeps} ", LOCKS_TAG: Locks(root).name}

@@ -1,13 +1,13 @@
-"""The values of a job by the names that ``where=`` knows them by."""
+"""The values of a job by the names that ``where=`` knows them by, and what is no part of a job."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
 from fxpart.errors import nearest_names
 from runner.identity import Choices
 from runner.sections import Config
 
-__all__ = ["look_up", "why_unknown"]
+__all__ = ["OF_THE_SWEEP", "deciding", "for_jobs", "look_up", "why_unknown"]
 
 
 def _memory_bytes(config: Config) -> int:
@@ -22,11 +22,28 @@ _DERIVED: Mapping[str, Callable[[Config], float]] = {
     "memory_gb": lambda config: _memory_bytes(config) / _GB,
 }
 """Of all devices together."""
-_OF_THE_SWEEP = ("tracking", "question", "resume", "where", "zip", "rerun", "figures", "verbose")
-"""What is the same for all jobs."""
+OF_THE_SWEEP = ("question", "resume", "where", "zip", "rerun")
+"""What is asked of a sweep, and is nothing to a job of it."""
+_THE_SAME = (*OF_THE_SWEEP, "tracking", "figures", "verbose")
+"""What all jobs share, and no result depends on."""
 _OPEN = ("model.config.", "model.factory_args.")
 """Whose names the model decides."""
 _MODE = "mode"
+
+
+def for_jobs(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that the jobs of a sweep are composed with."""
+    return tuple(one for one in overrides if _section(one) not in OF_THE_SWEEP)
+
+
+def deciding(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that decide results: those that make a sweep another one."""
+    return tuple(one for one in overrides if _section(one) not in _THE_SAME)
+
+
+def _section(override: str) -> str:
+    key = override.partition("=")[0].lstrip("+~")
+    return key.partition(".")[0].partition("@")[0]
 
 
 def why_unknown(name: str) -> str | None:
@@ -79,12 +96,12 @@ def _bare_names() -> list[str]:
         has_name = is_dataclass(value) and hasattr(value, "name")
         if has_name or isinstance(value, str | int | float):
             found.append(name)
-    return [name for name in dict.fromkeys(found) if name not in _OF_THE_SWEEP]
+    return [name for name in dict.fromkeys(found) if name not in _THE_SAME]
 
 
 def _inside(kind: object, path: str) -> list[str]:
     """Return the names below `path`, but for lists of sections and open mappings."""
-    if path in _OF_THE_SWEEP or not (isinstance(kind, type) and is_dataclass(kind)):
+    if path in _THE_SAME or not (isinstance(kind, type) and is_dataclass(kind)):
         return []
     names = []
     for field in fields(kind):

@@ -17,6 +17,8 @@ class SweepIds:
     """In `result.json` and in the tags of each job."""
     parent_run: str | None
     """The sweep's run in MLflow, where one is kept."""
+    also: tuple[str, ...] = ()
+    """Other sweeps that have the job, in which an attempt at it came to nothing."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -8,19 +8,27 @@ folder, and not beyond the life of their process, ``kill -9`` included.
 import errno
 import fcntl
 import os
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 from fxpart.errors import CacheError
 
-__all__ = ["Locks"]
+__all__ = ["LOCKS_TAG", "Locks"]
+
+LOCKS_TAG = "locks"
+"""The tag of a run that names the locks of the folder that its sweep was started in."""
 
 _BUSY = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _OFFSETS = 2**60
+_COUNT_BYTES, _NAME_BYTES = 8, 16
+"""What the file holds: how many jobs have ended, and a random name."""
+_OWN: Counter[int] = Counter()
+"""By file, the jobs that this process has ended."""
 
 
 @cache
@@ -28,7 +36,14 @@ def _opened(path: Path, _process: int) -> int:
     """Return the file, opened once a process: to close any handle would drop all its locks."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if not path.exists():
+            # Whoever is first names the file; it never appears without its name.
+            fresh = path.with_name(f"{path.name}.{os.getpid()}")
+            fresh.write_bytes(bytes(_COUNT_BYTES) + os.urandom(_NAME_BYTES))
+            with suppress(FileExistsError):
+                os.link(fresh, path)
+            fresh.unlink()
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise CacheError(
             f"cannot write {path}: {error.strerror}; make the folder writable, or start the sweep"
@@ -65,17 +80,25 @@ class Locks:
                 raise
         return True
 
-    def join(self, group: str) -> None:
-        """Be one of the processes of `group` from now on."""
-        self._set(fcntl.LOCK_SH, group)
+    @property
+    def name(self) -> str:
+        """What tells these locks from those of other folders, on whichever machine."""
+        return os.pread(self._file, _NAME_BYTES, _COUNT_BYTES).hex()
 
-    def is_alone(self, group: str) -> bool:
-        """Return whether no other process is in `group`, of which this one is."""
-        # Ours becomes exclusive if there is no other, and stays shared if there is one.
-        alone = self._set(fcntl.LOCK_EX | fcntl.LOCK_NB, group)
-        if alone:
-            self._set(fcntl.LOCK_SH, group)
-        return alone
+    @property
+    def others_ended(self) -> int:
+        """How many jobs other processes have ended since this one first asked for these locks."""
+        return self._count() - _OWN[self._file]
+
+    def count_end(self) -> None:
+        """Count a job that this process has ended, for others to see."""
+        with self.held("count"):
+            count = self._count() + 1
+            os.pwrite(self._file, count.to_bytes(_COUNT_BYTES, "big"), 0)
+            _OWN[self._file] += 1
+
+    def _count(self) -> int:
+        return int.from_bytes(os.pread(self._file, _COUNT_BYTES, 0), "big")
 
     def is_held_elsewhere(self, key: str) -> bool:
         """Return whether another process holds the lock of `key`; not to be asked of one's own."""

@@ -4,17 +4,14 @@ from pathlib import Path
 
 from fxpart.errors import FxpartError, SpecError
 from runner.files import read_result
-from runner.job import RESULT_FILE, JobIdentity, keep_failure, run_job
+from runner.job import RESULT_FILE, TRACEBACK_FILE, JobIdentity, keep_failure, run_job
 from runner.sweeps.jobs import JobEnd
 from runner.sweeps.locks import Locks
+from runner.sweeps.settled import settled_ends
 from runner.sweeps.snapshot import Placed, read_placed
-from runner.tracking import LoggedRun, Tracker, TrackingConfig, TrackingError, open_tracker
+from runner.tracking import Tracker, TrackingConfig, TrackingError, open_tracker
 
-__all__ = ["SWEEPS", "end_of", "end_of_run", "run_job_file", "run_placed", "settled_end"]
-
-
-SWEEPS = "sweeps"
-"""The group of `Locks` that every process with a sweep joins."""
+__all__ = ["end_of", "run_job_file", "run_placed"]
 
 
 def run_job_file(path: Path, tracking: TrackingConfig) -> str:
@@ -24,27 +21,31 @@ def run_job_file(path: Path, tracking: TrackingConfig) -> str:
     is not run again.
     """
     placed = read_placed(path, tracking)
+    tracker = open_tracker(placed.tracking, placed.root, must_answer=False)
     with Locks(placed.root).held(placed.job.key):
-        if placed.resume and _is_settled(placed):
-            return "known"
-        return _run(placed).status
+        known = _settled(placed, tracker) if placed.resume else None
+        return (known or _run(placed)).status
 
 
-def _is_settled(placed: Placed) -> bool:
+def _settled(placed: Placed, tracker: Tracker) -> JobEnd | None:
+    """Return what came of the job in a run that has joined the sweep, None if it is missing."""
+    key = placed.job.key
     try:
-        tracker = open_tracker(placed.tracking, placed.root, must_answer=False)
-        return settled_end(tracker, placed.job.key) is not None
+        return settled_ends(tracker, [key], placed.sweep.sweep).get(key)
     except TrackingError:
-        return False  # nobody can tell; the result is kept on disk
+        return None  # nobody can tell; the result is kept on disk
 
 
-def run_placed(placed: Placed, tracker: Tracker) -> JobEnd:
-    """Run the job in this process; one that another process is at is waited for instead."""
+def run_placed(placed: Placed, tracker: Tracker, others_ended: int) -> JobEnd:
+    """Run the job in this process; one that another process is at is waited for instead.
+
+    `others_ended` is that of the `Locks` before the sweep asked what is missing: if other processes
+    have ended jobs since, this one may be among them.
+    """
     locks = Locks(placed.root)
-    with locks.held(placed.job.key) as waited:
-        # What was missing when the sweep began may be done, where another one is under way.
-        doubtful = placed.resume and (waited or not locks.is_alone(SWEEPS))
-        known = settled_end(tracker, placed.job.key) if doubtful else None
+    with locks.held(placed.job.key):
+        doubtful = placed.resume and locks.others_ended != others_ended
+        known = _settled(placed, tracker) if doubtful else None
         return known or _run(placed)
 
 
@@ -59,23 +60,14 @@ def _run(placed: Placed) -> JobEnd:
         key=job.key,
         tracking=placed.tracking,
     )
+    for name in (RESULT_FILE, TRACEBACK_FILE):  # of an earlier attempt
+        (placed.folder / name).unlink(missing_ok=True)
     if job.config is None:
         outcome = keep_failure(None, identity, SpecError(job.error or "no configuration"))
     else:
         outcome = run_job(job.config, identity)
-    return JobEnd(outcome.status, outcome.metrics, outcome.error)
-
-
-def settled_end(tracker: Tracker, key: str) -> JobEnd | None:
-    """Return what the store says came of the job, None if it is not settled."""
-    found = tracker.settled("config_key", [key]).get(key)
-    return end_of_run(found) if found else None
-
-
-def end_of_run(run: LoggedRun) -> JobEnd:
-    """Return what a settled run says."""
-    outcome, error = run.tags["outcome"], run.tags.get("error")
-    return JobEnd(outcome, run.metrics, error, known=True, run_id=run.run_id)
+    Locks(placed.root).count_end()
+    return JobEnd(outcome.status, outcome.metrics, outcome.error, run_id=outcome.run_id)
 
 
 def end_of(folder: Path, sweep: str) -> JobEnd | None:

@@ -5,24 +5,25 @@ import json
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from fxpart.errors import FxpartError, SpecError
+from fxpart.errors import SpecError
 from runner.config import read_tracking
+from runner.sweeps.attempts import set_aside
 from runner.sweeps.elsewhere import is_in_process, run_elsewhere
 from runner.sweeps.job_folder import job_folder
 from runner.sweeps.jobs import Job, JobEnd, SweepIds
 from runner.sweeps.locks import Locks
-from runner.sweeps.missing import set_aside, settled_ends, settled_in_files
-from runner.sweeps.one_job import SWEEPS, run_placed
+from runner.sweeps.one_job import end_of, run_placed
 from runner.sweeps.progress import SweepProgress
+from runner.sweeps.settled import settled_ends, settled_in_files
 from runner.sweeps.snapshot import Placed
-from runner.tracking import LoggedRun, RunStatus, Tracker, open_tracker
+from runner.tracking import LoggedRun, RunStatus, Tracker, TrackingError, open_tracker
+from runner.unsent import send_unsent
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -71,7 +72,12 @@ class Session:
         self.lost_why: str | None = None
         """Why jobs were lost, where some were."""
         self.ends: dict[str, JobEnd] = {}
-        """By key, what came of each job so far, in the order that they were given."""
+        """By key, what came of each job so far."""
+        self.problems: list[str] = []
+        """What went wrong with the sweep itself."""
+        self._counted: set[str] = set()
+        self._also: dict[str, tuple[str, ...]] = {}
+        """By key, the sweeps in which an attempt at the job was set aside."""
 
     def __enter__(self) -> Self:
         """Open the store and the parent run, once, before any job can.
@@ -81,6 +87,10 @@ class Session:
             TrackingError: for a store that does not work.
 
         """
+        if self._config.rerun:
+            raise SpecError(
+                f"rerun={self._config.rerun} is one run, this is a sweep; leave out one of the two"
+            )
         self._tracking = read_tracking(self._config.tracking)
         self.tracker: Tracker = open_tracker(self._tracking, self.root)
         # After the store, so that one that is refused leaves nothing behind.
@@ -90,7 +100,7 @@ class Session:
                 f"another process is at this sweep ({self.about.title}); wait until it ends, or"
                 " stop it"
             )
-        self._locks.join(SWEEPS)
+        self._others_ended = self._locks.others_ended
         self._open_parent()
         self._is_open = True
         # A parent that stayed open would look as if the sweep went on.
@@ -106,13 +116,13 @@ class Session:
     ) -> None:
         """Say how far it came; close the parent run, as killed if the sweep was broken off."""
         self._progress.__exit__(kind, error, traceback)
-        if kind is None:
-            self._close("FINISHED")
-        else:
-            with suppress(FxpartError):  # what broke the sweep matters more
-                self._close("KILLED")
-        self._locks.release(SWEEPS)
-        self._locks.release(self._lock)
+        try:
+            self._close("FINISHED" if kind is None else "KILLED")
+        except TrackingError as gone:
+            # The results matter more, as what broke the sweep does.
+            self.problems.append(str(gone))
+        finally:
+            self._locks.release(self._lock)
 
     def _close(self, status: RunStatus) -> None:
         if self._is_open:
@@ -126,15 +136,14 @@ class Session:
     def _open_parent(self) -> None:
         self.folder = Path(str(self._config.hydra.sweep.dir)).resolve()
         found = self._earlier() if self._resume else None
+        if self._resume:
+            send_unsent(self.root / "outputs", self.tracker)
         if found:
             self.ids = SweepIds(found.tags["sweep_id"], found.run_id)
             before = Path(found.tags.get("folder", ""))
             if not self._asks_for_a_folder() and before.is_absolute() and before.is_dir():
                 self.folder = before
             self.tracker.reopen_sweep(found.run_id)
-            from runner.unsent import send_unsent
-
-            send_unsent(self.folder, self.tracker)
         else:
             sweep = secrets.token_hex(8)
             parent = self.tracker.start_sweep(self.about.title, self._tags(sweep))
@@ -180,7 +189,6 @@ class Session:
         so and run again. Jobs of one key are one job.
 
         Raises:
-            TrackingError: for a store that cannot be asked.
             CacheError: for a folder that cannot be written.
 
         """
@@ -188,30 +196,38 @@ class Session:
         for job in jobs:
             if job.key not in self.ends:
                 new.setdefault(job.key, job)
-        todo = self._without_settled(new) if self._resume else list(new.values())
+        todo = self._missing(new) if self._resume else list(new.values())
         placed = [self._placed(job) for job in todo]
         self._refuse_shared_folders(placed)
         if is_in_process(self._config):
             for one in placed:
-                self._end(one.job.key, run_placed(one, self.tracker))
+                self._end(one.job.key, run_placed(one, self.tracker, self._others_ended))
         elif placed:
             self._run_elsewhere(placed)
         return [self.ends[job.key] for job in jobs]
 
-    def _without_settled(self, jobs: Mapping[str, Job]) -> list[Job]:
-        if self.ids.parent_run is None:
-            known = settled_in_files(self.folder, jobs, self.ids.sweep)
-        else:
-            known = settled_ends(self.tracker, jobs, self.ids.sweep)
+    def _missing(self, jobs: Mapping[str, Job]) -> list[Job]:
+        """Return the jobs that are to be run, attempts at them that came to nothing set aside."""
+        try:
+            known = self._known(jobs)
+            self._also |= set_aside(self.tracker, list(jobs), self._locks)
+        except TrackingError as gone:
+            # It was there when the sweep began: what it cannot say now is found out by running.
+            self.problems.append(str(gone))
+            known = {}
         for key, end in known.items():
             self._end(key, end)
-        missing = {key: job for key, job in jobs.items() if key not in known}
-        set_aside(self.tracker, list(missing), self._locks)
-        return list(missing.values())
+        return [job for key, job in jobs.items() if key not in known]
+
+    def _known(self, keys: Collection[str]) -> Mapping[str, JobEnd]:
+        if self.ids.parent_run is None:
+            return settled_in_files(self.folder, keys, self.ids.sweep)
+        return settled_ends(self.tracker, keys, self.ids.sweep)
 
     def _placed(self, job: Job) -> Placed:
         folder = self.folder / job_folder(job, self._config)
-        return Placed(job, folder, self.root, self.ids, self._tracking, self._resume)
+        ids = replace(self.ids, also=self._also.get(job.key, ()))
+        return Placed(job, folder, self.root, ids, self._tracking, self._resume)
 
     def _refuse_shared_folders(self, placed: Sequence[Placed]) -> None:
         folders = Counter(one.folder for one in placed)
@@ -224,18 +240,43 @@ class Session:
 
     def _end(self, key: str, end: JobEnd) -> None:
         self.ends[key] = end
-        self._progress.add(end)
+        self._count(key, end)
+
+    def _count(self, key: str, end: JobEnd) -> None:
+        if key not in self._counted:
+            self._counted.add(key)
+            self._progress.add(end)
 
     def _run_elsewhere(self, placed: Sequence[Placed]) -> None:
         """Hand the jobs to the launcher, and those that were lost once more."""
         left = list(placed)
         for _ in range(_ATTEMPTS):
-            self.lost_why = run_elsewhere(left, self._task, self._config, self._end)
-            left = [one for one in left if one.job.key not in self.ends]
-            if left and self._resume:
-                missing = self._without_settled({one.job.key: one.job for one in left})
-                left = [one for one in left if one.job in missing]
+            self.lost_why = run_elsewhere(left, self._task, self._config, self._count)
+            ends = self._ends_elsewhere(left)
+            for key, end in ends.items():
+                self._end(key, end)
+            left = [one for one in left if one.job.key not in ends]
             if not left:
                 return
+            self._missing({one.job.key: one.job for one in left})
         for one in left:
             self._end(one.job.key, JobEnd("lost", {}, self.lost_why))
+
+    def _ends_elsewhere(self, placed: Sequence[Placed]) -> dict[str, JobEnd]:
+        """Return what came of the jobs that have come to an end, in their files and in the store.
+
+        A result that is in a file alone, and not because the store failed, is of a job whose
+        process was killed before it could log it: that job is lost.
+        """
+        left = {one.job.key: end_of(one.folder, one.sweep.sweep) for one in placed}
+        in_files = {key: end for key, end in left.items() if end is not None}
+        if self.ids.parent_run is None:
+            return in_files
+        try:
+            settled = settled_ends(self.tracker, list(left), self.ids.sweep)
+        except TrackingError as gone:
+            self.problems.append(str(gone))
+            return in_files
+        unlogged = {key: end for key, end in in_files.items() if end.error}
+        mine = {key: replace(end, known=key not in in_files) for key, end in settled.items()}
+        return {**unlogged, **mine}

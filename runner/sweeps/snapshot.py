@@ -89,7 +89,8 @@ def read_placed(path: Path, tracking: TrackingConfig) -> Placed:
             error=said["error"],
             key=said["key"],
         )
-        sweep = SweepIds(**said["sweep"])
+        ids = said["sweep"]
+        sweep = SweepIds(ids["sweep"], ids["parent_run"], tuple(ids["also"]))
         return Placed(
             job=job,
             folder=Path(said["folder"]),

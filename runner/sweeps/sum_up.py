@@ -33,7 +33,9 @@ def sum_up(session: "Session") -> None:
     from runner.report.html import report_html
     from runner.report.table import show_sweep
 
-    problems: list[str] = []
+    problems = session.problems
+    if any(end.status == "lost" for end in session.ends.values()):
+        problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
     data = _data(session, problems)
     show_sweep(data, None if session.is_verbose else _SHOWN)
     path = session.folder / REPORT_FILE

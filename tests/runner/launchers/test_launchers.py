@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.launchers.driven import driving, ends, wait_for, wait_until_gone
+from tests.runner.launchers.driven import driving, ends, settings, wait_for, wait_until_gone
 
 HERE = ["joblib", "ray", "submitit_local"]
 
@@ -57,7 +57,6 @@ def _terminate(process: int) -> None:
     [
         ("joblib", _interrupt_group, 130, "interrupted\n"),
         ("submitit_local", _interrupt_group, 130, "interrupted\n"),
-        ("ray", _interrupt_group, 130, "interrupted\n"),
         ("submitit_local", _terminate, 143, "terminated\n"),
     ],
 )
@@ -75,6 +74,19 @@ def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
         wait_until_gone(worker)
     assert (tmp_path / "interrupted_0").exists()
     assert (tmp_path / "interrupted_1").exists()
+    assert not (tmp_path / "begun_2").exists()
+
+
+def test_an_interrupt_leaves_a_ray_cluster_that_was_there(ray_address: str, tmp_path: Path) -> None:
+    begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
+    given = settings("ray", tmp_path)
+    given["init"]["address"] = ray_address
+    with driving("ray", "endless", 3, tmp_path, given=given) as process:
+        wait_for(begun)
+        _interrupt_group(process.pid)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    wait_for([tmp_path / "interrupted_0", tmp_path / "interrupted_1"])
     assert not (tmp_path / "begun_2").exists()
 
 

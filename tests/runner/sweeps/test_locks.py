@@ -14,7 +14,7 @@ import sys, time
 from pathlib import Path
 from runner.sweeps.locks import Locks
 locks = Locks(Path.cwd())
-locks.join("group")
+locks.count_end()
 assert locks.take(sys.argv[1])
 print("held", flush=True)
 time.sleep(300)  # longer than the test: it is killed
@@ -44,16 +44,14 @@ def test_a_lock_falls_with_its_process(tmp_path: Path, holder: "subprocess.Popen
         assert not waited
 
 
-def test_who_is_alone_knows_it(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_what_others_ended_is_counted(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
     locks = Locks(tmp_path)
-    locks.join("group")
-    locks.join("another")
-    assert locks.is_alone("another")
-    assert not locks.is_alone("group")
+    assert locks.others_ended == 1
+    locks.count_end()
+    assert locks.others_ended == 1
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
-    assert locks.is_alone("group")
-    assert locks.is_alone("group")
+    assert Locks(tmp_path).name == locks.name != Locks(tmp_path / "elsewhere").name
 
 
 def test_who_waits_knows_it(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:

@@ -1,19 +1,16 @@
-"""What of a sweep is missing: settled jobs are left out, attempts that failed set aside."""
+"""What is settled already, and so is not run again."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from fxpart.errors import FxpartError
 from runner.files import read_result
 from runner.job import RESULT_FILE
 from runner.sweeps.jobs import JobEnd
-from runner.sweeps.locks import Locks
-from runner.sweeps.one_job import end_of_run
-from runner.tracking import Tracker
+from runner.tracking import LoggedRun, Tracker
 
-__all__ = ["set_aside", "settled_ends", "settled_in_files"]
+__all__ = ["settled_ends", "settled_in_files"]
 
-_CUT_OFF = "cut off: its process ended before it did"
 _SETTLED = ("finished", "infeasible")
 
 
@@ -27,7 +24,7 @@ def settled_ends(tracker: Tracker, keys: Collection[str], sweep: str) -> Mapping
         run.run_id for run in settled.values() if f" {sweep} " not in run.tags.get("sweeps", "")
     ]
     tracker.join_sweep(strangers, sweep)
-    return {key: end_of_run(run) for key, run in settled.items()}
+    return {key: _end_of_run(run) for key, run in settled.items()}
 
 
 def settled_in_files(folder: Path, keys: Collection[str], sweep: str) -> Mapping[str, JobEnd]:
@@ -44,16 +41,6 @@ def settled_in_files(folder: Path, keys: Collection[str], sweep: str) -> Mapping
     return found
 
 
-def set_aside(tracker: Tracker, keys: Sequence[str], locks: Locks) -> None:
-    """Mark the runs of earlier attempts at these jobs, so that no table counts them.
-
-    A run that another process is at is left alone: whoever wants its job waits for its lock.
-    Raises `TrackingError`.
-    """
-    for run in tracker.unfinished("config_key", keys):
-        if not run.tags.get("sweeps"):
-            continue  # somebody's single run, which is part of no sweep
-        if run.status == "FAILED":
-            tracker.supersede(run.run_id)
-        elif not locks.is_held_elsewhere(run.tags["config_key"]):
-            tracker.mark_cut_off(run.run_id, _CUT_OFF)
+def _end_of_run(run: LoggedRun) -> JobEnd:
+    outcome, error = run.tags["outcome"], run.tags.get("error")
+    return JobEnd(outcome, run.metrics, error, known=True, run_id=run.run_id)
