@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxpart.errors import FxpartError
 from runner.paths import conf_dir, plugins_dir
 from runner.reporting import USER_ERROR, reported
 
@@ -59,9 +60,10 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
     from hydra.core.hydra_config import HydraConfig
     from hydra.utils import get_original_cwd
 
+    from runner.arguments import refuse_alone
     from runner.config import read_config, read_tracking
     from runner.identity import Choices
-    from runner.job import JobIdentity, is_kept, keep_failure, run_job
+    from runner.job import JobIdentity, Outcome, is_kept, keep_failure, run_job
 
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
@@ -79,6 +81,7 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
     )
     try:
         config = read_config(composed)
+        refuse_alone(config)
     except Exception as error:
         if not is_kept(identity, error):
             raise
@@ -87,7 +90,10 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
         if config.rerun:
             from runner.rerun import rerun
 
-            outcome = rerun(config, identity)
+            try:
+                outcome = rerun(config, identity)
+            except FxpartError as error:
+                outcome = Outcome("failed", str(error))
         else:
             # What a template such as `transformers` was filled with says more than its name.
             choices = replace(identity.choices, model=config.model.name)

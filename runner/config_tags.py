@@ -19,6 +19,7 @@ __all__ = [
     "config_from_document",
     "config_from_tags",
     "config_tags",
+    "config_text",
 ]
 
 _Made = TypeVar("_Made")
@@ -62,6 +63,12 @@ def config_tags(config: Config) -> dict[str, str]:
     }
 
 
+def config_text(tags: Mapping[str, str]) -> str:
+    """Return the JSON that a run's `tags` hold in pieces; empty when they hold none."""
+    numbers = range(len(tags))
+    return "".join(tags[name] for number in numbers if (name := f"{PREFIX}{number}") in tags)
+
+
 def config_from_tags(tags: Mapping[str, str]) -> Config:
     """Return the configuration that a run's `tags` say; its tracking is the usual one.
 
@@ -69,15 +76,14 @@ def config_from_tags(tags: Mapping[str, str]) -> Config:
         SpecError: when they say none, or not all of one, in one line.
 
     """
-    numbers = range(len(tags))
-    pieces = [tags[name] for number in numbers if (name := f"{PREFIX}{number}") in tags]
-    if not pieces:
+    text = config_text(tags)
+    if not text:
         raise SpecError(
             f"the run has no tag {PREFIX}0, so what it ran is not known; name a run that this"
             " command has logged, not the parent of a sweep"
         )
     try:
-        document = json.loads("".join(pieces))
+        document = json.loads(text)
     except ValueError as error:
         raise _damaged(f"they are no whole JSON: {error}") from error
     if not isinstance(document, dict):

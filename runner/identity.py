@@ -1,6 +1,8 @@
 """What a job is called and known by: its choices, its parameters, its key."""
 
-from collections.abc import Mapping, Sequence
+import platform
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -8,6 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import fxpart
+from fxpart.cost.machine import machine_key
 from fxpart.installed import installed_version
 from fxpart.saved_assignment import assignment_path
 from fxpart.stable_json import stable_digest
@@ -31,6 +34,26 @@ __all__ = [
 
 
 _FXPART = Path(fxpart.__file__).parent
+_RUNNER = Path(__file__).parent
+_DECIDES = (
+    "batch_report",  # the plan at other sizes
+    "build_topology",  # devices and links as they are planned for
+    "carry_out",  # what is measured when a plan is run
+    "experiment",  # the order of it all
+    "headline",  # which metrics there are, and their units
+    "measured",  # what is made of measured times
+    "memory_report",  # what the memory of a training step is for
+    "operator_times",  # which source gives an operator's time
+    "pipeline_schedule",  # the schedule and what it costs
+    "replicas",  # what data parallelism costs
+    "shared_graphs",  # operators in groups, sizes rounded
+    "subject",  # what is captured and placed
+    "training",  # optimizer and checkpointing
+)
+"""Of this package, the modules that decide a metric: an edit elsewhere costs no sweep its results.
+"""
+_SECTION = re.compile(r"[./@=]")
+"""What ends the name of a section in an override."""
 _MEASURED = ("device", "threads", "repeats")
 """What decides measured times."""
 
@@ -53,8 +76,9 @@ def run_name(choices: Choices) -> str:
 def config_key(config: Config, model: Mapping[str, object]) -> str:
     """Return the hash of what decides the result: no names, and not where it is kept or logged.
 
-    The source of fxpart is a part of it; of a factory, the file that it stands in, not what that
-    imports. `model` is the `ModelSpec.key` of the configuration's model.
+    The source of fxpart and of what decides metrics here is a part of it; so is this machine where
+    times are measured. `model` is the `ModelSpec.key` of the configuration's model: of a factory
+    it knows the sources.
     """
     parts = {
         "model": model,
@@ -76,19 +100,43 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "mode": _mode_numbers(config.mode),
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
         "code": _code_digest(_FXPART),
+        "runner": _code_digest(_RUNNER, _DECIDES),
+        "machine": {device: _machine(device) for device in _measured_devices(config)},
     }
     return stable_digest(parts)[:16]
 
 
 @cache
-def _code_digest(root: Path) -> str:
-    """Return a hash of a package's source: a version says little of what is being worked on."""
+def _code_digest(root: Path, modules: tuple[str, ...] = ()) -> str:
+    """Return a hash of a package's source: a version says little of what is being worked on.
+
+    Of all of it, unless `modules` are named.
+    """
+    paths = [root / f"{name}.py" for name in modules] or sorted(root.rglob("*.py"))
     digest = sha256()
-    for path in sorted(root.rglob("*.py")):
+    for path in paths:
         content = path.read_bytes()
         # With lengths, so that no text can pass from one file to the next.
         digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
+
+
+def _measured_devices(config: Config) -> list[str]:
+    """Return the devices of this machine that the result is measured on, mostly none."""
+    latency, execute = config.latency, config.execute
+    found = []
+    # A file of measurements says it all, wherever it is read.
+    if latency.source in ("profiled", "calibrated") and not latency.file:
+        found.append(latency.device)
+    if execute.name != "none":
+        found.append(execute.device)
+    return list(dict.fromkeys(found))
+
+
+@cache
+def _machine(device: str) -> dict[str, object]:
+    """Return what tells the machine that this process runs on from others."""
+    return {"architecture": platform.machine(), **machine_key(device)}
 
 
 def _training_numbers(config: Config) -> dict[str, object]:
@@ -162,17 +210,14 @@ def override_values(overrides: Sequence[str]) -> dict[str, str]:
     return values
 
 
-def without_elsewhere(overrides: Sequence[str]) -> list[str]:
+def without_elsewhere(
+    overrides: Iterable[str], aside: Collection[str] = ("tracking", "hydra")
+) -> tuple[str, ...]:
     """Return the overrides that say what is run: not where it is kept, which may hold a password.
 
-    Nor what is for Hydra.
+    Nor what is for Hydra. `aside` are the sections that are left out.
     """
-    aside = ("tracking", "hydra")
-    return [
-        override
-        for override in overrides
-        if override.partition("=")[0].lstrip("+~").partition(".")[0].partition("/")[0] not in aside
-    ]
+    return tuple(one for one in overrides if _SECTION.split(one.lstrip("+~"), 1)[0] not in aside)
 
 
 def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> dict[str, object]:

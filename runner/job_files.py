@@ -1,7 +1,6 @@
 """The files of one job: its plan, its figures, its configuration, and what came of it."""
 
 import pickle
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from functools import lru_cache
@@ -19,6 +18,7 @@ from runner.files import (
     write_table,
 )
 from runner.headline import INFEASIBLE, headline
+from runner.identity import without_elsewhere
 from runner.job_identity import JobIdentity
 from runner.memory_report import peak_rows, tensor_columns
 from runner.plan_files import write_plan_files
@@ -27,6 +27,7 @@ from runner.schedule_trace import write_schedule_trace
 from runner.sections import Config
 from runner.terminal import progress
 from runner.timeline import write_trace
+from runner.tracking import without_password
 from runner.writing import write_text
 
 __all__ = ["RESULT_FILE", "SHOWN_TENSORS", "write_finished", "write_plan", "write_unfinished"]
@@ -34,8 +35,6 @@ __all__ = ["RESULT_FILE", "SHOWN_TENSORS", "write_finished", "write_plan", "writ
 RESULT_FILE = "result.json"
 SHOWN_TENSORS = 10
 """The largest tensors of each device in `result.json` and in MLflow's table."""
-_LOGIN = re.compile(r"(?<=://)[^/\s]*@")
-"""The name and password in an address."""
 
 
 def write_plan(
@@ -115,7 +114,7 @@ def write_unfinished(
 def _described(config: Config | None, identity: JobIdentity) -> dict[str, object]:
     return {
         "choices": asdict(identity.choices),
-        "overrides": [_LOGIN.sub("", override) for override in identity.overrides],
+        "overrides": without_elsewhere(identity.overrides),
         "resolved": asdict(_public(config)) if config else None,
     }
 
@@ -126,8 +125,8 @@ def _write_config(config: Config, identity: JobIdentity) -> None:
     # A value is not hashable, what it is pickled as is.
     text = "".join(_section_yaml(key, pickle.dumps(value)) for key, value in sections)
     write_text(folder / "resolved.yaml", text)
-    overrides = "".join(f"{override}\n" for override in identity.overrides)
-    write_text(folder / "overrides.txt", _LOGIN.sub("", overrides))
+    overrides = "".join(f"{override}\n" for override in without_elsewhere(identity.overrides))
+    write_text(folder / "overrides.txt", overrides)
 
 
 @lru_cache(maxsize=256)
@@ -143,4 +142,4 @@ def _public(config: Config) -> Config:
     tracking = config.tracking
     if not tracking.uri:
         return config
-    return replace(config, tracking=replace(tracking, uri=_LOGIN.sub("", tracking.uri)))
+    return replace(config, tracking=replace(tracking, uri=without_password(tracking.uri)))

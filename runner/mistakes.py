@@ -98,6 +98,9 @@ def _hydra_line(said: str) -> str:
     path = re.search(r"full_key: (\S+)", said)
     if unknown and path:
         return _unknown_key(path.group(1))
+    several = re.search(r"Ambiguous value for argument '([^']*)'", said)
+    if several:
+        return f"{several.group(1)} has several values; add -m for a sweep over them"
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     kept = [line for line in dict.fromkeys(lines) if not line.startswith(_NOISE)]
     # OmegaConf's own text before it fills in what it is about; the filled one stands beside it.

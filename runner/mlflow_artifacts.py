@@ -25,6 +25,8 @@ __all__ = ["LOGGED_ARTIFACTS", "Target", "keep_artifacts", "keep_files", "logged
 
 LOGGED_ARTIFACTS = "mlflow.loggedArtifacts"
 """The tag in which MLflow looks for tables."""
+_JOB_FILE = "job.json"
+"""What a launcher's process is told of its job: folders of this machine, and no result."""
 
 
 class Target(NamedTuple):
@@ -84,7 +86,7 @@ def logged_tables(tables: Mapping[str, Columns]) -> str:
 
 
 def _entries(folder: Path, left_out: str | None) -> list[Path]:
-    skipped = (left_out, UNSENT_FILE)
+    skipped = (left_out, UNSENT_FILE, _JOB_FILE)
     return sorted(path for path in folder.iterdir() if path.name not in skipped)
 
 

@@ -112,6 +112,22 @@ class Database:
             rows = [row for run_id, texts in tags.items() for row in _texts(run_id, texts)]
             _put(connection, "tags", rows)
 
+    def add_word(self, run_ids: Collection[str], tag: str, word: str, most_chars: int) -> None:
+        """Add `word` to a tag of words, with a space on both sides of each, where it is missing.
+
+        Each tag is changed by one statement, so that of two who add both are kept. A tag of
+        `most_chars` takes no more.
+        """
+        tags = _tables()["tags"]
+        with self._write() as connection:
+            for some in chunks(run_ids, _VALUES):
+                mine = tags.c.run_uuid.in_(some) & (tags.c.key == tag)
+                lacks = tags.c.value.not_like(f"% {word} %") & (_length(tags.c.value) < most_chars)
+                added = tags.update().where(mine & lacks).values(value=tags.c.value + f"{word} ")
+                connection.execute(added)
+                fresh = [row for run_id in some for row in _texts(run_id, {tag: f" {word} "})]
+                connection.execute(_insert_new(connection.dialect.name, "tags"), fresh)
+
     def ids(
         self, experiment_id: str, equal: Mapping[str, Collection[str]], like: Mapping[str, str]
     ) -> list[str]:
@@ -211,6 +227,21 @@ def _put(connection: "Connection", name: str, rows: list[dict[str, Any]]) -> Non
     """Insert rows into a table; one that is there already gets the value."""
     if rows:
         connection.execute(_insert(connection.dialect.name, name), rows)
+
+
+def _length(column: Any) -> Any:  # noqa: ANN401 (sqlalchemy's own)
+    from sqlalchemy import func
+
+    return func.length(column)
+
+
+@cache
+def _insert_new(dialect: str, name: str) -> Any:  # noqa: ANN401 (sqlalchemy's own)
+    """Return the statement that leaves alone what is there already."""
+    from sqlalchemy.dialects import postgresql, sqlite
+
+    kinds: dict[str, Any] = {"sqlite": sqlite, "postgresql": postgresql}
+    return kinds[dialect].insert(_tables()[name]).on_conflict_do_nothing()
 
 
 @cache

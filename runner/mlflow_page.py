@@ -1,7 +1,6 @@
 """The comparison page of a store: its view written, its address and the command that serves it."""
 
 import json
-import re
 import shlex
 import shutil
 import sys
@@ -19,7 +18,7 @@ from runner.mlflow_view import (
     sweep_filter,
     view_key,
 )
-from runner.tracking import ComparisonPage
+from runner.tracking import ComparisonPage, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -31,7 +30,7 @@ _UI = "http://127.0.0.1:5000"
 
 def page_of(uri: str, experiment_id: str, parent_run_id: str | None) -> ComparisonPage:
     """Return where the page is, of one sweep or of all runs; nothing is asked."""
-    server, command = uri, None
+    server, command = without_password(uri), None
     if not uri.startswith("http"):
         server, command = _UI, _ui_command(uri)
     table, charts = (
@@ -90,5 +89,5 @@ def _ui_command(uri: str) -> str:
     if database is not None and database.is_relative_to(Path.cwd()):
         uri = f"sqlite:///{database.relative_to(Path.cwd())}"
     # The user is kept and the password is not: PostgreSQL takes that from ~/.pgpass too.
-    uri = re.sub(r"(?<=://)([^/@:]*):[^/@]*@", r"\1@", uri)
+    uri = without_password(uri, user=True)
     return f"{shlex.quote(program)} ui --backend-store-uri {shlex.quote(uri)}"

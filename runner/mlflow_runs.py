@@ -18,8 +18,8 @@ PARENT, SWEEPS = "mlflow.parentRunId", "sweeps"
 _SETTLED = {"finished": "FINISHED", "infeasible": "FAILED"}
 """Outcomes that are results, and the status of a run with each."""
 _ONGOING = ("RUNNING", "SCHEDULED")
-_SWEEPS_CHARS = 4000
-"""Of the tag that lists a run's sweeps; the oldest go."""
+_SWEEPS_CHARS = 7900
+"""Of the tag that lists a run's sweeps: a store keeps 8,000, some 460 sweeps; more are left out."""
 
 
 class MlflowRuns:
@@ -87,14 +87,17 @@ class MlflowRuns:
 
     def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
         """Add a sweep to the tag of each run that lacks it."""
+        if self._database:
+            self._database.add_word(run_ids, SWEEPS, sweep_id, _SWEEPS_CHARS)
+            return
         listed = {
             run.run_id: run.tags.get(SWEEPS, "").split() for run in self.search.by_id(run_ids)
         }
         self._tag(
             {
-                run_id: {SWEEPS: _sweeps([*sweeps, sweep_id])}
+                run_id: {SWEEPS: f" {' '.join([*sweeps, sweep_id])} "}
                 for run_id, sweeps in listed.items()
-                if sweep_id not in sweeps
+                if sweep_id not in sweeps and len(" ".join(sweeps)) + 2 < _SWEEPS_CHARS
             }
         )
 
@@ -108,10 +111,3 @@ class MlflowRuns:
 
         for run_id, some in texts.items():
             self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in some.items()])
-
-
-def _sweeps(ids: Sequence[str]) -> str:
-    text = f" {' '.join(ids)} "
-    while len(text) > _SWEEPS_CHARS:
-        text = text[text.index(" ", 1) :]
-    return text

@@ -1,12 +1,13 @@
 """``python -m runner.send``: log the runs that were kept on disk while the store was gone."""
 
-import argparse
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from fxpart.errors import FxpartError, SpecError
+from runner.parser import Parser
 from runner.reporting import reported
 
 if TYPE_CHECKING:
@@ -30,11 +31,6 @@ class Request:
     """Where they go; None: where each was meant to go."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SpecError(f"{message}; see {_COMMAND} --help")
-
-
 def main() -> int:
     """Run the command line; return the exit code: 0, or 2 when something is still unsent."""
     return reported(lambda: _send(parsed(sys.argv[1:])))
@@ -42,7 +38,7 @@ def main() -> int:
 
 def parsed(arguments: "Sequence[str]") -> Request:
     """Return what `arguments` ask for. Raises `SpecError` for what means nothing here."""
-    parser = _Parser(
+    parser = Parser(
         prog=_COMMAND,
         description="Log the runs that could not be logged when they ended: each has left a file"
         " unsent.json in its folder, which goes when the run is in the store. Each is logged once,"
@@ -83,6 +79,7 @@ def _send(request: Request) -> int:
         except FxpartError as error:
             left += 1
             problems[str(error)] = None
+    trackers.close_sweeps()
     show(f"sent {counted(sent, 'run')}" if paths else f"nothing is unsent below {request.folder}")
     if problems:
         first = next(iter(problems))
@@ -96,6 +93,7 @@ class _Trackers:
     def __init__(self, uri: str | None) -> None:
         self._uri = uri
         self._opened: dict[tuple[str, str], Tracker | FxpartError] = {}
+        self._parents: dict[str, Tracker] = {}
 
     def of(self, run: "UnsentRun") -> "Tracker":
         """Return the tracker that `run` goes to. Raises `TrackingError` if it cannot be opened."""
@@ -111,7 +109,22 @@ class _Trackers:
         found = self._opened[place]
         if isinstance(found, FxpartError):
             raise found
+        parent = run.tags.get("mlflow.parentRunId")
+        if parent:
+            self._parents[parent] = found
         return found
+
+    def close_sweeps(self) -> None:
+        """End the sweeps of what was sent that could not end themselves, and are not under way."""
+        from runner.sweeps.locks import Locks, sweep_lock
+
+        locks = Locks(Path.cwd())
+        for parent, tracker in self._parents.items():
+            with suppress(FxpartError):  # what is sent is sent
+                sweep = tracker.run(parent)
+                key = sweep_lock(sweep.tags.get("sweep_key", ""))
+                if sweep.status == "RUNNING" and not locks.is_held_elsewhere(key):
+                    tracker.finish_sweep(parent)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import unquote, unquote_plus
 
 from fxpart.errors import FxpartError, SpecError, nearest_names
 
@@ -26,6 +26,7 @@ __all__ = [
     "Tracker",
     "TrackingConfig",
     "TrackingError",
+    "hide_password",
     "open_tracker",
     "without_password",
 ]
@@ -39,11 +40,41 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 _NAMES = ("mlflow", "none")
 
 
-def without_password(uri: str) -> str:
-    """Return a tracking URI as it may be shown and kept: without the user and the password."""
-    parts = urlsplit(uri)
-    shown = uri.replace(f"{parts.netloc.rpartition('@')[0]}@", "") if "@" in parts.netloc else uri
-    return re.sub(r"(?<=[?&]password=)[^&]*", "***", shown)
+_SECRET = re.compile(
+    r"(?<=[?&;])([^=&?;]*(?:password|passwd|passphrase|pwd|token|secret)=)([^&]*)", re.IGNORECASE
+)
+"""A password in a query, such as ``sslpassword=word``."""
+_LOGIN = re.compile(r"(?<=://)(?P<user>[^:/?#]*)(?::(?P<word>.*))?@(?=[^@]*$)", re.DOTALL)
+"""A user and a password, up to the last @: one that is not quoted may have any of / # ? @ in it."""
+
+
+def without_password(uri: str, *, user: bool = False) -> str:
+    """Return a tracking URI as it may be shown and kept: without the password.
+
+    Without the user too, unless `user` is wanted. Of an address that can be read in two ways,
+    rather too much is left out than a part of a password left in.
+    """
+    shown = _SECRET.sub(r"\1***", uri)
+    login = _LOGIN.search(shown)
+    if login is None:
+        return shown
+    kept = f"{login['user']}@" if user and login["user"] else ""
+    return shown[: login.start()] + kept + shown[login.end() :]
+
+
+def hide_password(text: str, uri: str) -> str:
+    """Return `text`, such as a store's own message, without the passwords of `uri`."""
+    login = _LOGIN.search(_SECRET.sub(r"\1***", uri))
+    words = [match[2] for match in _SECRET.finditer(uri)]
+    if login and login["word"]:
+        # Whoever takes the address apart finds a host or a port in it, and says so.
+        parts = re.split(r"[/:#?@]", login["word"])
+        words += [login["word"], *(part for part in parts if len(part) > 2)]
+    # As it was given, and as it is read; the longest first.
+    spelled = {one for word in words if word for one in (word, unquote(word), unquote_plus(word))}
+    for word in sorted(spelled, key=lambda one: (-len(one), one)):
+        text = text.replace(word, "***")
+    return text
 
 
 class TrackingError(FxpartError, RuntimeError):

@@ -101,14 +101,14 @@ def _claimed(path: Path) -> Iterator[bool]:
     What falls with the process that holds it is only the claim: the file stays.
     """
     try:
-        file = path.open("rb")
-    except FileNotFoundError:
+        file = path.open("r+b")  # which a network file system wants for a lock
+    except OSError:
         yield False
         return
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        except OSError:  # another process is at it, or nobody can tell
             yield False
             return
         yield _is_at(path, file.fileno())

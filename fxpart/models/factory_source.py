@@ -1,16 +1,16 @@
 """Where a model factory, ``package.module:function``, lies on disk. Nothing here runs it."""
 
-import hashlib
 import importlib
 import importlib.util
 import os
 import pkgutil
 import sys
-import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
 
 from fxpart.errors import SpecError, nearest_names, one_line
+from fxpart.models.own_imports import is_own, own_imports, source_digest
+from fxpart.stable_json import stable_digest
 
 __all__ = [
     "factory_digest",
@@ -68,25 +68,19 @@ def loaded_sources() -> list[Path]:
     After a factory has run, the code that made its model is among them. What is installed has a
     version instead, and fxpart's own code is known by its digest.
     """
-    installed = [
-        Path(sysconfig.get_path(key)).resolve() for key in ("stdlib", "purelib", "platlib")
-    ]
-    installed.append(Path(__file__).resolve().parent.parent)
     files = {
         Path(file).resolve()
         for name, module in list(sys.modules.items())
         if name != "__main__" and (file := getattr(module, "__file__", None)) is not None
     }
-    own = [
-        f for f in files if f.suffix == ".py" and not any(f.is_relative_to(i) for i in installed)
-    ]
-    return sorted(f for f in own if f.is_file())
+    return sorted(f for f in files if f.suffix == ".py" and is_own(f) and f.is_file())
 
 
 def factory_digest(factory: str) -> str:
-    """Return the SHA-256, in hex, of the source file of the factory's module.
+    """Return the SHA-256, in hex, of the factory's module and of what it imports of the user's own.
 
-    The packages around the module are imported, the module is not.
+    Of a module that imports nothing of the user's, it is that of its file. The packages around the
+    module are imported, the module is not: what it imports is read off its source.
 
     Raises:
         SpecError: when the module or its file does not exist, or a package fails to import.
@@ -108,4 +102,7 @@ def factory_digest(factory: str) -> str:
         raise no_such_module(factory, missing)
     if not found.has_location or found.origin is None:
         raise SpecError(f"factory={factory}: module {module} has no source file; name one that has")
-    return hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()
+    path = Path(found.origin)
+    own = own_imports(module, path) if is_own(path) else {}
+    digest = source_digest(path)
+    return stable_digest({"factory": digest, "imports": own}) if own else digest

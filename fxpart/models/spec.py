@@ -90,9 +90,10 @@ class ModelSpec:
         """Return everything that decides the captured graph, as JSON types.
 
         That is all fields but the name, which reports alone use, the version of transformers and,
-        for a factory, the SHA-256 of its module's source file. The file is found without running
-        it, but the packages that it lies in are imported. What else of the user's code a factory
-        imports is seen by the cache, which keeps the digests of `loaded_sources`.
+        for a factory, its `factory_digest`: of its module's source file and of what that imports
+        of the user's own. They are found without running them, but the packages that the module
+        lies in are imported. What is imported by names made at run time is seen by the cache, which
+        keeps the digests of `loaded_sources`.
 
         Raises:
             SpecError: when transformers is not installed, or the factory's module is not found.

@@ -86,7 +86,11 @@ def interruptible() -> Iterator[None]:
     nothing.
     """
 
+    heard = False
+
     def hear(_number: int, _frame: object) -> None:
+        nonlocal heard
+        heard = True
         for one in _HEARD:
             signal.signal(one, signal.SIG_IGN)
         raise KeyboardInterrupt
@@ -100,5 +104,6 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        if not heard:  # else the process is about to end, and has nothing more to hear
+            for one, handler in before.items():
+                signal.signal(one, handler)

@@ -70,8 +70,9 @@ def over_workers(
 
 
 def _submit(count: int, work: Work, ticket: Ticket) -> "Future[Any]":
+    pool = _pool(count)  # which starts a helper, after which interrupts are let through again
     with held_back():
-        return _pool(count).submit(_run, work, ticket)
+        return pool.submit(_run, work, ticket)
 
 
 def _pool(count: int) -> "Executor":

@@ -5,6 +5,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
@@ -27,6 +28,8 @@ _SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Ray prints that a process died; the sweep says so itself."""
 _LOUD = {"RAY_DEDUP_LOGS": "0"}
 """Else it holds lines of the jobs back that look alike."""
+_AS_GUEST = {"RAY_AUTH_MODE": "token"}
+"""Clusters ask for a token unless told not to; Ray does not show one unless told to."""
 _LOCAL = "local"
 _CONNECT_S = 5.0
 _HANDED_OUT = 256
@@ -51,11 +54,15 @@ def over_ray(
             Ray.
 
     """
+    address = str(init.get("address") or os.environ.get("RAY_ADDRESS") or _LOCAL)
     words = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
+    if address != _LOCAL:
+        words.update(_AS_GUEST if _has_token() else {})
+    # Ray reads them when it is imported.
     os.environ.update({name: os.environ.get(name, text) for name, text in words.items()})
     with needs("ray", "ray", "ray"):
         import ray
-    _connect(init)
+    _connect(address, init)
     try:
         task = ray.remote(**remote)(run_ticket)
     except (TypeError, ValueError) as error:
@@ -76,13 +83,18 @@ def over_ray(
         raise
 
 
-def _connect(init: Mapping[str, Any]) -> None:
+def _has_token() -> bool:
+    """Return whether there is a token to show to a cluster."""
+    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return named or (Path.home() / ".ray" / "auth_token").is_file()
+
+
+def _connect(address: str, init: Mapping[str, Any]) -> None:
     import ray
 
     if ray.is_initialized():
         return
-    given = {name: value for name, value in init.items() if value is not None}
-    address = given.pop("address", None) or os.environ.get("RAY_ADDRESS") or _LOCAL
+    given = {name: v for name, v in init.items() if v is not None and name != "address"}
     _check(address)
     environment = dict(given.pop("runtime_env", {}))
     paths = {"PYTHONPATH": python_path()}
@@ -95,8 +107,9 @@ def _connect(init: Mapping[str, Any]) -> None:
         ray.init(address=address, runtime_env=environment, **given)
     except (ConnectionError, RuntimeError, TypeError, ValueError, OSError) as error:
         raise SpecError(
-            f"no Ray cluster at {address}: {one_line(error)}; start one with `ray start --head`, or"
-            " leave hydra.launcher.init.address out to have one started here"
+            f"no Ray cluster at {address}: {one_line(error)}; start one with `ray start --head`"
+            " (RAY_AUTH_TOKEN is its token), or leave hydra.launcher.init.address out to have one"
+            " started here"
         ) from error
     finally:
         # Ray takes SIGTERM for a crash, and would leave its processes behind.

@@ -1,13 +1,13 @@
 """``python -m runner.report``: the ranked table and the report of a sweep, from MLflow alone."""
 
-import argparse
 import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from fxpart.errors import SpecError
+from runner.parser import Parser
 from runner.reporting import reported
 
 if TYPE_CHECKING:
@@ -37,11 +37,6 @@ class Request:
     """Of the table in the terminal."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SpecError(f"{message}; see {_COMMAND} --help")
-
-
 def main() -> int:
     """Run the command line; return the exit code: 0, or 2 for what the user can mend."""
     return reported(lambda: _report(parsed(sys.argv[1:])))
@@ -49,7 +44,7 @@ def main() -> int:
 
 def parsed(arguments: "Sequence[str]") -> Request:
     """Return what `arguments` ask for. Raises `SpecError` for what means nothing here."""
-    parser = _Parser(
+    parser = Parser(
         prog=_COMMAND,
         description="Rank the jobs of a sweep and write its report, from MLflow alone. It may still"
         " be under way.",

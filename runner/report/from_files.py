@@ -7,13 +7,12 @@ from typing import Any
 
 from fxpart.errors import SpecError
 from runner.identity import Choices, override_values, parameters
+from runner.job_files import RESULT_FILE
 from runner.mlflow_values import finite_metrics, param_texts
 from runner.report.from_store import config_value
 from runner.report.rows import SweepData, SweepRow
 
 __all__ = ["sweep_from_files"]
-
-_RESULT_FILE = "result.json"
 
 
 def sweep_from_files(
@@ -32,7 +31,7 @@ def sweep_from_files(
     job, unless it is older than `started_ms`: then it is left alone, as another sweep's.
     """
     rows = []
-    for path in sorted(folder.rglob(_RESULT_FILE), key=_numbers_by_size):
+    for path in sorted(folder.rglob(RESULT_FILE), key=_numbers_by_size):
         row = _row(path, sweep_id, swept, started_ms)
         if row is not None:
             rows.append(row)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from runner.config_tags import config_text
 from runner.report.rows import SweepData, SweepRow
 
 if TYPE_CHECKING:
@@ -92,11 +93,8 @@ def _row(run: "LoggedRun", swept: Iterable[str]) -> SweepRow:
 
 def _config(tags: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the resolved configuration, which lies in pieces in the tags; empty without one."""
-    pieces: list[str] = []
-    while (piece := tags.get(f"config.{len(pieces)}")) is not None:
-        pieces.append(piece)
     try:
-        found = json.loads("".join(pieces) or "{}")
+        found = json.loads(config_text(tags) or "{}")
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}

@@ -20,24 +20,17 @@ from runner.report.plot import (
     legend_across,
     mark,
 )
-from runner.report.ranking import Ranking, ranked
-from runner.report.rows import SweepData
+from runner.report.ranking import Ranking
 from runner.report.scale import Scale, scale_of, tick_text
 from runner.svg import Drawing, text_width
 
-__all__ = ["parameter_figure", "parameter_svg"]
+__all__ = ["parameter_figure"]
 
 WIDTH, HEIGHT, TOP = 640.0, 300.0, 34.0
 _MOST_LABEL, _ROW, _MOST_ROWS = 190.0, 24.0, 40
 _LEFT, _BELOW, _STRIP, _SIDE = 66.0, 44.0, 22.0, 158.0
 _FEW = 8
 """Jobs of a value that are drawn one by one; of more their spread is."""
-
-
-def parameter_svg(data: SweepData, key: str) -> str:
-    """Return the figure of `key` for the first model of `data`; empty without a result."""
-    ranking = ranked(data)
-    return parameter_figure(ranking, ranking.models[0], key) if ranking.finished else ""
 
 
 def parameter_figure(ranking: Ranking, model: str, key: str) -> str:

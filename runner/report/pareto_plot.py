@@ -5,25 +5,18 @@ from collections.abc import Sequence
 from runner.report.measures import Measure, number
 from runner.report.pareto import frontier
 from runner.report.plot import INK, MUTED, PAPER, Panel, cut_text, frame, legend, mark
-from runner.report.ranking import RankedRow, Ranking, ranked
-from runner.report.rows import SweepData
+from runner.report.ranking import RankedRow, Ranking
 from runner.report.scale import scale_of
 from runner.report.settings import cell
 from runner.svg import Drawing, text_width
 from runner.terminal import counted
 
-__all__ = ["pareto_figure", "pareto_svg", "point_tip"]
+__all__ = ["pareto_figure", "point_tip"]
 
 WIDTH, HEIGHT, LEFT, TOP = 640.0, 400.0, 66.0, 34.0
 _LEGEND, _BELOW = 118.0, 48.0
 _CLASSES = 6
 """Numbers of devices with a mark of their own; more share the last."""
-
-
-def pareto_svg(data: SweepData) -> str:
-    """Return the plot of the first model of `data`; empty when no job has a result."""
-    ranking = ranked(data)
-    return pareto_figure(ranking, ranking.models[0]) if ranking.finished else ""
 
 
 def pareto_figure(ranking: Ranking, model: str) -> str:
@@ -95,7 +88,7 @@ def point_tip(ranking: Ranking, row: RankedRow) -> str:
     used = number(row.row, "devices_used")
     costs = [f"{_amount(ranking.by, row)}", f"{_amount(ranking.memory, row)}"]
     costs += [f"{counted(int(used), 'device')} used"] if used is not None else []
-    return f"{settings}\n{', '.join(costs)}"
+    return f"{settings or row.row.name}\n{', '.join(costs)}"
 
 
 def _amount(measure: Measure, row: RankedRow) -> str:

@@ -11,6 +11,7 @@ __all__ = ["STATUS_WORDS", "settings_text", "sweep_reasons"]
 STATUS_WORDS = {
     "infeasible": "infeasible",
     "failed": "failed",
+    "lost": "lost",
     "cut_off": "cut off",
     "running": "running",
 }
@@ -18,9 +19,12 @@ STATUS_WORDS = {
 _GROUP_WORDS = {
     "infeasible": "do not fit",
     "failed": "failed",
+    "lost": "were lost",
     "cut_off": "were cut off",
     "running": "are running",
 }
+_WITHOUT_WORDS = {"lost": "lost: its process was killed"}
+"""What is said of jobs that could not say anything."""
 _ALONE = 2
 """As many alike are said one by one."""
 _MOST_VALUES = 4
@@ -71,7 +75,8 @@ def _lines(rows: Sequence[SweepRow], keys: Sequence[str]) -> list[str]:
 
 
 def _reason(row: SweepRow) -> str:
-    return row.error or STATUS_WORDS.get(row.status, row.status)
+    said = _WITHOUT_WORDS.get(row.status) or STATUS_WORDS.get(row.status, row.status)
+    return row.error or said
 
 
 def settings_text(rows: Sequence[SweepRow], keys: Sequence[str]) -> str:

@@ -16,7 +16,8 @@ class SweepRow:
     metrics: Mapping[str, float]
     """By the names that MLflow shows; units are in the names."""
     status: str
-    """``finished``, ``infeasible``, ``failed``, ``cut_off`` or ``running``."""
+    """``finished``, ``infeasible``, ``failed``, ``lost`` (its process was killed), ``cut_off`` or
+    ``running``."""
     error: str | None
     """Why there is no result, in one line."""
     run_id: str | None

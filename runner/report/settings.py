@@ -15,7 +15,7 @@ def cell(row: SweepRow, key: str) -> str:
 
 
 def varied(data: SweepData) -> tuple[str, ...]:
-    """Return the keys to show: the mode, the swept keys, and what else the jobs differ in.
+    """Return the keys to show: the swept keys, and what else the jobs differ in.
 
     Left out is what says the same as a key before it (the factory that a model is named after),
     and what follows from the swept keys, or from one key before it (the options of a mode).
@@ -25,14 +25,10 @@ def varied(data: SweepData) -> tuple[str, ...]:
     shown: dict[str, tuple[str, ...]] = {}
     for key in order:
         cells = tuple(cell(row, key) for row in rows)
-        if key == "mode":
-            shown[key] = cells
-        elif len(set(cells)) < 2 or (key not in CHOICES and cells in shown.values()):
+        if len(set(cells)) < 2 or (key not in CHOICES and cells in shown.values()):
             continue
-        elif key in CHOICES or key in data.swept or not _follows(key, cells, shown, data.swept):
+        if key in CHOICES or key in data.swept or not _follows(key, cells, shown, data.swept):
             shown[key] = cells
-    if not any(value != "-" for value in shown.get("mode", ())):
-        shown.pop("mode", None)
     return tuple(shown)
 
 

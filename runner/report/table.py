@@ -1,6 +1,7 @@
 """The ranked table of a sweep in the terminal."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from runner.report.measures import Measure
@@ -17,15 +18,32 @@ __all__ = ["MOST_ROWS", "show_sweep"]
 
 MOST_ROWS = 20
 """What fits a terminal beside the command and the reasons."""
+_Cell = Callable[[SweepRow, str], str]
+"""The setting of a row by a key, as it is shown."""
 _MOST_REASONS = 8
 _GAP = 2
 """Blanks between columns."""
-_SPARE = ("step_ms", "optimality_gap_pct", "bubble_pct", "partitions", "throughput_per_s")
+_SPARE = (
+    "step_ms",
+    "optimality_gap_pct",
+    "bubble_pct",
+    "partitions",
+    "throughput_per_s",
+    "time_error_pct",
+    "devices_used",
+)
 """Measures that a narrow terminal does without, the first first."""
-_HYPHENATED = {"microbatches": "micro-\nbatches"}
+_LAST = "measured_ms"
+"""What goes only where settings have several lines already."""
+_MARGIN = 4
+"""The column of marks, and a blank at the end."""
+_HYPHENATED = {"microbatches": "micro-\nbatches", "checkpointing": "check-\npointing"}
 """Headings that are wider than what stands below them, and would be cut anywhere."""
+_PART = re.compile(r"(?<=[_+,:/])(?=[^_+,:/])")
+"""Where a setting that is too long goes on in the next line."""
 _MEASURE_HEADINGS = {
     "microbatch_ms": "{unit} per\nmicro-\nbatch",
+    "example_ms": "{unit} per\nexample",
     "devices_used": "devices\nused",
     "measured_ms": "measured\n{unit}",
 }
@@ -37,7 +55,7 @@ def show_sweep(data: SweepData, most: int | None) -> None:
     The best comes first for each model, those without a result last; a choice that all share is in
     the title. The best of each model, equals included, has a ``*``; what else is Pareto-optimal in
     time, peak memory and devices used has a ``+``. Where the terminal is too narrow for all
-    numbers, the less important ones are left out.
+    numbers, the less important ones are left out; then settings of several parts get several lines.
     """
     from rich.console import Console
 
@@ -56,47 +74,75 @@ def _table(
     """Return `rows`, which have a result, and `others`, of one width that suits `columns`."""
     data, keys = ranking.data, ranking.keys
     shared = [f"{key}={text}" for key, text in shared_settings(data, keys).items()]
-    table = empty_table(", ".join([counted(len(data.rows), "run"), *shared]))
+    under_way = [f"{n} under way"] if (n := ranking.count("running")) else []
+    table = empty_table(", ".join([counted(len(data.rows), "run"), *under_way, *shared]))
     table.add_column("")
-    for heading in headings(keys).values():
-        table.add_column(_HYPHENATED.get(heading, heading), overflow="fold")
-    measures = _that_fit(ranking, columns)
+    measures, show_cell = _that_fit(ranking, columns)
+    for key, heading in headings(keys).items():
+        widest = max((_width(show_cell(row, key)) for row in data.rows), default=0)
+        table.add_column(_broken(heading, widest), overflow="fold")
     add_numbers(table, *(_heading(measure) for measure in measures))
     for row in rows:
-        settings = [cell(row.row, key) for key in keys]
+        settings = [show_cell(row.row, key) for key in keys]
         numbers = [measure.text(row.row) for measure in measures]
         mark = "*" if row.best else "+" if row.pareto else ""
         table.add_row(mark, *settings, *numbers, style="bold" if row.best else "")
     for other in others:
-        word = STATUS_WORDS.get(other.status, "failed")
+        word = _status_word(other)
         blank = ["-"] * (len(measures) - 1)
-        table.add_row("", *(cell(other, key) for key in keys), word, *blank, style="dim")
+        table.add_row("", *(show_cell(other, key) for key in keys), word, *blank, style="dim")
     return table
 
 
-def _that_fit(ranking: Ranking, columns: int) -> tuple[Measure, ...]:
-    """Return the measures without those that there is no room for."""
-    shown = headings(ranking.keys)
-    used = 3 + sum(
-        _GAP + max(_width(shown[key]), *(len(cell(row, key)) for row in ranking.data.rows))
-        for key in ranking.keys
-    )
+def _broken(heading: str, widest: int) -> str:
+    """Return a heading that is no wider than the cells below, if its words let it be."""
+    whole = _HYPHENATED.get(heading, heading)
+    return whole if len(whole) <= widest else whole.replace(" ", "\n")
+
+
+def _status_word(row: SweepRow) -> str:
+    return STATUS_WORDS.get(row.status, "failed")
+
+
+def _in_parts(row: SweepRow, key: str) -> str:
+    return _PART.sub("\n", cell(row, key))
+
+
+def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cell]:
+    """Return the measures that there is room for, and how settings are shown."""
+    widths = {measure: _number_width(ranking, measure) for measure in ranking.measures}
     kept = list(ranking.measures)
-    for key in _SPARE:
-        if used + sum(_number_width(ranking, measure) for measure in kept) <= columns:
-            break
-        kept = [measure for measure in kept if measure.key != key]
-    return tuple(kept)
+    for show_cell, spare in ((cell, _SPARE), (_in_parts, (*_SPARE, _LAST))):
+        used = _settings_width(ranking, show_cell)
+        kept = list(ranking.measures)
+        for key in (None, *spare):
+            kept = [measure for measure in kept if measure.key != key]
+            if used + sum(widths[measure] for measure in kept) <= columns:
+                return tuple(kept), show_cell
+    return tuple(kept), _in_parts
+
+
+def _settings_width(ranking: Ranking, show_cell: _Cell) -> int:
+    """Return how wide the columns before the numbers are; cells break where they say so."""
+    shown, used = headings(ranking.keys), _MARGIN
+    for key in ranking.keys:
+        cells = [show_cell(row, key) for row in ranking.data.rows]
+        used += _GAP + max(_width(text) for text in (shown[key], *cells))
+    return used
 
 
 def _number_width(ranking: Ranking, measure: Measure) -> int:
-    numbers = (len(measure.text(row.row)) for row in ranking.finished)
-    return _GAP + max(_width(_heading(measure)), *numbers, 0)
+    numbers = [len(measure.text(row.row)) for row in ranking.finished]
+    # Columns of numbers break where a heading says so, and nowhere else.
+    heading = [len(line) for line in _heading(measure).splitlines()]
+    # The first column of numbers has the word for those without a result.
+    words = [len(_status_word(row)) for row in ranking.others] if measure is ranking.by else []
+    return _GAP + max(*heading, *numbers, *words, 0)
 
 
-def _width(heading: str) -> int:
+def _width(text: str) -> int:
     """Return how narrow a column may be: words are not cut."""
-    return max(len(word) for word in _HYPHENATED.get(heading, heading).split())
+    return max((len(word) for word in _HYPHENATED.get(text, text).split()), default=0)
 
 
 def _heading(measure: Measure) -> str:

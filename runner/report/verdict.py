@@ -101,6 +101,10 @@ def _compared(ranking: Ranking, row: RankedRow, best: RankedRow) -> str:
     )
 
 
+_COUNTED_WITH = {"failed": ("lost",)}
+"""What a reader need not tell apart."""
+
+
 def counts_text(ranking: Ranking) -> list[tuple[str, str]]:
     """Return how many jobs ended in which way: ``(status, words)``, only of those there are."""
     words = {
@@ -111,7 +115,7 @@ def counts_text(ranking: Ranking) -> list[tuple[str, str]]:
     }
     found = [("finished", f"{len(ranking.finished)} finished")]
     for status, said in words.items():
-        count = ranking.count(status)
+        count = sum(ranking.count(one) for one in (status, *_COUNTED_WITH.get(status, ())))
         if count:
             found.append((status, f"{count} {said}"))
     return found

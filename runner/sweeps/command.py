@@ -3,17 +3,15 @@
 import shlex
 from collections.abc import Sequence
 
+from runner.identity import without_elsewhere
+
 __all__ = ["command_line", "without_secrets"]
 
-_SECRET = "tracking."
-"""Where runs are kept is no part of what they are, and may hold a password."""
-
-
-def without_secrets(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return `overrides` but for those of the tracking."""
-    return tuple(one for one in overrides if not one.lstrip("+").startswith(_SECRET))
+without_secrets = without_elsewhere
 
 
 def command_line(overrides: Sequence[str]) -> str:
     """Return the command that runs the sweep of these overrides, its tracking left out."""
-    return " ".join(["python -m runner -m", *map(shlex.quote, without_secrets(overrides))])
+    # What is for Hydra stays: another sweeper makes another sweep.
+    kept = without_elsewhere(overrides, ("tracking",))
+    return " ".join(["python -m runner -m", *map(shlex.quote, kept)])

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fxpart.errors import SpecError
+from fxpart.errors import FxpartError, SpecError
 from fxpart.stable_json import stable_digest
+from runner.experiment import check
 from runner.sweeps.axes import read_axes
 from runner.sweeps.command import command_line, without_secrets
 from runner.sweeps.composition import Composed, compose_grid
@@ -49,6 +50,7 @@ def run_grid(
         question=config.question,
         experiment=str(config.hydra.runtime.choices.get("experiment") or ""),
     )
+    _refuse_shared_mistake(jobs)
     _say_same(jobs)
     with Session(config, task_function, about) as session:
         session.run(jobs)
@@ -65,11 +67,29 @@ def _jobs(
     zips: Any = OmegaConf.to_container(config.zip) if config.zip else None
     fixed, axes = read_axes(arguments, params, zips, context.config_loader)
     swept = tuple(key for axis in axes for key in axis.keys)
-    if "experiment" in swept:
-        raise SpecError("experiment= is a sweep itself; run one after the other")
+    for key in ("experiment", "rerun"):
+        if key in swept:
+            raise SpecError(f"{key}= takes one value; give one command after the other")
     fixed = tuple(one for one in fixed if one.partition("=")[0] not in _OF_THE_SWEEP)
     composed = compose_grid(SweepLoad(context.config_loader, config), fixed, axes)
     return swept, _chosen(composed, config.where)
+
+
+def _refuse_shared_mistake(jobs: Sequence[Job]) -> None:
+    """Refuse a sweep of which no job could be run, for one reason, before anything is kept."""
+    said = set()
+    for job in jobs:
+        error = job.error
+        if job.config is not None:
+            try:
+                check(job.config)
+            except FxpartError as wrong:
+                error = str(wrong)
+        if error is None:
+            return
+        said.add(error)
+    if len(said) == 1:
+        raise SpecError(*said)
 
 
 def _title(swept: Sequence[str], config: "DictConfig") -> str:

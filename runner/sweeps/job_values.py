@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
 from fxpart.errors import nearest_names
-from runner.identity import Choices
+from runner.identity import Choices, without_elsewhere
 from runner.sections import Config
 
 __all__ = ["OF_THE_SWEEP", "deciding", "for_jobs", "look_up", "why_unknown"]
@@ -33,17 +33,12 @@ _MODE = "mode"
 
 def for_jobs(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides that the jobs of a sweep are composed with."""
-    return tuple(one for one in overrides if _section(one) not in OF_THE_SWEEP)
+    return without_elsewhere(overrides, OF_THE_SWEEP)
 
 
 def deciding(overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the overrides that decide results: those that make a sweep another one."""
-    return tuple(one for one in overrides if _section(one) not in _THE_SAME)
-
-
-def _section(override: str) -> str:
-    key = override.partition("=")[0].lstrip("+~")
-    return key.partition(".")[0].partition("@")[0]
+    return without_elsewhere(overrides, (*_THE_SAME, "hydra"))
 
 
 def why_unknown(name: str) -> str | None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fxpart.errors import CacheError
 
-__all__ = ["LOCKS_TAG", "Locks"]
+__all__ = ["LOCKS_TAG", "Locks", "sweep_lock"]
 
 LOCKS_TAG = "locks"
 """The tag of a run that names the locks of the folder that its sweep was started in."""
@@ -49,6 +49,11 @@ def _opened(path: Path, _process: int) -> int:
             f"cannot write {path}: {error.strerror}; make the folder writable, or start the sweep"
             " in another one"
         ) from error
+
+
+def sweep_lock(sweep_key: str) -> str:
+    """Return the key that the process with a whole sweep holds."""
+    return f"sweep {sweep_key}"
 
 
 class Locks:

@@ -3,8 +3,9 @@
 from fxpart.errors import SpecError
 from fxpart.stable_json import stable_digest
 from runner.experiment import model_spec
-from runner.identity import config_key
+from runner.identity import config_key, without_elsewhere
 from runner.sweeps.composition import Composed
+from runner.sweeps.job_values import deciding
 from runner.sweeps.jobs import Job
 
 __all__ = ["make_job"]
@@ -20,5 +21,7 @@ def make_job(index: int, composed: Composed) -> Job:
         except SpecError as wrong:
             config, error = None, " ".join(str(wrong).split())
     if not key:
-        key = stable_digest({"overrides": composed.overrides, "error": error})[:16]
-    return Job(index, composed.overrides, composed.choices, config, error, key)
+        key = stable_digest({"overrides": deciding(composed.overrides), "error": error})[:16]
+    # A job's overrides go into files and messages, and its tracking may hold a password.
+    overrides = without_elsewhere(composed.overrides)
+    return Job(index, overrides, composed.choices, config, error, key)

@@ -101,6 +101,7 @@ class Search:
         self._asked: set[tuple[str, ...]] = set()
         self._jobs = 0
         self._trials: list[Trial] = []
+        self._lacking: JobEnd | None = None
         with _quiet():
             import optuna
 
@@ -150,17 +151,29 @@ class Search:
     def tell(self, proposal: Proposal, end: JobEnd) -> None:
         """Say what came of a proposal. A job without a result is worse than any with one.
 
-        Raises `SpecError` when a finished job has no such metric.
+        Raises `SpecError` when a job that has just finished has no such metric.
         """
-        if end.status != "finished":
+        values = [_value(goal.metric, end) for goal in self._goals] if _is_done(end) else [None]
+        found = tuple(value for value in values if value is not None)
+        if len(found) < len(values):
             self._tell(proposal.trial, None)
+            self._lacking = end if _is_done(end) else self._lacking
             return
-        values = tuple(_value(goal.metric, end) for goal in self._goals)
-        if not all(math.isfinite(value) for value in values):
-            self._tell(proposal.trial, None)
+        self._tell(proposal.trial, found)
+        self._trials.append(Trial(proposal.job, proposal.overrides, found))
+
+    def refuse_unknown(self) -> None:
+        """Raise `SpecError` when jobs finished, but none of them with a number for each goal."""
+        if self._lacking is None or self._trials:
             return
-        self._tell(proposal.trial, values)
-        self._trials.append(Trial(proposal.job, proposal.overrides, values))
+        metrics = {
+            name for name in self._lacking.metrics if _number(name, self._lacking) is not None
+        }
+        asked = next(goal.metric for goal in self._goals if goal.metric not in metrics)
+        raise SpecError(
+            f"hydra.sweeper.metric={asked} is a number of no finished job;"
+            f" {nearest_names(asked, sorted(metrics))}"
+        )
 
     def _tell(self, number: int, values: Sequence[float] | None, *, failed: bool = False) -> None:
         from optuna.trial import TrialState
@@ -191,12 +204,26 @@ class Search:
         return not any(goal.better(theirs, than=ours) for goal, ours, theirs in triples)
 
 
-def _value(metric: str, end: JobEnd) -> float:
-    """Return the metric as the tracker keeps it, so that a result told again is the same."""
-    if metric not in end.metrics:
+def _is_done(end: JobEnd) -> bool:
+    return end.status == "finished"
+
+
+def _value(metric: str, end: JobEnd) -> float | None:
+    """Return the metric, None for one that is no finite number.
+
+    Of a result that is read again such a metric is missing, which says nothing of the name.
+    """
+    if metric not in end.metrics and not end.known:
         near = nearest_names(metric, sorted(end.metrics))
         raise SpecError(f"hydra.sweeper.metric={metric} is no metric of a finished job; {near}")
-    return float(f"{end.metrics[metric]:.7g}")
+    return _number(metric, end)
+
+
+def _number(metric: str, end: JobEnd) -> float | None:
+    """Return the metric as the tracker keeps it, so that a result told again is the same."""
+    found = end.metrics.get(metric)
+    # A file has none where the number was not finite.
+    return float(f"{found:.7g}") if found is not None and math.isfinite(found) else None
 
 
 @contextmanager

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fxpart.errors import SpecError
 from fxpart.stable_json import stable_digest
-from runner.sweeps.command import command_line, without_secrets
+from runner.identity import without_elsewhere
+from runner.sweeps.command import command_line
 from runner.sweeps.composition import compose_one
+from runner.sweeps.job_values import deciding, for_jobs
 from runner.sweeps.jobs import Job
 from runner.sweeps.loading import SweepLoad
 from runner.sweeps.make_job import make_job
@@ -30,6 +32,8 @@ __all__ = ["run_optuna"]
 
 _OURS = ("hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher.")
 """What of Hydra's own overrides makes the sweep what it is."""
+_PATIENCE = 50
+"""Goes in a row that bring no job that is not known, after which there is taken to be none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +66,21 @@ def run_optuna(
     sweeper = _plain(config.hydra.sweeper)
     settings = _settings(sweeper)
     zips = _plain(config.zip) if config.zip else None
-    space = read_space(arguments, sweeper["params"], zips, context.config_loader)
+    asked = read_space(arguments, sweeper["params"], zips, context.config_loader)
+    space = replace(asked, fixed=for_jobs(asked.fixed))
     search = Search(space, settings.goals, settings.sampler, settings.seed)
     jobs = _Jobs(context, config)
     # Each file is read now: an edit of conf/ changes nothing in a search that has begun.
     samples = [jobs.of(overrides).key for overrides in space.samples()]
     about = _about(config, arguments, space, settings, samples)
     with Session(config, task_function, about) as session:
-        _run(search, settings, session, jobs)
+        has_more = _run(search, settings, session, jobs)
         best = search.best()
         if best:
             _record(session, settings.goals, best, jobs)
     sum_up(session)
-    show(*_lines(settings, best, session))
+    show(*_lines(settings, best, session, has_more=has_more))
+    search.refuse_unknown()
 
 
 def _plain(node: object) -> Any:  # noqa: ANN401
@@ -115,7 +121,7 @@ def _about(
     keys = [key for dimension in space.dimensions for key in keys_of(dimension)]
     experiment = str(config.hydra.runtime.choices.get("experiment") or "")
     identity = {
-        "fixed": without_secrets(space.fixed),
+        "fixed": deciding(space.fixed),
         "samples": samples,
         "dimensions": [asdict(dimension) for dimension in space.dimensions],
         "goals": [asdict(goal) for goal in settings.goals],
@@ -130,7 +136,7 @@ def _about(
         title=f"{experiment or 'sweep'} optuna {' x '.join(keys)}",
         key=stable_digest(identity)[:16],
         swept=tuple(keys),
-        overrides=without_secrets(arguments),
+        overrides=without_elsewhere(arguments),
         total=min(settings.n_trials, size) if size is not None else settings.n_trials,
         command=command_line([*(one for one in hydras if one.startswith(_OURS)), *arguments]),
         question=config.question,
@@ -160,18 +166,23 @@ class _Jobs:
         return job.config is None or self._where.holds(job.config, job.choices)
 
 
-def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> None:
-    done = 0
-    while done < settings.n_trials:
+def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> bool:
+    """Run different jobs until there are enough; return whether there may be more of them.
+
+    Proposals that differ in nothing that decides a result are one job.
+    """
+    in_vain = 0
+    while (done := len(session.ends)) < settings.n_trials:
         most = min(settings.n_jobs, settings.n_trials - done)
-        proposals = search.ask(most, jobs.wants)
+        proposals = search.ask(most, jobs.wants) if in_vain < _PATIENCE else []
         if not proposals:
-            return
+            return False
         asked = [replace(jobs.of(one.overrides), index=one.job) for one in proposals]
         # In the order of asking, whichever ended first: else the next proposals would differ.
         for proposal, end in zip(proposals, session.run(asked), strict=True):
             search.tell(proposal, end)
-        done += len(proposals)
+        in_vain = in_vain + 1 if len(session.ends) == done else 0
+    return True
 
 
 def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs: _Jobs) -> None:
@@ -185,16 +196,18 @@ def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs
         "best_run": " ".join(end.run_id for end in ends if end.run_id),
         "best_command": _command(best[0]) if len(best) == 1 else "",
     }
-    said = {name: text for name, text in tags.items() if text}
+    # What is not known is said so too: an earlier command may have known another best.
     with suppress(TrackingError):  # the end of the sweep says so
-        session.tracker.log_sweep(session.ids.parent_run, metrics=metrics, tags=said)
+        session.tracker.log_sweep(session.ids.parent_run, metrics=metrics, tags=tags)
 
 
-def _lines(settings: _Settings, best: Sequence[Trial], session: Session) -> list[str]:
+def _lines(
+    settings: _Settings, best: Sequence[Trial], session: Session, *, has_more: bool
+) -> list[str]:
     """Return what to say of the best: its values, and the command that repeats it."""
     tried = counted(len(session.ends), "job")
     lines = []
-    if len(session.ends) < settings.n_trials:
+    if not has_more:
         lines.append(f"optuna:    nothing new to propose after {tried}")
     if len(settings.goals) > 1 and best:
         names = " and ".join(goal.metric for goal in settings.goals)
@@ -204,11 +217,11 @@ def _lines(settings: _Settings, best: Sequence[Trial], session: Session) -> list
             f"{goal.metric} {value:.7g}"
             for goal, value in zip(settings.goals, trial.values, strict=True)
         )
-        lines.append(f"best:      {values} in job {trial.job} of {len(session.ends)}")
+        lines.append(f"best:      {values} in job {trial.job}")
         lines.append(f"           {_command(trial)}")
     return lines
 
 
 def _command(trial: Trial) -> str:
     """Return the command that runs the trial's job alone."""
-    return shlex.join(["python", "-m", "runner", *without_secrets(trial.overrides)])
+    return shlex.join(["python", "-m", "runner", *deciding(trial.overrides)])

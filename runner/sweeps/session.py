@@ -11,13 +11,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from fxpart.errors import SpecError
+from fxpart.errors import CacheError, SpecError
 from runner.config import read_tracking
 from runner.sweeps.attempts import set_aside
 from runner.sweeps.elsewhere import is_in_process, run_elsewhere
 from runner.sweeps.job_folder import job_folder
 from runner.sweeps.jobs import Job, JobEnd, SweepIds
-from runner.sweeps.locks import Locks
+from runner.sweeps.locks import Locks, sweep_lock
 from runner.sweeps.one_job import end_of, run_placed
 from runner.sweeps.progress import SweepProgress
 from runner.sweeps.settled import settled_ends, settled_in_files
@@ -131,10 +131,10 @@ class Session:
 
     @property
     def _lock(self) -> str:
-        return f"sweep {self.about.key}"
+        return sweep_lock(self.about.key)
 
     def _open_parent(self) -> None:
-        self.folder = Path(str(self._config.hydra.sweep.dir)).resolve()
+        self.folder = _made(Path(str(self._config.hydra.sweep.dir)).resolve())
         found = self._earlier() if self._resume else None
         if self._resume:
             send_unsent(self.root / "outputs", self.tracker)
@@ -280,3 +280,13 @@ class Session:
         unlogged = {key: end for key, end in in_files.items() if end.error}
         mine = {key: replace(end, known=key not in in_files) for key, end in settled.items()}
         return {**unlogged, **mine}
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"cannot write {folder}: {error.strerror}; choose another folder with hydra.sweep.dir="
+        ) from error
+    return folder

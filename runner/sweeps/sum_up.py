@@ -10,7 +10,7 @@ from runner.job import TRACEBACK_FILE
 from runner.paths import shown_path
 from runner.reporting import USER_ERROR
 from runner.sweeps.exit_codes import remember
-from runner.terminal import show
+from runner.terminal import counted, show
 from runner.tracking import TrackingError
 from runner.writing import write_text
 
@@ -36,6 +36,13 @@ def sum_up(session: "Session") -> None:
     problems = session.problems
     if any(end.status == "lost" for end in session.ends.values()):
         problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
+    unsent = sum(end.status == "finished" and bool(end.error) for end in session.ends.values())
+    if unsent:
+        folder = shown_path(session.folder)
+        problems.append(
+            f"{counted(unsent, 'result')} could not be logged and stayed on disk; log them later"
+            f" with python -m runner.send {folder}, or with the same command"
+        )
     data = _data(session, problems)
     show_sweep(data, None if session.is_verbose else _SHOWN)
     path = session.folder / REPORT_FILE

@@ -51,6 +51,12 @@ class Served:
             time.sleep(_POLL_S)  # it says nowhere that it is ready
         raise AssertionError(log.read_text()[-2000:])
 
+    @property
+    def group(self) -> int:
+        """The process group of the server and its workers."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """SIGKILL the server and the workers that it started."""
         if self._process:

@@ -25,12 +25,13 @@ from tests.runner.several import run_several
 NAMES = ("batch_frontier", "compare_modes", "link_speed", "scale_devices")
 SMALL = {
     "batch_frontier": ["model.batch_size=1,4", "checkpointing=none", "devices=2x1mb"],
-    "compare_modes": ["devices=2x0.06mb"],
-    "link_speed": ["transfer_rate=1gb,pcie4", "devices=2x0.06mb", "mode=kl_based"],
     "scale_devices": ["devices=1x0.06mb,2x0.06mb,2x1mb"],
 }
-"""Of the same sweep a few jobs, of a tiny model; the rest of it is as it stands in the file."""
-JOBS = {"batch_frontier": 4, "compare_modes": 4, "link_speed": 2, "scale_devices": 3}
+"""Of the same sweep a few jobs, of a tiny model; the rest of it is as it stands in the file.
+
+The other two differ from the second in the values only, which a test without a run looks at.
+"""
+JOBS = {"batch_frontier": 4, "scale_devices": 3}
 LATENCIES = "attributes.status = 'FINISHED' and metrics.latency_ms > 0"
 
 
@@ -109,13 +110,13 @@ def test_questions_are_what_the_files_say(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("store")
-def test_a_small_version_of_each_experiment_runs(folder: Path) -> None:
+def test_a_small_version_of_an_experiment_runs(folder: Path) -> None:
     from mlflow import MlflowClient
 
-    commands = [[f"experiment={name}", *OWN, *SMALL[name]] for name in NAMES]
+    commands = [[f"experiment={name}", *OWN, *SMALL[name]] for name in SMALL]
     *done, typo = run_several(folder, *commands, ["experiment=compare_mode"])
     client = MlflowClient(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}")
-    for name, one in zip(NAMES, done, strict=True):
+    for name, one in zip(SMALL, done, strict=True):
         assert one.code == 0, one.err
         kept = client.get_experiment_by_name(name)
         assert kept is not None, name

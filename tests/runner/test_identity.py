@@ -1,10 +1,14 @@
 """What is logged of a run, and what makes two runs the same."""
 
+import ast
+import platform
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fxpart.cost.machine import available_cores, cpu_name
 from runner import identity
 from runner.experiment import model_spec
 from runner.identity import (
@@ -97,6 +101,47 @@ def test_a_calibration_counts_by_what_it_says(tmp_path: Path) -> None:
         assert key_of(read(*asked)) == keys[0]
 
 
+@pytest.mark.parametrize(
+    ("given", "device"),
+    [
+        ("latency=roofline", None),
+        ("latency=calibrated", "cpu"),
+        ("latency=profiled", "cpu"),
+        ("execute=local", "cpu"),
+    ],
+)
+def test_the_machine_counts_where_times_are_measured(
+    monkeypatch: pytest.MonkeyPatch, given: str, device: str | None
+) -> None:
+    config, asked = read(*BASE, given), []
+
+    def elsewhere(device: str) -> dict[str, object]:
+        asked.append(device)
+        return {"cpu": "another"}
+
+    before = key_of(config)
+    monkeypatch.setattr(identity, "_machine", elsewhere)
+    assert (key_of(config) != before) == bool(device)
+    assert asked == [device] * bool(device)
+
+
+def test_a_calibration_from_a_file_is_the_same_on_any_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a").touch()
+    config = read(*BASE, "latency=calibrated", f"latency.file={tmp_path}/a")
+    before = key_of(config)
+    monkeypatch.setattr(identity, "_machine", lambda _: {"cpu": "another"})
+    assert key_of(config) == before
+
+
+def test_a_machine_is_told_by_its_device() -> None:
+    on_cpu, on_gpu = identity._machine("cpu"), identity._machine("cuda")
+    assert on_cpu["architecture"] == platform.machine() == on_gpu["architecture"]
+    assert (on_cpu["cpu"], on_cpu["cores"]) == (cpu_name(), available_cores())
+    assert "gpus" in on_gpu
+
+
 def test_names_of_accelerators_do_not() -> None:
     config, renamed = read(*BASE), read(*BASE)
     renamed.devices.pools = [replace(p, name="x", source="y") for p in renamed.devices.pools]
@@ -132,10 +177,42 @@ def test_a_change_of_the_code_changes_the_key(
     assert key_of(config) != key
 
 
+def test_each_module_that_decides_a_metric_counts() -> None:
+    """What these import of this package decides too, but for settings, refusals and words."""
+    folder = Path(identity.__file__).parent
+    aside = {"figures", "sections", "terminal", "units"}
+    for name in identity._DECIDES:
+        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
+            match node:
+                case ast.ImportFrom(module=str(module)) if module.startswith("runner."):
+                    assert module.removeprefix("runner.") in {*identity._DECIDES, *aside}
+
+
+def test_an_edit_of_what_decides_a_metric_changes_the_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = read(*BASE)
+    folder = Path(identity.__file__).parent
+    for name in (*identity._DECIDES, "terminal"):
+        shutil.copy(folder / f"{name}.py", tmp_path)
+    monkeypatch.setattr(identity, "_RUNNER", tmp_path)
+    before = key_of(config)
+    keys = []
+    for edited in ("terminal", "headline", "replicas"):
+        with (tmp_path / f"{edited}.py").open("a") as file:
+            file.write("# edited\n")
+        identity._code_digest.cache_clear()
+        keys.append(key_of(config))
+    assert keys[0] == before
+    assert len({*keys}) == 3
+
+
 def test_what_is_said_of_a_run_leaves_out_where_it_is_kept() -> None:
     given = ["mode=a", "tracking=none", "tracking.uri=x", "+tracking.uri=x", "~hydra.a"]
     given += ["hydra/launcher=ray", "trackings=1", "model.tracking=2"]
-    assert without_elsewhere(given) == ["mode=a", "trackings=1", "model.tracking=2"]
+    given += ["++tracking={uri: x}", "tracking@here=none", "+tracking/x=y"]
+    assert without_elsewhere(given) == ("mode=a", "trackings=1", "model.tracking=2")
+    assert without_elsewhere(given, ["hydra"]) == tuple(one for one in given if "hydra" not in one)
 
 
 def test_a_saved_placement_counts_by_what_it_says(tmp_path: Path) -> None:

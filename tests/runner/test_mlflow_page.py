@@ -11,6 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Experiment
 
+from runner.mlflow_page import page_of
 from runner.mlflow_tracker import MlflowTracker
 from runner.mlflow_view import COLOR_TAG, VIEW_TAG
 from runner.tracking import TrackingConfig, open_tracker
@@ -79,6 +80,15 @@ def test_comparison_page_of_a_sweep(
     colors = [client.get_run(run_id).data.tags[COLOR_TAG] for run_id in ids]
     assert colors[1] == "#123456"
     assert colors[0] != colors[1]
+
+
+def test_an_address_and_a_command_are_said_without_a_password() -> None:
+    page = page_of("http://me:a/secret@host:5000", "1", None)
+    assert page.url.startswith("http://host:5000/#/experiments/1/")
+    assert page.command is None
+    page = page_of("postgresql://me:a/secret@host/db?sslpassword=secret", "1", None)
+    assert page.command is not None
+    assert page.command.endswith("'postgresql://me@host/db?sslpassword=***'")
 
 
 def test_comparison_page_of_all_runs_leaves_sweeps_out(

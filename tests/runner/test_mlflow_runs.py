@@ -188,7 +188,7 @@ def test_runs_join_a_sweep_once(tracker: MlflowTracker, runs: MlflowRuns, own: s
     runs.join_sweep([], "nobody")
 
 
-def test_of_very_many_sweeps_the_oldest_go(
+def test_of_very_many_sweeps_the_first_are_listed(
     tracker: MlflowTracker, runs: MlflowRuns, own: str
 ) -> None:
     run_id = _run(tracker, "popular", own)
@@ -196,7 +196,7 @@ def test_of_very_many_sweeps_the_oldest_go(
         for number in range(10):
             runs.join_sweep([run_id], f"sweep-{number}-{'x' * 6}")
     listed = runs.search.by_id([run_id])[0].tags["sweeps"]
-    assert listed == " sweep-8-xxxxxx sweep-9-xxxxxx "
+    assert listed == " sweep-0-xxxxxx sweep-1-xxxxxx sweep-2-xxxxxx "
 
 
 @pytest.mark.parametrize("odd", ["a'b", 'a"b', "a'b\"c", "100 % _", "a\\b"])

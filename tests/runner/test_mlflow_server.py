@@ -1,6 +1,7 @@
 """Runs at a real `mlflow server`, which is killed in the middle of one and started again."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import patch
@@ -12,14 +13,27 @@ from runner import mlflow_tracker, send
 from runner.mlflow_tracker import MlflowTracker
 from runner.tracking import TrackingConfig
 from runner.unsent import unsent_files
+from tests.runner.command import SMALL
 from tests.runner.served import Served
+from tests.runner.sweeps.sweeping import sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
 
-@pytest.fixture
-def server(store: Path, tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path, store)
+KILLS = """
+import os, signal
+import tiny
+
+def build(batch_size, dtype, group=0):
+    os.killpg(group, signal.SIGKILL)
+    return tiny.build(batch_size, dtype, width=32)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("served")
+    served = Served(folder, Path(shutil.copy(empty_store, folder)))
     with patch.dict(os.environ):
         # It is asked once more, not for seconds.
         os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "1"
@@ -101,3 +115,38 @@ def test_a_server_that_is_killed_costs_no_result_and_doubles_none(
     assert page is not None
     assert page.command is None
     assert page.url.startswith(f"{server.uri}/#/experiments/")
+
+
+def test_a_sweep_whose_server_is_killed_says_what_to_do_and_goes_on(
+    server: Served,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0.0)
+    (folder / "kills.py").write_text(KILLS)
+    swept = ["model=custom", "model.name=tiny", "reserve=none", SMALL, f"tracking.uri={server.uri}"]
+    swept += [f"+model.factory_args.group=0,{server.group}", "capture.use_cache=false"]
+    swept += [
+        "model.factory=tiny:grouped,kills:build",
+        "zip=[model.factory,model.factory_args.group]",
+    ]
+    assert sweep(*swept) == 2
+    shown, said = capsys.readouterr()
+    assert "2 runs" in shown
+    assert "* lowest latency" in shown
+    assert "1 result could not be logged" in said
+    assert "python -m runner.send outputs/sweeps/" in said
+    server.kill()  # what is left of it
+    server.start()
+    monkeypatch.setattr("sys.argv", ["send"])
+    assert send.main() == 0
+    tracker = MlflowTracker(TrackingConfig(uri=server.uri), folder)
+    (parent,) = tracker.runs({"kind": "sweep"})
+    assert parent.status == "FINISHED"
+    runs = tracker.runs_of_sweep(parent.tags["sweep_id"])
+    assert [one.tags["outcome"] for one in runs] == ["finished", "finished"]
+    capsys.readouterr()
+    assert sweep(*swept) == 0
+    assert "2 of 2 jobs done (2 before)" in capsys.readouterr().err

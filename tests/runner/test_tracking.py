@@ -16,7 +16,7 @@ from mlflow.entities import Experiment
 from fxpart.errors import InfeasibleError, SpecError
 from runner.mlflow_tracker import MlflowTracker
 from runner.no_tracker import NoTracker
-from runner.tracking import TrackingConfig, TrackingError, open_tracker, without_password
+from runner.tracking import TrackingConfig, TrackingError, open_tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
@@ -59,20 +59,6 @@ def test_importing_it_does_not_import_mlflow() -> None:
 def test_an_unknown_tracker_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"no tracking 'mlfow'; nearest: mlflow; .* tracking="):
         open_tracker(TrackingConfig(name="mlfow"), tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("uri", "shown"),
-    [
-        ("http://host:5000", "http://host:5000"),
-        ("https://me:a%20word@host/x", "https://host/x"),
-        ("postgresql://me@host:5432/runs", "postgresql://host:5432/runs"),
-        ("postgresql:///runs?password=a%20word&x=1", "postgresql:///runs?password=***&x=1"),
-        ("sqlite:////a/b@c.db", "sqlite:////a/b@c.db"),
-    ],
-)
-def test_a_uri_is_shown_without_its_password(uri: str, shown: str) -> None:
-    assert without_password(uri) == shown
 
 
 def test_no_tracking_keeps_nothing(tmp_path: Path) -> None:

@@ -2,33 +2,19 @@
 
 from typing import TYPE_CHECKING
 
-from hydra.plugins.sweeper import Sweeper
+from runner.sweeps.sweeper import RunnerSweeper
 
 if TYPE_CHECKING:
-    from hydra.types import HydraContext, TaskFunction
-    from omegaconf import DictConfig
+    from runner.sweeps.sweeper import Run
 
 __all__ = ["GridSweeper"]
 
 
-class GridSweeper(Sweeper):
+class GridSweeper(RunnerSweeper):
     """Runs every combination, but for what ``where=`` leaves out and what is settled already."""
 
-    def __init__(self, params: object = None) -> None:
-        """Take `params`, which are read from the configuration itself when the sweep begins."""
-
-    def setup(
-        self,
-        *,
-        hydra_context: "HydraContext",
-        task_function: "TaskFunction",
-        config: "DictConfig",
-    ) -> None:
-        """Keep what Hydra hands over."""
-        self._given = (hydra_context, task_function, config)
-
-    def sweep(self, arguments: list[str]) -> None:
-        """Run the sweep that the command line asks for."""
+    def work(self) -> "Run":
+        """Return what runs the sweep."""
         from runner.sweeps.grid import run_grid
 
-        run_grid(*self._given, arguments)
+        return run_grid

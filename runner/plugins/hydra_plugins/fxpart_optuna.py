@@ -5,33 +5,19 @@ Hydra's own plugin for Optuna wants a version of 2021, and forgets a study when 
 
 from typing import TYPE_CHECKING
 
-from hydra.plugins.sweeper import Sweeper
+from runner.sweeps.sweeper import RunnerSweeper
 
 if TYPE_CHECKING:
-    from hydra.types import HydraContext, TaskFunction
-    from omegaconf import DictConfig
+    from runner.sweeps.sweeper import Run
 
 __all__ = ["OptunaSweeper"]
 
 
-class OptunaSweeper(Sweeper):
+class OptunaSweeper(RunnerSweeper):
     """Runs what Optuna proposes, one go after the other."""
 
-    def __init__(self, **settings: object) -> None:
-        """Take `settings`, which are read from the configuration itself when the sweep begins."""
-
-    def setup(
-        self,
-        *,
-        hydra_context: "HydraContext",
-        task_function: "TaskFunction",
-        config: "DictConfig",
-    ) -> None:
-        """Keep what Hydra hands over."""
-        self._given = (hydra_context, task_function, config)
-
-    def sweep(self, arguments: list[str]) -> None:
-        """Search for the best of what the command line asks for."""
+    def work(self) -> "Run":
+        """Return what runs the sweep."""
         from runner.sweeps.optuna_sweeper import run_optuna
 
-        run_optuna(*self._given, arguments)
+        return run_optuna

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 import pytest
 
 from runner.report.heat_map import heat_map_keys, heat_map_svg
-from runner.report.parameter_plot import parameter_svg
-from runner.report.pareto_plot import pareto_svg
+from runner.report.parameter_plot import parameter_figure
+from runner.report.pareto_plot import pareto_figure
 from runner.report.ranking import ranked
 from runner.report.rows import SweepData
 from tests.runner.report.sweeps import row, sweep, unfit
@@ -23,6 +23,14 @@ def tips(svg: str) -> list[str]:
 
 def texts(svg: str) -> list[str]:
     return [text.text or "" for text in ElementTree.fromstring(svg).iter(f"{SVG}text")]
+
+
+def pareto_svg(data: SweepData) -> str:
+    return pareto_figure(ranked(data), "gpt2")
+
+
+def parameter_svg(data: SweepData, key: str) -> str:
+    return parameter_figure(ranked(data), "gpt2", key)
 
 
 def a_grid() -> SweepData:
@@ -48,7 +56,7 @@ def test_points_are_where_their_numbers_are() -> None:
     peaks = ((1.0, 300.0), (2.0, 200.0), (3.0, 100.0))
     data = sweep([row(time, metrics={"peak_memory_gib": peak}) for peak, time in peaks])
     shapes = re.findall(
-        r'<path d="M([\d.]+) ([\d.]+)m[^>]*><title>mode[^<]*\n(\S+) ms', pareto_svg(data)
+        r'<path d="M([\d.]+) ([\d.]+)m[^>]*><title>a job\n(\S+) ms', pareto_svg(data)
     )
     places = {float(ms): (float(x), float(y)) for x, y, ms in shapes}
     assert places[300.0] < places[200.0] < places[100.0]  # the less memory, the further left
@@ -93,7 +101,7 @@ def test_of_many_jobs_the_spread_is_drawn(key: str) -> None:
 def test_what_a_search_tried_is_drawn_one_by_one() -> None:
     rows = [row(10.0 + n, mode__x=f"{n / 7:.4f}", mode__y=f"{-n / 3:.4f}") for n in range(30)]
     svg = parameter_svg(sweep(rows, "mode.x", "mode.y"), "mode.x")
-    assert len([tip for tip in tips(svg) if tip.startswith("mode=")]) == 30
+    assert len([tip for tip in tips(svg) if tip.startswith("mode.x=")]) == 30
     assert not [tip for tip in tips(svg) if "median" in tip]
 
 

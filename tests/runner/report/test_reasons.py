@@ -24,7 +24,7 @@ def test_many_alike_are_one_line() -> None:
 def test_many_values_are_counted() -> None:
     rows = [unfit("too large", model__batch_size=str(size)) for size in range(9)]
     assert sweep_reasons(sweep(rows, "model.batch_size")) == [
-        "9 jobs do not fit (mode=kl_based, 9 values of model.batch_size): too large"
+        "9 jobs do not fit (9 values of model.batch_size): too large"
     ]
 
 
@@ -37,5 +37,18 @@ def test_too_many_reasons_are_cut() -> None:
 
 
 def test_a_result_that_was_not_recorded_is_said() -> None:
-    rows = [row(1.0, error="no space left"), row(2.0), row(status="running")]
+    rows = [row(1.0, error="no space left"), row(2.0, mode="b"), row(status="running")]
     assert sweep_reasons(sweep(rows)) == ["mode=kl_based: no space left"]
+
+
+def test_what_was_lost_is_said() -> None:
+    """A job whose process was killed said nothing, unless its launcher knows why."""
+    rows = [row(1.0), row(status="lost", mode="b"), row(None, "lost", "out of memory", mode="c")]
+    assert sweep_reasons(sweep(rows)) == [
+        "mode=b: lost: its process was killed",
+        "mode=c: out of memory",
+    ]
+    many = [row(status="lost", mode=f"m{n}") for n in range(9)]
+    assert sweep_reasons(sweep([row(1.0), *many])) == [
+        "9 jobs were lost (9 values of mode): lost: its process was killed"
+    ]

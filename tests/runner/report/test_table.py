@@ -40,7 +40,7 @@ def test_a_sweep_is_ranked_with_those_without_a_result_last(
         row(status="running", mode="pipeline"),
     ]
     lines = lines_of(sweep(rows, "mode", "devices"), 80, monkeypatch, capsys)
-    assert lines[0] == "7 runs, model=gpt2, transfer_rate=pcie4"
+    assert lines[0] == "7 runs, 1 under way, model=gpt2, transfer_rate=pcie4"
     assert " ".join(lines[1].split()) == "latency gap peak"
     assert lines[2].split() == ["mode", "devices", "ms", "%", "GiB", "parts"]
     assert [line.split() for line in lines[4:11]] == [
@@ -127,13 +127,16 @@ def test_schedules_and_what_was_measured(monkeypatch: Patch, capsys: Capture) ->
     slow = {**SCHEDULED, "microbatches_per_s": 125.0}
     rows = [row(metrics=ran, schedule="1f1b"), row(metrics=slow, schedule="gpipe")]
     lines = lines_of(sweep(rows, "schedule"), 100, monkeypatch, capsys)
-    heading = " ".join(" ".join(line.split()) for line in lines[1:4])
-    assert heading == (
-        "ms per micro- step bubble peak measured error mode schedule batch ms % GiB parts ms %"
+    assert " ".join(lines.pop(0).split() + lines.pop(0).split()) == (
+        "2 runs, model=gpt2, mode=kl_based, devices=2x80gb, transfer_rate=pcie4"
     )
-    assert [line.split() for line in lines[5:-1]] == [
-        ["*", "kl_based", "1f1b", "4.000", "32.000", "25.0", "3.500", "4", "40.000", "-20.0"],
-        ["kl_based", "gpipe", "8.000", "32.000", "25.0", "3.500", "4", "-", "-"],
+    heading = " ".join(" ".join(line.split()) for line in lines[:3])
+    assert heading == (
+        "ms per micro- step bubble peak measured error schedule batch ms % GiB parts ms %"
+    )
+    assert [line.split() for line in lines[4:-1]] == [
+        ["*", "1f1b", "4.000", "32.000", "25.0", "3.500", "4", "40.000", "-20.0"],
+        ["gpipe", "8.000", "32.000", "25.0", "3.500", "4", "-", "-"],
     ]
     assert lines[-1] == "* least time per microbatch"
 
@@ -160,6 +163,53 @@ def test_a_narrow_terminal_does_without_some_numbers(
     words = " ".join(lines[1:4]).split()
     assert ("step" in words) is (columns > 80)
     assert {"mode", "batches", "peak", "measured"} <= set(words)
+
+
+def words_of(lines: list[str]) -> set[str]:
+    return {word for line in lines for word in line.split()}
+
+
+def test_no_word_is_cut_in_a_sweep_of_batch_sizes(monkeypatch: Patch, capsys: Capture) -> None:
+    """The columns of ``experiment=batch_frontier``, and those that all share in the title."""
+    rows = [
+        row(
+            metrics={**SCHEDULED, "step_ms": 1032.0, "examples_per_s": 120.0},
+            mode="pipeline",
+            model__batch_size=size,
+            microbatches="16",
+            checkpointing=kept,
+        )
+        for size in ("1", "16")
+        for kept in ("none", "block")
+    ]
+    keys = ("model.batch_size", "microbatches", "checkpointing")
+    rows.append(unfit(mode="pipeline", model__batch_size="32", microbatches="8"))
+    for columns in (60, 80):
+        lines = lines_of(sweep(rows, *keys), columns, monkeypatch, capsys)
+        words = words_of(lines)
+        assert "mode=pipeline," in words
+        assert {"batch", "size", "micro-", "check-", "pointing", "example", "peak"} <= words
+        assert {"1", "16", "none", "block", "8.333", "3.500", "infeasible"} <= words
+        assert ("step" in words) is (columns == 80)
+
+
+def test_settings_that_are_too_long_go_on_in_the_next_line(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    rows = [
+        row(mode=mode, devices=devices, transfer_rate="ethernet_100g", schedule="interleaved_1f1b")
+        for mode in ("communication_aware", "kl_based")
+        for devices in ("2x16gb+2x24gb", "4x24gb")
+    ]
+    rows.append(row(status="lost", mode="single", transfer_rate="pcie4"))
+    data = sweep(rows, "mode", "devices", "transfer_rate", "schedule")
+    words = words_of(lines_of(data, 80, monkeypatch, capsys))
+    whole = {"communication_aware", "2x16gb+2x24gb", "ethernet_100g", "interleaved_1f1b"}
+    parts = {"communication_", "aware", "2x16gb+", "2x24gb", "ethernet_", "100g", "interleaved_"}
+    assert parts <= words
+    assert not whole & words
+    assert {"transfer", "rate", "latency", "lost", "kl_", "4x24gb"} <= words
+    assert whole <= words_of(lines_of(data, 120, monkeypatch, capsys))
 
 
 def test_the_reasons_follow_the_table(monkeypatch: Patch, capsys: Capture) -> None:

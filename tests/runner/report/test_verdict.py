@@ -37,7 +37,7 @@ def test_one_that_has_both() -> None:
 def test_alone_and_equal() -> None:
     alone = verdict(ranked(sweep([row(1.0, metrics={"devices_used": 1.0})])), "gpt2")
     assert alone.sentence == (
-        "mode=kl_based: 1.000 ms, the only result. It uses 1 device, which holds 1.500 GiB."
+        "a job: 1.000 ms, the only result. It uses 1 device, which holds 1.500 GiB."
     )
     equal = verdict(ranked(sweep([row(1.0, mode="a"), row(1.0, mode="b")], "mode")), "gpt2")
     assert equal.sentence.startswith("mode=a (and 1 other equal to it): 1.000 ms, as all 2 results")
@@ -46,10 +46,11 @@ def test_alone_and_equal() -> None:
 
 
 def test_the_counts() -> None:
-    rows = [row(1.0), unfit(), unfit(), row(status="failed"), row(status="running")]
+    rows = [row(1.0), unfit(), unfit(), row(status="failed"), row(status="lost")]
+    rows.append(row(status="running"))
     assert counts_text(ranked(sweep(rows))) == [
         ("finished", "1 finished"),
         ("infeasible", "2 do not fit"),
-        ("failed", "1 failed"),
+        ("failed", "2 failed"),
         ("running", "1 running"),
     ]

@@ -4,9 +4,17 @@ import pytest
 
 from runner.identity import Choices
 from runner.sections import Config, LinkConfig, ModeConfig, ModelConfig, PoolConfig
-from runner.sweeps.job_values import look_up, why_unknown
+from runner.sweeps.job_values import deciding, for_jobs, look_up, why_unknown
 
 CHOICES = Choices(model="a", mode="b", devices="c", transfer_rate="d")
+
+
+def test_what_is_asked_of_a_sweep_is_left_out_of_its_jobs() -> None:
+    kept = ("mode=single", "+model.config.where=1", "zipped=1")
+    common = ("figures=all", "verbose=true", "tracking=none", "++tracking.uri=x", "hydra.job.x=1")
+    of_it = ("question=Why?", "resume=false", "where='a > 1'", "+zip=[a,b]", "rerun=abc")
+    assert for_jobs((*kept, *common, *of_it)) == (*kept, *common)
+    assert deciding((*kept, *common, *of_it)) == kept
 
 
 def test_sums_count_every_device() -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -122,6 +123,7 @@ def test_a_search_goes_where_it_is_better() -> None:
         JobEnd("lost", {}),
         JobEnd("finished", {"latency_ms": float("nan")}),
         JobEnd("finished", {"latency_ms": float("inf")}),
+        JobEnd("finished", {}, known=True),
     ],
 )
 def test_a_job_without_a_result_is_never_the_best(end: JobEnd) -> None:
@@ -164,6 +166,28 @@ def test_a_result_from_the_store_is_the_same_as_the_first_time() -> None:
         (proposal,) = search.ask(1)
         search.tell(proposal, JobEnd("finished", {"latency_ms": value}))
     assert searches[0].best()[0].values == searches[1].best()[0].values == (kept,)
+
+
+def test_an_infinite_result_is_bad_and_so_it_is_when_it_is_read_again() -> None:
+    """A store keeps no infinite number, and a file none: the same proposals follow."""
+    followed = []
+    for metrics, known in (
+        ({"latency_ms": float("inf"), "peak": 1.0}, False),
+        ({"peak": 1.0}, True),
+        (cast("dict[str, float]", {"latency_ms": None, "peak": 1.0}), True),
+    ):
+        search = Search(ENDLESS, LATENCY, "tpe")
+        for proposal in search.ask(3):
+            search.tell(proposal, JobEnd("finished", metrics, known=known))
+        followed.append([proposal.overrides for proposal in search.ask(3)])
+        with pytest.raises(
+            SpecError, match="latency_ms is a number of no finished job; there are: peak"
+        ):
+            search.refuse_unknown()
+        (last,) = search.ask(1)
+        search.tell(last, JobEnd("finished", {"latency_ms": 1.0}))
+        search.refuse_unknown()
+    assert followed[0] == followed[1] == followed[2]
 
 
 def test_goals_are_read_in_pairs() -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from fxpart.errors import SpecError
-from runner.sweeps.locks import Locks
 from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
 from tests.runner.sweeps.sweeping import sweep
 
@@ -147,13 +146,6 @@ def test_without_a_store_the_files_are_what_is_known(
     shown, said = capsys.readouterr()
     assert "2 of 2 jobs done (1 before)" in said
     assert "2 runs" in shown
-
-
-@pytest.mark.usefixtures("store", "here")
-def test_the_same_sweep_is_not_run_twice_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Locks, "take", lambda *_, **__: False)
-    with pytest.raises(SpecError, match="another process is at this sweep"):
-        sweep(*OWN, SMALL, "mode=size_based,kl_based")
 
 
 @pytest.mark.usefixtures("store")

@@ -1,0 +1,16 @@
+"""The command lines of the smaller commands: a mistake in one is a line, as in all others."""
+
+import argparse
+from typing import NoReturn
+
+from fxpart.errors import SpecError
+
+__all__ = ["Parser"]
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises `SpecError` for what it cannot read, where Python's own ends the program."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise `SpecError` with `message` and where the help is."""
+        raise SpecError(f"{message}; see {self.prog} --help")

@@ -1,0 +1,57 @@
+"""When a worker stops: once, and not without a word."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from runner.launchers.interrupts import held_back, interruptible, when_it_ends
+
+TWICE = """
+import os, signal
+from runner.launchers.interrupts import interruptible
+try:
+    with interruptible():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise SystemExit("not heard")
+except KeyboardInterrupt:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("once")
+"""
+
+
+def test_an_interrupt_is_heard_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "once\n", "")
+
+
+def test_without_an_interrupt_all_is_as_before() -> None:
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with interruptible():
+        assert signal.getsignal(signal.SIGINT) is not before[0]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+
+
+def test_an_interrupt_is_held_back_until_asked_for() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            reached = True
+        assert reached
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_process_that_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    when_it_ends(process.pid)  # it is ours, and is a zombie until we look
+    assert process.wait() == 0
+    when_it_ends(process.pid)

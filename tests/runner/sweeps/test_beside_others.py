@@ -1,0 +1,103 @@
+"""Sweeps that are not alone: other processes, other folders, workers that are killed."""
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import SpecError
+from runner.sweeps.attempts import set_aside
+from runner.sweeps.locks import LOCKS_TAG, Locks
+from runner.tracking import TrackingConfig, open_tracker
+from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
+from tests.runner.sweeps.sweeping import sweep
+
+OVERLAP = """
+import os, subprocess, sys
+import tiny
+
+def build(batch_size, dtype):
+    # Meanwhile somebody else runs the next job of this sweep, and ends.
+    if not os.path.exists("overlapped"):
+        open("overlapped", "w").close()
+        subprocess.run([sys.executable, *{command}], check=True, stdout=subprocess.DEVNULL)
+    return tiny.build(batch_size, dtype)
+"""
+
+AGAIN = """
+import subprocess, sys
+from pathlib import Path
+import tiny
+
+def build(batch_size, dtype):
+    # The very same sweep, in the middle of it.
+    done = subprocess.run([sys.executable, *{command}], capture_output=True, text=True)
+    Path("said").write_text(done.stderr)
+    return tiny.build(batch_size, dtype)
+"""
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("store")
+def test_a_job_that_another_sweep_does_meanwhile_is_not_run_again(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["model=custom", "model.name=tiny", "reserve=none", SMALL]
+    other = [*COMMAND, "-m", *common, "model.factory=tiny:nested", "mode=kl_based"]
+    (here / "overlap.py").write_text(OVERLAP.replace("{command}", repr(other)))
+    assert sweep(*common, "mode=kl_based", "model.factory=overlap:build,tiny:nested") == 0
+    shown, said = capsys.readouterr()
+    assert "2 of 2 jobs done (1 before)" in said
+    assert "2 runs" in shown
+    keys = Counter(one.data.tags["config_key"] for one in tracked_runs(here, "tags.kind = 'run'"))
+    assert sorted(keys.values()) == [1, 1]
+
+
+@pytest.mark.usefixtures("store")
+def test_a_job_whose_worker_is_killed_is_run_by_another(folder: Path) -> None:
+    factories = "model.factory=tiny:build,tiny:is_killed,tiny:nested"
+    swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, factories]
+    done = run(folder, *swept, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    assert done.code == 0, done.err
+    assert "3 runs" in done.out
+    kinds = Counter(one.data.tags["kind"] for one in tracked_runs(folder))
+    assert (kinds["sweep"], kinds["run"]) == (1, 3)
+    # A pool may lose what its other worker was at, too.
+    assert kinds["cut_off"] in (1, 2)
+
+
+@pytest.mark.usefixtures("store")
+def test_what_another_folder_may_be_at_is_left_alone(here: Path) -> None:
+    tracker, locks = open_tracker(TrackingConfig(), here), Locks(here)
+    tags = {"config_key": "abc", "sweeps": " one "}
+    with tracker.start("theirs", {}, {**tags, LOCKS_TAG: "of another folder"}) as theirs:
+        with tracker.start("mine", {}, {**tags, LOCKS_TAG: locks.name}) as mine:
+            # As if this process had been killed: nobody holds the lock.
+            assert set_aside(tracker, ["abc"], locks) == {"abc": ("one",)}
+        assert theirs.run_id
+        assert mine.run_id
+        assert tracker.run(theirs.run_id).tags["kind"] == "run"
+
+
+@pytest.mark.usefixtures("here", "store")
+def test_a_sweep_repeats_no_single_run() -> None:
+    with pytest.raises(SpecError, match="rerun=abc is one run, this is a sweep"):
+        sweep(*OWN, SMALL, "mode=single,size_based", "rerun=abc")
+
+
+@pytest.mark.usefixtures("store")
+def test_two_of_the_same_sweep_do_not_run_at_a_time(here: Path) -> None:
+    # In the middle of it the same command is given again.
+    common = ["model=custom", "model.name=tiny", "reserve=none", SMALL, "model.factory=again:build"]
+    again = [*COMMAND, "-m", *common, "mode=kl_based,size_based"]
+    text = AGAIN.replace("{command}", repr(again))
+    (here / "again.py").write_text(text)
+    assert sweep(*common, "mode=kl_based,size_based") == 0
+    assert "another process is at this sweep" in (here / "said").read_text()
+    assert "again" in sys.modules
