@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from fxpart.errors import CacheError
 from runner.mlflow_schema import make_file, make_schema
-from runner.tracking import TrackingConfig, TrackingError, without_password
+from runner.tracking import TrackingConfig, TrackingError, hide_password, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -100,7 +100,7 @@ def refusals(uri: str) -> Iterator[None]:
     try:
         yield
     except _failures() as error:
-        what = f"tracking at {without_password(uri)} failed: {_without_secret(_cause(error), uri)}"
+        what = f"tracking at {without_password(uri)} failed: {hide_password(_cause(error), uri)}"
         raise StoreError(what, is_gone=not _is_refusal(error)) from error
 
 
@@ -121,14 +121,6 @@ def _is_refusal(error: BaseException) -> bool:
         return False
     status: int = error.get_http_status_code()  # type: ignore[no-untyped-call]
     return 400 <= status < 500
-
-
-def _without_secret(text: str, uri: str) -> str:
-    """Return `text` without the password of `uri`, whoever put it there."""
-    password = urlsplit(uri).password
-    if not password:
-        return text
-    return text.replace(password, "***").replace(unquote(password), "***")
 
 
 def _cause(error: BaseException) -> str:
@@ -229,7 +221,7 @@ def _knock(uri: str) -> None:
             socket.create_connection(address, timeout=_CONNECT_S).close()
     except (OSError, ValueError) as error:
         raise StoreError(
-            f"tracking at {without_password(uri)} does not answer: {_cause(error)}",
+            f"tracking at {without_password(uri)} does not answer: {hide_password(_cause(error), uri)}",
             "start the server, or correct tracking.uri=, or keep nothing with tracking=none",
         ) from error
 

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 from runner.identity import without_elsewhere
 
-__all__ = ["command_line", "without_secrets"]
-
-without_secrets = without_elsewhere
+__all__ = ["command_line"]
 
 
 def command_line(overrides: Sequence[str]) -> str:

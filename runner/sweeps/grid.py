@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import FxpartError, SpecError
 from fxpart.stable_json import stable_digest
 from runner.experiment import check
+from runner.identity import without_elsewhere
 from runner.sweeps.axes import read_axes
-from runner.sweeps.command import command_line, without_secrets
+from runner.sweeps.command import command_line
 from runner.sweeps.composition import Composed, compose_grid
+from runner.sweeps.job_values import for_jobs
 from runner.sweeps.jobs import Job
 from runner.sweeps.loading import SweepLoad
 from runner.sweeps.make_job import make_job
@@ -22,9 +24,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 __all__ = ["run_grid"]
-
-_OF_THE_SWEEP = ("question", "resume", "where", "zip")
-"""What says nothing about a job of it."""
 
 
 def run_grid(
@@ -44,7 +43,7 @@ def run_grid(
         title=_title(swept, config),
         key=stable_digest({"jobs": [job.key for job in jobs]})[:16],
         swept=swept,
-        overrides=without_secrets(arguments),
+        overrides=without_elsewhere(arguments),
         total=len({job.key for job in jobs}),
         command=command_line(arguments),
         question=config.question,
@@ -70,8 +69,7 @@ def _jobs(
     for key in ("experiment", "rerun"):
         if key in swept:
             raise SpecError(f"{key}= takes one value; give one command after the other")
-    fixed = tuple(one for one in fixed if one.partition("=")[0] not in _OF_THE_SWEEP)
-    composed = compose_grid(SweepLoad(context.config_loader, config), fixed, axes)
+    composed = compose_grid(SweepLoad(context.config_loader, config), for_jobs(fixed), axes)
     return swept, _chosen(composed, config.where)
 
 
@@ -121,4 +119,6 @@ def _say_same(jobs: Sequence[Job]) -> None:
     for job in jobs:
         known = first.setdefault(job.key, job)
         if known is not job:
-            show(f"same:      {' '.join(job.overrides)} is {' '.join(known.overrides)}, run once")
+            mine = [one for one in job.overrides if one not in known.overrides]
+            its = [one for one in known.overrides if one not in job.overrides]
+            show(f"same:      {' '.join(mine)} is the same as {' '.join(its)}, run once")
