@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks.process import run_python
 from benchmarks.text_table import table
 
-_RATES = ("pcie3", "pcie4", "pcie5", "nvlink3", "nvlink4", "ethernet_100g", "infiniband_ndr")
-_RATES += ("8gb", "20gb", "100gb")
+_LINKS = ("pcie3", "pcie4", "pcie5", "nvlink3", "nvlink4", "ethernet_100g", "infiniband_ndr")
+_RATES = (*_LINKS, "8gb", "20gb", "100gb")
 _DEVICES = tuple(f"{count}x{gb}gb" for count in (1, 2, 4, 6, 8) for gb in (16, 24, 40, 80))
 _MODES = ("single", "size_based", "pipeline", "kl_based", "cost_aware")
 _SIZES = {10: (5, 2, 1), 100: (5, 4, 5), 1000: (5, 20, 10)}

@@ -220,8 +220,9 @@ def _knock(uri: str) -> None:
             address = (parts.hostname, parts.port or _DATABASE_PORTS[scheme])
             socket.create_connection(address, timeout=_CONNECT_S).close()
     except (OSError, ValueError) as error:
+        why = hide_password(_cause(error), uri)
         raise StoreError(
-            f"tracking at {without_password(uri)} does not answer: {hide_password(_cause(error), uri)}",
+            f"tracking at {without_password(uri)} does not answer: {why}",
             "start the server, or correct tracking.uri=, or keep nothing with tracking=none",
         ) from error
 

@@ -85,7 +85,6 @@ def interruptible() -> Iterator[None]:
     Both raise `KeyboardInterrupt`. Only a process's main thread hears any; elsewhere this changes
     nothing.
     """
-
     heard = False
 
     def hear(_number: int, _frame: object) -> None:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
@@ -145,9 +146,7 @@ def _executor(cluster: str, settings: Mapping[str, Any]) -> "Executor":
     if cluster == "slurm":
         parameters["slurm_array_parallelism"] = settings["array_parallelism"]
     try:
-        executor: Executor = submitit.AutoExecutor(
-            folder=settings["submitit_folder"], cluster=cluster
-        )
+        executor: Executor = submitit.AutoExecutor(folder=_private(settings), cluster=cluster)
     except RuntimeError as error:
         raise SpecError(
             f"there is no Slurm here ({one_line(error)}); start the sweep on a machine of the"
@@ -159,6 +158,16 @@ def _executor(cluster: str, settings: Mapping[str, Any]) -> "Executor":
         said = str(error).partition("\n")[0]
         raise SpecError(f"hydra.launcher: {said}") from error
     return executor
+
+
+def _private(settings: Mapping[str, Any]) -> str:
+    """Return submitit's folder, its part without a job's id made for the user's eyes alone.
+
+    What travels to a job has the tracking URI in it, which may hold a password.
+    """
+    folder = str(settings["submitit_folder"])
+    Path(folder.partition("%")[0]).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
 
 
 def _ends(one: _Started) -> Iterator[tuple[int, "JobReturn"]]:

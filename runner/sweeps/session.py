@@ -71,6 +71,8 @@ class Session:
         self._is_open = False
         self.lost_why: str | None = None
         """Why jobs were lost, where some were."""
+        self.jobs: dict[str, Job] = {}
+        """By key, those that were given so far."""
         self.ends: dict[str, JobEnd] = {}
         """By key, what came of each job so far."""
         self.problems: list[str] = []
@@ -196,6 +198,7 @@ class Session:
         for job in jobs:
             if job.key not in self.ends:
                 new.setdefault(job.key, job)
+        self.jobs |= new
         todo = self._missing(new) if self._resume else list(new.values())
         placed = [self._placed(job) for job in todo]
         self._refuse_shared_folders(placed)

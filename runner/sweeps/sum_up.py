@@ -2,10 +2,12 @@
 
 import sys
 from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.announce import announce_page
+from runner.identity import override_values, run_name, without_elsewhere
 from runner.job import TRACEBACK_FILE
 from runner.paths import shown_path
 from runner.reporting import USER_ERROR
@@ -15,7 +17,7 @@ from runner.tracking import TrackingError
 from runner.writing import write_text
 
 if TYPE_CHECKING:
-    from runner.report.rows import SweepData
+    from runner.report.rows import SweepData, SweepRow
     from runner.sweeps.session import Session
 
 __all__ = ["sum_up"]
@@ -68,7 +70,8 @@ def _data(session: "Session", problems: list[str]) -> "SweepData":
     about, ids = session.about, session.ids
     if ids.parent_run is not None:
         try:
-            return sweep_from_store(session.tracker, session.tracker.run(ids.parent_run))
+            stored = sweep_from_store(session.tracker, session.tracker.run(ids.parent_run))
+            return replace(stored, rows=(*stored.rows, *_lost_rows(session)))
         except TrackingError as error:
             problems.append(str(error))
     return sweep_from_files(
@@ -80,6 +83,25 @@ def _data(session: "Session", problems: list[str]) -> "SweepData":
         started_ms=session.started_ms,
         command=about.command,
     )
+
+
+def _lost_rows(session: "Session") -> list["SweepRow"]:
+    """Return the jobs that no run stands for: those of attempts that were cut off are set aside."""
+    from runner.report.rows import SweepRow
+
+    return [
+        SweepRow(
+            name=run_name(job.choices),
+            settings={**asdict(job.choices), **override_values(without_elsewhere(job.overrides))},
+            metrics={},
+            status="lost",
+            error=session.ends[key].error,
+            run_id=None,
+            folder=None,
+        )
+        for key, job in session.jobs.items()
+        if session.ends[key].status == "lost"
+    ]
 
 
 def _record(session: "Session", report: Path, problems: list[str]) -> None:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("store")
 
 
 @pytest.fixture
-def logged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def logged(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str | None, Any]:
     """The runs of a small sweep by their mode, and the sweep's own as None."""
     monkeypatch.chdir(folder)
     assert sweep(*OWN, SMALL, "mode=single,kl_based") == 0
@@ -34,7 +34,7 @@ def _again(run_id: str, *overrides: str) -> tuple[Config, JobIdentity]:
 
 
 def test_a_run_is_repeated_with_the_same_result(
-    logged: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    logged: dict[str | None, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_id = logged["kl_based"].info.run_id
     capsys.readouterr()
@@ -47,12 +47,12 @@ def test_a_run_is_repeated_with_the_same_result(
     assert again.data.tags["config_key"] == logged["kl_based"].data.tags["config_key"]
 
 
-def test_one_that_does_not_fit_does_not_fit_again(logged: dict[str, Any]) -> None:
+def test_one_that_does_not_fit_does_not_fit_again(logged: dict[str | None, Any]) -> None:
     outcome = rerun(*_again(logged["single"].info.run_id))
     assert outcome.status == "infeasible"
 
 
-def test_what_cannot_be_repeated_is_one_line(logged: dict[str, Any]) -> None:
+def test_what_cannot_be_repeated_is_one_line(logged: dict[str | None, Any]) -> None:
     run_id = logged["kl_based"].info.run_id
     with pytest.raises(SpecError, match="leave out mode="):
         rerun(*_again(run_id, "mode=single"))

@@ -188,3 +188,5 @@ def test_a_setting_that_submitit_does_not_know(tmp_path: Path) -> None:
     given = {**settings("submitit_local", tmp_path), "memory": 3}
     with pytest.raises(SpecError, match=r"^hydra\.launcher: .*memory"):
         list(over_local(WORK, TICKETS, given))
+    # What travels to the jobs may hold a password.
+    assert (tmp_path / "submitit").stat().st_mode & 0o777 == 0o700
