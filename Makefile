@@ -19,7 +19,7 @@ demo: $(SETUP)
 	$(BIN)/python -m runner mode=kl_based devices=4x16gb
 
 test: $(SETUP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 check: $(SETUP)
 	$(BIN)/ruff format --check .

@@ -136,7 +136,7 @@ class Session:
         return sweep_lock(self.about.key)
 
     def _open_parent(self) -> None:
-        self.folder = _made(Path(str(self._config.hydra.sweep.dir)).resolve())
+        self.folder = Path(str(self._config.hydra.sweep.dir)).resolve()
         found = self._earlier() if self._resume else None
         if self._resume:
             send_unsent(self.root / "outputs", self.tracker)
@@ -147,6 +147,7 @@ class Session:
                 self.folder = before
             self.tracker.reopen_sweep(found.run_id)
         else:
+            _make(self.folder)
             sweep = secrets.token_hex(8)
             parent = self.tracker.start_sweep(self.about.title, self._tags(sweep))
             # Where nothing is kept, the files of an earlier start are known by the same id.
@@ -285,11 +286,10 @@ class Session:
         return {**unlogged, **mine}
 
 
-def _made(folder: Path) -> Path:
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CacheError(
             f"cannot write {folder}: {error.strerror}; choose another folder with hydra.sweep.dir="
         ) from error
-    return folder

@@ -94,7 +94,7 @@ def test_what_does_not_fit_says_what_would(folder: Path) -> None:
         ),
         (["model=transformers"], "neither an architecture nor a factory"),
         (["latency.compute_efficiency=2"], "must be in (1e-06, 1], got 2.0"),
-        (["devices=4x16gb,8x16gb"], "add --multirun"),
+        (["devices=4x16gb,8x16gb"], "add -m for a sweep"),
         (["latency.op_overhead_s=nan"], "latency.op_overhead_s must be between"),
         (["accelerator=h100"], "write devices=1xh100"),
         (["hydra.run.dir=tiny.py/below"], "cannot write tiny.py/below: Not a directory"),

@@ -63,6 +63,7 @@ def test_a_job_that_another_sweep_does_meanwhile_is_not_run_again(
 def test_a_job_whose_worker_is_killed_is_run_by_another(folder: Path) -> None:
     factories = "model.factory=tiny:build,tiny:is_killed,tiny:nested"
     swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, factories]
+    swept += ["capture.use_cache=false"]  # so that the model is built, whoever did it before
     done = run(folder, *swept, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert done.code == 0, done.err
     assert "3 runs" in done.out
