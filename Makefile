@@ -41,6 +41,9 @@ bench: $(SETUP)
 	$(BIN)/python -m benchmarks.training_scale
 	$(BIN)/python -m benchmarks.execution
 	$(BIN)/python -m benchmarks.execution --pipeline
+	$(BIN)/python -m benchmarks.sweep_scale
+	$(BIN)/python -m benchmarks.kills
+	$(BIN)/python -m benchmarks.writers
 	$(BIN)/python -m benchmarks.launchers
 
 bench-torch: $(SETUP)

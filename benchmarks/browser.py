@@ -33,16 +33,16 @@ _ANNOUNCED = "http://127.0.0.1:5000"
 
 
 @contextmanager
-def served(command: str, folder: Path) -> Iterator[str]:
-    """Run the command that a sweep prints for its dashboard, and yield the server's address.
+def served(command: str, folder: Path, logs: Path) -> Iterator[str]:
+    """Run the command that a sweep in `folder` prints for its dashboard; yield the address.
 
-    It runs in `folder`, on a port of its own, and ends with the block.
+    It gets a port of its own, writes its log into `logs`, and ends with the block.
 
     Raises:
         RuntimeError: when it is not up in two minutes.
 
     """
-    server, log = f"http://127.0.0.1:{_free_port()}", folder / "server.log"
+    server, log = f"http://127.0.0.1:{_free_port()}", logs / "server.log"
     arguments = [*shlex.split(command), "--workers", "1", "--port", server.rpartition(":")[2]]
     switches = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
     with log.open("wb") as output:

@@ -81,7 +81,7 @@ def _dashboard(
     browser: "Browser", root: Path, said: dict[str, str], folder: Path
 ) -> Iterator[Path]:
     """Take MLflow's table and charts as they open from the printed addresses."""
-    with served(said["dashboard"], root) as server:
+    with served(said["dashboard"], root, root) as server:
         pages = {
             "compare": ("mlflow_table.png", ".ag-row"),
             "charts": ("mlflow_charts.png", ".bars"),

@@ -90,7 +90,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComparisonPage]:
     root = tmp_path_factory.mktemp("dashboard")
     printed = _fill(root)
     assert printed.command is not None
-    with served(f"{printed.command} --artifacts-destination {root}", root) as server:
+    command = f"{printed.command} --artifacts-destination {root}"
+    with served(command, Path.cwd(), root) as server:
         ui = "http://127.0.0.1:5000"
         yield ComparisonPage(
             printed.url.replace(ui, server), printed.charts_url.replace(ui, server), None
