@@ -25,6 +25,16 @@ def register() -> None:
     for open_dict in (schema.model.config, schema.model.factory_args, schema.mode):
         OmegaConf.set_struct(open_dict, False)
     ConfigStore.instance().store(name="schema", node=schema, provider="fxpart")
+    _share_store()
+
+
+def _share_store() -> None:
+    """Have Hydra share its store of schemas where it would copy it.
+
+    It does so once for each group that it lists, and for each composition: 15 ms each time, of
+    what only registering changes. A node that is loaded from the store is copied all the same.
+    """
+    ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
 
 
 def read_config(composed: DictConfig) -> Config:
