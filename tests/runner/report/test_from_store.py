@@ -1,6 +1,7 @@
 """A sweep as a real store has it."""
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -84,7 +85,10 @@ def test_a_job_that_ran_twice_is_there_once(store: Path) -> None:
 
 def test_one_of_several_sweeps_is_chosen(store: Path) -> None:
     tracker = open_tracker(TrackingConfig(), store.parent.parent)
-    ids = [start(tracker, f"s{n}", swept=f'["k{n}"]') for n in range(3)]
+    ids = []
+    for n in range(3):
+        ids.append(start(tracker, f"s{n}", swept=f'["k{n}"]'))
+        time.sleep(0.002)  # the store counts milliseconds: the newest is to be another one
     source = open_stored(TrackingConfig(), store.parent.parent)
     with pytest.raises(SpecError, match="has no runs"):
         all_runs(source, [], "fxpart")
