@@ -121,7 +121,7 @@ def _wait(
         )
         if asked.stdout.strip() == "idle":
             return
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # between looks: the node says nothing when it is ready
     said = [
         path.read_text().splitlines()[-1:]
         for path in (folder / "slurmctld.log", folder / "slurmd.log")

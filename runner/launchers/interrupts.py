@@ -35,7 +35,7 @@ def work_until_it_ends(work: Work) -> None:
 def _end_with(leader: int) -> None:
     when_it_ends(leader)
     os.kill(os.getpid(), signal.SIGINT)  # the job says that it was cut off
-    time.sleep(GRACE_S)
+    time.sleep(GRACE_S)  # for that; a job in a long call outside Python never hears it
     os._exit(1)
 
 
@@ -47,7 +47,7 @@ def when_it_ends(process: int) -> None:
         return
     except (AttributeError, OSError):  # not on this system
         while _is_there(process):
-            time.sleep(_LOOK_S)
+            time.sleep(_LOOK_S)  # without a handle there is nothing to wait for
         return
     try:
         select.select([handle], [], [])

@@ -36,4 +36,4 @@ def cancel(job_ids: Collection[str]) -> None:
     subprocess.run(["scancel", *arrays], capture_output=True, timeout=_ANSWER_S, check=False)
     end_s = time.monotonic() + 2 * GRACE_S
     while time.monotonic() < end_s and in_queue(job_ids):
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # Slurm tells nobody, it is asked

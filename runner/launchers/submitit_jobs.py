@@ -199,5 +199,5 @@ def _stop_local(running: Sequence[_Started]) -> None:
                 os.kill(int(one.job.job_id), number)
         end_s = time.monotonic() + GRACE_S
         while time.monotonic() < end_s and not all(one.job.done() for one in running):
-            time.sleep(_LOOK_S)
+            time.sleep(_LOOK_S)  # a job tells by a file that it has ended
         running = [one for one in running if not one.job.done()]
