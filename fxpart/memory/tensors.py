@@ -68,8 +68,7 @@ def storage_number(tensor: Tensor) -> int:
     """
     try:
         return int(tensor.untyped_storage()._cdata)
-    # Of a layout without storage torch raises the one, of an opaque tensor the other.
-    except (NotImplementedError, RuntimeError) as error:
+    except NotImplementedError as error:
         raise CaptureError(
             f"a tensor of layout {tensor.layout} has no storage to count; capture the model with"
             " dense tensors"

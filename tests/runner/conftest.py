@@ -3,12 +3,18 @@
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 from unittest.mock import patch
 
 import pytest
 
 from runner.tracking import TrackingConfig, open_tracker
 from tests.runner.command import MODEL
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+    from runner.mlflow_tracker import MlflowTracker
 
 
 @pytest.fixture(scope="session")
@@ -42,3 +48,29 @@ def store(folder: Path, empty_store: Path) -> Path:
     """An empty store in the user's folder."""
     (folder / "outputs").mkdir()
     return Path(shutil.copy(empty_store, folder / "outputs"))
+
+
+@pytest.fixture(autouse=True)
+def _own_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Log to no store that the environment names."""
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+@pytest.fixture
+def tracker(empty_store: Path, tmp_path: Path) -> "MlflowTracker":
+    """A tracker whose store is empty and of this test alone."""
+    from runner.mlflow_tracker import MlflowTracker
+
+    (tmp_path / "outputs").mkdir()
+    shutil.copy(empty_store, tmp_path / "outputs")
+    opened = open_tracker(TrackingConfig(), tmp_path)
+    assert isinstance(opened, MlflowTracker)
+    return opened
+
+
+@pytest.fixture
+def client(tracker: "MlflowTracker", tmp_path: Path) -> "MlflowClient":
+    """A reader of what the tracker wrote."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")

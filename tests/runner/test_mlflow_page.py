@@ -1,52 +1,17 @@
 """The comparison page that the tracker prepares."""
 
 import json
-import os
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Experiment
 
 from runner.mlflow_page import page_of
 from runner.mlflow_tracker import MlflowTracker
 from runner.mlflow_view import COLOR_TAG, VIEW_TAG
-from runner.tracking import TrackingConfig, open_tracker
+from tests.runner.tracked import PARAMS, experiment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
-
-PARAMS = {"model": "gpt2", "mode": "kl_based", "devices": "4x16gb", "transfer_rate": "pcie4"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _environment() -> Iterator[None]:
-    with patch.dict(os.environ):
-        os.environ.pop("MLFLOW_TRACKING_URI", None)
-        yield
-
-
-@pytest.fixture
-def tracker(empty_store: Path, tmp_path: Path) -> MlflowTracker:
-    (tmp_path / "outputs").mkdir()
-    shutil.copy(empty_store, tmp_path / "outputs")
-    opened = open_tracker(TrackingConfig(), tmp_path)
-    assert isinstance(opened, MlflowTracker)
-    return opened
-
-
-@pytest.fixture
-def client(tracker: MlflowTracker, tmp_path: Path) -> MlflowClient:
-    """A reader of what the tracker wrote."""
-    return MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
-
-
-def _experiment(client: MlflowClient) -> Experiment:
-    experiment = client.get_experiment_by_name("fxpart")
-    assert experiment is not None
-    return experiment
 
 
 def test_comparison_page_of_a_sweep(
@@ -61,7 +26,7 @@ def test_comparison_page_of_a_sweep(
     client.set_tag(ids[1], COLOR_TAG, "#123456")
     page = tracker.comparison_page(parent)
     assert page is not None
-    experiment = _experiment(client)
+    experiment = experiment_of(client)
     assert page.url == (
         f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
         f"?viewStateShareKey=fxpart-{parent}&workflowType=machine_learning"
@@ -102,7 +67,7 @@ def test_comparison_page_of_all_runs_leaves_sweeps_out(
     page = tracker.comparison_page()
     assert page is not None
     assert "viewStateShareKey=fxpart-all&" in page.url
-    experiment = _experiment(client)
+    experiment = experiment_of(client)
     state = json.loads(json.loads(experiment.tags[f"{VIEW_TAG}fxpart-all"])["state"])
     shown = client.search_runs([experiment.experiment_id], state["searchFilter"])
     assert {run.info.run_id for run in shown} == {child.run_id, alone.run_id}

@@ -1,54 +1,21 @@
 import json
 import math
 import multiprocessing
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Experiment
 
 from fxpart.errors import InfeasibleError, SpecError
 from runner.mlflow_tracker import MlflowTracker
 from runner.no_tracker import NoTracker
 from runner.tracking import TrackingConfig, TrackingError, open_tracker
+from tests.runner.tracked import PARAMS, experiment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
-
-PARAMS = {"model": "gpt2", "mode": "kl_based", "devices": "4x16gb", "transfer_rate": "pcie4"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _environment() -> Iterator[None]:
-    with patch.dict(os.environ):
-        os.environ.pop("MLFLOW_TRACKING_URI", None)
-        yield
-
-
-@pytest.fixture
-def tracker(empty_store: Path, tmp_path: Path) -> MlflowTracker:
-    (tmp_path / "outputs").mkdir()
-    shutil.copy(empty_store, tmp_path / "outputs")
-    opened = open_tracker(TrackingConfig(), tmp_path)
-    assert isinstance(opened, MlflowTracker)
-    return opened
-
-
-@pytest.fixture
-def client(tracker: MlflowTracker, tmp_path: Path) -> MlflowClient:
-    """A reader of what the tracker wrote."""
-    return MlflowClient(f"sqlite:///{tmp_path}/outputs/mlflow.db")
-
-
-def _experiment(client: MlflowClient) -> Experiment:
-    experiment = client.get_experiment_by_name("fxpart")
-    assert experiment is not None
-    return experiment
 
 
 def test_importing_it_does_not_import_mlflow() -> None:
@@ -169,7 +136,7 @@ def test_a_failure_after_the_result_keeps_the_result(
 
     with pytest.raises(ZeroDivisionError):
         log_then_fail()
-    (kept,) = client.search_runs([_experiment(client).experiment_id])
+    (kept,) = client.search_runs([experiment_of(client).experiment_id])
     assert kept.info.status == "FAILED"
     assert kept.data.metrics == {"feasible": 1.0, "latency_ms": 2.0}
     assert kept.data.tags["error"] == "ZeroDivisionError: division by zero"
@@ -244,6 +211,6 @@ def test_a_process_that_is_forked_has_connections_of_its_own(
         child.start()
         child.join(60)
         assert child.exitcode == 0
-    runs = client.search_runs([_experiment(client).experiment_id])
+    runs = client.search_runs([experiment_of(client).experiment_id])
     assert sorted(run.info.run_name for run in runs) == ["before", "fork"]
     assert {run.info.status for run in runs} == {"FINISHED"}
