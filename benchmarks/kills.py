@@ -1,8 +1,9 @@
 """``python -m benchmarks.kills``: sweeps that are killed at random moments, and started again.
 
-Each of 20 times a sweep of a tiny model is begun, the parent, a worker of joblib or the tracking
-server is killed by SIGKILL after a random time, and the same command is given again until it ends
-well. Then every job must be there exactly once, and the database sound.
+Each of 20 times a sweep of a tiny model is begun. When a random number of its jobs are done, and a
+random part of a job later, the parent, a worker of joblib or the tracking server is killed by
+SIGKILL, and the same command is given again until it ends well. Then every job must be there
+exactly once, and the database sound.
 """
 
 import argparse
@@ -10,19 +11,18 @@ import os
 import random
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from benchmarks.mlflow_server import Served
 from benchmarks.text_table import table
 
 _MODEL = """
@@ -44,47 +44,26 @@ _SWEEP = [
 ]
 _JOBS = 4 * 5 * 3
 _JOBLIB = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+_JOB_S = 0.06
+"""About what a job takes here: so long after a job's end the next is still at work."""
 _LONGEST_S = 300.0
 """After which a command is stuck."""
+_Moment = tuple[int, float]
+"""Jobs that are done, and seconds after that."""
 
 
-@contextmanager
-def _server(folder: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
-    """Serve the store of `folder` by `mlflow server` in a process group of its own."""
-    command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
-    command += ["--backend-store-uri", f"sqlite:///{folder / 'server.db'}"]
-    command += ["--artifacts-destination", str(folder / "served")]
-    with (folder / "server.log").open("ab") as log:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=log, stderr=log, start_new_session=True
-        )
-    try:
-        _wait_until_up(port)
-        yield process
-    finally:
-        _kill_group(process)
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    done: int
+    at_work: bool
+    commands: int
+    wrong: str
+    cut_off: int
 
-
-def _kill_group(process: "subprocess.Popen[bytes]") -> None:
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def _wait_until_up(port: int) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        with suppress(OSError):
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
-            return
-        time.sleep(0.2)  # between looks: a server says nothing when it is up
-    raise SystemExit("mlflow server does not come up")
-
-
-def _free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    def row(self, case: str) -> list[str]:
+        at_work = "yes" if self.at_work else "ended before"
+        done = f"{self.done} of {_JOBS}"
+        return [case, at_work, done, str(self.commands), str(self.cut_off), self.wrong or "none"]
 
 
 def _start(folder: Path, more: Sequence[str]) -> "subprocess.Popen[str]":
@@ -167,38 +146,58 @@ def _problems(database: Path) -> tuple[str, int]:
     return "; ".join(one for one in wrong if one), cut
 
 
-def _killed_once(case: str, folder: Path, after_s: float, chance: random.Random) -> tuple[Any, ...]:
+def _wait_for(folder: Path, jobs: int, then_s: float, process: "subprocess.Popen[str]") -> None:
+    """Wait until `jobs` jobs of the sweep have written their results, then `then_s`."""
+    deadline = time.monotonic() + _LONGEST_S
+    while _done(folder) < jobs and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)  # between looks: a small part of what a job takes
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=then_s)
+
+
+def _done(folder: Path) -> int:
+    return sum(1 for _ in folder.glob("outputs/sweeps/*/*/result.json"))
+
+
+def _killed_once(case: str, folder: Path, moment: _Moment, chance: random.Random) -> _Seen:
     kill, more = _CASES[case]
     process = _start(folder, more)
-    with suppress(subprocess.TimeoutExpired):
-        process.wait(timeout=after_s)
+    _wait_for(folder, *moment, process)
+    done, alive = _done(folder), process.poll() is None
     kill(process, chance)
     process.communicate(timeout=_LONGEST_S)
     times = _again(folder, more)
-    return times, *_problems(folder / "outputs" / "mlflow.db")
+    return _Seen(done, alive, times, *_problems(folder / "outputs" / "mlflow.db"))
 
 
-def _server_killed(folder: Path, after_s: float) -> tuple[Any, ...]:
-    port = _free_port()
-    more = [f"tracking.uri=http://127.0.0.1:{port}"]
-    with _server(folder, port) as server:
+def _server_killed(folder: Path, moment: _Moment) -> _Seen:
+    server = Served(folder, folder / "server.db")
+    more = [f"tracking.uri={server.uri}"]
+    try:
+        server.start()
         process = _start(folder, more)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=after_s)
-        _kill_group(server)
+        _wait_for(folder, *moment, process)
+        done, alive = _done(folder), process.poll() is None
+        server.kill()
         process.communicate(timeout=_LONGEST_S)
-    with _server(folder, port):
+        server.start()
         times = _again(folder, more)
-    return times, *_problems(folder / "server.db")
+    finally:
+        server.kill()
+    return _Seen(done, alive, times, *_problems(folder / "server.db"))
 
 
-def _whole_s(folder: Path, more: Sequence[str]) -> float:
-    begin = time.perf_counter()
-    process = _start(folder, more)
+def _fresh(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "tiny.py").write_text(_MODEL)
+    return folder
+
+
+def _fill_cache(folder: Path) -> None:
+    process = _start(folder, [])
     said, _ = process.communicate(timeout=_LONGEST_S)
     if process.returncode:
         raise SystemExit(f"a sweep that nobody killed failed:\n{said}")
-    return time.perf_counter() - begin
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -212,31 +211,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows, failed = [], False
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
-
-        def fresh(label: str) -> Path:
-            folder = root / label
-            folder.mkdir()
-            (folder / "tiny.py").write_text(_MODEL)
-            return folder
-
-        # The first fills the cache of graphs.
-        whole_s = {
-            case: _whole_s(fresh(f"whole{i}"), _CASES[case][1]) for i, case in enumerate(_CASES)
-        }
-        whole_s["tracking server"] = 2 * whole_s["parent, in process"]
+        _fill_cache(_fresh(root / "whole"))
         for number in range(asked.kills):
             case = cases[number % len(cases)]
-            after_s = chance.uniform(0.2, 1) * whole_s[case]
-            folder = fresh(f"kill{number}")
+            moment = (chance.randrange(_JOBS), chance.uniform(0, _JOB_S))
+            folder = _fresh(root / f"kill{number}")
             if case == "tracking server":
-                times, wrong, cut = _server_killed(folder, after_s)
+                seen = _server_killed(folder, moment)
             else:
-                times, wrong, cut = _killed_once(case, folder, after_s, chance)
-            failed |= bool(wrong)
-            rows.append([case, f"{after_s:.1f}", str(times), str(cut), wrong or "ok"])
+                seen = _killed_once(case, folder, moment, chance)
+            failed |= bool(seen.wrong)
+            rows.append(seen.row(case))
             print(*rows[-1], sep="  ", flush=True)
             shutil.rmtree(folder)
-    print(table(["killed", "after s", "commands", "cut off", f"all {_JOBS} jobs once"], rows))
+    print(table(["killed", "at work", "jobs done", "commands", "cut off", "wrong"], rows))
     sys.exit(int(failed))
 
 

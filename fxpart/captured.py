@@ -10,7 +10,7 @@ from pathlib import Path
 from fxpart.graph import OpGraph
 from fxpart.graph_cache import cache_key, cached_path, read_graph, write_graph
 from fxpart.levels import check_level
-from fxpart.models.factory_source import loaded_sources
+from fxpart.models.factory_source import factory_as_read, loaded_sources
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import StepOptions, check_phase
 
@@ -57,7 +57,9 @@ def captured_graph(
     graph = read_graph(path) if path else None
     if graph is not None:
         return CapturedGraph(graph, time.perf_counter() - begin, from_cache=True)
-    graph = _capture(spec, level, phase, train_mode=train_mode, options=options)
+    # What a forward imports is read while it is captured.
+    with factory_as_read(spec.factory):
+        graph = _capture(spec, level, phase, train_mode=train_mode, options=options)
     if path:
         write_graph(path, graph, loaded_sources() if spec.factory else ())
     return CapturedGraph(graph, time.perf_counter() - begin, from_cache=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fxpart.captured import step_key
 from fxpart.errors import CaptureError, SpecError, nearest_names
 from fxpart.graph_cache import cache_key, cached_path
-from fxpart.models.factory_source import loaded_sources
+from fxpart.models.factory_source import factory_as_read, loaded_sources
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import StepOptions, check_phase
 from fxpart.symbolic.dims import SymbolicDim
@@ -138,19 +138,21 @@ class _Task:
         from fxpart.capture.symbolic import fitted_graph, symbolic_program
         from fxpart.models.symbolic_inputs import symbolic_inputs
 
-        inputs = symbolic_inputs(self.spec, self.symbols)
-        built = inputs.built
-        if self.phase == "training":
-            built.module.train(self.train_mode)
-        program = symbolic_program(
-            built.module,
-            built.args,
-            built.kwargs,
-            dims=inputs.dims,
-            phase=self.phase,
-            options=self.options,
-            ranges=inputs.ranges,
-        )
+        # What a forward imports is read while it is captured.
+        with factory_as_read(self.spec.factory):
+            inputs = symbolic_inputs(self.spec, self.symbols)
+            built = inputs.built
+            if self.phase == "training":
+                built.module.train(self.train_mode)
+            program = symbolic_program(
+                built.module,
+                built.args,
+                built.kwargs,
+                dims=inputs.dims,
+                phase=self.phase,
+                options=self.options,
+                ranges=inputs.ranges,
+            )
         symbolic = fitted_graph(program)
         report = analyze_batch_dims(program.program, _batch_dims(program, inputs.dims))
         dims = value_batch_dims(report, symbolic.graph.value_names)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "is_kept"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -55,3 +55,13 @@ def compiled(function: _F) -> _F:
         digest = _loops_digest(Path(function.__code__.co_filename).resolve())
         cache_file._source_stamp = (cache_file._source_stamp, digest)
     return cast("_F", dispatcher)
+
+
+def is_kept(function: Callable[..., Any]) -> bool:
+    """Return whether machine code of a `compiled` function is on disk, of whatever source.
+
+    True where numba does not say where it would be.
+    """
+    folder = getattr(getattr(function, "_cache", None), "cache_path", None)
+    stem = Path(function.__code__.co_filename).stem
+    return folder is None or any(Path(folder).glob(f"{stem}.{function.__name__}-*.nbi"))

@@ -4,12 +4,12 @@ A reader, or a run that was killed half-way, never sees the first half of a file
 to the disk before the rename: after a power cut a file may be the old one or empty.
 """
 
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from fxpart.errors import CacheError
+from fxpart.temporary_name import temporary_name
 
 __all__ = ["whole_file", "write_whole"]
 
@@ -29,8 +29,7 @@ def whole_file(path: Path, what: str, advice: str) -> Iterator[Path]:
         CacheError: for any OSError: ``cannot write <what>: <why>; <advice>``.
 
     """
-    # Of fixed length: a name that is as long as names may be can still be written.
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(temporary_name())
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary

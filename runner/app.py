@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.errors import FxpartError
-from runner.paths import conf_dir, plugins_dir
+from runner.paths import conf_dir, plugins_dir, unread_choices
 from runner.reporting import USER_ERROR, reported
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from runner.job import JobIdentity, Outcome
+    from runner.sections import Config
 
 __all__ = ["main"]
 
@@ -33,6 +36,7 @@ def _compose_and_run() -> int:
 
     register()
     specs.register()
+    _tell_of_unread_choices()
     prefer_own_launchers()
     sys.argv[1:] = specs.quote_text(specs.quote_numbers(hydra_arguments(sys.argv[1:])))
     finished: list[int] = []
@@ -55,6 +59,14 @@ def _compose_and_run() -> int:
     return swept if swept is not None else max(finished, default=0)
 
 
+def _tell_of_unread_choices() -> None:
+    unread = unread_choices()
+    if unread:
+        sys.stderr.write(
+            f"{', '.join(unread)} is not read: fxpart has a choice of that name; rename it\n"
+        )
+
+
 def run_composed(composed: "DictConfig") -> tuple[str, int]:
     """Run the job that Hydra composed; return its status and exit code."""
     from hydra.core.hydra_config import HydraConfig
@@ -63,7 +75,7 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
     from runner.arguments import refuse_alone
     from runner.config import read_config, read_tracking
     from runner.identity import Choices
-    from runner.job import JobIdentity, Outcome, is_kept, keep_failure, run_job
+    from runner.job import JobIdentity, is_kept, keep_failure
 
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
@@ -87,17 +99,22 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
             raise
         outcome = keep_failure(None, identity, error)
     else:
-        if config.rerun:
-            from runner.rerun import rerun
-
-            try:
-                outcome = rerun(config, identity)
-            except FxpartError as error:
-                outcome = Outcome("failed", str(error))
-        else:
-            # What a template such as `transformers` was filled with says more than its name.
-            choices = replace(identity.choices, model=config.model.name)
-            outcome = run_job(config, replace(identity, choices=choices))
+        outcome = _run(config, identity)
     if outcome.error:
         sys.stderr.write(f"error: {outcome.error}\n")
     return outcome.status, 0 if outcome.error is None else USER_ERROR
+
+
+def _run(config: "Config", identity: "JobIdentity") -> "Outcome":
+    from runner.job import Outcome, run_job
+
+    if not config.rerun:
+        # What a template such as `transformers` was filled with says more than its name.
+        choices = replace(identity.choices, model=config.model.name)
+        return run_job(config, replace(identity, choices=choices))
+    from runner.rerun import rerun
+
+    try:
+        return rerun(config, identity)
+    except FxpartError as error:
+        return Outcome("failed", str(error))

@@ -4,13 +4,13 @@ The file that it writes says how long operators of other models take on this mac
 another measurement: ``latency=calibrated latency.file=<file>``.
 """
 
-import argparse
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 from fxpart.errors import CacheError, SpecError
+from runner.parser import Parser
 from runner.reporting import reported
 
 if TYPE_CHECKING:
@@ -43,11 +43,6 @@ class Request:
     """For every model, as Hydra takes them: what is measured on first."""
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise SpecError(f"{message}; see {_COMMAND} --help")
-
-
 def main() -> int:
     """Run the command line; return the exit code: 0, or 2 for what the user can mend."""
     return reported(lambda: _calibrate(parsed(sys.argv[1:])))
@@ -60,7 +55,7 @@ def parsed(arguments: "Sequence[str]") -> Request:
         SpecError: for arguments that are missing, unknown, or of no meaning here.
 
     """
-    parser = _Parser(
+    parser = Parser(
         prog=_COMMAND,
         usage=f"{_COMMAND} FILE PRESET [PRESET ...] [options] [override ...]",
         description="Measure some models here, and fit one roofline to them all.",

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from fxpart.assignment import Assignment
 from fxpart.captured import CapturedGraph
+from fxpart.compiled import is_kept
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.latency_source import LatencySource
 from fxpart.cost.peak_tensors import DevicePeak, device_peaks
 from fxpart.data_parallel import share_of_batch, split_topology
@@ -114,7 +116,8 @@ def plan(config: Config, spec: ModelSpec) -> Result:
     graph = placed_graph(subject.captured.graph, rounding, config.granularity)
     times = operator_times(config, subject, spec.key())
     problem = make_problem(graph, parallel.replica, times)
-    with progress(f"placing {graph.n_ops} operators with {config.mode.name}"):
+    compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
+    with progress(f"placing {graph.n_ops} operators with {config.mode.name}{compiles}"):
         begin = time.perf_counter()
         assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin

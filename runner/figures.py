@@ -4,7 +4,7 @@ from pathlib import Path
 
 from fxpart.assignment import Assignment
 from fxpart.cost.evaluation import Evaluation
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import SpecError
 from fxpart.graph import OpGraph
 from runner.memory_plot import memory_svg
 from runner.partition_overview import partition_overview_svg
@@ -31,7 +31,7 @@ MOST_OPERATORS = 1000
 def check_figures(figures: str) -> None:
     """Raise `SpecError` for a choice of figures that does not exist."""
     if figures not in FIGURES:
-        raise SpecError(f"figures={figures} does not exist; {nearest_names(figures, FIGURES)}")
+        raise SpecError(f"figures={figures} does not exist; write {', '.join(FIGURES)}")
 
 
 def wants_figures(figures: str, operators: int, *, in_sweep: bool) -> bool:

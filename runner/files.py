@@ -142,4 +142,6 @@ def read_result(path: Path) -> dict[str, Any]:
     absent = [key for key in needed if key not in document]
     if absent:
         raise SpecError(f"{path} is damaged (no {absent[0]}); run it again")
+    if not isinstance(document["metrics"], dict):
+        raise SpecError(f"{path} is damaged (metrics without names); run it again")
     return document

@@ -26,6 +26,7 @@ from runner.sections import (
 __all__ = [
     "Choices",
     "config_key",
+    "inputs_key",
     "override_values",
     "parameters",
     "run_name",
@@ -73,11 +74,20 @@ def run_name(choices: Choices) -> str:
     return " · ".join((choices.mode, choices.devices, choices.transfer_rate, choices.model))
 
 
-def config_key(config: Config, model: Mapping[str, object]) -> str:
-    """Return the hash of what decides the result: no names, and not where it is kept or logged.
+def config_key(config: Config, inputs: str) -> str:
+    """Return the hash of what decides the result: its `inputs_key`, and this machine if it counts.
 
-    The source of fxpart and of what decides metrics here is a part of it; so is this machine where
-    times are measured. `model` is the `ModelSpec.key` of the configuration's model: of a factory
+    It counts where times are measured.
+    """
+    machine = {device: _machine(device) for device in _measured_devices(config)}
+    return stable_digest({"inputs": inputs, "machine": machine})[:16]
+
+
+def inputs_key(config: Config, model: Mapping[str, object]) -> str:
+    """Return the hash of what decides the result on any machine.
+
+    No names, and not where it is kept or logged; the source of fxpart and of what decides metrics
+    here is a part of it. `model` is the `ModelSpec.key` of the configuration's model: of a factory
     it knows the sources.
     """
     parts = {
@@ -101,9 +111,8 @@ def config_key(config: Config, model: Mapping[str, object]) -> str:
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
         "code": _code_digest(_FXPART),
         "runner": _code_digest(_RUNNER, _DECIDES),
-        "machine": {device: _machine(device) for device in _measured_devices(config)},
     }
-    return stable_digest(parts)[:16]
+    return stable_digest(parts)
 
 
 @cache
@@ -193,7 +202,9 @@ def _latency_settings(latency: LatencyConfig) -> dict[str, object]:
 def _execute_numbers(execute: ExecuteConfig) -> dict[str, object]:
     """Return how the plan is carried out, without what does not change what is measured."""
     counts = () if execute.name == "none" else ("repeats", "seed", "device", "threads")
-    return {name: getattr(execute, name) for name in ("name", *counts)}
+    numbers = {name: getattr(execute, name) for name in ("name", *counts)}
+    # Asked for, the stages are a part of the result: a job that kept none has another.
+    return {**numbers, "save_stages": True} if counts and execute.save_stages else numbers
 
 
 def _link_numbers(link: LinkConfig) -> dict[str, float]:
@@ -238,10 +249,25 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
         "capture": {"level": config.capture.level},
     }
     kept.update(_flat(open_choices))
+    kept.update(_chosen(config))
+    for key, value in override_values(overrides).items():
+        # A mapping, such as model.config={a: 1}, is there key by key already.
+        known = any(name == key or name.startswith(f"{key}.") for name in kept)
+        aside = key.startswith("tracking.") or key == "model.name"  # which is `model`
+        if "." in key and not known and not aside:
+            kept[key] = value
+    return kept
+
+
+def _chosen(config: Config) -> dict[str, object]:
+    """Return the other choices; some only of runs that have them.
+
+    Elsewhere they would be columns of the same word.
+    """
+    kept: dict[str, object] = {}
     kept["granularity"] = config.granularity
     kept["latency"] = config.latency.name
     kept["phase"] = config.phase.name
-    # Only of runs that have them: elsewhere they would be columns of the same word.
     if config.phase.name == "training":
         kept["optimizer"], kept["checkpointing"] = config.optimizer.name, config.checkpointing
     if config.data_parallel > 1:
@@ -253,15 +279,8 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
         kept["schedule"], kept["microbatches"] = config.schedule.name, config.microbatches
     if config.execute.name != "none":
         kept["execute"] = config.execute.name
-        kept.update(
-            _flat({"execute": {k: v for k, v in settings["execute"].items() if k != "name"}})
-        )
-    for key, value in override_values(overrides).items():
-        # A mapping, such as model.config={a: 1}, is there key by key already.
-        known = any(name == key or name.startswith(f"{key}.") for name in kept)
-        aside = key.startswith("tracking.") or key == "model.name"  # which is `model`
-        if "." in key and not known and not aside:
-            kept[key] = value
+        execute = {k: v for k, v in asdict(config.execute).items() if k != "name"}
+        kept.update(_flat({"execute": execute}))
     return kept
 
 

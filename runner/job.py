@@ -2,7 +2,7 @@
 
 import traceback
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -21,11 +21,12 @@ from runner.job_files import (
     write_plan,
     write_unfinished,
 )
-from runner.job_identity import JobIdentity, job_key, job_tags
+from runner.job_identity import JobIdentity, identified, job_tags, refuse_changed
 from runner.job_report import show_end, show_plan
 from runner.memory_report import tensor_columns
 from runner.paths import shown_path
 from runner.sections import Config
+from runner.sweeps.alone import at_work_alone
 from runner.terminal import progress, summary_line, without_progress
 from runner.tracking import RunLog, TrackingError, open_tracker
 from runner.writing import write_text
@@ -60,8 +61,6 @@ class Outcome:
 class _Progress:
     """How far a job has come, for what is kept when it goes no further."""
 
-    key: str | None
-    """Its identity."""
     result: Result | None = None
     """What is in its files."""
     log: RunLog | None = None
@@ -89,7 +88,8 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
     the run is marked as failed too. A result that cannot be logged stays a result, with an error.
     The job of a sweep says nothing in the terminal, unless it is to be verbose.
     """
-    so_far = _Progress(job_key(config, identity))
+    identity = identified(config, identity)
+    so_far = _Progress()
     loud = identity.sweep is None or config.verbose
     try:
         with nullcontext() if loud else without_progress():
@@ -105,22 +105,33 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
 
 def _run_tracked(config: Config, identity: JobIdentity, so_far: _Progress, *, loud: bool) -> None:
     tracker = open_tracker(config.tracking, identity.root, must_answer=identity.sweep is None)
-    with tracker.start(
-        run_name(identity.choices),
-        parameters(config, identity.choices, identity.overrides),
-        job_tags(config, identity, so_far.key),
-        identity.sweep.parent_run if identity.sweep else None,
-        identity.folder,
-    ) as so_far.log:
+    alone: AbstractContextManager[Mapping[str, str]] = (
+        nullcontext({}) if identity.sweep else at_work_alone(tracker, identity.root)
+    )
+    with (
+        alone as tags,
+        tracker.start(
+            run_name(identity.choices),
+            parameters(config, identity.choices, identity.overrides),
+            {**job_tags(config, identity), **tags},
+            identity.sweep.parent_run if identity.sweep else None,
+            identity.folder,
+        ) as so_far.log,
+    ):
         spec = model_spec(config)
         model = spec.key()
-        result = plan(config, spec)
+        try:
+            result = plan(config, spec)
+        except InfeasibleError:  # a result, too
+            refuse_changed(config, identity)
+            raise
+        refuse_changed(config, identity)
         # Before the plan is carried out: if that fails, the plan is there.
         write_plan(config, identity, result, model)
         if loud:
             show_plan(result)
         result = carried_out(config, spec, result, identity.folder)
-        write_finished(config, identity, result, key=so_far.key)
+        write_finished(config, identity, result, key=identity.key)
         so_far.result = result
         if loud:
             show_end(result, identity.folder)
@@ -137,7 +148,8 @@ def keep_failure(config: Config | None, identity: JobIdentity, error: Exception)
 
     `config` is None if it made no sense; then the job is logged where its identity says.
     """
-    so_far = _Progress(job_key(config, identity))
+    identity = identified(config, identity)
+    so_far = _Progress()
     tracking = config.tracking if config else identity.tracking
     if tracking is not None:
         asked = override_values(without_elsewhere(identity.overrides))
@@ -146,7 +158,7 @@ def keep_failure(config: Config | None, identity: JobIdentity, error: Exception)
             with tracker.start(
                 run_name(identity.choices),
                 {**asdict(identity.choices), **{k: v for k, v in asked.items() if "." in k}},
-                job_tags(config, identity, so_far.key),
+                job_tags(config, identity),
                 identity.sweep.parent_run if identity.sweep else None,
                 identity.folder,
             ) as so_far.log:
@@ -172,9 +184,9 @@ def _kept(
             write_text(folder / TRACEBACK_FILE, "".join(traceback.format_exception(error)))
         if so_far.result:
             status = "finished"
-            write_finished(config, identity, so_far.result, key=so_far.key, error=message)
+            write_finished(config, identity, so_far.result, key=identity.key, error=message)
         else:
-            write_unfinished(config, identity, status, message, so_far.key)
+            write_unfinished(config, identity, status, message, identity.key)
     except CacheError as also:
         message = f"{message}; {also}"
     if so_far.result:

@@ -5,10 +5,12 @@ taken apart and put into the form that all our errors have.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import fields
 from traceback import walk_tb
 
 from fxpart.errors import FxpartError, nearest_names
+from runner.refused_override import refused_value, unreadable
 
 __all__ = ["explain"]
 
@@ -36,9 +38,26 @@ def explain(error: BaseException) -> str | None:
         inside = _inside_of_null(link)
         if inside:
             return inside
+    refused = _refused(chain)
+    if refused:
+        return refused
     # What Hydra and the parser of YAML raise themselves, they raise at what they were given.
     said = [str(link) for link in chain if _is_hydras(link) or _raiser(link) in ("hydra", "yaml")]
     return _hydra_line("\n".join(said)) if said else _folder_line(error)
+
+
+def _refused(chain: Sequence[BaseException]) -> str | None:
+    """Return the line for an override that Hydra names, None where it is about something else."""
+    from hydra.errors import OverrideParseException
+
+    said = "\n".join(map(str, chain))
+    for link in chain:
+        if isinstance(link, OverrideParseException):
+            return unreadable(link.override, said)
+        merged = re.match(r"Error merging override (.*)", str(link), re.DOTALL)
+        if merged:
+            return refused_value(merged[1], said)
+    return None
 
 
 def _is_hydras(error: BaseException) -> bool:
@@ -104,7 +123,7 @@ def _hydra_line(said: str) -> str:
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     kept = [line for line in dict.fromkeys(lines) if not line.startswith(_NOISE)]
     # OmegaConf's own text before it fills in what it is about; the filled one stands beside it.
-    return "; ".join(line.rstrip(";") for line in kept if "$VALUE" not in line)
+    return "; ".join(line.rstrip(";.") for line in kept if "$VALUE" not in line)
 
 
 def _unknown_key(path: str) -> str:

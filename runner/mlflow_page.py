@@ -4,7 +4,7 @@ import json
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +16,10 @@ from runner.mlflow_view import (
     comparison_view,
     page_fragment,
     sweep_filter,
+    sweep_order,
     view_key,
 )
-from runner.tracking import ComparisonPage, without_password
+from runner.tracking import ComparisonPage, password_to_fill_in, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -46,8 +47,8 @@ def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | 
         parent = client.get_run(parent_run_id)
         known: dict[str, str] = parent.data.tags
         title, sweep_id = parent.info.run_name or parent_run_id, known.get("sweep_id")
-        _color_runs(client, experiment_id, sweep_filter(parent_run_id, sweep_id))
         swept = _swept(known)
+        _color_runs(client, experiment_id, sweep_filter(parent_run_id, sweep_id), swept)
         view = comparison_view(parent_run_id, title, parent.info.start_time, sweep_id, swept)
     else:
         view = comparison_view(None, "All runs", 0)
@@ -64,13 +65,16 @@ def _swept(tags: Mapping[str, str]) -> tuple[str, ...]:
         return ()
 
 
-def _color_runs(client: "MlflowClient", experiment_id: str, of_sweep: str) -> None:
+def _color_runs(
+    client: "MlflowClient", experiment_id: str, of_sweep: str, swept: Sequence[str]
+) -> None:
     """Give the first runs of a sweep colours that differ; one that has a colour keeps it."""
+    metric, least_first = sweep_order(swept)
     runs = client.search_runs(
         [experiment_id],
         of_sweep,
         max_results=len(RUN_COLORS),
-        order_by=["metrics.latency_ms ASC"],
+        order_by=[f"metrics.{metric} {'ASC' if least_first else 'DESC'}"],
     )
     for run, color in zip(runs, RUN_COLORS, strict=False):
         if COLOR_TAG not in run.data.tags:
@@ -88,6 +92,4 @@ def _ui_command(uri: str) -> str:
     database = sqlite_path(uri)
     if database is not None and database.is_relative_to(Path.cwd()):
         uri = f"sqlite:///{database.relative_to(Path.cwd())}"
-    # The user is kept and the password is not: PostgreSQL takes that from ~/.pgpass too.
-    uri = without_password(uri, user=True)
-    return f"{shlex.quote(program)} ui --backend-store-uri {shlex.quote(uri)}"
+    return f"{shlex.quote(program)} ui --backend-store-uri {shlex.quote(password_to_fill_in(uri))}"

@@ -7,12 +7,13 @@ transaction, for whoever holds a lock in it.
 """
 
 import fcntl
-import secrets
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fxpart.temporary_name import remove_abandoned, temporary_name
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -30,6 +31,7 @@ def make_file(database: Path, artifacts_uri: str) -> None:
     Raises sqlite's own error for a file that MLflow would retry for a minute, or spoil.
     """
     database.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(database.parent)
     if not _is_there(database):
         with _lock(database):
             if not _is_there(database):
@@ -50,7 +52,7 @@ def _lock(database: Path) -> Iterator[None]:
 
 
 def _make(database: Path, artifacts_uri: str) -> None:
-    unfinished = database.with_name(f".{database.name}.{secrets.token_hex(4)}.tmp")
+    unfinished = database.with_name(temporary_name())
     try:
         _open_with_mlflow(f"sqlite:///{unfinished}", artifacts_uri)
         with closing(sqlite3.connect(unfinished)) as connection:

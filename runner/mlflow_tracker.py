@@ -63,6 +63,11 @@ class MlflowTracker:
             if must_answer:
                 raise
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The store, without its password, and the experiment."""
+        return without_password(self.uri), self._config.experiment
+
     @contextmanager
     def _store(self) -> Iterator[Store]:
         """Yield the store; what fails is a `TrackingError`, at once while it is gone."""
@@ -97,8 +102,7 @@ class MlflowTracker:
         Parameters go first, so that a process that is killed outright still shows what it was.
         """
         parent = {PARENT: parent_run_id} if parent_run_id else {}
-        place = (without_password(self.uri), self._config.experiment)
-        run = _LiveRun(run_name, params, {"kind": "run", **parent, **(tags or {})}, place)
+        run = _LiveRun(run_name, params, {"kind": "run", **parent, **(tags or {})}, self.place)
         try:
             self._begin(run)
         except TrackingError:
@@ -137,10 +141,6 @@ class MlflowTracker:
             return
         with self._store() as store:
             fill_and_close(store, run.made, replace(ended, params={}), folder)
-
-    def keeps(self, run: UnsentRun) -> bool:
-        """Return whether `run` was meant for this store and experiment."""
-        return (run.uri, run.experiment) == (without_password(self.uri), self._config.experiment)
 
     def send(self, run: UnsentRun, folder: Path) -> None:
         """Log a run that was kept in `folder`; see `Tracker.send`."""

@@ -17,6 +17,7 @@ __all__ = [
     "comparison_view",
     "page_fragment",
     "sweep_filter",
+    "sweep_order",
     "view_key",
 ]
 
@@ -62,6 +63,9 @@ _COLUMN_WIDTHS = {
     "metrics.`optimality_gap_pct`": 140,
     "tags.`error`": 300,
 }
+_RATES = {"model.batch_size": "examples_per_s", "microbatches": "microbatches_per_s"}
+"""What counts where a size is swept."""
+_RATE_WIDTH = 140
 _COSTS, _CHOICES = "fxpart-costs", "fxpart-choices"
 _MOST_RUNS = 20
 
@@ -86,7 +90,22 @@ def sweep_filter(parent_run_id: str | None, sweep_id: str | None = None) -> str:
 def _columns(swept: Sequence[str]) -> Mapping[str, int]:
     """Return the columns in order and how wide they are: what is swept comes first."""
     first = {f"params.`{key}`": _width(key) for key in swept}
+    metric, _ = sweep_order(swept)
+    if f"metrics.`{metric}`" not in _COLUMN_WIDTHS:
+        first[f"metrics.`{metric}`"] = _RATE_WIDTH
     return {**first, **{k: wide for k, wide in _COLUMN_WIDTHS.items() if k not in first}}
+
+
+def sweep_order(swept: Sequence[str]) -> tuple[str, bool]:
+    """Return the metric that runs are ordered by, and whether the least comes first.
+
+    Where sizes differ, a latency says little: the order is that of our own ranking, where all runs
+    have the metric.
+    """
+    for key, metric in _RATES.items():
+        if key in swept:
+            return metric, False
+    return "latency_ms", True
 
 
 def _width(key: str) -> int:
@@ -100,16 +119,17 @@ def comparison_view(
     sweep_id: str | None = None,
     swept: Sequence[str] = (),
 ) -> str:
-    """Return the JSON of the view: one sweep's runs, or all that are not sweeps, by latency.
+    """Return the JSON of the view: one sweep's runs, or all that are not sweeps, in `sweep_order`.
 
     `title` and `created_ms` (since 1970) are what MLflow's list of views shows. `swept` are the
     keys that the sweep gives several values: their columns come first.
     """
     columns = _columns(swept)
+    metric, least_first = sweep_order(swept)
     state = {
         "searchFilter": sweep_filter(parent_run_id, sweep_id),
-        "orderByKey": "metrics.`latency_ms`",
-        "orderByAsc": True,
+        "orderByKey": f"metrics.`{metric}`",
+        "orderByAsc": least_first,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
@@ -122,7 +142,7 @@ def comparison_view(
             _section(_COSTS, "Costs", columns=2),
             _section(_CHOICES, "Choices", columns=1),
         ],
-        "compareRunCharts": _cost_charts() + _choice_charts(swept),
+        "compareRunCharts": _cost_charts(metric) + _choice_charts(swept),
         # The charts that MLflow adds for the other metrics come after ours.
         "isAccordionReordered": True,
     }
@@ -148,16 +168,17 @@ def _section(uuid: str, name: str, columns: int) -> dict[str, Any]:
     }
 
 
-def _cost_charts() -> list[dict[str, Any]]:
+def _cost_charts(metric: str) -> list[dict[str, Any]]:
+    """Return the charts of costs; `metric` is what the runs are ordered by."""
     return [
-        _chart(_COSTS, "BAR", "latency", metricKey="latency_ms"),
+        _chart(_COSTS, "BAR", "latency", metricKey=metric),
         _chart(_COSTS, "BAR", "memory", metricKey="peak_memory_gib"),
         _chart(
             _COSTS,
             "SCATTER",
             "trade",
             xaxis={"key": "peak_memory_gib", "type": "METRIC"},
-            yaxis={"key": "latency_ms", "type": "METRIC"},
+            yaxis={"key": metric, "type": "METRIC"},
         ),
         _chart(
             _COSTS,

@@ -35,6 +35,11 @@ class _NoLog:
 class NoTracker:
     """Keeps nothing; see `Tracker` for what each method would do."""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """Nowhere."""
+        return "", ""
+
     @contextmanager
     def start(
         self,
@@ -96,10 +101,6 @@ class NoTracker:
 
     def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
         """Do nothing."""
-
-    def keeps(self, run: "UnsentRun") -> bool:
-        """Return no: it keeps nothing."""
-        return False
 
     def send(self, run: "UnsentRun", folder: Path) -> None:
         """Do nothing; the run stays where it is kept."""

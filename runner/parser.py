@@ -1,4 +1,4 @@
-"""The command lines of the smaller commands: a mistake in one is a line, as in all others."""
+"""Command lines in which a mistake is one line."""
 
 import argparse
 from typing import NoReturn

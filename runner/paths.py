@@ -29,6 +29,15 @@ def user_conf_dir() -> Path | None:
     return mine if mine.is_dir() and mine.resolve() != conf_dir() else None
 
 
+def unread_choices() -> list[str]:
+    """Return the files in the user's ``conf/`` that have the name of a shipped choice."""
+    mine, shipped = user_conf_dir(), conf_dir()
+    if mine is None:
+        return []
+    named = (path.relative_to(mine) for path in mine.glob("*/**/*.yaml"))
+    return sorted(f"conf/{path.as_posix()}" for path in named if (shipped / path).is_file())
+
+
 def plugins_dir() -> Path:
     """Return the folder with our package of Hydra plugins, for a checkout that is not installed."""
     return Path(__file__).resolve().parent / "plugins"

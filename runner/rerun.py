@@ -7,6 +7,7 @@ from fxpart.errors import SpecError
 from runner.config_tags import config_from_tags
 from runner.identity import Choices, override_values
 from runner.job import JobIdentity, Outcome, run_job
+from runner.job_identity import identified
 from runner.mlflow_values import finite_metrics
 from runner.terminal import show
 from runner.tracking import LoggedRun, open_tracker
@@ -18,6 +19,10 @@ __all__ = ["rerun"]
 
 _BESIDE = ("rerun", "tracking", "verbose", "figures")
 """What may be said beside it: nothing that decides a result."""
+_CHANGED = (
+    "; but what decides its result is not what it was: a source of the model, fxpart, torch, a file"
+    " that it names, or the machine"
+)
 _COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "feasible")
 
 
@@ -48,8 +53,13 @@ def rerun(config: "Config", identity: JobIdentity) -> Outcome:
         verbose=config.verbose,
     )
     choices = Choices(**{name: logged.params[name] for name in Choices.__slots__})
-    outcome = run_job(again, replace(identity, choices=choices, overrides=_overrides(logged)))
-    show(f"rerun:     {_compared(logged, outcome)}")
+    identity = replace(identity, choices=choices, overrides=_overrides(logged))
+    # Before the job: a source that is edited while it runs is not what it read.
+    identity = identified(again, identity)
+    same_sources = identity.key == logged.tags.get("config_key")
+    outcome = run_job(again, identity)
+    if outcome.status != "failed":
+        show(f"rerun:     {_compared(logged, outcome)}{'' if same_sources else _CHANGED}")
     return outcome
 
 

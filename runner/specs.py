@@ -51,7 +51,9 @@ _FREE_TEXT = ("where", "question")
 _SPEC_START = re.compile(r"[-+.\d]|.*\+")
 _BETWEEN_CHOICES = re.compile(r"([,()\s]+)")
 _FUNCTION = re.compile(r"(\w+)\((.*)\)")
-_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:e[-+]?\d+)?", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"[-+]?(?:(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:e[-+]?\d+)?|inf|nan)", re.IGNORECASE
+)
 
 
 class UnknownChoiceError(SpecError, ConfigCompositionException):
@@ -200,6 +202,8 @@ def _quote(override: str) -> str:
     function = _FUNCTION.fullmatch(value)
     if function and function[1] == "choice":  # which takes quotes away again
         return _quote(f"{key}={function[2]}")
+    if value.count("(") != value.count(")"):
+        return override  # Hydra refuses it as it was typed
     parts = _BETWEEN_CHOICES.split(value)
     quoted = "".join(f"'{one}'" if _NUMBER.fullmatch(one) else one for one in parts)
     if function and quoted != value:

@@ -28,6 +28,7 @@ __all__ = [
     "TrackingError",
     "hide_password",
     "open_tracker",
+    "password_to_fill_in",
     "without_password",
 ]
 
@@ -48,18 +49,26 @@ _LOGIN = re.compile(r"(?<=://)(?P<user>[^:/?#]*)(?::(?P<word>.*))?@(?=[^@]*$)", 
 """A user and a password, up to the last @: one that is not quoted may have any of / # ? @ in it."""
 
 
-def without_password(uri: str, *, user: bool = False) -> str:
-    """Return a tracking URI as it may be shown and kept: without the password.
+def without_password(uri: str) -> str:
+    """Return a tracking URI as it may be shown and kept: without the password and the user.
 
-    Without the user too, unless `user` is wanted. Of an address that can be read in two ways,
-    rather too much is left out than a part of a password left in.
+    Of an address that can be read in two ways, rather too much is left out than a part of a
+    password left in.
     """
     shown = _SECRET.sub(r"\1***", uri)
     login = _LOGIN.search(shown)
     if login is None:
         return shown
-    kept = f"{login['user']}@" if user and login["user"] else ""
-    return shown[: login.start()] + kept + shown[login.end() :]
+    return shown[: login.start()] + shown[login.end() :]
+
+
+def password_to_fill_in(uri: str) -> str:
+    """Return a tracking URI for a command that a person types: PASSWORD stands where it goes."""
+    shown = _SECRET.sub(r"\1PASSWORD", uri)
+    login = _LOGIN.search(shown)
+    if login is None or not login["word"]:
+        return shown
+    return f"{shown[: login.start('word')]}PASSWORD{shown[login.end('word') :]}"
 
 
 def hide_password(text: str, uri: str) -> str:
@@ -156,6 +165,10 @@ class RunLog(Protocol):
 class Tracker(Protocol):
     """Keeps runs. All methods raise `TrackingError` when the store fails."""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The store, without its password, and the experiment."""
+
     def start(
         self,
         run_name: str,
@@ -215,9 +228,6 @@ class Tracker(Protocol):
 
     def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
         """Note that these runs belong to a sweep too."""
-
-    def keeps(self, run: "UnsentRun") -> bool:
-        """Return whether this is the store and the experiment that `run` was meant for."""
 
     def send(self, run: "UnsentRun", folder: Path) -> None:
         """Log a run that was kept in `folder`; what the store has of it already is completed."""

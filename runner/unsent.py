@@ -59,6 +59,11 @@ class UnsentRun:
     left_out: str | None = None
     """The folder in `artifacts` that is not logged."""
 
+    @property
+    def place(self) -> tuple[str, str]:
+        """The store, without its password, and the experiment: a `Tracker.place`."""
+        return self.uri, self.experiment
+
 
 def write_unsent(folder: Path, run: UnsentRun) -> Path:
     """Write `run` to `UNSENT_FILE` in `folder` and return the file.
@@ -132,7 +137,7 @@ def send_unsent(root: Path, tracker: Tracker) -> int:
     sent = 0
     for path in unsent_files(root):
         with suppress(SpecError):
-            sent += send_file(path, lambda run: tracker if tracker.keeps(run) else None)
+            sent += send_file(path, lambda run: tracker if run.place == tracker.place else None)
     return sent
 
 

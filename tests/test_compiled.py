@@ -23,7 +23,8 @@ def outer(x):
 
 def _run(folder: Path, package: str) -> str:
     code = (
-        f"from {package}.outer import outer; print(outer(1), sum(outer.stats.cache_hits.values()))"
+        f"from {package}.outer import outer; from {package}.compiled import is_kept;"
+        "print(is_kept(outer), outer(1), sum(outer.stats.cache_hits.values()))"
     )
     return subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
@@ -38,11 +39,11 @@ def test_a_change_in_another_file_counts(tmp_path: Path) -> None:
     shutil.copy(fxpart.compiled.__file__, home / "compiled.py")
     (home / "outer.py").write_text(_OUTER.format(package=package))
     (home / "inner.py").write_text(_INNER.format(package=package, n=1))
-    assert _run(tmp_path, package) == "20 0"
+    assert _run(tmp_path, package) == "False 20 0"
     # Nothing has changed: the code on disk serves.
-    assert _run(tmp_path, package) == "20 1"
+    assert _run(tmp_path, package) == "True 20 1"
     (home / "inner.py").write_text(_INNER.format(package=package, n=2))
-    assert _run(tmp_path, package) == "30 0"
+    assert _run(tmp_path, package) == "True 30 0"
 
 
 def test_numba_still_has_what_this_relies_on() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
-from fxpart.models.factory_source import no_such_module, see_working_directory, split_factory
+from fxpart.models.factory_source import factory_as_read, no_such_module, split_factory
 from fxpart.models.spec import ModelSpec
 
 __all__ = ["factory_model"]
@@ -23,7 +23,6 @@ _SAID_BY_SPEC = ("batch_size", "dtype", "seq_len")
 def _find(factory: str) -> Callable[..., object]:
     """Return the function that `factory` names."""
     module_name, function_name = split_factory(factory)
-    see_working_directory()
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -108,6 +107,20 @@ def _checked(factory: str, result: object) -> tuple[nn.Module, tuple[Any, ...], 
     )
 
 
+def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:
+    """Import the factory, call it, and return what it returned."""
+    function = _find(factory)
+    arguments = _arguments(spec, function)
+    try:
+        with device:
+            return function(**arguments)
+    except FxpartError:
+        raise
+    # A factory that ends the program is as wrong as one that fails.
+    except (Exception, SystemExit) as error:
+        raise CaptureError(f"factory={factory} failed: {one_line(error)}") from error
+
+
 def factory_model(
     spec: ModelSpec, device: torch.device = META
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
@@ -121,20 +134,12 @@ def factory_model(
     Raises:
         SpecError: for a function that does not exist, does not take the arguments or returns
             something else.
-        CaptureError: when importing or calling it fails.
+        CaptureError: when importing or calling it fails, and when its source changes meanwhile.
 
     """
     factory = spec.factory or ""
-    function = _find(factory)
-    arguments = _arguments(spec, function)
-    try:
-        with device:
-            result = function(**arguments)
-    except FxpartError:
-        raise
-    # A factory that ends the program is as wrong as one that fails.
-    except (Exception, SystemExit) as error:
-        raise CaptureError(f"factory={factory} failed: {one_line(error)}") from error
+    with factory_as_read(factory):
+        result = _called(spec, factory, device)
     module, args, kwargs = _checked(factory, result)
     args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
     return _moved(module, device).eval(), args, kwargs

@@ -6,13 +6,15 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from fxpart.errors import SpecError, nearest_names, one_line
-from fxpart.models.own_imports import is_own, own_imports, source_digest
+from fxpart.models.own_imports import as_read, is_own, own_imports, source_digest
 from fxpart.stable_json import stable_digest
 
 __all__ = [
+    "factory_as_read",
     "factory_digest",
     "loaded_sources",
     "no_such_module",
@@ -80,17 +82,40 @@ def factory_digest(factory: str) -> str:
     """Return the SHA-256, in hex, of the factory's module and of what it imports of the user's own.
 
     Of a module that imports nothing of the user's, it is that of its file. The packages around the
-    module are imported, the module is not: what it imports is read off its source.
+    module are imported, the module is not: what it imports is read off its source. Of modules that
+    `fxpart.models.factory` has imported in this process it is that of the code in memory.
 
     Raises:
         SpecError: when the module or its file does not exist, or a package fails to import.
 
     """
+    module, path = _factory_place(factory)
+    own = own_imports(module, path) if is_own(path) else {}
+    digest = source_digest(path, module)
+    return stable_digest({"factory": digest, "imports": own}) if own else digest
+
+
+def factory_as_read(factory: str | None) -> AbstractContextManager[None]:
+    """Return a block that keeps what the factory's sources say, those that it imports.
+
+    As `fxpart.models.own_imports.as_read`; of no factory it does nothing.
+    """
+    if factory is None:
+        return nullcontext()
+    see_working_directory()
+    return as_read(split_factory(factory)[0])
+
+
+def _factory_place(factory: str) -> tuple[str, Path]:
+    """Return the factory's module and its file. Raises what `factory_digest` does."""
     module, _ = split_factory(factory)
     see_working_directory()
     missing = module
+    around = module.rpartition(".")[0]
     try:
-        found = importlib.util.find_spec(module)
+        # To find a module is to import the packages that it lies in.
+        with as_read(module) if around and around not in sys.modules else nullcontext():
+            found = importlib.util.find_spec(module)
     except ModuleNotFoundError as error:
         missing, found = error.name or module, None
         if module != missing and not module.startswith(f"{missing}."):
@@ -102,7 +127,4 @@ def factory_digest(factory: str) -> str:
         raise no_such_module(factory, missing)
     if not found.has_location or found.origin is None:
         raise SpecError(f"factory={factory}: module {module} has no source file; name one that has")
-    path = Path(found.origin)
-    own = own_imports(module, path) if is_own(path) else {}
-    digest = source_digest(path)
-    return stable_digest({"factory": digest, "imports": own}) if own else digest
+    return module, Path(found.origin)

@@ -1,19 +1,25 @@
-"""The user's own source files that a module imports, found by reading them. Nothing here runs."""
+"""The user's own source files that a module imports, found by reading them. Nothing here runs.
+
+A module that `as_read` saw imported is what it was then, whatever its file says by now: that is the
+code in memory.
+"""
 
 import ast
 import hashlib
 import sys
 import sysconfig
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES
+from importlib.machinery import EXTENSION_SUFFIXES, SOURCE_SUFFIXES, ModuleSpec
 from importlib.util import resolve_name
 from pathlib import Path
 
-__all__ = ["is_own", "own_imports", "source_digest"]
+from fxpart.errors import CaptureError
+
+__all__ = ["as_read", "is_own", "own_imports", "source_digest"]
 
 _FXPART = Path(__file__).resolve().parent.parent
 _INSTALLED_IN = ("site-packages", "dist-packages")
@@ -27,6 +33,16 @@ class _Source:
     digest: str
     names: tuple[str, ...]
     """Modules that it imports, and names that may be modules."""
+
+
+_in_memory: dict[str, tuple[ModuleSpec, _Source | Path]] = {}
+"""By name, modules as they were imported: a file's path if nobody knows what it said then. Another
+import of a module gives it another spec."""
+
+
+_found: dict[tuple[str, Path], dict[str, tuple[Path, _Source]]] = {}
+"""By module and file, its sources, while all of them say the same. What it can import only after it
+has run, from a path or a file of its own making, then changes no identity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +61,25 @@ def own_imports(module: str, path: Path) -> dict[str, str]:
     and fxpart have versions and digests of their own. A name that is put together while the
     program runs is not seen, nor is a file that it reads.
     """
+    known = _found.get((module, path))
+    if known is None or not _is_same(known):
+        known = _found[module, path] = _sources(module, path)
+    return {name: source.digest for name, (_, source) in known.items() if name != module}
+
+
+def _is_same(sources: Mapping[str, tuple[Path, _Source]]) -> bool:
+    try:
+        return all(_source(file, name) == source for name, (file, source) in sources.items())
+    except OSError:  # a file is gone
+        return False
+
+
+def _sources(module: str, path: Path) -> dict[str, tuple[Path, _Source]]:
+    """Return the file, and what it says, of `module` and of all that it imports, by name."""
     located: dict[str, _Module | None] = {}
-    found: dict[str, str] = {}
+    found = {module: (path, _source(path, module))}
     seen = {module}
-    waiting = [*_around(module), *_source(path, module).names]
+    waiting = [*_around(module), *found[module][1].names]
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -59,14 +90,60 @@ def own_imports(module: str, path: Path) -> dict[str, str]:
         with suppress(OSError):
             if file is not None:
                 source = _source(file, name)
-                found[name] = source.digest
+                found[name] = (file, source)
                 waiting += source.names
     return dict(sorted(found.items()))
 
 
-def source_digest(path: Path) -> str:
-    """Return the SHA-256 of a file, in hex; it is read again only after a change."""
-    return _source(path, "").digest
+def source_digest(path: Path, module: str) -> str:
+    """Return the SHA-256 of `module`'s file, in hex; it is read again only after a change."""
+    return _source(path, module).digest
+
+
+@contextmanager
+def as_read(module: str) -> Iterator[None]:
+    """Keep what `module` and its `own_imports` say, those of them that the block imports.
+
+    One that was imported before, by somebody else, is taken to be what its file says now.
+
+    Raises `CaptureError`, now and whenever the module is asked for, when a file changes meanwhile:
+    nobody knows which of the two was read.
+    """
+    path = _own_file(module, {})
+    before = {} if path is None else _sources(module, path)
+    try:
+        yield
+    finally:  # a module whose function fails is in memory too
+        for name, (file, source) in before.items():
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if spec is not None and not _is_kept(name):
+                _in_memory[name] = (spec, source if _is_still(file, name, source) else file)
+    for name in before:
+        _kept(name)
+
+
+def _is_still(file: Path, module: str, source: _Source) -> bool:
+    try:
+        return _read_now(file, module).digest == source.digest
+    except OSError:  # it is gone
+        return False
+
+
+def _is_kept(module: str) -> bool:
+    spec, _ = _in_memory.get(module, (None, None))
+    return spec is not None and getattr(sys.modules.get(module), "__spec__", None) is spec
+
+
+def _kept(module: str) -> _Source | None:
+    """Return what a module said when it was imported, None if that was not seen."""
+    if not _is_kept(module):
+        return None
+    _, source = _in_memory[module]
+    if isinstance(source, Path):
+        raise CaptureError(
+            f"{source} changed while it was imported; leave it as it is, and start again"
+        )
+    return source
 
 
 @cache
@@ -133,6 +210,10 @@ def _inside(folders: Sequence[Path], name: str) -> _Module | None:
 
 
 def _source(path: Path, module: str) -> _Source:
+    return _kept(module) or _read_now(path, module)
+
+
+def _read_now(path: Path, module: str) -> _Source:
     is_now = path.stat()
     stamp = (is_now.st_mtime_ns, is_now.st_ctime_ns, is_now.st_size, is_now.st_ino)
     return _read(path, module, stamp)
@@ -174,8 +255,9 @@ def _named(node: ast.AST, package: str) -> Iterable[str]:
         case ast.Call(
             func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
             args=[ast.Constant(value=str(name)), *_],
-        ) if not name.startswith("."):
-            return [name]
+        ):
+            with suppress(ImportError):  # beyond the outermost package
+                return [resolve_name(name, package)]
     return []
 
 

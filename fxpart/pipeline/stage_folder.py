@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fxpart.errors import CacheError, SpecError
+from fxpart.temporary_name import temporary_name
 
 __all__ = ["new_folder"]
 
@@ -24,9 +25,9 @@ def new_folder(folder: Path, mark: str) -> Iterator[Path]:
     """
     if folder.exists() and not (folder / mark).is_file() and _holds_something(folder):
         raise SpecError(f"{folder} holds something else; give a folder that is new, or empty")
-    token = secrets.token_hex(8)
-    fresh = folder.with_name(f".{folder.name}.{token}.tmp")
-    old = folder.with_name(f".{folder.name}.{token}.old")
+    fresh = folder.with_name(temporary_name())
+    # Whoever is killed here leaves what was there before under a name that says so.
+    old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
     try:
         fresh.mkdir(parents=True)
         yield fresh

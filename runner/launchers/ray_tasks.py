@@ -4,13 +4,14 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
 from runner.launchers.extras import needs
 from runner.launchers.interrupts import GRACE_S
+from runner.launchers.ray_room import lacking
 from runner.launchers.work import LostJobError, Ticket, Work, failed, python_path, run_ticket
 
 if TYPE_CHECKING:
@@ -43,23 +44,21 @@ def over_ray(
     tickets: Sequence[Ticket],
     init: Mapping[str, Any],
     remote: Mapping[str, Any],
+    say: Callable[[str], None],
 ) -> Iterator[tuple[int, "JobReturn"]]:
     """Yield each job's number and how it ended, as they end.
 
-    `init` is what ``ray.init`` takes, `remote` the options of a job's task. A cluster that was
-    started here is kept for the next jobs and ends with this process.
+    `init` is what ``ray.init`` takes, `remote` the options of a job's task; `say` hears why jobs
+    wait. A cluster that was started here is kept for the next jobs and ends with this process. So
+    may this process with a cluster: Ray ends it when one of its own is killed.
 
     Raises:
-        SpecError: for a cluster that does not answer, options that Ray does not know, and without
-            Ray.
+        SpecError: for a cluster that does not answer or can never run a job, options that Ray does
+            not know, and without Ray.
 
     """
     address = str(init.get("address") or os.environ.get("RAY_ADDRESS") or _LOCAL)
-    words = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
-    if address != _LOCAL:
-        words.update(_AS_GUEST if _has_token() else {})
-    # Ray reads them when it is imported.
-    os.environ.update({name: os.environ.get(name, text) for name, text in words.items()})
+    _set_environment(address, init)
     with needs("ray", "ray", "ray"):
         import ray
     _connect(address, init)
@@ -67,6 +66,7 @@ def over_ray(
         task = ray.remote(**remote)(run_ticket)
     except (TypeError, ValueError) as error:
         raise SpecError(f"hydra.launcher.remote: {one_line(error)}") from error
+    _check_room(address, remote, say)
     shared = ray.put(work)
     left = list(reversed(tickets))
     running: dict[Any, Ticket] = {}
@@ -81,6 +81,14 @@ def over_ray(
     except BaseException:
         _stop(list(running))
         raise
+
+
+def _set_environment(address: str, init: Mapping[str, Any]) -> None:
+    """Set what Ray reads when it is imported, but for what the user has set."""
+    words = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
+    if address != _LOCAL:
+        words.update(_AS_GUEST if _has_token() else {})
+    os.environ.update({name: os.environ.get(name, text) for name, text in words.items()})
 
 
 def _has_token() -> bool:
@@ -145,6 +153,27 @@ def answers_http2(host: str, port: int) -> str | None:
     except OSError as error:
         return error.strerror or str(error)
     return None if header[3:4] == bytes([_SETTINGS]) else "what answers there is something else"
+
+
+def _check_room(address: str, remote: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Refuse jobs that a cluster of this machine never has room for; elsewhere say that they wait.
+
+    One that is there may grow.
+    """
+    import ray
+
+    machines: Sequence[Mapping[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    lacks = lacking(remote, machines)
+    if lacks and address == _LOCAL:
+        raise SpecError(
+            f"hydra.launcher.remote asks for {lacks}, which the Ray cluster started here does not"
+            " have; no job could start; ask for less"
+        )
+    if lacks:
+        say(
+            f"no machine of the Ray cluster at {address} has {lacks}, which"
+            " hydra.launcher.remote asks for; the jobs wait until one has"
+        )
 
 
 def _end(done: "ObjectRef[JobReturn]", ticket: Ticket) -> "JobReturn":

@@ -1,5 +1,6 @@
 """The ranked table of a report."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -11,6 +12,7 @@ from runner.report.settings import cell, headings
 
 __all__ = ["MOST_ROWS", "table_html"]
 
+_SYLLABLE = re.compile(r"(?<=micro)(?=batch)|(?<=check)(?=pointing)")
 MOST_ROWS = 16
 """Rows that are shown at first: what fits a screen beside the plot."""
 
@@ -56,8 +58,13 @@ def _head_cell(name: str, unit: str = "", css: str = "") -> str:
     small = f"<br><small>{escape(unit)}</small>" if unit else ""
     return (
         f'<th scope="col"{_classes([css] if css else [])}>'
-        f'<button type="button">{escape(name)}{small}</button></th>'
+        f'<button type="button">{_hyphenated(name)}{small}</button></th>'
     )
+
+
+def _hyphenated(name: str) -> str:
+    """Return a heading that may be broken where a long word may be."""
+    return "&shy;".join(map(escape, _SYLLABLE.split(name)))
 
 
 def _finished_row(ranking: Ranking, ranked_row: RankedRow) -> tuple[list[str], str]:

@@ -103,7 +103,7 @@ def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
     """
     done = [row for row in rows if finished(row)]
     if done and all(number(row, "microbatch_ms") is not None for row in done):
-        shown = [_MICROBATCH, _STEP, _BUBBLE, _SCHEDULE_PEAK]
+        shown = [_MICROBATCH, _SCHEDULE_PEAK, _STEP, _BUBBLE]
     else:
         served = any((number(row, "replicas") or 0) > 1 for row in done)
         shown = [_LATENCY, _GAP, _PEAK, *([_SERVED] if served else [])]

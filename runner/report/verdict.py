@@ -11,6 +11,10 @@ from runner.terminal import counted
 __all__ = ["Verdict", "counts_text", "verdict"]
 
 
+_PER = {"microbatch_ms": " per microbatch", "example_ms": " per example"}
+"""What a time is of, where it is not of an input."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The answer for one model."""
@@ -30,8 +34,7 @@ def verdict(ranking: Ranking, model: str) -> Verdict:
     equal = sum(1 for row in rows if row.best) - 1
     also = f" (and {counted(equal, 'other')} equal to it)" if equal else ""
     sentence = f"{_named(ranking, best)}{also}: {by.text(best.row)} {by.unit}"
-    if by.key == "microbatch_ms":
-        sentence += " per microbatch"
+    sentence += _PER.get(by.key, "")
     middle, worst = median(times), max(times)
     if len(rows) == 1:
         sentence += ", the only result"
@@ -70,12 +73,13 @@ def _instead(ranking: Ranking, rows: tuple[RankedRow, ...]) -> tuple[str, ...]:
     best = rows[0]
     words: dict[int, list[str]] = {}
     for word, key in (("fewest devices", "devices_used"), ("least memory", ranking.memory.key)):
+        # Of equals the one that is named in the fewest words: no box with devices left idle.
         said = [
-            (value, index)
+            (value, ranking.by.value(row.row) or 0.0, len(_named(ranking, row)), index)
             for index, row in enumerate(rows)
             if row.pareto and (value := number(row.row, key)) is not None
         ]
-        least, index = min(said, default=(0.0, 0))
+        least, *_, index = min(said, default=(0.0, 0.0, 0, 0))
         if least < (number(best.row, key) or 0.0):
             words.setdefault(index, []).append(word)
     return tuple(
@@ -96,7 +100,8 @@ def _compared(ranking: Ranking, row: RankedRow, best: RankedRow) -> str:
     devices = f", {counted(int(used), 'device')}" if used is not None else ""
     held = f"{ranking.memory.text(row.row)} {ranking.memory.unit}"
     return (
-        f"{_named(ranking, row)}, {ranking.by.text(row.row)} {ranking.by.unit}{more}, {held}"
+        f"{_named(ranking, row)}, {ranking.by.text(row.row)} {ranking.by.unit}"
+        f"{_PER.get(ranking.by.key, '')}{more}, {held}"
         f"{devices}"
     )
 

@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from runner.sweeps.locks import LOCKS_TAG, Locks
 from runner.tracking import LoggedRun, Tracker
 
-__all__ = ["set_aside"]
+__all__ = ["CUT_OFF", "set_aside"]
 
-_CUT_OFF = "cut off: its process ended before it did"
+CUT_OFF = "cut off: its process ended before it did"
+"""What is said of a run whose process was killed."""
 
 
 def set_aside(tracker: Tracker, keys: Sequence[str], locks: Locks) -> Mapping[str, tuple[str, ...]]:
@@ -26,7 +27,7 @@ def set_aside(tracker: Tracker, keys: Sequence[str], locks: Locks) -> Mapping[st
         if run.status == "FAILED":
             tracker.supersede(run.run_id)
         elif not _may_be_at_work(run, key, locks):
-            tracker.mark_cut_off(run.run_id, _CUT_OFF)
+            tracker.mark_cut_off(run.run_id, CUT_OFF)
         else:
             continue
         sweeps[key] = (*sweeps.get(key, ()), *mine)

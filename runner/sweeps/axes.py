@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fxpart.errors import SpecError, nearest_names, one_line
+from fxpart.errors import SpecError, nearest_names
+from runner.refused_override import unreadable
 from runner.specs import quote_numbers
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ def _of_params(
         try:
             parsed += parser.parse_overrides([text])
         except HydraException as error:
-            raise SpecError(f"{_PARAMS}: {text} cannot be read: {one_line(error)}") from error
+            raise SpecError(f"{_PARAMS}: {unreadable(text, str(error))}") from error
         if parsed[-1].is_sweep_override() and parsed[-1].is_hydra_override():
             raise SpecError(f"{_PARAMS}: {key} is Hydra's own and cannot be swept; leave it out")
     return parsed

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["run_grid"]
 
+_MOST_SAME = 3
+"""Lines about jobs that are the same: the rest is said in one."""
+
 
 def run_grid(
     context: "HydraContext",
@@ -116,9 +119,14 @@ def _chosen(composed: Sequence[Composed], where: str | None) -> list[Job]:
 def _say_same(jobs: Sequence[Job]) -> None:
     """Say which jobs are the same as an earlier one: names differ, nothing that decides does."""
     first: dict[str, Job] = {}
+    said: dict[tuple[str, str], None] = {}
     for job in jobs:
         known = first.setdefault(job.key, job)
         if known is not job:
-            mine = [one for one in job.overrides if one not in known.overrides]
-            its = [one for one in known.overrides if one not in job.overrides]
-            show(f"same:      {' '.join(mine)} is the same as {' '.join(its)}, run once")
+            mine = " ".join(one for one in job.overrides if one not in known.overrides)
+            its = " ".join(one for one in known.overrides if one not in job.overrides)
+            said[mine, its] = None
+    for mine, its in list(said)[:_MOST_SAME]:
+        show(f"same:      {mine} is the same as {its}, run once")
+    if len(said) > _MOST_SAME:
+        show(f"same:      and {len(said) - _MOST_SAME} more pairs")

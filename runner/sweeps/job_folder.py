@@ -1,16 +1,28 @@
-"""Where the files of a job go, below the sweep's folder."""
+"""Where the files of a sweep go, and those of each job below."""
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxpart.errors import CacheError
 from runner.sweeps.jobs import Job
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["job_folder"]
+__all__ = ["job_folder", "make_folder"]
 
 _ODD = re.compile(r"[^\w.+-]+")
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder of a sweep. Raises `CacheError` where that cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"cannot write {folder}: {error.strerror}; choose another folder with hydra.sweep.dir="
+        ) from error
 
 
 def job_folder(job: Job, config: "DictConfig") -> str:

@@ -35,6 +35,8 @@ class Job:
     error: str | None
     key: str
     """The job's identity: a hash of what decides its result, 16 hex digits."""
+    inputs: str | None = None
+    """Its `runner.identity.inputs_key` when the sweep began: by then, what it reads has to be."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -16,6 +16,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from fxpart.errors import CacheError
+from fxpart.temporary_name import temporary_name
 
 __all__ = ["LOCKS_TAG", "Locks", "sweep_lock"]
 
@@ -38,7 +39,7 @@ def _opened(path: Path, _process: int) -> int:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             # Whoever is first names the file; it never appears without its name.
-            fresh = path.with_name(f"{path.name}.{os.getpid()}")
+            fresh = path.with_name(temporary_name())
             fresh.write_bytes(bytes(_COUNT_BYTES) + os.urandom(_NAME_BYTES))
             with suppress(FileExistsError):
                 os.link(fresh, path)
@@ -83,6 +84,17 @@ class Locks:
                 return False
             if error.errno not in _UNSUPPORTED:
                 raise
+        return True
+
+    @property
+    def work(self) -> bool:
+        """Whether the file system has locks at all."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _byte("work"))
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            return False
         return True
 
     @property

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fxpart.errors import FxpartError, SpecError
+from fxpart.temporary_name import remove_abandoned
 from runner.files import read_result
 from runner.job import RESULT_FILE, TRACEBACK_FILE, JobIdentity, keep_failure, run_job
 from runner.sweeps.jobs import JobEnd
@@ -58,10 +59,12 @@ def _run(placed: Placed) -> JobEnd:
         root=placed.root,
         sweep=placed.sweep,
         key=job.key,
+        inputs=job.inputs,
         tracking=placed.tracking,
     )
     for name in (RESULT_FILE, TRACEBACK_FILE):  # of an earlier attempt
         (placed.folder / name).unlink(missing_ok=True)
+    remove_abandoned(placed.folder, below=True)
     if job.config is None:
         outcome = keep_failure(None, identity, SpecError(job.error or "no configuration"))
     else:

@@ -6,18 +6,19 @@ the same, and what is known already need not be run.
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal
 
 from fxpart.errors import SpecError, nearest_names
+from runner.metric_names import ALWAYS, OF_SOME_JOBS
 from runner.sweeps.jobs import JobEnd
 from runner.sweeps.optuna_samplers import distributions, make_sampler, places
 from runner.sweeps.optuna_space import Space
 
-__all__ = ["Goal", "Proposal", "Search", "Trial", "read_goals"]
+__all__ = ["Goal", "Proposal", "Search", "Trial", "read_goals", "refuse_unknown_metrics"]
 
 Direction = Literal["minimize", "maximize"]
 _DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
@@ -74,6 +75,22 @@ def read_goals(metric: object, direction: object) -> tuple[Goal, ...]:
     if len(set(metrics)) < len(metrics):
         raise SpecError(f"hydra.sweeper.metric names one twice: {', '.join(metrics)}")
     return tuple(Goal(one, _direction(way)) for one, way in zip(metrics, directions, strict=True))
+
+
+def refuse_unknown_metrics(goals: Sequence[Goal]) -> None:
+    """Raise `SpecError` for a metric that no job has, whatever its configuration.
+
+    Whether one has a metric that depends on it, such as ``step_ms``, is known when it has finished.
+    """
+    known = (*ALWAYS, *OF_SOME_JOBS)
+    for goal in goals:
+        if goal.metric not in known:
+            raise SpecError(_no_metric(goal.metric, known))
+
+
+def _no_metric(asked: str, known: Iterable[str]) -> str:
+    near = nearest_names(asked, known)
+    return f"hydra.sweeper.metric={asked} is no metric of a finished job; {near}"
 
 
 def _direction(asked: str) -> Direction:
@@ -214,8 +231,7 @@ def _value(metric: str, end: JobEnd) -> float | None:
     Of a result that is read again such a metric is missing, which says nothing of the name.
     """
     if metric not in end.metrics and not end.known:
-        near = nearest_names(metric, sorted(end.metrics))
-        raise SpecError(f"hydra.sweeper.metric={metric} is no metric of a finished job; {near}")
+        raise SpecError(_no_metric(metric, end.metrics))
     return _number(metric, end)
 
 

@@ -17,7 +17,13 @@ from runner.sweeps.jobs import Job
 from runner.sweeps.loading import SweepLoad
 from runner.sweeps.make_job import make_job
 from runner.sweeps.optuna_space import Space, keys_of, read_space
-from runner.sweeps.optuna_study import Goal, Search, Trial, read_goals
+from runner.sweeps.optuna_study import (
+    Goal,
+    Search,
+    Trial,
+    read_goals,
+    refuse_unknown_metrics,
+)
 from runner.sweeps.session import About, Session
 from runner.sweeps.sum_up import sum_up
 from runner.sweeps.where import parse_where
@@ -65,6 +71,7 @@ def run_optuna(
         )
     sweeper = _plain(config.hydra.sweeper)
     settings = _settings(sweeper)
+    refuse_unknown_metrics(settings.goals)
     zips = _plain(config.zip) if config.zip else None
     asked = read_space(arguments, sweeper["params"], zips, context.config_loader)
     space = replace(asked, fixed=for_jobs(asked.fixed))

@@ -17,6 +17,8 @@ __all__ = ["SweepProgress", "time_text"]
 
 _EVERY_S = 15.0
 """Between two lines in a log."""
+_TELLING = 3
+"""Jobs that have to end before they say how long the others take."""
 
 
 class SweepProgress:
@@ -26,7 +28,7 @@ class SweepProgress:
         self._total = total
         self._counts: Counter[str] = Counter()
         self._ran = 0
-        self._start_s = self._said_s = monotonic()
+        self._start_s = self._said_s = self._first_end_s = monotonic()
         self._bar: Progress | None = None
 
     def __enter__(self) -> Self:
@@ -54,11 +56,17 @@ class SweepProgress:
         self._counts[end.status] += 1
         self._counts["known"] += end.known
         self._ran += not end.known
+        if self._ran == 1 and not end.known:
+            self._first_end_s = monotonic()
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=self._done, tally=self._rest())
         elif self._ran and self._done < self._total and monotonic() - self._said_s > _EVERY_S:
             self._said_s = monotonic()
             _say(f"{self._tally()}, {self._rest()}")
+
+    def tell(self, line: str) -> None:
+        """Say what happened beside jobs that ended."""
+        _say(line)
 
     @property
     def _done(self) -> int:
@@ -79,9 +87,10 @@ class SweepProgress:
 
     def _rest(self) -> str:
         left = self._total - self._done
-        if not self._ran:
+        if self._ran < _TELLING:
             return f"{left} left"
-        each_s = (monotonic() - self._start_s) / self._ran
+        # The first end is that of what comes once: processes that start, a model that is captured.
+        each_s = (monotonic() - self._first_end_s) / (self._ran - 1)
         return f"{left} left, about {time_text(left * each_s)} to go"
 
 

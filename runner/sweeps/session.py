@@ -11,12 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from fxpart.errors import CacheError, SpecError
+from fxpart.errors import SpecError
 from runner.config import read_tracking
+from runner.sweeps.alone import mark_cut_off_alone
 from runner.sweeps.attempts import set_aside
 from runner.sweeps.elsewhere import is_in_process, run_elsewhere
-from runner.sweeps.job_folder import job_folder
+from runner.sweeps.job_folder import job_folder, make_folder
 from runner.sweeps.jobs import Job, JobEnd, SweepIds
+from runner.sweeps.leftovers import lost_results, remove_half_written
 from runner.sweeps.locks import Locks, sweep_lock
 from runner.sweeps.one_job import end_of, run_placed
 from runner.sweeps.progress import SweepProgress
@@ -140,6 +142,7 @@ class Session:
         found = self._earlier() if self._resume else None
         if self._resume:
             send_unsent(self.root / "outputs", self.tracker)
+            mark_cut_off_alone(self.tracker, self.root)
         if found:
             self.ids = SweepIds(found.tags["sweep_id"], found.run_id)
             before = Path(found.tags.get("folder", ""))
@@ -147,11 +150,12 @@ class Session:
                 self.folder = before
             self.tracker.reopen_sweep(found.run_id)
         else:
-            _make(self.folder)
+            make_folder(self.folder)
             sweep = secrets.token_hex(8)
             parent = self.tracker.start_sweep(self.about.title, self._tags(sweep))
             # Where nothing is kept, the files of an earlier start are known by the same id.
             self.ids = SweepIds(sweep if parent else self.about.key, parent)
+        remove_half_written(self._config, self.folder, self.root)
         # Launchers keep files of their own beside the jobs.
         from omegaconf import open_dict
 
@@ -242,6 +246,10 @@ class Session:
                 " hydra.sweep.subdir=, or have ${hydra.job.num} in it"
             )
 
+    def notes(self) -> list[str]:
+        """Return lines about what the results do not say: files that are gone."""
+        return lost_results(self.folder, self.jobs, self.ends, self._config)
+
     def _end(self, key: str, end: JobEnd) -> None:
         self.ends[key] = end
         self._count(key, end)
@@ -262,6 +270,7 @@ class Session:
             left = [one for one in left if one.job.key not in ends]
             if not left:
                 return
+            self._progress.tell(f"{len(left)} of the jobs were lost: {self.lost_why}")
             self._missing({one.job.key: one.job for one in left})
         for one in left:
             self._end(one.job.key, JobEnd("lost", {}, self.lost_why))
@@ -284,12 +293,3 @@ class Session:
         unlogged = {key: end for key, end in in_files.items() if end.error}
         mine = {key: replace(end, known=key not in in_files) for key, end in settled.items()}
         return {**unlogged, **mine}
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CacheError(
-            f"cannot write {folder}: {error.strerror}; choose another folder with hydra.sweep.dir="
-        ) from error

@@ -59,6 +59,7 @@ def write_placed(path: Path, placed: Placed) -> None:
         "config": _without_tracking(job.config) if job.config else None,
         "error": job.error,
         "key": job.key,
+        "inputs": job.inputs,
         "folder": placed.folder,
         "root": placed.root,
         "sweep": asdict(placed.sweep),
@@ -88,6 +89,7 @@ def read_placed(path: Path, tracking: TrackingConfig) -> Placed:
             config=replace(config, tracking=tracking) if config else None,
             error=said["error"],
             key=said["key"],
+            inputs=said["inputs"],
         )
         ids = said["sweep"]
         sweep = SweepIds(ids["sweep"], ids["parent_run"], tuple(ids["also"]))

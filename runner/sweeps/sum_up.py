@@ -47,6 +47,7 @@ def sum_up(session: "Session") -> None:
         )
     data = _data(session, problems)
     show_sweep(data, None if session.is_verbose else _SHOWN)
+    show(*session.notes())
     path = session.folder / REPORT_FILE
     write_text(path, report_html(data))
     _record(session, path, problems)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.plugins.sweeper import Sweeper
 
+from fxpart.errors import SpecError
+
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
     from omegaconf import DictConfig
@@ -38,4 +40,20 @@ class RunnerSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the sweep that the command line asks for."""
+        from runner.launchers.check_settings import check_launcher
+
+        _, _, config = self._given
+        _check_params(config)
+        check_launcher(config)
         self.work()(*self._given, arguments)
+
+
+def _check_params(config: "DictConfig") -> None:
+    from omegaconf import DictConfig
+
+    params = config.hydra.sweeper.get("params")
+    if params is not None and not isinstance(params, DictConfig):
+        raise SpecError(
+            f"hydra.sweeper.params={params} must be keys with their values, such as"
+            " 'hydra.sweeper.params={devices: \"2x16gb,4x16gb\"}'"
+        )

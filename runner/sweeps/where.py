@@ -170,10 +170,10 @@ def _compare(node: ast.Compare, look: _Look, text: str) -> bool:
     left, left_node = _evaluate(node.left, look, text), node.left
     for sign, right_node in zip(node.ops, node.comparators, strict=True):
         right = _evaluate(right_node, look, text)
-        said = f"{ast.unparse(left_node)} ({_kind(left)}) and {ast.unparse(right_node)}"
         try:
             holds = _pair(sign, left, right)
         except TypeError as error:
+            said = f"{ast.unparse(left_node)} ({_kind(left)}) and {ast.unparse(right_node)}"
             raise _wrong(text, f"{said} ({_kind(right)}) cannot be compared") from error
         if not holds:
             return False

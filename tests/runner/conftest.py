@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest.mock import patch
@@ -24,13 +26,16 @@ def graph_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A user's folder with a model in it."""
+def folder(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A user's folder with a model in it; the next test has modules of the same names."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(graph_cache))
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     (tmp_path / "tiny.py").write_text(MODEL)
-    return tmp_path
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
 
 
 @pytest.fixture(scope="session")

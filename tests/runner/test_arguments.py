@@ -1,5 +1,6 @@
 import pytest
 
+from fxpart.errors import SpecError
 from runner.arguments import hydra_arguments
 
 
@@ -7,12 +8,17 @@ from runner.arguments import hydra_arguments
     ("typed", "given"),
     [
         (["mode=single"], ["mode=single"]),
-        (["mode=a,b", "-m", "devices=4x16gb"], ["-m", "mode=a,b", "devices=4x16gb"]),
+        (["mode=a,b", "-m", "devices=4x16gb"], ["--multirun", "mode=a,b", "devices=4x16gb"]),
         (["--multirun", "mode=a,b"], ["--multirun", "mode=a,b"]),
-        (["mode=a,b", "-v", "-m"], ["-m", "mode=a,b", "verbose=true"]),
+        (["mode=a,b", "-v", "-m"], ["--multirun", "mode=a,b", "verbose=true"]),
+        (["-mv", "mode=a,b"], ["--multirun", "mode=a,b", "verbose=true"]),
         (["--verbose"], ["verbose=true"]),
-        (["--cfg", "job", "mode=single"], ["--cfg", "job", "mode=single"]),
+        (["a=1", "--cfg", "job", "mode=single"], ["--cfg=job", "a=1", "mode=single"]),
+        (["a=1", "-cd", "conf/x"], ["--config-dir=conf/x", "a=1"]),
+        (["mode=single", "--info"], ["--info=all", "mode=single"]),
+        (["-sc", "install=bash"], ["--shell-completion", "install=bash"]),
         (["rerun=abc", "hydra.run.dir=x"], ["rerun=abc", "hydra.run.dir=x"]),
+        (["~mode", "+a=-1", "a="], ["~mode", "+a=-1", "a="]),
     ],
 )
 def test_flags_stand_anywhere(typed: list[str], given: list[str]) -> None:
@@ -23,3 +29,27 @@ def test_a_rerun_gets_a_folder_that_says_so() -> None:
     *_, folder = hydra_arguments(["rerun=0123456789abcdef"])
     assert folder.startswith("hydra.run.dir=outputs/runs/${now:")
     assert folder.endswith("_rerun_01234567")
+    assert hydra_arguments(["rerun=0123456789abcdef", "-cd", "x"])[-1] == folder
+    assert hydra_arguments(["rerun=0123456789abcdef", "-m"])[-1] == "rerun=0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["-q"], "-q is no flag; -m runs a sweep, -v says more"),
+        (["mode=single", "--multrun"], "--multrun is no flag; nearest: --multirun"),
+        (["--mode=single"], "--mode=single is no flag; write mode=single, without -"),
+        (["-c"], "argument --cfg/-c: expected one argument; see python -m runner --help"),
+        (["mode=single", "-c", "joob"], "invalid choice: 'joob' (choose from "),
+        (["--conf", "x"], "ambiguous option: --conf could match --config-path"),
+        (["=3"], "'=3' has no key; write key=value"),
+        ([""], "'' has no key"),
+        (["hydra.launcher=joblib"], "chosen with a slash; write hydra/launcher=joblib"),
+        (["hydra.sweeper=3"], "chosen with a slash; write hydra/sweeper=3"),
+    ],
+)
+def test_what_means_nothing_is_refused(typed: list[str], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        hydra_arguments(typed)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)

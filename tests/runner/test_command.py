@@ -85,7 +85,7 @@ def test_what_does_not_fit_says_what_would(folder: Path) -> None:
         (["devices=4x16"], "size '16' has no unit"),
         (["transfer_rate=pcie9"], "nearest: pcie5"),
         (["model.batch=3"], "model.batch does not exist; in model, nearest: batch_size"),
-        (["model.batch_size=abc"], "could not be converted to Integer"),
+        (["model.batch_size=abc"], "model.batch_size=abc must be a whole number"),
         (["mode.max_pass=3"], "no option 'max_pass'; nearest: max_passes"),
         (["+speed=3"], "speed does not exist"),
         (

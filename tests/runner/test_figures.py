@@ -248,5 +248,5 @@ def test_what_is_drawn(
 
 
 def test_a_choice_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(SpecError, match="figures=every does not exist; there are: all, auto, none"):
+    with pytest.raises(SpecError, match="figures=every does not exist; write auto, all, none"):
         check_figures("every")

@@ -14,6 +14,7 @@ from runner.experiment import model_spec
 from runner.identity import (
     Choices,
     config_key,
+    inputs_key,
     override_values,
     parameters,
     without_elsewhere,
@@ -26,7 +27,7 @@ CHOICES = Choices("gpt2", "kl_based", "2x16gb", "pcie4")
 
 
 def key_of(config: Config) -> str:
-    return config_key(config, model_spec(config).key())
+    return config_key(config, inputs_key(config, model_spec(config).key()))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,8 @@ def test_names_and_places_do_not(override: str) -> None:
         ("latency=profiled", "latency.threads=2", "latency.op_overhead_s=1"),
         ("latency=calibrated", "latency.repeats=2", "latency.op_overhead_s=1"),
         ("latency=roofline", "latency.op_overhead_s=1", "latency.repeats=2"),
-        ("execute=local", "execute.seed=1", "execute.save_stages=true"),
+        ("execute=local", "execute.seed=1", "execute.timeout_s=9"),
+        ("execute=local", "execute.save_stages=true", "execute.timeout_s=9"),
         ("execute=pipeline", "execute.repeats=9", "execute.timeout_s=9"),
         ("execute=none", "execute=local", "execute.repeats=9"),
     ],
@@ -151,7 +153,8 @@ def test_names_of_accelerators_do_not() -> None:
 def test_versions_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     config = read(*BASE)
     before = key_of(config)
-    assert config_key(config, {**model_spec(config).key(), "factory_sha256": "1"}) != before
+    other = inputs_key(config, {**model_spec(config).key(), "factory_sha256": "1"})
+    assert config_key(config, other) != before
     monkeypatch.setattr(identity, "installed_version", lambda _: None)
     assert key_of(config) != before
 

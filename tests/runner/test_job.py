@@ -1,8 +1,6 @@
 """One job in this process: what it says, what it leaves in files, and what the tracker knows."""
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -26,11 +24,10 @@ FIGURES = ("memory.svg", "partition_graph.svg")
 
 
 @pytest.fixture
-def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.syspath_prepend(str(folder))
-    yield folder
-    sys.modules.pop("tiny", None)  # of this folder; the next test has its own
+    return folder
 
 
 def configured(*overrides: str) -> Config:
@@ -98,7 +95,7 @@ def test_figures_are_drawn_as_asked(
 
 def test_a_choice_of_figures_that_does_not_exist_is_one_line(here: Path) -> None:
     outcome = run_job(configured("figures=al"), identity(here))
-    assert outcome == Outcome("failed", "figures=al does not exist; nearest: all")
+    assert outcome == Outcome("failed", "figures=al does not exist; write auto, all, none")
 
 
 def test_the_written_configuration_is_what_ran_without_a_login(here: Path) -> None:

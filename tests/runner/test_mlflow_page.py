@@ -53,7 +53,7 @@ def test_an_address_and_a_command_are_said_without_a_password() -> None:
     assert page.command is None
     page = page_of("postgresql://me:a/secret@host/db?sslpassword=secret", "1", None)
     assert page.command is not None
-    assert page.command.endswith("'postgresql://me@host/db?sslpassword=***'")
+    assert page.command.endswith("'postgresql://me:PASSWORD@host/db?sslpassword=PASSWORD'")
 
 
 def test_comparison_page_of_all_runs_leaves_sweeps_out(

@@ -9,12 +9,12 @@ from unittest.mock import patch
 import pytest
 from mlflow import MlflowClient
 
+from benchmarks.mlflow_server import Served
 from runner import mlflow_tracker, send
 from runner.mlflow_tracker import MlflowTracker
 from runner.tracking import TrackingConfig
 from runner.unsent import unsent_files
 from tests.runner.command import SMALL
-from tests.runner.served import Served
 from tests.runner.sweeps.sweeping import sweep
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")

@@ -3,6 +3,8 @@
 import json
 from typing import Any
 
+import pytest
+
 from runner.mlflow_view import comparison_view, sweep_filter
 
 
@@ -48,11 +50,28 @@ def test_what_is_swept_comes_before_all_else() -> None:
     assert state["selectedColumns"][:4] == [
         "params.`devices`",
         "params.`model.batch_size`",
+        "metrics.`examples_per_s`",
         "params.`mode`",
-        "metrics.`latency_ms`",
     ]
     assert len(set(state["selectedColumns"])) == len(state["selectedColumns"])
     assert state["columnWidths"]["params.`model.batch_size`"] >= 8 * len("model.batch_size")
     (choices,) = (c for c in state["compareRunCharts"] if c["type"] == "PARALLEL")
     assert choices["selectedParams"] == ["devices", "model.batch_size"]
     assert "metrics.`latency_ms`" in state["columnWidths"]
+
+
+@pytest.mark.parametrize(
+    ("swept", "key", "least_first"),
+    [
+        ((), "latency_ms", True),
+        (("mode", "devices"), "latency_ms", True),
+        (("mode", "model.batch_size"), "examples_per_s", False),
+        (("microbatches",), "microbatches_per_s", False),
+    ],
+)
+def test_the_order_is_that_of_our_ranking(
+    swept: tuple[str, ...], key: str, least_first: bool
+) -> None:
+    state = state_of("abc", *swept)
+    assert (state["orderByKey"], state["orderByAsc"]) == (f"metrics.`{key}`", least_first)
+    assert f"metrics.`{key}`" in state["selectedColumns"]

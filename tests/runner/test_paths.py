@@ -41,3 +41,15 @@ def test_the_users_folder_is_below_the_working_directory(
     assert paths.user_conf_dir() is None
     (tmp_path / "conf").mkdir()
     assert paths.user_conf_dir() == tmp_path / "conf"
+
+
+def test_a_file_with_the_name_of_a_shipped_choice_is_told_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert paths.unread_choices() == []
+    for name in ("mode/kl_based", "mode/mine", "hydra/launcher/ray"):
+        path = tmp_path / "conf" / f"{name}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    assert paths.unread_choices() == ["conf/hydra/launcher/ray.yaml", "conf/mode/kl_based.yaml"]

@@ -117,7 +117,7 @@ def _say_no_password(tracker: MlflowTracker, root: Path) -> None:
     page = tracker.comparison_page()
     assert page is not None
     assert page.command is not None
-    assert "postgresql+psycopg2://me@127.0.0.1" in page.command
+    assert "postgresql+psycopg2://me:PASSWORD@127.0.0.1" in page.command
     word = PASSWORD.split()[1]
     wrong = {
         tracker.uri.replace(word, f"{word}-not"): 'password authentication failed for user "me"',

@@ -1,5 +1,6 @@
 """A run again, from what it logged."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ def test_a_run_is_repeated_with_the_same_result(
     assert outcome.status == "finished"
     shown = capsys.readouterr().out
     assert f"rerun:     the same as {run_id} in latency_ms, peak_memory_gib" in shown
+    assert "not what it was" not in shown
     again = next(r for r in tracked_runs(Path.cwd()) if "sweeps" not in r.data.tags)
     assert again.data.params == logged["kl_based"].data.params
     assert again.data.tags["config_key"] == logged["kl_based"].data.tags["config_key"]
@@ -50,6 +52,33 @@ def test_a_run_is_repeated_with_the_same_result(
 def test_one_that_does_not_fit_does_not_fit_again(logged: dict[str | None, Any]) -> None:
     outcome = rerun(*_again(logged["single"].info.run_id))
     assert outcome.status == "infeasible"
+
+
+def test_a_model_that_was_edited_since_is_told(
+    logged: dict[str | None, Any],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "tiny", raising=False)  # as in a process of its own
+    with (folder / "tiny.py").open("a") as source:
+        source.write("\n# says nothing new\n")
+    assert rerun(*_again(logged["kl_based"].info.run_id)).status == "finished"
+    shown = capsys.readouterr().out
+    assert "rerun:     the same as" in shown
+    assert "not what it was: a source of the model" in shown
+
+
+def test_one_that_fails_now_is_compared_with_nothing(
+    logged: dict[str | None, Any],
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delitem(sys.modules, "tiny", raising=False)
+    (folder / "tiny.py").write_text("def build(batch_size, dtype):\n    return None\n")
+    assert rerun(*_again(logged["kl_based"].info.run_id)).status == "failed"
+    assert "rerun:" not in capsys.readouterr().out
 
 
 def test_what_cannot_be_repeated_is_one_line(logged: dict[str | None, Any]) -> None:

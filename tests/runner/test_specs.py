@@ -169,6 +169,7 @@ def test_quoting_touches_only_numbers_that_choose() -> None:
     ("given", "quoted"),
     [
         ("transfer_rate=choice(16e9,32e9)", "transfer_rate='16e9','32e9'"),
+        ("transfer_rate=nan,-inf,info", "transfer_rate='nan','-inf',info"),
         ("transfer_rate=choice(pcie4, 1)", "transfer_rate=pcie4, '1'"),
         ("devices=glob(4x*)", "devices=glob(4x*)"),
         ("mode=shuffle(single,kl_based)", "mode=shuffle(single,kl_based)"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from runner.tracking import hide_password, without_password
+from runner.tracking import hide_password, password_to_fill_in, without_password
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,18 @@ def test_a_uri_is_shown_without_its_password(uri: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("uri", "shown"),
     [
-        ("postgresql://me:p/w@host/db?sslpassword=a", "postgresql://me@host/db?sslpassword=***"),
+        ("postgresql://me:p/w@host/db?x=1", "postgresql://me:PASSWORD@host/db?x=1"),
+        (
+            "postgresql://host/db?user=me&password=a",
+            "postgresql://host/db?user=me&password=PASSWORD",
+        ),
+        # Whoever has none in it keeps it elsewhere, as in ~/.pgpass.
         ("postgresql://me@host/db", "postgresql://me@host/db"),
-        ("http://:pw@host", "http://host"),
+        ("sqlite:////a/b.db", "sqlite:////a/b.db"),
     ],
 )
-def test_the_user_may_be_kept(uri: str, shown: str) -> None:
-    assert without_password(uri, user=True) == shown
+def test_a_command_says_where_the_password_goes(uri: str, shown: str) -> None:
+    assert password_to_fill_in(uri) == shown
 
 
 @pytest.mark.parametrize(

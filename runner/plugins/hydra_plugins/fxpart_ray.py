@@ -25,6 +25,6 @@ class RayLauncher(SpreadLauncher):
         self, work: "Work", tickets: "Sequence[Ticket]"
     ) -> "Iterator[tuple[int, JobReturn]]":
         """Yield each job's number and how it ended, as they end."""
-        from runner.launchers.ray_tasks import over_ray
+        from runner.launchers.ray_apart import over_ray_apart
 
-        return over_ray(work, tickets, self.settings["init"], self.settings["remote"])
+        return over_ray_apart(work, tickets, self.settings["init"], self.settings["remote"])

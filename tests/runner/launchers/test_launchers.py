@@ -57,6 +57,8 @@ def _terminate(process: int) -> None:
         ("joblib", _interrupt_group, 130, "interrupted\n"),
         ("submitit_local", _interrupt_group, 130, "interrupted\n"),
         ("submitit_local", _terminate, 143, "terminated\n"),
+        ("ray", _interrupt_group, 130, "interrupted\n"),
+        ("ray", _terminate, 143, "terminated\n"),
     ],
 )
 def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
@@ -89,6 +91,21 @@ def test_an_interrupt_leaves_a_ray_cluster_that_was_there(ray_address: str, tmp_
     assert not (tmp_path / "begun_2").exists()
 
 
+def test_a_ray_cluster_that_has_no_room_may_get_some(ray_address: str, tmp_path: Path) -> None:
+    given = settings("ray", tmp_path)
+    given["init"]["address"] = ray_address
+    given["remote"]["num_cpus"] = 64
+    with driving("ray", "endless", 1, tmp_path, given=given) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == (
+            f"no machine of the Ray cluster at {ray_address} has num_cpus=64, which"
+            " hydra.launcher.remote asks for; the jobs wait until one has\n"
+        )
+        _terminate(process.pid)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (143, "", "terminated\n")
+
+
 def test_an_interrupt_cancels_the_jobs_of_slurm(slurm: dict[str, str], tmp_path: Path) -> None:
     begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
     with driving("submitit_slurm", "endless", 3, tmp_path, environment=slurm) as process:
@@ -100,7 +117,7 @@ def test_an_interrupt_cancels_the_jobs_of_slurm(slurm: dict[str, str], tmp_path:
     assert not (tmp_path / "begun_2").exists()
 
 
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+@pytest.mark.parametrize("launcher", HERE)
 def test_workers_end_with_a_sweep_that_is_killed(launcher: str, tmp_path: Path) -> None:
     begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
     with driving(launcher, "endless", 3, tmp_path) as process:

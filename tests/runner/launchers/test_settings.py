@@ -147,7 +147,7 @@ def test_a_ray_cluster_that_is_not_there() -> None:
         port = server.getsockname()[1]
     init = {"address": f"127.0.0.1:{port}", "num_cpus": 2}
     with pytest.raises(SpecError) as caught:
-        list(over_ray(WORK, TICKETS, init, {}))
+        list(over_ray(WORK, TICKETS, init, {}, print))
     assert str(caught.value) == (
         f"no Ray cluster at 127.0.0.1:{port}: Connection refused; start one with `ray start"
         " --head`, or leave hydra.launcher.init.address out to have one started here"
@@ -156,7 +156,7 @@ def test_a_ray_cluster_that_is_not_there() -> None:
 
 def test_an_address_that_is_none() -> None:
     with pytest.raises(SpecError) as caught:
-        list(over_ray(WORK, TICKETS, {"address": "somewhere"}, {}))
+        list(over_ray(WORK, TICKETS, {"address": "somewhere"}, {}, print))
     assert str(caught.value) == (
         "hydra.launcher.init.address=somewhere is no address; write host:6379, ray://host:10001,"
         " auto or local"

@@ -132,11 +132,11 @@ def test_schedules_and_what_was_measured(monkeypatch: Patch, capsys: Capture) ->
     )
     heading = " ".join(" ".join(line.split()) for line in lines[:3])
     assert heading == (
-        "ms per micro- step bubble peak measured error schedule batch ms % GiB parts ms %"
+        "ms per micro- peak step bubble measured error schedule batch GiB ms % parts ms %"
     )
     assert [line.split() for line in lines[4:-1]] == [
-        ["*", "1f1b", "4.000", "32.000", "25.0", "3.500", "4", "40.000", "-20.0"],
-        ["gpipe", "8.000", "32.000", "25.0", "3.500", "4", "-", "-"],
+        ["*", "1f1b", "4.000", "3.500", "32.000", "25.0", "4", "40.000", "-20.0"],
+        ["gpipe", "8.000", "3.500", "32.000", "25.0", "4", "-", "-"],
     ]
     assert lines[-1] == "* least time per microbatch"
 

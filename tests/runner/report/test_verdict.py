@@ -34,6 +34,26 @@ def test_one_that_has_both() -> None:
     )
 
 
+def test_of_equals_the_one_with_the_shorter_name() -> None:
+    """A larger box, in which devices stay idle."""
+    used = {"devices_used": 1.0}
+    rows = [
+        row(1.0, devices="4x16gb"),
+        *(row(2.0, devices=box, metrics=used) for box in ("1x16gb+1x24gb", "1x24gb")),
+    ]
+    (instead,) = verdict(ranked(sweep(rows, "devices")), "gpt2").instead
+    assert instead.startswith("Fewest devices: devices=1x24gb, 2.000 ms")
+
+
+def test_a_time_says_what_it_is_of() -> None:
+    rows = [
+        row(1.0, model__batch_size="1", metrics={"examples_per_s": 1000.0}),
+        row(2.0, model__batch_size="4", metrics={"examples_per_s": 2000.0}),
+    ]
+    found = verdict(ranked(sweep(rows, "model.batch_size")), "gpt2")
+    assert found.sentence.startswith("model.batch_size=4: 0.500 ms per example, ")
+
+
 def test_alone_and_equal() -> None:
     alone = verdict(ranked(sweep([row(1.0, metrics={"devices_used": 1.0})])), "gpt2")
     assert alone.sentence == (

@@ -37,6 +37,24 @@ def build(batch_size, dtype):
     return tiny.build(batch_size, dtype)
 """
 
+EDITS = """
+from pathlib import Path
+import tiny
+
+def build(batch_size, dtype):
+    # Meanwhile the user edits the next job's model.
+    source = Path("read_late.py")
+    source.write_text(source.read_text().replace("width=32", "width=40"))
+    return tiny.build(batch_size, dtype)
+"""
+
+LATER = """
+import tiny
+
+def build(batch_size, dtype):
+    return tiny.build(batch_size, dtype, width=32)
+"""
+
 
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -60,12 +78,29 @@ def test_a_job_that_another_sweep_does_meanwhile_is_not_run_again(
 
 
 @pytest.mark.usefixtures("store")
+def test_a_model_that_is_edited_before_it_is_read_is_no_result_of_the_old_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("edits_next.py", EDITS), ("read_late.py", LATER)):
+        (here / name).write_text(text)
+    swept = ["model=custom", "model.name=tiny", "reserve=none", "devices=1x1mb,1x0.001mb"]
+    swept += ["model.factory=edits_next:build,read_late:build"]
+    assert sweep(*swept) == 2
+    assert "source file of the model" in "".join(capsys.readouterr())
+    outcomes = Counter(one.data.tags["outcome"] for one in tracked_runs(here, "tags.kind = 'run'"))
+    # Neither the one that fits nor the one that does not.
+    assert outcomes == {"finished": 1, "infeasible": 1, "failed": 2}
+    assert sweep(*swept) == 0
+
+
+@pytest.mark.usefixtures("store")
 def test_a_job_whose_worker_is_killed_is_run_by_another(folder: Path) -> None:
     factories = "model.factory=tiny:build,tiny:is_killed,tiny:nested"
     swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, factories]
     swept += ["capture.use_cache=false"]  # so that the model is built, whoever did it before
     done = run(folder, *swept, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
     assert done.code == 0, done.err
+    assert "of the jobs were lost: " in done.err
     assert "3 runs" in done.out
     kinds = Counter(one.data.tags["kind"] for one in tracked_runs(folder))
     assert (kinds["sweep"], kinds["run"]) == (1, 3)

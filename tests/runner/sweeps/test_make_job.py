@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from fxpart.errors import SpecError
 from runner.experiment import model_spec
-from runner.identity import Choices, config_key
+from runner.identity import Choices, config_key, inputs_key
 from runner.sweeps.command import command_line
 from runner.sweeps.composition import Composed
 from runner.sweeps.make_job import make_job
@@ -23,7 +23,8 @@ def test_a_job_does_not_hold_where_it_is_logged() -> None:
     job = make_job(3, composed)
     assert job.config is not None
     assert (job.index, job.overrides, job.error) == (3, ("mode=single",), None)
-    assert job.key == config_key(job.config, model_spec(job.config).key())
+    assert job.inputs == inputs_key(job.config, model_spec(job.config).key())
+    assert job.key == config_key(job.config, job.inputs)
 
 
 def test_a_job_without_sense_is_known_by_what_would_decide_it() -> None:

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
 from runner.sweeps.optuna_sweeper import run_optuna
-from tests.runner.command import MODEL, OWN, Done, tracked_runs
+from tests.runner.command import MODEL, OWN, SMALL, Done, tracked_runs
 from tests.runner.several import run_several
 
 OPTUNA = ["-m", "hydra/sweeper=optuna", *OWN]
@@ -39,6 +39,7 @@ COMMANDS = {
         "hydra.sweeper.n_jobs=4",
     ],
     "unfit": [*OPTUNA, *NONE, "mode=kl_based,size_based", "devices=1x0.06mb"],
+    "no_step": [*OPTUNA, *NONE, "mode=kl_based,size_based", "hydra.sweeper.metric=step_ms", SMALL],
     "typo": [*OPTUNA, *NONE, "mode=kl_based,size_based", "hydra.sweeper.metric=latency"],
 }
 BEST = re.compile(r"best: +latency_ms ([\d.e-]+) in job (\d+)\n +python -m runner (.+)")
@@ -138,6 +139,11 @@ def test_an_unknown_metric_is_one_line(searched: Searched) -> None:
     assert done["typo"].error.startswith(
         "hydra.sweeper.metric=latency is no metric of a finished job; nearest: latency_ms"
     )
+    assert "jobs done" not in done["typo"].err
+    # What depends on the configuration is not known before.
+    assert done["no_step"].code == 2
+    assert "1 of 2 jobs done" in done["no_step"].err
+    assert "hydra.sweeper.metric=step_ms is no metric of" in done["no_step"].err
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,19 @@ def test_a_long_sweep_says_how_far_it_is(
 ) -> None:
     clock = [0.0]
     monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
-    with SweepProgress(4) as jobs:
-        for _ in range(2):
-            clock[0] += 40
+    with SweepProgress(6) as jobs:
+        # The first one captures the model, too.
+        for took_s in (100, 40, 40, 40):
+            clock[0] += took_s
             jobs.add(_end("finished"))
-    first, second, last = capsys.readouterr().err.splitlines()
-    assert first == "1 of 4 jobs done, 3 left, about 2 min 0 s to go"
-    assert second == "2 of 4 jobs done, 2 left, about 1 min 20 s to go"
-    assert last == "2 of 4 jobs done in 1 min 20 s"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "1 of 6 jobs done, 5 left",
+        "2 of 6 jobs done, 4 left",
+        "3 of 6 jobs done, 3 left, about 2 min 0 s to go",
+        "4 of 6 jobs done, 2 left, about 1 min 20 s to go",
+        "4 of 6 jobs done in 3 min 40 s",
+    ]
 
 
 def test_a_terminal_sees_a_bar(

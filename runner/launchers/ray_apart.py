@@ -1,0 +1,146 @@
+"""Jobs on a Ray cluster, seen from the sweep: another process talks to Ray, and may go with it."""
+
+import atexit
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError
+from runner.launchers.leftover_processes import end_session
+from runner.launchers.ray_driver import BROKEN, ENDED, LEAVE_S, NOTED, REFUSED
+from runner.launchers.work import LostJobError, Ticket, Work, failed, python_path
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
+    from hydra.core.utils import JobReturn
+
+__all__ = ["over_ray_apart"]
+
+_PROGRAM = "runner.launchers.ray_driver"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Driver:
+    """The process that talks to Ray."""
+
+    process: "subprocess.Popen[bytes]"
+    connection: "Connection[Any, Any]"
+
+
+_kept: list[_Driver] = []
+"""The one of this process, with its cluster: a sweep may hand out its jobs in several goes."""
+
+
+def over_ray_apart(
+    work: Work,
+    tickets: Sequence[Ticket],
+    init: Mapping[str, Any],
+    remote: Mapping[str, Any],
+) -> Iterator[tuple[int, "JobReturn"]]:
+    """Yield each job's number and how it ended, as they end, as `over_ray` does.
+
+    If Ray goes away, the jobs that are left are lost; the next launch begins anew.
+
+    Raises:
+        SpecError: as `over_ray`.
+
+    """
+    from hydra.core.utils import JobStatus
+
+    left = {ticket.index: ticket for ticket in tickets}
+    connection = _driver().connection
+    gone, is_lost = "", False
+    try:
+        connection.send((work, tuple(tickets), dict(init), dict(remote)))
+        while left:
+            index, end = _next_end(connection)
+            del left[index]
+            is_lost |= end.status is JobStatus.FAILED
+            yield index, end
+    except (EOFError, OSError):  # without a word
+        gone = f"the process that talks to it {_let_go()}"
+    except LostJobError as broken:
+        gone = str(broken)
+        _let_go()
+    except BaseException:
+        _let_go()
+        raise
+    if is_lost:
+        # Perhaps all of Ray is going: who begins anew does so with another process.
+        _let_go()
+    for ticket in left.values():
+        yield ticket.index, failed(ticket, LostJobError(f"Ray went away: {gone}"))
+
+
+def _next_end(connection: "Connection[Any, Any]") -> tuple[int, "JobReturn"]:
+    """Return the number of the next job that ends, and how it ended.
+
+    Raises:
+        SpecError: where the user can mend why no job starts.
+        LostJobError: when no other job will end.
+        EOFError: when the other process is gone. An OSError is the same.
+
+    """
+    while True:
+        kind, *said = connection.recv()
+        if kind == ENDED:
+            return said[0], said[1]
+        if kind == REFUSED:
+            raise SpecError(said[0])
+        if kind == BROKEN:
+            raise LostJobError(said[0])
+        if kind == NOTED:
+            with suppress(OSError, ValueError):  # whoever read stderr may be gone
+                sys.stderr.write(f"{said[0]}\n")
+
+
+def _driver() -> _Driver:
+    """Return the process that talks to Ray, the same one as before as long as it is there."""
+    if _kept and _kept[0].process.poll() is not None:
+        _let_go()
+    if not _kept:
+        _kept.append(_start())
+        atexit.register(_let_go)
+    return _kept[0]
+
+
+def _start() -> _Driver:
+    ours, theirs = Pipe()
+    with theirs:
+        # Nothing is imported from the working directory that would not be imported here. In a
+        # session of its own it hears no Ctrl-C of the terminal: the pipe tells it what to do.
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": python_path()},
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
+        )
+    return _Driver(process, ours)
+
+
+def _let_go() -> str:
+    """Have the process interrupt its jobs, let Ray go and end; return how it ended."""
+    atexit.unregister(_let_go)
+    if not _kept:
+        return "is gone"
+    driver = _kept.pop()
+    driver.connection.close()
+    try:
+        driver.process.wait(timeout=LEAVE_S)
+    except subprocess.TimeoutExpired:
+        pass
+    finally:  # an interrupt too: nobody is to stay
+        driver.process.kill()
+        code = driver.process.wait()
+        end_session(driver.process.pid)
+    if code < 0:
+        return f"was killed ({signal.Signals(-code).name})"
+    return f"ended with exit code {code}"
