@@ -93,9 +93,10 @@ def _machine(devices: str) -> tuple[Topology, LatencyModel]:
 
 
 def _kept(file: str) -> OpGraph:
-    graph = read_graph(Path(file))
-    if graph is None:
+    kept = read_graph(Path(file))
+    if kept is None:
         raise SystemExit(f"{file} holds no graph; capture it first")
+    graph, _ = kept
     return graph
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from fxpart.graph import OpGraph
 from fxpart.graph_cache import cache_key, cached_path, read_graph, write_graph
 from fxpart.levels import check_level
-from fxpart.models.factory_source import factory_as_read, loaded_sources
+from fxpart.models.factory_source import factory_as_read, factory_place, loaded_sources
+from fxpart.models.files_read import files_read_by, note_files
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import StepOptions, check_phase
 
@@ -54,14 +55,18 @@ def captured_graph(
     begin = time.perf_counter()
     step = step_key(phase, train_mode=train_mode, options=options)
     path = cached_path(cache_dir, cache_key(spec.key(), level, phase, step)) if cache_dir else None
-    graph = read_graph(path) if path else None
-    if graph is not None:
+    kept = read_graph(path, factory_place(spec.factory)) if path else None
+    if kept is not None:
+        graph, read_then = kept
+        note_files(spec.factory, read_then)
         return CapturedGraph(graph, time.perf_counter() - begin, from_cache=True)
-    # What a forward imports is read while it is captured.
+    # What a forward imports, and opens, is read while it is captured.
     with factory_as_read(spec.factory):
         graph = _capture(spec, level, phase, train_mode=train_mode, options=options)
     if path:
-        write_graph(path, graph, loaded_sources() if spec.factory else ())
+        sources = loaded_sources() if spec.factory else ()
+        read_now, place = files_read_by(spec.factory), factory_place(spec.factory)
+        write_graph(path, graph, sources, files_read=read_now, place=place)
     return CapturedGraph(graph, time.perf_counter() - begin, from_cache=False)
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from fxpart.captured import step_key
 from fxpart.errors import CaptureError, SpecError, nearest_names
 from fxpart.graph_cache import cache_key, cached_path
-from fxpart.models.factory_source import factory_as_read, loaded_sources
+from fxpart.models.factory_source import factory_as_read, factory_place, loaded_sources
+from fxpart.models.files_read import files_read_by, note_files
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import StepOptions, check_phase
 from fxpart.symbolic.dims import SymbolicDim
@@ -129,7 +130,12 @@ class _Task:
     def read(self) -> SymbolicGraph | None:
         """Return what is kept, None where nothing is."""
         path = self.path()
-        return None if path is None else read_symbolic(path)
+        kept = None if path is None else read_symbolic(path, factory_place(self.spec.factory))
+        if kept is None:
+            return None
+        symbolic, read_then = kept
+        note_files(self.spec.factory, read_then)
+        return symbolic
 
     def capture(self) -> SymbolicGraph:
         """Return what is captured now, and keep it."""
@@ -138,7 +144,7 @@ class _Task:
         from fxpart.capture.symbolic import fitted_graph, symbolic_program
         from fxpart.models.symbolic_inputs import symbolic_inputs
 
-        # What a forward imports is read while it is captured.
+        # What a forward imports, and opens, is read while it is captured.
         with factory_as_read(self.spec.factory):
             inputs = symbolic_inputs(self.spec, self.symbols)
             built = inputs.built
@@ -159,7 +165,10 @@ class _Task:
         symbolic = replace(symbolic, value_batch_dim=dims)
         path = self.path()
         if path is not None:
-            write_symbolic(path, symbolic, loaded_sources() if self.spec.factory else ())
+            factory = self.spec.factory
+            sources = loaded_sources() if factory else ()
+            read_now, place = files_read_by(factory), factory_place(factory)
+            write_symbolic(path, symbolic, sources, files_read=read_now, place=place)
         return symbolic
 
 

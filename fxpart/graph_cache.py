@@ -1,8 +1,8 @@
 """Captured graphs on disk: one ``.npz`` a graph, plain arrays and text, never unpickled.
 
 The file name is a hash of what decides the graph as far as it is known before anything runs; the
-digests of the user's own source files, known after, stand in the entry and are checked when it is
-read. The whole folder can be deleted at any time.
+digests of the user's own source files, and of files that they read, known after, stand in the entry
+and are checked when it is read. The whole folder can be deleted at any time.
 """
 
 import hashlib
@@ -16,7 +16,8 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.errors import FxpartError
+from fxpart.errors import CacheError, FxpartError
+from fxpart.file_digest import file_digest
 from fxpart.graph import OpGraph
 from fxpart.installed import installed_version
 from fxpart.stable_json import stable_digest
@@ -26,6 +27,7 @@ __all__ = [
     "cache_key",
     "cached_path",
     "entry_sources",
+    "files_read_of",
     "read_entry",
     "read_graph",
     "write_graph",
@@ -97,6 +99,8 @@ def write_graph(
     graph: OpGraph,
     sources: Iterable[Path] = (),
     *,
+    files_read: Mapping[Path, str] | None = None,
+    place: str = "",
     text: Mapping[str, object] | None = None,
     arrays: Mapping[str, npt.NDArray[Any]] | None = None,
 ) -> None:
@@ -107,6 +111,8 @@ def write_graph(
         graph: what is kept.
         sources: files that decided the graph beside what the key says: when one of them changes,
             the entry no longer counts.
+        files_read: files that decided it too, each with the `file_digest` that it had then.
+        place: from where these were read; from elsewhere, others may be read in their stead.
         text: what else is kept (JSON-able), under names that no field of `OpGraph` has.
         arrays: arrays that are kept too, under other such names.
 
@@ -117,36 +123,51 @@ def write_graph(
     kept = {**{name: list(getattr(graph, name)) for name in _TEXT}, **(text or {})}
     columns = {**{name: getattr(graph, name) for name in _ARRAYS}, **(arrays or {})}
     with whole_file(path, f"the captured graph to {path.parent}", _ADVICE) as temporary:
-        kept["sources"] = {str(source): _digest(source) for source in sources}
+        kept["sources"] = {str(source): file_digest(source) for source in sources}
+        kept["files_read"] = {str(file): known for file, known in (files_read or {}).items()}
+        kept["place"] = place
         packed = np.frombuffer(json.dumps(kept).encode(), dtype=np.uint8)
         with temporary.open("wb") as file:  # of a mere name, numpy would make another one
             np.savez(file, text=packed, **columns)
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
 def entry_sources(path: Path) -> Mapping[Path, str] | None:
-    """Return the SHA-256 of each file that decided the entry at `path` beside what its key says.
+    """Return the digest of each file that decided the entry at `path` beside what its key says.
 
     None where there is no entry, or it is damaged, or one of the files has changed since.
     """
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             text = json.loads(stored["text"].tobytes().decode())
-        sources = {Path(source): str(known) for source, known in text["sources"].items()}
-        return sources if all(_digest(path) == known for path, known in sources.items()) else None
+        return _unchanged({**text["sources"], **text["files_read"]})
     except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError):
         return None
 
 
-def read_graph(path: Path) -> OpGraph | None:
-    """Return the graph at `path`, or None when there is none, or it is damaged or out of date.
+def _unchanged(known: Mapping[str, str]) -> dict[Path, str] | None:
+    """Return files with their digests, None when one is not what it was. Raises `OSError`."""
+    files = {Path(path): digest for path, digest in known.items()}
+    return files if all(file_digest(path) == said for path, said in files.items()) else None
 
-    Such an entry is as good as none: the caller captures again and overwrites it.
+
+def read_graph(path: Path, place: str = "") -> tuple[OpGraph, Mapping[Path, str]] | None:
+    """Return the graph at `path` and the files that were read for it, with their digests.
+
+    None when there is none, or it is damaged, out of date or of files of another `place`. Such an
+    entry is as good as none: the caller captures again and overwrites it.
     """
-    return read_entry(path, lambda graph, _text, _arrays: graph)
+    return read_entry(path, lambda graph, text, _arrays: (graph, files_read_of(text, place)))
+
+
+def files_read_of(text: Mapping[str, Any], place: str) -> Mapping[Path, str]:
+    """Return what the text of an entry says was read, as `write_graph` was given it.
+
+    Raises `CacheError` when that was from another place.
+    """
+    files = {Path(path): str(digest) for path, digest in text["files_read"].items()}
+    if files and text["place"] != place:
+        raise CacheError(f"the graph was made of files as from {text['place']}, not from {place}")
+    return files
 
 
 def read_entry(
@@ -161,7 +182,7 @@ def read_entry(
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays: dict[str, Any] = dict(stored)
         text = json.loads(arrays.pop("text").tobytes().decode())
-        if any(_digest(Path(source)) != known for source, known in text["sources"].items()):
+        if _unchanged({**text["sources"], **text["files_read"]}) is None:
             return None
         fields: dict[str, Any] = {name: arrays[name] for name in _ARRAYS}
         fields.update({name: tuple(text[name]) for name in _TEXT})

@@ -31,7 +31,9 @@ def _compose_and_run() -> int:
     from runner import specs
     from runner.arguments import hydra_arguments
     from runner.config import register
+    from runner.hydra_warnings import heeded_warnings
     from runner.launchers.extras import prefer_own_launchers
+    from runner.shown_config import show_package
     from runner.sweeps.exit_codes import exit_code
 
     register()
@@ -54,7 +56,11 @@ def _compose_and_run() -> int:
         finished.append(code)
         return status
 
-    job()
+    with heeded_warnings():
+        if any(one.startswith("--package=") for one in sys.argv[1:]):
+            show_package(job)
+        else:
+            job()
     swept = exit_code()
     return swept if swept is not None else max(finished, default=0)
 
@@ -81,10 +87,8 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
     chosen = hydra_config.runtime.choices
     identity = JobIdentity(
         choices=Choices(
-            model=chosen["model"],
-            mode=chosen["mode"],
-            devices=chosen["devices"],
-            transfer_rate=chosen["transfer_rate"],
+            # Not even chosen where a file of the user's says `override /model: null`.
+            **{name: str(chosen.get(name) or "") for name in Choices.__dataclass_fields__}
         ),
         overrides=tuple(hydra_config.overrides.task),
         folder=Path(hydra_config.runtime.output_dir),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fxpart.errors import SpecError, nearest_names
+from runner.flags import check_flags
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
@@ -47,6 +48,7 @@ def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     if unknown:
         _refuse_flag(unknown[0], parser)
     given = vars(found)
+    check_flags(given)
     overrides, is_verbose = given.pop("overrides"), given.pop("verbose")
     for one in overrides:
         _refuse_keyless(one)

@@ -3,6 +3,7 @@
 `register` gives the shape to Hydra; `read_config` makes a `Config` of a composed configuration.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
 
@@ -11,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fxpart.errors import SpecError, nearest_names
+from runner.references import broken_reference
 from runner.sections import Config, ModeConfig, Schema
 from runner.tracking import TrackingConfig
 
@@ -54,10 +56,10 @@ def read_config(composed: DictConfig) -> Config:
     try:
         values = OmegaConf.to_object(composed)
     except MissingMandatoryValue as error:
-        raise SpecError(f"{error.full_key} is needed; give {error.full_key}=...") from error
+        key = re.sub(r"\[(\d+)\]", r".\1", error.full_key or "a value")  # as it can be typed
+        raise SpecError(f"{key} is needed; give {key}=...") from error
     except OmegaConfBaseException as error:
-        said = str(error).splitlines()[0]
-        raise SpecError(f"configuration: {error.full_key or 'value'}: {said}") from error
+        raise _unresolved(error, "value") from error
     if not isinstance(values, Schema):
         raise SpecError("the configuration has no schema; list `schema` first in its defaults")
     options = dict(values.mode)
@@ -79,12 +81,18 @@ def read_tracking(section: DictConfig) -> TrackingConfig:
     try:
         values = OmegaConf.to_object(section)
     except OmegaConfBaseException as error:
-        said = str(error).splitlines()[0]
-        raise SpecError(f"configuration: {error.full_key or 'tracking'}: {said}") from error
+        raise _unresolved(error, "tracking") from error
     if not isinstance(values, TrackingConfig):
         raise SpecError("the configuration has no schema; list `schema` first in its defaults")
     _refuse_unknown(values, [section.name for section in fields(TrackingConfig)], "tracking.")
     return values
+
+
+def _unresolved(error: OmegaConfBaseException, where: str) -> SpecError:
+    said = broken_reference(error)
+    if said is None:
+        said = f"configuration: {error.full_key or where}: {str(error).splitlines()[0]}"
+    return SpecError(said)
 
 
 def _refuse_unknown(section: object, known: Sequence[str], path: str) -> None:

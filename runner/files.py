@@ -92,6 +92,7 @@ def write_result(
     error: str | None = None,
     sweep_id: str | None = None,
     key: str | None = None,
+    files_read: Mapping[str, str] | None = None,
 ) -> None:
     """Write `result.json`: `metrics` and `devices` of a finished run, `error` of another.
 
@@ -99,7 +100,7 @@ def write_result(
     run that simulated one, `measured` of one that was carried out.
 
     A finished run has an `error` if it could not be recorded. `key` is the identity of the job, by
-    which a sweep knows it again.
+    which a sweep knows it again, and `files_read` what its model read: see `runner.files_read`.
 
     Raises `CacheError` when the place cannot be written.
     """
@@ -116,6 +117,7 @@ def write_result(
         "error": error,
         "sweep": sweep_id,
         "key": key,
+        "files_read": files_read or {},
     }
     write_json(path, document)
 
@@ -144,4 +146,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path} is damaged (no {absent[0]}); run it again")
     if not isinstance(document["metrics"], dict):
         raise SpecError(f"{path} is damaged (metrics without names); run it again")
+    # Files of earlier versions do not say what was read.
+    if not isinstance(document.setdefault("files_read", {}), dict):
+        raise SpecError(f"{path} is damaged (files without names); run it again")
     return document

@@ -1,7 +1,7 @@
 """One job from config to files, terminal and tracker; every outcome is kept, a failure too."""
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -12,8 +12,10 @@ from runner.batch_files import sweep_columns
 from runner.carry_out import STAGES_FOLDER
 from runner.experiment import Result, carried_out, model_spec, plan
 from runner.files import Status
+from runner.files_read import files_tag, job_files_read
 from runner.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.identity import override_values, parameters, run_name, without_elsewhere
+from runner.input_files import ALL_BUT_INPUTS, InputFile, inputs_tag, read_inputs, write_inputs
 from runner.job_files import (
     RESULT_FILE,
     SHOWN_TENSORS,
@@ -108,22 +110,25 @@ def _run_tracked(config: Config, identity: JobIdentity, so_far: _Progress, *, lo
     alone: AbstractContextManager[Mapping[str, str]] = (
         nullcontext({}) if identity.sweep else at_work_alone(tracker, identity.root)
     )
+    inputs = read_inputs(config)
     with (
         alone as tags,
         tracker.start(
             run_name(identity.choices),
             parameters(config, identity.choices, identity.overrides),
-            {**job_tags(config, identity), **tags},
+            {**job_tags(config, identity), **inputs_tag(inputs), **tags},
             identity.sweep.parent_run if identity.sweep else None,
             identity.folder,
         ) as so_far.log,
     ):
+        _keep_inputs(inputs, identity.folder, so_far.log)
         spec = model_spec(config)
         model = spec.key()
         try:
             result = plan(config, spec)
         except InfeasibleError:  # a result, too
             refuse_changed(config, identity)
+            _log_files_read(config, identity, so_far.log)
             raise
         refuse_changed(config, identity)
         # Before the plan is carried out: if that fails, the plan is there.
@@ -137,6 +142,7 @@ def _run_tracked(config: Config, identity: JobIdentity, so_far: _Progress, *, lo
             show_end(result, identity.folder)
         with progress("logging to MLflow"):
             _log(result, identity.folder, so_far.log)
+            _log_files_read(config, identity, so_far.log)
     if so_far.log.problem:
         raise TrackingError(so_far.log.problem)
     if identity.sweep is None:
@@ -194,6 +200,17 @@ def _kept(
     if so_far.problem:
         message = f"{message}; {so_far.problem}"
     return Outcome(status, message, INFEASIBLE if status == "infeasible" else {})
+
+
+def _log_files_read(config: Config, identity: JobIdentity, tracked: RunLog) -> None:
+    tracked.log(tags=files_tag(job_files_read(config, identity.root)))
+
+
+def _keep_inputs(files: Sequence[InputFile], folder: Path, tracked: RunLog) -> None:
+    """Keep what the job reads, with the run as well, however that ends."""
+    write_inputs(files, folder)
+    if files:
+        tracked.log(artifacts_dir=folder, left_out=ALL_BUT_INPUTS)
 
 
 def _log(result: Result, folder: Path, tracked: RunLog) -> None:

@@ -17,6 +17,7 @@ from runner.files import (
     write_result,
     write_table,
 )
+from runner.files_read import job_files_read
 from runner.headline import INFEASIBLE, headline
 from runner.identity import without_elsewhere
 from runner.job_identity import JobIdentity
@@ -90,6 +91,7 @@ def write_finished(
         error=error,
         sweep_id=identity.sweep.sweep if identity.sweep else None,
         key=key,
+        files_read=job_files_read(config, identity.root),
     )
 
 
@@ -108,6 +110,7 @@ def write_unfinished(
         error=error,
         sweep_id=identity.sweep.sweep if identity.sweep else None,
         key=key,
+        files_read=job_files_read(config, identity.root),
     )
 
 

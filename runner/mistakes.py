@@ -6,7 +6,6 @@ taken apart and put into the form that all our errors have.
 
 import re
 from collections.abc import Sequence
-from dataclasses import fields
 from traceback import walk_tb
 
 from fxpart.errors import FxpartError, nearest_names
@@ -26,6 +25,9 @@ _NOISE = (
 
 def explain(error: BaseException) -> str | None:
     """Return the mistake behind `error` as one line, or None when it is not the user's."""
+    from runner.hydra_settings import refused_setting
+    from runner.refused_file import refused_file
+
     chain: list[BaseException] = []
     step: BaseException | None = error
     while step is not None and step not in chain:
@@ -34,16 +36,33 @@ def explain(error: BaseException) -> str | None:
         step = step.__cause__ or (step.__context__ if _is_hydras(step) else None)
     for link in chain:
         if isinstance(link, FxpartError):
-            return " ".join(str(link).split())
+            return _with_file(" ".join(str(link).split()), chain)
         inside = _inside_of_null(link)
         if inside:
             return inside
-    refused = _refused(chain)
-    if refused:
-        return refused
+    for refused in (_refused, refused_file, _reference, refused_setting):
+        line = refused(chain)
+        if line:
+            return " ".join(line.split())
     # What Hydra and the parser of YAML raise themselves, they raise at what they were given.
     said = [str(link) for link in chain if _is_hydras(link) or _raiser(link) in ("hydra", "yaml")]
     return _hydra_line("\n".join(said)) if said else _folder_line(error)
+
+
+def _with_file(line: str, chain: Sequence[BaseException]) -> str:
+    from runner.refused_file import file_behind
+
+    where = file_behind(chain)
+    return f"{where}: {line}" if where else line
+
+
+def _reference(chain: Sequence[BaseException]) -> str | None:
+    from omegaconf.errors import OmegaConfBaseException
+
+    from runner.references import broken_reference
+
+    said = (broken_reference(one) for one in chain if isinstance(one, OmegaConfBaseException))
+    return next((one for one in said if one), None)
 
 
 def _refused(chain: Sequence[BaseException]) -> str | None:
@@ -105,6 +124,8 @@ def _folder_line(error: BaseException) -> str | None:
 
 def _hydra_line(said: str) -> str:
     """Return what Hydra says as one line, with the nearest names where it lacks them."""
+    from runner.wrong_values import unknown_key
+
     options = re.search(
         r"Available options in '([^']+)':\s*(.*?)(?:Config search path|\n\s*\n|\Z)", said, re.DOTALL
     )
@@ -116,34 +137,12 @@ def _hydra_line(said: str) -> str:
     unknown = re.search(r"Key '([^']+)' (?:not in '\w+'|is not in struct)", said)
     path = re.search(r"full_key: (\S+)", said)
     if unknown and path:
-        return _unknown_key(path.group(1))
+        return unknown_key(path.group(1))
     several = re.search(r"Ambiguous value for argument '([^']*)'", said)
     if several:
         return f"{several.group(1)} has several values; add -m for a sweep over them"
     lines = [line.strip() for line in said.splitlines() if line.strip()]
     kept = [line for line in dict.fromkeys(lines) if not line.startswith(_NOISE)]
     # OmegaConf's own text before it fills in what it is about; the filled one stands beside it.
-    return "; ".join(line.rstrip(";.") for line in kept if "$VALUE" not in line)
-
-
-def _unknown_key(path: str) -> str:
-    """Return what to write instead of a key that the configuration does not have."""
-    from runner.sections import Config
-
-    known = {field.name: field.type for field in fields(Config)}
-    section, _, key = path.partition(".")
-    if section == "hydra":  # what there is depends on the launcher and the sweeper chosen
-        package = path.rpartition(".")[0]
-        return f"{path} does not exist; --cfg hydra --package {package} shows what does"
-    inside = known.get(section)
-    if not key or inside is None or not hasattr(inside, "__dataclass_fields__"):
-        # A key that stands in a section, asked for without it: saturate_host.
-        homes = [
-            f"{name}.{section}"
-            for name, kind in known.items()
-            if section in getattr(kind, "__dataclass_fields__", {})
-        ]
-        near = f"did you mean {homes[0]}?" if homes else nearest_names(section, known)
-        return f"{path} does not exist; {near}"
-    near = nearest_names(key, inside.__dataclass_fields__)
-    return f"{path} does not exist; in {section}, {near}"
+    line = "; ".join(line.rstrip(";.") for line in kept if "$VALUE" not in line)
+    return line or "Hydra refuses this, and does not say why; HYDRA_FULL_ERROR=1 shows where"

@@ -5,6 +5,7 @@ store for each of them where it goes, and read back each table through pandas to
 """
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from fxpart.whole_file import write_whole
+from runner.input_files import ALL_BUT_INPUTS, INPUTS_FOLDER
 from runner.mlflow_values import legal_names
 from runner.tracking import Columns
 from runner.unsent import UNSENT_FILE
@@ -21,7 +23,14 @@ from runner.writing import json_text
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["LOGGED_ARTIFACTS", "Target", "keep_artifacts", "keep_files", "logged_tables"]
+__all__ = [
+    "LOGGED_ARTIFACTS",
+    "Target",
+    "keep_artifacts",
+    "keep_files",
+    "logged_tables",
+    "read_file",
+]
 
 LOGGED_ARTIFACTS = "mlflow.loggedArtifacts"
 """The tag in which MLflow looks for tables."""
@@ -44,6 +53,8 @@ def keep_artifacts(
     left_out: str | None,
 ) -> None:
     """Keep `tables`, and what is in `folder` except for the folder `left_out` in it.
+
+    With `ALL_BUT_INPUTS` left out, only the folder of inputs.
 
     Raises OSError or MLflow's own errors.
     """
@@ -71,6 +82,20 @@ def keep_files(client: "MlflowClient", run_id: str, files: Sequence[Path]) -> No
         client.log_artifact(run_id, str(path))
 
 
+def read_file(client: "MlflowClient", run_id: str, path: str) -> bytes | None:
+    """Return what a run's file says, None when the run has no file at `path`.
+
+    Raises OSError or MLflow's own errors.
+    """
+    beside = client.list_artifacts(run_id, path.rpartition("/")[0])
+    if path not in [item.path for item in beside if not item.is_dir]:
+        return None
+    # One file in a line of our own needs no bar.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    with tempfile.TemporaryDirectory() as folder:
+        return Path(client.download_artifacts(run_id, path, folder)).read_bytes()
+
+
 def local_folder(artifact_uri: str) -> Path | None:
     """Return the folder on this machine that `artifact_uri` is, None when it is elsewhere."""
     parts = urlsplit(artifact_uri)
@@ -86,6 +111,9 @@ def logged_tables(tables: Mapping[str, Columns]) -> str:
 
 
 def _entries(folder: Path, left_out: str | None) -> list[Path]:
+    if left_out == ALL_BUT_INPUTS:
+        inputs = folder / INPUTS_FOLDER
+        return [inputs] if inputs.is_dir() else []
     skipped = (left_out, UNSENT_FILE, _JOB_FILE)
     return sorted(path for path in folder.iterdir() if path.name not in skipped)
 

@@ -1,6 +1,6 @@
 """The runs of an MLflow store: which are settled, which were cut off, and marking them so."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from runner.mlflow_database import Database
@@ -47,13 +47,19 @@ class MlflowRuns:
                 return None
             raise
 
-    def settled(self, tag: str, values: Collection[str]) -> dict[str, LoggedRun]:
-        """Return the newest run with a result, by its value of `tag`.
+    def settled(
+        self,
+        tag: str,
+        values: Collection[str],
+        stands: Callable[[LoggedRun], bool] = lambda _run: True,
+    ) -> dict[str, LoggedRun]:
+        """Return the newest run with a result that `stands`, by its value of `tag`.
 
         One whose process died between its last value and its end is ended here.
         """
         found = self.search.with_values(tag, values, OUTCOME, tuple(_SETTLED))
-        newest = {run.tags[tag]: run for run in found if run.tags.get(OUTCOME) in _SETTLED}
+        results = [run for run in found if run.tags.get(OUTCOME) in _SETTLED]
+        newest = {run.tags[tag]: run for run in results if stands(run)}
         for run in newest.values():
             if run.status in _ONGOING:
                 self._client.set_terminated(run.run_id, _SETTLED[run.tags[OUTCOME]])

@@ -3,13 +3,13 @@
 import logging
 import os
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from fxpart.errors import CacheError, SpecError
-from runner.mlflow_artifacts import keep_files
+from runner.mlflow_artifacts import keep_files, read_file
 from runner.mlflow_database import open_database
 from runner.mlflow_page import page_of, write_view
 from runner.mlflow_runs import PARENT, SWEEPS, MlflowRuns
@@ -196,6 +196,11 @@ class MlflowTracker:
             )
         return found
 
+    def read_artifact(self, run_id: str, path: str) -> bytes | None:
+        """Return what a run's file says, None when the run has no file at `path`."""
+        with self._store() as store:
+            return read_file(store.client, run_id, path)
+
     def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
         """Return the runs that have all these tags with these values, the oldest first."""
         with self._store() as store:
@@ -206,10 +211,15 @@ class MlflowTracker:
         with self._store() as store:
             return store.runs.search.containing(SWEEPS, f" {sweep_id} ")
 
-    def settled(self, tag: str, values: Collection[str]) -> dict[str, LoggedRun]:
-        """Return, by its value of `tag`, the newest run that is finished or infeasible."""
+    def settled(
+        self,
+        tag: str,
+        values: Collection[str],
+        stands: Callable[[LoggedRun], bool] = lambda _run: True,
+    ) -> dict[str, LoggedRun]:
+        """Return, by its value of `tag`, the newest result that stands; see `Tracker.settled`."""
         with self._store() as store:
-            return store.runs.settled(tag, values)
+            return store.runs.settled(tag, values, stands)
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
         """Return the runs with one of these values that came to no result, the oldest first."""

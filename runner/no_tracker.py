@@ -1,6 +1,6 @@
 """The tracker of ``tracking=none``: it keeps nothing, and needs no MLflow."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,6 +77,9 @@ class NoTracker:
             f"there is no run {run_id!r}: tracking=none keeps none; use tracking=mlflow"
         )
 
+    def read_artifact(self, run_id: str, path: str) -> None:
+        """Return nothing: no file is kept."""
+
     def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
         """Return nothing: no run is known."""
         return []
@@ -85,7 +88,12 @@ class NoTracker:
         """Return nothing."""
         return []
 
-    def settled(self, tag: str, values: Collection[str]) -> dict[str, LoggedRun]:
+    def settled(
+        self,
+        tag: str,
+        values: Collection[str],
+        stands: Callable[[LoggedRun], bool] = lambda _run: True,
+    ) -> dict[str, LoggedRun]:
         """Return nothing."""
         return {}
 

@@ -5,10 +5,12 @@ from typing import TYPE_CHECKING
 
 from fxpart.errors import SpecError
 from runner.config_tags import config_from_tags
+from runner.files_read import changed_file, files_of
 from runner.identity import Choices, override_values
 from runner.job import JobIdentity, Outcome, run_job
 from runner.job_identity import identified
 from runner.mlflow_values import finite_metrics
+from runner.rerun_inputs import restored
 from runner.terminal import show
 from runner.tracking import LoggedRun, open_tracker
 
@@ -20,8 +22,8 @@ __all__ = ["rerun"]
 _BESIDE = ("rerun", "tracking", "verbose", "figures")
 """What may be said beside it: nothing that decides a result."""
 _CHANGED = (
-    "; but what decides its result is not what it was: a source of the model, fxpart, torch, a file"
-    " that it names, or the machine"
+    "; but what decides its result is not what it was: a source of the model, a file that it reads,"
+    " fxpart, torch, or the machine"
 )
 _COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "feasible")
 
@@ -30,7 +32,8 @@ def rerun(config: "Config", identity: JobIdentity) -> Outcome:
     """Run again what ``config.rerun`` names, from what it logged, and say whether it is the same.
 
     Raises:
-        SpecError: for other overrides, or a run that does not hold its configuration.
+        SpecError: for other overrides, or a run that does not hold its configuration, or that read
+            a file which is gone or changed and which it has not kept.
         TrackingError: for a run that does not exist, or a store that cannot be read.
 
     """
@@ -40,7 +43,8 @@ def rerun(config: "Config", identity: JobIdentity) -> Outcome:
             raise SpecError(
                 f"rerun={run_id} repeats a run as it was; leave out {key}=, or leave out rerun="
             )
-    logged = open_tracker(config.tracking, identity.root).run(run_id)
+    tracker = open_tracker(config.tracking, identity.root)
+    logged = tracker.run(run_id)
     if logged.tags.get("kind") == "sweep":
         command = logged.tags.get("command", "")
         raise SpecError(f"run {run_id} is a whole sweep; repeat it with {command} resume=false")
@@ -52,12 +56,16 @@ def rerun(config: "Config", identity: JobIdentity) -> Outcome:
         figures=config.figures,
         verbose=config.verbose,
     )
+    files = restored(again, logged, tracker, identity.folder)
+    for note in files.notes:
+        show(f"rerun:     {note}")
     choices = Choices(**{name: logged.params[name] for name in Choices.__slots__})
-    identity = replace(identity, choices=choices, overrides=_overrides(logged))
+    overrides = files.overrides(_overrides(logged))
     # Before the job: a source that is edited while it runs is not what it read.
-    identity = identified(again, identity)
-    same_sources = identity.key == logged.tags.get("config_key")
-    outcome = run_job(again, identity)
+    identity = identified(files.config, replace(identity, choices=choices, overrides=overrides))
+    read = changed_file(files_of(logged.tags), identity.root)
+    same_sources = identity.key == logged.tags.get("config_key") and read is None
+    outcome = run_job(files.config, identity)
     if outcome.status != "failed":
         show(f"rerun:     {_compared(logged, outcome)}{'' if same_sources else _CHANGED}")
     return outcome

@@ -13,9 +13,11 @@ from pathlib import Path
 from threading import Lock
 
 from fxpart.captured import step_key
+from fxpart.file_digest import file_stamp
 from fxpart.granularity import group_operators
 from fxpart.graph import OpGraph
 from fxpart.graph_cache import cache_key, cached_path, entry_sources
+from fxpart.models.factory_source import factory_place
 from fxpart.models.spec import ModelSpec
 from fxpart.reserve import rounded
 from fxpart.stable_json import stable_digest
@@ -85,6 +87,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         return None
     parts = {
         "model": spec.key(),
+        "place": factory_place(spec.factory),
         "capture": asdict(config.capture),
         "phase": asdict(config.phase),
         "optimizer": asdict(config.optimizer),
@@ -115,11 +118,9 @@ def _stamps(files: Mapping[Path, object]) -> _Stamps:
     found: dict[Path, tuple[int, ...]] = {}
     for path in files:
         try:
-            is_now = path.stat()
+            found[path] = file_stamp(path)
         except OSError:
             found[path] = (-1,)
-            continue
-        found[path] = (is_now.st_mtime_ns, is_now.st_ctime_ns, is_now.st_size, is_now.st_ino)
     return found
 
 

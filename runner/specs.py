@@ -45,6 +45,9 @@ DEVICE_PRESETS = tuple(f"{count}x{gb}gb" for gb in (16, 24, 40, 80) for count in
 _TABLE = "accelerator"
 """A folder of ``conf/`` that specs look into, and nobody chooses from."""
 
+_WITHOUT = "experiment"
+"""The only group that a run needs no choice of."""
+
 _FREE_TEXT = ("where", "question")
 """What is written as a user would say it."""
 
@@ -194,8 +197,12 @@ def _quoted_text(override: str) -> str:
 def _quote(override: str) -> str:
     key, equals, value = override.partition("=")
     group = key.lstrip("+")
+    if key.startswith("~") and key[1:] != _WITHOUT and _is_our_group(key[1:]):
+        raise SpecError(f"{override}: a run needs one; choose another, {key[1:]}=...")
     if not equals or not _is_our_group(group):
         return override
+    if value.startswith("["):
+        raise SpecError(f"{override}: one is chosen, not a list; write {group}={value.strip('[]')}")
     if group == _TABLE:
         meant = ",".join(f"1x{name}" for name in value.split(","))
         raise SpecError(f"{override}: accelerators are chosen by devices; write devices={meant}")
@@ -237,7 +244,8 @@ def _make(group: str, name: str) -> dict[str, Any]:
 
 def _files(group: str) -> list[str]:
     folders = [folder / group for folder in (conf_dir(), user_conf_dir()) if folder]
-    return [path.stem for folder in folders for path in sorted(folder.glob("*.yaml"))]
+    found = (path for folder in folders for path in sorted(folder.glob("*.yaml")))
+    return [path.stem for path in found if path.is_file()]
 
 
 def _refusal(group: str, name: str) -> str:
@@ -248,4 +256,7 @@ def _refusal(group: str, name: str) -> str:
         grammar = f"; or write {DEVICE_GRAMMAR}"
     elif group == "transfer_rate":
         grammar = f"; or write {TRANSFER_GRAMMAR}"
+    mine = user_conf_dir()
+    if mine and (mine / group / f"{name}.yml").is_file():
+        return f"{group}={name} does not exist; rename conf/{group}/{name}.yml to {name}.yaml"
     return f"{group}={name} does not exist; {nearest_names(name, known)}{grammar}"

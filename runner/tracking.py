@@ -4,7 +4,7 @@ Importing this module does not import MLflow; opening a tracker does.
 """
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,7 +158,8 @@ class RunLog(Protocol):
         """Keep what the run found; values that are not finite are left out.
 
         It goes to the store when the run is closed, in one piece. Of `artifacts_dir` the folder
-        named `left_out` is not kept. A long series is thinned to the maximum of each stretch.
+        named `left_out` is not kept, or with `runner.input_files.ALL_BUT_INPUTS` anything but that
+        of inputs. A long series is thinned to the maximum of each stretch.
         """
 
 
@@ -208,14 +209,25 @@ class Tracker(Protocol):
     def run(self, run_id: str) -> LoggedRun:
         """Return one run. Raises `SpecError` when there is none of that id."""
 
+    def read_artifact(self, run_id: str, path: str) -> bytes | None:
+        """Return what a run's file says, None when the run has no file at `path`."""
+
     def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
         """Return the runs that have all these tags with these values, the oldest first."""
 
     def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
         """Return the runs that belong to a sweep, those of others too, the oldest first."""
 
-    def settled(self, tag: str, values: Collection[str]) -> dict[str, LoggedRun]:
-        """Return, by its value of `tag`, the newest run that is finished or infeasible."""
+    def settled(
+        self,
+        tag: str,
+        values: Collection[str],
+        stands: Callable[[LoggedRun], bool] = lambda _run: True,
+    ) -> dict[str, LoggedRun]:
+        """Return, by its value of `tag`, the newest run that is finished or infeasible.
+
+        Of those that `stands` says still count.
+        """
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
         """Return the runs with one of these values that came to no result, the oldest first."""

@@ -5,17 +5,19 @@ import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 from fxpart.errors import SpecError, nearest_names, one_line
-from fxpart.models.own_imports import as_read, is_own, own_imports, source_digest
+from fxpart.models.files_read import noted_files
+from fxpart.models.own_imports import as_read, is_own, own_files, own_imports, source_digest
 from fxpart.stable_json import stable_digest
 
 __all__ = [
     "factory_as_read",
     "factory_digest",
+    "factory_place",
     "loaded_sources",
     "no_such_module",
     "see_working_directory",
@@ -89,24 +91,37 @@ def factory_digest(factory: str) -> str:
         SpecError: when the module or its file does not exist, or a package fails to import.
 
     """
-    module, path = _factory_place(factory)
+    module, path = _factory_file(factory)
     own = own_imports(module, path) if is_own(path) else {}
     digest = source_digest(path, module)
     return stable_digest({"factory": digest, "imports": own}) if own else digest
 
 
-def factory_as_read(factory: str | None) -> AbstractContextManager[None]:
-    """Return a block that keeps what the factory's sources say, those that it imports.
+@contextmanager
+def factory_as_read(factory: str | None) -> Iterator[None]:
+    """Keep what the factory's sources say, those that the block imports, and note what it reads.
 
-    As `fxpart.models.own_imports.as_read`; of no factory it does nothing.
+    As `fxpart.models.own_imports.as_read` and `fxpart.models.files_read.noted_files`; of no factory
+    it does nothing.
     """
     if factory is None:
-        return nullcontext()
+        yield
+        return
     see_working_directory()
-    return as_read(split_factory(factory)[0])
+    module, _ = split_factory(factory)
+    with as_read(module), noted_files(factory, own_files(module)):
+        yield
 
 
-def _factory_place(factory: str) -> tuple[str, Path]:
+def factory_place(factory: str | None) -> str:
+    """Return from where the factory reads files: another copy of it reads others."""
+    if factory is None:
+        return ""
+    _, path = _factory_file(factory)
+    return f"{path.resolve()} in {Path.cwd()}"
+
+
+def _factory_file(factory: str) -> tuple[str, Path]:
     """Return the factory's module and its file. Raises what `factory_digest` does."""
     module, _ = split_factory(factory)
     see_working_directory()
@@ -114,7 +129,8 @@ def _factory_place(factory: str) -> tuple[str, Path]:
     around = module.rpartition(".")[0]
     try:
         # To find a module is to import the packages that it lies in.
-        with as_read(module) if around and around not in sys.modules else nullcontext():
+        is_new = around and around not in sys.modules
+        with factory_as_read(factory) if is_new else nullcontext():
             found = importlib.util.find_spec(module)
     except ModuleNotFoundError as error:
         missing, found = error.name or module, None

@@ -18,11 +18,13 @@ from importlib.util import resolve_name
 from pathlib import Path
 
 from fxpart.errors import CaptureError
+from fxpart.file_digest import file_stamp
 
-__all__ = ["as_read", "is_own", "own_imports", "source_digest"]
+__all__ = ["INSTALLED_IN", "as_read", "is_own", "own_files", "own_imports", "source_digest"]
 
 _FXPART = Path(__file__).resolve().parent.parent
-_INSTALLED_IN = ("site-packages", "dist-packages")
+INSTALLED_IN = ("site-packages", "dist-packages")
+"""Folders of what somebody installed."""
 _SUFFIXES = (*SOURCE_SUFFIXES, *EXTENSION_SUFFIXES)
 _installed: set[str] = set()
 """Names known to be of installed packages, which stay so while a process lives."""
@@ -53,18 +55,29 @@ class _Module:
     """Where its submodules lie, none unless it is a package."""
 
 
+def own_files(module: str) -> list[Path]:
+    """Return the files of `module` and of what it imports, as `own_imports`; none if not found."""
+    path = _own_file(module, {})
+    return [] if path is None else [file for file, _ in _known(module, path).values()]
+
+
 def own_imports(module: str, path: Path) -> dict[str, str]:
     """Return the SHA-256, by name, of each of the user's own modules that `module` at `path` runs.
 
     That is what it imports and what these import in turn, the packages that they lie in too, in
     the order of their names; `module` itself is left out. Installed packages, the standard library
     and fxpart have versions and digests of their own. A name that is put together while the
-    program runs is not seen, nor is a file that it reads.
+    program runs is not seen, nor is a file that it reads: see `fxpart.models.files_read`.
     """
+    known = _known(module, path)
+    return {name: source.digest for name, (_, source) in known.items() if name != module}
+
+
+def _known(module: str, path: Path) -> dict[str, tuple[Path, _Source]]:
     known = _found.get((module, path))
     if known is None or not _is_same(known):
         known = _found[module, path] = _sources(module, path)
-    return {name: source.digest for name, (_, source) in known.items() if name != module}
+    return known
 
 
 def _is_same(sources: Mapping[str, tuple[Path, _Source]]) -> bool:
@@ -150,7 +163,7 @@ def _kept(module: str) -> _Source | None:
 def is_own(path: Path) -> bool:
     """Return whether nobody installed the file: not the standard library's, not fxpart's."""
     whole = path.resolve()
-    if any(part in _INSTALLED_IN for part in whole.parts):
+    if any(part in INSTALLED_IN for part in whole.parts):
         return False
     folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
     return not any(whole.is_relative_to(Path(f).resolve()) for f in folders) and (
@@ -214,9 +227,7 @@ def _source(path: Path, module: str) -> _Source:
 
 
 def _read_now(path: Path, module: str) -> _Source:
-    is_now = path.stat()
-    stamp = (is_now.st_mtime_ns, is_now.st_ctime_ns, is_now.st_size, is_now.st_ino)
-    return _read(path, module, stamp)
+    return _read(path, module, file_stamp(path))
 
 
 @lru_cache(maxsize=1024)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy.typing as npt
 
 from fxpart.graph import OpGraph
-from fxpart.graph_cache import read_entry, write_graph
+from fxpart.graph_cache import files_read_of, read_entry, write_graph
 from fxpart.symbolic.graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
 
 __all__ = ["read_symbolic", "write_symbolic"]
@@ -17,11 +17,18 @@ _OF = "coefficients."
 """Before the name of the field that coefficients are of."""
 
 
-def write_symbolic(path: Path, symbolic: SymbolicGraph, sources: Iterable[Path] = ()) -> None:
+def write_symbolic(
+    path: Path,
+    symbolic: SymbolicGraph,
+    sources: Iterable[Path] = (),
+    *,
+    files_read: Mapping[Path, str] | None = None,
+    place: str = "",
+) -> None:
     """Write `symbolic` to `path`, whole or not at all.
 
-    `sources` are files that decided the graph beside what its key says: when one of them changes,
-    the entry no longer counts.
+    `sources` and, as from `place`, `files_read` decided the graph beside what its key says: see
+    `write_graph`.
 
     Raises:
         CacheError: when the folder cannot be written.
@@ -35,15 +42,22 @@ def write_symbolic(path: Path, symbolic: SymbolicGraph, sources: Iterable[Path] 
     }
     arrays = {f"{_OF}{name}": symbolic.coefficients[name] for name in _GROWING}
     arrays |= {"exponents": symbolic.exponents, "value_batch_dim": symbolic.value_batch_dim}
-    write_graph(path, symbolic.graph, sources, text=text, arrays=arrays)
+    write_graph(
+        path,
+        symbolic.graph,
+        sources,
+        files_read=files_read,
+        place=place,
+        text=text,
+        arrays=arrays,
+    )
 
 
-def read_symbolic(path: Path) -> SymbolicGraph | None:
-    """Return the graph at `path`, or None when there is none, or it is damaged or out of date.
-
-    Such an entry is as good as none: the caller captures again and overwrites it.
-    """
-    return read_entry(path, _made)
+def read_symbolic(path: Path, place: str = "") -> tuple[SymbolicGraph, Mapping[Path, str]] | None:
+    """Return the graph at `path` and the files that were read for it, as `read_graph` does."""
+    return read_entry(
+        path, lambda graph, text, arrays: (_made(graph, text, arrays), files_read_of(text, place))
+    )
 
 
 def _made(

@@ -1,13 +1,14 @@
 """The settings of our launchers, read before any job starts: one that is wrong fails all jobs."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, nearest_names
+from runner.launchers.check_ray import check_cluster, check_cores
 from runner.launchers.extras import needs
+from runner.launchers.slurm_queue import refuse_without_slurm
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -97,7 +98,7 @@ def check_launcher(config: "DictConfig") -> None:
     """Refuse settings of the chosen launcher with which no job could run; others' are not read.
 
     Raises:
-        SpecError: in one line, for one of them; and for a package that is not installed.
+        SpecError: in one line, for one of them; and for a package or a cluster that is not there.
 
     """
     from omegaconf import DictConfig, OmegaConf
@@ -120,7 +121,10 @@ def check_launcher(config: "DictConfig") -> None:
     if launcher == "joblib":
         _check_workers(given["n_jobs"])
     elif launcher == "ray":
-        _check_cores(given)
+        check_cores(given)
+        check_cluster(given)
+    elif launcher == "submitit_slurm":
+        refuse_without_slurm()
 
 
 def _at(given: Mapping[str, Any], path: str) -> object:
@@ -156,22 +160,6 @@ def _check_workers(n_jobs: int) -> None:
     from runner.launchers.joblib_workers import worker_count
 
     worker_count(n_jobs, cpu_count())
-
-
-def _check_cores(given: Mapping[str, Any]) -> None:
-    """Refuse jobs that ask for more cores than a cluster of this machine is given: Ray waits."""
-    named = given["init"].get("num_cpus")
-    there = os.cpu_count() if named is None else named  # Ray takes no more by itself
-    asked = given["remote"].get("num_cpus", 1)  # Ray's own number where none is given
-    address = given["init"].get("address") or os.environ.get("RAY_ADDRESS") or "local"
-    if address == "local" and asked and there is not None and asked > there:
-        what = f"the {there} of this machine"
-        if named is not None:
-            what = f"{_SECTION}.init.num_cpus={named}"
-        raise SpecError(
-            f"{_SECTION}.remote.num_cpus={asked:g} is more than {what}; no job could start; ask for"
-            " fewer, or give the cluster more"
-        )
 
 
 def _shown(value: object) -> str:

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError
 from runner.launchers.leftover_processes import end_session
-from runner.launchers.ray_driver import BROKEN, ENDED, LEAVE_S, NOTED, REFUSED
+from runner.launchers.ray_address import address_of
+from runner.launchers.ray_driver import BROKEN, CONNECTED, ENDED, LEAVE_S, NOTED, REFUSED
 from runner.launchers.work import LostJobError, Ticket, Work, failed, python_path
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
     from hydra.core.utils import JobReturn
 
-__all__ = ["over_ray_apart"]
+__all__ = ["connect_apart", "over_ray_apart"]
 
 _PROGRAM = "runner.launchers.ray_driver"
 
@@ -36,6 +37,33 @@ class _Driver:
 
 _kept: list[_Driver] = []
 """The one of this process, with its cluster: a sweep may hand out its jobs in several goes."""
+
+
+def connect_apart(init: Mapping[str, Any]) -> None:
+    """Connect to the cluster that `init` names, for the launches to come.
+
+    Raises:
+        SpecError: in one line, where there is none.
+
+    """
+    connection = _driver().connection
+    try:
+        connection.send((None, (), dict(init), {}))
+        _answer(connection)
+    except (EOFError, OSError):
+        raise _no_cluster(init, f"the process that talks to it {_let_go()}") from None
+    except LostJobError as broken:
+        _let_go()
+        raise _no_cluster(init, str(broken)) from None
+    except BaseException:
+        _let_go()
+        raise
+
+
+def _no_cluster(init: Mapping[str, Any], why: str) -> SpecError:
+    return SpecError(
+        f"no Ray cluster at {address_of(init)}: {why}; see whether `ray status` finds it"
+    )
 
 
 def over_ray_apart(
@@ -60,7 +88,7 @@ def over_ray_apart(
     try:
         connection.send((work, tuple(tickets), dict(init), dict(remote)))
         while left:
-            index, end = _next_end(connection)
+            index, end = _answer(connection)
             del left[index]
             is_lost |= end.status is JobStatus.FAILED
             yield index, end
@@ -79,8 +107,8 @@ def over_ray_apart(
         yield ticket.index, failed(ticket, LostJobError(f"Ray went away: {gone}"))
 
 
-def _next_end(connection: "Connection[Any, Any]") -> tuple[int, "JobReturn"]:
-    """Return the number of the next job that ends, and how it ended.
+def _answer(connection: "Connection[Any, Any]") -> list[Any]:
+    """Return the number of the next job that ends, and how it ended; nothing once connected.
 
     Raises:
         SpecError: where the user can mend why no job starts.
@@ -89,9 +117,10 @@ def _next_end(connection: "Connection[Any, Any]") -> tuple[int, "JobReturn"]:
 
     """
     while True:
+        said: list[Any]
         kind, *said = connection.recv()
-        if kind == ENDED:
-            return said[0], said[1]
+        if kind in (ENDED, CONNECTED):
+            return said
         if kind == REFUSED:
             raise SpecError(said[0])
         if kind == BROKEN:

@@ -17,12 +17,14 @@ from typing import Any
 
 from fxpart.errors import FxpartError, one_line
 from runner.launchers.interrupts import GRACE_S, interruptible
-from runner.launchers.ray_tasks import over_ray
+from runner.launchers.ray_tasks import connect, over_ray
 
-__all__ = ["BROKEN", "ENDED", "LEAVE_S", "NOTED", "REFUSED", "main"]
+__all__ = ["BROKEN", "CONNECTED", "ENDED", "LEAVE_S", "NOTED", "REFUSED", "main"]
 
 ENDED = "ended"
 """A job: its number and how it ended."""
+CONNECTED = "connected"
+"""The cluster is there: nothing else is said to a first call without jobs."""
 NOTED = "noted"
 """A line for the user."""
 REFUSED = "refused"
@@ -76,6 +78,10 @@ def _run(connection: "Connection[Any, Any]", launch: tuple[Any, ...]) -> bool:
         work, tickets, init, remote = launch
         if not init.get("log_to_driver"):
             _hush()
+        if work is None:
+            connect(init)
+            tell(CONNECTED)
+            return True
         for index, end in over_ray(work, tickets, init, remote, lambda line: tell(NOTED, line)):
             tell(ENDED, index, end)
     except FxpartError as error:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import SpecError, one_line
 from runner.launchers.extras import needs
 from runner.launchers.interrupts import GRACE_S
+from runner.launchers.ray_address import LOCAL, address_of, check_address
 from runner.launchers.ray_room import lacking
 from runner.launchers.work import LostJobError, Ticket, Work, failed, python_path, run_ticket
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from ray import ObjectRef
 
-__all__ = ["answers_http2", "over_ray"]
+__all__ = ["connect", "over_ray"]
 
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -31,12 +31,8 @@ _LOUD = {"RAY_DEDUP_LOGS": "0"}
 """Else it holds lines of the jobs back that look alike."""
 _AS_GUEST = {"RAY_AUTH_MODE": "token"}
 """Clusters ask for a token unless told not to; Ray does not show one unless told to."""
-_LOCAL = "local"
-_CONNECT_S = 5.0
 _HANDED_OUT = 256
 """Jobs that Ray knows of at once: enough for a cluster that grows with its queue."""
-_HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-_SETTINGS = 4
 
 
 def over_ray(
@@ -57,11 +53,9 @@ def over_ray(
             not know, and without Ray.
 
     """
-    address = str(init.get("address") or os.environ.get("RAY_ADDRESS") or _LOCAL)
-    _set_environment(address, init)
-    with needs("ray", "ray", "ray"):
-        import ray
-    _connect(address, init)
+    address = connect(init)
+    import ray
+
     try:
         task = ray.remote(**remote)(run_ticket)
     except (TypeError, ValueError) as error:
@@ -83,10 +77,26 @@ def over_ray(
         raise
 
 
+def connect(init: Mapping[str, Any]) -> str:
+    """Connect this process to a cluster, unless it is, and return the address.
+
+    Raises:
+        SpecError: for a cluster that does not answer, and without Ray.
+
+    """
+    address = address_of(init)
+    _set_environment(address, init)
+    with needs("ray", "ray", "ray"):
+        import ray
+    if not ray.is_initialized():
+        _connect(address, init)
+    return address
+
+
 def _set_environment(address: str, init: Mapping[str, Any]) -> None:
     """Set what Ray reads when it is imported, but for what the user has set."""
     words = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
-    if address != _LOCAL:
+    if address != LOCAL:
         words.update(_AS_GUEST if _has_token() else {})
     os.environ.update({name: os.environ.get(name, text) for name, text in words.items()})
 
@@ -100,14 +110,12 @@ def _has_token() -> bool:
 def _connect(address: str, init: Mapping[str, Any]) -> None:
     import ray
 
-    if ray.is_initialized():
-        return
     given = {name: v for name, v in init.items() if v is not None and name != "address"}
-    _check(address)
+    check_address(address)
     environment = dict(given.pop("runtime_env", {}))
     paths = {"PYTHONPATH": python_path()}
     environment["env_vars"] = {**paths, **environment.get("env_vars", {})}
-    if address != _LOCAL:
+    if address != LOCAL:
         for name in ("num_cpus", "num_gpus", "include_dashboard"):
             given.pop(name, None)  # a cluster that is there has its own
     heard = signal.getsignal(signal.SIGTERM)
@@ -125,36 +133,6 @@ def _connect(address: str, init: Mapping[str, Any]) -> None:
             signal.signal(signal.SIGTERM, heard)
 
 
-def _check(address: str) -> None:
-    """Refuse an address that nobody answers at: Ray itself would try for ever."""
-    place = address.removeprefix("ray://")
-    host, colon, port = place.rpartition(":")
-    if not colon or not port.isdigit():
-        if address in (_LOCAL, "auto"):
-            return
-        raise SpecError(
-            f"hydra.launcher.init.address={address} is no address; write host:6379,"
-            " ray://host:10001, auto or local"
-        )
-    wrong = answers_http2(host, int(port))
-    if wrong:
-        raise SpecError(
-            f"no Ray cluster at {address}: {wrong}; start one with `ray start --head`, or leave"
-            " hydra.launcher.init.address out to have one started here"
-        )
-
-
-def answers_http2(host: str, port: int) -> str | None:
-    """Return None if a server at the port speaks HTTP/2, as Ray's do, else what is wrong."""
-    try:
-        with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
-            connection.sendall(_HTTP2_HELLO)
-            header = connection.recv(4)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None if header[3:4] == bytes([_SETTINGS]) else "what answers there is something else"
-
-
 def _check_room(address: str, remote: Mapping[str, Any], say: Callable[[str], None]) -> None:
     """Refuse jobs that a cluster of this machine never has room for; elsewhere say that they wait.
 
@@ -164,7 +142,7 @@ def _check_room(address: str, remote: Mapping[str, Any], say: Callable[[str], No
 
     machines: Sequence[Mapping[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
     lacks = lacking(remote, machines)
-    if lacks and address == _LOCAL:
+    if lacks and address == LOCAL:
         raise SpecError(
             f"hydra.launcher.remote asks for {lacks}, which the Ray cluster started here does not"
             " have; no job could start; ask for less"

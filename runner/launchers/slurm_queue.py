@@ -1,15 +1,28 @@
 """What Slurm still has of a sweep's jobs, by its own commands: they need no accounting database."""
 
+import shutil
 import subprocess
 import time
 from collections.abc import Collection
 
+from fxpart.errors import SpecError
 from runner.launchers.interrupts import GRACE_S
 
-__all__ = ["cancel", "in_queue"]
+__all__ = ["cancel", "in_queue", "refuse_without_slurm"]
 
+_COMMANDS = ("sbatch", "srun", "squeue", "scancel")
 _ANSWER_S = 60.0
 _LOOK_S = 0.5
+
+
+def refuse_without_slurm() -> None:
+    """Raise `SpecError` on a machine that has no commands of Slurm's."""
+    missing = [name for name in _COMMANDS if shutil.which(name) is None]
+    if missing:
+        raise SpecError(
+            f"there is no Slurm here (no {', '.join(missing)} on PATH); start the sweep on a"
+            " machine of the cluster, or try it with hydra/launcher=submitit_local"
+        )
 
 
 def in_queue(job_ids: Collection[str]) -> list[str]:

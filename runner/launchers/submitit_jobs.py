@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,8 @@ __all__ = ["deal", "over_local", "over_slurm"]
 _LOOK_S = 0.25
 _ASK_S = 5.0
 """Between two questions to Slurm which jobs it still has."""
+_TIME_UP = signal.SIGUSR2
+"""What submitit has Slurm send 90 seconds before the limit, and sends itself without Slurm."""
 _SBATCH = "sbatch: error: "
 _OWN = ("submitit_folder", "jobs_per_process", "array_parallelism", "max_num_timeout")
 
@@ -52,8 +54,29 @@ def deal(tickets: Sequence[Ticket], processes: int, each: int | None) -> list[tu
 
 def run_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobReturn"]]:
     """Run the jobs in this process; return each one's number and how it ended."""
-    with interruptible():
+    with interruptible(), _says_when_time_is_up():
         return [(ticket.index, run_ticket(work, ticket)) for ticket in tickets]
+
+
+@contextmanager
+def _says_when_time_is_up() -> Iterator[None]:
+    """Hear in here that the process reaches its limit, once, as the error of the job at work.
+
+    Submitit would raise an error of its own, of checkpoints, which a user knows nothing of.
+    """
+
+    def hear(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SpecError(
+            "its process ran for as long as hydra.launcher.timeout_min allows; give it more"
+            " minutes, or fewer jobs by hydra.launcher.jobs_per_process"
+        )
+
+    before = signal.signal(_TIME_UP, hear)
+    try:
+        yield
+    finally:
+        signal.signal(_TIME_UP, before)
 
 
 def run_local_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobReturn"]]:

@@ -1,7 +1,7 @@
 """A job of a sweep, decided before anything runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from runner.identity import Choices
 from runner.sections import Config
@@ -51,3 +51,5 @@ class JobEnd:
     """Whether an earlier command ran it."""
     run_id: str | None = None
     """Of its run in MLflow, where that is known."""
+    files_read: Mapping[str, str] = field(default_factory=dict)
+    """What its model read beside its sources: see `runner.files_read`."""

@@ -5,10 +5,11 @@ from pathlib import Path
 from fxpart.errors import FxpartError, SpecError
 from fxpart.temporary_name import remove_abandoned
 from runner.files import read_result
+from runner.files_read import job_files_read
 from runner.job import RESULT_FILE, TRACEBACK_FILE, JobIdentity, keep_failure, run_job
 from runner.sweeps.jobs import JobEnd
 from runner.sweeps.locks import Locks
-from runner.sweeps.settled import settled_ends
+from runner.sweeps.settled import end_said, settled_ends
 from runner.sweeps.snapshot import Placed, read_placed
 from runner.tracking import Tracker, TrackingConfig, TrackingError, open_tracker
 
@@ -32,7 +33,7 @@ def _settled(placed: Placed, tracker: Tracker) -> JobEnd | None:
     """Return what came of the job in a run that has joined the sweep, None if it is missing."""
     key = placed.job.key
     try:
-        return settled_ends(tracker, [key], placed.sweep.sweep).get(key)
+        return settled_ends(tracker, [key], placed.sweep.sweep, placed.root).get(key)
     except TrackingError:
         return None  # nobody can tell; the result is kept on disk
 
@@ -70,7 +71,10 @@ def _run(placed: Placed) -> JobEnd:
     else:
         outcome = run_job(job.config, identity)
     Locks(placed.root).count_end()
-    return JobEnd(outcome.status, outcome.metrics, outcome.error, run_id=outcome.run_id)
+    files = job_files_read(job.config, placed.root)
+    return JobEnd(
+        outcome.status, outcome.metrics, outcome.error, run_id=outcome.run_id, files_read=files
+    )
 
 
 def end_of(folder: Path, sweep: str) -> JobEnd | None:
@@ -81,4 +85,4 @@ def end_of(folder: Path, sweep: str) -> JobEnd | None:
         return None
     if result.get("sweep") != sweep:
         return None
-    return JobEnd(result["status"], result["metrics"], result["error"])
+    return end_said(result)

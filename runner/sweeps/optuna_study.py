@@ -24,6 +24,8 @@ Direction = Literal["minimize", "maximize"]
 _DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
 _PATIENCE = 50
 """Proposals in a row that are not new, or not wanted, after which the sampler is not asked."""
+_LACKING = 5
+"""Finished jobs without a number for each goal, and none with one, after which none is expected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,7 @@ class Search:
         self._asked: set[tuple[str, ...]] = set()
         self._jobs = 0
         self._trials: list[Trial] = []
-        self._lacking: JobEnd | None = None
+        self._lacking: list[JobEnd] = []
         with _quiet():
             import optuna
 
@@ -166,26 +168,30 @@ class Search:
         raise AssertionError("all combinations were proposed")
 
     def tell(self, proposal: Proposal, end: JobEnd) -> None:
-        """Say what came of a proposal. A job without a result is worse than any with one.
+        """Say what came of a proposal. A job without a number for each goal is worse than others.
 
-        Raises `SpecError` when a job that has just finished has no such metric.
+        Raises `SpecError` when the first few that finished have none: the metric is a mistake.
         """
-        values = [_value(goal.metric, end) for goal in self._goals] if _is_done(end) else [None]
+        values = [_number(goal.metric, end) for goal in self._goals] if _is_done(end) else [None]
         found = tuple(value for value in values if value is not None)
         if len(found) < len(values):
             self._tell(proposal.trial, None)
-            self._lacking = end if _is_done(end) else self._lacking
+            if _is_done(end):
+                self._lacking.append(end)
+            # Of a metric that all jobs have, the number was not finite: that is no mistake yet.
+            named = all(goal.metric in ALWAYS for goal in self._goals)
+            if len(self._lacking) >= _LACKING and not named:
+                self.refuse_unknown()
             return
         self._tell(proposal.trial, found)
         self._trials.append(Trial(proposal.job, proposal.overrides, found))
 
     def refuse_unknown(self) -> None:
         """Raise `SpecError` when jobs finished, but none of them with a number for each goal."""
-        if self._lacking is None or self._trials:
+        if not self._lacking or self._trials:
             return
-        metrics = {
-            name for name in self._lacking.metrics if _number(name, self._lacking) is not None
-        }
+        last = self._lacking[-1]
+        metrics = {name for name in last.metrics if _number(name, last) is not None}
         asked = next(goal.metric for goal in self._goals if goal.metric not in metrics)
         raise SpecError(
             f"hydra.sweeper.metric={asked} is a number of no finished job;"
@@ -223,16 +229,6 @@ class Search:
 
 def _is_done(end: JobEnd) -> bool:
     return end.status == "finished"
-
-
-def _value(metric: str, end: JobEnd) -> float | None:
-    """Return the metric, None for one that is no finite number.
-
-    Of a result that is read again such a metric is missing, which says nothing of the name.
-    """
-    if metric not in end.metrics and not end.known:
-        raise SpecError(_no_metric(metric, end.metrics))
-    return _number(metric, end)
 
 
 def _number(metric: str, end: JobEnd) -> float | None:

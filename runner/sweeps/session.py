@@ -22,7 +22,7 @@ from runner.sweeps.leftovers import lost_results, remove_half_written
 from runner.sweeps.locks import Locks, sweep_lock
 from runner.sweeps.one_job import end_of, run_placed
 from runner.sweeps.progress import SweepProgress
-from runner.sweeps.settled import settled_ends, settled_in_files
+from runner.sweeps.settled import set_outdated_aside, settled_ends, settled_in_files
 from runner.sweeps.snapshot import Placed
 from runner.tracking import LoggedRun, RunStatus, Tracker, TrackingError, open_tracker
 from runner.unsent import send_unsent
@@ -218,7 +218,9 @@ class Session:
         """Return the jobs that are to be run, attempts at them that came to nothing set aside."""
         try:
             known = self._known(jobs)
-            self._also |= set_aside(self.tracker, list(jobs), self._locks)
+            left = [key for key in jobs if key not in known]
+            outdated = set_outdated_aside(self.tracker, left, self.ids.sweep, self.root)
+            self._also |= outdated | set_aside(self.tracker, list(jobs), self._locks)
         except TrackingError as gone:
             # It was there when the sweep began: what it cannot say now is found out by running.
             self.problems.append(str(gone))
@@ -229,8 +231,8 @@ class Session:
 
     def _known(self, keys: Collection[str]) -> Mapping[str, JobEnd]:
         if self.ids.parent_run is None:
-            return settled_in_files(self.folder, keys, self.ids.sweep)
-        return settled_ends(self.tracker, keys, self.ids.sweep)
+            return settled_in_files(self.folder, keys, self.ids.sweep, self.root)
+        return settled_ends(self.tracker, keys, self.ids.sweep, self.root)
 
     def _placed(self, job: Job) -> Placed:
         folder = self.folder / job_folder(job, self._config)
@@ -286,7 +288,7 @@ class Session:
         if self.ids.parent_run is None:
             return in_files
         try:
-            settled = settled_ends(self.tracker, list(left), self.ids.sweep)
+            settled = settled_ends(self.tracker, list(left), self.ids.sweep, self.root)
         except TrackingError as gone:
             self.problems.append(str(gone))
             return in_files

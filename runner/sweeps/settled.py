@@ -1,33 +1,62 @@
 """What is settled already, and so is not run again."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fxpart.errors import FxpartError
 from runner.files import read_result
+from runner.files_read import changed_file, files_of
 from runner.job import RESULT_FILE
 from runner.sweeps.jobs import JobEnd
 from runner.tracking import LoggedRun, Tracker
 
-__all__ = ["settled_ends", "settled_in_files"]
+__all__ = ["end_said", "set_outdated_aside", "settled_ends", "settled_in_files"]
 
 _SETTLED = ("finished", "infeasible")
 
 
-def settled_ends(tracker: Tracker, keys: Collection[str], sweep: str) -> Mapping[str, JobEnd]:
+def settled_ends(
+    tracker: Tracker, keys: Collection[str], sweep: str, root: Path
+) -> Mapping[str, JobEnd]:
     """Return by key what came of the jobs that are settled, whichever run did it.
 
-    Those runs join the sweep, so that its tables show them. Raises `TrackingError`.
+    Those runs join the sweep, so that its tables show them. A result does not stand whose model
+    read a file, as from `root`, that has changed since. Raises `TrackingError`.
     """
-    settled = tracker.settled("config_key", keys)
-    strangers = [
-        run.run_id for run in settled.values() if f" {sweep} " not in run.tags.get("sweeps", "")
-    ]
+    settled = tracker.settled("config_key", keys, lambda run: _stands(run, root))
+    strangers = [run.run_id for run in settled.values() if not _is_of(run, sweep)]
     tracker.join_sweep(strangers, sweep)
     return {key: _end_of_run(run) for key, run in settled.items()}
 
 
-def settled_in_files(folder: Path, keys: Collection[str], sweep: str) -> Mapping[str, JobEnd]:
+def set_outdated_aside(
+    tracker: Tracker, keys: Collection[str], sweep: str, root: Path
+) -> dict[str, tuple[str, ...]]:
+    """Take the sweep's results that do not stand out of its tables; new ones take their place.
+
+    Return by key in which sweeps. Raises `TrackingError`.
+    """
+    sweeps: dict[str, tuple[str, ...]] = {}
+    for key, run in tracker.settled("config_key", keys, lambda run: _is_of(run, sweep)).items():
+        if not _stands(run, root):
+            tracker.supersede(run.run_id)
+            sweeps[key] = tuple(run.tags["sweeps"].split())
+    return sweeps
+
+
+def _stands(run: LoggedRun, root: Path) -> bool:
+    return changed_file(files_of(run.tags), root) is None
+
+
+def _is_of(run: LoggedRun, sweep: str) -> bool:
+    return f" {sweep} " in run.tags.get("sweeps", "")
+
+
+def settled_in_files(
+    folder: Path, keys: Collection[str], sweep: str, root: Path
+) -> Mapping[str, JobEnd]:
     """Return the same of the sweep's results in `folder`, for a sweep that no store keeps."""
     found: dict[str, JobEnd] = {}
     for path in sorted(folder.rglob(RESULT_FILE)):
@@ -35,12 +64,20 @@ def settled_in_files(folder: Path, keys: Collection[str], sweep: str) -> Mapping
             said = read_result(path)
         except FxpartError:
             continue  # half a file is no result: the job is run again
-        key = said.get("key")
-        if key in keys and said.get("sweep") == sweep and said["status"] in _SETTLED:
-            found[str(key)] = JobEnd(said["status"], said["metrics"], said["error"], known=True)
+        key, files = said.get("key"), said["files_read"]
+        mine = key in keys and said.get("sweep") == sweep
+        if mine and said["status"] in _SETTLED and changed_file(files, root) is None:
+            found[str(key)] = replace(end_said(said), known=True)
     return found
 
 
 def _end_of_run(run: LoggedRun) -> JobEnd:
-    outcome, error = run.tags["outcome"], run.tags.get("error")
-    return JobEnd(outcome, run.metrics, error, known=True, run_id=run.run_id)
+    outcome, error, files = run.tags["outcome"], run.tags.get("error"), files_of(run.tags)
+    return JobEnd(outcome, run.metrics, error, known=True, run_id=run.run_id, files_read=files)
+
+
+def end_said(result: Mapping[str, Any]) -> JobEnd:
+    """Return the end of a job as its `result.json` says it."""
+    return JobEnd(
+        result["status"], result["metrics"], result["error"], files_read=result["files_read"]
+    )

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from runner.announce import announce_page
+from runner.files_read import changed_file
 from runner.identity import override_values, run_name, without_elsewhere
 from runner.job import TRACEBACK_FILE
 from runner.paths import shown_path
@@ -38,6 +39,13 @@ def sum_up(session: "Session") -> None:
     problems = session.problems
     if any(end.status == "lost" for end in session.ends.values()):
         problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
+    files = [changed_file(end.files_read, session.root) for end in session.ends.values()]
+    changed = [file for file in files if file is not None]
+    if changed:
+        problems.append(
+            f"{counted(len(changed), 'job')} read {changed[0]} before it was changed; the same"
+            " command runs what it changes again"
+        )
     unsent = sum(end.status == "finished" and bool(end.error) for end in session.ends.values())
     if unsent:
         folder = shown_path(session.folder)

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import pytest
 
+from fxpart.models import files_read
 from runner.tracking import TrackingConfig, open_tracker
 from tests.runner.command import MODEL
 
@@ -36,6 +37,7 @@ def folder(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -
     for name, module in list(sys.modules.items()):
         if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
             del sys.modules[name]
+    files_read._read.clear()
 
 
 @pytest.fixture(scope="session")

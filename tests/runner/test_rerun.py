@@ -69,6 +69,29 @@ def test_a_model_that_was_edited_since_is_told(
     assert "not what it was: a source of the model" in shown
 
 
+def test_a_file_that_the_model_read_and_that_changed_since_is_told(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "reads.py").write_text(
+        "import tiny\nfrom pathlib import Path\n\n"
+        "def build(batch_size, dtype):\n"
+        "    return tiny.build(batch_size, dtype, layers=int(Path('layers.txt').read_text()))\n"
+    )
+    (folder / "layers.txt").write_text("6")
+    assert sweep(*OWN, SMALL, "model.factory=reads:build", "mode=kl_based") == 0
+    (run,) = [one for one in tracked_runs(folder) if one.data.tags["kind"] == "run"]
+    for said, shown in (("6", False), (" 6", True)):
+        (folder / "layers.txt").write_text(said)
+        capsys.readouterr()
+        assert rerun(*_again(run.info.run_id)).status == "finished"
+        out = capsys.readouterr().out
+        assert "rerun:     the same as" in out
+        assert ("not what it was: " in out) is shown
+
+
 def test_one_that_fails_now_is_compared_with_nothing(
     logged: dict[str | None, Any],
     folder: Path,

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fxpart.errors import CacheError
+from fxpart.file_digest import file_digest
 from fxpart.graph import OpGraph
 from fxpart.symbolic.graph import SymbolicGraph
 from fxpart.symbolic.store import read_symbolic, write_symbolic
@@ -31,8 +32,9 @@ def _symbolic() -> SymbolicGraph:
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     symbolic, path = _symbolic(), tmp_path / "deep" / "graph.npz"
     write_symbolic(path, symbolic)
-    read = read_symbolic(path)
-    assert read is not None
+    kept = read_symbolic(path)
+    assert kept is not None
+    read, _ = kept
     for field in ("symbols", "captured_at", "ranges", "exact_from"):
         assert getattr(read, field) == getattr(symbolic, field)
     assert np.array_equal(read.exponents, symbolic.exponents)
@@ -49,8 +51,9 @@ def test_without_ranges_none_are_read(tmp_path: Path) -> None:
         whole.graph, ("batch",), (3,), whole.exponents, whole.coefficients, whole.value_batch_dim
     )
     write_symbolic(tmp_path / "graph.npz", bare)
-    read = read_symbolic(tmp_path / "graph.npz")
-    assert read is not None
+    kept = read_symbolic(tmp_path / "graph.npz")
+    assert kept is not None
+    read, _ = kept
     assert (read.ranges, read.exact_from) == ((), ())
 
 
@@ -71,6 +74,18 @@ def test_numbers_that_contradict_the_graph_are_none(tmp_path: Path) -> None:
     with np.load(path, allow_pickle=False) as stored:
         arrays = dict(stored)
     np.savez(path, **{**arrays, "exponents": np.array([[0], [2]])})
+    assert read_symbolic(path) is None
+
+
+def test_an_entry_ends_with_what_was_read(tmp_path: Path) -> None:
+    table, path = tmp_path / "table.json", tmp_path / "graph.npz"
+    table.write_text("[1]")
+    as_read = {table: file_digest(table)}
+    write_symbolic(path, _symbolic(), files_read=as_read)
+    kept = read_symbolic(path)
+    assert kept is not None
+    assert kept[1] == as_read
+    table.write_text("[2]")
     assert read_symbolic(path) is None
 
 

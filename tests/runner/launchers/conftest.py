@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.slurm_here import NoSlurmError, slurm_here
-from runner.launchers.ray_tasks import answers_http2
+from runner.launchers.ray_address import answers_http2
 from tests.runner.launchers.driven import WAIT_S
 
 _LOOK_S = 0.1

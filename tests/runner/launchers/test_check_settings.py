@@ -4,6 +4,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from fxpart.errors import SpecError
+from runner.launchers.check_ray import check_cores
 from runner.launchers.check_settings import check_launcher
 from tests.runner.composed import composed_with_hydra
 
@@ -12,6 +13,8 @@ from tests.runner.composed import composed_with_hydra
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all packages there: no launcher is started."""
     monkeypatch.setattr("runner.launchers.check_settings.find_spec", lambda _: True)
+    monkeypatch.setattr("shutil.which", lambda name: name)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
 def _config(launcher: str, **settings: object) -> DictConfig:
@@ -83,7 +86,13 @@ def test_a_cluster_that_is_started_here_has_the_cores_of_this_machine(
 
 def test_a_cluster_that_is_there_has_its_own_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    check_launcher(_config("ray", remote__num_cpus=4, init__num_cpus=2))
+    check_cores({"init": {"num_cpus": 2}, "remote": {"num_cpus": 4}})
+
+
+def test_no_slurm_is_said_before_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None if name == "sbatch" else name)
+    with pytest.raises(SpecError, match=r"there is no Slurm here \(no sbatch on PATH\); start"):
+        check_launcher(_config("submitit_slurm"))
 
 
 @pytest.mark.parametrize("left_out", ["init", "remote"])

@@ -128,3 +128,14 @@ def test_workers_end_with_a_sweep_that_is_killed(launcher: str, tmp_path: Path) 
         wait_until_gone(worker)
     assert (tmp_path / "interrupted_0").exists()
     assert not (tmp_path / "begun_2").exists()
+
+
+def test_a_job_whose_time_is_up_says_so(tmp_path: Path) -> None:
+    begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
+    with driving("submitit_local", "endless", 2, tmp_path) as process:
+        wait_for(begun)
+        for path in begun:
+            os.kill(int(path.read_text()), signal.SIGUSR2)  # as Slurm does before its limit
+        for status, why in ends(process):
+            assert status == "FAILED"
+            assert "as long as hydra.launcher.timeout_min allows; give it more minutes" in why

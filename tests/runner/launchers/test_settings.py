@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpart.errors import SpecError
-from runner.launchers import ray_tasks
+from runner.launchers import ray_address
 from runner.launchers.extras import needs, prefer_own_launchers
 from runner.launchers.joblib_workers import worker_count
-from runner.launchers.ray_tasks import answers_http2, over_ray
+from runner.launchers.ray_address import answers_http2, check_address
+from runner.launchers.ray_tasks import over_ray
 from runner.launchers.submitit_jobs import deal, over_local, over_slurm
 from runner.launchers.threads import environment, thread_counts
 from runner.launchers.work import Ticket, Work
@@ -137,7 +138,7 @@ def test_who_speaks_http2() -> None:
 
 
 def test_who_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_tasks, "_CONNECT_S", 0.1)
+    monkeypatch.setattr(ray_address, "_CONNECT_S", 0.1)
     with _server(None) as port:
         assert answers_http2("127.0.0.1", port) == "timed out"
 
@@ -161,6 +162,18 @@ def test_an_address_that_is_none() -> None:
         "hydra.launcher.init.address=somewhere is no address; write host:6379, ray://host:10001,"
         " auto or local"
     )
+
+
+def test_a_client_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("runner.launchers.ray_address.find_spec", lambda _: None)
+    with pytest.raises(SpecError, match=r"ray://h:1 needs Ray's client, which is not installed; "):
+        check_address("ray://h:1")
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:80", "h:0", "h:65536", "127.0.0.1"])
+def test_what_is_no_address(address: str) -> None:
+    with pytest.raises(SpecError, match="is no address; write host:6379"):
+        check_address(address)
 
 
 def test_no_slurm_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -142,8 +142,8 @@ def test_an_unknown_metric_is_one_line(searched: Searched) -> None:
     assert "jobs done" not in done["typo"].err
     # What depends on the configuration is not known before.
     assert done["no_step"].code == 2
-    assert "1 of 2 jobs done" in done["no_step"].err
-    assert "hydra.sweeper.metric=step_ms is no metric of" in done["no_step"].err
+    assert "2 of 2 jobs done" in done["no_step"].err
+    assert "hydra.sweeper.metric=step_ms is a number of no finished job" in done["no_step"].err
 
 
 @pytest.mark.parametrize(

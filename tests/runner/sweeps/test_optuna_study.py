@@ -197,9 +197,24 @@ def test_goals_are_read_in_pairs() -> None:
 
 
 def _tell_without_metric() -> None:
-    search = Search(LISTED, read_goals("latncy_ms", "minimize"))
-    (proposal,) = search.ask(1)
-    search.tell(proposal, JobEnd("finished", {"latency_ms": 1.0, "partitions": 2.0}))
+    search = Search(LISTED, read_goals("step_ms", "minimize"))
+    for proposal in search.ask(5):
+        search.tell(proposal, JobEnd("finished", {"latency_ms": 1.0, "partitions": 2.0}))
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_some_jobs_may_lack_the_metric(known: bool) -> None:
+    """As those do whose mode has no steps, in the first command as in the next."""
+    search = Search(LISTED, read_goals("step_ms", "minimize"))
+    *lacking, last = search.ask(5)
+    for proposal in lacking:
+        search.tell(proposal, JobEnd("finished", {"latency_ms": 1.0}, known=known))
+    assert search.best() == []
+    search.tell(last, JobEnd("finished", {"latency_ms": 2.0, "step_ms": 3.0}, known=known))
+    for proposal in search.ask(4):
+        search.tell(proposal, JobEnd("finished", {"latency_ms": 1.0}, known=known))
+    search.refuse_unknown()
+    assert [trial.overrides for trial in search.best()] == [last.overrides]
 
 
 @pytest.mark.parametrize(
@@ -210,7 +225,7 @@ def _tell_without_metric() -> None:
         (lambda: read_goals(["a", "a"], ["minimize"] * 2), "metric names one twice: a, a"),
         (lambda: Search(LISTED, LATENCY, "tpee"), "hydra.sweeper.sampler=tpee does not exist"),
         (lambda: Search(ENDLESS, LATENCY, "grid"), "sampler=grid needs the values of gain counted"),
-        (_tell_without_metric, "metric=latncy_ms is no metric of a finished job"),
+        (_tell_without_metric, "metric=step_ms is a number of no finished job; nearest:"),
     ],
 )
 def test_a_mistake_is_one_line(mistake: Callable[[], object], said: str) -> None:

@@ -1,0 +1,59 @@
+"""``--cfg``: what Hydra says where it shows nothing, and ends the program, as an error of ours."""
+
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stderr
+from io import StringIO
+from traceback import walk_tb
+from typing import TYPE_CHECKING
+
+from fxpart.errors import SpecError, nearest_names
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["show_package"]
+
+
+def show_package(work: Callable[[], None]) -> None:
+    """Do `work`, which shows one package of the configuration.
+
+    Raises:
+        SpecError: if there is no such package, or nothing in it.
+
+    """
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            work()
+    except SystemExit as ended:
+        for frame, _ in walk_tb(ended.__traceback__):
+            if frame.f_code.co_name == "show_cfg" and ended.code:
+                raise _refused(frame.f_locals["package"], frame.f_locals["cfg"]) from None
+        sys.stderr.write(said.getvalue())
+        raise
+    sys.stderr.write(said.getvalue())
+
+
+def _refused(package: str, shown: "DictConfig") -> SpecError:
+    """Return the error for a `package` that is not in the configuration `shown`."""
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    section: object = shown
+    above = ""
+    for name in package.split("."):
+        if not isinstance(section, DictConfig) or name not in section:
+            names = section if isinstance(section, DictConfig) else ()
+            near = nearest_names(name, map(str, names))
+            inside = f"in {above}, {near}" if above else near
+            kind = (
+                "; --cfg all shows Hydra's too" if package.startswith("hydra") and not above else ""
+            )
+            return SpecError(f"--package {package} does not exist; {inside}{kind}")
+        above = f"{above}.{name}" if above else name
+        try:
+            section = OmegaConf.select(shown, above)
+        except OmegaConfBaseException:
+            break
+    return SpecError(f"--package {package}: {package} is null, there is nothing to show")
