@@ -16,7 +16,7 @@ __all__ = ["show_end", "show_plan"]
 
 def show_plan(result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
-    show(device_table(result.evaluation), summary_line(result.evaluation))
+    show(device_table(result.evaluation), summary_line(result.evaluation, result.batch_size))
     show(f"peak:      {peak_line(result.peaks)}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")

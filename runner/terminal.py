@@ -58,18 +58,26 @@ def show(*parts: "Table | str") -> None:
         console.print(part, soft_wrap=isinstance(part, str))
 
 
-def summary_line(evaluation: Evaluation) -> str:
-    """Return the outcome in one line; the gap is how far latency is above the lower bound."""
+def summary_line(evaluation: Evaluation, batch_size: int = 1) -> str:
+    """Return the outcome in one line; the gap is how far latency is above the lower bound.
+
+    An input has `batch_size` examples.
+    """
     e, times = evaluation, time_unit(evaluation.latency_s)
-    digits = ",.1f" if e.throughput_per_s >= 10 else ".2f" if e.throughput_per_s >= 1 else ".3g"
-    rate = format(e.throughput_per_s, digits)
+    rate = f"{_rate(e.throughput_per_s)} inputs/s"
+    if batch_size > 1:
+        rate += f" ({_rate(e.throughput_per_s * batch_size)} examples/s)"
     turns = f", up to {e.replicas} replicas in turn" if e.replicas > 1 else ""
     return (
-        f"latency {times.show(e.latency_s)} {times.name}, {rate} inputs/s,"
+        f"latency {times.show(e.latency_s)} {times.name}, {rate},"
         f" {counted(e.partitions, 'partition')} on {e.devices_used} of"
         f" {counted(len(e.devices), 'device')}{turns}, {format_size(e.transfer_bytes)} transferred,"
         f" lower bound {times.show(e.lower_bound_s)} {times.name} (gap {e.optimality_gap:.1%})"
     )
+
+
+def _rate(per_s: float) -> str:
+    return format(per_s, ",.1f" if per_s >= 10 else ".2f" if per_s >= 1 else ".3g")
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -12,6 +12,7 @@ from torch import nn
 
 from fxpart.capture.unmasked_attention import unmasked_attention
 from fxpart.errors import CaptureError, one_line
+from fxpart.own_line import own_line
 
 __all__ = ["capture_failure", "export_program", "quiet"]
 
@@ -34,8 +35,8 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
     if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
         hint += _EXPERTS
     return CaptureError(
-        f"{type(module).__name__} cannot be captured by torch.export: {one_line(error)}"
-        + (f"; {hint}" if hint else "")
+        f"{type(module).__name__} cannot be captured by torch.export{own_line(error)}:"
+        f" {one_line(error)}" + (f"; {hint}" if hint else "")
     )
 
 

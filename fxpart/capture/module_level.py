@@ -19,6 +19,7 @@ from fxpart.capture.storage import storage_key
 from fxpart.capture.traffic import moved_bytes
 from fxpart.errors import CaptureError, one_line
 from fxpart.graph import OpGraph
+from fxpart.own_line import own_line
 
 __all__ = ["module_graph", "trace_modules"]
 
@@ -36,8 +37,9 @@ def trace_modules(module: nn.Module) -> fx.GraphModule:
             return fx.symbolic_trace(module)
     except Exception as error:
         raise CaptureError(
-            f"{type(module).__name__} cannot be captured by torch.fx.symbolic_trace:"
-            f" {one_line(error)}; use capture.level=operator, which takes any exportable model"
+            f"{type(module).__name__} cannot be captured by torch.fx.symbolic_trace"
+            f"{own_line(error)}: {one_line(error)}; use capture.level=operator, which takes any"
+            " exportable model"
         ) from error
 
 
@@ -58,7 +60,8 @@ def module_graph(traced: fx.GraphModule, args: tuple[Any, ...]) -> OpGraph:
         raise
     except Exception as error:
         raise CaptureError(
-            f"{type(traced).__name__} does not run on the example inputs: {one_line(error)}"
+            f"{type(traced).__name__} does not run on the example inputs{own_line(error)}:"
+            f" {one_line(error)}"
         ) from error
 
 

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map_only
 from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
 from fxpart.models.factory_source import factory_as_read, no_such_module, split_factory
 from fxpart.models.spec import ModelSpec
+from fxpart.own_line import own_line
 
 __all__ = ["factory_model"]
 
@@ -29,9 +30,13 @@ def _find(factory: str) -> Callable[..., object]:
         missing = error.name or module_name
         if missing == module_name or module_name.startswith(f"{missing}."):
             raise no_such_module(factory, missing) from error
-        raise CaptureError(f"factory={factory}: importing it fails: {one_line(error)}") from error
+        raise CaptureError(
+            f"factory={factory}: importing it fails{own_line(error)}: {one_line(error)}"
+        ) from error
     except Exception as error:
-        raise CaptureError(f"factory={factory}: importing it fails: {one_line(error)}") from error
+        raise CaptureError(
+            f"factory={factory}: importing it fails{own_line(error)}: {one_line(error)}"
+        ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         ours = {
@@ -118,7 +123,9 @@ def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:
         raise
     # A factory that ends the program is as wrong as one that fails.
     except (Exception, SystemExit) as error:
-        raise CaptureError(f"factory={factory} failed: {one_line(error)}") from error
+        raise CaptureError(
+            f"factory={factory} failed{own_line(error)}: {one_line(error)}"
+        ) from error
 
 
 def factory_model(

@@ -12,6 +12,7 @@ from pathlib import Path
 from fxpart.errors import SpecError, nearest_names, one_line
 from fxpart.models.files_read import noted_files
 from fxpart.models.own_imports import as_read, is_own, own_files, own_imports, source_digest
+from fxpart.own_line import own_line
 from fxpart.stable_json import stable_digest
 
 __all__ = [
@@ -136,9 +137,13 @@ def _factory_file(factory: str) -> tuple[str, Path]:
         missing, found = error.name or module, None
         if module != missing and not module.startswith(f"{missing}."):
             # A package around the module exists, but imports something that does not.
-            raise SpecError(f"factory={factory}: importing it fails: {one_line(error)}") from error
+            raise SpecError(
+                f"factory={factory}: importing it fails{own_line(error)}: {one_line(error)}"
+            ) from error
     except Exception as error:
-        raise SpecError(f"factory={factory}: importing it fails: {one_line(error)}") from error
+        raise SpecError(
+            f"factory={factory}: importing it fails{own_line(error)}: {one_line(error)}"
+        ) from error
     if found is None:
         raise no_such_module(factory, missing)
     if not found.has_location or found.origin is None:

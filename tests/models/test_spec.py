@@ -140,7 +140,9 @@ def test_refuses_a_package_that_does_not_import(
     (folder / package).mkdir()
     (folder / package / "__init__.py").write_text(source)
     (folder / package / "net.py").touch()
-    with pytest.raises(SpecError, match=f"importing it fails: .*{said}"):
+    with pytest.raises(
+        SpecError, match=rf"importing it fails \({package}/__init__\.py:1\): .*{said}"
+    ):
         ModelSpec("m", factory=f"{package}.net:f").key()
 
 

@@ -22,6 +22,7 @@ def test_summary_is_one_line() -> None:
         "latency 15.00 s, 0.125 inputs/s, 3 partitions on 2 of 3 devices, 4 B transferred,"
         " lower bound 10.00 s (gap 50.0%)"
     )
+    assert "15.00 s, 0.125 inputs/s (12.5 examples/s), 3" in summary_line(evaluation, 100)
 
 
 def test_summary_says_what_takes_turns() -> None:
