@@ -114,6 +114,25 @@ def test_an_entry_says_what_it_is_made_of(tmp_path: Path) -> None:
     assert entry_sources(entry) is None
 
 
+def test_an_entry_of_files_counts_while_they_stand_and_from_where_they_were_read(
+    tmp_path: Path,
+) -> None:
+    table, entry = tmp_path / "table.json", tmp_path / "g.npz"
+    table.write_text("[1]")
+    as_read = {table: sha256(b"[1]").hexdigest()}
+    write_graph(entry, random_graph(1, 5), files_read=as_read, place="here")
+    kept = read_graph(entry, "here")
+    assert kept is not None
+    assert kept[1] == entry_sources(entry) == as_read
+    assert read_graph(entry, "elsewhere") is None
+    table.write_text("[2]")
+    assert read_graph(entry, "here") is None
+    assert entry_sources(entry) is None
+    # An entry of no files is anybody's.
+    write_graph(entry, random_graph(1, 5), place="here")
+    assert read_graph(entry, "elsewhere") is not None
+
+
 def test_an_entry_whose_sources_changed_is_as_good_as_none(tmp_path: Path) -> None:
     source, path = tmp_path / "my_model.py", tmp_path / "g.npz"
     source.write_text("one")
