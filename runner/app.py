@@ -69,7 +69,7 @@ def _tell_of_unread_choices() -> None:
     unread = unread_choices()
     if unread:
         sys.stderr.write(
-            f"{', '.join(unread)} is not read: fxpart has a choice of that name; rename it\n"
+            f"{', '.join(unread)} is not read: fxpart has a file of that name; rename it\n"
         )
 
 

@@ -30,11 +30,11 @@ def user_conf_dir() -> Path | None:
 
 
 def unread_choices() -> list[str]:
-    """Return the files in the user's ``conf/`` that have the name of a shipped choice."""
+    """Return the files in the user's ``conf/`` that have the name of a shipped one."""
     mine, shipped = user_conf_dir(), conf_dir()
     if mine is None:
         return []
-    named = (path.relative_to(mine) for path in mine.glob("*/**/*.yaml"))
+    named = (path.relative_to(mine) for path in mine.glob("**/*.yaml"))
     return sorted(f"conf/{path.as_posix()}" for path in named if (shipped / path).is_file())
 
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.plugins.sweeper import Sweeper
 
-from fxpart.errors import SpecError
+from fxpart.errors import SpecError, nearest_names
+from runner.paths import conf_dir
 
 if TYPE_CHECKING:
     from hydra.types import HydraContext, TaskFunction
@@ -43,15 +44,23 @@ class RunnerSweeper(Sweeper):
         from runner.launchers.check_settings import check_launcher
 
         _, _, config = self._given
-        _check_params(config)
+        _check_settings(config)
         check_launcher(config)
         self.work()(*self._given, arguments)
 
 
-def _check_params(config: "DictConfig") -> None:
-    from omegaconf import DictConfig
+def _check_settings(config: "DictConfig") -> None:
+    from omegaconf import DictConfig, OmegaConf
 
-    params = config.hydra.sweeper.get("params")
+    # A choice of the user's may name a sweeper of ours.
+    asked = config.hydra.sweeper
+    shipped = map(OmegaConf.load, sorted((conf_dir() / "hydra" / "sweeper").glob("*.yaml")))
+    known = next((one for one in shipped if one._target_ == asked.get("_target_")), asked)
+    for name in asked:
+        if name not in known:
+            near = nearest_names(str(name), map(str, known))
+            raise SpecError(f"hydra.sweeper.{name} does not exist; {near}")
+    params = asked.get("params")
     if params is not None and not isinstance(params, DictConfig):
         raise SpecError(
             f"hydra.sweeper.params={params} must be keys with their values, such as"

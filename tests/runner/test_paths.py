@@ -48,8 +48,12 @@ def test_a_file_with_the_name_of_a_shipped_choice_is_told_of(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert paths.unread_choices() == []
-    for name in ("mode/kl_based", "mode/mine", "hydra/launcher/ray"):
+    for name in ("config", "mine", "mode/kl_based", "mode/mine", "hydra/launcher/ray"):
         path = tmp_path / "conf" / f"{name}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    assert paths.unread_choices() == ["conf/hydra/launcher/ray.yaml", "conf/mode/kl_based.yaml"]
+    assert paths.unread_choices() == [
+        "conf/config.yaml",
+        "conf/hydra/launcher/ray.yaml",
+        "conf/mode/kl_based.yaml",
+    ]

@@ -103,6 +103,8 @@ def test_a_sweep_that_is_refused_leaves_nothing_behind(folder: Path) -> None:
         [*SWEPT, "-m", *joblib],
         [*SWEPT, *metric, "-m"],
         ["-m", *SWEPT, "hydra.sweeper.params=3"],
+        ["-m", *SWEPT, "+hydra.sweeper.n_trails=3"],
+        ["-m", *SWEPT, *metric[:1], "+hydra.sweeper.n_trails=3"],
         ["-m", *SWEPT, "zip=mode"],
         ["-m", *SWEPT, "devices=glob("],
     )
@@ -113,6 +115,8 @@ def test_a_sweep_that_is_refused_leaves_nothing_behind(folder: Path) -> None:
         "hydra.sweeper.metric=nonsense is no metric of a finished job",
         "hydra.sweeper.params=3 must be keys with their values, such as"
         " 'hydra.sweeper.params={devices: \"2x16gb,4x16gb\"}'",
+        "hydra.sweeper.n_trails does not exist",
+        "hydra.sweeper.n_trails does not exist",
         "zip=mode must be a list, such as zip=[mode,devices]",
         "devices=glob( cannot be read: ( is not closed",
     ]
