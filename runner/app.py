@@ -93,9 +93,9 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
         overrides=tuple(hydra_config.overrides.task),
         folder=Path(hydra_config.runtime.output_dir),
         root=Path(get_original_cwd()),
-        tracking=read_tracking(composed.tracking),
     )
     try:
+        identity = replace(identity, tracking=read_tracking(composed.tracking))
         config = read_config(composed)
         refuse_alone(config)
     except Exception as error:

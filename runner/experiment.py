@@ -21,6 +21,7 @@ from fxpart.data_parallel import share_of_batch, split_topology
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.granularity import depth_of
 from fxpart.levels import check_level
+from fxpart.models.factory_source import factory_as_read
 from fxpart.models.spec import ModelSpec
 from fxpart.modes import Place, make_mode
 from fxpart.phases import check_phase
@@ -186,7 +187,7 @@ def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -
     """
     if config.execute.name == "none":
         return result
-    with progress(f"running {spec.name}"):
+    with progress(f"running {spec.name}"), factory_as_read(spec.factory):
         measured = carry_out(
             config,
             spec,

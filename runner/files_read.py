@@ -12,12 +12,14 @@ from fxpart.file_digest import file_digest
 from fxpart.models.files_read import files_read_by
 from runner.sections import Config
 
-__all__ = ["FILES_TAG", "changed_file", "files_of", "files_tag", "job_files_read"]
+__all__ = ["FILES_TAG", "changed_file", "files_of", "files_tags", "job_files_read"]
 
 FILES_TAG = "files_read"
+_MOST_TAGS = 40
+_FILES_A_TAG = 50
 _MOST_CHARS = 7900
 """Of a tag: a store keeps 8,000."""
-_TOO_MANY = "more files than a tag can name"
+_TOO_MANY = "more files than tags can name"
 _DIGITS = 16
 
 
@@ -35,21 +37,29 @@ def _shown(path: Path, root: Path) -> str:
     return str(path.relative_to(whole) if path.is_relative_to(whole) else path)
 
 
-def files_tag(files: Mapping[str, str]) -> dict[str, str]:
-    """Return the tag that keeps `files` with a run, none where it read none."""
-    text = json.dumps(files)
-    if len(text) > _MOST_CHARS:
-        text = json.dumps({_TOO_MANY: ""})
-    return {FILES_TAG: text} if files else {}
+def files_tags(files: Mapping[str, str]) -> dict[str, str]:
+    """Return the tags that keep `files` with a run, none where it read none."""
+    names = list(files)
+    stretches = [names[at : at + _FILES_A_TAG] for at in range(0, len(names), _FILES_A_TAG)]
+    texts = [json.dumps({name: files[name] for name in some}) for some in stretches]
+    if len(texts) > _MOST_TAGS or any(len(text) > _MOST_CHARS for text in texts):
+        texts = [json.dumps({_TOO_MANY: ""})]
+    return {_tag(index): text for index, text in enumerate(texts)}
+
+
+def _tag(index: int) -> str:
+    return f"{FILES_TAG}.{index}" if index else FILES_TAG
 
 
 def files_of(tags: Mapping[str, str]) -> dict[str, str]:
-    """Return what `files_tag` kept; of a tag that somebody else wrote, what never stands."""
+    """Return what `files_tags` kept; of a tag that somebody else wrote, what never stands."""
+    found: dict[str, str] = {}
     try:
-        found = json.loads(tags.get(FILES_TAG, "{}"))
-        return {str(path): str(digest) for path, digest in found.items()}
+        for text in (tags[_tag(index)] for index in range(_MOST_TAGS) if _tag(index) in tags):
+            found |= {str(path): str(digest) for path, digest in json.loads(text).items()}
     except (ValueError, AttributeError):
         return {FILES_TAG: ""}
+    return found
 
 
 def changed_file(files: Mapping[str, str], root: Path) -> str | None:

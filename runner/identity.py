@@ -29,7 +29,6 @@ __all__ = [
     "inputs_key",
     "override_values",
     "parameters",
-    "run_name",
     "without_elsewhere",
 ]
 
@@ -67,11 +66,6 @@ class Choices:
     mode: str
     devices: str
     transfer_rate: str
-
-
-def run_name(choices: Choices) -> str:
-    """Return a short name that reads at a glance, such as ``kl_based · 4x16gb · pcie4 · gpt2``."""
-    return " · ".join((choices.mode, choices.devices, choices.transfer_rate, choices.model))
 
 
 def config_key(config: Config, inputs: str) -> str:

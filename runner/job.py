@@ -12,9 +12,9 @@ from runner.batch_files import sweep_columns
 from runner.carry_out import STAGES_FOLDER
 from runner.experiment import Result, carried_out, model_spec, plan
 from runner.files import Status
-from runner.files_read import files_tag, job_files_read
+from runner.files_read import files_tags, job_files_read
 from runner.headline import INFEASIBLE, device_columns, headline, memory_series
-from runner.identity import override_values, parameters, run_name, without_elsewhere
+from runner.identity import override_values, parameters, without_elsewhere
 from runner.input_files import ALL_BUT_INPUTS, InputFile, inputs_tag, read_inputs, write_inputs
 from runner.job_files import (
     RESULT_FILE,
@@ -27,6 +27,7 @@ from runner.job_identity import JobIdentity, identified, job_tags, refuse_change
 from runner.job_report import show_end, show_plan
 from runner.memory_report import tensor_columns
 from runner.paths import shown_path
+from runner.run_names import run_name
 from runner.sections import Config
 from runner.sweeps.alone import at_work_alone
 from runner.terminal import progress, summary_line, without_progress
@@ -114,7 +115,7 @@ def _run_tracked(config: Config, identity: JobIdentity, so_far: _Progress, *, lo
     with (
         alone as tags,
         tracker.start(
-            run_name(identity.choices),
+            _name(identity),
             parameters(config, identity.choices, identity.overrides),
             {**job_tags(config, identity), **inputs_tag(inputs), **tags},
             identity.sweep.parent_run if identity.sweep else None,
@@ -162,7 +163,7 @@ def keep_failure(config: Config | None, identity: JobIdentity, error: Exception)
         try:
             tracker = open_tracker(tracking, identity.root, must_answer=identity.sweep is None)
             with tracker.start(
-                run_name(identity.choices),
+                _name(identity),
                 {**asdict(identity.choices), **{k: v for k, v in asked.items() if "." in k}},
                 job_tags(config, identity),
                 identity.sweep.parent_run if identity.sweep else None,
@@ -202,8 +203,13 @@ def _kept(
     return Outcome(status, message, INFEASIBLE if status == "infeasible" else {})
 
 
+def _name(identity: JobIdentity) -> str:
+    swept = identity.sweep.swept if identity.sweep else ()
+    return run_name(identity.choices, identity.overrides, swept)
+
+
 def _log_files_read(config: Config, identity: JobIdentity, tracked: RunLog) -> None:
-    tracked.log(tags=files_tag(job_files_read(config, identity.root)))
+    tracked.log(tags=files_tags(job_files_read(config, identity.root)))
 
 
 def _keep_inputs(files: Sequence[InputFile], folder: Path, tracked: RunLog) -> None:
@@ -225,5 +231,5 @@ def _log(result: Result, folder: Path, tracked: RunLog) -> None:
         },
         artifacts_dir=folder,
         left_out=STAGES_FOLDER,  # weights, which are random
-        tags={"mlflow.note.content": summary_line(result.evaluation)},
+        tags={"mlflow.note.content": summary_line(result.evaluation, result.batch_size)},
     )

@@ -23,18 +23,18 @@ class _TerminatedError(KeyboardInterrupt):
 def reported(work: Callable[[], int]) -> int:
     """Run `work` and return its exit code; what a user can mend is one line, and `USER_ERROR`.
 
-    With ``HYDRA_FULL_ERROR=1`` it is a traceback. An interrupt and SIGTERM are said and end the
-    command with their own codes.
+    With ``HYDRA_FULL_ERROR=1`` it is a traceback. An interrupt and SIGTERM are said, with what
+    was noted to them, and end the command with their own codes.
     """
     wants_traceback = os.environ.get(_FULL_ERROR) == "1"
     try:
         with _sigterm_raises(), _hydra_raises():
             return work()
-    except _TerminatedError:
-        sys.stderr.write("terminated\n")
+    except _TerminatedError as error:
+        sys.stderr.write(f"terminated{_noted(error)}\n")
         return 128 + signal.SIGTERM
-    except KeyboardInterrupt:
-        sys.stderr.write("interrupted\n")
+    except KeyboardInterrupt as error:
+        sys.stderr.write(f"interrupted{_noted(error)}\n")
         return 130
     except Exception as error:
         line = None if wants_traceback else explain(error)
@@ -42,6 +42,12 @@ def reported(work: Callable[[], int]) -> int:
             raise
         sys.stderr.write(f"error: {line}\n")
         return USER_ERROR
+
+
+def _noted(error: KeyboardInterrupt) -> str:
+    """Return what was noted on the way out: of a sweep, how far it came and how it goes on."""
+    notes = "; ".join(getattr(error, "__notes__", ()))
+    return f": {notes}" if notes else ""
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from runner.job_identity import identified
 from runner.mlflow_values import finite_metrics
 from runner.rerun_inputs import restored
 from runner.terminal import show
-from runner.tracking import LoggedRun, open_tracker
+from runner.tracking import LoggedRun, TrackingConfig, open_tracker
 
 if TYPE_CHECKING:
     from runner.sections import Config
@@ -29,21 +29,18 @@ _COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "fea
 
 
 def rerun(config: "Config", identity: JobIdentity) -> Outcome:
-    """Run again what ``config.rerun`` names, from what it logged, and say whether it is the same.
+    """Run again what ``rerun=`` names, from what it logged, and say whether it is the same.
+
+    It is logged beside it, in its experiment, unless another was asked for.
 
     Raises:
-        SpecError: for other overrides, or a run that does not hold its configuration, or that read
-            a file which is gone or changed and which it has not kept.
-        TrackingError: for a run that does not exist, or a store that cannot be read.
+        SpecError: for other overrides, a run that does not exist or does not hold its
+            configuration, or that read a file which is gone or changed and which it has not kept.
+        TrackingError: for a store that cannot be read.
 
     """
-    run_id = str(config.rerun)
-    for key in override_values(identity.overrides):
-        if key.partition(".")[0] not in _BESIDE:
-            raise SpecError(
-                f"rerun={run_id} repeats a run as it was; leave out {key}=, or leave out rerun="
-            )
-    tracker = open_tracker(config.tracking, identity.root)
+    tracking, run_id = _asked_for(config, identity)
+    tracker = open_tracker(tracking, identity.root)
     logged = tracker.run(run_id)
     if logged.tags.get("kind") == "sweep":
         command = logged.tags.get("command", "")
@@ -51,7 +48,7 @@ def rerun(config: "Config", identity: JobIdentity) -> Outcome:
     was = config_from_tags(logged.tags)
     again = replace(
         was,
-        tracking=config.tracking,
+        tracking=tracking,
         capture=replace(was.capture, cache_dir=config.capture.cache_dir),
         figures=config.figures,
         verbose=config.verbose,
@@ -69,6 +66,26 @@ def rerun(config: "Config", identity: JobIdentity) -> Outcome:
     if outcome.status != "failed":
         show(f"rerun:     {_compared(logged, outcome)}{'' if same_sources else _CHANGED}")
     return outcome
+
+
+def _asked_for(config: "Config", identity: JobIdentity) -> tuple[TrackingConfig, str]:
+    """Return where to log, and the whole id of the run whose id begins as was typed."""
+    asked = override_values(identity.overrides)
+    # As it was typed: of 12e45678 Hydra makes a number.
+    run_id = asked.get("rerun", str(config.rerun))
+    for key in asked:
+        if key.partition(".")[0] not in _BESIDE:
+            raise SpecError(
+                f"rerun={run_id} repeats a run as it was; leave out {key}=, or leave out rerun="
+            )
+    if config.tracking.name != "mlflow":
+        return config.tracking, run_id  # which the tracker refuses in its own words
+    from runner.mlflow_find import find_run  # MLflow takes 1 to 2 s
+
+    found = find_run(config.tracking, identity.root, run_id)
+    if "tracking.experiment" in asked:
+        return config.tracking, found.run_id
+    return replace(config.tracking, experiment=found.experiment), found.run_id
 
 
 def _overrides(logged: LoggedRun) -> tuple[str, ...]:

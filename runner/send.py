@@ -65,6 +65,7 @@ def parsed(arguments: "Sequence[str]") -> Request:
 
 
 def _send(request: Request) -> int:
+    from runner.countdown import Countdown
     from runner.terminal import counted, show
     from runner.tracking import TrackingError
     from runner.unsent import send_file, unsent_files
@@ -73,12 +74,23 @@ def _send(request: Request) -> int:
     paths = unsent_files(request.folder)
     sent = left = 0
     problems: dict[str, None] = {}
-    for path in paths:
-        try:
-            sent += send_file(path, trackers.of)
-        except FxpartError as error:
-            left += 1
-            problems[str(error)] = None
+    countdown = Countdown("runs", len(paths))
+
+    def tally() -> str:
+        failed = f" ({left} could not be)" if left else ""
+        return f"{sent} of {counted(len(paths), 'run')} sent{failed}"
+
+    countdown.start()
+    try:
+        for path in paths:
+            try:
+                sent += send_file(path, trackers.of)
+            except FxpartError as error:
+                left += 1
+                problems[str(error)] = None
+            countdown.add(tally)
+    finally:
+        countdown.stop()
     trackers.close_sweeps()
     show(f"sent {counted(sent, 'run')}" if paths else f"nothing is unsent below {request.folder}")
     if problems:

@@ -10,6 +10,7 @@ from fxpart.captured_symbolic import CapturedSymbolic, captured_symbolic, symbol
 from fxpart.cost.all_reduce import partial_values, with_buckets
 from fxpart.errors import CaptureError, SpecError
 from fxpart.graph import IntArray, OpGraph
+from fxpart.models.factory_source import factory_as_read
 from fxpart.models.spec import ModelSpec
 from fxpart.phases import check_phase
 from fxpart.symbolic.graph import SymbolicGraph, on_graph
@@ -68,11 +69,12 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
     from fxpart.execution.real_model import real_model
 
     begin = time.perf_counter()
-    real = real_model(spec, seed=config.execute.seed, device=config.execute.device)
-    if phase == "inference":
-        captured = CapturedGraph(real.graph, time.perf_counter() - begin, from_cache=False)
-        return Subject(captured, lambda: real.program, real)
-    return _training_step(real, begin)
+    with factory_as_read(spec.factory):  # what a forward opens counts too
+        real = real_model(spec, seed=config.execute.seed, device=config.execute.device)
+        if phase == "training":
+            return _training_step(real, begin)
+    captured = CapturedGraph(real.graph, time.perf_counter() - begin, from_cache=False)
+    return Subject(captured, lambda: real.program, real)
 
 
 def _training_step(real: "RealModel", begin: float) -> Subject:

@@ -54,9 +54,10 @@ def check_address(address: str) -> None:
 def answers_http2(host: str, port: int) -> str | None:
     """Return None if a server at the port speaks HTTP/2, as Ray's do, else what is wrong."""
     try:
-        with socket.create_connection((host, port), timeout=_CONNECT_S) as connection:
+        # An IPv6 address stands in brackets.
+        with socket.create_connection((host.strip("[]"), port), timeout=_CONNECT_S) as connection:
             connection.sendall(_HTTP2_HELLO)
-            header = connection.recv(4)
+            header = connection.recv(4, socket.MSG_WAITALL)
     except OSError as error:
         return error.strerror or str(error)
     return None if header[3:4] == bytes([_SETTINGS]) else "what answers there is something else"

@@ -1,40 +1,25 @@
 """``python -m runner.report``: the ranked table and the report of a sweep, from MLflow alone."""
 
-import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.errors import SpecError
-from runner.parser import Parser
+from runner.report.request import ALL, Request, parsed
 from runner.reporting import reported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from runner.report.choose import RunSource
+    from runner.report.rows import SweepData
     from runner.tracking import LoggedRun, TrackingConfig
 
-__all__ = ["Request", "main", "parsed"]
+__all__ = ["main"]
 
-_COMMAND = "python -m runner.report"
 _LISTED = 5
 """Other sweeps that are named."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """What the command line asks for."""
-
-    experiment: str
-    sweep: str
-    """``latest``, ``all`` or the id of a sweep's run."""
-    uri: str | None
-    """Of the store; None where runs are kept if nobody says otherwise."""
-    output: Path
-    """Folder of the report."""
-    rows: int
-    """Of the table in the terminal."""
 
 
 def main() -> int:
@@ -42,53 +27,13 @@ def main() -> int:
     return reported(lambda: _report(parsed(sys.argv[1:])))
 
 
-def parsed(arguments: "Sequence[str]") -> Request:
-    """Return what `arguments` ask for. Raises `SpecError` for what means nothing here."""
-    parser = Parser(
-        prog=_COMMAND,
-        description="Rank the jobs of a sweep and write its report, from MLflow alone. It may still"
-        " be under way.",
-    )
-    parser.add_argument(
-        "experiment",
-        nargs="?",
-        default="fxpart",
-        help="MLflow's experiment: fxpart if left out, or a named experiment's name",
-    )
-    parser.add_argument(
-        "--sweep",
-        default="latest",
-        metavar="RUN_ID|latest|all",
-        help="which sweep: the newest if left out; all: all runs of the experiment as one",
-    )
-    parser.add_argument(
-        "--uri",
-        help="MLflow's store; if left out $MLFLOW_TRACKING_URI, or else outputs/mlflow.db",
-    )
-    parser.add_argument(
-        "--output", metavar="FOLDER", help="of report.html: outputs/reports/EXPERIMENT if left out"
-    )
-    parser.add_argument(
-        "--rows", type=int, default=20, help="of the table here, 20 if left out; the report has all"
-    )
-    found = parser.parse_args(arguments)
-    if found.rows < 1:
-        raise SpecError(f"--rows {found.rows} shows nothing; give 1 or more")
-    folder = re.sub(r"[^\w.-]+", "_", found.experiment).strip(".") or "_"
-    output = Path(found.output or Path("outputs", "reports", folder))
-    return Request(found.experiment, found.sweep, found.uri, output, found.rows)
-
-
 def _report(request: Request) -> int:
     from runner.mlflow_reading import open_stored
-    from runner.paths import shown_path
-    from runner.report.choose import ALL, all_runs, chosen_sweep, sweeps_of
+    from runner.report.choose import all_runs, chosen_sweep, sweeps_of
     from runner.report.from_store import sweep_from_store
-    from runner.report.html import report_html
     from runner.report.table import show_sweep
     from runner.terminal import show
     from runner.tracking import TrackingConfig
-    from runner.writing import write_text
 
     config = TrackingConfig(uri=request.uri, experiment=request.experiment)
     source = open_stored(config, Path.cwd())
@@ -98,20 +43,76 @@ def _report(request: Request) -> int:
         data = all_runs(source, sweeps, request.experiment)
     else:
         parent = chosen_sweep(sweeps, request.sweep, request.experiment)
-        data = sweep_from_store(source, parent)
+        if request.against is not None:
+            other = chosen_sweep(sweeps, request.against, request.experiment)
+            return _compare(request, source, config, other, parent)
         show(f"sweep:     {_named(parent)}")
-    path = request.output / "report.html"
-    write_text(path, report_html(data))
-    show_sweep(data, request.rows)
-    show(f"report:    {shown_path(path)}")
+        data = sweep_from_store(source, parent)
+    written = _Written(request.output / "report.html", data)
+    show_sweep(data, request.rows, f"--rows {len(data.rows)}")
+    written.write()
     if parent is not None:
-        _log(config, parent, path)
+        written.log(config, parent)
         _list_others([sweep for sweep in sweeps if sweep is not parent])
     return 0
 
 
+def _compare(
+    request: Request,
+    source: "RunSource",
+    config: "TrackingConfig",
+    before: "LoggedRun",
+    after: "LoggedRun",
+) -> int:
+    from runner.report.compare import compared
+    from runner.report.compare_html import comparison_html
+    from runner.report.compare_table import show_comparison
+    from runner.report.from_store import sweep_from_store, sweep_keys
+    from runner.terminal import show
+
+    if before is after:
+        raise SpecError(
+            f"sweep {after.run_id[:8]} is compared with itself; give another to --against"
+        )
+    show(f"sweep:     {_named(after)}", f"against:   {_named(before)}")
+    # What one of them swept, the other's jobs have a value of too.
+    keys = sweep_keys(source, (before, after))
+    found = compared(*(sweep_from_store(source, one, keys) for one in (before, after)))
+    show_comparison(found, request.rows)
+    path = request.output / f"against_{before.run_id[:8]}.html"
+    section = comparison_html(found, f"{_named(before)} ({before.run_id[:8]})")
+    written = _Written(path, found.after, section)
+    written.write()
+    written.log(config, after)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """A report: a file here, and one in the store."""
+
+    path: Path
+    data: "SweepData"
+    first: str = ""
+    """A section to begin with."""
+
+    def write(self) -> None:
+        from runner.paths import shown_path
+        from runner.report.written import write_report
+        from runner.terminal import show
+
+        write_report(self.path, self.data, first=self.first)
+        show(f"report:    {shown_path(self.path)}")
+
+    def log(self, config: "TrackingConfig", parent: "LoggedRun") -> None:
+        """Add it to the sweep's run, and say where runs are compared, if the store takes it."""
+        from runner.report.written import kept_copy
+
+        with kept_copy(self.path, self.data, first=self.first) as copy:
+            _log(config, parent, copy)
+
+
 def _log(config: "TrackingConfig", parent: "LoggedRun", path: Path) -> None:
-    """Add the report to the sweep's run, and say where runs are compared, if the store takes it."""
     from runner.announce import announce_page
     from runner.tracking import TrackingError, open_tracker
 
@@ -128,7 +129,10 @@ def _list_others(sweeps: "Sequence[LoggedRun]") -> None:
 
     if not sweeps:
         return
-    show(f"others:    {counted(len(sweeps), 'sweep')}, or --sweep all for all runs together")
+    show(
+        f"others:    {counted(len(sweeps), 'sweep')}; --against ID compares with one, --sweep all"
+        " takes all runs together"
+    )
     for sweep in sweeps[:_LISTED]:
         show(f"           --sweep {sweep.run_id[:8]}  {_named(sweep)}")
     if len(sweeps) > _LISTED:

@@ -1,18 +1,20 @@
 """Which sweep of an experiment a report is of."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from fxpart.errors import SpecError, nearest_names
 from runner.report.from_store import sweep_from_runs, swept_keys
+from runner.report.job_folders import job_folders
+from runner.report.request import LATEST
 from runner.report.rows import SweepData
 
 if TYPE_CHECKING:
     from runner.tracking import LoggedRun
 
-__all__ = ["ALL", "LATEST", "RunSource", "all_runs", "chosen_sweep", "sweeps_of"]
+__all__ = ["LATEST", "RunSource", "all_runs", "chosen_sweep", "sweeps_of"]
 
-ALL, LATEST = "all", "latest"
 _LEAST_PREFIX = 4
 """Characters of a run's id that may stand for it."""
 
@@ -64,9 +66,11 @@ def all_runs(source: RunSource, sweeps: "Sequence[LoggedRun]", experiment: str) 
     if not runs:
         raise SpecError(f"experiment {experiment!r} has no runs; run something in it first")
     swept = dict.fromkeys(key for sweep in reversed(sweeps) for key in swept_keys(sweep))
+    roots = [Path(folder) for sweep in sweeps if (folder := sweep.tags.get("folder"))]
     return sweep_from_runs(
         runs,
         title=f"{experiment}: all runs",
         swept=tuple(swept),
         started_ms=min(run.start_ms for run in runs),
+        folders=job_folders(roots),
     )

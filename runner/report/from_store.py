@@ -1,41 +1,71 @@
 """A sweep as the store of runs has it."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config_tags import config_text
+from runner.report.job_folders import job_folders
 from runner.report.rows import SweepData, SweepRow
 
 if TYPE_CHECKING:
     from runner.report.choose import RunSource
     from runner.tracking import LoggedRun
 
-__all__ = ["config_value", "sweep_from_runs", "sweep_from_store", "swept_keys"]
+__all__ = ["config_value", "sweep_from_runs", "sweep_from_store", "sweep_keys", "swept_keys"]
 
 _STATUSES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "cut_off"}
 """Of runs that do not say their outcome; others are under way."""
 
 
-def sweep_from_store(source: "RunSource", parent: "LoggedRun") -> SweepData:
+def sweep_from_store(
+    source: "RunSource", parent: "LoggedRun", also: Iterable[str] = ()
+) -> SweepData:
     """Return the sweep of `parent` with all runs that belong to it, each job once.
 
-    `source` is a tracker, or the runs of a store that is only read.
+    `source` is a tracker, or the runs of a store that is only read. `also` are keys that each job
+    is to say the value of, beside the swept ones.
 
     Raises `TrackingError` when the store fails.
     """
-    sweep = parent.tags.get("sweep_id")
-    runs = (
-        source.runs_of_sweep(sweep) if sweep else source.runs({"mlflow.parentRunId": parent.run_id})
-    )
+    runs = _jobs_of(source, parent)
     return sweep_from_runs(
-        [run for run in runs if run.tags.get("kind") == "run"],
+        runs,
         title=parent.name,
         question=parent.tags.get("question", ""),
         swept=swept_keys(parent),
         started_ms=parent.start_ms,
         command=parent.tags.get("command"),
+        folders=job_folders(_roots(runs, [parent, *source.runs({"kind": "sweep"})])),
+        also=also,
     )
+
+
+def sweep_keys(source: "RunSource", parents: "Sequence[LoggedRun]") -> tuple[str, ...]:
+    """Return all settings that a job of one of the sweeps of `parents` has, or that one swept."""
+    swept = [key for parent in parents for key in swept_keys(parent)]
+    runs = [run for parent in parents for run in _jobs_of(source, parent)]
+    return tuple(dict.fromkeys((*swept, *(key for run in runs for key in run.params))))
+
+
+def _jobs_of(source: "RunSource", parent: "LoggedRun") -> "list[LoggedRun]":
+    """Return the runs of the jobs of the sweep of `parent`, the oldest first."""
+    sweep = parent.tags.get("sweep_id")
+    runs = (
+        source.runs_of_sweep(sweep) if sweep else source.runs({"mlflow.parentRunId": parent.run_id})
+    )
+    return [run for run in runs if run.tags.get("kind") == "run"]
+
+
+def _roots(runs: "Sequence[LoggedRun]", sweeps: "Sequence[LoggedRun]") -> list[Path]:
+    """Return the folders of the sweeps that have run one of `runs`, and of the first of `sweeps`.
+
+    A job that another sweep has settled lies in the folder of that one.
+    """
+    ran = {run.tags.get("mlflow.parentRunId") for run in runs}
+    mine = [sweep for index, sweep in enumerate(sweeps) if index == 0 or sweep.run_id in ran]
+    return [Path(folder) for sweep in mine if (folder := sweep.tags.get("folder"))]
 
 
 def sweep_from_runs(
@@ -46,15 +76,21 @@ def sweep_from_runs(
     swept: tuple[str, ...] = (),
     started_ms: int | None = None,
     command: str | None = None,
+    folders: Mapping[str, str] | None = None,
+    also: Iterable[str] = (),
 ) -> SweepData:
-    """Return `runs` as one sweep. Of several runs of one identity the last to be settled counts."""
+    """Return `runs` as one sweep. Of several runs of one identity the last to be settled counts.
+
+    `folders` has those of jobs by their keys; `also` is as in `sweep_from_store`.
+    """
+    wanted = tuple(dict.fromkeys((*swept, *also)))
     kept: dict[str, LoggedRun] = {}
     for run in runs:
         key = run.tags.get("config_key") or run.run_id
         before = kept.get(key)
         if before is None or _settled(run) or not _settled(before):
             kept[key] = run
-    rows = tuple(_row(run, swept) for run in kept.values())
+    rows = tuple(_row(run, wanted, folders or {}) for run in kept.values())
     return SweepData(title, question, swept, rows, started_ms, command)
 
 
@@ -75,8 +111,8 @@ def _status(run: "LoggedRun") -> str:
     return run.tags.get("outcome") or _STATUSES.get(run.status, "running")
 
 
-def _row(run: "LoggedRun", swept: Iterable[str]) -> SweepRow:
-    missing = [key for key in swept if key not in run.params]
+def _row(run: "LoggedRun", wanted: Sequence[str], folders: Mapping[str, str]) -> SweepRow:
+    missing = [key for key in wanted if key not in run.params]
     config = _config(run.tags) if missing else {}
     # What is none is no parameter: `schedule` of a run without one.
     filled = {key: text for key in missing if (text := config_value(config, key)) is not None}
@@ -87,7 +123,7 @@ def _row(run: "LoggedRun", swept: Iterable[str]) -> SweepRow:
         status=_status(run),
         error=run.tags.get("error"),
         run_id=run.run_id,
-        folder=run.tags.get("folder"),
+        folder=folders.get(run.tags.get("config_key", "")),
     )
 
 

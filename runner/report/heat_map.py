@@ -23,7 +23,8 @@ def heat_map_keys(ranking: Ranking) -> tuple[str, str] | None:
     Mode and devices where both vary, else the first two that vary.
     """
     values = {key: len({cell(row, key) for row in ranking.data.rows}) for key in ranking.keys}
-    shown = [key for key in ranking.keys if key != "model" and 2 <= values[key] <= _MOST]
+    own = [key for key in ranking.keys if key not in ranking.model_keys]
+    shown = [key for key in own if 2 <= values[key] <= _MOST]
     if {"mode", "devices"} <= set(shown):
         return "mode", "devices"
     return (shown[0], shown[1]) if len(shown) > 1 else None
@@ -117,7 +118,7 @@ def _best(
     """Return the best time of each pair that has jobs, None where none of them fits."""
     best: dict[tuple[str, str], float | None] = {}
     for row in ranking.others:
-        if cell(row, "model") == model and row.status == "infeasible":
+        if ranking.model_of(row) == model and row.status == "infeasible":
             best[cell(row, keys[0]), cell(row, keys[1])] = None
     for ranked_row in ranking.of_model(model):
         pair = cell(ranked_row.row, keys[0]), cell(ranked_row.row, keys[1])

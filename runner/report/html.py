@@ -1,8 +1,10 @@
 """The report of a sweep: one HTML file that needs no network, no script and no other file."""
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from html import escape
+from pathlib import Path
 
 from runner.report.heat_map import heat_map_keys, heat_map_svg
 from runner.report.html_table import MOST_ROWS, table_html
@@ -23,20 +25,26 @@ _ROW_PX, _CARD_PX = 27.0, 66.0
 _INSTEAD = 3
 """Models of which more than the best is said."""
 _MODELS = 8
-"""Models that get figures; of more the table is enough."""
+"""Models that get a sentence, and figures; of more the table is enough."""
 # No request can leave the page, whatever a name in it says.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
-def report_html(data: SweepData) -> str:
-    """Return the report as a whole page; equal sweeps give equal text."""
+def report_html(data: SweepData, place: Path | None = None, *, first: str = "") -> str:
+    """Return the report as a whole page; equal sweeps give equal text.
+
+    With the folder `place`, where the report is to be, the table has links to the files of the
+    jobs. `first` is a section to begin with.
+    """
     ranking = ranked(data)
-    models = ranking.models[:_MODELS]
+    drawn = _drawn(ranking)
     parts = [
         _header(ranking),
-        _first_look(ranking),
-        *(_figures(ranking, model) for model in models[1:]),
-        _left_out(ranking),
+        first,
+        _first_look(ranking, drawn[:1], place),
+        *(_figures(ranking, model) for model in drawn[1:]),
+        _of_all_models(ranking),
+        _left_out(ranking, drawn),
         _reasons(ranking),
         _repeat(ranking),
     ]
@@ -74,27 +82,38 @@ def _verdicts(ranking: Ranking) -> str:
         return f'<div class="verdict"><p>{words}</p></div>\n'
     several = len(ranking.models) > 1
     blocks = []
-    for model in ranking.models:
+    for model in ranking.models[:_MODELS]:
         found = verdict(ranking, model)
         name = f"<strong>{escape(model)}</strong>: " if several else "<strong>Best:</strong> "
         instead = found.instead if len(ranking.models) <= _INSTEAD else ()
         lines = "".join(f"<li>{escape(line)}</li>" for line in instead)
         items = f"<ul>{lines}</ul>" if lines else ""
         blocks.append(f"<p>{name}{escape(found.sentence)}</p>{items}")
+    if (rest := len(ranking.models) - _MODELS) > 0:
+        blocks.append(f"<p>… and {counted(rest, 'more model')} in the table</p>")
     return f'<div class="verdict">{"".join(blocks)}</div>\n'
 
 
-def _first_look(ranking: Ranking) -> str:
-    """Return the table beside the plot of the first model."""
+def _drawn(ranking: Ranking) -> tuple[str, ...]:
+    """Return the models that get figures: of several those with jobs to compare."""
+    if len(ranking.models) == 1:
+        return ranking.models
+    return tuple(model for model in ranking.models if len(ranking.of_model(model)) > 1)[:_MODELS]
+
+
+def _first_look(ranking: Ranking, models: Sequence[str], place: Path | None) -> str:
+    """Return the table beside the figures of the only one of `models`, if there is one."""
     least = f"by {ranking.by.name}, least first"
     notes = "★ best, ◆ Pareto-optimal: no other is as good in time, peak memory and devices used"
+    if any(row.mark == "equal" for row in ranking.finished):
+        notes += ", = costs the same as one above"
     table = (
         f'<section class="long"><h2>Ranking <small class="muted">{least}</small></h2>'
-        f'{table_html(ranking)}<p class="muted">{notes}</p></section>'
+        f'{table_html(ranking, place)}<p class="muted">{notes}</p></section>'
     )
-    if not ranking.finished:
+    if not models:
         return f"{table}\n"
-    model = ranking.models[0]
+    model = models[0]
     rows = min(len(ranking.data.rows), MOST_ROWS)
     beside = [_pareto(ranking, model), _heat_map(ranking, model), *_parameters(ranking, model)]
     return _two_columns([table], beside, _ROW_PX * rows + 110.0)
@@ -120,7 +139,7 @@ def _heat_map(ranking: Ranking, model: str) -> str:
     keys = heat_map_keys(ranking)
     if keys is None:
         return ""
-    rest = [key for key in ranking.keys if key not in (*keys, "model")]
+    rest = [key for key in ranking.keys if key not in (*keys, *ranking.model_keys)]
     note = f"the best over {', '.join(rest)}" if rest else ""
     title = f"{ranking.by.name.capitalize()} by {keys[0]} and {keys[1]}{_of(ranking, model)}"
     return _figure(title, heat_map_svg(ranking, model, keys), note)
@@ -133,17 +152,26 @@ def _figures(ranking: Ranking, model: str) -> str:
 
 
 def _parameters(ranking: Ranking, model: str) -> list[str]:
-    """Return the figure of each parameter that varies."""
-    keys = [
-        key
-        for key in ranking.keys
-        if key != "model" and len({cell(row, key) for row in ranking.data.rows}) > 1
-    ]
+    """Return the figure of each parameter that varies for the model."""
+    several = len(ranking.models) > 1
+    rows = [r for r in ranking.data.rows if not several or ranking.model_of(r) == model]
+    own = [key for key in ranking.keys if key not in ranking.model_keys]
+    keys = [key for key in own if len({cell(row, key) for row in rows}) > 1]
     title = ranking.by.name.capitalize()
     return [
         _figure(f"{title} by {key}{_of(ranking, model)}", parameter_figure(ranking, model, key))
         for key in keys
     ]
+
+
+def _of_all_models(ranking: Ranking) -> str:
+    """Return a figure for each parameter that makes another model, such as the number of layers."""
+    title = ranking.by.name.capitalize()
+    figures = [
+        _figure(f"{title} by {key}", parameter_figure(ranking, None, key))
+        for key in ranking.model_keys
+    ]
+    return _two_columns([], figures, 0.0) if any(figures) else ""
 
 
 def _two_columns(left: list[str], figures: list[str], left_px: float) -> str:
@@ -166,9 +194,9 @@ def _height_px(figure: str) -> float:
     return (float(found[1]) if found else 0.0) + _CARD_PX
 
 
-def _left_out(ranking: Ranking) -> str:
-    rest = len(ranking.models) - _MODELS
-    if rest <= 0:
+def _left_out(ranking: Ranking, drawn: Sequence[str]) -> str:
+    rest = len(ranking.models) - len(drawn)
+    if rest <= 0 or not drawn:
         return ""
     return f'<p class="muted">{counted(rest, "more model")} in the table, without figures</p>\n'
 
@@ -190,8 +218,9 @@ def _repeat(ranking: Ranking) -> str:
         )
     best = ranking.finished[0].row.run_id if ranking.finished else None
     if best:
+        named = "first" if len(ranking.models) > 1 else "best"
         parts.append(
-            f"<p>One run, here the best, by its id in the last column:</p>"
+            f"<p>One run, here the {named}, by its id in the last column:</p>"
             f"<pre>python -m runner rerun={escape(best)}</pre>"
         )
     return f"<section><h2>Repeat</h2>{''.join(parts)}</section>\n" if parts else ""

@@ -3,7 +3,10 @@
 import re
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
+from pathlib import Path
 
+from runner.report.job_folders import job_links
 from runner.report.measures import Measure
 from runner.report.ranking import RankedRow, Ranking, best_rows
 from runner.report.reasons import STATUS_WORDS
@@ -13,21 +16,31 @@ from runner.report.settings import cell, headings
 __all__ = ["MOST_ROWS", "table_html"]
 
 _SYLLABLE = re.compile(r"(?<=micro)(?=batch)|(?<=check)(?=pointing)")
+_MARKS = {
+    "best": ("★", "best"),
+    "pareto": ("◆", "Pareto-optimal"),
+    "equal": ("=", "costs the same as one above"),
+    "": ("", ""),
+}
 MOST_ROWS = 16
 """Rows that are shown at first: what fits a screen beside the plot."""
 
 
-def table_html(ranking: Ranking) -> str:
+def table_html(ranking: Ranking, place: Path | None = None) -> str:
     """Return the table: the best first for each model, those without a result last.
 
-    It can be read without script; with it, a click on a heading sorts. What is more than a screen
-    of rows, of each model about as many, is behind a checkbox.
+    With the folder `place` each row links to the files of its job, from there. The table can be
+    read without script; with it, a click on a heading sorts. What is more than a screen of rows, of
+    each model about as many, is behind a checkbox.
     """
     shown = best_rows(ranking, MOST_ROWS)
     first = {id(row) for row in (*shown, *ranking.others[: MOST_ROWS - len(shown)])}
     lines: list[tuple[object, list[str], str]]
-    lines = [(row, *_finished_row(ranking, row)) for row in ranking.finished]
-    lines += [(row, *_other_row(ranking, row)) for row in ranking.others]
+    lines = [(row, *_finished_row(ranking, row, place)) for row in ranking.finished]
+    lines += [(row, *_other_row(ranking, row, place)) for row in ranking.others]
+    for (before, after), (_, names, _) in zip(pairwise(ranking.finished), lines[1:], strict=False):
+        if before.model != after.model:
+            names.append("next")
     body = "\n".join(
         f"<tr{_classes(names if id(row) in first else [*names, 'more'])}>{cells}</tr>"
         for row, names, cells in lines
@@ -67,15 +80,16 @@ def _hyphenated(name: str) -> str:
     return "&shy;".join(map(escape, _SYLLABLE.split(name)))
 
 
-def _finished_row(ranking: Ranking, ranked_row: RankedRow) -> tuple[list[str], str]:
+def _finished_row(
+    ranking: Ranking, ranked_row: RankedRow, place: Path | None
+) -> tuple[list[str], str]:
     row = ranked_row.row
-    mark = "★" if ranked_row.best else "◆" if ranked_row.pareto else ""
-    title = "best" if ranked_row.best else "Pareto-optimal" if ranked_row.pareto else ""
+    mark, title = _MARKS[ranked_row.mark]
     marked = f'<td title="{title}">{mark}</td>' if mark else "<td></td>"
     numbers = "".join(_number(measure, row) for measure in ranking.measures)
     return (
         ["best"] if ranked_row.best else [],
-        f"{marked}{_settings(ranking, row)}{numbers}{_run(row)}",
+        f"{marked}{_settings(ranking, row)}{numbers}{_run(row, place)}",
     )
 
 
@@ -89,15 +103,23 @@ def _settings(ranking: Ranking, row: SweepRow) -> str:
     return "".join(f"<td>{escape(cell(row, key))}</td>" for key in ranking.keys)
 
 
-def _other_row(ranking: Ranking, row: SweepRow) -> tuple[list[str], str]:
+def _other_row(ranking: Ranking, row: SweepRow, place: Path | None) -> tuple[list[str], str]:
     word = escape(STATUS_WORDS.get(row.status, "failed"))
     title = f' title="{escape(row.error[:300])}"' if row.error else ""
     blank = '<td class="n" data-v="">-</td>' * (len(ranking.measures) - 1)
     status = f'<td class="n status" data-v=""{title}>{word}</td>'
-    return ["none"], f"<td></td>{_settings(ranking, row)}{status}{blank}{_run(row)}"
+    return ["none"], f"<td></td>{_settings(ranking, row)}{status}{blank}{_run(row, place)}"
 
 
-def _run(row: SweepRow) -> str:
-    if row.run_id is None:
-        return f"<td>{escape(row.folder.rpartition('/')[2])}</td>" if row.folder else "<td></td>"
-    return f'<td><span class="id mono">{escape(row.run_id)}</span></td>'
+def _run(row: SweepRow, place: Path | None) -> str:
+    """Return the cell with the links and the run's id; a click selects all of it."""
+    links = "".join(
+        f'<a href="{escape(address)}">{words}</a> '
+        for address, words in (job_links(row, place) if place else ())
+    )
+    if row.run_id is not None:
+        run_id = escape(row.run_id)
+        name = f'<span class="id mono" title="{run_id}">{run_id}</span>'
+    else:
+        name = escape(row.folder.rpartition("/")[2]) if row.folder else ""
+    return f"<td>{name}{' ' if name and links else ''}{links.rstrip()}</td>"

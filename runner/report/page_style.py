@@ -42,6 +42,8 @@ th[aria-sort=ascending] button::after{content:" \\25B2";font-size:9px}
 th[aria-sort=descending] button::after{content:" \\25BC";font-size:9px}
 tr.best td{background:var(--good);font-weight:600}tr.none td{color:var(--muted)}
 tr.none .status{color:var(--warn)}
+tr.next td{border-top:2px solid var(--muted)}
+td a{color:var(--accent);font-size:11px}.worse{color:var(--warn)}.better{color:var(--accent)}
 tbody tr:hover td{background:var(--faint)}
 #all:not(:checked)~.scroll tr.more{display:none}
 #all{accent-color:var(--accent)}
@@ -78,7 +80,10 @@ for (const table of document.querySelectorAll("table.sortable")) {
       const rows = [...body.rows].map(row => [value(row, i), row]);
       const none = key => key === Infinity;
       rows.sort(([a], [b]) => none(a) || none(b) ? none(a) - none(b) : down * compare(a, b));
-      rows.forEach(([, row], place) => row.classList.toggle("more", place >= most));
+      rows.forEach(([, row], place) => {
+        row.classList.toggle("more", place >= most);
+        row.classList.remove("next");
+      });
       body.append(...rows.map(([, row]) => row));
     });
   });

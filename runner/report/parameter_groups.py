@@ -29,13 +29,13 @@ class ValueGroup:
 
 @dataclass(frozen=True, slots=True)
 class ParameterGroups:
-    """One model's jobs by the values of one parameter."""
+    """Jobs by the values of one parameter."""
 
     key: str
     groups: tuple[ValueGroup, ...]
     """In the order of the values."""
     others: tuple[str, ...]
-    """The other parameters that vary for this model."""
+    """The other parameters that vary among them."""
     combinations: tuple[str, ...]
     """Of the others' values, those that have a result; empty when there are too many."""
 
@@ -49,15 +49,17 @@ class ParameterGroups:
         return _combination(row.row, self.others)
 
 
-def grouped(ranking: Ranking, model: str, key: str) -> ParameterGroups:
-    """Return the jobs of `model` by their values of `key`."""
-    done = ranking.of_model(model)
-    unfit = [r for r in ranking.others if r.status == "infeasible" and cell(r, "model") == model]
+def grouped(ranking: Ranking, model: str | None, key: str) -> ParameterGroups:
+    """Return the jobs of `model`, or of all models, by their values of `key`."""
+    done, others_of_it = _jobs(ranking, model)
+    unfit = [row for row in others_of_it if row.status == "infeasible"]
     everyone: Sequence[SweepRow] = [*(row.row for row in done), *unfit]
     others = tuple(
         other
         for other in ranking.keys
-        if other not in (key, "model") and len({cell(row, other) for row in everyone}) > 1
+        if other != key
+        and (model is None or other not in ranking.model_keys)
+        and len({cell(row, other) for row in everyone}) > 1
     )
     best: dict[str, float | None] = {}
     for found in done:  # the best first
@@ -75,6 +77,16 @@ def grouped(ranking: Ranking, model: str, key: str) -> ParameterGroups:
     )
     names = _combinations(ranking, done, others)
     return ParameterGroups(key, groups, others, names if len(names) <= MOST_LINES else ())
+
+
+def _jobs(ranking: Ranking, model: str | None) -> tuple[Sequence[RankedRow], Sequence[SweepRow]]:
+    """Return the jobs with a result, the best first, and those without."""
+    if model is not None:
+        others = [row for row in ranking.others if ranking.model_of(row) == model]
+        return ranking.of_model(model), others
+    # The ranking has them model by model.
+    done = sorted(ranking.finished, key=lambda found: ranking.by.value(found.row) or 0.0)
+    return done, ranking.others
 
 
 def _combinations(

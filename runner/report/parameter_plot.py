@@ -33,8 +33,8 @@ _FEW = 8
 """Jobs of a value that are drawn one by one; of more their spread is."""
 
 
-def parameter_figure(ranking: Ranking, model: str, key: str) -> str:
-    """Return time by the values of `key` as SVG whose colours are the page's.
+def parameter_figure(ranking: Ranking, model: str | None, key: str) -> str:
+    """Return time by the values of `key`, of one model or of all, as SVG in the page's colours.
 
     Numbers have an axis, other values a line of text each. Few combinations of the other parameters
     are told apart by colour and shape; of many the spread is drawn: least to most, the middle half,

@@ -127,7 +127,7 @@ def _label_best(
     place: tuple[float, float],
 ) -> None:
     """Name the best beside its point, on the side that has room."""
-    keys = [key for key in ranking.keys if key != "model"]
+    keys = [key for key in ranking.keys if key not in ranking.model_keys]
     named = " · ".join(cell(row.row, key) for key in keys)
     words = cut_text(f"best: {named}" if named else "best", panel.width - 20)
     x, y = panel.place(*place)

@@ -3,13 +3,18 @@
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from runner.report.measures import Measure, finished, measures_of, number
+from runner.report.model_values import model_keys, model_label, model_order
 from runner.report.pareto import frontier
 from runner.report.rows import SweepData, SweepRow
 from runner.report.settings import cell, varied
 
-__all__ = ["RankedRow", "Ranking", "best_rows", "ranked"]
+__all__ = ["RankedRow", "Ranking", "best_rows", "models_first", "ranked"]
+
+
+Mark = Literal["best", "pareto", "equal", ""]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +23,22 @@ class RankedRow:
 
     row: SweepRow
     model: str
+    """The model, with those of its settings that differ: see `Ranking.model_keys`."""
     best: bool
     """Whether none of its model ranks before it; equals are best together."""
     pareto: bool
     """Whether no other of its model is as good in time, memory and devices and better in one."""
+    repeats: bool = False
+    """Whether one of its model before it costs the same in time, memory and devices."""
+    leads: bool = False
+    """Whether it is the first of its model."""
+
+    @property
+    def mark(self) -> Mark:
+        """What is to be said of it: of equal ones only the first is said to be good."""
+        if self.repeats and (self.best or self.pareto):
+            return "equal"
+        return "best" if self.leads else "pareto" if self.pareto else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +47,7 @@ class Ranking:
 
     data: SweepData
     keys: tuple[str, ...]
-    """Settings that the jobs differ in."""
+    """Settings that the jobs differ in, those that make another model first."""
     measures: tuple[Measure, ...]
     """The first is what the jobs are ranked by."""
     finished: tuple[RankedRow, ...]
@@ -49,6 +66,11 @@ class Ranking:
         return next(measure for measure in self.measures if measure.key in _PEAKS)
 
     @property
+    def model_keys(self) -> tuple[str, ...]:
+        """Those of `keys` that make another model: jobs are compared where these are equal."""
+        return model_keys(self.keys)
+
+    @property
     def models(self) -> tuple[str, ...]:
         """All models with a result, in the order of the ranking."""
         return tuple(dict.fromkeys(ranked_row.model for ranked_row in self.finished))
@@ -56,6 +78,10 @@ class Ranking:
     def of_model(self, model: str) -> tuple[RankedRow, ...]:
         """Return the ranked jobs of one model."""
         return tuple(row for row in self.finished if row.model == model)
+
+    def model_of(self, row: SweepRow) -> str:
+        """Return which of the models `row` is of."""
+        return model_label(row, self.model_keys)
 
     def count(self, status: str) -> int:
         """Return how many jobs without a result ended so."""
@@ -66,14 +92,28 @@ _PEAKS = ("peak_memory_gib", "schedule_peak_gib")
 
 
 def ranked(data: SweepData) -> Ranking:
-    """Return the jobs in order of the measure that suits them; ties go by their settings."""
-    measures, keys = measures_of(data.rows), varied(data)
-    by = measures[0].key
-    done = sorted((row for row in data.rows if finished(row)), key=lambda row: _rank(row, by, keys))
+    """Return the jobs in order of the measure that suits them.
+
+    Of equals those with the fewest devices come first, then those with the least memory; the rest
+    goes by their settings.
+    """
+    measures, keys = measures_of(data.rows), models_first(varied(data))
+    models = model_keys(keys)
+    by, peak = measures[0].key, next(m.key for m in measures if m.key in _PEAKS)
+    costs_of = (by, "devices_used", peak)
+    done = sorted(
+        (row for row in data.rows if finished(row)), key=lambda row: _rank(row, costs_of, keys)
+    )
+    named = [model_label(row, models) for row in done]
     best: dict[str, float] = {}
-    for row in done:
-        best.setdefault(cell(row, "model"), number(row, by) or 0.0)
-    optimal = _optimal(done, by, next(m.key for m in measures if m.key in _PEAKS))
+    for row, model in zip(done, named, strict=True):
+        best.setdefault(model, number(row, by) or 0.0)
+    optimal = _optimal(done, named, by, peak)
+    costs = [
+        (model, *(number(row, key) for key in costs_of))
+        for row, model in zip(done, named, strict=True)
+    ]
+    firsts = {cost: index for index, cost in reversed(list(enumerate(costs)))}
     return Ranking(
         data=data,
         keys=keys,
@@ -81,21 +121,29 @@ def ranked(data: SweepData) -> Ranking:
         finished=tuple(
             RankedRow(
                 row,
-                cell(row, "model"),
-                best=(number(row, by) or 0.0) == best[cell(row, "model")],
-                pareto=pareto,
+                model,
+                best=(number(row, by) or 0.0) == best[model],
+                pareto=optimal[index],
+                repeats=firsts[costs[index]] < index,
+                leads=index == 0 or named[index - 1] != model,
             )
-            for row, pareto in zip(done, optimal, strict=True)
+            for index, (row, model) in enumerate(zip(done, named, strict=True))
         ),
         others=tuple(row for row in data.rows if not finished(row)),
     )
 
 
-def _optimal(rows: list[SweepRow], by: str, peak: str) -> list[bool]:
+def models_first(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `keys`, those that make another model before the others."""
+    models = model_keys(keys)
+    return (*models, *(key for key in keys if key not in models))
+
+
+def _optimal(rows: list[SweepRow], models: list[str], by: str, peak: str) -> list[bool]:
     """Return for each row whether it is Pareto-optimal among those of its model."""
     found = [False] * len(rows)
-    for model in dict.fromkeys(cell(row, "model") for row in rows):
-        mine = [i for i, row in enumerate(rows) if cell(row, "model") == model]
+    for model in dict.fromkeys(models):
+        mine = [i for i, other in enumerate(models) if other == model]
         # What one of them does not say cannot be compared.
         said = [k for k in (by, peak, "devices_used") if _all_say([rows[i] for i in mine], k)]
         points = [tuple(number(rows[i], key) or 0.0 for key in said) for i in mine]
@@ -108,9 +156,14 @@ def _all_say(rows: list[SweepRow], key: str) -> bool:
     return all(number(row, key) is not None for row in rows)
 
 
-def _rank(row: SweepRow, by: str, keys: tuple[str, ...]) -> tuple[str, float, tuple[str, ...]]:
+_Rank = tuple[tuple[tuple[bool, float, str], ...], tuple[float, ...], tuple[str, ...]]
+
+
+def _rank(row: SweepRow, costs: tuple[str, ...], keys: tuple[str, ...]) -> _Rank:
     """Return what a job is sorted by: the same wherever the sweep was read from."""
-    return cell(row, "model"), number(row, by) or 0.0, tuple(cell(row, key) for key in keys)
+    model = model_order(row, model_keys(keys))
+    numbers = tuple(number(row, key) or 0.0 for key in costs)
+    return model, numbers, tuple(cell(row, key) for key in keys)
 
 
 def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:

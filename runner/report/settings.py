@@ -1,17 +1,27 @@
 """Which settings of a sweep's jobs are worth a column, and what their columns are called."""
 
+import re
 from collections.abc import Sequence
 
 from runner.report.rows import SweepData, SweepRow
 
-__all__ = ["CHOICES", "cell", "headings", "shared_settings", "varied"]
+__all__ = ["CHOICES", "cell", "headings", "in_parts", "shared_settings", "varied"]
 
 CHOICES = ("model", "mode", "devices", "transfer_rate")
+
+
+_PART = re.compile(r"(?<=[_+,:/])(?=[^_+,:/])")
+"""Where a setting that is too long goes on in the next line."""
 
 
 def cell(row: SweepRow, key: str) -> str:
     """Return the setting as it is shown, ``-`` where the job has none."""
     return row.settings.get(key, "-")
+
+
+def in_parts(row: SweepRow, key: str) -> str:
+    """Return the setting in several lines, one for each part of it."""
+    return _PART.sub("\n", cell(row, key))
 
 
 def varied(data: SweepData) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ def verdict(ranking: Ranking, model: str) -> Verdict:
 
 
 def _named(ranking: Ranking, row: RankedRow) -> str:
-    keys = [key for key in ranking.keys if key != "model"]
+    keys = [key for key in ranking.keys if key not in ranking.model_keys]
     named = " ".join(f"{key}={cell(row.row, key)}" for key in keys)
     return named or row.row.name
 

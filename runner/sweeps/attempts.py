@@ -1,6 +1,6 @@
 """Attempts that came to nothing: marked, and taken out of the tables of their sweeps."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from runner.sweeps.locks import LOCKS_TAG, Locks
 from runner.tracking import LoggedRun, Tracker
@@ -11,7 +11,7 @@ CUT_OFF = "cut off: its process ended before it did"
 """What is said of a run whose process was killed."""
 
 
-def set_aside(tracker: Tracker, keys: Sequence[str], locks: Locks) -> Mapping[str, tuple[str, ...]]:
+def set_aside(tracker: Tracker, keys: Sequence[str], locks: Locks) -> dict[str, tuple[str, ...]]:
     """Mark the attempts at these jobs that came to nothing; return whose sweeps they were, by key.
 
     Left alone is a run that another process is at (whoever wants its job waits for its lock), one

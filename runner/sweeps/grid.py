@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import FxpartError, SpecError
 from fxpart.stable_json import stable_digest
 from runner.experiment import check
-from runner.identity import without_elsewhere
-from runner.sweeps.axes import read_axes
+from runner.identity import override_values, without_elsewhere
+from runner.run_names import sweep_title
+from runner.sweeps.about import About
+from runner.sweeps.axes import Axis, read_axes
 from runner.sweeps.command import command_line
 from runner.sweeps.composition import Composed, compose_grid
-from runner.sweeps.job_values import for_jobs
+from runner.sweeps.job_values import for_jobs, open_names
 from runner.sweeps.jobs import Job
 from runner.sweeps.loading import SweepLoad
 from runner.sweeps.make_job import make_job
-from runner.sweeps.session import About, Session
+from runner.sweeps.session import Session
 from runner.sweeps.sum_up import sum_up
 from runner.sweeps.where import parse_where
 from runner.terminal import counted, show
@@ -41,11 +43,11 @@ def run_grid(
         FxpartError: for what no job can be made of.
 
     """
-    swept, jobs = _jobs(context, config, arguments)
+    axes, jobs = _jobs(context, config, arguments)
     about = About(
-        title=_title(swept, config),
+        title=_title(axes, config),
         key=stable_digest({"jobs": [job.key for job in jobs]})[:16],
-        swept=swept,
+        swept=_swept(axes),
         overrides=without_elsewhere(arguments),
         total=len({job.key for job in jobs}),
         command=command_line(arguments),
@@ -61,19 +63,18 @@ def run_grid(
 
 def _jobs(
     context: "HydraContext", config: "DictConfig", arguments: Sequence[str]
-) -> tuple[tuple[str, ...], list[Job]]:
-    """Return the keys that have several values, and the jobs."""
+) -> tuple[tuple[Axis, ...], list[Job]]:
+    """Return what has several values, and the jobs."""
     from omegaconf import OmegaConf
 
     params: Any = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create())
     zips: Any = OmegaConf.to_container(config.zip) if config.zip else None
     fixed, axes = read_axes(arguments, params, zips, context.config_loader)
-    swept = tuple(key for axis in axes for key in axis.keys)
     for key in ("experiment", "rerun"):
-        if key in swept:
+        if key in _swept(axes):
             raise SpecError(f"{key}= takes one value; give one command after the other")
     composed = compose_grid(SweepLoad(context.config_loader, config), for_jobs(fixed), axes)
-    return swept, _chosen(composed, config.where)
+    return axes, _chosen(composed, config.where)
 
 
 def _refuse_shared_mistake(jobs: Sequence[Job]) -> None:
@@ -93,16 +94,25 @@ def _refuse_shared_mistake(jobs: Sequence[Job]) -> None:
         raise SpecError(*said)
 
 
-def _title(swept: Sequence[str], config: "DictConfig") -> str:
+def _swept(axes: Sequence[Axis]) -> tuple[str, ...]:
+    return tuple(key for axis in axes for key in axis.keys)
+
+
+def _title(axes: Sequence[Axis], config: "DictConfig") -> str:
+    values: dict[str, dict[str, None]] = {}
+    for row in (row for axis in axes for row in axis.values):
+        for key, text in override_values(without_elsewhere(row)).items():
+            values.setdefault(key, {})[text] = None
     experiment = config.hydra.runtime.choices.get("experiment")
-    return str(experiment) if experiment else f"sweep {' x '.join(swept)}".strip()
+    return sweep_title(str(experiment or "sweep"), {key: list(of) for key, of in values.items()})
 
 
 def _chosen(composed: Sequence[Composed], where: str | None) -> list[Job]:
     """Return the jobs that `where` keeps, numbered as they stand in the whole grid."""
     kept = list(enumerate(composed))
     if where:
-        condition = parse_where(where)
+        names = open_names([one.config for one in composed if one.config is not None])
+        condition = parse_where(where, names)
         kept = [
             (index, one)
             for index, one in kept

@@ -1,13 +1,13 @@
 """The values of a job by the names that ``where=`` knows them by, and what is no part of a job."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 
 from fxpart.errors import nearest_names
 from runner.identity import Choices, without_elsewhere
 from runner.sections import Config
 
-__all__ = ["OF_THE_SWEEP", "deciding", "for_jobs", "look_up", "why_unknown"]
+__all__ = ["OF_THE_SWEEP", "deciding", "for_jobs", "look_up", "open_names", "why_unknown"]
 
 
 def _memory_bytes(config: Config) -> int:
@@ -29,6 +29,8 @@ _THE_SAME = (*OF_THE_SWEEP, "tracking", "figures", "verbose")
 _OPEN = ("model.config.", "model.factory_args.")
 """Whose names the model decides."""
 _MODE = "mode"
+_MOST_MEANT = 3
+"""As many names as a question has."""
 
 
 def for_jobs(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -41,20 +43,56 @@ def deciding(overrides: Sequence[str]) -> tuple[str, ...]:
     return without_elsewhere(overrides, (*_THE_SAME, "hydra"))
 
 
-def why_unknown(name: str) -> str | None:
-    """Return what is wrong with `name`, in one line; None when jobs have such a value."""
+def why_unknown(name: str, more: Collection[str] = ()) -> str | None:
+    """Return what is wrong with `name`, in one line; None when jobs have such a value.
+
+    `more` are `open_names` of the jobs, which may be what is meant.
+    """
     section, _, inside = name.partition(".")
     if not inside:
         known = _bare_names()
-        return None if name in known else f"{name} does not exist; {nearest_names(name, known)}"
-    if section == _MODE:
+        wrong, near = f"{name} does not exist", nearest_names(name, known)
+        is_known = name in known
+    elif section == _MODE:
         known = ["name", *_mode_options()]
-        near = nearest_names(inside, known)
-        return None if inside in known else f"{name} is an option of no mode; {near}"
-    if name.startswith(_OPEN):
-        return None
-    known = [one for field in fields(Config) for one in _inside(field.type, field.name)]
-    return None if name in known else f"{name} does not exist; {nearest_names(name, known)}"
+        wrong, near = f"{name} is an option of no mode", nearest_names(inside, known)
+        is_known = inside in known
+    else:
+        known = _dotted_names()
+        wrong, near = f"{name} does not exist", nearest_names(name, known)
+        is_known = name in known or name.startswith(_OPEN)
+    return None if is_known else f"{wrong}; {_meant(name, more) or near}"
+
+
+def _meant(name: str, more: Collection[str]) -> str:
+    """Return the names whose last part is that of `name`, as a question; ``""`` for none."""
+    last = name.rpartition(".")[2]
+    modes = [f"{_MODE}.{option}" for option in _mode_options()]
+    known = dict.fromkeys([*more, *_dotted_names(), *modes])
+    found = [one for one in known if one.rpartition(".")[2] == last]
+    shown = [*found[:_MOST_MEANT], *(["..."] if len(found) > _MOST_MEANT else [])]
+    return f"did you mean {' or '.join(shown)}?" if found else ""
+
+
+def open_names(configs: Iterable[Config]) -> list[str]:
+    """Return the names of values that the models of these jobs decide."""
+    found: dict[str, None] = {}
+    for config in configs:
+        for path in _OPEN:
+            values: object = config
+            for key in path.rstrip(".").split("."):
+                values = getattr(values, key)
+            assert isinstance(values, Mapping), "what is open is a mapping"
+            found |= dict.fromkeys(_below(values, path))
+    return list(found)
+
+
+def _below(values: Mapping[object, object], path: str) -> list[str]:
+    names = []
+    for key, value in values.items():
+        inner = _below(value, f"{path}{key}.") if isinstance(value, Mapping) else []
+        names += inner or [f"{path}{key}"]
+    return names
 
 
 def look_up(name: str, config: Config, choices: Choices) -> object:
@@ -92,6 +130,10 @@ def _bare_names() -> list[str]:
         if has_name or isinstance(value, str | int | float):
             found.append(name)
     return [name for name in dict.fromkeys(found) if name not in _THE_SAME]
+
+
+def _dotted_names() -> list[str]:
+    return [one for field in fields(Config) for one in _inside(field.type, field.name)]
 
 
 def _inside(kind: object, path: str) -> list[str]:

@@ -19,6 +19,8 @@ class SweepIds:
     """The sweep's run in MLflow, where one is kept."""
     also: tuple[str, ...] = ()
     """Other sweeps that have the job, in which an attempt at it came to nothing."""
+    swept: tuple[str, ...] = ()
+    """The keys that have several values in the sweep, which its jobs are named by."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

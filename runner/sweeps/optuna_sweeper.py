@@ -140,7 +140,7 @@ def _about(
     size = space.size()
     hydras = [str(one) for one in config.hydra.overrides.hydra]
     return About(
-        title=f"{experiment or 'sweep'} optuna {' x '.join(keys)}",
+        title=f"{experiment or 'sweep'} optuna: {' · '.join(keys)}",
         key=stable_digest(identity)[:16],
         swept=tuple(keys),
         overrides=without_elsewhere(arguments),

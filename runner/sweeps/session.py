@@ -1,21 +1,22 @@
 """A sweep under way: opened once, given its jobs in one or several goes, summed up at the end."""
 
 import atexit
-import json
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from fxpart.errors import SpecError
 from runner.config import read_tracking
+from runner.sweeps.about import About, sweep_tags
 from runner.sweeps.alone import mark_cut_off_alone
 from runner.sweeps.attempts import set_aside
 from runner.sweeps.elsewhere import is_in_process, run_elsewhere
+from runner.sweeps.going_on import how_to_go_on
 from runner.sweeps.job_folder import job_folder, make_folder
 from runner.sweeps.jobs import Job, JobEnd, SweepIds
 from runner.sweeps.leftovers import lost_results, remove_half_written
@@ -34,25 +35,6 @@ __all__ = ["About", "Session"]
 
 _ATTEMPTS = 2
 """How often a job is started whose process is killed: it may have died of another job."""
-
-
-@dataclass(frozen=True, slots=True)
-class About:
-    """What a sweep is, beside its jobs."""
-
-    title: str
-    key: str
-    """The sweep's identity: the same command finds what it began."""
-    swept: tuple[str, ...]
-    """The keys that have several values, in their order."""
-    overrides: tuple[str, ...]
-    total: int
-    """How many jobs there will be."""
-    command: str
-    """What to type to run it again."""
-    question: str = ""
-    experiment: str = ""
-    """The named experiment, where it is one."""
 
 
 class Session:
@@ -120,6 +102,9 @@ class Session:
     ) -> None:
         """Say how far it came; close the parent run, as killed if the sweep was broken off."""
         self._progress.__exit__(kind, error, traceback)
+        if isinstance(error, KeyboardInterrupt):
+            # It is said at the very end, as the last line of the command.
+            error.add_note(f"{self._progress.tally}; {self._how_to_go_on()}")
         try:
             self._close("FINISHED" if kind is None else "KILLED")
         except TrackingError as gone:
@@ -144,7 +129,7 @@ class Session:
             send_unsent(self.root / "outputs", self.tracker)
             mark_cut_off_alone(self.tracker, self.root)
         if found:
-            self.ids = SweepIds(found.tags["sweep_id"], found.run_id)
+            self.ids = SweepIds(found.tags["sweep_id"], found.run_id, swept=self.about.swept)
             before = Path(found.tags.get("folder", ""))
             if not self._asks_for_a_folder() and before.is_absolute() and before.is_dir():
                 self.folder = before
@@ -152,9 +137,12 @@ class Session:
         else:
             make_folder(self.folder)
             sweep = secrets.token_hex(8)
-            parent = self.tracker.start_sweep(self.about.title, self._tags(sweep))
+            parent = self.tracker.start_sweep(
+                self.about.title, sweep_tags(self.about, sweep, self.folder)
+            )
             # Where nothing is kept, the files of an earlier start are known by the same id.
-            self.ids = SweepIds(sweep if parent else self.about.key, parent)
+            known_by = sweep if parent else self.about.key
+            self.ids = SweepIds(known_by, parent, swept=self.about.swept)
         remove_half_written(self._config, self.folder, self.root)
         # Launchers keep files of their own beside the jobs.
         from omegaconf import open_dict
@@ -167,27 +155,13 @@ class Session:
         found = self.tracker.runs({"kind": "sweep", "sweep_key": self.about.key})
         return found[-1] if found else None
 
+    def _how_to_go_on(self) -> str:
+        is_lost = self.ids.parent_run is None and not self._asks_for_a_folder()
+        return how_to_go_on(resumes=self._resume, needs_folder=self.folder if is_lost else None)
+
     def _asks_for_a_folder(self) -> bool:
         asked = self._config.hydra.overrides.hydra
         return any(str(one).startswith("hydra.sweep.dir=") for one in asked)
-
-    def _tags(self, sweep: str) -> dict[str, str]:
-        from runner.provenance import environment_tags
-
-        about = self.about
-        tags = {
-            "kind": "sweep",
-            "sweep_id": sweep,
-            "sweep_key": about.key,
-            "swept": json.dumps(about.swept),
-            "folder": str(self.folder),
-            "overrides": json.dumps(about.overrides),
-            "command": about.command,
-            "question": about.question,
-            "experiment": about.experiment,
-            **environment_tags(),
-        }
-        return {name: text for name, text in tags.items() if text}
 
     def run(self, jobs: Sequence[Job]) -> list[JobEnd]:
         """Run what is missing of `jobs`, and return what came of each, in their order.
@@ -288,7 +262,8 @@ class Session:
         if self.ids.parent_run is None:
             return in_files
         try:
-            settled = settled_ends(self.tracker, list(left), self.ids.sweep, self.root)
+            # What was edited since is told of at the end of the sweep.
+            settled = settled_ends(self.tracker, list(left), self.ids.sweep, root=None)
         except TrackingError as gone:
             self.problems.append(str(gone))
             return in_files

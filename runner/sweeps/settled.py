@@ -18,14 +18,15 @@ _SETTLED = ("finished", "infeasible")
 
 
 def settled_ends(
-    tracker: Tracker, keys: Collection[str], sweep: str, root: Path
+    tracker: Tracker, keys: Collection[str], sweep: str, root: Path | None
 ) -> Mapping[str, JobEnd]:
     """Return by key what came of the jobs that are settled, whichever run did it.
 
     Those runs join the sweep, so that its tables show them. A result does not stand whose model
-    read a file, as from `root`, that has changed since. Raises `TrackingError`.
+    read a file, as from `root`, that has changed since; without `root` all stand. Raises
+    `TrackingError`.
     """
-    settled = tracker.settled("config_key", keys, lambda run: _stands(run, root))
+    settled = tracker.settled("config_key", keys, lambda run: root is None or _stands(run, root))
     strangers = [run.run_id for run in settled.values() if not _is_of(run, sweep)]
     tracker.join_sweep(strangers, sweep)
     return {key: _end_of_run(run) for key, run in settled.items()}

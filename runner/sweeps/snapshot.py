@@ -92,7 +92,7 @@ def read_placed(path: Path, tracking: TrackingConfig) -> Placed:
             inputs=said["inputs"],
         )
         ids = said["sweep"]
-        sweep = SweepIds(ids["sweep"], ids["parent_run"], tuple(ids["also"]))
+        sweep = SweepIds(ids["sweep"], ids["parent_run"], tuple(ids["also"]), tuple(ids["swept"]))
         return Placed(
             job=job,
             folder=Path(said["folder"]),

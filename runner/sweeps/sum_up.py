@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from runner.announce import announce_page
 from runner.files_read import changed_file
-from runner.identity import override_values, run_name, without_elsewhere
+from runner.identity import override_values, without_elsewhere
 from runner.job import TRACEBACK_FILE
 from runner.paths import shown_path
 from runner.reporting import USER_ERROR
+from runner.run_names import run_name
 from runner.sweeps.exit_codes import remember
 from runner.terminal import counted, show
 from runner.tracking import TrackingError
-from runner.writing import write_text
 
 if TYPE_CHECKING:
     from runner.report.rows import SweepData, SweepRow
@@ -33,8 +33,8 @@ def sum_up(session: "Session") -> None:
 
     It is 0 when a job has a result, and the others at most do not fit.
     """
-    from runner.report.html import report_html
     from runner.report.table import show_sweep
+    from runner.report.written import write_report
 
     problems = session.problems
     if any(end.status == "lost" for end in session.ends.values()):
@@ -57,8 +57,8 @@ def sum_up(session: "Session") -> None:
     show_sweep(data, None if session.is_verbose else _SHOWN)
     show(*session.notes())
     path = session.folder / REPORT_FILE
-    write_text(path, report_html(data))
-    _record(session, path, problems)
+    write_report(path, data)
+    _record(session, path, data, problems)
     ends = session.ends.values()
     # The table says what went wrong with a job; of a bug, where more is to be read.
     bugs = [end.error for end in ends if end.error and TRACEBACK_FILE in end.error]
@@ -100,7 +100,7 @@ def _lost_rows(session: "Session") -> list["SweepRow"]:
 
     return [
         SweepRow(
-            name=run_name(job.choices),
+            name=run_name(job.choices, job.overrides, session.about.swept),
             settings={**asdict(job.choices), **override_values(without_elsewhere(job.overrides))},
             metrics={},
             status="lost",
@@ -113,14 +113,17 @@ def _lost_rows(session: "Session") -> list["SweepRow"]:
     ]
 
 
-def _record(session: "Session", report: Path, problems: list[str]) -> None:
+def _record(session: "Session", report: Path, data: "SweepData", problems: list[str]) -> None:
     """Log what came of the whole, and say where to look at it."""
+    from runner.report.written import kept_copy
+
     counts = Counter(end.status for end in session.ends.values())
     metrics = {"jobs": len(session.ends), **{f"jobs_{name}": n for name, n in counts.items()}}
     show(f"report:    {shown_path(report)}")
     parent = session.ids.parent_run
     try:
-        session.tracker.log_sweep(parent, metrics=metrics, files=[report])
+        with kept_copy(report, data) as copy:
+            session.tracker.log_sweep(parent, metrics=metrics, files=[copy])
         announce_page(session.tracker.comparison_page(parent))
     except TrackingError as error:
         problems.append(str(error))

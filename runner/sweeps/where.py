@@ -8,7 +8,7 @@ Python's own parser and then evaluated here, over comparisons, arithmetic and th
 import ast
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from fxpart.errors import SpecError
@@ -63,8 +63,11 @@ class Condition:
         return _truth(found, self._tree, self.text)
 
 
-def parse_where(text: str) -> Condition:
+def parse_where(text: str, names: Collection[str] = ()) -> Condition:
     """Return the condition that `text` says.
+
+    `names` are those of values that jobs have and others may not: arguments of a model of one's
+    own. They are proposed in the place of a name that does not exist.
 
     Raises:
         SpecError: for text that is no such expression, and for names that no job has.
@@ -77,7 +80,7 @@ def parse_where(text: str) -> Condition:
             warnings.simplefilter("ignore")  # about backslashes in text
             # In parentheses, so that an expression in a file may run over lines.
             tree = ast.parse(f"({text}\n)", mode="eval").body
-        _check(tree, text, _MOST_DEEP)
+        _check(tree, text, _MOST_DEEP, names)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, SpecError):
             raise
@@ -92,14 +95,14 @@ def _wrong(text: str, why: str) -> SpecError:
     return SpecError(f"where={' '.join(text.split())}: {why}")
 
 
-def _check(node: ast.expr, text: str, levels: int) -> None:
+def _check(node: ast.expr, text: str, levels: int, names: Collection[str]) -> None:
     """Refuse all but what `_evaluate` knows, names that no job has, and too many levels."""
     if levels < 1:
         raise _wrong(text, f"more than {_MOST_DEEP} levels inside each other; write it flatter")
     if isinstance(node, ast.Name | ast.Attribute):
         name = ast.unparse(node)
         if name not in _CONSTANTS:
-            problem = why_unknown(name)
+            problem = why_unknown(name, names)
             if problem:
                 raise _wrong(text, problem)
         return
@@ -108,7 +111,7 @@ def _check(node: ast.expr, text: str, levels: int) -> None:
         raise _wrong(text, f"{ast.unparse(node)} is not allowed; write {_ALLOWED}")
     for inner in ast.iter_child_nodes(node):
         if isinstance(inner, ast.expr):
-            _check(inner, text, levels - 1)
+            _check(inner, text, levels - 1, names)
         elif type(inner) not in _OPERATORS:
             raise _wrong(text, f"in {ast.unparse(node)}, this operator is not allowed; {_ALLOWED}")
 

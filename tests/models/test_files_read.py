@@ -4,6 +4,7 @@ import importlib
 import json
 import linecache
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -15,8 +16,9 @@ import pytest
 from fxpart.captured import captured_graph
 from fxpart.captured_symbolic import captured_symbolic
 from fxpart.errors import CaptureError
+from fxpart.file_digest import file_digest
 from fxpart.models import files_read as module_under_test
-from fxpart.models.files_read import files_read_by, note_files, noted_files
+from fxpart.models.files_read import CHANGED, files_read_by, note_files, noted_files
 from fxpart.models.spec import ModelSpec
 
 NAME = "mine:build"
@@ -66,32 +68,75 @@ def test_what_is_opened_to_be_read_is_noted_with_what_it_said(tmp_path: Path) ->
     assert files_read_by("another:build") == files_read_by(None) == {}
 
 
-def test_a_relative_path_and_a_link_are_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "table.json").write_text("[1]")
-    (tmp_path / "link").symlink_to("table.json")
+def test_a_link_counts_as_it_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("v1", "v2"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "link").symlink_to("v1")
     monkeypatch.chdir(tmp_path)
-    assert list(noted(Path("link").read_text)) == [tmp_path / "table.json"]
+    assert noted(Path("link").read_text) == {tmp_path / "link": digest("v1")}
+    (tmp_path / "link").unlink()
+    (tmp_path / "link").symlink_to("v2")
+    assert file_digest(tmp_path / "link") == digest("v2")
 
 
-def test_what_the_block_writes_and_what_is_not_the_users_is_not(tmp_path: Path) -> None:
+def test_what_is_not_the_users_is_not(tmp_path: Path) -> None:
     def read() -> None:
         (tmp_path / "own").write_text("x")
-        (tmp_path / "own").read_text()
         Path("/proc/self/status").read_text()
         Path(pytest.__file__).read_text()
         Path(module_under_test.__file__).read_text()
         with pytest.raises(FileNotFoundError):
             (tmp_path / "nowhere").read_text()
+        (tmp_path / "passing").write_text("x")
+        (tmp_path / "passing").read_text()
+        (tmp_path / "passing").unlink()
 
     assert noted(read) == {}
 
 
-def test_another_thread_reads_for_itself(tmp_path: Path) -> None:
-    (tmp_path / "other").write_text("x")
+def test_what_the_block_wrote_and_read_counts_as_it_is_left(tmp_path: Path) -> None:
+    """A default that is made where there is none is the user's to edit afterwards."""
+    default, memo, log = tmp_path / "default", tmp_path / "memo", tmp_path / "log"
+    memo.write_text("old")
 
-    assert noted(lambda: _elsewhere((tmp_path / "other").read_text)) == {}
+    def read() -> None:
+        default.write_text("6")
+        default.read_text()
+        with memo.open("r+") as file:
+            file.write("mem")
+        other = tmp_path / "memo.new"
+        other.write_text("memo")
+        other.replace(memo)
+        with log.open("a") as file:
+            file.write("made")
+
+    assert noted(read) == {default: digest("6"), memo: digest("memo")}
+
+
+def test_a_thread_of_the_factory_reads_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    path.write_text("x")
+    assert noted(lambda: _elsewhere(path.read_text)) == {path: digest("x")}
+
+
+def test_a_block_in_a_block_is_noted_by_both(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("x")
+    with noted_files("outer:f", ()), noted_files("inner:f", ()):
+        path.read_text()
+    assert files_read_by("outer:f") == files_read_by("inner:f") == {path: digest("x")}
+
+
+def test_factories_of_one_module_share_what_it_read(tmp_path: Path) -> None:
+    """A module runs once: whichever factory is first reads its files."""
+    path, module, other = tmp_path / "settings", tmp_path / "m.py", tmp_path / "n.py"
+    path.write_text("x")
+    with noted_files("m:small", [module]):
+        path.read_text()
+    with noted_files("m:large", [module, other]), noted_files("n:alone", [other]):
+        pass
+    assert files_read_by("m:large") == {path: digest("x")}
+    assert files_read_by("n:alone") == {}
 
 
 def _elsewhere(work: Callable[[], object]) -> None:
@@ -129,7 +174,7 @@ def test_a_file_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
 
     def read() -> None:
         table.read_text()
-        _elsewhere(lambda: table.write_text("[22]"))
+        subprocess.run(["bash", "-c", f"echo '[22]' > {table}"], check=True)
 
     with pytest.raises(CaptureError, match=r"table\.json changed while a model was made of it"):
         noted(read)
@@ -144,14 +189,17 @@ def test_what_fails_has_read_too(tmp_path: Path) -> None:
     assert list(files_read_by(NAME)) == [tmp_path / "table.json"]
 
 
-def test_what_code_in_memory_read_stays(tmp_path: Path) -> None:
+def test_a_file_that_said_two_things_never_stands(tmp_path: Path) -> None:
+    """Nobody knows which of the two code in memory has kept."""
     table, other = tmp_path / "table.json", tmp_path / "other.json"
     table.write_text("[1]")
     assert noted(table.read_text) == {table: digest("[1]")}
-    note_files(NAME, {table: digest("[2]"), other: digest("[3]")})
+    note_files(NAME, {table: digest("[1]"), other: digest("[3]")})
     assert files_read_by(NAME) == {table: digest("[1]"), other: digest("[3]")}
     table.write_text("[2]")
-    assert noted(table.read_text)[table] == digest("[2]")
+    assert noted(table.read_text)[table] == CHANGED
+    note_files(NAME, {other: digest("[4]")})
+    assert files_read_by(NAME)[other] == CHANGED
 
 
 @pytest.fixture
@@ -174,7 +222,11 @@ def test_a_graph_is_kept_as_long_as_the_files_say_the_same(
     second = captured_graph(model, "operator", cache)
     assert not second.from_cache
     assert second.graph.total_weight_bytes == 4 * (8 * 8 + 8) != first.graph.total_weight_bytes
-    assert files_read_by(model.factory) == {tmp_path / "width.json": digest("8")}
+    # In a process that has read both nothing is kept: it may have kept the first itself.
+    assert files_read_by(model.factory) == {tmp_path / "width.json": CHANGED}
+    assert not captured_graph(model, "operator", cache).from_cache
+    module_under_test._read.clear()
+    captured_graph(model, "operator", cache)
     module_under_test._read.clear()
     assert captured_graph(model, "operator", cache).from_cache
     assert files_read_by(model.factory) == {tmp_path / "width.json": digest("8")}

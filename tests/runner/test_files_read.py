@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fxpart.models.files_read import note_files
-from runner.files_read import FILES_TAG, changed_file, files_of, files_tag, job_files_read
+from runner.files_read import FILES_TAG, changed_file, files_of, files_tags, job_files_read
 from tests.runner.command import OWN
 from tests.runner.composed import read
 
@@ -43,8 +43,8 @@ def test_a_file_stands_while_it_says_the_same(tmp_path: Path) -> None:
 
 def test_a_tag_is_read_as_it_was_written() -> None:
     files = {"a.json": "0" * 16, "ä.json": "1" * 16}
-    assert files_of(files_tag(files)) == files
-    assert files_tag({}) == {}
+    assert files_of(files_tags(files)) == files
+    assert files_tags({}) == {}
     assert files_of({}) == {}
 
 
@@ -53,13 +53,19 @@ def test_a_tag_that_says_nothing_never_stands(text: str, tmp_path: Path) -> None
     assert changed_file(files_of({FILES_TAG: text}), tmp_path) is not None
 
 
-def test_more_files_than_a_tag_can_name_never_stand(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("count", "stands"), [(0, True), (50, True), (301, True), (2001, False)])
+def test_as_many_files_as_tags_can_name_stand(count: int, stands: bool, tmp_path: Path) -> None:
     files = {}
-    for number in range(300):
+    for number in range(count):
         (tmp_path / f"{number}").write_text(f"{number}")
         files[f"{number}"] = sha256(f"{number}".encode()).hexdigest()[:16]
     assert changed_file(files, tmp_path) is None
-    assert len(files_tag(files)[FILES_TAG]) < 8000
-    assert changed_file(files_of(files_tag(files)), tmp_path) is not None
-    few = dict(list(files.items())[:150])
-    assert changed_file(files_of(files_tag(few)), tmp_path) is None
+    tags = files_tags(files)
+    assert all(len(text) < 8000 for text in tags.values())
+    assert (files_of(tags) == files) is stands
+    assert (changed_file(files_of(tags), tmp_path) is None) is stands
+
+
+def test_a_path_that_is_longer_than_a_tag_never_stands(tmp_path: Path) -> None:
+    files = {f"{number}/{'deep/' * 40}x": "0" * 16 for number in range(40)}
+    assert changed_file(files_of(files_tags(files)), tmp_path) is not None

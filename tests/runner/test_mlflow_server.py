@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 
 from benchmarks.mlflow_server import Served
 from runner import mlflow_tracker, send
+from runner.mlflow_find import FoundRun, find_run
 from runner.mlflow_tracker import MlflowTracker
 from runner.tracking import TrackingConfig
 from runner.unsent import unsent_files
@@ -109,6 +110,8 @@ def test_a_server_that_is_killed_costs_no_result_and_doubles_none(
     assert (found["k0"].run_id, found["k1"].run_id) == (whole, run.run_id)
     assert found["k1"].metrics == {"latency_ms": 1.5}
     assert len(again.runs({"kind": "run"})) == 3
+    elsewhere = TrackingConfig(uri=server.uri, experiment="other")
+    assert find_run(elsewhere, tmp_path, whole[:12]) == FoundRun(whole, "served")
     files = MlflowClient(server.uri).list_artifacts(str(run.run_id))
     assert [item.path for item in files] == ["config", "result.json"]
     page = again.comparison_page()

@@ -9,6 +9,7 @@ from mlflow import MlflowClient
 from sqlalchemy import NullPool, create_engine, text
 
 from benchmarks.postgres import PASSWORD, new_database
+from runner.mlflow_find import FoundRun, find_run
 from runner.mlflow_schema import make_schema
 from runner.mlflow_tracker import MlflowTracker
 from runner.tracking import TrackingConfig, TrackingError, open_tracker
@@ -105,6 +106,8 @@ def _find(tracker: MlflowTracker) -> None:
     assert found.keys() == {"k1"}
     assert tracker.unfinished("config_key", ["k1"]) == []
     run_id = found["k1"].run_id
+    config = TrackingConfig(uri=tracker.uri, experiment="other")
+    assert find_run(config, Path.cwd(), run_id[:12]) == FoundRun(run_id, "fxpart")
     tracker.join_sweep([run_id], "a1")
     tracker.join_sweep([run_id], "b2")
     assert [run.run_id for run in tracker.runs_of_sweep("a1")] == [run_id]

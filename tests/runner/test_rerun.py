@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
 from fxpart.errors import SpecError
 from runner.identity import Choices
 from runner.job import JobIdentity
 from runner.rerun import rerun
 from runner.sections import Config
-from runner.tracking import TrackingError
 from tests.runner.command import OWN, SMALL, tracked_runs
 from tests.runner.composed import read
 from tests.runner.sweeps.sweeping import sweep
@@ -47,6 +47,32 @@ def test_a_run_is_repeated_with_the_same_result(
     again = next(r for r in tracked_runs(Path.cwd()) if "sweeps" not in r.data.tags)
     assert again.data.params == logged["kl_based"].data.params
     assert again.data.tags["config_key"] == logged["kl_based"].data.tags["config_key"]
+
+
+def test_the_beginning_of_an_id_is_enough(logged: dict[str | None, Any]) -> None:
+    run_id = logged["kl_based"].info.run_id
+    assert rerun(*_again(run_id[:12])).status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"), [((), "depth"), (("tracking.experiment=other",), "other")]
+)
+def test_it_is_logged_beside_the_run_unless_another_experiment_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[str, ...], expected: str
+) -> None:
+    monkeypatch.chdir(folder)
+    assert sweep(*OWN, SMALL, "mode=kl_based", "tracking.experiment=depth") == 0
+    (run,) = [one for one in _runs_in("depth") if one.data.tags["kind"] == "run"]
+    before = {name: len(_runs_in(name)) for name in ("fxpart", "depth", "other")}
+    assert rerun(*_again(run.info.run_id, *said)).status == "finished"
+    after = {name: len(_runs_in(name)) for name in before}
+    assert after == {**before, expected: before[expected] + 1}
+
+
+def _runs_in(experiment: str) -> list[Any]:
+    client = MlflowClient(f"sqlite:///{Path.cwd()}/outputs/mlflow.db")
+    found = client.get_experiment_by_name(experiment)
+    return list(client.search_runs([found.experiment_id])) if found else []
 
 
 def test_one_that_does_not_fit_does_not_fit_again(logged: dict[str | None, Any]) -> None:
@@ -110,5 +136,9 @@ def test_what_cannot_be_repeated_is_one_line(logged: dict[str | None, Any]) -> N
         rerun(*_again(run_id, "mode=single"))
     with pytest.raises(SpecError, match="is a whole sweep; repeat it with python -m runner -m"):
         rerun(*_again(logged[None].info.run_id))
-    with pytest.raises((SpecError, TrackingError), match="none"):
+    with pytest.raises(SpecError, match="'none' is too short for a run's id; give its first 6"):
         rerun(*_again("none"))
+    with pytest.raises(SpecError, match="there is no run 'nowhere' at sqlite:"):
+        rerun(*_again("nowhere"))
+    with pytest.raises(SpecError, match="there is no run 'nowhere': tracking=none keeps none"):
+        rerun(*_again("nowhere", "tracking=none"))

@@ -136,3 +136,25 @@ def test_a_heat_map_needs_two_parameters() -> None:
 def test_without_a_result_there_is_no_figure() -> None:
     data = sweep([unfit(mode="a"), unfit(mode="b")], "mode")
     assert (pareto_svg(data), parameter_svg(data, "mode")) == ("", "")
+
+
+def test_the_heat_map_is_of_one_model_and_never_over_models() -> None:
+    rows = [
+        row(ms, model__config__n=n, mode=mode, devices=devices)
+        for n, ms in (("1", 10.0), ("8", 80.0))
+        for mode in "ab"
+        for devices in ("2x16gb", "4x16gb")
+    ]
+    rows.append(unfit(model__config__n="8", mode="c", devices="2x16gb"))
+    ranking = ranked(sweep(rows, "model.config.n", "devices", "mode"))
+    assert heat_map_keys(ranking) == ("mode", "devices")
+    svg = heat_map_svg(ranking, "n=1", ("mode", "devices"))
+    assert len(tips(svg)) == 4
+    assert all(tip.endswith(": 10.000 ms") for tip in tips(svg))
+    figure = parameter_figure(ranking, "n=8", "mode")
+    assert "1 of 1" in texts(figure)
+    assert not [tip for tip in tips(figure) if "10.000 ms" in tip]
+    of_all = parameter_figure(ranking, None, "model.config.n")
+    assert [sum(f"{ms}.000 ms" in tip for tip in tips(of_all)) for ms in (10, 80)] == [4, 4]
+    two = sweep([row(1.0, model__config__n=n, mode=m) for n in "18" for m in "ab"])
+    assert heat_map_keys(ranked(two)) is None

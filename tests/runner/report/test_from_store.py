@@ -123,3 +123,24 @@ def test_values_of_a_configuration_as_parameters() -> None:
     config = {"a": {"b": 1, "c": True, "name": "x"}, "d": None}
     keys = ("a.b", "a.c", "a", "d", "a.z", "a.b.c")
     assert [config_value(config, key) for key in keys] == ["1", "true", "x", None, None, None]
+
+
+def test_a_job_lies_in_the_folder_of_the_sweep_that_ran_it(store: Path) -> None:
+    root = store.parent.parent
+    tracker = open_tracker(TrackingConfig(), root)
+    parents = [start(tracker, f"s{n}", folder=str(root / f"s{n}")) for n in range(3)]
+    for n, key in enumerate("abc"):
+        (root / f"s{n}" / key).mkdir(parents=True)
+        (root / f"s{n}" / key / "result.json").write_text(json.dumps({"key": key}))
+    # The second sweep found `a` settled by the first; `c` is a sweep's that has nothing to do.
+    log(tracker, "a", 1.0, "s0", "s1", **{"mlflow.parentRunId": parents[0]})
+    log(tracker, "b", 2.0, "s1", **{"mlflow.parentRunId": parents[1]})
+    log(tracker, "c", 3.0, "s1")
+    source = open_stored(TrackingConfig(), root)
+    found = chosen_sweep(sweeps_of(source), parents[1], "fxpart")
+    data = sweep_from_store(source, found)
+    places = [str(root / "s0" / "a"), str(root / "s1" / "b"), None]
+    assert [row.folder for row in data.rows] == places
+    # All of an experiment are looked for in the folders of all sweeps.
+    together = all_runs(source, sweeps_of(source), "fxpart")
+    assert [row.folder for row in together.rows] == [*places[:2], str(root / "s2" / "c")]

@@ -134,7 +134,9 @@ def test_any_sweep_has_a_report(rows: list[SweepRow]) -> None:
 def test_of_several_models_each_is_seen_at_first() -> None:
     rows = [row(float(n), model=model, mode=f"m{n}") for model in "xyz" for n in range(30)]
     page = report_html(sweep([*rows, unfit(model="x")], "model", "mode"))
-    shown = re.findall(r"<tr(?: class=\"best\")?><td[^>]*>.?</td><td>(.)</td>", page)
+    shown = re.findall(
+        r"<tr(?: class=\"(?:best|next|best next)\")?><td[^>]*>.?</td><td>(.)</td>", page
+    )
     assert [shown.count(model) for model in "xyz"] == [6, 5, 5]
 
 
@@ -142,3 +144,39 @@ def test_what_is_under_way_is_said() -> None:
     words = Tags(report_html(sweep([row(status="running")]))).words
     assert "No job has a result yet." in words
     assert "1 running" in words
+
+
+def of_layers(counts: range) -> SweepData:
+    """Return a sweep of models with so many layers, of two modes each but the last."""
+    rows = [
+        row(100.0 * n + (mode == "b"), model__config__n_layer=str(n), mode=mode)
+        for n in counts
+        for mode in ("ab" if n != counts[-1] else "a")
+    ]
+    return sweep(rows, "model.config.n_layer", "mode")
+
+
+def test_of_each_model_the_best_is_said_and_drawn() -> None:
+    page = report_html(of_layers(range(9, 12)))
+    words = Tags(page).words
+    assert "Best:" not in words
+    named = [word for word in words if word.startswith("n_layer=")]
+    assert named == ["n_layer=9", "n_layer=10", "n_layer=11"]
+    titles = re.findall(r"<h2>(Latency[^<]*)</h2>", page)
+    # One job is nothing to compare; over all models is what tells them apart.
+    assert sorted(titles) == [
+        "Latency against memory, n_layer=10",
+        "Latency against memory, n_layer=9",
+        "Latency by mode, n_layer=10",
+        "Latency by mode, n_layer=9",
+        "Latency by model.config.n_layer",
+    ]
+    assert "1 more model in the table, without figures" in words
+    rows = re.findall(r'<tr class="([^"]*)"><td[^>]*>.?</td><td>(\d+)</td>', page)
+    assert rows == [("best", "9"), ("best next", "10"), ("best next", "11")]
+
+
+def test_of_many_models_some_are_said() -> None:
+    words = Tags(report_html(of_layers(range(1, 12)))).words
+    assert [word for word in words if word.startswith("n_layer=")][-1] == "n_layer=8"
+    assert "… and 3 more models in the table" in words

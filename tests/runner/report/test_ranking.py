@@ -1,5 +1,7 @@
 """The order of a sweep's jobs, and what is shown of them."""
 
+from dataclasses import replace
+
 import pytest
 
 from runner.report.ranking import ranked
@@ -106,3 +108,39 @@ def test_batch_sizes_are_ranked_by_time_per_example() -> None:
     # What an older run did not log cannot be compared.
     old = row(5, model__batch_size="2")
     assert ranked(sweep([small, large, old])).by.key == "latency_ms"
+
+
+def test_what_changes_the_model_makes_groups_in_the_order_of_its_numbers() -> None:
+    rows = [
+        row(ms, mode=mode, model__config__n_layer=layers, metrics={"peak_memory_gib": ms})
+        for layers, mode, ms in (("12", "a", 30.0), ("12", "b", 20.0), ("2", "a", 5.0))
+    ]
+    ranking = ranked(sweep(rows, "mode", "model.config.n_layer"))
+    assert ranking.keys == ("model.config.n_layer", "mode")
+    assert [(r.model, r.best, r.pareto) for r in ranking.finished] == [
+        ("n_layer=2", True, True),
+        ("n_layer=12", True, True),
+        ("n_layer=12", False, False),
+    ]
+
+
+@pytest.mark.parametrize("key", ["model.batch_size", "model.seq_len", "model.dtype"])
+def test_what_leaves_the_model_what_it_is_makes_no_groups(key: str) -> None:
+    rows = [
+        replace(row(ms), settings={**row().settings, key: text})
+        for ms, text in ((1.0, "1"), (2.0, "2"))
+    ]
+    ranking = ranked(sweep(rows, key))
+    assert (ranking.models, ranking.model_keys) == (("gpt2",), ())
+    assert [r.best for r in ranking.finished] == [True, False]
+
+
+def test_models_are_named_by_all_that_tells_them_apart() -> None:
+    rows = [
+        row(1.0, model="gpt2", model__config__n_layer="2"),
+        row(1.0, model="gpt2", model__config__n_layer="4"),
+        row(1.0, model="x:f", model__factory_args__n="3"),
+    ]
+    assert ranked(sweep(rows)).models == ("gpt2 n_layer=2", "gpt2 n_layer=4", "x:f")
+    factories = [row(1.0, model__factory=name) for name in ("x:f", "x:g")]
+    assert ranked(sweep(factories)).models == ("factory=x:f", "factory=x:g")

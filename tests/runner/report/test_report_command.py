@@ -1,20 +1,24 @@
 """`python -m runner.report` after a real sweep, and the same sweep from its files."""
 
 import json
+import re
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from fxpart.errors import SpecError
+from fxpart.errors import InfeasibleError, SpecError
 from runner.mlflow_reading import open_stored
-from runner.report.__main__ import main, parsed
+from runner.report.__main__ import main
 from runner.report.choose import sweeps_of
 from runner.report.from_files import sweep_from_files
 from runner.report.from_store import sweep_from_store
-from runner.tracking import TrackingConfig
+from runner.report.request import parsed
+from runner.tracking import TrackingConfig, open_tracker
 from tests.runner.command import OWN, Done, run, tracked_runs
 
 
@@ -54,7 +58,16 @@ def test_the_report_of_a_sweep_is_the_same_later(folder: Path, report: Callable[
     assert written.read_text().startswith("<!doctype html>")
     (parent,) = tracked_runs(folder, "tags.kind = 'sweep'")
     kept = Path(parent.info.artifact_uri.removeprefix("file://")) / "report.html"
-    assert kept.read_text() == written.read_text()
+    # From where the store keeps it, links would lead nowhere.
+    page = written.read_text()
+    links = re.findall(r' <a href="([^"]+)">\w+</a>', page)
+    assert {Path(link).name for link in links if not link.endswith("/")} == {
+        "memory.svg",
+        "partition_graph.svg",
+    }
+    assert all((written.parent / link).exists() for link in links)
+    assert len([link for link in links if link.endswith("/")]) == 4
+    assert kept.read_text() == re.sub(r" ?<a href=.*?</a>", "", page)
     source = open_stored(TrackingConfig(), folder)
     (sweep,) = sweeps_of(source)
     stored = sweep_from_store(source, sweep)
@@ -68,6 +81,66 @@ def test_the_report_of_a_sweep_is_the_same_later(folder: Path, report: Callable[
         assert (row.status, row.error) == (same.status, same.error)
         # The series of memory over operators is in no file of numbers.
         assert row.metrics == {k: v for k, v in same.metrics.items() if k != "memory_gib"}
+
+
+def log_sweep(folder: Path, sweep_id: str, jobs: dict[str, tuple[str, float | None]]) -> str:
+    """Log a sweep of modes, each with its schedule and its latency; return the sweep's id."""
+    tracker = open_tracker(TrackingConfig(), folder)
+    parent = tracker.start_sweep(f"sweep {sweep_id}", {"sweep_id": sweep_id, "swept": '["mode"]'})
+    assert parent is not None
+    for mode, (schedule, latency_ms) in jobs.items():
+        params = {"model": "m", "mode": mode, "devices": "2x16gb", "transfer_rate": "pcie4"}
+        # A run without a schedule has no parameter of that name; its configuration says so.
+        if schedule != "none":
+            params["schedule"] = schedule
+        tags = {
+            "config_key": f"{sweep_id} {mode}",
+            "sweeps": f" {sweep_id} ",
+            "config.0": json.dumps({"schedule": {"name": schedule}}),
+        }
+        with suppress(InfeasibleError), tracker.start(mode, params, tags) as run:
+            if latency_ms is None:
+                raise InfeasibleError("too large")
+            run.log(metrics={"latency_ms": latency_ms, "peak_memory_gib": 1.0})
+    tracker.finish_sweep(parent)
+    return parent
+
+
+@pytest.mark.usefixtures("store")
+def test_two_sweeps_are_compared_job_by_job(folder: Path, report: Callable[..., Done]) -> None:
+    jobs: dict[str, tuple[str, float | None]]
+    jobs = {"a": ("none", 10.0), "b": ("none", 20.0), "c": ("none", 5.0), "old": ("none", 7.0)}
+    before = log_sweep(folder, "s1", jobs)
+    time.sleep(0.002)  # the store counts milliseconds: the newest is to be another one
+    jobs = {"a": ("gpipe", 11.0), "b": ("gpipe", 15.0), "c": ("gpipe", None), "new": ("gpipe", 4.0)}
+    after = log_sweep(folder, "s2", jobs)
+    done = report("--against", before[:8])
+    assert (done.code, done.err) == (0, "")
+    lines = [line.split() for line in done.out.splitlines()]
+    assert (
+        "3 jobs in both, model=m, devices=2x16gb, transfer_rate=pcie4,"
+        " schedule=none before and gpipe after"
+    ) in done.out.splitlines()
+    cells = [line for line in lines if line and line[0] in ("a", "b", "c")]
+    assert cells == [
+        ["c", "5.000", "infeasible", "-", "1.000", "infeasible", "-"],
+        ["b", "20.000", "15.000", "-25.0", "1.000", "1.000", "0.0"],
+        ["a", "10.000", "11.000", "+10.0", "1.000", "1.000", "0.0"],
+    ]
+    assert "only before: mode=old, 7.000 ms" in done.out
+    assert "only after: mode=new, 4.000 ms" in done.out
+    best = "best: before mode=c, 5.000 ms, 1.000 GiB; after mode=new, 4.000 ms, 1.000 GiB (-20.0 %)"
+    assert best in done.out
+    written = folder / "outputs" / "reports" / "fxpart" / f"against_{before[:8]}.html"
+    page = written.read_text()
+    assert "Compared with sweep s1, started" in page
+    assert page.count('data-v="-25"') == 1
+    for said in (best, "only before: mode=old, 7.000 ms"):
+        assert said in page
+    other_way = report("--sweep", before, "--against", after, "--rows", "1")
+    assert "not shown: 2 that change less; --rows 3 shows all" in other_way.out
+    assert report("--against", after).error.startswith(f"sweep {after[:8]} is compared with itself")
+    assert "has no sweep 'nothing1'" in report("--against", "nothing1").error
 
 
 def result_file(folder: Path, name: str, **changed: object) -> Path:
@@ -116,6 +189,10 @@ def test_files_of_this_sweep_alone_and_those_that_are_damaged(tmp_path: Path) ->
         (["--rows", "0"], "--rows 0 shows nothing"),
         (["--rows", "x"], "invalid int value"),
         (["--nothing"], "unrecognized arguments"),
+        (["--sweep", "a1", "--sweep", "b2"], "to compare two, say --sweep b2 --against a1"),
+        (["--against", "a1", "--against", "b2"], "two sweeps are compared; give one"),
+        (["--sweep", "all", "--against", "b2"], "two sweeps are compared, not all"),
+        (["--against", "all"], "two sweeps are compared, not all"),
     ],
 )
 def test_arguments_that_mean_nothing(arguments: list[str], said: str) -> None:
@@ -129,6 +206,8 @@ def test_what_is_asked_for() -> None:
     assert parsed(["a/b c"]).output == Path("outputs/reports/a_b_c")
     assert parsed([".."]).output == Path("outputs/reports/_")
     assert parsed(["x", "--output", "y"]).output == Path("y")
+    assert found.against is None
+    assert parsed(["--against", "a1"]).against == "a1"
 
 
 def test_a_store_that_is_not_there_is_one_line(folder: Path, report: Callable[..., Done]) -> None:

@@ -1,7 +1,9 @@
 """The report as a person sees it: a real browser opens the file, with the network off."""
 
 import importlib.util
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -140,4 +142,32 @@ def test_it_can_be_read_without_script_and_on_a_phone(browser: "Browser", report
     assert seen.column(4)[0] == "100.000"
     seen.page.get_by_label("all 41 rows").check()
     assert len(seen.column(4)) == _JOBS + 1
+    seen.page.close()
+
+
+def test_a_row_leads_to_its_job_and_its_run_can_be_copied(
+    browser: "Browser", tmp_path: Path
+) -> None:
+    folder = tmp_path / "sweeps" / "0 a"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({}))
+    (folder / "memory.svg").write_text('<svg xmlns="http://www.w3.org/2000/svg"><text/></svg>')
+    rows = [row(1.0, mode="a", run_id="0123456789abcdef" * 2), row(2.0, mode="b", run_id="f" * 32)]
+    rows[0] = replace(rows[0], folder=str(folder))
+    path = tmp_path / "reports" / "report.html"
+    path.parent.mkdir()
+    path.write_text(report_html(sweep(rows, "mode"), path.parent))
+    seen = Seen(browser, path, "light", script=True)
+    name = seen.page.locator("tbody .id").first
+    name.click()
+    assert seen.page.evaluate("getSelection().toString().trim()") == "0123456789abcdef" * 2
+    assert name.get_attribute("title") == "0123456789abcdef" * 2
+    assert seen.page.locator("td a").all_inner_texts() == ["files", "memory"]
+    seen.page.get_by_role("link", name="memory").click()
+    seen.page.wait_for_url((folder / "memory.svg").as_uri())
+    assert seen.said == []
+    seen.page.go_back()
+    seen.page.get_by_role("link", name="files").click()
+    seen.page.wait_for_url(f"{folder.as_uri()}/")
+    assert "memory.svg" in seen.page.inner_text("body")
     seen.page.close()

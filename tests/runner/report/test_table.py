@@ -45,7 +45,7 @@ def test_a_sweep_is_ranked_with_those_without_a_result_last(
     assert lines[2].split() == ["mode", "devices", "ms", "%", "GiB", "parts"]
     assert [line.split() for line in lines[4:11]] == [
         ["*", "kl_based", "6x24gb", "12.250", "25.0", "1.500", "4"],
-        ["*", "optimal", "2x80gb", "12.250", "25.0", "1.500", "4"],
+        ["=", "optimal", "2x80gb", "12.250", "25.0", "1.500", "4"],
         ["size_based", "2x80gb", "12.500", "25.0", "1.500", "4"],
         ["cost_aware", "2x80gb", "1,012.250", "25.0", "1.500", "4"],
         ["single", "2x80gb", "infeasible", *"---"],
@@ -54,6 +54,7 @@ def test_a_sweep_is_ranked_with_those_without_a_result_last(
     ]
     assert lines[11:] == [
         "* lowest latency",
+        "= costs the same as one above",
         "mode=single devices=2x80gb: too large",
         "mode=aot_based devices=2x80gb: failed",
     ]
@@ -63,9 +64,32 @@ def test_what_no_other_beats_in_all_is_marked(monkeypatch: Patch, capsys: Captur
     rows = [row(1.0, mode="a"), row(3.0, mode="b")]
     rows += [row(2.0, mode="c", metrics={"devices_used": 1.0})]
     lines = lines_of(sweep(rows, "mode"), 80, monkeypatch, capsys)
-    assert [line.split()[:2] for line in lines[5:8]] == [["*", "a"], ["+", "c"], ["b", "3.000"]]
+    assert [line.split()[:2] for line in lines[4:7]] == [["*", "a"], ["+", "c"], ["b", "3.000"]]
     assert lines[-1] == "+ Pareto-optimal in time, peak and devices used"
-    assert lines[3].split()[-2:] == ["used", "parts"]
+
+
+def test_of_equals_the_first_is_marked_and_uses_the_fewest_devices(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    two = {"devices_used": 2.0, "peak_memory_gib": 1.0}
+    rows = [
+        row(1.0, mode="a", metrics={**two, "peak_memory_gib": 2.0}),
+        row(1.0, mode="b", metrics=two),
+        row(1.0, mode="c", metrics={"devices_used": 1.0, "peak_memory_gib": 2.0}),
+        row(1.0, mode="d", metrics=two),
+        row(1.0, mode="e", metrics={"devices_used": 1.0, "peak_memory_gib": 2.0}),
+    ]
+    lines = lines_of(sweep(rows, "mode"), 80, monkeypatch, capsys)
+    # `a` is as fast, and `b` needs less memory for it.
+    assert [line.split()[:2] for line in lines[4:9]] == [
+        ["*", "c"],
+        ["=", "e"],
+        ["+", "b"],
+        ["=", "d"],
+        ["a", "1.000"],
+    ]
+    assert lines[-1] == "= costs the same as one above"
+    assert lines[2].split()[-2:] == ["used", "parts"]
 
 
 def test_each_model_has_its_best(monkeypatch: Patch, capsys: Capture) -> None:
@@ -84,9 +108,13 @@ def test_nothing_and_failures(monkeypatch: Patch, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("most", "kept", "said"),
     [
-        (6, ["x"] * 2 + ["y"] * 2 + ["z"], "not shown: 5 that rank below"),
-        (5, ["x"] * 2 + ["y"] * 2 + ["z"], "not shown: 5 that rank below, 1 without a result"),
-        (2, ["x", "y"], "not shown: 8 that rank below, 1 without a result"),
+        (6, ["x"] * 2 + ["y"] * 2 + ["z"], "not shown: 5 that rank below; -v shows all"),
+        (
+            5,
+            ["x"] * 2 + ["y"] * 2 + ["z"],
+            "not shown: 5 that rank below, 1 without a result; -v shows all",
+        ),
+        (2, ["x", "y"], "not shown: 8 that rank below, 1 without a result; -v shows all"),
         (11, ["x"] * 6 + ["y"] * 3 + ["z"], None),
     ],
 )
@@ -127,9 +155,7 @@ def test_schedules_and_what_was_measured(monkeypatch: Patch, capsys: Capture) ->
     slow = {**SCHEDULED, "microbatches_per_s": 125.0}
     rows = [row(metrics=ran, schedule="1f1b"), row(metrics=slow, schedule="gpipe")]
     lines = lines_of(sweep(rows, "schedule"), 100, monkeypatch, capsys)
-    assert " ".join(lines.pop(0).split() + lines.pop(0).split()) == (
-        "2 runs, model=gpt2, mode=kl_based, devices=2x80gb, transfer_rate=pcie4"
-    )
+    assert lines.pop(0) == "2 runs, model=gpt2, mode=kl_based, devices=2x80gb, transfer_rate=pcie4"
     heading = " ".join(" ".join(line.split()) for line in lines[:3])
     assert heading == (
         "ms per micro- peak step bubble measured error schedule batch GiB ms % parts ms %"
@@ -217,3 +243,29 @@ def test_the_reasons_follow_the_table(monkeypatch: Patch, capsys: Capture) -> No
     show_sweep(sweep([row(1.0), unfit("needs 3 GiB", mode="single")], "mode"), 20)
     said = capsys.readouterr().out.splitlines()
     assert said[-1] == "mode=single: needs 3 GiB"
+
+
+def test_a_title_has_the_whole_width(monkeypatch: Patch, capsys: Capture) -> None:
+    """And not that of a table of two columns."""
+    lines = lines_of(sweep([row(1.0, mode="a_mode")]), 100, monkeypatch, capsys)
+    assert lines[0] == "1 run, model=gpt2, mode=a_mode, devices=2x80gb, transfer_rate=pcie4"
+    assert len(lines[1].rstrip()) < 50
+
+
+def test_models_stand_apart_where_they_have_several_rows(
+    monkeypatch: Patch, capsys: Capture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [row(float(n), model__config__n=n, mode=mode) for n in "19" for mode in "ab"]
+    show_sweep(sweep([*rows, row(100.0, model__config__n="10", mode="a")]), None)
+    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    first = next(i for i, line in enumerate(said) if line.startswith("*"))
+    shown = ["".join(line.split()[:3]) for line in said[first : first + 7]]
+    assert shown == ["*1a", "=1b", "", "*9a", "=9b", "", "*10a"]
+    assert "* lowest latency for its model" in said
+
+
+def test_all_rows_are_had_as_the_command_says(monkeypatch: Patch, capsys: Capture) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    show_sweep(sweep([row(1.0), row(2.0)]), 1, "--rows 2")
+    assert "not shown: 1 that rank below; --rows 2 shows all" in capsys.readouterr().out

@@ -74,3 +74,14 @@ def test_the_counts() -> None:
         ("failed", "2 failed"),
         ("running", "1 running"),
     ]
+
+
+def test_each_model_is_compared_with_itself_alone() -> None:
+    rows = [
+        row(ms, mode=mode, model__factory_args__width=width)
+        for width, mode, ms in (("8", "a", 1.0), ("8", "b", 2.0), ("512", "a", 90.0))
+    ]
+    ranking = ranked(sweep(rows, "model.factory_args.width", "mode"))
+    small, large = (verdict(ranking, model).sentence for model in ("width=8", "width=512"))
+    assert small.startswith("mode=a: 1.000 ms, 33.3 % less than the median of 2 results and 50.0 %")
+    assert large.startswith("mode=a: 90.000 ms, the only result.")

@@ -2,9 +2,10 @@ import re
 
 import pytest
 
-from runner.sweeps import progress
+from runner import countdown
+from runner.countdown import time_text
 from runner.sweeps.jobs import JobEnd
-from runner.sweeps.progress import SweepProgress, time_text
+from runner.sweeps.progress import SweepProgress
 
 
 def _end(status: str, *, known: bool = False) -> JobEnd:
@@ -20,11 +21,22 @@ def test_a_log_gets_one_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> N
     assert said == "5 of 6 jobs done (1 before, 1 does not fit, 2 failed) in 0 s\n"
 
 
+def test_an_interrupt_is_said_by_the_end_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    jobs = SweepProgress(6)
+    jobs.__enter__()
+    jobs.add(_end("finished"))
+    jobs.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == ""
+    assert jobs.tally == "1 of 6 jobs done"
+
+
 def test_a_long_sweep_says_how_far_it_is(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = [0.0]
-    monkeypatch.setattr(progress, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(countdown, "monotonic", lambda: clock[0])
     with SweepProgress(6) as jobs:
         # The first one captures the model, too.
         for took_s in (100, 40, 40, 40):

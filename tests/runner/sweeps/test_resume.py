@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
+from runner.sweeps.axes import Axis
+from runner.sweeps.grid import _title
 from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
 from tests.runner.sweeps.sweeping import sweep
 
@@ -47,14 +50,23 @@ def _each_once(folder: Path, jobs: int) -> list[Any]:
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
-    ("factory", "code"), [("is_killed", -signal.SIGKILL), ("is_interrupted", 130)]
+    ("factory", "code", "last"),
+    [
+        ("is_killed", -signal.SIGKILL, None),
+        ("is_interrupted", 130, "interrupted: 1 of 3 jobs done; the same command goes on"),
+    ],
 )
-def test_a_sweep_that_was_cut_off_goes_on(folder: Path, factory: str, code: int) -> None:
+def test_a_sweep_that_was_cut_off_goes_on(
+    folder: Path, factory: str, code: int, last: str | None
+) -> None:
     factories = f"model.factory=tiny:build,tiny:{factory},tiny:nested"
     swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, factories]
     swept += ["capture.use_cache=false"]  # so that the model is built, whoever did it before
     first = run(folder, *swept)
     assert first.code == code, first.err
+    said = [line for line in first.err.splitlines() if "jobs done" in line]
+    assert said == ([last] if last else [])
+    assert last is None or first.err.endswith(f"{last}\n")
     second = run(folder, *swept)
     assert second.code == 0, second.err
     assert "3 of 3 jobs done (1 before)" in second.err
@@ -83,6 +95,31 @@ def test_a_sweep_that_ended_has_nothing_to_do(
     assert sweep(*swept, "resume=false") == 0
     assert len(_by_kind(here)["run"]) == 8
     assert len(_by_kind(here)["sweep"]) == 2
+
+
+@pytest.mark.usefixtures("store")
+def test_runs_and_sweeps_are_told_apart_by_their_names(here: Path) -> None:
+    layers = "+model.factory_args.layers=2,4"
+    assert sweep(*OWN, SMALL, layers, "mode=single,size_based", "model.batch_size=3") == 0
+    runs = _by_kind(here)
+    beside = "2x0.06mb · pcie4 · tiny · reserve=none · batch_size=3"
+    assert {run_.info.run_name for run_ in runs["run"]} == {
+        f"layers={layers} · {mode} · {beside}"
+        for layers in ("2", "4")
+        for mode in ("single", "size_based")
+    }
+    (parent,) = runs["sweep"]
+    assert parent.info.run_name == "sweep: layers=2,4 · mode=single,size_based"
+
+
+def test_a_title_says_nothing_of_where_it_is_logged() -> None:
+    swept = ("tracking.uri=postgresql://me:word@host/a", "tracking.uri=postgresql://me:word@host/b")
+    axes = (
+        Axis(("tracking.uri",), tuple((one,) for one in swept)),
+        Axis(("mode",), (("mode=a",),)),
+    )
+    config = OmegaConf.create({"hydra": {"runtime": {"choices": {"experiment": "mine"}}}})
+    assert _title(axes, config) == "mine: mode=a"
 
 
 @pytest.mark.usefixtures("store")

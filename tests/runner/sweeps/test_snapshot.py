@@ -21,7 +21,9 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     config = replace(read("mode=single"), tracking=tracking)
     job = make_job(3, Composed(("mode=single",), config, choices, None))
     assert job.inputs is not None
-    placed = Placed(job, tmp_path / "job", tmp_path, SweepIds("a", "b", ("c",)), tracking, True)
+    placed = Placed(
+        job, tmp_path / "job", tmp_path, SweepIds("a", "b", ("c",), ("mode",)), tracking, True
+    )
     path = tmp_path / "job.json"
     write_placed(path, placed)
     assert "secret" not in path.read_text()

@@ -1,6 +1,7 @@
 """Conditions on jobs: known answers, Python as the reference, and a refusal for each mistake."""
 
 import ast
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from runner.sections import (
     PoolConfig,
     ScheduleConfig,
 )
+from runner.sweeps.job_values import open_names
 from runner.sweeps.where import parse_where
 
 CHOICES = Choices(model="gpt2", mode="kl_based", devices="2x80gb+4x16gb", transfer_rate="pcie4")
@@ -148,6 +150,33 @@ def test_what_is_no_condition_is_refused_at_once(text: str, said: str) -> None:
         parse_where(text)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("layers > 40", "layers does not exist; did you mean model.factory_args.layers?"),
+        (
+            "model.layers > 4",
+            "model.layers does not exist; did you mean model.factory_args.layers?",
+        ),
+        ("mode.layers > 4", "is an option of no mode; did you mean model.factory_args.layers?"),
+        ("batch_size > 1", "batch_size does not exist; did you mean model.batch_size?"),
+        ("deeper == 1", "did you mean model.config.rope.deeper?"),
+        ("stages > 1", "did you mean mode.stages?"),
+        ("layer > 40", "layer does not exist; nearest: latency"),
+    ],
+)
+def test_a_key_is_proposed_by_its_last_part(text: str, said: str) -> None:
+    model = ModelConfig(factory_args={"layers": 12}, config={"rope": {"deeper": 1}})
+    with pytest.raises(SpecError) as caught:
+        parse_where(text, open_names([CONFIG, replace(CONFIG, model=model)]))
+    assert said in str(caught.value)
+
+
+def test_of_many_keys_of_one_last_part_some_are_proposed() -> None:
+    with pytest.raises(SpecError, match=r"did you mean (\S+ or ){3}\.\.\.\?$"):
+        parse_where("name == 'a'")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""Finding one run of a store by how its id begins, whichever experiment it is in."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError
+from runner.mlflow_store import reach, refusals, sqlite_path, store_uri
+from runner.tracking import TrackingConfig, without_password
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+__all__ = ["FoundRun", "find_run"]
+
+_LEAST = 6
+"""Characters of an id that may stand for it."""
+_ID = re.compile(r"[0-9A-Za-z]+")
+_WHOLE = 32
+"""Characters of a whole id."""
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A run, and the name of the experiment that it is in."""
+
+    run_id: str
+    experiment: str
+
+
+def find_run(config: TrackingConfig, root: Path, beginning: str) -> FoundRun:
+    """Return the run whose id begins so, in the store that `config` means; nothing is made.
+
+    Raises:
+        SpecError: when there is none, or more than one, or too little is given.
+        TrackingError: for a store that cannot be read.
+
+    """
+    uri = store_uri(config, root)
+    if len(beginning) < _LEAST:
+        raise SpecError(
+            f"{beginning!r} is too short for a run's id; give its first {_LEAST} characters or more"
+        )
+    database = sqlite_path(uri)
+    if database is not None and not (database.is_file() and database.stat().st_size):
+        raise _unknown(beginning, uri)
+    reach(uri)
+    from mlflow import MlflowClient  # takes 1 to 2 s
+
+    with refusals(uri):
+        client = MlflowClient(tracking_uri=uri)
+        found = _found(client, beginning) if _ID.fullmatch(beginning) else []
+        if len(found) == 1:
+            run_id, experiment_id = found[0]
+            return FoundRun(run_id, client.get_experiment(experiment_id).name)
+    if not found:
+        raise _unknown(beginning, uri)
+    ids = ", ".join(run_id for run_id, _ in sorted(found)[:_SHOWN])
+    more = ", ..." if len(found) > _SHOWN else ""
+    raise SpecError(f"several runs begin with {beginning!r}; give more of one: {ids}{more}")
+
+
+def _unknown(beginning: str, uri: str) -> SpecError:
+    return SpecError(
+        f"there is no run {beginning!r} at {without_password(uri)}; MLflow shows a run's id in its"
+        " page, and tracking.uri= names another store"
+    )
+
+
+def _found(client: "MlflowClient", beginning: str) -> list[tuple[str, str]]:
+    """Return the ids of the runs that begin so, one more than are shown, and of experiments."""
+    if len(beginning) == _WHOLE:
+        return _whole(client, beginning)
+    page = client.search_runs(
+        list(_experiment_ids(client)),
+        f"attributes.run_id LIKE '{beginning}%'",
+        max_results=_SHOWN + 1,
+    )
+    found = [(run.info.run_id, run.info.experiment_id) for run in page]
+    # A store may hold upper and lower case to be the same.
+    return [(run_id, experiment) for run_id, experiment in found if run_id.startswith(beginning)]
+
+
+def _whole(client: "MlflowClient", run_id: str) -> list[tuple[str, str]]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        info = client.get_run(run_id).info
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return []
+        raise
+    return [(info.run_id, info.experiment_id)]
+
+
+def _experiment_ids(client: "MlflowClient") -> Iterator[str]:
+    token: str | None = None
+    while True:
+        page: Any = client.search_experiments(page_token=token)
+        yield from (experiment.experiment_id for experiment in page)
+        token = page.token
+        if not token:
+            return

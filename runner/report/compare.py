@@ -1,0 +1,200 @@
+"""Two sweeps job by job: what each cost before and after."""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from runner.report.measures import Measure, finished, measures_of
+from runner.report.model_values import model_keys, model_label
+from runner.report.ranking import models_first
+from runner.report.rows import SweepData, SweepRow
+from runner.report.scale import in_order
+from runner.report.settings import varied
+
+__all__ = ["Comparison", "Difference", "Pair", "change_pct", "compared", "unlike"]
+
+_PEAKS = ("peak_memory_gib", "schedule_peak_gib")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A setting that is one thing in all jobs before, and another in all jobs after."""
+
+    key: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A job that both sweeps have."""
+
+    before: SweepRow
+    after: SweepRow
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What came of the same jobs in two sweeps."""
+
+    before: SweepData
+    after: SweepData
+    differences: tuple[Difference, ...]
+    """What tells the sweeps apart as a whole: jobs are matched without it."""
+    keys: tuple[str, ...]
+    """Settings that the jobs of one sweep differ in, those that make another model first."""
+    time: Measure
+    """What jobs are ranked by: the less, the better."""
+    memory: Measure
+    pairs: tuple[Pair, ...]
+    """What fits in one of the two alone first, then by the largest change."""
+    only_before: tuple[SweepRow, ...]
+    only_after: tuple[SweepRow, ...]
+
+    @property
+    def model_keys(self) -> tuple[str, ...]:
+        """Those of `keys` that make another model."""
+        return model_keys(self.keys)
+
+    @property
+    def same_runs(self) -> int:
+        """How many pairs are one run that both sweeps count as theirs."""
+        return sum(1 for p in self.pairs if p.before.run_id and p.before.run_id == p.after.run_id)
+
+    def model_of(self, row: SweepRow) -> str:
+        """Return which model `row` is of, empty where all are alike."""
+        return model_label(row, self.model_keys) if self.model_keys else ""
+
+    def best(self, data: SweepData) -> dict[str, SweepRow]:
+        """Return the best job of each model in `data`, one of the two."""
+        best: dict[str, SweepRow] = {}
+        for row in filter(finished, data.rows):
+            name = self.model_of(row)
+            if name not in best or self._time(row) < self._time(best[name]):
+                best[name] = row
+        return best
+
+    def _time(self, row: SweepRow) -> float:
+        value = self.time.value(row)
+        return math.inf if value is None else value
+
+
+def compared(before: SweepData, after: SweepData) -> Comparison:
+    """Return how the jobs of `after` compare with those of `before`.
+
+    Jobs are matched by all their settings, save for those that differ between the sweeps as a
+    whole. Of equal ones in one sweep the first are matched with the first.
+    """
+    rows = (*before.rows, *after.rows)
+    aside = _apart(before.rows, after.rows)
+    matched = {key for row in rows for key in row.settings} - aside
+    pairs, only_before, only_after = _matched(before.rows, after.rows, sorted(matched))
+    measures = measures_of(rows)
+    time, memory = measures[0], next(m for m in measures if m.key in _PEAKS)
+    swept = tuple(dict.fromkeys((*after.swept, *before.swept)))
+    together = replace(after, rows=rows, swept=swept)
+    return Comparison(
+        before=before,
+        after=after,
+        differences=_differences(before.rows, after.rows, aside),
+        keys=models_first(tuple(key for key in varied(together) if key not in aside)),
+        time=time,
+        memory=memory,
+        pairs=tuple(sorted(pairs, key=lambda pair: _order(pair, time, memory))),
+        only_before=only_before,
+        only_after=only_after,
+    )
+
+
+def change_pct(pair: Pair, measure: Measure) -> float | None:
+    """Return by how much the measure of a pair grew, in %; None without two results.
+
+    Infinite for what was 0.
+    """
+    if not (finished(pair.before) and finished(pair.after)):
+        return None
+    before, after = measure.value(pair.before), measure.value(pair.after)
+    if before is None or after is None:
+        return None
+    if before == after:
+        return 0.0
+    return (after / before - 1) * 100 if before else math.inf
+
+
+def unlike(comparison: Comparison) -> list[Difference]:
+    """Return the settings of which the two sweeps share no value: why no job is in both."""
+    before, after = (_values(data.rows) for data in (comparison.before, comparison.after))
+    return [
+        Difference(key, _listed(before.get(key)), _listed(after.get(key)))
+        for key in comparison.keys
+        if not before.get(key, set()) & after.get(key, set())
+    ]
+
+
+def _listed(values: set[str] | None) -> str:
+    return ",".join(in_order(dict.fromkeys(values))) if values else "not set"
+
+
+def _values(rows: Sequence[SweepRow]) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        for key, text in row.settings.items():
+            found[key].add(text)
+    return found
+
+
+def _apart(before: Sequence[SweepRow], after: Sequence[SweepRow]) -> set[str]:
+    """Return the keys with at most one value in each of the two, and not the same.
+
+    So is an option that only one of the two knows.
+    """
+    ours, theirs = _values(before), _values(after)
+    return {
+        key
+        for key in ours.keys() | theirs.keys()
+        if len(a := ours.get(key, set())) <= 1 and len(b := theirs.get(key, set())) <= 1 and a != b
+    }
+
+
+def _differences(
+    before: Sequence[SweepRow], after: Sequence[SweepRow], aside: set[str]
+) -> tuple[Difference, ...]:
+    """Return what is worth saying of the keys `aside`: not what follows from another of them."""
+    found = []
+    for key in dict.fromkeys(key for row in (*before, *after) for key in row.settings):
+        if key not in aside or ("." in key and key.partition(".")[0] in aside):
+            continue
+        ours, theirs = ({row.settings.get(key) for row in rows} for rows in (before, after))
+        # What some jobs of a sweep lack follows from something else, such as the mode.
+        if len(ours) == 1 and len(theirs) == 1:
+            found.append(Difference(key, ours.pop() or "not set", theirs.pop() or "not set"))
+    return tuple(found)
+
+
+def _matched(
+    before: Sequence[SweepRow], after: Sequence[SweepRow], keys: Sequence[str]
+) -> tuple[list[Pair], tuple[SweepRow, ...], tuple[SweepRow, ...]]:
+    """Return the pairs, and the jobs that are in one of the two alone."""
+    waiting: dict[tuple[str | None, ...], list[SweepRow]] = defaultdict(list)
+    for row in before:
+        waiting[_name(row, keys)].append(row)
+    pairs, new = [], []
+    for row in after:
+        alike = waiting[_name(row, keys)]
+        if alike:
+            pairs.append(Pair(alike.pop(0), row))
+        else:
+            new.append(row)
+    return pairs, tuple(row for rows in waiting.values() for row in rows), tuple(new)
+
+
+def _name(row: SweepRow, keys: Sequence[str]) -> tuple[str | None, ...]:
+    return tuple(row.settings.get(key) for key in keys)
+
+
+def _order(pair: Pair, time: Measure, memory: Measure) -> tuple[int, float]:
+    results = finished(pair.before) + finished(pair.after)
+    changes = [change_pct(pair, measure) for measure in (time, memory)]
+    largest = max((abs(change) for change in changes if change is not None), default=0.0)
+    return {1: 0, 2: 1, 0: 2}[results], -largest

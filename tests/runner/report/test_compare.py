@@ -1,0 +1,167 @@
+"""Two sweeps job by job."""
+
+from dataclasses import replace
+
+import pytest
+
+from runner.report.compare import change_pct, compared, unlike
+from runner.report.compare_html import comparison_html
+from runner.report.compare_table import show_comparison
+from runner.report.compare_words import best_lines, change_text, only_lines, title, why_none
+from runner.report.html import report_html
+from runner.report.rows import SweepRow
+from tests.runner.report.sweeps import row, sweep, unfit
+from tests.runner.report.test_html import EVIL, Tags
+
+
+def of_modes(*times: float, **settings: str) -> list[SweepRow]:
+    """Return a job of each time, of modes a, b, c and on."""
+    rows = [row(ms, mode=chr(ord("a") + i)) for i, ms in enumerate(times)]
+    own = {key.replace("__", "."): value for key, value in settings.items()}
+    return [replace(one, settings={**one.settings, **own}) for one in rows]
+
+
+def test_what_changed_most_comes_first_whichever_way() -> None:
+    before = [*of_modes(10.0, 10.0, 10.0), unfit(mode="d"), row(1.0, mode="e"), unfit(mode="f")]
+    after = [*of_modes(10.5, 10.0, 8.0), row(3.0, mode="d"), unfit(mode="e"), unfit(mode="f")]
+    after[1] = row(10.0, mode="b", metrics={"peak_memory_gib": 3.0})
+    found = compared(sweep(before, "mode"), sweep(after, "mode"))
+    modes = [pair.after.settings["mode"] for pair in found.pairs]
+    # What fits in one of the two alone, then memory that doubled, -20 %, +5 %; then no result.
+    assert modes == ["d", "e", "b", "c", "a", "f"]
+    times = [change_text(pair, found.time) for pair in found.pairs]
+    assert times == ["-", "-", "0.0", "-20.0", "+5.0", "-"]
+    assert [change_text(pair, found.memory) for pair in found.pairs[2:4]] == ["+100.0", "0.0"]
+    assert (found.only_before, found.only_after, found.differences) == ((), (), ())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (10.0, 10.001, "+0.01"),
+        (10.0, 9.996, "-0.04"),
+        (10.0, 10.0051, "+0.1"),
+        (0.0, 0.0, "0.0"),
+        (0.0, 1.0, "-"),
+    ],
+)
+def test_a_change_is_never_said_to_be_none(before: float, after: float, said: str) -> None:
+    found = compared(sweep([row(before)]), sweep([row(after)]))
+    assert change_text(found.pairs[0], found.time) == said
+
+
+def test_what_differs_as_a_whole_is_said_and_does_not_keep_jobs_apart() -> None:
+    before = of_modes(1.0, 2.0, transfer_rate="pcie3", latency__file="x", latency="roofline")
+    after = of_modes(1.0, 2.0, transfer_rate="pcie4", latency="profiled", new="1")
+    found = compared(sweep(before, "mode"), sweep(after, "mode"))
+    assert len(found.pairs) == 2
+    assert [(d.key, d.before, d.after) for d in found.differences] == [
+        ("transfer_rate", "pcie3", "pcie4"),
+        # Its file follows from it.
+        ("latency", "roofline", "profiled"),
+        ("new", "not set", "1"),
+    ]
+    assert title(found) == (
+        "2 jobs in both, model=gpt2, devices=2x80gb, transfer_rate=pcie3 before and pcie4 after,"
+        " latency=roofline before and profiled after, new=not set before and 1 after"
+    )
+    assert found.keys == ("mode",)
+
+
+def test_another_model_is_a_difference_as_a_whole() -> None:
+    before = of_modes(1.0, 2.0, model="small", model__config__n_layer="2")
+    after = of_modes(4.0, 8.0, model="large", model__config__n_layer="8")
+    found = compared(sweep(before, "mode"), sweep(after, "mode"))
+    assert [d.key for d in found.differences] == ["model"]
+    assert [change_pct(pair, found.time) for pair in found.pairs] == [300.0, 300.0]
+    assert best_lines(found) == [
+        "best: before mode=a, 1.000 ms, 1.500 GiB; after mode=a, 4.000 ms, 1.500 GiB (+300.0 %)"
+    ]
+
+
+def test_an_option_of_one_mode_differs_for_that_mode() -> None:
+    before = [row(1.0, mode="a", mode__depth="1"), row(2.0, mode="b")]
+    after = [row(1.5, mode="a", mode__depth="2"), row(2.0, mode="b")]
+    found = compared(sweep(before, "mode"), sweep(after, "mode"))
+    assert [change_pct(pair, found.time) for pair in found.pairs] == [50.0, 0.0]
+
+
+def test_a_value_more_is_in_one_alone() -> None:
+    before = [row(1.0, mode="a"), row(2.0, mode="b"), unfit(mode="c")]
+    found = compared(sweep(before, "mode"), sweep(of_modes(1.0)[:1], "mode"))
+    assert [r.settings["mode"] for r in found.only_before] == ["b", "c"]
+    assert only_lines(found) == [
+        "only before: mode=b, 2.000 ms",
+        "only before: mode=c, infeasible",
+    ]
+    assert only_lines(found, 1)[1] == "only before: 1 more; the report has all"
+
+
+def test_of_equal_jobs_the_first_goes_with_the_first() -> None:
+    """Jobs that were run again beside their first run: no other job is taken for them."""
+    twice = [row(1.0), row(2.0)]
+    found = compared(sweep(twice), sweep([row(3.0), row(3.0), row(3.0)]))
+    assert sorted(change_pct(pair, found.time) or 0 for pair in found.pairs) == [50.0, 200.0]
+    assert len(found.only_after) == 1
+
+
+def test_sweeps_that_share_no_job_say_why() -> None:
+    before = [row(1.0, devices=devices) for devices in ("2x16gb", "16x16gb")]
+    after = [row(1.0, devices=devices) for devices in ("4x16gb", "8x16gb")]
+    found = compared(sweep(before, "devices"), sweep(after, "devices"))
+    assert [d.key for d in unlike(found)] == ["devices"]
+    assert why_none(found) == (
+        "no job is in both: devices=2x16gb,16x16gb before, 4x16gb,8x16gb after"
+    )
+    assert why_none(found) in comparison_html(found, "it")
+
+
+def test_one_run_of_both_sweeps_is_said() -> None:
+    jobs = [row(1.0, run_id="r1", mode="a"), row(2.0, run_id="r2", mode="b")]
+    again = [jobs[0], replace(jobs[1], run_id="r3")]
+    assert compared(sweep(jobs), sweep(again)).same_runs == 1
+
+
+def test_the_best_of_each_model() -> None:
+    before = [row(float(n), model__config__n_layer=str(n), mode=m) for n in (2, 12) for m in "ab"]
+    after = [replace(one, metrics={**one.metrics, "latency_ms": 3.0}) for one in before]
+    found = compared(sweep(before), sweep(after))
+    assert best_lines(found) == [
+        "best of n_layer=2: before mode=a, 2.000 ms, 1.500 GiB;"
+        " after mode=a, 3.000 ms, 1.500 GiB (+50.0 %)",
+        "best of n_layer=12: before mode=a, 12.000 ms, 1.500 GiB;"
+        " after mode=a, 3.000 ms, 1.500 GiB (-75.0 %)",
+    ]
+
+
+@pytest.mark.parametrize("columns", [68, 80])
+def test_a_narrow_terminal_shows_the_changes(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    many = [
+        row(1234.5, mode=mode, devices=devices)
+        for mode in ("communication_aware", "kl_based")
+        for devices in ("2x16gb+2x24gb", "4x24gb")
+    ]
+    show_comparison(compared(sweep(many), sweep(many)), 3)
+    said = capsys.readouterr().out
+    table = [line for line in said.splitlines() if line.startswith(" ")]
+    assert max(map(len, table)) <= columns
+    assert "…" not in "".join(table)
+    words = set(" ".join(table).split())
+    assert {"1,234.500", "0.0", "change"} <= words
+    assert ({"communication_", "aware"} <= words) is (columns == 68)
+    assert "not shown: 1 that change less; --rows 4 shows all" in said
+
+
+def test_the_section_stands_in_a_page_and_names_are_no_markup() -> None:
+    before = [row(1.0, mode=EVIL), row(2.0, mode="b"), row(2.0, mode=f"{EVIL}2")]
+    after = [row(2.0, mode=EVIL), row(1.0, mode="b")]
+    found = compared(sweep(before, "mode"), sweep(after, "mode"))
+    page = report_html(found.after, first=comparison_html(found, EVIL))
+    tags = Tags(page)
+    assert tags.names.count("script") == 1
+    assert tags.names.count("table") == 2
+    assert 'class="n worse" data-v="100">+100.0' in page
+    assert 'class="n better" data-v="-50">-50.0' in page

@@ -1,0 +1,57 @@
+"""What the command says while it sends many runs; `test_unsent` holds that each is sent once."""
+
+from pathlib import Path
+
+import pytest
+
+from runner import countdown, send
+from runner.mlflow_tracker import MlflowTracker
+from runner.unsent import UnsentRun, write_unsent
+
+
+@pytest.fixture
+def kept(tracker: MlflowTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four runs on disk, the first of which cannot be sent; each takes 20 s by the clock."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["send"])
+    (tmp_path / "tiny").write_text("a file where the folder should be")
+    for number in range(4):
+        run = UnsentRun(
+            record_id=f"record-{number}",
+            name=str(number),
+            uri=tracker.uri if number else "sqlite:///tiny/x.db",
+            experiment="fxpart",
+            status="FINISHED",
+            start_ms=1000,
+            end_ms=2000,
+            tags={"kind": "run", "outcome": "finished", "record_id": f"record-{number}"},
+        )
+        write_unsent(tmp_path / "outputs" / str(number), run)
+    clock = iter(range(0, 2000, 20))
+    monkeypatch.setattr(countdown, "monotonic", lambda: float(next(clock)))
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    assert send.main() == 2
+    said = capsys.readouterr()
+    assert said.out == "sent 3 runs\n"
+    *lines, error = said.err.splitlines()
+    assert [line.partition(", about")[0] for line in lines] == [
+        "0 of 4 runs sent (1 could not be), 3 left",
+        "1 of 4 runs sent (1 could not be), 2 left",
+        "2 of 4 runs sent (1 could not be), 1 left",
+    ]
+    assert error.startswith("error: 1 run could not be sent: ")
+
+
+@pytest.mark.usefixtures("kept")
+def test_a_terminal_sees_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    assert send.main() == 2
+    said = capsys.readouterr()
+    assert said.out == "sent 3 runs\n"
+    assert "4/4" in said.err
+    assert "runs sent" not in said.err
