@@ -57,7 +57,7 @@ class UnsentRun:
     artifacts: str | None = None
     """The folder of the run's files, relative to the folder that it is kept in."""
     left_out: str | None = None
-    """The folder in `artifacts` that is not logged."""
+    """The folder in `artifacts` that is not logged, or `runner.input_files.ALL_BUT_INPUTS`."""
 
     @property
     def place(self) -> tuple[str, str]:
