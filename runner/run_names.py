@@ -35,10 +35,17 @@ def run_name(choices: Choices, overrides: Sequence[str], swept: Sequence[str] = 
 
 
 def sweep_title(name: str, values: Mapping[str, Sequence[str]]) -> str:
-    """Return `name` with the swept keys and their `values`, such as ``sweep: layers=12,24``."""
-    labels = _labels(values)
-    parts = [f"{labels[key]}={_listed(texts)}" for key, texts in values.items()]
-    return _cut(f"{name}: {_BETWEEN.join(parts)}" if parts else name, _MOST_TITLE)
+    """Return `name` with the swept keys and their `values`, such as ``sweep: layers=12,24``.
+
+    Where there is no room for all of them, it has the first and the last, or how many there are.
+    """
+    labels, text = _labels(values), name
+    for most in (_ALL_VALUES, 2, 0):
+        parts = [f"{labels[key]}{_listed(texts, most)}" for key, texts in values.items()]
+        text = f"{name}: {_BETWEEN.join(parts)}" if parts else name
+        if len(text) <= _MOST_TITLE:
+            break
+    return _cut(text, _MOST_TITLE)
 
 
 def _beside(decide: Mapping[str, str]) -> dict[str, str]:
@@ -74,11 +81,14 @@ def _labels(keys: Iterable[str]) -> dict[str, str]:
     return labels
 
 
-def _listed(texts: Sequence[str]) -> str:
+def _listed(texts: Sequence[str], most: int) -> str:
+    """Return what follows a key of which at most so many values are said."""
     shown = [_value(text) for text in texts]
-    if len(shown) > _ALL_VALUES:
-        shown = [*shown[:2], _CUT, shown[-1]]
-    return ",".join(shown)
+    if len(shown) > most:
+        if not most:
+            return f" ({len(shown)})"
+        shown = [*shown[: most // 2], _CUT, shown[-1]]
+    return f"={','.join(shown)}"
 
 
 def _value(text: str) -> str:

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 
 from runner.report.heat_map import heat_map_keys, heat_map_svg
-from runner.report.html_table import MOST_ROWS, table_html
+from runner.report.html_table import MOST_ROWS, links_html, table_html
 from runner.report.page_style import CSS, SCRIPT
 from runner.report.parameter_plot import parameter_figure
 from runner.report.pareto_plot import pareto_figure
@@ -39,7 +39,7 @@ def report_html(data: SweepData, place: Path | None = None, *, first: str = "") 
     ranking = ranked(data)
     drawn = _drawn(ranking)
     parts = [
-        _header(ranking),
+        _header(ranking, place),
         first,
         _first_look(ranking, drawn[:1], place),
         *(_figures(ranking, model) for model in drawn[1:]),
@@ -59,7 +59,7 @@ def report_html(data: SweepData, place: Path | None = None, *, first: str = "") 
     )
 
 
-def _header(ranking: Ranking) -> str:
+def _header(ranking: Ranking, place: Path | None) -> str:
     data = ranking.data
     facts = [counted(len(data.rows), "job")]
     facts += [f"{k}={v}" for k, v in shared_settings(data, ranking.keys).items()]
@@ -72,11 +72,11 @@ def _header(ranking: Ranking) -> str:
     )
     return (
         f"<header><h1>{escape(data.title)}</h1><p>{escape(' · '.join(facts))}</p>{asked}"
-        f'<ul class="counts">{counts}</ul></header>\n{_verdicts(ranking)}'
+        f'<ul class="counts">{counts}</ul></header>\n{_verdicts(ranking, place)}'
     )
 
 
-def _verdicts(ranking: Ranking) -> str:
+def _verdicts(ranking: Ranking, place: Path | None) -> str:
     if not ranking.finished:
         words = "No job has a result yet." if ranking.count("running") else "No job has a result."
         return f'<div class="verdict"><p>{words}</p></div>\n'
@@ -88,7 +88,9 @@ def _verdicts(ranking: Ranking) -> str:
         instead = found.instead if len(ranking.models) <= _INSTEAD else ()
         lines = "".join(f"<li>{escape(line)}</li>" for line in instead)
         items = f"<ul>{lines}</ul>" if lines else ""
-        blocks.append(f"<p>{name}{escape(found.sentence)}</p>{items}")
+        links = links_html(ranking.of_model(model)[0].row, place)
+        leads = f" {links}" if links else ""
+        blocks.append(f"<p>{name}{escape(found.sentence)}{leads}</p>{items}")
     if (rest := len(ranking.models) - _MODELS) > 0:
         blocks.append(f"<p>… and {counted(rest, 'more model')} in the table</p>")
     return f'<div class="verdict">{"".join(blocks)}</div>\n'

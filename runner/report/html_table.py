@@ -13,7 +13,7 @@ from runner.report.reasons import STATUS_WORDS
 from runner.report.rows import SweepRow
 from runner.report.settings import cell, headings
 
-__all__ = ["MOST_ROWS", "table_html"]
+__all__ = ["MOST_ROWS", "links_html", "table_html"]
 
 _SYLLABLE = re.compile(r"(?<=micro)(?=batch)|(?<=check)(?=pointing)")
 _MARKS = {
@@ -112,14 +112,18 @@ def _other_row(ranking: Ranking, row: SweepRow, place: Path | None) -> tuple[lis
 
 
 def _run(row: SweepRow, place: Path | None) -> str:
-    """Return the cell with the links and the run's id; a click selects all of it."""
-    links = "".join(
-        f'<a href="{escape(address)}">{words}</a> '
-        for address, words in (job_links(row, place) if place else ())
-    )
+    """Return the cell with the run's id, which a click selects whole, and a link to its files."""
+    # What else the job has to look at is one click further: a row has no room for it.
+    link = links_html(row, place, most=1)
     if row.run_id is not None:
         run_id = escape(row.run_id)
         name = f'<span class="id mono" title="{run_id}">{run_id}</span>'
     else:
         name = escape(row.folder.rpartition("/")[2]) if row.folder else ""
-    return f"<td>{name}{' ' if name and links else ''}{links.rstrip()}</td>"
+    return f"<td>{name}{' ' if name and link else ''}{link}</td>"
+
+
+def links_html(row: SweepRow, place: Path | None, most: int | None = None) -> str:
+    """Return links from `place` to the job's folder and its figures, the first `most` of them."""
+    links = job_links(row, place)[:most] if place else []
+    return " ".join(f'<a href="{escape(address)}">{words}</a>' for address, words in links)

@@ -85,3 +85,16 @@ def test_of_many_values_the_ends_are_said() -> None:
     assert sweep_title("sweep", {"model.batch_size": four}) == "sweep: batch_size=1,2,4,8"
     longer = {"model.batch_size": [*four, "16", "32"]}
     assert sweep_title("sweep", longer) == "sweep: batch_size=1,2,…,32"
+
+
+def test_where_there_is_no_room_the_ends_are_said_or_how_many() -> None:
+    modes = ["size_based", "pipeline", "kl_based", "cost_aware"]
+    values = {"mode": modes, "devices": ["1x0.5gb", "2x0.5gb", "4x0.5gb"], "rate": ["a", "b"]}
+    more = {**values, "model.config.n_layer": ["12", "24"]}
+    assert sweep_title("sweep", more) == (
+        "sweep: mode=size_based,…,cost_aware · devices=1x0.5gb,…,4x0.5gb · rate=a,b · n_layer=12,24"
+    )
+    long = {f"key_{number}": modes for number in range(5)}
+    assert sweep_title("sweep", long) == (
+        "sweep: key_0 (4) · key_1 (4) · key_2 (4) · key_3 (4) · key_4 (4)"
+    )

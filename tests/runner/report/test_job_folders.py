@@ -64,6 +64,7 @@ def test_a_row_has_its_run_in_full_and_links_where_its_folder_is_known(tmp_path:
         "./0/",
         "./0/partition_graph.svg",
         "./0/memory.svg",
+        "./0/",
     ]
     assert {"0123456789abcdef" * 2, "f" * 32} <= set(page.words)
     assert Tags(report_html(data)).addresses == ["data:,"]
