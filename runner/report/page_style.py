@@ -43,7 +43,7 @@ th[aria-sort=descending] button::after{content:" \\25BC";font-size:9px}
 tr.best td{background:var(--good);font-weight:600}tr.none td{color:var(--muted)}
 tr.none .status{color:var(--warn)}
 tr.next td{border-top:2px solid var(--muted)}
-td a{color:var(--accent);font-size:11px}.worse{color:var(--warn)}.better{color:var(--accent)}
+a{color:var(--accent)}td a{font-size:11px}.worse{color:var(--warn)}.better{color:var(--accent)}
 tbody tr:hover td{background:var(--faint)}
 #all:not(:checked)~.scroll tr.more{display:none}
 #all{accent-color:var(--accent)}
