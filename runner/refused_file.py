@@ -201,7 +201,9 @@ def _problem(error: "MarkedYAMLError") -> str:
         "but found another document": lambda: "a second document begins (---); leave it out",
         "undefined alias": lambda: f"{problem}; put what begins with * in quotes",
         "<stream end>": lambda: "a bracket or quote is not closed",
-        "mapping values are not": lambda: "a second `: ` in one line; put the text in quotes",
+        "mapping values are not": lambda: (
+            "a `: ` where none can stand; mend the indentation, or put the text in quotes"
+        ),
         "unhashable key": lambda: "a key must be text",
     }
     return next((say() for part, say in meanings.items() if part in problem), problem)

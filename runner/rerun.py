@@ -22,8 +22,8 @@ __all__ = ["rerun"]
 _BESIDE = ("rerun", "tracking", "verbose", "figures")
 """What may be said beside it: nothing that decides a result."""
 _CHANGED = (
-    "; but what decides its result is not what it was: a source of the model, a file that it reads,"
-    " fxpart, torch, or the machine"
+    "; but what decides its result is not what it was: a source of the model, fxpart, torch, or the"
+    " machine"
 )
 _COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "feasible")
 
@@ -61,10 +61,12 @@ def rerun(config: "Config", identity: JobIdentity) -> Outcome:
     # Before the job: a source that is edited while it runs is not what it read.
     identity = identified(files.config, replace(identity, choices=choices, overrides=overrides))
     read = changed_file(files_of(logged.tags), identity.root)
-    same_sources = identity.key == logged.tags.get("config_key") and read is None
+    changed = "" if identity.key == logged.tags.get("config_key") else _CHANGED
+    if read is not None:
+        changed = f"; but {read}, which its model reads, is not what it was"
     outcome = run_job(files.config, identity)
     if outcome.status != "failed":
-        show(f"rerun:     {_compared(logged, outcome)}{'' if same_sources else _CHANGED}")
+        show(f"rerun:     {_compared(logged, outcome)}{changed}")
     return outcome
 
 

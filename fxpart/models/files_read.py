@@ -24,7 +24,8 @@ from fxpart.models.own_imports import INSTALLED_IN, is_own
 __all__ = ["CHANGED", "files_read_by", "note_files", "noted_files"]
 
 CHANGED = "changed"
-"""In place of a digest, of a file that was read twice and said two things: it never stands."""
+"""In place of a digest, of a file that has said two things and was not read the last time: code may
+have kept the one or the other. It never stands."""
 _WRITING = os.O_WRONLY | os.O_RDWR
 _OF_SYSTEM = (
     *(f"/{name}/" for name in ("proc", "sys", "dev", "etc", "run", "lib", "lib64", "bin")),
@@ -48,6 +49,9 @@ class _Watch:
 class _Factory:
     sources: frozenset[Path] = frozenset()
     files: dict[Path, str] = field(default_factory=dict)
+    """What it has ever read."""
+    latest: dict[Path, str] = field(default_factory=dict)
+    """What it has read the last time."""
 
 
 _watches: list[_Watch] = []
@@ -69,13 +73,17 @@ def files_read_by(factory: str | None) -> Mapping[Path, str]:
     found: dict[Path, str] = {}
     for other in (mine, *(one for one in _read.values() if one.sources & mine.sources)):
         _add(found, other.files)
-    return dict(sorted(found.items()))
+    # What was read again is no longer what was read before.
+    return dict(sorted((found | mine.latest).items()))
 
 
 def note_files(factory: str | None, files: Mapping[Path, str]) -> None:
     """Note what a graph that is kept was made of, when it is taken in place of a new one."""
     if factory is not None and files:
-        _add(_read.setdefault(factory, _Factory()).files, files)
+        with _lock:
+            mine = _read.setdefault(factory, _Factory())
+            mine.latest = dict(files)
+            _add(mine.files, files)
 
 
 def _add(found: dict[Path, str], files: Mapping[Path, str]) -> None:
@@ -110,7 +118,7 @@ def noted_files(factory: str, sources: Collection[Path]) -> Iterator[None]:
 
 def _note(factory: str, watch: _Watch, sources: frozenset[Path]) -> Path | None:
     """Note what was read; return a file that somebody else changed meanwhile, if there is one."""
-    changed, found = None, {}
+    changed, found = None, dict[Path, str]()
     for name, said in watch.opened.items():
         path = _source(Path(name))
         if path.resolve() in sources or not _counts(path):
@@ -122,6 +130,7 @@ def _note(factory: str, watch: _Watch, sources: frozenset[Path]) -> Path | None:
     with _lock:
         mine = _read.setdefault(factory, _Factory())
         mine.sources |= sources
+        mine.latest = found
         _add(mine.files, found)
     return changed
 

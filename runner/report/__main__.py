@@ -74,13 +74,14 @@ def _compare(
         raise SpecError(
             f"sweep {after.run_id[:8]} is compared with itself; give another to --against"
         )
-    show(f"sweep:     {_named(after)}", f"against:   {_named(before)}")
+    ids = after.run_id[:8], before.run_id[:8]
+    show(f"after:     {_named(after)} ({ids[0]})", f"before:    {_named(before)} ({ids[1]})")
     # What one of them swept, the other's jobs have a value of too.
     keys = sweep_keys(source, (before, after))
     found = compared(*(sweep_from_store(source, one, keys) for one in (before, after)))
     show_comparison(found, request.rows)
-    path = request.output / f"against_{before.run_id[:8]}.html"
-    section = comparison_html(found, f"{_named(before)} ({before.run_id[:8]})")
+    path = request.output / f"{ids[0]}_against_{ids[1]}.html"
+    section = comparison_html(found, f"{_named(before)} ({ids[1]})")
     written = _Written(path, found.after, section)
     written.write()
     written.log(config, after)

@@ -1,6 +1,7 @@
 """Two sweeps job by job, as a section of a report."""
 
 import math
+from collections.abc import Sequence
 from html import escape
 
 from runner.report.compare import Comparison, Pair, change_pct
@@ -19,22 +20,36 @@ from runner.terminal import counted
 
 __all__ = ["comparison_html"]
 
+_OPEN = 6
+"""As many jobs without a counterpart are listed; more at a click."""
+
 
 def comparison_html(comparison: Comparison, named: str) -> str:
     """Return the section: every pair, the largest change first, and what is in one alone.
 
     `named` says which sweep it is compared with. A click on a heading sorts.
     """
-    lines = [*best_lines(comparison), *only_lines(comparison)]
+    lines = best_lines(comparison)
     if same := comparison.same_runs:
         lines.insert(0, f"{counted(same, 'job')}: one run that both sweeps have")
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
+    items = _items(lines) + _folded(only_lines(comparison))
     table = _table(comparison) if comparison.pairs else f"<p>{escape(why_none(comparison))}</p>"
     return (
         f'<section class="long compared"><h2>Compared with {escape(named)}</h2>'
         f'<p class="muted">{escape(title(comparison))}</p>{table}'
         f'<ul class="reasons">{items}</ul></section>\n'
     )
+
+
+def _folded(lines: Sequence[str]) -> str:
+    if len(lines) <= _OPEN:
+        return _items(lines)
+    words = f"{counted(len(lines), 'job')} in one of the two alone"
+    return f"<li><details><summary>{words}</summary><ul>{_items(lines)}</ul></details></li>"
+
+
+def _items(lines: Sequence[str]) -> str:
+    return "".join(f"<li>{escape(line)}</li>" for line in lines)
 
 
 def _table(comparison: Comparison) -> str:

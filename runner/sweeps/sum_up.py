@@ -39,7 +39,8 @@ def sum_up(session: "Session") -> None:
     problems = session.problems
     if any(end.status == "lost" for end in session.ends.values()):
         problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
-    files = [changed_file(end.files_read, session.root) for end in session.ends.values()]
+    results = [end for end in session.ends.values() if end.status in ("finished", "infeasible")]
+    files = [changed_file(end.files_read, session.root) for end in results]
     changed = [file for file in files if file is not None]
     if changed:
         problems.append(

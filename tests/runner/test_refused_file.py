@@ -37,7 +37,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b"name: a\n---\nname: b\n", "line 2, column 1: a second document begins (---)"),
         (b"name: *a\n", "undefined alias 'a'; put what begins with * in quotes"),
         (b"name: !foo a\n", "line 1, column 7: '!foo' is no tag; leave it out"),
-        (b"name: a: b\n", "line 1, column 8: a second `: ` in one line; put the text in quotes"),
+        (b"name: a: b\n", "line 1, column 8: a `: ` where none can stand; mend the"),
         (b"name: \xff\n", "is not UTF-8 text: byte 6 is 0xff; save it as UTF-8"),
         (b"42\n", "holds a single value; write `key: value` lines"),
         (b"# @package a b\nname: a\n", "'@package a b'; write one package, such as"),

@@ -115,7 +115,7 @@ def test_a_file_that_the_model_read_and_that_changed_since_is_told(
         assert rerun(*_again(run.info.run_id)).status == "finished"
         out = capsys.readouterr().out
         assert "rerun:     the same as" in out
-        assert ("not what it was: " in out) is shown
+        assert ("layers.txt, which its model reads, is not what" in out) is shown
 
 
 def test_one_that_fails_now_is_compared_with_nothing(

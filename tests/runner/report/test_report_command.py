@@ -132,7 +132,7 @@ def test_two_sweeps_are_compared_job_by_job(folder: Path, report: Callable[..., 
     assert "only after: mode=new, 4.000 ms" in done.out
     best = "best: before mode=c, 5.000 ms, 1.000 GiB; after mode=new, 4.000 ms, 1.000 GiB (-20.0 %)"
     assert best in done.out
-    written = folder / "outputs" / "reports" / "fxpart" / f"against_{before[:8]}.html"
+    written = folder / "outputs" / "reports" / "fxpart" / f"{after[:8]}_against_{before[:8]}.html"
     page = written.read_text()
     assert "Compared with sweep s1, started" in page
     assert page.count('data-v="-25"') == 1

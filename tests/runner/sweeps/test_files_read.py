@@ -126,7 +126,7 @@ def test_a_file_that_is_edited_during_the_sweep_is_told(
     files = "+model.factory_args.file=layers.json,edited.json"
     assert _swept(*swept, files) == 2
     said = capsys.readouterr().err
-    # What a process has read counts for all that it makes afterwards with the same factory.
+    # What a process has read counts for what it makes afterwards and does not read itself.
     assert "2 jobs read layers.json before it was changed; the same command" in said
     first = {one.data.params["model.factory_args.file"]: one.info.run_id for one in _runs(here)}
     (here / "reads.py").write_text(READS)
