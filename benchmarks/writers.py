@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from queue import Empty
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.postgres import new_database, postgres, postgres_programs
@@ -31,6 +32,8 @@ __all__ = ["Logged", "log_at_once", "wrong_values"]
 _METRICS, _POINTS, _PARAMS = 20, 300, 12
 _START_S = 600.0  # of sixteen, on a machine with two cores that does something else
 _STORES = ("sqlite", "postgresql")
+_LOOK_S = 1.0
+"""Between looks whether a writer that says nothing has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +66,12 @@ def log_at_once(uri: str | None, root: Path, writers: int, runs: int) -> Logged:
         for process in processes:
             process.start()
         while len(taken) < writers:
-            if not times.empty():
-                taken.append(times.get())
-            elif any(process.exitcode for process in processes):
+            try:
+                taken.append(times.get(timeout=_LOOK_S))
+            except Empty:
                 codes = [process.exitcode for process in processes]
-                raise RuntimeError(f"writers ended with {codes}")
-            else:
-                time.sleep(0.01)  # both the queue and the processes are waited for
+                if any(codes):
+                    raise RuntimeError(f"writers ended with {codes}") from None
     finally:
         for process in processes:
             process.kill()

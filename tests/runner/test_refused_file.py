@@ -5,20 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from runner.mistakes import explain
 from tests.runner.composed import read
+from tests.runner.refused import refused_line
 
 GLOBAL = "# @package _global_\n"
 POOL = "{count: 1, name: a, memory_bytes: lots, memory_bandwidth_bytes_per_s: 1e9}"
 
 
 def line_for(overrides: Sequence[str]) -> str:
-    with pytest.raises(Exception) as caught:  # noqa: PT011 - of Hydra's, whichever
-        read(*overrides)
-    line = explain(caught.value)
-    assert line is not None
-    assert "\n" not in line
-    return line
+    return refused_line(lambda: read(*overrides))
 
 
 @pytest.fixture(autouse=True)
