@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError
+from runner.mlflow_search import run_of_id
 from runner.mlflow_store import reach, refusals, sqlite_path, store_uri
 from runner.tracking import TrackingConfig, without_password
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-__all__ = ["FoundRun", "find_run"]
+__all__ = ["FoundRun", "find_run", "unknown_run"]
 
 _LEAST = 6
 """Characters of an id that may stand for it."""
@@ -46,7 +47,7 @@ def find_run(config: TrackingConfig, root: Path, beginning: str) -> FoundRun:
         )
     database = sqlite_path(uri)
     if database is not None and not (database.is_file() and database.stat().st_size):
-        raise _unknown(beginning, uri)
+        raise unknown_run(beginning, uri)
     reach(uri)
     from mlflow import MlflowClient  # takes 1 to 2 s
 
@@ -57,13 +58,14 @@ def find_run(config: TrackingConfig, root: Path, beginning: str) -> FoundRun:
             run_id, experiment_id = found[0]
             return FoundRun(run_id, client.get_experiment(experiment_id).name)
     if not found:
-        raise _unknown(beginning, uri)
+        raise unknown_run(beginning, uri)
     ids = ", ".join(run_id for run_id, _ in sorted(found)[:_SHOWN])
     more = ", ..." if len(found) > _SHOWN else ""
     raise SpecError(f"several runs begin with {beginning!r}; give more of one: {ids}{more}")
 
 
-def _unknown(beginning: str, uri: str) -> SpecError:
+def unknown_run(beginning: str, uri: str) -> SpecError:
+    """Return the error for an id that no run at `uri` has."""
     return SpecError(
         f"there is no run {beginning!r} at {without_password(uri)}; MLflow shows a run's id in its"
         " page, and tracking.uri= names another store"
@@ -73,7 +75,8 @@ def _unknown(beginning: str, uri: str) -> SpecError:
 def _found(client: "MlflowClient", beginning: str) -> list[tuple[str, str]]:
     """Return the ids of the runs that begin so, one more than are shown, and of experiments."""
     if len(beginning) == _WHOLE:
-        return _whole(client, beginning)
+        run = run_of_id(client, beginning)
+        return [(run.info.run_id, run.info.experiment_id)] if run else []
     page = client.search_runs(
         list(_experiment_ids(client)),
         f"attributes.run_id LIKE '{beginning}%'",
@@ -82,18 +85,6 @@ def _found(client: "MlflowClient", beginning: str) -> list[tuple[str, str]]:
     found = [(run.info.run_id, run.info.experiment_id) for run in page]
     # A store may hold upper and lower case to be the same.
     return [(run_id, experiment) for run_id, experiment in found if run_id.startswith(beginning)]
-
-
-def _whole(client: "MlflowClient", run_id: str) -> list[tuple[str, str]]:
-    from mlflow.exceptions import MlflowException
-
-    try:
-        info = client.get_run(run_id).info
-    except MlflowException as error:
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            return []
-        raise
-    return [(info.run_id, info.experiment_id)]
 
 
 def _experiment_ids(client: "MlflowClient") -> Iterator[str]:

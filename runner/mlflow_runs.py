@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from runner.mlflow_database import Database
-from runner.mlflow_search import DatabaseSearch, Search, ServerSearch, logged_run
+from runner.mlflow_search import DatabaseSearch, Search, ServerSearch, logged_run, run_of_id
 from runner.mlflow_values import tag_texts
 from runner.open_run import OUTCOME
 from runner.tracking import LoggedRun
@@ -38,14 +38,8 @@ class MlflowRuns:
 
     def one(self, run_id: str) -> LoggedRun | None:
         """Return the run of that id, None when there is none."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            return logged_run(self._client.get_run(run_id))
-        except MlflowException as error:
-            if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-                return None
-            raise
+        found = run_of_id(self._client, run_id)
+        return logged_run(found) if found else None
 
     def settled(
         self,

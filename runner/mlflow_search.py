@@ -8,8 +8,9 @@ from runner.tracking import LoggedRun
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
-__all__ = ["DatabaseSearch", "Search", "ServerSearch", "logged_run"]
+__all__ = ["DatabaseSearch", "Search", "ServerSearch", "logged_run", "run_of_id"]
 
 _PAGE = 1000
 _IDS = 200
@@ -140,6 +141,18 @@ class ServerSearch:
             token = page.token
             if not token:
                 return found
+
+
+def run_of_id(client: "MlflowClient", run_id: str) -> "Run | None":
+    """Return MLflow's run of that id, None when there is none."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
 
 
 def logged_run(run: Any) -> LoggedRun:  # noqa: ANN401 (MLflow's Run, which has no types)

@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from fxpart.errors import CacheError, SpecError
+from fxpart.errors import CacheError
 from runner.mlflow_artifacts import keep_files, read_file
 from runner.mlflow_database import open_database
+from runner.mlflow_find import unknown_run
 from runner.mlflow_page import page_of, write_view
 from runner.mlflow_runs import PARENT, SWEEPS, MlflowRuns
 from runner.mlflow_store import StoreError, open_store, refusals, sqlite_path, store_uri
@@ -190,10 +191,7 @@ class MlflowTracker:
         with self._store() as store:
             found = store.runs.one(run_id)
         if found is None:
-            raise SpecError(
-                f"there is no run {run_id!r} at {without_password(self.uri)}; MLflow shows a run's"
-                " id in its page, and tracking.uri= names another store"
-            )
+            raise unknown_run(run_id, self.uri)
         return found
 
     def read_artifact(self, run_id: str, path: str) -> bytes | None:
