@@ -1,5 +1,6 @@
 """One job of a sweep, in whichever process: claimed, run unless it is settled, and summed up."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from fxpart.errors import FxpartError, SpecError
@@ -7,6 +8,7 @@ from fxpart.temporary_name import remove_abandoned
 from runner.files import read_result
 from runner.files_read import job_files_read
 from runner.job import RESULT_FILE, TRACEBACK_FILE, JobIdentity, keep_failure, run_job
+from runner.sweeps.attempts import set_aside
 from runner.sweeps.jobs import JobEnd
 from runner.sweeps.locks import Locks
 from runner.sweeps.settled import end_said, settled_ends
@@ -24,31 +26,42 @@ def run_job_file(path: Path, tracking: TrackingConfig) -> str:
     """
     placed = read_placed(path, tracking)
     tracker = open_tracker(placed.tracking, placed.root, must_answer=False)
-    with Locks(placed.root).held(placed.job.key):
-        known = _settled(placed, tracker) if placed.resume else None
-        return (known or _run(placed)).status
+    return run_placed(placed, tracker, others_ended=None).status
+
+
+def run_placed(placed: Placed, tracker: Tracker, others_ended: int | None) -> JobEnd:
+    """Run the job in this process; one that another process is at is waited for instead.
+
+    `others_ended` is that of the `Locks` before the sweep asked what is missing: if other processes
+    have ended jobs since, this one may be among them. None is for a job that somebody may have been
+    at even then, and has ended or died since.
+    """
+    locks = Locks(placed.root)
+    with locks.held(placed.job.key) as waited:
+        if not waited and locks.others_ended == others_ended:
+            return _run(placed)
+        try:
+            known = _settled(placed, tracker) if placed.resume else None
+            if known:
+                return known
+            placed = _without_the_dead(placed, tracker, locks)
+        except TrackingError:
+            pass  # nobody can tell; the result is kept on disk
+        return _run(placed)
 
 
 def _settled(placed: Placed, tracker: Tracker) -> JobEnd | None:
     """Return what came of the job in a run that has joined the sweep, None if it is missing."""
     key = placed.job.key
-    try:
-        return settled_ends(tracker, [key], placed.sweep.sweep, placed.root).get(key)
-    except TrackingError:
-        return None  # nobody can tell; the result is kept on disk
+    return settled_ends(tracker, [key], placed.sweep.sweep, placed.root).get(key)
 
 
-def run_placed(placed: Placed, tracker: Tracker, others_ended: int) -> JobEnd:
-    """Run the job in this process; one that another process is at is waited for instead.
-
-    `others_ended` is that of the `Locks` before the sweep asked what is missing: if other processes
-    have ended jobs since, this one may be among them.
-    """
-    locks = Locks(placed.root)
-    with locks.held(placed.job.key):
-        doubtful = placed.resume and locks.others_ended != others_ended
-        known = _settled(placed, tracker) if doubtful else None
-        return known or _run(placed)
+def _without_the_dead(placed: Placed, tracker: Tracker, locks: Locks) -> Placed:
+    """Mark the attempts at the job whose processes died meanwhile; return it as of their sweeps."""
+    key, ids = placed.job.key, placed.sweep
+    of = None if placed.resume else ids.sweep
+    aside = set_aside(tracker, [key], locks, sweep=of, holding=True)
+    return replace(placed, sweep=replace(ids, also=(*ids.also, *aside.sweeps.get(key, ()))))
 
 
 def _run(placed: Placed) -> JobEnd:

@@ -23,7 +23,12 @@ from runner.sweeps.leftovers import lost_results, remove_half_written
 from runner.sweeps.locks import Locks, sweep_lock
 from runner.sweeps.one_job import end_of, run_placed
 from runner.sweeps.progress import SweepProgress
-from runner.sweeps.settled import set_outdated_aside, settled_ends, settled_in_files
+from runner.sweeps.settled import (
+    ends_in_sweep,
+    set_outdated_aside,
+    settled_ends,
+    settled_in_files,
+)
 from runner.sweeps.snapshot import Placed
 from runner.tracking import LoggedRun, RunStatus, Tracker, TrackingError, open_tracker
 from runner.unsent import send_unsent
@@ -64,6 +69,8 @@ class Session:
         self._counted: set[str] = set()
         self._also: dict[str, tuple[str, ...]] = {}
         """By key, the sweeps in which an attempt at the job was set aside."""
+        self._contested: frozenset[str] = frozenset()
+        """The keys of jobs that another process was at when this one asked what is missing."""
 
     def __enter__(self) -> Self:
         """Open the store and the parent run, once, before any job can.
@@ -183,18 +190,26 @@ class Session:
         self._refuse_shared_folders(placed)
         if is_in_process(self._config):
             for one in placed:
-                self._end(one.job.key, run_placed(one, self.tracker, self._others_ended))
+                self._end(one.job.key, run_placed(one, self.tracker, self._since(one.job.key)))
         elif placed:
             self._run_elsewhere(placed)
         return [self.ends[job.key] for job in jobs]
 
+    def _since(self, key: str) -> int | None:
+        """Return how many jobs others had ended when that of `key` was missing and nobody's."""
+        return None if key in self._contested else self._others_ended
+
     def _missing(self, jobs: Mapping[str, Job]) -> list[Job]:
         """Return the jobs that are to be run, attempts at them that came to nothing set aside."""
+        mine = self.ids.sweep
         try:
-            known = self._known(jobs)
+            known = self._known(jobs) if self._resume else {}
             left = [key for key in jobs if key not in known]
-            outdated = set_outdated_aside(self.tracker, left, self.ids.sweep, self.root)
-            self._also |= outdated | set_aside(self.tracker, list(jobs), self._locks)
+            outdated = set_outdated_aside(self.tracker, left, mine, self.root)
+            of = None if self._resume else mine
+            aside = set_aside(self.tracker, list(jobs), self._locks, sweep=of)
+            self._also |= {**outdated, **aside.sweeps}
+            self._contested |= aside.left
         except TrackingError as gone:
             # It was there when the sweep began: what it cannot say now is found out by running.
             self.problems.append(str(gone))
@@ -263,7 +278,7 @@ class Session:
             return in_files
         try:
             # What was edited since is told of at the end of the sweep.
-            settled = settled_ends(self.tracker, list(left), self.ids.sweep, root=None)
+            settled = ends_in_sweep(self.tracker, list(left), self.ids.sweep)
         except TrackingError as gone:
             self.problems.append(str(gone))
             return in_files

@@ -12,23 +12,31 @@ from runner.job import RESULT_FILE
 from runner.sweeps.jobs import JobEnd
 from runner.tracking import LoggedRun, Tracker
 
-__all__ = ["end_said", "set_outdated_aside", "settled_ends", "settled_in_files"]
+__all__ = ["end_said", "ends_in_sweep", "set_outdated_aside", "settled_ends", "settled_in_files"]
 
 _SETTLED = ("finished", "infeasible")
 
 
 def settled_ends(
-    tracker: Tracker, keys: Collection[str], sweep: str, root: Path | None
+    tracker: Tracker, keys: Collection[str], sweep: str, root: Path
 ) -> Mapping[str, JobEnd]:
     """Return by key what came of the jobs that are settled, whichever run did it.
 
     Those runs join the sweep, so that its tables show them. A result does not stand whose model
-    read a file, as from `root`, that has changed since; without `root` all stand. Raises
-    `TrackingError`.
+    read a file, as from `root`, that has changed since. Raises `TrackingError`.
     """
-    settled = tracker.settled("config_key", keys, lambda run: root is None or _stands(run, root))
+    settled = tracker.settled("config_key", keys, lambda run: _stands(run, root))
     strangers = [run.run_id for run in settled.values() if not _is_of(run, sweep)]
     tracker.join_sweep(strangers, sweep)
+    return {key: _end_of_run(run) for key, run in settled.items()}
+
+
+def ends_in_sweep(tracker: Tracker, keys: Collection[str], sweep: str) -> Mapping[str, JobEnd]:
+    """Return by key what came of the jobs that are settled by runs of the sweep.
+
+    They are those that it ran and those that have joined it. Raises `TrackingError`.
+    """
+    settled = tracker.settled("config_key", keys, lambda run: _is_of(run, sweep))
     return {key: _end_of_run(run) for key, run in settled.items()}
 
 

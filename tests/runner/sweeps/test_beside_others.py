@@ -1,16 +1,20 @@
 """Sweeps that are not alone: other processes, other folders, workers that are killed."""
 
+import signal
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from subprocess import DEVNULL
 
 import pytest
 
 from fxpart.errors import SpecError
-from runner.sweeps.attempts import set_aside
+from runner.sweeps.attempts import SetAside, set_aside
 from runner.sweeps.locks import LOCKS_TAG, Locks
 from runner.tracking import TrackingConfig, open_tracker
 from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
+from tests.runner.launchers.driven import wait_for
 from tests.runner.sweeps.sweeping import sweep
 
 OVERLAP = """
@@ -53,6 +57,30 @@ import tiny
 
 def build(batch_size, dtype):
     return tiny.build(batch_size, dtype, width=32)
+"""
+
+WAITS = """
+import os, time
+from pathlib import Path
+import tiny
+
+def build(batch_size, dtype):
+    if not os.path.exists("process"):
+        Path("process.tmp").write_text(str(os.getpid()))
+        os.rename("process.tmp", "process")
+        time.sleep(300)  # longer than any test waits: it must be killed
+    return tiny.build(batch_size, dtype, width=32)
+"""
+
+KILLS = """
+import os, signal
+from pathlib import Path
+import tiny
+
+def build(batch_size, dtype):
+    # Meanwhile the one that is at the next job of this sweep dies.
+    os.kill(int(Path("process").read_text()), signal.SIGKILL)
+    return tiny.build(batch_size, dtype)
 """
 
 
@@ -109,13 +137,49 @@ def test_a_job_whose_worker_is_killed_is_run_by_another(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
+def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(here: Path) -> None:
+    (here / "waits.py").write_text(WAITS)
+    (here / "kills.py").write_text(KILLS)
+    common = ["model=custom", "model.name=tiny", "reserve=none", SMALL]
+    theirs = [*COMMAND, "-m", *common, "model.factory=waits:build", "mode=kl_based,single"]
+    with subprocess.Popen([sys.executable, *theirs], stdout=DEVNULL, stderr=DEVNULL) as other:
+        wait_for([here / "process"])
+        factories = "model.factory=kills:build,waits:build"
+        assert sweep(*common, factories, "mode=kl_based") == 0
+    assert other.returncode == -signal.SIGKILL
+    runs = tracked_runs(here, "tags.kind = 'run'")
+    assert Counter(one.info.status for one in runs) == {"FINISHED": 2}
+    # The sweep that died has the result, too.
+    assert sorted(len(one.data.tags["sweeps"].split()) for one in runs) == [1, 2]
+    (dead,) = tracked_runs(here, "tags.kind = 'cut_off'")
+    assert dead.info.status == "KILLED"
+
+
+@pytest.mark.usefixtures("store")
+def test_no_earlier_result_takes_the_place_of_a_lost_one_that_is_to_be_new(folder: Path) -> None:
+    swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL]
+    swept += ["model.factory=tiny:is_killed,tiny:nested", "capture.use_cache=false"]
+    (folder / "struck").touch()
+    assert run(folder, *swept).code == 0
+    (folder / "struck").unlink()
+    done = run(folder, *swept, "hydra/launcher=joblib", "resume=false")
+    assert done.code == 0, done.err
+    assert " of the jobs were lost: " in done.err
+    runs = tracked_runs(folder, "tags.kind = 'run'")
+    assert Counter(one.data.tags["sweeps"] for one in runs).most_common()[-1][1] == 2
+    assert Counter(one.data.tags["config_key"] for one in runs).most_common()[-1][1] == 2
+
+
+@pytest.mark.usefixtures("store")
 def test_what_another_folder_may_be_at_is_left_alone(here: Path) -> None:
     tracker, locks = open_tracker(TrackingConfig(), here), Locks(here)
     tags = {"config_key": "abc", "sweeps": " one "}
     with tracker.start("theirs", {}, {**tags, LOCKS_TAG: "of another folder"}) as theirs:
         with tracker.start("mine", {}, {**tags, LOCKS_TAG: locks.name}) as mine:
             # As if this process had been killed: nobody holds the lock.
-            assert set_aside(tracker, ["abc"], locks) == {"abc": ("one",)}
+            assert set_aside(tracker, ["abc"], locks) == SetAside(
+                {"abc": ("one",)}, frozenset({"abc"})
+            )
         assert theirs.run_id
         assert mine.run_id
         assert tracker.run(theirs.run_id).tags["kind"] == "run"
