@@ -1,62 +1,84 @@
 """Attempts that came to nothing: marked, and taken out of the tables of their sweeps."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
+from pathlib import Path
 
 from runner.sweeps.locks import LOCKS_TAG, Locks
 from runner.tracking import LoggedRun, Tracker
+from runner.unsent import send_unsent
 
-__all__ = ["CUT_OFF", "SetAside", "set_aside"]
+__all__ = ["CUT_OFF", "set_aside", "set_aside_held"]
 
 CUT_OFF = "cut off: its process ended before it did"
 """What is said of a run whose process was killed."""
 
 
-@dataclass(frozen=True, slots=True)
-class SetAside:
-    """What became of the attempts at some jobs that came to nothing."""
-
-    sweeps: Mapping[str, tuple[str, ...]]
-    """By key, the sweeps that an attempt was taken out of."""
-    left: frozenset[str]
-    """The keys of jobs that another process may be at. It may die yet."""
-
-
 def set_aside(
     tracker: Tracker,
-    keys: Sequence[str],
+    keys: Collection[str],
     locks: Locks,
+    root: Path,
     *,
-    sweep: str | None = None,
-    holding: bool = False,
-) -> SetAside:
-    """Mark the attempts at these jobs that came to nothing, of one `sweep` or of all.
+    failed_of: str | None = None,
+) -> dict[str, tuple[str, ...]]:
+    """Mark the attempts at these jobs that came to nothing; return whose sweeps they were, by key.
 
-    Left alone is a run that another process is at (whoever wants its job waits for its lock; with
-    `holding`, the caller has done so), one that was started in a folder whose locks cannot be seen
-    from here, and somebody's single run, which is part of no sweep. Raises `TrackingError`.
+    Those whose process died are marked in every sweep; those that failed, only in `failed_of` where
+    one is named. Left alone is a run that another process is at (whoever wants its job waits for
+    its lock), one that was started in a folder whose locks cannot be seen from here, and somebody's
+    single run, which is part of no sweep. Raises `TrackingError`.
     """
+    found = _attempts(tracker, keys, locks)
+    sweeps = _mark(tracker, [run for run in found if run.status != "RUNNING"], failed_of)
+    for key in dict.fromkeys(run.tags["config_key"] for run in found if run.status == "RUNNING"):
+        # Only under its lock is it sure that nobody ends the run, or begins it, meanwhile.
+        if locks.take(key):
+            try:
+                held = set_aside_held(tracker, key, locks, root, failed_of=failed_of)
+            finally:
+                locks.release(key)
+            sweeps[key] = (*sweeps.get(key, ()), *held)
+    return sweeps
+
+
+def set_aside_held(
+    tracker: Tracker, key: str, locks: Locks, root: Path, *, failed_of: str | None
+) -> tuple[str, ...]:
+    """Do the same for one job, whose lock the caller holds: nobody is at it.
+
+    Results that are kept below `root` are logged before: a run that seems to have died may have
+    ended while the store was gone.
+    """
+    found = _attempts(tracker, [key], locks)
+    if any(run.status == "RUNNING" for run in found) and send_unsent(root / "outputs", tracker):
+        found = _attempts(tracker, [key], locks)
+    return _mark(tracker, found, failed_of).get(key, ())
+
+
+def _attempts(tracker: Tracker, keys: Collection[str], locks: Locks) -> list[LoggedRun]:
+    """Return the runs of sweeps that came to no result, but for those of other folders' locks."""
+    return [
+        run
+        for run in tracker.unfinished("config_key", keys)
+        if _sweeps(run) and (run.status != "RUNNING" or run.tags.get(LOCKS_TAG) == locks.name)
+    ]
+
+
+def _mark(
+    tracker: Tracker, runs: Iterable[LoggedRun], failed_of: str | None
+) -> dict[str, tuple[str, ...]]:
     sweeps: dict[str, tuple[str, ...]] = {}
-    left = set()
-    for run in tracker.unfinished("config_key", keys):
-        mine = tuple(run.tags.get("sweeps", "").split())
-        if not mine or sweep not in (None, *mine):
-            continue
-        key = run.tags["config_key"]
-        if run.status == "FAILED":
-            tracker.supersede(run.run_id)
-        elif _may_be_at_work(run, locks, holding=holding):
-            left.add(key)
-            continue
-        else:
+    for run in runs:
+        key, its_sweeps = run.tags["config_key"], _sweeps(run)
+        if run.status != "FAILED":
             tracker.mark_cut_off(run.run_id, CUT_OFF)
-        sweeps[key] = (*sweeps.get(key, ()), *mine)
-    return SetAside(sweeps, frozenset(left))
+        elif failed_of is None or failed_of in its_sweeps:
+            tracker.supersede(run.run_id)
+        else:  # of a sweep that may be under way, and counts it
+            continue
+        sweeps[key] = (*sweeps.get(key, ()), *its_sweeps)
+    return sweeps
 
 
-def _may_be_at_work(run: LoggedRun, locks: Locks, *, holding: bool) -> bool:
-    if run.status != "RUNNING":
-        return False
-    if run.tags.get(LOCKS_TAG) != locks.name:
-        return True
-    return not holding and locks.is_held_elsewhere(run.tags["config_key"])
+def _sweeps(run: LoggedRun) -> tuple[str, ...]:
+    return tuple(run.tags.get("sweeps", "").split())

@@ -27,9 +27,9 @@ _BUSY = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _OFFSETS = 2**60
 _COUNT_BYTES, _NAME_BYTES = 8, 16
-"""What the file holds: how many jobs have ended, and a random name."""
+"""What the file holds: how many jobs were begun, and a random name."""
 _OWN: Counter[int] = Counter()
-"""By file, the jobs that this process has ended."""
+"""By file, the jobs that this process has begun."""
 
 
 @cache
@@ -103,12 +103,12 @@ class Locks:
         return os.pread(self._file, _NAME_BYTES, _COUNT_BYTES).hex()
 
     @property
-    def others_ended(self) -> int:
-        """How many jobs other processes have ended since this one first asked for these locks."""
+    def others_begun(self) -> int:
+        """How many jobs other processes have begun since this one first asked for these locks."""
         return self._count() - _OWN[self._file]
 
-    def count_end(self) -> None:
-        """Count a job that this process has ended, for others to see."""
+    def count_begun(self) -> None:
+        """Count a job that this process has begun, for others to see, while its lock is held."""
         with self.held("count"):
             count = self._count() + 1
             os.pwrite(self._file, count.to_bytes(_COUNT_BYTES, "big"), 0)
@@ -125,13 +125,11 @@ class Locks:
         return False
 
     @contextmanager
-    def held(self, key: str) -> Iterator[bool]:
-        """Hold the lock of `key`; yield whether that took waiting for another process."""
-        waited = not self.take(key)
-        if waited:
-            self.take(key, wait=True)
+    def held(self, key: str) -> Iterator[None]:
+        """Hold the lock of `key`, after whoever holds it."""
+        self.take(key, wait=True)
         try:
-            yield waited
+            yield
         finally:
             self.release(key)
 

@@ -8,10 +8,10 @@ from fxpart.temporary_name import remove_abandoned
 from runner.files import read_result
 from runner.files_read import job_files_read
 from runner.job import RESULT_FILE, TRACEBACK_FILE, JobIdentity, keep_failure, run_job
-from runner.sweeps.attempts import set_aside
+from runner.sweeps.attempts import set_aside_held
 from runner.sweeps.jobs import JobEnd
 from runner.sweeps.locks import Locks
-from runner.sweeps.settled import end_said, settled_ends
+from runner.sweeps.settled import end_said, ends_in_sweep, settled_ends
 from runner.sweeps.snapshot import Placed, read_placed
 from runner.tracking import Tracker, TrackingConfig, TrackingError, open_tracker
 
@@ -26,42 +26,44 @@ def run_job_file(path: Path, tracking: TrackingConfig) -> str:
     """
     placed = read_placed(path, tracking)
     tracker = open_tracker(placed.tracking, placed.root, must_answer=False)
-    return run_placed(placed, tracker, others_ended=None).status
+    return run_placed(placed, tracker, others_begun=None).status
 
 
-def run_placed(placed: Placed, tracker: Tracker, others_ended: int | None) -> JobEnd:
+def run_placed(placed: Placed, tracker: Tracker, others_begun: int | None) -> JobEnd:
     """Run the job in this process; one that another process is at is waited for instead.
 
-    `others_ended` is that of the `Locks` before the sweep asked what is missing: if other processes
-    have ended jobs since, this one may be among them. None is for a job that somebody may have been
-    at even then, and has ended or died since.
+    `others_begun` is that of the `Locks` before the sweep asked what is missing: if other processes
+    have begun jobs since, this one may be among them, and settled by now or cut off. So may one
+    that somebody was at already, or that is asked for much later: that is None.
     """
     locks = Locks(placed.root)
-    with locks.held(placed.job.key) as waited:
-        if not waited and locks.others_ended == others_ended:
-            return _run(placed)
-        try:
-            known = _settled(placed, tracker) if placed.resume else None
+    with locks.held(placed.job.key):
+        if locks.others_begun != others_begun:
+            try:
+                placed = _as_of_the_dead(placed, tracker, locks)
+                known = _settled(placed, tracker)
+            except TrackingError:
+                known = None  # nobody can tell; the result is kept on disk
             if known:
                 return known
-            placed = _without_the_dead(placed, tracker, locks)
-        except TrackingError:
-            pass  # nobody can tell; the result is kept on disk
         return _run(placed)
+
+
+def _as_of_the_dead(placed: Placed, tracker: Tracker, locks: Locks) -> Placed:
+    """Mark the attempts at the job that were cut off; return it as one of their sweeps, too."""
+    if not locks.work:
+        return placed  # to hold one means nothing
+    key, ids = placed.job.key, placed.sweep
+    theirs = set_aside_held(tracker, key, locks, placed.root, failed_of=ids.sweep)
+    return replace(placed, sweep=replace(ids, also=(*ids.also, *theirs)))
 
 
 def _settled(placed: Placed, tracker: Tracker) -> JobEnd | None:
     """Return what came of the job in a run that has joined the sweep, None if it is missing."""
-    key = placed.job.key
-    return settled_ends(tracker, [key], placed.sweep.sweep, placed.root).get(key)
-
-
-def _without_the_dead(placed: Placed, tracker: Tracker, locks: Locks) -> Placed:
-    """Mark the attempts at the job whose processes died meanwhile; return it as of their sweeps."""
-    key, ids = placed.job.key, placed.sweep
-    of = None if placed.resume else ids.sweep
-    aside = set_aside(tracker, [key], locks, sweep=of, holding=True)
-    return replace(placed, sweep=replace(ids, also=(*ids.also, *aside.sweeps.get(key, ()))))
+    key, sweep = placed.job.key, placed.sweep.sweep
+    if placed.resume:
+        return settled_ends(tracker, [key], sweep, placed.root).get(key)
+    return ends_in_sweep(tracker, [key], sweep).get(key)
 
 
 def _run(placed: Placed) -> JobEnd:
@@ -76,6 +78,7 @@ def _run(placed: Placed) -> JobEnd:
         inputs=job.inputs,
         tracking=placed.tracking,
     )
+    Locks(placed.root).count_begun()
     for name in (RESULT_FILE, TRACEBACK_FILE):  # of an earlier attempt
         (placed.folder / name).unlink(missing_ok=True)
     remove_abandoned(placed.folder, below=True)
@@ -83,7 +86,6 @@ def _run(placed: Placed) -> JobEnd:
         outcome = keep_failure(None, identity, SpecError(job.error or "no configuration"))
     else:
         outcome = run_job(job.config, identity)
-    Locks(placed.root).count_end()
     files = job_files_read(job.config, placed.root)
     return JobEnd(
         outcome.status, outcome.metrics, outcome.error, run_id=outcome.run_id, files_read=files

@@ -69,8 +69,11 @@ class Session:
         self._counted: set[str] = set()
         self._also: dict[str, tuple[str, ...]] = {}
         """By key, the sweeps in which an attempt at the job was set aside."""
-        self._contested: frozenset[str] = frozenset()
-        """The keys of jobs that another process was at when this one asked what is missing."""
+        self._contested: set[str] = set()
+        """The keys of jobs of which nobody could tell, when it was asked, whether they are missing.
+
+        Another process was at them, or the store did not answer.
+        """
 
     def __enter__(self) -> Self:
         """Open the store and the parent run, once, before any job can.
@@ -93,7 +96,7 @@ class Session:
                 f"another process is at this sweep ({self.about.title}); wait until it ends, or"
                 " stop it"
             )
-        self._others_ended = self._locks.others_ended
+        self._others_begun = self._locks.others_begun
         self._open_parent()
         self._is_open = True
         # A parent that stayed open would look as if the sweep went on.
@@ -190,37 +193,42 @@ class Session:
         self._refuse_shared_folders(placed)
         if is_in_process(self._config):
             for one in placed:
-                self._end(one.job.key, run_placed(one, self.tracker, self._since(one.job.key)))
+                key = one.job.key
+                begun = None if key in self._contested else self._others_begun
+                self._end(key, run_placed(one, self.tracker, begun))
         elif placed:
             self._run_elsewhere(placed)
         return [self.ends[job.key] for job in jobs]
 
-    def _since(self, key: str) -> int | None:
-        """Return how many jobs others had ended when that of `key` was missing and nobody's."""
-        return None if key in self._contested else self._others_ended
-
     def _missing(self, jobs: Mapping[str, Job]) -> list[Job]:
         """Return the jobs that are to be run, attempts at them that came to nothing set aside."""
-        mine = self.ids.sweep
+        keys, mine = list(jobs), self.ids.sweep
+        failed_of = None if self._resume else mine
+        # Before the store is asked: what ends between the two is in the store.
+        self._contested |= {key for key in keys if self._locks.is_held_elsewhere(key)}
         try:
-            known = self._known(jobs) if self._resume else {}
-            left = [key for key in jobs if key not in known]
-            outdated = set_outdated_aside(self.tracker, left, mine, self.root)
-            of = None if self._resume else mine
-            aside = set_aside(self.tracker, list(jobs), self._locks, sweep=of)
-            self._also |= {**outdated, **aside.sweeps}
-            self._contested |= aside.left
+            self._join(set_aside(self.tracker, keys, self._locks, self.root, failed_of=failed_of))
+            known = self._known(keys)
+            left = [key for key in keys if key not in known]
+            self._join(set_outdated_aside(self.tracker, left, mine, self.root))
         except TrackingError as gone:
             # It was there when the sweep began: what it cannot say now is found out by running.
             self.problems.append(str(gone))
+            self._contested |= jobs.keys()
             known = {}
         for key, end in known.items():
             self._end(key, end)
         return [job for key, job in jobs.items() if key not in known]
 
+    def _join(self, sweeps: Mapping[str, tuple[str, ...]]) -> None:
+        """Have jobs count for these sweeps, too, by key."""
+        self._also |= {key: (*self._also.get(key, ()), *some) for key, some in sweeps.items()}
+
     def _known(self, keys: Collection[str]) -> Mapping[str, JobEnd]:
         if self.ids.parent_run is None:
             return settled_in_files(self.folder, keys, self.ids.sweep, self.root)
+        if not self._resume:
+            return ends_in_sweep(self.tracker, keys, self.ids.sweep)
         return settled_ends(self.tracker, keys, self.ids.sweep, self.root)
 
     def _placed(self, job: Job) -> Placed:
@@ -258,11 +266,14 @@ class Session:
             ends = self._ends_elsewhere(left)
             for key, end in ends.items():
                 self._end(key, end)
-            left = [one for one in left if one.job.key not in ends]
+            lost = {one.job.key: one.job for one in left if one.job.key not in ends}
+            if not lost:
+                return
+            self._progress.tell(f"{len(lost)} of the jobs were lost: {self.lost_why}")
+            # Somebody else may have settled one meanwhile.
+            left = [self._placed(job) for job in self._missing(lost)]
             if not left:
                 return
-            self._progress.tell(f"{len(left)} of the jobs were lost: {self.lost_why}")
-            self._missing({one.job.key: one.job for one in left})
         for one in left:
             self._end(one.job.key, JobEnd("lost", {}, self.lost_why))
 

@@ -1,18 +1,15 @@
 """Sweeps that are not alone: other processes, other folders, workers that are killed."""
 
-import signal
+import shlex
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from subprocess import DEVNULL
 
 import pytest
 
 from fxpart.errors import SpecError
-from runner.sweeps.attempts import SetAside, set_aside
-from runner.sweeps.locks import LOCKS_TAG, Locks
-from runner.tracking import TrackingConfig, open_tracker
+from runner.sweeps import session
 from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
 from tests.runner.launchers.driven import wait_for
 from tests.runner.sweeps.sweeping import sweep
@@ -72,14 +69,28 @@ def build(batch_size, dtype):
     return tiny.build(batch_size, dtype, width=32)
 """
 
-KILLS = """
-import os, signal
+STRIKES = """
+import os, signal, subprocess, time
 from pathlib import Path
 import tiny
 
-def build(batch_size, dtype):
-    # Meanwhile the one that is at the next job of this sweep dies.
+def begin():
+    # Another sweep, until it is at the job that waits.
+    subprocess.run("{command} &", shell=True, check=True)
+    while not Path("process").exists():
+        time.sleep(0.05)
+
+def begun_before(batch_size, dtype):
     os.kill(int(Path("process").read_text()), signal.SIGKILL)
+    return tiny.build(batch_size, dtype)
+
+def begun_after(batch_size, dtype):
+    begin()
+    return begun_before(batch_size, dtype)
+
+def waited_for(batch_size, dtype):
+    begin()
+    subprocess.run("(sleep 3; kill -9 $(cat process)) &", shell=True, check=True)
     return tiny.build(batch_size, dtype)
 """
 
@@ -137,22 +148,45 @@ def test_a_job_whose_worker_is_killed_is_run_by_another(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
-def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(here: Path) -> None:
-    (here / "waits.py").write_text(WAITS)
-    (here / "kills.py").write_text(KILLS)
+@pytest.mark.parametrize("when", ["begun_before", "begun_after", "waited_for"])
+def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
+    here: Path, when: str
+) -> None:
     common = ["model=custom", "model.name=tiny", "reserve=none", SMALL]
-    theirs = [*COMMAND, "-m", *common, "model.factory=waits:build", "mode=kl_based,single"]
-    with subprocess.Popen([sys.executable, *theirs], stdout=DEVNULL, stderr=DEVNULL) as other:
+    theirs = ["-m", *common, "model.factory=waits:build", "mode=kl_based,single"]
+    command = f"{shlex.join([sys.executable, *COMMAND, *theirs])} > /dev/null 2>&1"
+    (here / "waits.py").write_text(WAITS)
+    (here / "strikes.py").write_text(STRIKES.replace("{command}", command))
+    if when == "begun_before":
+        subprocess.run(f"{command} &", shell=True, check=True)
         wait_for([here / "process"])
-        factories = "model.factory=kills:build,waits:build"
-        assert sweep(*common, factories, "mode=kl_based") == 0
-    assert other.returncode == -signal.SIGKILL
+    factories = f"model.factory=strikes:{when},waits:build"
+    assert sweep(*common, factories, "mode=kl_based") == 0
     runs = tracked_runs(here, "tags.kind = 'run'")
     assert Counter(one.info.status for one in runs) == {"FINISHED": 2}
     # The sweep that died has the result, too.
     assert sorted(len(one.data.tags["sweeps"].split()) for one in runs) == [1, 2]
     (dead,) = tracked_runs(here, "tags.kind = 'cut_off'")
     assert dead.info.status == "KILLED"
+
+
+@pytest.mark.usefixtures("store")
+def test_a_lost_job_that_another_sweep_settles_meanwhile_is_not_lost(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept = [*OWN, SMALL, "mode=single,size_based", "devices=1x1mb"]
+    goes = []
+
+    def loses_all(*_: object) -> str:
+        goes.append(1)
+        if len(goes) == 2:
+            assert run(here, "-m", *swept, "mode=size_based,single,kl_based").code == 0
+        return "they are gone"
+
+    monkeypatch.setattr(session, "run_elsewhere", loses_all)
+    assert sweep(*swept, "hydra/launcher=joblib") == 0
+    assert capsys.readouterr().err.splitlines()[-1].startswith("2 of 2 jobs done (2 before)")
+    assert len(tracked_runs(here, "tags.kind = 'run'")) == 3
 
 
 @pytest.mark.usefixtures("store")
@@ -166,23 +200,8 @@ def test_no_earlier_result_takes_the_place_of_a_lost_one_that_is_to_be_new(folde
     assert done.code == 0, done.err
     assert " of the jobs were lost: " in done.err
     runs = tracked_runs(folder, "tags.kind = 'run'")
-    assert Counter(one.data.tags["sweeps"] for one in runs).most_common()[-1][1] == 2
-    assert Counter(one.data.tags["config_key"] for one in runs).most_common()[-1][1] == 2
-
-
-@pytest.mark.usefixtures("store")
-def test_what_another_folder_may_be_at_is_left_alone(here: Path) -> None:
-    tracker, locks = open_tracker(TrackingConfig(), here), Locks(here)
-    tags = {"config_key": "abc", "sweeps": " one "}
-    with tracker.start("theirs", {}, {**tags, LOCKS_TAG: "of another folder"}) as theirs:
-        with tracker.start("mine", {}, {**tags, LOCKS_TAG: locks.name}) as mine:
-            # As if this process had been killed: nobody holds the lock.
-            assert set_aside(tracker, ["abc"], locks) == SetAside(
-                {"abc": ("one",)}, frozenset({"abc"})
-            )
-        assert theirs.run_id
-        assert mine.run_id
-        assert tracker.run(theirs.run_id).tags["kind"] == "run"
+    assert sorted(Counter(one.data.tags["sweeps"] for one in runs).values()) == [2, 2]
+    assert sorted(Counter(one.data.tags["config_key"] for one in runs).values()) == [2, 2]
 
 
 @pytest.mark.usefixtures("here", "store")

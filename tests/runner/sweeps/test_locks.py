@@ -14,7 +14,7 @@ import sys, time
 from pathlib import Path
 from runner.sweeps.locks import Locks
 locks = Locks(Path.cwd())
-locks.count_end()
+locks.count_begun()
 assert locks.take(sys.argv[1])
 print("held", flush=True)
 time.sleep(300)  # longer than the test: it is killed
@@ -40,24 +40,24 @@ def test_a_lock_falls_with_its_process(tmp_path: Path, holder: "subprocess.Popen
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
     assert not locks.is_held_elsewhere("mine")
-    with locks.held("mine") as waited:
-        assert not waited
+    with locks.held("mine"):
+        assert not locks.is_held_elsewhere("another")
 
 
-def test_what_others_ended_is_counted(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_what_others_begun_is_counted(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
     locks = Locks(tmp_path)
-    assert locks.others_ended == 1
-    locks.count_end()
-    assert locks.others_ended == 1
+    assert locks.others_begun == 1
+    locks.count_begun()
+    assert locks.others_begun == 1
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
     assert Locks(tmp_path).name == locks.name != Locks(tmp_path / "elsewhere").name
 
 
-def test_who_waits_knows_it(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+def test_a_lock_is_waited_for(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
-    with Locks(tmp_path).held("mine") as waited:
-        assert waited
+    with Locks(tmp_path).held("mine"):
+        holder.wait(timeout=1)  # it is dying, at least
     killer.wait()
     holder.communicate()
 

@@ -1,0 +1,85 @@
+"""Attempts that came to nothing: which are marked, which are left alone."""
+
+import sqlite3
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from runner import mlflow_database, mlflow_tracker
+from runner.sweeps.attempts import set_aside, set_aside_held
+from runner.sweeps.locks import LOCKS_TAG, Locks
+from runner.tracking import RunLog, Tracker, TrackingConfig, open_tracker
+
+pytestmark = pytest.mark.usefixtures("store")
+
+
+@pytest.fixture
+def tracker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    """Of a folder in which nobody is at work."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(mlflow_database, "_LOCKED_MS", 50)
+    monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0)
+    return open_tracker(TrackingConfig(), folder)
+
+
+@pytest.fixture
+def locks(folder: Path) -> Locks:
+    return Locks(folder)
+
+
+@contextmanager
+def _begun(tracker: Tracker, locks: Locks | None, **tags: str) -> Iterator[RunLog]:
+    """Yield a run that is under way; nobody holds its lock, as if its process had been killed."""
+    name = locks.name if locks else "of another folder"
+    all_tags = {"config_key": "abc", "sweeps": " one ", LOCKS_TAG: name, **tags}
+    with tracker.start("run", {}, all_tags, folder=Path("outputs")) as run:
+        yield run
+
+
+def _tags(tracker: Tracker, run: RunLog) -> Mapping[str, str]:
+    assert run.run_id
+    return tracker.run(run.run_id).tags
+
+
+def test_what_another_folder_may_be_at_is_left_alone(tracker: Tracker, locks: Locks) -> None:
+    with _begun(tracker, None) as theirs, _begun(tracker, locks) as mine:
+        assert set_aside(tracker, ["abc"], locks, Path()) == {"abc": ("one",)}
+        assert (_tags(tracker, theirs)["kind"], _tags(tracker, mine)["kind"]) == ("run", "cut_off")
+
+
+def test_somebodys_single_run_is_left_alone(tracker: Tracker, locks: Locks) -> None:
+    with _begun(tracker, locks, sweeps="") as single:
+        assert set_aside(tracker, ["abc"], locks, Path()) == {}
+        assert _tags(tracker, single)["kind"] == "run"
+
+
+@pytest.mark.parametrize("of", ["one", "two"])
+def test_under_the_lock_a_failure_is_set_aside_in_its_own_sweep(
+    tracker: Tracker, locks: Locks, of: str
+) -> None:
+    with pytest.raises(ValueError, match="bad"), _begun(tracker, locks) as failed:
+        raise ValueError("bad")
+    with locks.held("abc"):
+        aside = set_aside_held(tracker, "abc", locks, Path(), failed_of=of)
+    assert aside == (("one",) if of == "one" else ())
+    assert _tags(tracker, failed)["kind"] == ("superseded" if of == "one" else "run")
+    assert set_aside(tracker, ["abc"], locks, Path()) == ({} if of == "one" else {"abc": ("one",)})
+
+
+def test_a_run_that_ended_while_the_store_was_gone_is_a_result(
+    tracker: Tracker, locks: Locks, folder: Path
+) -> None:
+    store = sqlite3.connect(folder / "outputs" / "mlflow.db", isolation_level=None)
+    with closing(store):
+        with _begun(tracker, locks) as run:
+            store.execute("BEGIN IMMEDIATE")
+        store.execute("ROLLBACK")
+    assert run.unsent
+    assert run.unsent.is_file()
+    with locks.held("abc"):
+        assert set_aside_held(tracker, "abc", locks, folder, failed_of=None) == ()
+    assert not run.unsent.exists()
+    assert _tags(tracker, run)["kind"] == "run"
+    assert set(tracker.settled("config_key", ["abc"])) == {"abc"}
