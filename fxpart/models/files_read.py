@@ -37,7 +37,7 @@ _OF_PYTHON = ("lib", "lib64", "bin", "include", "share")
 _CODE = (".py", ".pyc")
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Watch:
     opened: dict[str, str] = field(default_factory=dict)
     """By path, what each file said when it was first opened to be read."""

@@ -53,5 +53,7 @@ class JobEnd:
     """Whether an earlier command ran it."""
     run_id: str | None = None
     """Of its run in MLflow, where that is known."""
+    parent_run: str | None = None
+    """The sweep's run in MLflow that a known one was made in; others have joined it since."""
     files_read: Mapping[str, str] = field(default_factory=dict)
     """What its model read beside its sources: see `runner.files_read`."""

@@ -34,16 +34,20 @@ def remove_half_written(config: "DictConfig", folder: Path, root: Path) -> None:
 
 
 def lost_results(
-    folder: Path, jobs: "Mapping[str, Job]", ends: "Mapping[str, JobEnd]", config: "DictConfig"
+    folder: Path,
+    jobs: "Mapping[str, Job]",
+    ends: "Mapping[str, JobEnd]",
+    config: "DictConfig",
+    parent_run: str | None,
 ) -> list[str]:
-    """Return a line about jobs that the store says are settled, and whose own file says nothing.
+    """Return a line about jobs that the sweep has settled, and whose own file says nothing.
 
-    The store is believed: it has all that the tables show. A job that has no folder in this sweep
-    was settled by another one, or its files were thrown away on purpose: nothing is said.
+    The store is believed: it has all that the tables show. Nothing is said of a job that has no
+    folder, whose files were thrown away on purpose, nor of one that another sweep has settled.
     """
     lost = []
     for key, end in ends.items():
-        if not (end.known and end.run_id):
+        if not (end.known and end.run_id and end.parent_run == parent_run):
             continue
         place = folder / job_folder(jobs[key], config)
         if place.is_dir() and not _is_sound(place / RESULT_FILE):

@@ -28,6 +28,8 @@ _UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 _OFFSETS = 2**60
 _COUNT_BYTES, _NAME_BYTES = 8, 16
 """What the file holds: how many jobs were begun, and a random name."""
+_HELD: set[tuple[int, str]] = set()
+"""By file, the keys that this process holds; a lock of one's own is never in one's way."""
 _OWN: Counter[int] = Counter()
 """By file, the jobs that this process has begun."""
 
@@ -69,11 +71,15 @@ class Locks:
 
         On a file system that has no locks it is always ours.
         """
-        return self._set(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), key)
+        is_ours = self._set(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), key)
+        if is_ours:
+            _HELD.add((self._file, key))
+        return is_ours
 
     def release(self, key: str) -> None:
         """Give the lock of `key` back."""
         self._set(fcntl.LOCK_UN, key)
+        _HELD.discard((self._file, key))
 
     def _set(self, operation: int, key: str) -> bool:
         """Return False where another process is in the way."""
@@ -118,7 +124,9 @@ class Locks:
         return int.from_bytes(os.pread(self._file, _COUNT_BYTES, 0), "big")
 
     def is_held_elsewhere(self, key: str) -> bool:
-        """Return whether another process holds the lock of `key`; not to be asked of one's own."""
+        """Return whether another process holds the lock of `key`."""
+        if (self._file, key) in _HELD:
+            return False  # to take it and give it back would lose it
         if not self.take(key):
             return True
         self.release(key)

@@ -54,7 +54,7 @@ def _as_of_the_dead(placed: Placed, tracker: Tracker, locks: Locks) -> Placed:
     if not locks.work:
         return placed  # to hold one means nothing
     key, ids = placed.job.key, placed.sweep
-    theirs = set_aside_held(tracker, key, locks, placed.root, failed_of=ids.sweep)
+    theirs = set_aside_held(tracker, key, locks, placed.root, ids.sweep)
     return replace(placed, sweep=replace(ids, also=(*ids.also, *theirs)))
 
 

@@ -203,11 +203,12 @@ class Session:
     def _missing(self, jobs: Mapping[str, Job]) -> list[Job]:
         """Return the jobs that are to be run, attempts at them that came to nothing set aside."""
         keys, mine = list(jobs), self.ids.sweep
-        failed_of = None if self._resume else mine
         # Before the store is asked: what ends between the two is in the store.
         self._contested |= {key for key in keys if self._locks.is_held_elsewhere(key)}
         try:
-            self._join(set_aside(self.tracker, keys, self._locks, self.root, failed_of=failed_of))
+            others = self._resume
+            aside = set_aside(self.tracker, keys, self._locks, self.root, mine, others=others)
+            self._join(aside)
             known = self._known(keys)
             left = [key for key in keys if key not in known]
             self._join(set_outdated_aside(self.tracker, left, mine, self.root))
@@ -247,7 +248,8 @@ class Session:
 
     def notes(self) -> list[str]:
         """Return lines about what the results do not say: files that are gone."""
-        return lost_results(self.folder, self.jobs, self.ends, self._config)
+        parent_run = self.ids.parent_run
+        return lost_results(self.folder, self.jobs, self.ends, self._config, parent_run)
 
     def _end(self, key: str, end: JobEnd) -> None:
         self.ends[key] = end

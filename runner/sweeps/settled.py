@@ -81,8 +81,15 @@ def settled_in_files(
 
 
 def _end_of_run(run: LoggedRun) -> JobEnd:
-    outcome, error, files = run.tags["outcome"], run.tags.get("error"), files_of(run.tags)
-    return JobEnd(outcome, run.metrics, error, known=True, run_id=run.run_id, files_read=files)
+    return JobEnd(
+        run.tags["outcome"],
+        run.metrics,
+        run.tags.get("error"),
+        known=True,
+        run_id=run.run_id,
+        parent_run=run.tags.get("mlflow.parentRunId"),
+        files_read=files_of(run.tags),
+    )
 
 
 def end_said(result: Mapping[str, Any]) -> JobEnd:

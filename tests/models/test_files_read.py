@@ -47,6 +47,18 @@ def noted(read: Callable[[], object]) -> dict[Path, str]:
     return dict(files_read_by(NAME))
 
 
+def test_one_inside_another_ends_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "read.txt"
+    path.write_text("read")
+    with noted_files(NAME, ()):
+        with noted_files("mine:inner", ()):
+            pass
+        path.read_text()
+    assert set(files_read_by(NAME)) == {path}
+    assert not files_read_by("mine:inner")
+    assert not module_under_test._watches
+
+
 def digest(text: str) -> str:
     return sha256(text.encode()).hexdigest()
 

@@ -10,6 +10,8 @@ import pytest
 
 from fxpart.errors import SpecError
 from runner.sweeps import session
+from runner.sweeps.one_job import run_job_file
+from runner.tracking import TrackingConfig
 from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
 from tests.runner.launchers.driven import wait_for
 from tests.runner.sweeps.sweeping import sweep
@@ -199,6 +201,9 @@ def test_no_earlier_result_takes_the_place_of_a_lost_one_that_is_to_be_new(folde
     done = run(folder, *swept, "hydra/launcher=joblib", "resume=false")
     assert done.code == 0, done.err
     assert " of the jobs were lost: " in done.err
+    # As a cluster does that starts a job once more.
+    (job, _) = sorted(folder.rglob("job.json"))
+    assert run_job_file(job, TrackingConfig()) == "finished"
     runs = tracked_runs(folder, "tags.kind = 'run'")
     assert sorted(Counter(one.data.tags["sweeps"] for one in runs).values()) == [2, 2]
     assert sorted(Counter(one.data.tags["config_key"] for one in runs).values()) == [2, 2]

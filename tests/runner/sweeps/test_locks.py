@@ -9,11 +9,14 @@ import pytest
 from fxpart.errors import CacheError
 from runner.sweeps.locks import Locks
 
-HOLD = """
+ASK = """
 import sys, time
 from pathlib import Path
 from runner.sweeps.locks import Locks
 locks = Locks(Path.cwd())
+"""
+HOLD = f"""
+{ASK}
 locks.count_begun()
 assert locks.take(sys.argv[1])
 print("held", flush=True)
@@ -41,7 +44,9 @@ def test_a_lock_falls_with_its_process(tmp_path: Path, holder: "subprocess.Popen
     holder.communicate()
     assert not locks.is_held_elsewhere("mine")
     with locks.held("mine"):
-        assert not locks.is_held_elsewhere("another")
+        assert not locks.is_held_elsewhere("mine")
+        held = [sys.executable, "-c", f"{ASK}print(locks.take('mine'))"]
+        assert subprocess.check_output(held, cwd=tmp_path, text=True) == "False\n"
 
 
 def test_what_others_begun_is_counted(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
