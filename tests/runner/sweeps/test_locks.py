@@ -62,7 +62,7 @@ def test_what_others_begun_is_counted(tmp_path: Path, holder: "subprocess.Popen[
 def test_a_lock_is_waited_for(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
     killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
     with Locks(tmp_path).held("mine"):
-        holder.wait(timeout=1)  # it is dying, at least
+        holder.wait(timeout=30)  # it is dying, at least
     killer.wait()
     holder.communicate()
 
