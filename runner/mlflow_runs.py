@@ -90,9 +90,7 @@ class MlflowRuns:
         if self._database:
             self._database.add_word(run_ids, SWEEPS, sweep_id, _SWEEPS_CHARS)
             return
-        listed = {
-            run.run_id: run.tags.get(SWEEPS, "").split() for run in self.search.by_id(run_ids)
-        }
+        listed = {run.run_id: run.sweeps for run in self.search.by_id(run_ids)}
         self._tag(
             {
                 run_id: {SWEEPS: f" {' '.join([*sweeps, sweep_id])} "}

@@ -129,6 +129,11 @@ class LoggedRun:
     """Since 1970, as is the end."""
     end_ms: int | None
 
+    @property
+    def sweeps(self) -> tuple[str, ...]:
+        """The ids of the sweeps that the run belongs to."""
+        return tuple(self.tags.get("sweeps", "").split())
+
 
 class RunLog(Protocol):
     """One run that is under way."""

@@ -1,7 +1,6 @@
 """Attempts that came to nothing: marked, and taken out of the tables of their sweeps."""
 
 from collections.abc import Collection, Iterable
-from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from runner.sweeps.locks import LOCKS_TAG, Locks, sweep_lock
@@ -32,7 +31,7 @@ def set_aside(
     is part of no sweep. Raises `TrackingError`.
     """
     found = _attempts(tracker, keys, locks)
-    failed_in = {one for run in found if run.status == "FAILED" for one in _sweeps(run)} - {sweep}
+    failed_in = {one for run in found if run.status == "FAILED" for one in run.sweeps} - {sweep}
     over = {one for one in failed_in if others and not _is_under_way(tracker, one, locks)}
     at_rest = [run for run in found if run.status != "RUNNING"]
     sweeps = _mark(tracker, at_rest, sweep, over)
@@ -58,7 +57,7 @@ def set_aside_held(
     found = _attempts(tracker, [key], locks)
     if any(run.status == "RUNNING" for run in found) and send_unsent(root / "outputs", tracker):
         found = _attempts(tracker, [key], locks)
-    return _mark(tracker, found, sweep, frozenset()).get(key, ())
+    return _mark(tracker, found, sweep, set()).get(key, ())
 
 
 def _attempts(tracker: Tracker, keys: Collection[str], locks: Locks) -> list[LoggedRun]:
@@ -66,7 +65,7 @@ def _attempts(tracker: Tracker, keys: Collection[str], locks: Locks) -> list[Log
     return [
         run
         for run in tracker.unfinished("config_key", keys)
-        if _sweeps(run) and (run.status != "RUNNING" or run.tags.get(LOCKS_TAG) == locks.name)
+        if run.sweeps and (run.status != "RUNNING" or run.tags.get(LOCKS_TAG) == locks.name)
     ]
 
 
@@ -77,21 +76,17 @@ def _is_under_way(tracker: Tracker, sweep: str, locks: Locks) -> bool:
 
 
 def _mark(
-    tracker: Tracker, runs: Iterable[LoggedRun], sweep: str, over: AbstractSet[str]
+    tracker: Tracker, runs: Iterable[LoggedRun], sweep: str, over: set[str]
 ) -> dict[str, tuple[str, ...]]:
     """Mark runs, but for failures in other sweeps than `sweep` and those that are `over`."""
     sweeps: dict[str, tuple[str, ...]] = {}
     for run in runs:
-        key, its_sweeps = run.tags["config_key"], _sweeps(run)
+        key = run.tags["config_key"]
         if run.status != "FAILED":
             tracker.mark_cut_off(run.run_id, CUT_OFF)
-        elif sweep in its_sweeps or over >= set(its_sweeps):
+        elif sweep in run.sweeps or over.issuperset(run.sweeps):
             tracker.supersede(run.run_id)
         else:
             continue
-        sweeps[key] = (*sweeps.get(key, ()), *its_sweeps)
+        sweeps[key] = (*sweeps.get(key, ()), *run.sweeps)
     return sweeps
-
-
-def _sweeps(run: LoggedRun) -> tuple[str, ...]:
-    return tuple(run.tags.get("sweeps", "").split())

@@ -26,7 +26,7 @@ def settled_ends(
     read a file, as from `root`, that has changed since. Raises `TrackingError`.
     """
     settled = tracker.settled("config_key", keys, lambda run: _stands(run, root))
-    strangers = [run.run_id for run in settled.values() if not _is_of(run, sweep)]
+    strangers = [run.run_id for run in settled.values() if sweep not in run.sweeps]
     tracker.join_sweep(strangers, sweep)
     return {key: _end_of_run(run) for key, run in settled.items()}
 
@@ -36,7 +36,7 @@ def ends_in_sweep(tracker: Tracker, keys: Collection[str], sweep: str) -> Mappin
 
     They are those that it ran and those that have joined it. Raises `TrackingError`.
     """
-    settled = tracker.settled("config_key", keys, lambda run: _is_of(run, sweep))
+    settled = tracker.settled("config_key", keys, lambda run: sweep in run.sweeps)
     return {key: _end_of_run(run) for key, run in settled.items()}
 
 
@@ -48,19 +48,15 @@ def set_outdated_aside(
     Return by key in which sweeps. Raises `TrackingError`.
     """
     sweeps: dict[str, tuple[str, ...]] = {}
-    for key, run in tracker.settled("config_key", keys, lambda run: _is_of(run, sweep)).items():
+    for key, run in tracker.settled("config_key", keys, lambda run: sweep in run.sweeps).items():
         if not _stands(run, root):
             tracker.supersede(run.run_id)
-            sweeps[key] = tuple(run.tags["sweeps"].split())
+            sweeps[key] = run.sweeps
     return sweeps
 
 
 def _stands(run: LoggedRun, root: Path) -> bool:
     return changed_file(files_of(run.tags), root) is None
-
-
-def _is_of(run: LoggedRun, sweep: str) -> bool:
-    return f" {sweep} " in run.tags.get("sweeps", "")
 
 
 def settled_in_files(

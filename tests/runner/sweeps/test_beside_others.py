@@ -80,7 +80,7 @@ def begin():
     # Another sweep, until it is at the job that waits.
     subprocess.run("{command} &", shell=True, check=True)
     while not Path("process").exists():
-        time.sleep(0.05)
+        time.sleep(0.05)  # it is not a child of this process: nobody tells
 
 def begun_before(batch_size, dtype):
     os.kill(int(Path("process").read_text()), signal.SIGKILL)
@@ -92,6 +92,7 @@ def begun_after(batch_size, dtype):
 
 def waited_for(batch_size, dtype):
     begin()
+    # By then the next job waits for it.
     subprocess.run("(sleep 3; kill -9 $(cat process)) &", shell=True, check=True)
     return tiny.build(batch_size, dtype)
 """
@@ -179,6 +180,7 @@ def test_a_lost_job_that_another_sweep_settles_meanwhile_is_not_lost(
     swept = [*OWN, SMALL, "mode=single,size_based", "devices=1x1mb"]
     goes = []
 
+    # That it is settled between two looks at the store cannot be brought about with real workers.
     def loses_all(*_: object) -> str:
         goes.append(1)
         if len(goes) == 2:
