@@ -1,9 +1,10 @@
 """``python -m benchmarks.screenshots``: what a user sees of a sweep, as pictures.
 
 Runs a small sweep, starts MLflow's dashboard on it, and takes pictures of MLflow's run table and
-charts, as they open without a click, and of our report, light and dark, into `outputs/screenshots`.
+charts, as they open without a click, and of our report, light and dark.
 """
 
+import argparse
 import re
 import sys
 from collections.abc import Iterator
@@ -27,16 +28,17 @@ SWEEP = (
     "model.seq_len=128",
     "question=Which mode is the fastest, and is a second device worth its price?",
 )
-_FOLDER = Path("outputs", "screenshots")
 _WAIT_MS = 60_000
 
 
 def main() -> int:
     """Take the pictures and print where they are; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("outputs", "screenshots"))
+    folder: Path = parser.parse_args().folder
     if BROWSER is None:
         print(f"error: there is no browser on PATH: {', '.join(NAMES)}; install one")
         return 2
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else _FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as place:
         root = Path(place)
