@@ -10,11 +10,11 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxpart.batch_dim import BatchDimReport, analyze_batch_dims, input_batch_dims
-from fxpart.capture import joint_capture
-from fxpart.capture.export import quiet
-from fxpart.models.build import BuiltModel, build_model
-from fxpart.models.spec import ModelSpec
+from fxpart.capture.batch_dim.analyze import BatchDimReport, analyze_batch_dims, input_batch_dims
+from fxpart.capture.inference.export import quiet
+from fxpart.capture.models.build import BuiltModel, build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.training.joint import joint_capture
 
 __all__ = ["CASES", "SPECS", "Case", "make_case"]
 
@@ -68,7 +68,7 @@ SPECS = {
     ),
     "dlrm": ModelSpec(
         "dlrm",
-        factory="fxpart.models.dlrm:dlrm",
+        factory="fxpart.capture.models.dlrm:dlrm",
         factory_args={
             "embedding_dim": 8,
             "max_rows": 40,

@@ -19,7 +19,8 @@ from torch import Tensor, fx
 from torch.multiprocessing.spawn import start_processes
 
 from benchmarks.batch_dim_cases import Case
-from fxpart.batch_dim import Layout, NodeBatchDim
+from fxpart.capture.batch_dim.analyze import NodeBatchDim
+from fxpart.capture.batch_dim.layout import Layout
 
 __all__ = ["Compared", "compare"]
 

@@ -11,10 +11,10 @@ import numpy.typing as npt
 
 from benchmarks.synthetic import synthetic_graph
 from fxpart import DeviceSpec, LatencyModel, Link, make_mode, make_problem, uniform_topology
-from fxpart.compiled import compiled
 from fxpart.cost.incremental import Progress, estimate, make_progress, refresh
 from fxpart.cost.kernels import ScheduleLog, schedule, schedule_log
 from fxpart.cost.tables import CostTables
+from fxpart.support.compiled import compiled
 
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 MOVES = 20_000

@@ -24,19 +24,18 @@ from benchmarks.execution_models import MODELS
 from benchmarks.execution_pipeline import pipeline_rows
 from benchmarks.execution_scene import machine_topology
 from benchmarks.text_table import markdown, table
-from fxpart.assignment import Assignment
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.assignment import Assignment
 from fxpart.cost.calibration import Calibration
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.fit import calibrate
+from fxpart.cost.problem import make_problem
 from fxpart.cost.profile import OperatorProfile
-from fxpart.execution.device_name import checked_device, device_name
+from fxpart.execution.device import checked_device, device_name, torch_threads
 from fxpart.execution.local import LocalRun, run_local
+from fxpart.execution.profiling.api import profile_operators
 from fxpart.execution.real_model import RealModel, real_model
-from fxpart.execution.threads import torch_threads
-from fxpart.models.spec import ModelSpec
-from fxpart.modes.pipeline import PipelineOptions, pipeline
-from fxpart.problem import make_problem
-from fxpart.profiling import profile_operators
+from fxpart.placement.pipeline import PipelineOptions, pipeline
 
 STAGES = 4
 HEADS = (

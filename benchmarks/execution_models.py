@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from fxpart.models.spec import ModelSpec
+from fxpart.capture.models.spec import ModelSpec
 
 __all__ = ["MODELS"]
 
@@ -66,7 +66,7 @@ MODELS = (
     _of("whisper", "WhisperForConditionalGeneration", _WHISPER, batch_size=1, seq_len=64),
     ModelSpec(
         "dlrm",
-        factory="fxpart.models.dlrm:dlrm",
+        factory="fxpart.capture.models.dlrm:dlrm",
         factory_args={"embedding_dim": 64, "max_rows": 20_000},
         batch_size=512,
     ),

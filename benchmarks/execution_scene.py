@@ -2,9 +2,9 @@
 
 from omegaconf import OmegaConf
 
-from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
-from runner.accelerators import read_accelerator
-from runner.paths import conf_dir
+from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
+from runner.config.accelerators import read_accelerator
+from runner.config.paths import conf_dir
 
 __all__ = ["machine_topology"]
 

@@ -16,8 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from fxpart.execution.device_name import device_name
-from fxpart.execution.threads import torch_threads
+from fxpart.execution.device import device_name, torch_threads
 
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 SIDE = 1024

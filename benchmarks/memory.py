@@ -34,9 +34,9 @@ from benchmarks.memory_case import Counted, Predicted, counted, predicted, predi
 from benchmarks.memory_cuda import Allocated, allocated
 from benchmarks.memory_models import MID_SIZE, SMALL
 from benchmarks.text_table import markdown, table
-from fxpart.models.spec import ModelSpec
-from fxpart.phases import StepOptions
-from fxpart.training import OPTIMIZERS, Optimizer
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.optimizer import OPTIMIZERS, Optimizer
+from fxpart.core.phases import StepOptions
 
 __all__ = ["HEADS", "Case", "main", "row", "summary"]
 

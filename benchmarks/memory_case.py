@@ -4,26 +4,27 @@ from dataclasses import dataclass
 
 import torch
 
-from fxpart.capture import capture_graph, joint_capture
-from fxpart.capture.eager_lifetimes import eager_graph
-from fxpart.capture.export import export_program
+from fxpart.capture.api import capture_graph
+from fxpart.capture.inference.eager_lifetimes import eager_graph
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.training.joint import joint_capture
+from fxpart.core.graph import OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.core.phases import StepOptions
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
 from fxpart.cost.evaluate import evaluate
+from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
+from fxpart.execution.device import seeded
 from fxpart.execution.real_step import (
     StepPeak,
     forward_peak_bytes,
     real_optimizer,
     step_peak_bytes,
 )
-from fxpart.execution.seeded import seeded
-from fxpart.graph import OpGraph
-from fxpart.models.build import build_model
-from fxpart.models.spec import ModelSpec
-from fxpart.modes.single import single
-from fxpart.phases import StepOptions
-from fxpart.problem import make_problem
-from fxpart.topology import DeviceSpec, Link, uniform_topology
-from fxpart.training import Optimizer, with_optimizer
+from fxpart.placement.single import single
 
 __all__ = ["Counted", "Predicted", "counted", "predicted", "predicted_step"]
 

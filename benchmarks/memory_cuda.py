@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.optimizer import Optimizer
+from fxpart.execution.device import seeded
 from fxpart.execution.real_step import real_optimizer, training_step
-from fxpart.execution.seeded import seeded
-from fxpart.models.build import build_model
-from fxpart.models.spec import ModelSpec
-from fxpart.training import Optimizer
 
 __all__ = ["Allocated", "allocated"]
 

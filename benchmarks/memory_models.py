@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from fxpart.models.spec import ModelSpec
+from fxpart.capture.models.spec import ModelSpec
 
 __all__ = ["MID_SIZE", "SMALL", "lstm", "mlp"]
 
@@ -154,7 +154,7 @@ _RESNET_50 = {
     "depths": [3, 4, 6, 3],
 }
 _BENCHMARK = "benchmarks.memory_models"
-_DLRM = "fxpart.models.dlrm:dlrm"
+_DLRM = "fxpart.capture.models.dlrm:dlrm"
 
 SMALL = (
     _of("gpt2", "GPT2LMHeadModel", _gpt2(4, 128, 4, 2000), 4, 64),

@@ -21,7 +21,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from benchmarks.text_table import table
-from fxpart.memory import MemoryTracker, build_memory_profile
+from fxpart.torch_compat.memory import MemoryTracker, build_memory_profile
 
 __all__ = ["SHAPES", "ProfileTimes", "compare_profiles"]
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.synthetic import synthetic_graph
 from fxpart import DeviceSpec, LatencyModel, Link, make_mode, make_problem, uniform_topology
-from fxpart.graph import OpGraph
-from fxpart.topology import Topology
+from fxpart.core.graph import OpGraph
+from fxpart.core.topology import Topology
 
 PROCESSES = 20
 _CHILD = "--child"

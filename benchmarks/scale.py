@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.process import Measured, run_python
-from fxpart.graph_cache import cache_key, cached_path
-from fxpart.modes import MODES
+from fxpart.capture.cache import cache_key, cached_path
+from fxpart.placement import MODES
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,23 +17,24 @@ import numpy as np
 from hydra import compose, initialize_config_dir
 
 from benchmarks.synthetic import chain_graph, diamonds_graph, synthetic_graph
-from fxpart.assignment import Assignment
+from fxpart.capture.cache import read_graph, write_graph
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.saved_assignment import assignment_document
+from fxpart.core.topology import Topology
 from fxpart.cost.evaluate import evaluate
+from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import FxpartError
-from fxpart.graph import IntArray, OpGraph
-from fxpart.graph_cache import read_graph, write_graph
-from fxpart.modes import Place, make_mode, size_based
-from fxpart.partitions import partition_by_device
-from fxpart.problem import Problem, make_problem
-from fxpart.saved_assignment import assignment_document
-from fxpart.topology import Topology
-from runner import config, specs
-from runner.build_topology import build_topology
-from runner.config import read_config
-from runner.experiment import model_spec
-from runner.paths import conf_dir
-from runner.sections import Config
+from fxpart.placement import Place, make_mode, size_based
+from runner.config import read as config
+from runner.config import specs
+from runner.config.paths import conf_dir
+from runner.config.read import read_config
+from runner.config.sections import Config
+from runner.experiment.experiment import model_spec
+from runner.experiment.topology import build_topology
 
 __all__ = ["MAKERS"]
 
@@ -47,14 +48,14 @@ def _configured(*overrides: str) -> Config:
 
 
 def _inference_graph(model: str) -> OpGraph:
-    from fxpart.captured import captured_graph
+    from fxpart.capture.captured import captured_graph
 
     return captured_graph(model_spec(_configured(f"model={model}")), "operator", None).graph
 
 
 def _training_graph(model: str) -> OpGraph:
-    from fxpart.capture.joint import joint_graph
-    from fxpart.models.build import build_model
+    from fxpart.capture.models.build import build_model
+    from fxpart.capture.training.joint import joint_graph
 
     built = build_model(model_spec(_configured(f"model={model}")))
     return joint_graph(built.module, built.args, built.kwargs)

@@ -21,7 +21,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.passes.split_module import split_module as torch_split
 
 from benchmarks.text_table import table
-from fxpart.split import split_module
+from fxpart.torch_compat.split_module import split_module
 
 __all__ = ["CutTimes", "children", "compare_cuts", "long_graph"]
 

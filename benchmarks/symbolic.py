@@ -18,26 +18,27 @@ import numpy as np
 
 from benchmarks.execution_models import MODELS
 from benchmarks.text_table import table
-from fxpart.assignment import Assignment
-from fxpart.capture import capture_graph, joint_graph
-from fxpart.capture.symbolic import symbolic_graph
+from fxpart.capture.api import capture_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.models.symbolic_inputs import symbolic_inputs
+from fxpart.capture.symbolic.api import symbolic_graph
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
+from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
-from fxpart.graph import IntArray, OpGraph
-from fxpart.models.build import build_model
-from fxpart.models.spec import ModelSpec
-from fxpart.models.symbolic_inputs import symbolic_inputs
-from fxpart.partitions import partition_by_device
-from fxpart.problem import make_problem
-from fxpart.symbolic.formula import MaxFormula
-from fxpart.symbolic.graph import SymbolicGraph, on_graph
-from fxpart.symbolic.latency import latency_formula
-from fxpart.symbolic.limits import largest_batch
-from fxpart.symbolic.peak import peak_formulas
-from fxpart.symbolic.sweep import sweep
-from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
-from fxpart.training.optimizer import Optimizer, with_optimizer
+from fxpart.cost.symbolic.formula import MaxFormula
+from fxpart.cost.symbolic.latency import latency_formula
+from fxpart.cost.symbolic.limits import largest_batch
+from fxpart.cost.symbolic.peak import peak_formulas
+from fxpart.cost.symbolic.sweep import sweep
 
 BATCHES = (1, 2, 3, 4, 8, 16, 64)
 SWEPT = tuple({"batch": batch} for batch in range(1, 65))

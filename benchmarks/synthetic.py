@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from fxpart.core.graph import OpGraph, csr
 from fxpart.errors import SpecError
-from fxpart.graph import OpGraph, csr
 
 __all__ = ["WEIGHT_BYTES", "chain_graph", "diamonds_graph", "synthetic_graph"]
 

@@ -16,6 +16,7 @@ __all__ = [
     "SpecError",
     "nearest_names",
     "one_line",
+    "show_bytes",
 ]
 
 
@@ -81,3 +82,14 @@ def one_line(error: BaseException, most: int = 240) -> str:
     said = " ".join(str(error).strip().partition("\n\n")[0].split())
     text = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+# Bytes as people read them.
+
+
+def show_bytes(size: int) -> str:
+    """Return `size` in the largest decimal unit that leaves a digit before the point: 26.23 GB."""
+    for unit, step in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if abs(size) >= step:
+            return f"{size / step:.2f} {unit}"
+    return f"{size} B"

@@ -6,23 +6,23 @@ this is needed once after an installation; without it the first run takes some s
 
 import numpy as np
 
+from fxpart.core.graph import OpGraph, csr
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.symbolic_graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.peak_tensors import device_peaks
+from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
-from fxpart.graph import OpGraph, csr
-from fxpart.modes import MODES, make_mode
-from fxpart.partitions import partition_by_device
-from fxpart.problem import make_problem
+from fxpart.cost.symbolic.latency import latency_formula
+from fxpart.cost.symbolic.peak import peak_formulas
+from fxpart.placement import MODES, make_mode
 from fxpart.schedule import stage_costs
-from fxpart.static.cost_aware import cost_aware as static_cost_aware
-from fxpart.static.graph import StaticGraph, StaticProblem
-from fxpart.static.kl_based import kl_based as static_kl_based
-from fxpart.static.size_based import size_based as static_size_based
-from fxpart.static.sparse_nn import sparse_nn
-from fxpart.symbolic.graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
-from fxpart.symbolic.latency import latency_formula
-from fxpart.symbolic.peak import peak_formulas
-from fxpart.topology import DeviceSpec, Link, uniform_topology
+from fxpart.torch_compat.accounting.latency_modes import cost_aware as static_cost_aware
+from fxpart.torch_compat.accounting.latency_modes import kl_based as static_kl_based
+from fxpart.torch_compat.accounting.problem import StaticGraph, StaticProblem
+from fxpart.torch_compat.accounting.size_based import size_based as static_size_based
+from fxpart.torch_compat.accounting.sparse_nn import sparse_nn
 
 __all__ = ["precompile"]
 

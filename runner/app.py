@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.errors import FxpartError
-from runner.paths import conf_dir, plugins_dir, unread_choices
-from runner.reporting import USER_ERROR, reported
+from runner.cli.ending import USER_ERROR, reported
+from runner.config.paths import conf_dir, plugins_dir, unread_choices
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from runner.job import JobIdentity, Outcome
-    from runner.sections import Config
+    from runner.config.sections import Config
+    from runner.job.job import JobIdentity, Outcome
 
 __all__ = ["main"]
 
@@ -28,13 +28,12 @@ def _compose_and_run() -> int:
     sys.path.append(str(plugins_dir()))
     import hydra
 
-    from runner import specs
-    from runner.arguments import hydra_arguments
-    from runner.config import register
-    from runner.hydra_warnings import heeded_warnings
-    from runner.launchers.extras import prefer_own_launchers
-    from runner.shown_config import show_package
-    from runner.sweeps.exit_codes import exit_code
+    from runner.cli.arguments import hydra_arguments
+    from runner.cli.ending import exit_code
+    from runner.cli.shown_config import heeded_warnings, show_package
+    from runner.config import specs
+    from runner.config.read import register
+    from runner.sweep.launchers.extras import prefer_own_launchers
 
     register()
     specs.register()
@@ -45,11 +44,11 @@ def _compose_and_run() -> int:
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def job(config: "DictConfig") -> str:
-        from runner.config import read_tracking
-        from runner.sweeps.snapshot import JOB_KEY, TRACKING_KEY
+        from runner.config.read import read_tracking
+        from runner.sweep.snapshot import JOB_KEY, TRACKING_KEY
 
         if JOB_KEY in config:  # of a sweep, in a process that its launcher started
-            from runner.sweeps.one_job import run_job_file
+            from runner.sweep.one_job import run_job_file
 
             return run_job_file(Path(config[JOB_KEY]), read_tracking(config[TRACKING_KEY]))
         status, code = run_composed(config)
@@ -78,10 +77,10 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
     from hydra.core.hydra_config import HydraConfig
     from hydra.utils import get_original_cwd
 
-    from runner.arguments import refuse_alone
-    from runner.config import read_config, read_tracking
-    from runner.identity import Choices
-    from runner.job import JobIdentity, is_kept, keep_failure
+    from runner.cli.arguments import refuse_alone
+    from runner.config.read import read_config, read_tracking
+    from runner.job.identity import Choices
+    from runner.job.job import JobIdentity, is_kept, keep_failure
 
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices
@@ -110,13 +109,13 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
 
 
 def _run(config: "Config", identity: "JobIdentity") -> "Outcome":
-    from runner.job import Outcome, run_job
+    from runner.job.job import Outcome, run_job
 
     if not config.rerun:
         # What a template such as `transformers` was filled with says more than its name.
         choices = replace(identity.choices, model=config.model.name)
         return run_job(config, replace(identity, choices=choices))
-    from runner.rerun import rerun
+    from runner.job.rerun import rerun
 
     try:
         return rerun(config, identity)

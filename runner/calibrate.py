@@ -10,16 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.errors import CacheError, SpecError
-from runner.parser import Parser
-from runner.reporting import reported
+from runner.cli.ending import Parser, reported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fxpart.core.graph import OpGraph
     from fxpart.cost.calibration import Calibration
     from fxpart.cost.profile import OperatorProfile
-    from fxpart.graph import OpGraph
-    from runner.sections import Config
+    from runner.config.sections import Config
 
 __all__ = ["Request", "main", "parsed"]
 
@@ -94,7 +93,7 @@ def parsed(arguments: "Sequence[str]") -> Request:
 def _calibrate(request: Request) -> int:
     from fxpart.cost.calibration import write_calibration
     from fxpart.cost.fit import calibrate
-    from runner.terminal import show
+    from runner.output.terminal import show
 
     # What is cheap to refuse is refused before anything is measured.
     if request.file.is_dir():
@@ -118,11 +117,12 @@ def _config(preset: str, overrides: "Sequence[str]") -> "Config":
     """Return what the main command would run for the preset, checked."""
     from hydra import compose, initialize_config_dir
 
-    from fxpart.levels import check_level
-    from fxpart.phases import check_phase
-    from runner import config, specs
-    from runner.operator_times import check_latency
-    from runner.paths import conf_dir
+    from fxpart.core.granularity import check_level
+    from fxpart.core.phases import check_phase
+    from runner.config import read as config
+    from runner.config import specs
+    from runner.config.paths import conf_dir
+    from runner.experiment.operator_times import check_latency
 
     config.register()
     specs.register()
@@ -139,10 +139,10 @@ def _config(preset: str, overrides: "Sequence[str]") -> "Config":
 
 def _sample(config: "Config") -> "tuple[OpGraph, OperatorProfile]":
     from fxpart.cost.profile import OperatorProfile
-    from runner.experiment import model_spec
-    from runner.operator_times import operator_times
-    from runner.subject import subject_of
-    from runner.terminal import progress
+    from runner.experiment.experiment import model_spec
+    from runner.experiment.operator_times import operator_times
+    from runner.experiment.subject import subject_of
+    from runner.output.terminal import progress
 
     spec = model_spec(config)
     with progress(f"capturing {spec.name}"):
@@ -158,7 +158,7 @@ def _show_errors(
     calibration: "Calibration",
 ) -> None:
     """Print for each model the measured and the fitted sum of its operators' times."""
-    from runner.terminal import add_numbers, empty_table, show
+    from runner.output.terminal import add_numbers, empty_table, show
 
     table = empty_table("sum of operators")
     table.add_column("model", overflow="fold")

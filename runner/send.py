@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.errors import FxpartError, SpecError
-from runner.parser import Parser
-from runner.reporting import reported
+from runner.cli.ending import Parser, reported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runner.tracking import Tracker
-    from runner.unsent import UnsentRun
+    from runner.tracking.tracker import Tracker, UnsentRun
 
 __all__ = ["Request", "main", "parsed"]
 
@@ -65,10 +63,10 @@ def parsed(arguments: "Sequence[str]") -> Request:
 
 
 def _send(request: Request) -> int:
-    from runner.countdown import Countdown
-    from runner.terminal import counted, show
-    from runner.tracking import TrackingError
-    from runner.unsent import send_file, unsent_files
+    from runner.errors import TrackingError
+    from runner.output.countdown import Countdown
+    from runner.output.terminal import counted, show
+    from runner.tracking.unsent import send_file, unsent_files
 
     trackers = _Trackers(request.uri)
     paths = unsent_files(request.folder)
@@ -109,7 +107,8 @@ class _Trackers:
 
     def of(self, run: "UnsentRun") -> "Tracker":
         """Return the tracker that `run` goes to. Raises `TrackingError` if it cannot be opened."""
-        from runner.tracking import TrackingConfig, open_tracker
+        from runner.config.sections import TrackingConfig
+        from runner.tracking.open_tracker import open_tracker
 
         place = (self._uri or run.uri, run.experiment)
         if place not in self._opened:
@@ -128,7 +127,7 @@ class _Trackers:
 
     def close_sweeps(self) -> None:
         """End the sweeps of what was sent that could not end themselves, and are not under way."""
-        from runner.sweeps.locks import Locks, sweep_lock
+        from runner.job.locks import Locks, sweep_lock
 
         locks = Locks(Path.cwd())
         for parent, tracker in self._parents.items():

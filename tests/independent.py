@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fxpart.graph import IntArray, OpGraph
-from fxpart.problem import Problem
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.cost.problem import Problem
 
 
 @dataclass

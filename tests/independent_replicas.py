@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fxpart.assignment import Assignment
-from fxpart.problem import Problem
+from fxpart.core.assignment import Assignment
+from fxpart.cost.problem import Problem
 from tests import independent
 
 

@@ -4,10 +4,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fxpart.core.graph import OpGraph, csr
+from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
+from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
-from fxpart.graph import OpGraph, csr
-from fxpart.problem import Problem, make_problem
-from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
 
 
 @dataclass

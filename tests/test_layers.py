@@ -4,42 +4,87 @@ import ast
 import json
 import subprocess
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
+import networkx
 import pytest
 
 import fxpart
 from fxpart.lazy_names import HOMES
 
 ROOT = Path(__file__).resolve().parent.parent
-TORCH_ROOMS = (
-    "fxpart/batch_dim",
-    "fxpart/capture",
-    "fxpart/execution",
-    "fxpart/memory",
-    "fxpart/models",
-    "fxpart/partitioner",
-    "fxpart/pipeline",
-    "fxpart/profiling",
-    "fxpart/split",
-)
-MLFLOW_FILES = "runner/mlflow_"
-MOST_LINES = 300
-TORCH_SIDE = (
-    "fxpart.batch_dim",
-    "fxpart.capture",
-    "fxpart.captured",
-    "fxpart.captured_symbolic",
-    "fxpart.execution",
-    "fxpart.memory",
-    "fxpart.models",
-    "fxpart.partitioner",
-    "fxpart.pipeline",
-    "fxpart.profiling",
-    "fxpart.split",
-)
-PLACING_SIDE = ("fxpart.modes", "fxpart.cost", "fxpart.problem")
+MAY_IMPORT = {
+    "fxpart.errors": (),
+    "fxpart.support": ("fxpart.errors",),
+    "fxpart.core": ("fxpart.support", "fxpart.errors"),
+    "fxpart.cost": ("fxpart.core", "fxpart.support", "fxpart.errors"),
+    "fxpart.schedule": ("fxpart.cost", "fxpart.core", "fxpart.support", "fxpart.errors"),
+    "fxpart.placement": (
+        "fxpart.schedule",
+        "fxpart.cost",
+        "fxpart.core",
+        "fxpart.support",
+        "fxpart.errors",
+    ),
+    "fxpart.plan_export": ("fxpart.core", "fxpart.errors"),
+    "fxpart.capture": ("fxpart.core", "fxpart.support", "fxpart.errors"),
+    "fxpart.execution": (
+        "fxpart.capture",
+        "fxpart.schedule",
+        "fxpart.cost",
+        "fxpart.core",
+        "fxpart.support",
+        "fxpart.errors",
+    ),
+    "fxpart.torch_compat": (
+        "fxpart.execution",
+        "fxpart.capture",
+        "fxpart.core",
+        "fxpart.support",
+        "fxpart.errors",
+    ),
+    "runner.errors": (),
+    "runner.config": ("runner.errors",),
+    "runner.cli": ("runner.config", "runner.errors"),
+    "runner.output": ("runner.config", "runner.errors"),
+    "runner.tracking": ("runner.output", "runner.config", "runner.errors"),
+    "runner.experiment": ("runner.output", "runner.config", "runner.errors"),
+    "runner.job": (
+        "runner.experiment",
+        "runner.tracking",
+        "runner.output",
+        "runner.config",
+        "runner.errors",
+    ),
+    "runner.report": (
+        "runner.job",
+        "runner.tracking",
+        "runner.output",
+        "runner.cli",
+        "runner.config",
+        "runner.errors",
+    ),
+    "runner.sweep": (
+        "runner.report",
+        "runner.job",
+        "runner.experiment",
+        "runner.tracking",
+        "runner.output",
+        "runner.cli",
+        "runner.config",
+        "runner.errors",
+    ),
+}
+"""Each room of the house, and the rooms of its package that it may import; what is not here is a
+front door at a root, and may import all of them."""
+WITHOUT_TORCH = ("core", "cost", "placement", "plan_export", "schedule", "support")
+AT_THE_ROOTS = {
+    "fxpart": {"__init__", "errors", "lazy_names", "precompile"},
+    "runner": {"__init__", "__main__", "app", "calibrate", "errors", "send"},
+}
+MOST_LINES = 500
 
 
 def _imports(path: Path) -> set[str]:
@@ -71,13 +116,14 @@ def test_the_library_knows_no_runner(package: str) -> None:
     assert [str(p) for p in _files("fxpart") if _uses(p, package)] == []
 
 
-def test_only_the_rooms_of_torch_know_torch() -> None:
-    rooms = [ROOT / room for room in TORCH_ROOMS]
+def test_only_some_rooms_know_torch() -> None:
+    rooms = [ROOT / "fxpart" / room for room in WITHOUT_TORCH]
+    assert all(room.is_dir() for room in rooms)
     strangers = [
         str(path)
-        for path in _files("fxpart")
-        if (_uses(path, "torch") or _uses(path, "transformers"))
-        and not any(path.is_relative_to(room) for room in rooms)
+        for room in rooms
+        for path in room.rglob("*.py")
+        if _uses(path, "torch") or _uses(path, "transformers")
     ]
     assert strangers == []
 
@@ -85,74 +131,106 @@ def test_only_the_rooms_of_torch_know_torch() -> None:
 def test_only_tracking_knows_mlflow() -> None:
     users = [str(p.relative_to(ROOT)) for p in _files("runner") if _uses(p, "mlflow")]
     assert users
-    assert all(name.startswith(MLFLOW_FILES) for name in users), users
+    assert all(name.startswith("runner/tracking/mlflow_") for name in users), users
 
 
-@pytest.mark.parametrize(
-    ("room", "forbidden"),
-    [
-        ("fxpart/cost", ("fxpart.static", "fxpart.modes", *TORCH_SIDE)),
-        ("fxpart/modes", ("fxpart.static", *TORCH_SIDE)),
-        ("fxpart/static", (*TORCH_SIDE, *PLACING_SIDE)),
-        ("fxpart/partitioner", ("fxpart.capture", "fxpart.models", *PLACING_SIDE)),
-        ("fxpart/capture", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner")),
-        ("fxpart/models", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner", "fxpart.capture")),
-        ("fxpart/schedule", (*TORCH_SIDE, "fxpart.modes", "fxpart.static")),
-        ("fxpart/leaving", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        (
-            "fxpart/split",
-            (
-                *PLACING_SIDE,
-                "fxpart.static",
-                "fxpart.capture",
-                "fxpart.models",
-                "fxpart.partitioner",
-                "fxpart.pipeline",
-                "fxpart.execution",
-            ),
-        ),
-        (
-            "fxpart/pipeline",
-            (
-                *PLACING_SIDE,
-                "fxpart.static",
-                "fxpart.models",
-                "fxpart.partitioner",
-                "fxpart.execution",
-            ),
-        ),
-        ("fxpart/execution", ("fxpart.modes", "fxpart.static", "fxpart.partitioner")),
-        ("fxpart/profiling", ("fxpart.modes", "fxpart.static", "fxpart.partitioner")),
-        ("fxpart/forward_devices.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/partitions.py", (*TORCH_SIDE, *PLACING_SIDE)),
-        ("fxpart/problem.py", (*TORCH_SIDE, "fxpart.modes", "fxpart.partitions")),
-        ("fxpart/captured.py", PLACING_SIDE),
-        ("fxpart/captured_symbolic.py", PLACING_SIDE),
-        ("fxpart/batch_dim", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner")),
-        ("fxpart/memory", (*PLACING_SIDE, "fxpart.static", "fxpart.partitioner")),
-        ("fxpart/training", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/symbolic", (*TORCH_SIDE, "fxpart.modes", "fxpart.static")),
-        ("fxpart/phases.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/reserve.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/data_parallel.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/graph.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static", "fxpart.partitions")),
-        ("fxpart/assignment.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/granularity.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/saturate.py", (*TORCH_SIDE, "fxpart.modes", "fxpart.static")),
-        ("fxpart/replicate.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/saved_assignment.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/valid_assignment.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.static")),
-        ("fxpart/graph_cache.py", (*TORCH_SIDE, *PLACING_SIDE, "fxpart.captured")),
-    ],
-)
-def test_rooms_look_one_way(room: str, forbidden: tuple[str, ...]) -> None:
+def _module(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    if parts[:2] == ("runner", "plugins"):
+        parts = parts[2:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def _arrows() -> dict[str, set[str]]:
+    """Return by module the modules that it imports: at its top, in functions, or for types only."""
+    modules = {_module(path): path for room in ("fxpart", "runner") for path in _files(room)}
+    found: dict[str, set[str]] = {}
+    for module, path in modules.items():
+        # A name that a package offers is of the package, not of a module of the same name.
+        offered = {
+            f"{package}.{name}"
+            for package in modules
+            if modules[package].name == "__init__.py"
+            for name in _offered(modules[package])
+        }
+        names = {
+            name if name in modules and name not in offered else name.rpartition(".")[0]
+            for name in _imports(path)
+        }
+        found[module] = (names & set(modules)) - {module}
+    return found
+
+
+@cache
+def _offered(path: Path) -> frozenset[str]:
+    """Return the names that a package's `__init__` imports from its modules."""
+    return frozenset(
+        alias.name
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    )
+
+
+def _room(module: str) -> str:
+    return ".".join(module.split(".")[:2])
+
+
+def _circles(arrows: dict[str, set[str]]) -> list[list[str]]:
+    graph = networkx.DiGraph((a, b) for a, ends in arrows.items() for b in ends)
+    return [sorted(part) for part in networkx.strongly_connected_components(graph) if len(part) > 1]
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    assert len(_arrows()) > 200
+    assert _circles(_arrows()) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert _circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_rooms_import_only_the_rooms_below_them() -> None:
     wrong = [
-        (str(path.relative_to(ROOT)), package)
-        for path in _files(room)
-        for package in forbidden
-        if _uses(path, package)
+        (module, other)
+        for module, others in _arrows().items()
+        for other in others
+        if _room(module) in MAY_IMPORT
+        and _room(other) != _room(module)
+        and _room(other).split(".")[0] == module.split(".")[0]
+        and _room(other) not in MAY_IMPORT[_room(module)]
     ]
-    assert wrong == []
+    assert sorted(wrong) == []
+
+
+def test_the_allowed_arrows_make_no_circle_and_leave_out_no_room() -> None:
+    assert _circles({room: set(below) for room, below in MAY_IMPORT.items()}) == []
+    rooms = {
+        f"{package}.{path.name}"
+        for package in AT_THE_ROOTS
+        for path in (ROOT / package).iterdir()
+        if (path / "__init__.py").is_file()
+    }
+    assert rooms == {room for room in MAY_IMPORT if not room.endswith(".errors")}
+
+
+def test_torchs_accounting_stands_alone() -> None:
+    """What the drop-in partitioner counts is torch's, whatever the runner's cost model becomes."""
+    accounting = "fxpart.torch_compat.accounting"
+    others = {
+        other
+        for module, ends in _arrows().items()
+        if module.startswith(accounting)
+        for other in ends
+        if not other.startswith(accounting)
+    }
+    assert {_room(other) for other in others} <= {"fxpart.support", "fxpart.errors", "fxpart.core"}
+
+
+@pytest.mark.parametrize("package", list(AT_THE_ROOTS))
+def test_a_root_has_only_its_rooms_and_its_front_doors(package: str) -> None:
+    assert {path.stem for path in (ROOT / package).glob("*.py")} == AT_THE_ROOTS[package]
 
 
 def test_the_table_of_lazy_names_is_what_the_library_offers() -> None:

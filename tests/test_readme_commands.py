@@ -11,13 +11,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, Override
 
-from fxpart.data_parallel import split_topology
-from fxpart.modes import make_mode
-from runner import config, specs
-from runner.arguments import hydra_arguments
-from runner.build_topology import build_topology
-from runner.experiment import check, model_spec
-from runner.paths import conf_dir
+from fxpart.core.data_parallel import split_topology
+from fxpart.placement import make_mode
+from runner.cli.arguments import hydra_arguments
+from runner.config import read as config
+from runner.config import specs
+from runner.config.paths import conf_dir
+from runner.experiment.experiment import check, model_spec
+from runner.experiment.topology import build_topology
 from tests.runner.composed import read
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -1,11 +1,19 @@
-"""From an `nn.Module` to a captured graph and its `OpGraph`."""
+"""From an `nn.Module` to a captured graph and its `OpGraph`.
 
-from fxpart.capture.api import Capture, capture, capture_graph
-from fxpart.capture.eager_lifetimes import eager_graph
-from fxpart.capture.export import export_program
-from fxpart.capture.from_export import op_graph
-from fxpart.capture.joint import JointCapture, joint_capture, joint_graph
-from fxpart.capture.module_level import module_graph, trace_modules
+Names are imported when they are first used: the cache of graphs, which lies here too, needs no
+torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fxpart.capture.api import Capture, capture, capture_graph
+    from fxpart.capture.inference.eager_lifetimes import eager_graph
+    from fxpart.capture.inference.export import export_program
+    from fxpart.capture.inference.from_export import op_graph
+    from fxpart.capture.inference.module_level import module_graph, trace_modules
+    from fxpart.capture.training.joint import JointCapture, joint_capture, joint_graph
 
 __all__ = [
     "Capture",
@@ -20,3 +28,20 @@ __all__ = [
     "op_graph",
     "trace_modules",
 ]
+
+_HOMES = {
+    "api": ("Capture", "capture", "capture_graph"),
+    "inference.eager_lifetimes": ("eager_graph",),
+    "inference.export": ("export_program",),
+    "inference.from_export": ("op_graph",),
+    "inference.module_level": ("module_graph", "trace_modules"),
+    "training.joint": ("JointCapture", "joint_capture", "joint_graph"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from the module that it lives in."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

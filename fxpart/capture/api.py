@@ -8,12 +8,12 @@ from torch import fx, nn
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from fxpart.capture.export import capture_failure, export_program
-from fxpart.capture.from_export import op_graph
-from fxpart.capture.module_level import module_graph, trace_modules
+from fxpart.capture.inference.export import capture_failure, export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.inference.module_level import module_graph, trace_modules
+from fxpart.core.granularity import check_level
+from fxpart.core.graph import OpGraph
 from fxpart.errors import SpecError
-from fxpart.graph import OpGraph
-from fxpart.levels import check_level
 
 __all__ = ["Capture", "capture", "capture_graph"]
 
@@ -37,7 +37,7 @@ def capture(
     """Return `module` captured for the shapes and dtypes of the example inputs.
 
     Parameters and inputs may all be on the meta device: then a model of any size takes no memory
-    for weights, and the graph is that of the real one. For `level`, see `fxpart.levels`.
+    for weights, and the graph is that of the real one. For `level`, see `fxpart.core.granularity`.
 
     Raises:
         SpecError: for a level that does not exist, or inputs that it does not take.

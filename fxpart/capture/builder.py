@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from fxpart.capture.storage import storage_key
-from fxpart.capture.traffic import dense_bytes
+from fxpart.capture.call_costs import dense_bytes
+from fxpart.capture.calls import storage_key
+from fxpart.core.graph import OpGraph, csr
 from fxpart.errors import CaptureError
-from fxpart.graph import OpGraph, csr
 
 __all__ = ["GraphBuilder", "Mutation"]
 

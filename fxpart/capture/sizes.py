@@ -12,7 +12,7 @@ import sympy
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
 
-from fxpart.capture.storage import storage_key
+from fxpart.capture.calls import storage_key
 from fxpart.errors import CaptureError
 
 __all__ = ["Sizes", "example_sizes", "solved"]

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.data_parallel import DataParallel
+from fxpart.core.graph import PARTIAL, FloatArray, IntArray, OpGraph
+from fxpart.core.topology import Link
+from fxpart.core.weight_state import with_state
 from fxpart.cost.evaluation import Evaluation
-from fxpart.data_parallel import DataParallel
+from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
-from fxpart.graph import PARTIAL, FloatArray, IntArray, OpGraph
-from fxpart.problem import Problem
-from fxpart.topology import Link
-from fxpart.weight_state import with_state
 
 __all__ = [
     "BUCKET_BYTES",

@@ -9,16 +9,71 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from fxpart.cost.latency_source import same_on_every_device
-from fxpart.cost.operator_class import compute_keys, fresh_bytes, is_free, is_view
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.topology import Topology
+from fxpart.cost.tables import same_on_every_device
 from fxpart.errors import SpecError, nearest_names
-from fxpart.graph import FloatArray, OpGraph
-from fxpart.json_file import read_document, what_is_wrong
-from fxpart.topology import Topology
-from fxpart.whole_file import write_whole
+from fxpart.support.json_file import read_document, what_is_wrong
+from fxpart.support.whole_file import write_whole
 
-__all__ = ["Calibration", "read_calibration", "write_calibration"]
+__all__ = [
+    "FRESH_BYTES",
+    "Calibration",
+    "compute_keys",
+    "fresh_bytes",
+    "is_free",
+    "is_view",
+    "read_calibration",
+    "write_calibration",
+]
+
+
+# What limits an operator: classes of operators that one rate holds for.
+
+FRESH_BYTES = 2**25
+
+
+def compute_keys(graph: OpGraph) -> list[str]:
+    """Return for each operator its class and dtype, such as ``gemm float32``. Length n.
+
+    ``""`` for one that computes nothing (no matrix product, convolution or attention).
+    """
+    return [
+        f"{_compute_class(target)} {dtype}" if flops > 0 else ""
+        for target, dtype, flops in zip(graph.targets, graph.dtypes, graph.flops, strict=True)
+    ]
+
+
+def _compute_class(target: str) -> str:
+    if "conv" in target:
+        return "convolution"
+    return "attention" if "attention" in target else "gemm"
+
+
+def fresh_bytes(graph: OpGraph) -> IntArray:
+    """Return the bytes of each operator's results too large to be kept for reuse. Length n.
+
+    The C library of a CPU asks the system for such memory anew each time (from 32 MiB on, in
+    glibc), and the system hands it over page by page as it is first written.
+    """
+    large = (graph.value_alloc_bytes >= FRESH_BYTES) & (graph.value_producer >= 0)
+    found = np.zeros(graph.n_ops, dtype=np.int64)
+    np.add.at(found, graph.value_producer[large], graph.value_alloc_bytes[large])
+    return found
+
+
+def is_view(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Return which operators neither compute nor move bytes. Length n."""
+    found: npt.NDArray[np.bool_] = (graph.flops == 0) & (graph.moved_bytes == 0)
+    return found
+
+
+def is_free(graph: OpGraph) -> npt.NDArray[np.bool_]:
+    """Return which operators call nothing on the device: they only take an item. Length n."""
+    return np.array([target == "getitem" for target in graph.targets], dtype=np.bool_)
+
 
 _SCHEMA, _VERSION = "fxpart-calibration", 1
 _ADVICE = "make the folder writable, or name another one"

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.cost.bounds import critical_path_s, lower_bound_s
 from fxpart.cost.evaluation import DeviceUse, Evaluation, MemoryProfile, Transfers
 from fxpart.cost.holding import Holding, holding
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
+from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.errors import SpecError
-from fxpart.graph import FloatArray, IntArray, OpGraph
-from fxpart.problem import Problem
 
 __all__ = ["evaluate", "peak_bytes"]
 

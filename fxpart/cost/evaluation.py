@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fxpart.graph import FloatArray, IntArray
+from fxpart.core.graph import FloatArray, IntArray
 
 __all__ = ["DeviceUse", "Evaluation", "MemoryProfile", "Transfers"]
 

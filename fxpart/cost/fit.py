@@ -12,11 +12,10 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.cost.calibration import Calibration
-from fxpart.cost.operator_class import compute_keys, fresh_bytes, is_free, is_view
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.cost.calibration import Calibration, compute_keys, fresh_bytes, is_free, is_view
 from fxpart.cost.profile import OperatorProfile
 from fxpart.errors import SpecError
-from fxpart.graph import FloatArray, IntArray, OpGraph
 
 __all__ = ["calibrate"]
 

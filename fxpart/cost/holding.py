@@ -4,11 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fxpart.assignment import Assignment
-from fxpart.compiled import compiled
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
 from fxpart.cost.kernels import device_memory
 from fxpart.cost.tables import MemoryTables
-from fxpart.graph import IntArray
+from fxpart.support.compiled import compiled
 
 __all__ = ["Holding", "holding", "live_bytes", "weight_bytes_of"]
 

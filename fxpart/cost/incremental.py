@@ -14,10 +14,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.compiled import compiled
+from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.kernels import ScheduleLog, schedule_log
 from fxpart.cost.tables import CostTables
-from fxpart.graph import FloatArray, IntArray
+from fxpart.support.compiled import compiled
 
 __all__ = ["Progress", "estimate", "make_progress", "refresh"]
 

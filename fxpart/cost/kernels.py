@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.compiled import compiled
+from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.tables import CostTables, MemoryTables
-from fxpart.graph import FloatArray, IntArray
+from fxpart.support.compiled import compiled
 
 __all__ = [
     "ScheduleLog",

@@ -6,8 +6,10 @@ from functools import lru_cache
 
 import numpy as np
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import CAST, UPDATE, IntArray, OpGraph
 from fxpart.cost.holding import live_bytes
+from fxpart.cost.problem import Problem
 from fxpart.cost.storage_kinds import (
     KINDS,
     StorageFacts,
@@ -17,8 +19,6 @@ from fxpart.cost.storage_kinds import (
     storages_on,
 )
 from fxpart.cost.tables import memory_tables
-from fxpart.graph import CAST, UPDATE, IntArray, OpGraph
-from fxpart.problem import Problem
 
 __all__ = ["DevicePeak", "LiveTensor", "device_peaks", "doing", "memory_by_kind"]
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.topology import Topology
 from fxpart.errors import SpecError
-from fxpart.graph import FloatArray, OpGraph
-from fxpart.topology import Topology
 
 __all__ = ["LatencyModel", "op_time_s"]
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from fxpart.core.graph import CAST, IntArray, OpGraph
 from fxpart.cost.tables import MemoryTables
-from fxpart.graph import CAST, IntArray, OpGraph
 
 __all__ = ["KINDS", "StorageFacts", "Storages", "short_name", "storage_facts", "storages_on"]
 

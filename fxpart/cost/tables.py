@@ -1,15 +1,37 @@
 """A graph and a topology as the flat tables that the inner loops walk."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.cost.latency_source import LatencySource
-from fxpart.graph import FloatArray, IntArray, OpGraph
-from fxpart.topology import Topology
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.topology import Topology
 
-__all__ = ["CostTables", "MemoryTables", "cost_tables", "memory_tables"]
+__all__ = [
+    "CostTables",
+    "LatencySource",
+    "MemoryTables",
+    "cost_tables",
+    "memory_tables",
+    "same_on_every_device",
+]
+
+
+# What times of operators can come from: a roofline, a profile, or a calibration.
+
+
+class LatencySource(Protocol):
+    """Anything that knows how long operators take."""
+
+    def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
+        """Return the time of each operator on each device in seconds, shape (n, D)."""
+        ...
+
+
+def same_on_every_device(seconds: FloatArray, topology: Topology) -> FloatArray:
+    """Return `seconds` (shape n) as the times on each device of `topology`, shape (n, D)."""
+    return np.repeat(seconds[:, None], topology.n_devices, axis=1)
 
 
 class CostTables(NamedTuple):

@@ -20,9 +20,8 @@ from torch.autograd.function import FunctionCtx
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves, tree_map
 
-from fxpart.capture.loss import first_real
+from fxpart.capture.training.loss import first_real, training_loss
 from fxpart.execution.live_bytes import LiveBytes
-from fxpart.execution.training_loss import training_loss
 
 __all__ = ["BackwardDevices"]
 

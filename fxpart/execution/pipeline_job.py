@@ -1,7 +1,7 @@
 """What a pipeline run and its stage processes tell each other: files in one folder, and messages.
 
     folder/job.json                 what is to be run
-    folder/stages/                  the stages; see `fxpart.pipeline.stage_files`
+    folder/stages/                  the stages; see `fxpart.execution.stages.stage_files`
     folder/microbatches.safetensors inputs of stage 0
     folder/rendezvous               where the processes meet
     folder/stage_<i>.json           what stage i measured

@@ -8,19 +8,18 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from fxpart.capture.export import capture_failure, export_program
-from fxpart.capture.from_export import op_graph
-from fxpart.capture.storage import storage_key
-from fxpart.errors import SpecError
-from fxpart.execution.device_name import checked_device
-from fxpart.execution.free_memory import free_bytes
-from fxpart.execution.seeded import seeded
-from fxpart.graph import OpGraph
-from fxpart.models.build import build_model
-from fxpart.models.spec import ModelSpec
-from fxpart.sizes import show_bytes
+from fxpart.capture.calls import storage_key
+from fxpart.capture.inference.export import capture_failure, export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.inputs import drawn_inputs
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.graph import OpGraph
+from fxpart.errors import SpecError, show_bytes
+from fxpart.execution.device import checked_device, free_bytes, seeded
+from fxpart.execution.stages.chain import Chain
 
-__all__ = ["RealModel", "real_model"]
+__all__ = ["RealModel", "drawn_microbatches", "real_model"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -97,3 +96,24 @@ def _weight_bytes(module: nn.Module) -> int:
     tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
     sizes = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(sizes.values())
+
+
+# The inputs of one step of a pipeline: as many microbatches as it takes, of equal shapes.
+
+
+def drawn_microbatches(
+    spec: ModelSpec, real: RealModel, chain: Chain, count: int, seed: int = 0
+) -> list[tuple[torch.Tensor, ...]]:
+    """Return what stage 0 of `chain` takes for `count` microbatches of `real`, made from `spec`.
+
+    The first holds the inputs of `real`, the others are drawn anew, each from a seed of its own.
+    What a factory returned as inputs is given again each time: only it knows what is valid.
+    """
+    calls = [real.kwargs]
+    for index in range(1, count):
+        if spec.architecture is None:
+            calls.append(real.kwargs)
+            continue
+        with seeded(seed + index, real.device):
+            calls.append(drawn_inputs(real.module, real.kwargs, real.device))
+    return [chain.flat_inputs(real.args, kwargs) for kwargs in calls]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.training.loss import training_loss
+from fxpart.core.optimizer import IMPLEMENTATIONS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
-from fxpart.execution.training_loss import training_loss
-from fxpart.training import IMPLEMENTATIONS
 
 __all__ = [
     "REAL_OPTIMIZERS",
@@ -35,7 +35,7 @@ REAL_OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "adam": lambda weights, **how: torch.optim.Adam(weights, lr=1e-3, **how),
     "adamw": lambda weights, **how: torch.optim.AdamW(weights, lr=1e-3, **how),
 }
-"""By the names of `fxpart.training`: makes torch's optimizer of some parameters."""
+"""By the names of `fxpart.core.optimizer`: makes torch's optimizer of some parameters."""
 
 _PHASES = ("forward", "backward", "update")
 

@@ -5,7 +5,7 @@ use there: what `fxpart.cost` predicts the memory of.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,10 +16,61 @@ from torch.utils._pytree import tree_map_only
 
 from fxpart.execution.backward_devices import BackwardDevices
 from fxpart.execution.live_bytes import LiveBytes
-from fxpart.execution.placing import name_devices
-from fxpart.pipeline.flat_graph import FlatGraph, flatten
+from fxpart.execution.stages.flat_graph import FlatGraph, flatten
 
-__all__ = ["SplitRun", "split_run"]
+__all__ = ["SplitRun", "name_devices", "partition_weights", "physical_devices", "split_run"]
+
+
+# Puts a split module on devices of this machine: its weights, and the devices that it names.
+
+
+def physical_devices(device: torch.device, count: int) -> tuple[torch.device, ...]:
+    """Return the device of this machine that each of `count` logical devices is.
+
+    On CUDA, logical devices take turns on those that there are, `device` first; otherwise all are
+    `device`.
+    """
+    if device.type != "cuda":
+        return (device,) * count
+    there = torch.cuda.device_count()
+    first = device.index or 0
+    return tuple(torch.device("cuda", (first + number) % there) for number in range(count))
+
+
+def partition_weights(flat: FlatGraph) -> dict[int, list[Tensor]]:
+    """Return the weights, buffers and constants that each partition uses, by its number."""
+    found: dict[int, list[Tensor]] = {number: [] for number in range(flat.n_stages)}
+    for node in flat.graph.find_nodes(op="get_attr"):
+        value = flat.attributes[str(node.target)]
+        if isinstance(value, Tensor):
+            for number in dict.fromkeys(flat.stage_of.get(user) for user in node.users):
+                # A guard has no partition, nor has the result.
+                if number in found:
+                    found[number].append(value)
+    return found
+
+
+def name_devices(device_of: Mapping[fx.Node, int], physical: Sequence[torch.device]) -> None:
+    """Let calls that name the device of the capture, such as ``arange``, name their own.
+
+    Args:
+        device_of: logical device of each operator; the arguments of these are changed.
+        physical: device of this machine that each logical device is; the capture's comes first.
+
+    """
+    for node, logical in device_of.items():
+        to, source = physical[logical], physical[0]
+        if to == source:
+            continue
+
+        def named(leaf: object, source: torch.device = source, to: torch.device = to) -> object:
+            # "cuda" without a number is the first of them.
+            if isinstance(leaf, torch.device) and leaf.type == source.type:
+                return to if (leaf.index or 0) == (source.index or 0) else leaf
+            return leaf
+
+        node.args = fx.node.map_aggregate(node.args, named)  # type: ignore[arg-type]
+        node.kwargs = fx.node.map_aggregate(node.kwargs, named)  # type: ignore[arg-type]
 
 
 class _Holding(NamedTuple):
@@ -143,7 +194,7 @@ def split_run(
     """Return the run in which each partition is computed by its logical device.
 
     Args:
-        split: as `fxpart.split.split_by_assignment` returns it.
+        split: as `fxpart.split_by_assignment` returns it.
         device_of_partition: logical device of each partition.
         physical: the device of this machine that each logical device is; the module lies on the
             first. Weights that others read are copied to them; where gradients are recorded, those

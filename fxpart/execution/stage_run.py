@@ -15,14 +15,19 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.pipelining.schedules import PipelineScheduleSingle
 
+from fxpart.capture.training.loss import training_loss
 from fxpart.execution import pipeline_job as job_files
-from fxpart.execution.device_name import device_name
+from fxpart.execution.device import device_name
 from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.execution.pipeline_job import PipelineJob, StageMeasurement
-from fxpart.execution.stage_shell import MicrobatchFeed, StageShell
-from fxpart.execution.tied_gradients import SharedWeight, add_tied_gradients, shared_weights
-from fxpart.execution.training_loss import training_loss
-from fxpart.pipeline.stage_files import LoadedStage, TensorShape, load_stage
+from fxpart.execution.stage_shell import (
+    MicrobatchFeed,
+    SharedWeight,
+    StageShell,
+    add_tied_gradients,
+    shared_weights,
+)
+from fxpart.execution.stages.stage_files import LoadedStage, TensorShape, load_stage
 
 __all__ = ["run_stage"]
 

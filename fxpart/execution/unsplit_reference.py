@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fxpart.execution.threads import torch_threads
-from fxpart.execution.training_loss import training_loss
-from fxpart.pipeline.one_parameter import tied_parameters
+from fxpart.capture.training.loss import training_loss
+from fxpart.execution.device import torch_threads
+from fxpart.execution.stages.chain import tied_parameters
 
 if TYPE_CHECKING:
-    from fxpart.pipeline.chain import Chain
+    from fxpart.execution.stages.chain import Chain
 
 __all__ = ["Reference", "reference"]
 

@@ -1,18 +1,79 @@
 """From a placement in stages to what each stage of a pipeline costs."""
 
 import numpy as np
+import numpy.typing as npt
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.holding import weight_bytes_of
+from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
-from fxpart.graph import IntArray, OpGraph
-from fxpart.problem import Problem
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
-from fxpart.schedule.stage_storages import stage_bytes
-from fxpart.schedule.stage_updates import update_bytes
-from fxpart.schedule.tied_parts import tied_parts
+from fxpart.schedule.stage_storages import peak_of_intervals, stage_bytes
 
-__all__ = ["stage_costs", "stages_of"]
+__all__ = ["stage_costs", "stages_of", "tied_parts", "update_bytes"]
+
+
+# What the updates of one stage's weights allocate at the end of a step.
+
+
+def update_bytes(graph: OpGraph, stage_of: IntArray, stage: int) -> tuple[int, int]:
+    """Return the most bytes at once that the updates of a stage make, and those that stay.
+
+    What stays is there until all updates of the device are done. Weights, their gradients and the
+    optimizer's state are not counted.
+
+    Args:
+        graph: a step of n operators.
+        stage_of: stage of each operator. Length n.
+        stage: the one that is asked about.
+
+    """
+    mine = np.flatnonzero(graph.is_update & (stage_of == stage))
+    if not len(mine):
+        return 0, 0
+    values = np.flatnonzero(np.isin(graph.value_producer, mine))
+    last = graph.value_producer.copy()
+    np.maximum.at(last, graph.reads, graph.readers)
+    last[graph.value_is_output] = graph.n_ops - 1
+    birth, last, size = graph.value_producer[values], last[values], graph.value_alloc_bytes[values]
+    stays = int(size[graph.value_is_output[values]].sum())
+    return peak_of_intervals(birth, last, size, graph.n_ops), stays
+
+
+# Gradients of a weight that several stages use: which values are a stage's part of one.
+
+
+def tied_parts(graph: OpGraph, stage_of: IntArray) -> npt.NDArray[np.bool_]:
+    """Return, for each value, whether it is one stage's part of a weight's gradient. Length V.
+
+    In the graph of a training step a weight has one gradient: the parts of all stages that use it
+    are added up where the last one is made. A part is what a backward makes and another stage reads
+    there, with as many bytes as a weight that both of them use forward.
+    """
+    readers, maker = graph.readers, graph.value_producer[graph.reads]
+    # Where the maker belongs to the backward, so does the reader.
+    away = (maker >= graph.first_backward) & (stage_of[maker] != stage_of[readers])
+    is_part = np.zeros(graph.n_values, dtype=np.bool_)
+    if not away.any():
+        return is_part
+    weights = _weights_of_stages(graph, stage_of)
+    for edge in np.flatnonzero(away).tolist():
+        value = int(graph.reads[edge])
+        both = weights[stage_of[maker[edge]]] & weights[stage_of[readers[edge]]]
+        is_part[value] |= bool((graph.weight_bytes[both] == graph.value_bytes[value]).any())
+    return is_part
+
+
+def _weights_of_stages(graph: OpGraph, stage_of: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which weights each stage uses forward, by stage and weight."""
+    users = graph.users
+    forward = users < graph.first_backward
+    shape = (int(stage_of.max()) + 1, len(graph.weight_bytes))
+    used = np.zeros(shape, dtype=np.bool_)
+    used[stage_of[users[forward]], graph.uses[forward]] = True
+    return used
+
 
 _REMEDY = "place the model with mode=pipeline"
 

@@ -11,9 +11,8 @@ from heapq import heappop, heappush
 
 from fxpart.errors import SpecError
 from fxpart.schedule.costs import PipelineCosts, StageCost
-from fxpart.schedule.device_rows import device_rows
 from fxpart.schedule.orders import Action
-from fxpart.schedule.progress import Progress, refuse_stuck
+from fxpart.schedule.simulate import Progress, device_rows, refuse_stuck
 
 __all__ = ["step_on_cores"]
 

@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 from operator import attrgetter
 
+from fxpart.errors import SpecError
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
-from fxpart.schedule.device_rows import device_rows
-from fxpart.schedule.orders import Action
-from fxpart.schedule.progress import Progress, refuse_stuck
+from fxpart.schedule.orders import Action, ordered_actions
 from fxpart.schedule.result import (
     ReplicaSum,
     ScheduleResult,
@@ -22,9 +21,159 @@ from fxpart.schedule.result import (
     StageTransfer,
     StageUpdate,
 )
-from fxpart.schedule.row_memory import row_peak_bytes
 
-__all__ = ["simulate_schedule"]
+__all__ = ["Progress", "device_rows", "refuse_stuck", "row_peak_bytes", "simulate_schedule"]
+
+
+# How far a simulated step is: what each action still waits for, and when links are free.
+
+Followers = list[list[tuple[int, StageLink | None]]]
+
+
+class Progress:
+    """What of a step has arrived where, and been sent; of use to any way of counting time.
+
+    The forward of stage s is number s, its backward number s + the number of stages.
+    """
+
+    def __init__(self, costs: PipelineCosts, devices: int, microbatches: int) -> None:
+        self._costs, self._devices = costs, devices
+        self._followers = _followers(costs)
+        waited_for = [0] * len(self._followers)
+        for number, _ in (pair for pairs in self._followers for pair in pairs):
+            waited_for[number] += 1
+        self._missing = [[count] * microbatches for count in waited_for]
+        self._link_free_s: dict[tuple[int, int], float] = {}
+
+    def number(self, action: Action) -> int:
+        """Return the number of an action's forward or backward."""
+        return action.stage + (0 if action.kind == "F" else len(self._costs.stages))
+
+    def followers(self, number: int) -> list[tuple[int, StageLink | None]]:
+        """Return the numbers of what waits for a forward or backward, and by which link if any."""
+        return self._followers[number]
+
+    def can_start(self, action: Action) -> bool:
+        """Return whether all has arrived that an action waits for."""
+        return not self._missing[self.number(action)][action.microbatch]
+
+    def arrived(self, number: int, microbatch: int) -> None:
+        """Note that one of the things has arrived that a forward or backward waits for."""
+        self._missing[number][microbatch] -= 1
+
+    def sent(self, link: StageLink, made_s: float) -> tuple[float, float]:
+        """Return when what is made at `made_s` seconds begins to travel, and when it has arrived.
+
+        An ordered pair of devices carries one transfer at a time, first come first served.
+        """
+        pair = (link.source % self._devices, link.target % self._devices)
+        begin_s = max(made_s, self._link_free_s.get(pair, 0.0))
+        end_s = self._link_free_s[pair] = begin_s + link.seconds
+        return begin_s, end_s
+
+
+def refuse_stuck(rows: Sequence[Sequence[Action]], place: Sequence[int]) -> None:
+    """Refuse a step that has come to an end before all devices have run their rows.
+
+    Raises:
+        RuntimeError: when device d has run only the first `place[d]` of `rows[d]`: they wait for
+            each other in a circle, which no order of `fxpart.schedule.SCHEDULES` lets happen.
+
+    """
+    left = sum(len(row) - done for row, done in zip(rows, place, strict=True))
+    if left:
+        raise RuntimeError(f"the order of a schedule is wrong: {left} actions never start")
+
+
+def _followers(costs: PipelineCosts) -> Followers:
+    count = len(costs.stages)
+    found: Followers = [[] for _ in range(2 * count)]
+    for stage in range(count):
+        # The backward of a stage needs what its forward saved.
+        found[stage].append((count + stage, None))
+        if stage + 1 < count:
+            found[stage].append((stage + 1, None))
+            found[count + stage + 1].append((count + stage, None))
+    for link in costs.links:
+        first = 0 if link.kind == "F" else count
+        found[first + link.source].append((first + link.target, link))
+    return found
+
+
+# Which devices a pipeline is on, and what each of them runs in a step.
+
+
+def device_rows(
+    name: str, costs: PipelineCosts, microbatches: int
+) -> tuple[tuple[int, ...], tuple[tuple[Action, ...], ...]]:
+    """Return the devices in the order of their first stages, and what each runs, in order.
+
+    Raises:
+        SpecError: for a schedule, stages, links or micro-batches that do not go together.
+
+    """
+    homes = [stage.device for stage in costs.stages]
+    devices = tuple(dict.fromkeys(homes))
+    _refuse_other_than_turns(homes, devices)
+    for link in costs.links:
+        _refuse_astray(link, len(homes))
+    chunks = len(homes) // len(devices)
+    rows = ordered_actions(name, len(devices), chunks, microbatches, training=costs.training)
+    return devices, rows
+
+
+def _refuse_other_than_turns(homes: Sequence[int], devices: Sequence[int]) -> None:
+    if not homes:
+        raise SpecError("a schedule needs stages, got none; place the model with mode=pipeline")
+    taken = [devices[stage % len(devices)] for stage in range(len(homes))]
+    if homes != taken or len(homes) % len(devices):
+        shown = ", ".join(map(str, homes[:12])) + (", ..." if homes[12:] else "")
+        raise SpecError(
+            f"a schedule needs stages that go over the {len(devices)} devices in turn, equally many"
+            f" on each; they are on devices {shown}; place the model with mode=pipeline"
+        )
+
+
+def _refuse_astray(link: StageLink, stages: int) -> None:
+    there = min(link.source, link.target) >= 0 and max(link.source, link.target) < stages
+    forward = link.kind == "F" and link.source < link.target
+    backward = link.kind == "B" and link.source > link.target
+    if not there or not (forward or backward):
+        raise SpecError(
+            f"a link of kind {link.kind} from stage {link.source} to {link.target} of"
+            f" {stages} leads nowhere; F goes to a later stage, B to an earlier one"
+        )
+
+
+# The most that a device of a pipeline holds at any time of a step.
+
+
+def row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatches: int) -> int:
+    """Return the most that a device holds while it runs the actions of `row`, then its updates.
+
+    `costs` are of all stages of the pipeline.
+    """
+    mine = dict.fromkeys(action.stage for action in row)
+    held = sum(costs[s].weight_bytes + microbatches * costs[s].input_bytes for s in mine)
+    peak, has_gradient = held, set[int]()
+    for kind, _, stage in row:
+        cost = costs[stage]
+        if kind == "F":
+            peak = max(peak, held + cost.forward_peak_bytes)
+            held += cost.saved_bytes + cost.output_bytes
+            continue
+        # What the micro-batch saved is part of the backward's peak.
+        held -= cost.saved_bytes
+        if stage in has_gradient:
+            peak = max(peak, held + cost.backward_peak_bytes)
+        else:
+            peak = max(peak, held + cost.first_backward_peak_bytes)
+            held += cost.gradient_bytes
+            has_gradient.add(stage)
+    for stage in mine:
+        peak = max(peak, held + costs[stage].update_peak_bytes)
+        held += costs[stage].update_kept_bytes
+    return peak
 
 
 def simulate_schedule(name: str, costs: PipelineCosts, microbatches: int) -> ScheduleResult:

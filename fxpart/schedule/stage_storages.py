@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.compiled import compiled
+from fxpart.core.graph import IntArray
 from fxpart.cost.kernels import RESIDENT
 from fxpart.cost.tables import MemoryTables
-from fxpart.graph import IntArray
+from fxpart.support.compiled import compiled
 
 __all__ = ["StageBytes", "peak_of_intervals", "stage_bytes", "stage_storages"]
 

@@ -6,15 +6,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.errors import SpecError
+from runner.cli.ending import reported
 from runner.report.request import ALL, Request, parsed
-from runner.reporting import reported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from runner.report.choose import RunSource
+    from runner.config.sections import TrackingConfig
+    from runner.report.from_store import RunSource
     from runner.report.rows import SweepData
-    from runner.tracking import LoggedRun, TrackingConfig
+    from runner.tracking.tracker import LoggedRun
 
 __all__ = ["main"]
 
@@ -28,12 +29,11 @@ def main() -> int:
 
 
 def _report(request: Request) -> int:
-    from runner.mlflow_reading import open_stored
-    from runner.report.choose import all_runs, chosen_sweep, sweeps_of
-    from runner.report.from_store import sweep_from_store
+    from runner.config.sections import TrackingConfig
+    from runner.output.terminal import show
+    from runner.report.from_store import all_runs, chosen_sweep, sweep_from_store, sweeps_of
     from runner.report.table import show_sweep
-    from runner.terminal import show
-    from runner.tracking import TrackingConfig
+    from runner.tracking.mlflow_reading import open_stored
 
     config = TrackingConfig(uri=request.uri, experiment=request.experiment)
     source = open_stored(config, Path.cwd())
@@ -64,11 +64,11 @@ def _compare(
     before: "LoggedRun",
     after: "LoggedRun",
 ) -> int:
+    from runner.output.terminal import show
     from runner.report.compare import compared
     from runner.report.compare_html import comparison_html
     from runner.report.compare_table import show_comparison
     from runner.report.from_store import sweep_from_store, sweep_keys
-    from runner.terminal import show
 
     if before is after:
         raise SpecError(
@@ -98,9 +98,9 @@ class _Written:
     """A section to begin with."""
 
     def write(self) -> None:
-        from runner.paths import shown_path
+        from runner.config.paths import shown_path
+        from runner.output.terminal import show
         from runner.report.written import write_report
-        from runner.terminal import show
 
         write_report(self.path, self.data, first=self.first)
         show(f"report:    {shown_path(self.path)}")
@@ -114,8 +114,9 @@ class _Written:
 
 
 def _log(config: "TrackingConfig", parent: "LoggedRun", path: Path) -> None:
-    from runner.announce import announce_page
-    from runner.tracking import TrackingError, open_tracker
+    from runner.errors import TrackingError
+    from runner.tracking.announce import announce_page
+    from runner.tracking.open_tracker import open_tracker
 
     try:
         tracker = open_tracker(config, Path.cwd())
@@ -126,7 +127,7 @@ def _log(config: "TrackingConfig", parent: "LoggedRun", path: Path) -> None:
 
 
 def _list_others(sweeps: "Sequence[LoggedRun]") -> None:
-    from runner.terminal import counted, show
+    from runner.output.terminal import counted, show
 
     if not sweeps:
         return

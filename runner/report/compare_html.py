@@ -4,9 +4,12 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from runner.report.compare import Comparison, Pair, change_pct
-from runner.report.compare_words import (
+from runner.output.terminal import counted
+from runner.report.compare import (
+    Comparison,
+    Pair,
     best_lines,
+    change_pct,
     change_text,
     cost_text,
     only_lines,
@@ -16,7 +19,6 @@ from runner.report.compare_words import (
 from runner.report.measures import Measure, finished
 from runner.report.rows import SweepRow
 from runner.report.settings import cell, headings
-from runner.terminal import counted
 
 __all__ = ["comparison_html"]
 

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from runner.report.compare import Comparison, Pair
-from runner.report.compare_words import (
+from runner.output.terminal import add_numbers, counted, empty_table, show
+from runner.report.compare import (
+    Comparison,
+    Pair,
     best_lines,
     change_text,
     cost_text,
@@ -15,7 +17,6 @@ from runner.report.compare_words import (
 from runner.report.measures import Measure
 from runner.report.rows import SweepRow
 from runner.report.settings import cell, headings, in_parts
-from runner.terminal import add_numbers, counted, empty_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table

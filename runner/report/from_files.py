@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from fxpart.errors import SpecError
-from runner.identity import Choices, override_values, parameters
-from runner.job_files import RESULT_FILE
-from runner.mlflow_values import finite_metrics, param_texts
+from runner.job.files import RESULT_FILE
+from runner.job.identity import Choices, override_values, parameters
 from runner.report.from_store import config_value
 from runner.report.rows import SweepData, SweepRow
+from runner.tracking.mlflow_values import finite_metrics, param_texts
 
 __all__ = ["sweep_from_files"]
 
@@ -41,7 +41,7 @@ def sweep_from_files(
 def _row(
     path: Path, sweep_id: str, swept: tuple[str, ...], started_ms: int | None
 ) -> SweepRow | None:
-    from runner.files import read_result
+    from runner.output.result_files import read_result
 
     try:
         result = read_result(path)
@@ -69,7 +69,7 @@ def _row(
 
 def _settings(result: Mapping[str, Any], swept: tuple[str, ...]) -> dict[str, str]:
     """Return the parameters that MLflow would show."""
-    from runner.config_tags import config_from_document
+    from runner.config.tags import config_from_document
 
     described = result["config"]
     choices, overrides = described["choices"], described["overrides"]

@@ -2,11 +2,11 @@
 
 from typing import NamedTuple
 
+from runner.output.svg import Drawing, text_width
 from runner.report.plot import ACCENT, INK, MUTED, PAPER, WARN, cut_text
 from runner.report.ranking import Ranking
 from runner.report.scale import in_order, scale_of
 from runner.report.settings import cell
-from runner.svg import Drawing, text_width
 
 __all__ = ["heat_map_keys", "heat_map_svg"]
 

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 
+from runner.output.terminal import counted
 from runner.report.heat_map import heat_map_keys, heat_map_svg
 from runner.report.html_table import MOST_ROWS, links_html, table_html
 from runner.report.page_style import CSS, SCRIPT
@@ -16,7 +17,6 @@ from runner.report.reasons import sweep_reasons
 from runner.report.rows import SweepData
 from runner.report.settings import cell, shared_settings
 from runner.report.verdict import counts_text, verdict
-from runner.terminal import counted
 
 __all__ = ["report_html"]
 

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
+from runner.output.svg import Drawing, text_width
+from runner.output.terminal import counted
 from runner.report.measures import Measure, number
-from runner.report.pareto import frontier
 from runner.report.plot import INK, MUTED, PAPER, Panel, cut_text, frame, legend, mark
-from runner.report.ranking import RankedRow, Ranking
+from runner.report.ranking import RankedRow, Ranking, frontier
 from runner.report.scale import scale_of
 from runner.report.settings import cell
-from runner.svg import Drawing, text_width
-from runner.terminal import counted
 
 __all__ = ["pareto_figure", "point_tip"]
 

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from runner.output.svg import Drawing, text_width
 from runner.report.scale import Scale, tick_text
-from runner.svg import Drawing, text_width
 
 __all__ = [
     "ACCENT",

@@ -7,11 +7,36 @@ from typing import Literal
 
 from runner.report.measures import Measure, finished, measures_of, number
 from runner.report.model_values import model_keys, model_label, model_order
-from runner.report.pareto import frontier
 from runner.report.rows import SweepData, SweepRow
 from runner.report.settings import cell, varied
 
-__all__ = ["RankedRow", "Ranking", "best_rows", "models_first", "ranked"]
+__all__ = ["RankedRow", "Ranking", "best_rows", "frontier", "models_first", "ranked"]
+
+
+# The Pareto frontier: what nothing else beats in everything at once.
+
+
+def frontier(points: Sequence[tuple[float, ...]]) -> list[bool]:
+    """Return for each point whether it is Pareto-optimal: less is better in each coordinate.
+
+    It is when no other point is as good in all coordinates and better in one; so equal points are
+    optimal together. Takes time in proportion to the points by those on the frontier.
+    """
+    optimal = [False] * len(points)
+    kept: list[tuple[float, ...]] = []
+    # In lexicographic order what dominates a point comes before it, and by transitivity something
+    # on the frontier does.
+    for index in sorted(range(len(points)), key=points.__getitem__):
+        point = points[index]
+        if not any(_dominates(other, point) for other in kept):
+            optimal[index] = True
+            if not kept or kept[-1] != point:
+                kept.append(point)
+    return optimal
+
+
+def _dominates(better: tuple[float, ...], worse: tuple[float, ...]) -> bool:
+    return better != worse and all(b <= w for b, w in zip(better, worse, strict=True))
 
 
 Mark = Literal["best", "pareto", "equal", ""]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fxpart.errors import SpecError
-from runner.parser import Parser
+from runner.cli.ending import Parser
 
 __all__ = ["ALL", "LATEST", "Request", "parsed"]
 

@@ -4,12 +4,12 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from runner.output.terminal import add_numbers, counted, empty_table, show
 from runner.report.measures import Measure
 from runner.report.ranking import RankedRow, Ranking, best_rows, ranked
 from runner.report.reasons import STATUS_WORDS, sweep_reasons
 from runner.report.rows import SweepData, SweepRow
 from runner.report.settings import cell, headings, in_parts, shared_settings
-from runner.terminal import add_numbers, counted, empty_table, show
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from statistics import median
 
+from runner.output.terminal import counted
 from runner.report.measures import number
 from runner.report.ranking import RankedRow, Ranking
 from runner.report.settings import cell
-from runner.terminal import counted
 
 __all__ = ["Verdict", "counts_text", "verdict"]
 

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fxpart.errors import CacheError
+from runner.output.text_files import write_text
 from runner.report.html import report_html
 from runner.report.rows import SweepData
-from runner.writing import write_text
 
 __all__ = ["kept_copy", "write_report"]
 

@@ -9,10 +9,10 @@ from benchmarks.memory import HEADS, Case, row, summary
 from benchmarks.memory_case import Counted, Predicted, counted, predicted
 from benchmarks.memory_cuda import Allocated, allocated
 from benchmarks.memory_models import MID_SIZE, SMALL
+from fxpart.capture.models.build import build_model
+from fxpart.core.optimizer import Optimizer
+from fxpart.core.phases import StepOptions
 from fxpart.execution.real_step import StepPeak
-from fxpart.models.build import build_model
-from fxpart.phases import StepOptions
-from fxpart.training import Optimizer
 
 SPECS = {spec.name: spec for spec in SMALL}
 

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import memory_profile
 from benchmarks.memory_profile import SHAPES, compare_profiles, main
-from fxpart.memory import build_memory_profile
+from fxpart.torch_compat.memory import build_memory_profile
 
 
 def test_a_graph_has_about_that_many_nodes_and_its_bytes() -> None:

@@ -6,7 +6,7 @@ from torch import fx
 
 from benchmarks import split_cut
 from benchmarks.split_cut import children, compare_cuts, long_graph, main
-from fxpart.split import split_module
+from fxpart.torch_compat.split_module import split_module
 
 
 def test_the_graph_has_that_many_operators_and_runs() -> None:

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.synthetic import WEIGHT_BYTES, chain_graph, diamonds_graph, synthetic_graph
+from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError
-from fxpart.graph import OpGraph
 
 
 def _readers(graph: OpGraph) -> np.ndarray:

@@ -1,6 +1,6 @@
 """Small versions of published architectures, for captures that are then really run."""
 
-from fxpart.models.spec import ModelSpec
+from fxpart.capture.models.spec import ModelSpec
 
 GPT2 = ModelSpec(
     "gpt2",

@@ -4,9 +4,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpart.capture import capture_graph, joint_graph
-from fxpart.graph import OpGraph
-from fxpart.models.build import build_model
+from fxpart.capture.api import capture_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.graph import OpGraph
 from tests.execution.small_presets import SMALL_PRESETS
 
 

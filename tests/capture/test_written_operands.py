@@ -3,7 +3,7 @@
 import torch
 from torch import fx
 
-from fxpart.capture.written_operands import written_operands
+from fxpart.capture.calls import written_operands
 
 
 def test_only_what_the_schema_says_is_written() -> None:

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from fxpart.core.graph import OpGraph
 from fxpart.cost.calibration import Calibration
 from fxpart.cost.profile import OperatorProfile
-from fxpart.graph import OpGraph
 from tests.sketch import chain
 
 TARGETS = (

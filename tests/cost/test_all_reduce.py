@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.data_parallel import split_topology
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.topology import Link
 from fxpart.cost.all_reduce import (
     all_reduce_cost,
     partial_values,
@@ -15,13 +20,8 @@ from fxpart.cost.all_reduce import (
     with_buckets,
 )
 from fxpart.cost.evaluate import evaluate
-from fxpart.data_parallel import split_topology
 from fxpart.errors import SpecError
-from fxpart.graph import IntArray, OpGraph
-from fxpart.partitions import partition_by_device
-from fxpart.topology import Link
-from fxpart.training import Optimizer, with_optimizer
-from tests.modes.training_sketch import random_training_graph
+from tests.placement.training_sketch import random_training_graph
 from tests.sketch import Sketch, devices, problem
 
 

@@ -5,15 +5,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.topology import Link, Topology
 from fxpart.cost.bounds import lower_bound_s
 from fxpart.cost.evaluate import evaluate, peak_bytes
 from fxpart.cost.kernels import schedule, schedule_log
+from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
-from fxpart.graph import OpGraph
-from fxpart.partitions import partition_by_device
-from fxpart.problem import Problem
-from fxpart.topology import Link, Topology
 from tests import independent
 from tests.sketch import Sketch, chain, devices, problem, random_graph
 

@@ -5,11 +5,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fxpart.core.graph import IntArray
+from fxpart.core.topology import Link
 from fxpart.cost.incremental import estimate, make_progress, refresh
 from fxpart.cost.kernels import schedule, schedule_log
-from fxpart.graph import IntArray
-from fxpart.problem import Problem
-from fxpart.topology import Link
+from fxpart.cost.problem import Problem
 from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 

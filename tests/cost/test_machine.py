@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fxpart.cost import machine
-from fxpart.cost.machine import cpu_name, machine_key
+from fxpart.support import host as machine
+from fxpart.support.host import cpu_name, machine_key
 
 
 def test_a_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

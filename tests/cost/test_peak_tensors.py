@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from fxpart.assignment import Assignment
-from fxpart.capture import joint_capture
+from fxpart.capture.training.joint import joint_capture
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.peak_tensors import DevicePeak, LiveTensor, device_peaks, memory_by_kind
 from fxpart.cost.storage_kinds import KINDS
-from fxpart.graph import IntArray, OpGraph
-from fxpart.partitions import partition_by_device
 from tests.cost.training_step import step
-from tests.modes.training_sketch import random_training_graph
+from tests.placement.training_sketch import random_training_graph
 from tests.sketch import Sketch, devices, problem, random_graph
 
 BIG = 10**9

@@ -9,13 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fxpart.cost.profile import OperatorProfile
-from fxpart.cost.profile_file import profile_path, read_profile, write_profile
+from fxpart.core.granularity import group_operators
+from fxpart.cost.problem import make_problem
+from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel, op_time_s
 from fxpart.errors import CacheError, SpecError
-from fxpart.granularity import group_operators
-from fxpart.modes import make_mode
-from fxpart.problem import make_problem
+from fxpart.placement import make_mode
 from tests.cost.planted import PLANTED, graph_of, profile_of
 from tests.sketch import devices, random_graph
 
@@ -115,7 +114,7 @@ def test_the_path_tells_models_and_machines_apart(
 
 def test_a_warm_start_needs_no_torch() -> None:
     code = (
-        "import sys, fxpart.cost.profile_file, fxpart.cost.fit, fxpart.problem;"
+        "import sys, fxpart.cost.profile, fxpart.cost.fit, fxpart.cost.problem;"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

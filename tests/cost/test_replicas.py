@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.topology import Link
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.holding import holding, weight_bytes_of
+from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
-from fxpart.partitions import partition_by_device
-from fxpart.problem import Problem
-from fxpart.topology import Link
 from tests import independent
 from tests.independent_replicas import homes, peak_bytes
 from tests.sketch import Sketch, devices, problem, random_graph

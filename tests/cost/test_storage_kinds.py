@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.cost.peak_tensors import device_peaks, doing
-from fxpart.graph import OpGraph
-from fxpart.training.optimizer import Optimizer, with_optimizer
 from tests.sketch import Sketch, devices, problem
 
 

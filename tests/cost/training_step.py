@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fxpart.graph import OpGraph
+from fxpart.core.graph import OpGraph
 from tests.sketch import Sketch
 
 

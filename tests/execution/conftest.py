@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fxpart.execution.threads import torch_threads
+from fxpart.execution.device import torch_threads
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor, fx, nn
 
-from fxpart.pipeline.chain import Chain, chain_stages
-from fxpart.split import split_module
+from fxpart.execution.stages.chain import Chain, chain_stages
+from fxpart.torch_compat.split_module import split_module
 
 WIDTH = 8
 WORDS = 13

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.execution.real_model import RealModel, real_model
-from fxpart.graph import IntArray, OpGraph
-from fxpart.partitions import partition_by_device
 from tests.execution.small_presets import SMALL_PRESETS
 
 

@@ -1,6 +1,6 @@
 """A small version of every preset: its architecture and switches, few layers, small widths."""
 
-from fxpart.models.spec import ModelSpec
+from fxpart.capture.models.spec import ModelSpec
 
 _LLAMA = {
     "vocab_size": 101,
@@ -141,7 +141,7 @@ _ALL = (
     ),
     ModelSpec(
         "dlrm",
-        factory="fxpart.models.dlrm:dlrm",
+        factory="fxpart.capture.models.dlrm:dlrm",
         factory_args={
             "embedding_dim": 8,
             "max_rows": 40,

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpart.capture import joint_capture, op_graph
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.training.joint import joint_capture
+from fxpart.core.partitions import partition_by_device
 from fxpart.execution.backward_devices import BackwardDevices
 from fxpart.execution.live_bytes import LiveBytes
-from fxpart.execution.outcome import Outcome, step_outcome, trained_parameters
+from fxpart.execution.local import Outcome, step_outcome, trained_parameters
+from fxpart.execution.split.placement import split_by_assignment
 from fxpart.execution.split_run import split_run
-from fxpart.partitions import partition_by_device
-from fxpart.split import split_by_assignment
 
 CPU = torch.device("cpu")
 INPUT = torch.tensor([1.0, 2.0])

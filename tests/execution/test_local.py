@@ -9,18 +9,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpart.assignment import Assignment
-from fxpart.capture.export import export_program
-from fxpart.capture.from_export import op_graph
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.core.assignment import Assignment
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
 from fxpart.cost.evaluate import evaluate
+from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import ExecutionError, SpecError
 from fxpart.execution import local
 from fxpart.execution.difference import max_difference
 from fxpart.execution.local import run_local
 from fxpart.execution.real_model import RealModel
-from fxpart.problem import make_problem
-from fxpart.topology import DeviceSpec, Link, uniform_topology
 from tests.execution.scene import at_random, grouped, in_a_row, predicted_peaks, small
 from tests.execution.small_presets import SMALL_PRESETS
 

@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpart.assignment import Assignment
-from fxpart.capture import JointCapture, joint_capture, op_graph
-from fxpart.capture.export import export_program
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.training.joint import JointCapture, joint_capture
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
+from fxpart.core.partitions import partition_by_device
 from fxpart.errors import ExecutionError, SpecError
 from fxpart.execution import local
-from fxpart.execution.local import LocalRun, run_local
-from fxpart.execution.outcome import trained_parameters
+from fxpart.execution.forward_devices import forward_devices
+from fxpart.execution.local import LocalRun, run_local, trained_parameters
 from fxpart.execution.real_model import RealModel
-from fxpart.forward_devices import forward_devices
-from fxpart.graph import IntArray
-from fxpart.partitions import partition_by_device
 from tests.execution.scene import predicted_peaks, small
 
 pytestmark = pytest.mark.usefixtures("one_thread")

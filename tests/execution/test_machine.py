@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from fxpart.cost.machine import cpu_name
 from fxpart.errors import SpecError
-from fxpart.execution import free_memory
-from fxpart.execution.device_name import checked_device, device_name
-from fxpart.execution.free_memory import free_bytes
+from fxpart.execution import device as devices
+from fxpart.execution.device import checked_device, device_name, free_bytes
+from fxpart.support.host import cpu_name
 
 CPU = torch.device("cpu")
 
@@ -47,8 +46,8 @@ def _machine(
         path = folder / name.replace("__", "/").replace("_of_", ".")
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(free_memory, "_HOST_FACTS", folder / "meminfo")
-    monkeypatch.setattr(free_memory, "_GROUP", folder)
+    monkeypatch.setattr(devices, "_HOST_FACTS", folder / "meminfo")
+    monkeypatch.setattr(devices, "_GROUP", folder)
 
 
 def test_memory_is_what_the_system_says_is_available(

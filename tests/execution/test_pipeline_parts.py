@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
+from fxpart.capture.training.loss import training_loss
 from fxpart.errors import SpecError
-from fxpart.execution.mutated_inputs import mutated_inputs
-from fxpart.execution.training_loss import training_loss
+from fxpart.execution.stage_shell import mutated_inputs
+from fxpart.execution.stages.chain import Chain
 from fxpart.execution.unsplit_reference import reference
-from fxpart.pipeline.chain import Chain
 from tests.execution.pipeline_scene import Skips, cut_chain, skips, skips_inputs
 
 

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fxpart.capture import joint_capture, op_graph
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.training.joint import joint_capture
+from fxpart.core.partitions import partition_by_device
 from fxpart.errors import SpecError
+from fxpart.execution.forward_devices import forward_devices
 from fxpart.execution.pipeline_run import PipelineRun, run_pipeline
 from fxpart.execution.real_model import real_model
-from fxpart.forward_devices import forward_devices
-from fxpart.models.spec import ModelSpec
-from fxpart.modes.pipeline import PipelineOptions, pipeline
-from fxpart.partitions import partition_by_device
-from fxpart.pipeline.chain import Chain, chain_stages
-from fxpart.pipeline.one_parameter import tied_parameters
+from fxpart.execution.split.placement import split_by_assignment
+from fxpart.execution.stages.chain import Chain, chain_stages, tied_parameters
+from fxpart.placement.pipeline import PipelineOptions, pipeline
 from fxpart.schedule import EngineStage, engine_peak_bytes, engine_stages
-from fxpart.split import split_by_assignment
 from tests.execution.pipeline_scene import cut_chain, skips, skips_inputs
 from tests.sketch import devices, problem
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.models.spec import ModelSpec
 from fxpart.errors import CaptureError, SpecError
 from fxpart.execution import real_model as real_models
 from fxpart.execution.real_model import real_model
-from fxpart.models.spec import ModelSpec
 from tests.execution.scene import same_bits, small
 from tests.execution.small_presets import SMALL_PRESETS
 

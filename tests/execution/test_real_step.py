@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fxpart.core.optimizer import IMPLEMENTATIONS, OPTIMIZERS
 from fxpart.errors import SpecError
 from fxpart.execution.real_step import (
     REAL_OPTIMIZERS,
@@ -15,7 +16,6 @@ from fxpart.execution.real_step import (
     step_peak_bytes,
     training_step,
 )
-from fxpart.training import IMPLEMENTATIONS, OPTIMIZERS
 
 
 class Product(nn.Module):

@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from fxpart.assignment import Assignment
+from fxpart.capture.training.loss import training_loss
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
+from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import FxpartError
-from fxpart.execution.training_loss import training_loss
-from fxpart.graph import OpGraph
-from fxpart.modes import MODES, make_mode
-from fxpart.problem import make_problem
-from fxpart.split import split_by_assignment
-from fxpart.topology import DeviceSpec, Link, Topology, uniform_topology
+from fxpart.execution.split.placement import split_by_assignment
+from fxpart.placement import MODES, make_mode
 from tests.execution.scene import at_random, in_a_row, predicted_peaks, same_bits, small
 from tests.execution.small_presets import SMALL_PRESETS
 

@@ -11,14 +11,13 @@ from torch import Tensor, fx, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fxpart.assignment import Assignment
-from fxpart.capture.export import export_program
-from fxpart.capture.from_export import op_graph
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.core.assignment import Assignment
 from fxpart.execution.live_bytes import LiveBytes
-from fxpart.execution.placing import partition_weights, physical_devices
-from fxpart.execution.split_run import split_run
-from fxpart.pipeline.flat_graph import flatten
-from fxpart.split import split_by_assignment
+from fxpart.execution.split.placement import split_by_assignment
+from fxpart.execution.split_run import partition_weights, physical_devices, split_run
+from fxpart.execution.stages.flat_graph import flatten
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 

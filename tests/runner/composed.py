@@ -5,10 +5,11 @@ from typing import cast
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
-from runner import config, specs
-from runner.config import read_config
-from runner.paths import conf_dir
-from runner.sections import Config
+from runner.config import read as config
+from runner.config import specs
+from runner.config.paths import conf_dir
+from runner.config.read import read_config
+from runner.config.sections import Config
 
 GROUPS = (
     "devices",

@@ -10,14 +10,15 @@ from unittest.mock import patch
 
 import pytest
 
-from fxpart.models import files_read
-from runner.tracking import TrackingConfig, open_tracker
+from fxpart.capture.models import files_read
+from runner.config.sections import TrackingConfig
+from runner.tracking.open_tracker import open_tracker
 from tests.runner.command import MODEL
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-    from runner.mlflow_tracker import MlflowTracker
+    from runner.tracking.mlflow_tracker import MlflowTracker
 
 
 @pytest.fixture(scope="session")
@@ -66,7 +67,7 @@ def _own_store(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def tracker(empty_store: Path, tmp_path: Path) -> "MlflowTracker":
     """A tracker whose store is empty and of this test alone."""
-    from runner.mlflow_tracker import MlflowTracker
+    from runner.tracking.mlflow_tracker import MlflowTracker
 
     (tmp_path / "outputs").mkdir()
     shutil.copy(empty_store, tmp_path / "outputs")

@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from fxpart.assignment import Assignment
-from fxpart.graph import OpGraph
-from fxpart.problem import Problem
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.cost.problem import Problem
 from fxpart.schedule import ScheduleResult, simulate_schedule, stage_costs
 from tests.sketch import Sketch, chain, devices, problem
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runner.mistakes import explain
+from runner.cli.mistakes import explain
 
 __all__ = ["refused_line"]
 

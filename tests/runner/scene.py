@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.topology import Topology
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
-from fxpart.graph import OpGraph
-from fxpart.topology import Topology
 from tests.sketch import Sketch, devices, problem
 
 

@@ -10,7 +10,7 @@ _PROGRAM = f"""
 import json
 import sys
 from runner.app import main
-from runner.sweeps import exit_codes
+from runner.sweep import exit_codes
 
 commands = json.loads(sys.argv[1])
 for command in commands:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from runner.terminal import show
+from runner.output.terminal import show
 
 if TYPE_CHECKING:
     from rich.table import Table

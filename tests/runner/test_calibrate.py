@@ -57,7 +57,7 @@ def test_models_are_fitted_together_and_measurements_shared(
     assert [name for name in named if name.startswith("wide")] == ["wide64", "wide256"]
     assert len(read_calibration(folder / "a.json").total_errors) == 2
     # Nothing measures any more: what the main command would read is read.
-    monkeypatch.setattr("fxpart.profiling.profile_operators", None)
+    monkeypatch.setattr("fxpart.execution.profiling.api.profile_operators", None)
     assert _main(["b.json", *asked], monkeypatch) == 0
     assert capsys.readouterr().out == first.replace("a.json", "b.json")
     assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes()

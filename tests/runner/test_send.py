@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from runner import countdown, send
-from runner.mlflow_tracker import MlflowTracker
-from runner.unsent import UnsentRun, write_unsent
+from runner import send
+from runner.output import countdown
+from runner.tracking.mlflow_tracker import MlflowTracker
+from runner.tracking.tracker import UnsentRun
+from runner.tracking.unsent import write_unsent
 
 
 @pytest.fixture

@@ -7,16 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.core.partitions import partition_by_device
 from fxpart.errors import SpecError
-from fxpart.graph import OpGraph
-from fxpart.modes import make_mode
-from fxpart.modes.stage_line import stage_line
-from fxpart.partitions import partition_by_device
+from fxpart.placement import make_mode
+from fxpart.placement.stages.line import stage_line
 from fxpart.schedule import EngineStage, engine_peak_bytes, engine_stages, stage_costs
-from fxpart.schedule.tied_parts import tied_parts
-from fxpart.training import Optimizer, with_optimizer
-from tests.modes.training_sketch import random_training_graph
+from fxpart.schedule.from_assignment import tied_parts
+from tests.placement.training_sketch import random_training_graph
 from tests.sketch import Sketch, devices, problem
 
 TWO = Assignment(np.array([0, 0, *[1] * 8, 0, 0]), ((0,), (1,)))

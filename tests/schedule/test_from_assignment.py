@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fxpart.assignment import Assignment
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.optimizer import IMPLEMENTATIONS, Optimizer, with_optimizer
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.topology import Link
 from fxpart.cost.evaluate import evaluate
 from fxpart.errors import SpecError
-from fxpart.graph import OpGraph
-from fxpart.modes import make_mode
-from fxpart.modes.stage_line import stage_line
-from fxpart.partitions import partition_by_device
+from fxpart.placement import make_mode
+from fxpart.placement.stages.line import stage_line
 from fxpart.schedule import StageCost, StageLink, simulate_schedule, stage_costs
-from fxpart.topology import Link
-from fxpart.training import IMPLEMENTATIONS, Optimizer, with_optimizer
-from tests.modes.training_sketch import random_training_graph
+from tests.placement.training_sketch import random_training_graph
 from tests.sketch import Sketch, devices, problem, random_graph
 
 

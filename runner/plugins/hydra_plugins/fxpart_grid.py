@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from runner.sweeps.sweeper import RunnerSweeper
+from runner.sweep.sweeper import RunnerSweeper
 
 if TYPE_CHECKING:
-    from runner.sweeps.sweeper import Run
+    from runner.sweep.sweeper import Run
 
 __all__ = ["GridSweeper"]
 
@@ -15,6 +15,6 @@ class GridSweeper(RunnerSweeper):
 
     def work(self) -> "Run":
         """Return what runs the sweep."""
-        from runner.sweeps.grid import run_grid
+        from runner.sweep.grid import run_grid
 
         return run_grid

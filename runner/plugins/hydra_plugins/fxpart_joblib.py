@@ -6,14 +6,14 @@ of each until the end.
 
 from typing import TYPE_CHECKING
 
-from runner.launchers.spread import SpreadLauncher
+from runner.sweep.launchers.work import SpreadLauncher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hydra.core.utils import JobReturn
 
-    from runner.launchers.work import Ticket, Work
+    from runner.sweep.launchers.work import Ticket, Work
 
 __all__ = ["JoblibLauncher"]
 
@@ -25,6 +25,6 @@ class JoblibLauncher(SpreadLauncher):
         self, work: "Work", tickets: "Sequence[Ticket]"
     ) -> "Iterator[tuple[int, JobReturn]]":
         """Yield each job's number and how it ended, as they end."""
-        from runner.launchers.joblib_workers import over_workers
+        from runner.sweep.launchers.joblib_workers import over_workers
 
         return over_workers(work, tickets, self.settings["n_jobs"])

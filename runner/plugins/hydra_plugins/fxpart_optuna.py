@@ -5,10 +5,10 @@ Hydra's own plugin for Optuna wants a version of 2021, and forgets a study when 
 
 from typing import TYPE_CHECKING
 
-from runner.sweeps.sweeper import RunnerSweeper
+from runner.sweep.sweeper import RunnerSweeper
 
 if TYPE_CHECKING:
-    from runner.sweeps.sweeper import Run
+    from runner.sweep.sweeper import Run
 
 __all__ = ["OptunaSweeper"]
 
@@ -18,6 +18,6 @@ class OptunaSweeper(RunnerSweeper):
 
     def work(self) -> "Run":
         """Return what runs the sweep."""
-        from runner.sweeps.optuna_sweeper import run_optuna
+        from runner.sweep.optuna.sweeper import run_optuna
 
         return run_optuna

@@ -6,14 +6,14 @@ and keeps every result.
 
 from typing import TYPE_CHECKING
 
-from runner.launchers.spread import SpreadLauncher
+from runner.sweep.launchers.work import SpreadLauncher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hydra.core.utils import JobReturn
 
-    from runner.launchers.work import Ticket, Work
+    from runner.sweep.launchers.work import Ticket, Work
 
 __all__ = ["RayLauncher"]
 
@@ -25,6 +25,6 @@ class RayLauncher(SpreadLauncher):
         self, work: "Work", tickets: "Sequence[Ticket]"
     ) -> "Iterator[tuple[int, JobReturn]]":
         """Yield each job's number and how it ended, as they end."""
-        from runner.launchers.ray_apart import over_ray_apart
+        from runner.sweep.launchers.ray_apart import over_ray_apart
 
         return over_ray_apart(work, tickets, self.settings["init"], self.settings["remote"])

@@ -6,14 +6,14 @@ running when the sweep is interrupted. All else is in the runner.
 
 from typing import TYPE_CHECKING
 
-from runner.launchers.spread import SpreadLauncher
+from runner.sweep.launchers.work import SpreadLauncher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hydra.core.utils import JobReturn
 
-    from runner.launchers.work import Ticket, Work
+    from runner.sweep.launchers.work import Ticket, Work
 
 __all__ = ["LocalLauncher", "SlurmLauncher"]
 
@@ -25,7 +25,7 @@ class SlurmLauncher(SpreadLauncher):
         self, work: "Work", tickets: "Sequence[Ticket]"
     ) -> "Iterator[tuple[int, JobReturn]]":
         """Yield each job's number and how it ended, as they end."""
-        from runner.launchers.submitit_jobs import over_slurm
+        from runner.sweep.launchers.submitit_jobs import over_slurm
 
         return over_slurm(work, tickets, self.settings)
 
@@ -37,6 +37,6 @@ class LocalLauncher(SpreadLauncher):
         self, work: "Work", tickets: "Sequence[Ticket]"
     ) -> "Iterator[tuple[int, JobReturn]]":
         """Yield each job's number and how it ended, as they end."""
-        from runner.launchers.submitit_jobs import over_local
+        from runner.sweep.launchers.submitit_jobs import over_local
 
         return over_local(work, tickets, self.settings)

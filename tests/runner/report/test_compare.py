@@ -4,10 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from runner.report.compare import change_pct, compared, unlike
+from runner.report.compare import (
+    best_lines,
+    change_pct,
+    change_text,
+    compared,
+    only_lines,
+    title,
+    unlike,
+    why_none,
+)
 from runner.report.compare_html import comparison_html
 from runner.report.compare_table import show_comparison
-from runner.report.compare_words import best_lines, change_text, only_lines, title, why_none
 from runner.report.html import report_html
 from runner.report.rows import SweepRow
 from tests.runner.report.sweeps import row, sweep, unfit

@@ -7,10 +7,19 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import InfeasibleError, SpecError
-from runner.mlflow_reading import open_stored
-from runner.report.choose import LATEST, all_runs, chosen_sweep, sweeps_of
-from runner.report.from_store import config_value, sweep_from_store
-from runner.tracking import Tracker, TrackingConfig, TrackingError, open_tracker
+from runner.config.sections import TrackingConfig
+from runner.errors import TrackingError
+from runner.report.from_store import (
+    LATEST,
+    all_runs,
+    chosen_sweep,
+    config_value,
+    sweep_from_store,
+    sweeps_of,
+)
+from runner.tracking.mlflow_reading import open_stored
+from runner.tracking.open_tracker import open_tracker
+from runner.tracking.tracker import Tracker
 
 CHOICES = {"model": "gpt2", "mode": "kl_based", "devices": "2x16gb", "transfer_rate": "pcie4"}
 

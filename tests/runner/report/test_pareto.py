@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.report.pareto import frontier
+from runner.report.ranking import frontier
 
 POINTS = st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=30)
 

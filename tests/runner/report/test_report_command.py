@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import InfeasibleError, SpecError
-from runner.mlflow_reading import open_stored
+from runner.config.sections import TrackingConfig
 from runner.report.__main__ import main
-from runner.report.choose import sweeps_of
 from runner.report.from_files import sweep_from_files
-from runner.report.from_store import sweep_from_store
+from runner.report.from_store import sweep_from_store, sweeps_of
 from runner.report.request import parsed
-from runner.tracking import TrackingConfig, open_tracker
+from runner.tracking.mlflow_reading import open_stored
+from runner.tracking.open_tracker import open_tracker
 from tests.runner.command import OWN, Done, run, tracked_runs
 
 

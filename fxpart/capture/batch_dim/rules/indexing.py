@@ -1,0 +1,163 @@
+"""Rules of operators that read, or write, at indices."""
+
+from dataclasses import replace
+
+from torch import fx
+
+from fxpart.capture.batch_dim.call import Call
+from fxpart.capture.batch_dim.extent import product
+from fxpart.capture.batch_dim.layout import PARTIAL, REPLICATED, Layout
+from fxpart.capture.batch_dim.rules.factories import POSITIONS
+from fxpart.capture.batch_dim.rules.per_example import PAIRS, combined, per_example
+from fxpart.capture.batch_dim.rules.views import SOME_EXAMPLES
+
+__all__ = [
+    "at_positions",
+    "embedding",
+    "embedding_bag",
+    "gather",
+    "index",
+    "index_put",
+    "index_select",
+]
+
+
+def embedding(call: Call) -> list[Layout]:
+    """Return the layout of rows of a table: split as the indices are."""
+    table, indices = call.arguments["weight"], call.arguments["indices"]
+    rows, at = call.layout(table), call.whole(indices)
+    if at.is_split and rows.is_partial:
+        rows = call.whole(table)
+    if rows.is_split:
+        return [replace(rows, dim=call.rank() - 1 if rows.dim else 0, differs=SOME_EXAMPLES)]
+    return [at if at.is_split else rows]
+
+
+def embedding_bag(call: Call) -> list[Layout]:
+    """Return the layouts of bags of embeddings: split as the bags are.
+
+    Offsets into one's own indices are what each process needs. Which bag an index belongs to, and
+    sizes of bags, may be beside the result.
+    """
+    indices, offsets = call.arguments["indices"], call.arguments["offsets"]
+    call.whole(call.arguments["weight"])
+    at = call.layout(indices)
+    if not at.is_split:
+        return [Layout() for _ in call.results]
+    if isinstance(offsets, fx.Node) and call.layout(offsets).differs == POSITIONS:
+        call.apart.append(offsets)
+    found = [Layout(0)]
+    bags = (call.results[0] or (0,))[0]
+    for position, sizes in enumerate(call.results[1:], 1):
+        if not sizes or sizes[0] == 0:
+            found.append(Layout())
+        else:
+            counts = position == 1
+            found.append(Layout(0, differs=POSITIONS if counts and sizes[0] != bags else ""))
+    return found
+
+
+def at_positions(call: Call, source: fx.Node, dim: int, index: object) -> bool:
+    """Whether `index` counts a process's own examples, and so is right for its part of `source`."""
+    at = call.layout(source)
+    if at.is_split and at.dim == dim and call.layout(index).differs == POSITIONS:
+        call.apart.append(index)  # type: ignore[arg-type]
+        return True
+    return False
+
+
+def index(call: Call) -> list[Layout]:
+    """Return the layout of ``x[i, :, j]``: indices are broadcast, and stand in for their dims."""
+    source = call.arguments["self"]
+    given = list(call.arguments["indices"])
+    used = [dim for dim, one in enumerate(given) if one is not None]
+    rank = call.rank()
+    wide = max(len(call.sizes(given[dim])) for dim in used)
+    first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
+    at = call.layout(source)
+    if at.is_partial and any(call.layout(given[dim]).is_split for dim in used):
+        at = call.whole(source)
+    by_index = [call.aligned(given[d], wide, call.whole(given[d])) for d in used]
+    split = combined(by_index)
+    if not at.is_split:
+        return [replace(split, dim=split.dim + first) if split.is_split else at]
+    if at.dim in used:
+        if at_positions(call, source, at.dim, given[at.dim]) and split.is_split:
+            return [replace(split, dim=split.dim + first, scale=at.scale)]
+        return [replace(at, dim=min(first, max(rank - 1, 0)), differs=SOME_EXAMPLES)]
+    kept = at.dim - sum(dim < at.dim for dim in used)
+    dim = kept + wide if kept >= first else kept
+    differs = PAIRS if split.is_split else ""
+    return [replace(at, dim=dim, differs=differs)]
+
+
+def index_put(call: Call) -> list[Layout]:
+    """Return the layout of a tensor into which values are written, or added, at indices."""
+    source, values = call.arguments["self"], call.arguments["values"]
+    given = list(call.arguments["indices"])
+    used = [dim for dim, one in enumerate(given) if one is not None]
+    at, new = call.layout(source), call.whole(values)
+    if at.is_split:
+        scale = new.scale if at.is_zero or call.name == "empty_like" else at.scale
+        differs = ""
+        if at.dim in used and not at_positions(call, source, at.dim, given[at.dim]):
+            differs = SOME_EXAMPLES
+        return [replace(at, scale=scale, is_zero=False, differs=differs)]
+    split = new.is_split or any(call.layout(given[dim]).is_split for dim in used)
+    if not split:
+        return [replace(call.whole(source), is_zero=False, scale=new.scale)]
+    if call.arguments.get("accumulate") and at.is_zero:
+        return [Layout(PARTIAL, scale=new.scale)]
+    return [Layout(PARTIAL, scale=new.scale, differs=SOME_EXAMPLES)]
+
+
+def index_select(call: Call) -> list[Layout]:
+    """Return the layout of slices of a tensor at indices along one dimension."""
+    source, picks = call.arguments["self"], call.arguments["index"]
+    along = int(call.arguments["dim"]) % max(len(call.sizes(source)), 1)
+    at, by = call.layout(source), call.whole(picks)
+    if at.is_split and at.dim == along:
+        fits = at_positions(call, source, along, picks)
+        return [at if fits else replace(at, outer=1, differs=SOME_EXAMPLES)]
+    if not by.is_split:
+        return [at]
+    at = call.whole(source)
+    return [replace(by, dim=along, differs=PAIRS if at.is_split else "")]
+
+
+def _at_the_same(call: Call, source: fx.Node, at: Layout) -> Layout:
+    """Return the layout where indices, and what is written, are the same on every process.
+
+    They are places in each process's own examples, or as many of its first ones as there are.
+    """
+    if call.name == "gather":
+        return replace(at, dim=REPLICATED, outer=1, differs=SOME_EXAMPLES) if at.is_split else at
+    if at.is_split:
+        return replace(at, outer=1, is_zero=False, differs=SOME_EXAMPLES)
+    return replace(call.whole(source), is_zero=False)
+
+
+def gather(call: Call) -> list[Layout]:
+    """Return the layout of ``gather`` and ``scatter``: indices line up with the tensor.
+
+    Both are split alike, or the tensor holds as much for every example.
+    """
+    source, picks = call.arguments["self"], call.arguments["index"]
+    along = int(call.arguments["dim"]) % max(len(call.sizes(source)), 1)
+    at, by = call.layout(source), call.whole(picks)
+    source_value = call.arguments.get("src")
+    new = call.whole(source_value) if source_value is not None else Layout()
+    if not by.is_split and not new.is_split:
+        return [_at_the_same(call, source, at)]
+    at = call.whole(source)
+    if call.name == "gather":
+        fits = (at.is_split and at.dim == by.dim != along) or (not at.is_split and by.dim == along)
+        return [replace(by, scale=at.scale, differs="" if fits else SOME_EXAMPLES)]
+    if at.is_split and at.dim != along:
+        scale = new.scale if at.is_zero else at.scale
+        differs = "" if new.scale == scale or source_value is None else PAIRS
+        return [replace(at, is_zero=False, scale=scale, differs=differs)]
+    adds = call.name == "scatter_add" and at.is_zero and product(call.sizes(source)) != 0
+    if adds and not at.is_split and by.dim == along:
+        return [Layout(PARTIAL, scale=new.scale)]
+    return [*per_example(call)[:0], replace(by, dim=max(by.dim, 0), differs=SOME_EXAMPLES)]

@@ -1,0 +1,190 @@
+"""Rules of operators that treat each example alone, and what is said of operators without a rule.
+
+The batch is looked for by its size: first in the dimension that it had, then in any.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from fxpart.capture.batch_dim.call import Call, Sizes
+from fxpart.capture.batch_dim.layout import PARTIAL, Layout
+
+__all__ = [
+    "PAIRS",
+    "SCALES",
+    "added",
+    "backward",
+    "combined",
+    "located",
+    "multiplied",
+    "per_example",
+    "unknown",
+    "unlinear",
+]
+
+
+# Sums and products of layouts: what rules of operators are made of.
+
+PAIRS = "pairs examples with examples: a process has its own ones only"
+SCALES = "joins values that depend on the number of examples in different ways"
+
+
+def combined(layouts: Sequence[Layout]) -> Layout:
+    """Return where the batch is in a result of all of these, none of them partial."""
+    split = [layout for layout in layouts if layout.is_split]
+    if not split:
+        return Layout()
+    where = {(layout.dim, layout.outer): None for layout in split}
+    return Layout(split[0].dim, split[0].outer, differs=PAIRS if len(where) > 1 else "")
+
+
+def unlinear(call: Call, values: Sequence[object], rank: int) -> Layout:
+    """Return the layout of a function that is not linear in `values`, broadcast to `rank`."""
+    layouts = [call.aligned(value, rank, call.whole(value)) for value in values]
+    found = combined(layouts)
+    if any(layout.scale for layout in layouts if not layout.is_zero):
+        return replace(found, differs=found.differs or SCALES)
+    return found
+
+
+def added(call: Call, values: Sequence[object], rank: int) -> Layout:
+    """Return the layout of a sum, or of any choice, of `values`, broadcast to `rank`.
+
+    A replicated value is as good as a partial one of the next scale: the sum of N copies is N times
+    it. So a mean over the batch plus a number is a mean over the batch.
+    """
+    layouts = [call.layout(value) for value in values]
+    live = [layout for layout in layouts if not layout.is_zero]
+    if any(layout.is_partial for layout in live):
+        scales = {layout.scale + (not layout.is_partial) for layout in live}
+        sums = all(layout.reduction == "sum" for layout in live)
+        if len(scales) == 1 and sums and not any(layout.is_split for layout in layouts):
+            return Layout(PARTIAL, scale=scales.pop())
+        layouts = [call.whole(value) for value in values]
+        live = [layout for layout in layouts if not layout.is_zero]
+    placed = [call.aligned(v, rank, layout) for v, layout in zip(values, layouts, strict=True)]
+    found = combined(placed)
+    scales = {layout.scale for layout in live}
+    if len(scales) > 1:
+        return replace(found, differs=found.differs or SCALES)
+    return replace(found, scale=max(scales, default=0), is_zero=not live)
+
+
+def multiplied(
+    call: Call, values: Sequence[object], rank: int, powers: Sequence[int] | None = None
+) -> Layout:
+    """Return the layout of a product of `values`, each to the power 1 or -1, element by element."""
+    exponents = [1] * len(values) if powers is None else powers
+    layouts = [call.layout(value) for value in values]
+    partial = [i for i, layout in enumerate(layouts) if layout.is_partial]
+    alone = len(partial) == 1 and not any(layout.is_split for layout in layouts)
+    keeps = alone and exponents[partial[0]] == 1 and layouts[partial[0]].reduction == "sum"
+    if partial and not keeps:
+        layouts = [call.whole(value) for value in values]
+    scale = sum(power * layout.scale for power, layout in zip(exponents, layouts, strict=True))
+    is_zero = any(layout.is_zero for layout in layouts)
+    if partial and keeps:
+        return Layout(PARTIAL, scale=scale, is_zero=is_zero)
+    placed = [call.aligned(v, rank, layout) for v, layout in zip(values, layouts, strict=True)]
+    return replace(combined(placed), scale=scale, is_zero=is_zero)
+
+
+_LINEAR = frozenset(
+    {
+        "conv1d", "conv2d", "conv3d", "convolution", "avg_pool1d", "avg_pool2d", "avg_pool3d",
+        "adaptive_avg_pool1d", "adaptive_avg_pool2d", "_adaptive_avg_pool2d",
+        "upsample_nearest2d", "upsample_bilinear2d", "conv_transpose2d", "col2im", "im2col",
+    }
+)  # fmt: skip
+PARAMETERS = {
+    "native_layer_norm_backward": (1, 2),
+    "_fused_rms_norm_backward": (1,),
+    "native_group_norm_backward": (1, 2),
+    "native_batch_norm_backward": (1, 2),
+    "batch_norm_backward": (1, 2),
+    "cudnn_batch_norm_backward": (1, 2),
+    "convolution_backward": (1, 2),
+    "linear_backward": (1, 2),
+    "embedding_dense_backward": (0,),
+    "embedding_backward": (0,),
+    "_embedding_bag_backward": (0,),
+    "_embedding_bag_dense_backward": (0,),
+}
+"""Which results of a backward are gradients of parameters: sums over the batch."""
+
+
+def located(call: Call, of: fx.Node, sizes: Sizes) -> int | None:
+    """Return the dimension of a result of those sizes that is the batch dimension of operand."""
+    at, before = call.layout(of), call.sizes(of)
+    if not 0 <= at.dim < len(before):
+        return None
+    batch = before[at.dim]
+    if at.dim < len(sizes) and sizes[at.dim] == batch:
+        return at.dim
+    return sizes.index(batch) if batch in sizes else None
+
+
+def _main(call: Call) -> fx.Node | None:
+    return next((node for node in call.operands if call.layout(node).is_split), None)
+
+
+def per_example(call: Call) -> list[Layout]:
+    """Return the layouts of the results of an operator that treats each example alone."""
+    main = _main(call)
+    if main is None:
+        return _unsplit(call)
+    for node in call.operands:
+        call.whole(node)
+    at = call.layout(main)
+    live = [call.layout(n) for n in call.operands if not call.layout(n).is_partial]
+    differs = SCALES if any(x.scale for x in live) and call.name not in _LINEAR else ""
+    return [_result(call, main, at, sizes, differs) for sizes in call.results]
+
+
+def _unsplit(call: Call) -> list[Layout]:
+    """Return the layouts where no operand is split: linear operators keep sums of parts."""
+    first = call.layout(call.first()) if call.operands else Layout()
+    others = [call.layout(node) for node in call.operands[1:]]
+    if first.is_partial and call.name in _LINEAR and not any(x.is_partial for x in others):
+        return [first for _ in call.results]
+    for node in call.operands:
+        call.whole(node)
+    return [Layout() for _ in call.results]
+
+
+def _result(call: Call, main: fx.Node, at: Layout, sizes: Sizes | None, differs: str) -> Layout:
+    if sizes is None or 0 in sizes:
+        return Layout()
+    dim = located(call, main, sizes)
+    if dim is None:
+        return Layout(PARTIAL, scale=at.scale, differs=differs)
+    return Layout(dim, at.outer, at.scale, differs=differs)
+
+
+def unknown(call: Call) -> list[Layout]:
+    """Return what sizes alone say of an operator without a rule, see `BatchDimAnalyzer`."""
+    call.by_size = True
+    return per_example(call)
+
+
+def backward(call: Call) -> list[Layout]:
+    """Return the layouts of a backward: as the gradient that it is given, or partial."""
+    grad = call.first()
+    if call.layout(grad).is_partial and not any(call.layout(n).is_split for n in call.operands):
+        return [call.layout(grad) for _ in call.results]
+    at = call.whole(grad)
+    known = PARAMETERS.get(call.name)
+    main = grad if at.is_split else _main(call)
+    found = []
+    for index, sizes in enumerate(call.results):
+        if sizes is None or main is None:
+            found.append(Layout())
+        elif known is not None and index in known:
+            found.append(Layout(PARTIAL, scale=at.scale))
+        else:
+            one = _result(call, main, call.layout(main), sizes, "")
+            found.append(replace(one, scale=at.scale))
+    call.by_size = known is None and any(layout.is_partial for layout in found)
+    return found

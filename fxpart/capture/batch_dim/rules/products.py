@@ -1,0 +1,128 @@
+"""Rules of matrix products: a batch that is summed over leaves a partial result.
+
+Each dimension of the operands gets a label, as in Einstein's notation.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fxpart.capture.batch_dim.call import Call
+from fxpart.capture.batch_dim.layout import PARTIAL, Layout
+from fxpart.capture.batch_dim.rules.neighbours import ALONG
+from fxpart.capture.batch_dim.rules.per_example import PAIRS, SCALES, per_example
+
+__all__ = ["addmm", "einsum", "grouped_product", "linear", "matmul"]
+
+
+def _product(
+    call: Call, values: Sequence[object], labels: Sequence[Sequence[str]], out: Sequence[str]
+) -> Layout:
+    """Return the layout of a product of two whose dimensions bear those labels."""
+    layouts = [call.layout(value) for value in values]
+    if any(x.is_partial for x in layouts) and (
+        sum(x.is_partial for x in layouts) > 1 or any(x.is_split for x in layouts)
+    ):
+        layouts = [call.whole(value) for value in values]
+    scale = sum(layout.scale for layout in layouts)
+    zero = any(layout.is_zero for layout in layouts)
+    partial = next((layout for layout in layouts if layout.is_partial), None)
+    if partial is not None:
+        return replace(partial, scale=scale, is_zero=zero)
+    along = {labels[i][layout.dim]: layout for i, layout in enumerate(layouts) if layout.is_split}
+    if not along:
+        return Layout(scale=scale, is_zero=zero)
+    label, first = next(iter(along.items()))
+    differs = PAIRS if len(along) > 1 else ""
+    if label in out:
+        return Layout(out.index(label), first.outer, scale, differs=differs, is_zero=zero)
+    return Layout(PARTIAL, scale=scale, differs=differs, is_zero=zero)
+
+
+def _matmul_labels(first: int, second: int) -> tuple[list[str], list[str], list[str]]:
+    """Return the labels of two operands of those ranks, and of their product."""
+    if first == 1 and second == 1:
+        return ["k"], ["k"], []
+    rows, columns = (["m"] if first > 1 else []), (["n"] if second > 1 else [])
+    wide = max(first, second) - 2
+    lead = [f"b{i}" for i in range(max(wide, 0))]
+    left = [*lead[len(lead) - max(first - 2, 0) :], *rows, "k"]
+    right = [*lead[len(lead) - max(second - 2, 0) :], "k", *columns]
+    return left, right, lead + rows + columns
+
+
+def matmul(call: Call) -> list[Layout]:
+    """Return the layout of ``mm``, ``bmm``, ``mv``, ``dot`` and ``matmul``."""
+    values = call.operands[:2]
+    if len(values) == 1:
+        values *= 2
+    left, right, out = _matmul_labels(*(len(call.sizes(value)) for value in values))
+    return [_product(call, values, [left, right], out)]
+
+
+def addmm(call: Call) -> list[Layout]:
+    """Return the layout of ``addmm``, ``baddbmm`` and ``addmv``: a product plus a tensor."""
+    names = list(call.arguments)
+    values = [call.arguments[name] for name in names[1:3]]
+    left, right, out = _matmul_labels(*(len(call.sizes(value)) for value in values))
+    found = _product(call, values, [left, right], out)
+    return [_plus(call, found, call.arguments["self"])]
+
+
+def linear(call: Call) -> list[Layout]:
+    """Return the layout of ``linear``: the last dimension by the weight's second one."""
+    values = [call.arguments["input"], call.arguments["weight"]]
+    lead = [f"b{i}" for i in range(len(call.sizes(values[0])) - 1)]
+    out = ["o"] if len(call.sizes(values[1])) > 1 else []
+    found = _product(call, values, [[*lead, "k"], [*out, "k"]], [*lead, *out])
+    bias = call.arguments.get("bias")
+    return [found if bias is None else _plus(call, found, bias)]
+
+
+def _plus(call: Call, found: Layout, term: object) -> Layout:
+    """Return the layout of a product plus `term`."""
+    other = call.layout(term)
+    if other.is_zero or (found.is_partial and other == found):
+        return found
+    if found.is_partial:
+        # A sum of parts plus one whole is no sum of parts.
+        return found if other.scale + 1 == found.scale else replace(found, differs=SCALES)
+    other = call.aligned(term, call.rank(), call.whole(term))
+    differs = found.differs or (SCALES if other.scale != found.scale else "")
+    if found.is_split and other.is_split and other.dim != found.dim:
+        differs = differs or PAIRS
+    return replace(found if found.is_split else other, scale=found.scale, differs=differs)
+
+
+def einsum(call: Call) -> list[Layout]:
+    """Return the layout of ``einsum`` of two tensors without an ellipsis."""
+    equation = str(call.arguments["equation"]).replace(" ", "")
+    values = call.arguments["tensors"]
+    left, arrow, out = equation.partition("->")
+    labels = left.split(",")
+    if not arrow or "." in equation or len(values) != 2:
+        return per_example(call)
+    return [_product(call, values, labels, list(out))]
+
+
+# Rules of a mixture of experts: tokens of all examples in the order of their experts.
+
+
+def grouped_product(call: Call) -> list[Layout]:
+    """Return the layouts of products of runs of rows with a matrix each, or of their gradients.
+
+    Where the runs of a process end, it counts itself: that count is partial, and read as it is.
+    """
+    rows = next((n for n in call.operands if call.layout(n).is_split), None)
+    if rows is None:
+        return [Layout() for _ in call.results]
+    at = call.layout(rows)
+    scale = max(call.layout(n).scale for n in call.operands if call.layout(n).is_split)
+    found = []
+    for sizes in call.results:
+        if sizes is None:
+            found.append(Layout())
+        elif sizes[0] == call.sizes(rows)[0]:
+            found.append(replace(at, scale=scale, differs=at.differs or ALONG))
+        else:
+            found.append(Layout(PARTIAL, scale=scale))
+    return found

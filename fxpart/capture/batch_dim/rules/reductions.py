@@ -1,0 +1,157 @@
+"""Rules of reductions: over the batch, the parts of a sum are partial, those of a mean too."""
+
+from dataclasses import replace
+
+from fxpart.capture.batch_dim.call import Call
+from fxpart.capture.batch_dim.layout import PARTIAL, Layout
+from fxpart.capture.batch_dim.rules.factories import RANDOM
+from fxpart.capture.batch_dim.rules.per_example import SCALES, backward, per_example
+from fxpart.capture.batch_dim.rules.pointwise import same
+
+__all__ = [
+    "REDUCTIONS",
+    "batch_norm",
+    "batch_norm_backward",
+    "counted",
+    "dropout",
+    "loss",
+    "loss_backward",
+    "reduction",
+]
+
+
+NO_SUM = "over the batch, is not made of what processes have of it alone"
+_SUMS = {"sum": 0, "nansum": 0, "mean": 1, "nanmean": 1}
+"""Reductions that add up, and the scale of their parts."""
+_COUNTS = frozenset({"count_nonzero"})
+_EXTREMES = {"amax": "max", "max": "max", "any": "max", "amin": "min", "min": "min", "all": "min"}
+_OTHERS = frozenset(
+    {"prod", "var", "std", "var_mean", "std_mean", "argmax", "argmin", "logsumexp", "median",
+     "linalg_vector_norm", "norm", "mode", "aminmax"}
+)  # fmt: skip
+REDUCTIONS = frozenset(_SUMS) | _COUNTS | frozenset(_EXTREMES) | _OTHERS
+"""Names of the operators that `reduction` knows."""
+
+
+def _dims(call: Call, rank: int) -> list[int]:
+    asked = call.arguments.get("dim")
+    if isinstance(asked, int):
+        return [asked % max(rank, 1)]
+    return [dim % rank for dim in asked] if asked else list(range(rank))
+
+
+def reduction(call: Call) -> list[Layout]:
+    """Return the layout of a reduction over some dimensions, or all."""
+    operand = call.first()
+    is_sum = call.name in _SUMS
+    at = call.layout(operand) if is_sum else call.whole(operand)
+    if not at.is_split:
+        keeps = not at.is_partial or at.reduction == "sum"
+        return [at if keeps else call.whole(operand) for _ in call.results]
+    rank = len(call.sizes(operand))
+    dims = _dims(call, rank)
+    if at.dim in dims:
+        return [_over_the_batch(call, at, index) for index in range(len(call.results))]
+    keeps_dims = call.arguments.get("keepdim", False)
+    dim = at.dim if keeps_dims else at.dim - sum(other < at.dim for other in dims)
+    differs = SCALES if at.scale and not is_sum else ""
+    return [replace(at, dim=dim, differs=at.differs or differs) for _ in call.results]
+
+
+def _over_the_batch(call: Call, at: Layout, index: int) -> Layout:
+    if call.name in _SUMS:
+        return Layout(PARTIAL, scale=at.scale + _SUMS[call.name])
+    if call.name in _COUNTS:
+        return Layout(PARTIAL)
+    if call.name in _EXTREMES and index == 0:
+        return Layout(PARTIAL, reduction=_EXTREMES[call.name])
+    return Layout(PARTIAL, differs=f"{call.name} {NO_SUM}")
+
+
+def counted(call: Call) -> list[Layout]:
+    """Return the layout of a histogram: counts of all elements add up."""
+    at = call.whole(call.first())
+    return [Layout(PARTIAL) if at.is_split else Layout()]
+
+
+# Rules of losses: a mean over the batch is partial with scale 1, a sum with scale 0.
+
+_NONE, _MEAN = 0, 1
+_MODES = {"none": _NONE, "mean": _MEAN, "sum": 2}
+
+
+def _mode(call: Call) -> int:
+    asked = call.arguments.get("reduction", _MEAN)
+    return _MODES[asked] if isinstance(asked, str) else int(asked)
+
+
+def loss(call: Call) -> list[Layout]:
+    """Return the layouts of a loss, and of the sum of weights that some return beside it.
+
+    A mean is taken of the targets that count; that each process has as many of them is assumed, as
+    everywhere that gradients of processes are averaged.
+    """
+    mode = _mode(call)
+    if mode == _NONE:
+        return [*per_example(call)[:1], *(Layout() for _ in call.results[1:])]
+    split = [call.whole(operand).is_split for operand in call.operands]
+    if not any(split):
+        return [Layout() for _ in call.results]
+    first = Layout(PARTIAL, scale=1 if mode == _MEAN else 0)
+    return [first, *(Layout(PARTIAL) for _ in call.results[1:])]
+
+
+def loss_backward(call: Call) -> list[Layout]:
+    """Return the layout of the gradient by what the loss was taken of.
+
+    The sum of weights is read as each process has it: that is what a step of its own divides by.
+    """
+    grad = call.whole(call.first())
+    target = call.arguments.get("self", call.operands[1])
+    at = call.whole(target)
+    mean = 1 if _mode(call) == _MEAN and at.is_split else 0
+    return [replace(at, scale=grad.scale + mean) for _ in call.results]
+
+
+# Rules of normalizations by the batch's own statistics, and of dropout.
+
+STATISTICS = "is normalized by the statistics of one process's own examples"
+
+
+def _trains(call: Call) -> bool:
+    named = ("training", "train")
+    return bool(next((call.arguments[name] for name in named if name in call.arguments), False))
+
+
+def batch_norm(call: Call) -> list[Layout]:
+    """Return the layouts of a batch normalization; in training its means are means of parts."""
+    found = per_example(call)
+    if not found[0].is_split:
+        return found
+    first = replace(found[0], dim=found[0].dim)
+    if not _trains(call):
+        return [first, *(Layout() for _ in found[1:])]
+    mean, deviation = Layout(PARTIAL, scale=1), Layout(PARTIAL, differs=STATISTICS)
+    return [replace(first, differs=STATISTICS), mean, deviation, Layout(), Layout()][: len(found)]
+
+
+def batch_norm_backward(call: Call) -> list[Layout]:
+    """Return the layouts of its gradients: what was saved of the forward is read as it is."""
+    kept = [call.arguments.get(name) for name in ("save_mean", "save_invstd")]
+    found = backward(call)
+    call.reduced[:] = [node for node in call.reduced if node not in kept]
+    if not _trains(call):
+        return found
+    return [
+        replace(x, differs=STATISTICS) if sizes else x
+        for x, sizes in zip(found, call.results, strict=True)
+    ]
+
+
+def dropout(call: Call) -> list[Layout]:
+    """Return the layouts of a dropout: nothing happens by probability 0, nor out of training."""
+    trains = call.arguments.get("train", call.arguments.get("training", True))
+    if not trains or call.arguments.get("p") == 0:
+        return [*same(call), *(Layout() for _ in call.results[1:])]
+    found = per_example(call)
+    return [replace(x, differs=RANDOM) if x.is_split else x for x in found]

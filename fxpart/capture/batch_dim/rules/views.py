@@ -1,0 +1,143 @@
+"""Rules of operators that only move elements about, and of their gradients."""
+
+from dataclasses import replace
+
+from fxpart.capture.batch_dim.call import Call, Sizes
+from fxpart.capture.batch_dim.extent import product, quotient, strides
+from fxpart.capture.batch_dim.layout import REPLICATED, Layout
+from fxpart.capture.batch_dim.rules.per_example import PAIRS
+from fxpart.capture.batch_dim.views import RESHAPES, Moved, moved, overlapping_dim
+
+__all__ = ["cat", "item", "repeated", "select_backward", "slice_backward", "stack", "view"]
+
+SOME_EXAMPLES = "takes some examples of the batch: a process has its own ones only"
+MIXED = "mixes the batch with other dimensions: a part of the examples is no part of a dimension"
+
+
+def view(call: Call) -> list[Layout]:
+    """Return where a view moves the batch; what is not split stays as it is."""
+    operand = call.first()
+    at = call.layout(operand)
+    if not at.is_split:
+        return [at for _ in call.results]
+    before, after = call.sizes(operand), [sizes or () for sizes in call.results]
+    found = moved(call.name, call.arguments, before, after, Moved(at.dim, at.outer))
+    return [
+        _lost(call, at, result)
+        if place is None or _is_fixed(call, before, after[result], at.dim, place.dim)
+        else replace(at, dim=place.dim, outer=place.outer)
+        for result, place in enumerate(found)
+    ]
+
+
+def _is_fixed(call: Call, before: Sizes, after: Sizes, source: int, dim: int) -> bool:
+    """Whether a reshape makes as many groups of any number of examples: `dim` stays as it is.
+
+    With sizes that are numbers, one that is not made of the batch is taken for fixed where another
+    dimension takes what is left, or where a group's examples are one dimension with what they have.
+    """
+    size = after[dim] if dim < len(after) else 1
+    if call.name not in RESHAPES or not isinstance(size, int) or call.batch.was_seen(size):
+        return False
+    if not isinstance(before[source], int):
+        return True
+    asked: list[object] = call.arguments.get("size", call.arguments.get("shape", []))
+    rest = -1 in asked and asked[dim] != -1
+    return not call.batch.divides(size) and (rest or strides(before)[source] not in strides(after))
+
+
+def _lost(call: Call, at: Layout, result: int) -> Layout:
+    if call.name in {"select", "unbind", "squeeze"}:
+        return replace(at, dim=REPLICATED, outer=1, differs=at.differs or SOME_EXAMPLES)
+    if call.name in {"slice", "narrow", "split", "split_with_sizes", "chunk", "tensor_split"}:
+        return replace(at, outer=1, differs=at.differs or SOME_EXAMPLES)
+    before, after = call.sizes(call.first()), call.results[result] or ()
+    dim = overlapping_dim(before, after, Moved(at.dim, at.outer))
+    return replace(at, dim=dim or 0, outer=1, differs=at.differs or MIXED)
+
+
+def repeated(call: Call) -> list[Layout]:
+    """Return the layout of a tensor that is repeated, maybe once for each example.
+
+    What is split already, and repeated for each example once more, pairs examples. By numbers that
+    cannot be told from another dimension of that size, which is taken for likelier.
+    """
+    operand = call.first()
+    before, after = call.sizes(operand), call.results[0] or ()
+    new = len(after) - len(before)
+    grown = [
+        dim
+        for dim, size in enumerate(after)
+        if (dim < new or before[dim - new] != size) and call.batch.is_in(size)
+    ]
+    if not call.layout(operand).is_split:
+        return [replace(call.whole(operand), dim=grown[0])] if grown else view(call)
+    found = view(call)
+    others = [dim for dim in grown if dim != found[0].dim and not isinstance(after[dim], int)]
+    return [replace(x, differs=x.differs or PAIRS) for x in found] if others else found
+
+
+def item(call: Call) -> list[Layout]:
+    """Return the layout of an item of a tuple."""
+    source, index = call.node.args[0], call.node.args[1]
+    if call.node.args[0] not in call.state or not isinstance(index, int):
+        return [Layout()]
+    return [call.state[source][index]]  # type: ignore[index]
+
+
+def cat(call: Call) -> list[Layout]:
+    """Return the layout of tensors in a row: along the batch it comes round once for each."""
+    tensors = call.arguments["tensors"]
+    layouts = [call.layout(tensor) for tensor in tensors]
+    if (
+        any(layout.is_partial for layout in layouts)
+        and len({(layout.dim, layout.scale) for layout in layouts if not layout.is_zero}) > 1
+    ):
+        layouts = [call.whole(tensor) for tensor in tensors]
+    split = [layout for layout in layouts if layout.is_split]
+    if not split:
+        return [layouts[0]]
+    rank, first = call.rank(), split[0]
+    along = int(call.arguments.get("dim") or 0) % rank
+    same = {(x.dim, x.outer, x.scale) for x in split if not x.is_zero}
+    if along != first.dim and len(same) <= 1:
+        return [replace(first, is_zero=all(x.is_zero for x in layouts))]
+    if len(same) > 1 or len(split) < len(layouts):
+        return [replace(first, outer=1, differs=first.differs or SOME_EXAMPLES)]
+    outer = first.outer
+    for layout in split[1:]:
+        outer = outer + layout.outer
+    return [replace(first, outer=outer)]
+
+
+def stack(call: Call) -> list[Layout]:
+    """Return the layout of tensors along a new dimension."""
+    tensors, rank = call.arguments["tensors"], call.rank()
+    along = int(call.arguments.get("dim") or 0) % rank
+    layouts = [call.layout(tensor) for tensor in tensors]
+    if len({(layout.dim, layout.scale) for layout in layouts}) > 1:
+        layouts = [call.whole(tensor) for tensor in tensors]
+    first = next((layout for layout in layouts if layout.is_split), layouts[0])
+    if not first.is_split:
+        return [first]
+    return [replace(first, dim=first.dim + (along <= first.dim))]
+
+
+def select_backward(call: Call) -> list[Layout]:
+    """Return the layout of the gradient of `select`: the dimension comes back."""
+    at = call.layout(call.first())
+    along = int(call.arguments["dim"]) % call.rank()
+    return [replace(at, dim=at.dim + (along <= at.dim)) if at.is_split else at]
+
+
+def slice_backward(call: Call) -> list[Layout]:
+    """Return the layout of the gradient of a slice: what was left out comes back as zeros."""
+    operand = call.first()
+    at, sizes = call.layout(operand), call.results[0] or ()
+    if not at.is_split or int(call.arguments["dim"]) % call.rank() != at.dim:
+        return [at]
+    # Whole rounds of the batch were left out, or some examples.
+    outer = quotient(product((sizes[at.dim], at.outer)), call.sizes(operand)[at.dim])
+    if outer is None:
+        return [replace(at, outer=1, differs=at.differs or SOME_EXAMPLES)]
+    return [replace(at, outer=outer)]

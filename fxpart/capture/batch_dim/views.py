@@ -1,0 +1,209 @@
+"""Where the batch is after an operator that only moves elements about.
+
+A dimension that the batch is split along may hold more than the batch: after ``(5, B)`` is seen as
+``(5 * B,)`` the batch comes round five times, `outer` is 5. A reshape is followed by strides: of a
+dense tensor, the batch of input dimension ``d`` repeats every ``T`` elements, and lies in that
+output dimension whose own elements make up a part of ``T`` and whose extent covers it. No guess
+about which dimensions were joined or split is needed, and sizes may be symbols.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from fxpart.capture.batch_dim.extent import Extent, extent, product, quotient, strides
+
+__all__ = ["RESHAPES", "VIEWS", "Moved", "moved", "overlapping_dim", "reshaped"]
+
+RESHAPES = frozenset(
+    {
+        "view",
+        "reshape",
+        "_unsafe_view",
+        "_reshape_alias",
+        "flatten",
+        "unflatten",
+        "view_as",
+        "reshape_as",
+        "ravel",
+    }
+)
+_SWAPS = frozenset(
+    {"transpose", "t", "permute", "movedim", "swapaxes", "swapdims", "moveaxis", "numpy_T", "mT"}
+)
+_PIECES = frozenset(
+    {"slice", "narrow", "select", "split", "split_with_sizes", "chunk", "unbind", "tensor_split"}
+)
+_WIDER = frozenset(
+    {"expand", "expand_as", "broadcast_to", "repeat", "tile", "unsqueeze", "squeeze"}
+)
+VIEWS = RESHAPES | _SWAPS | _PIECES | _WIDER | {"repeat_interleave"}
+"""Names of the operators that `moved` knows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """Where the batch of the operand is in one result."""
+
+    dim: int
+    outer: Extent = 1
+    """How often the batch comes round in that dimension."""
+
+
+def moved(
+    name: str,
+    arguments: Mapping[str, Any],
+    before: Sequence[Extent],
+    after: Sequence[Sequence[Extent]],
+    at: Moved,
+) -> list[Moved | None]:
+    """Return where the batch is in each result of a view; None where it is not whole.
+
+    Args:
+        name: of the operator, in `VIEWS`.
+        arguments: of the call, by the names of its schema.
+        before: sizes of the operand.
+        after: sizes of each result.
+        at: where the batch is in the operand.
+
+    """
+    if name in RESHAPES:
+        return [reshaped(before, sizes, at) for sizes in after]
+    if name in _SWAPS:
+        return [Moved(_order(name, arguments, len(before)).index(at.dim), at.outer)]
+    if name in _PIECES:
+        return _pieces(name, arguments, before, after, at)
+    if name in {"squeeze", "unsqueeze"}:
+        return [_squeezed(name, arguments, before, at)]
+    return [_widened(name, arguments, before, after[0], at)]
+
+
+def reshaped(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> Moved | None:
+    """Return where the batch is after a reshape; None where its parts are no parts of any dim."""
+    if list(before[: at.dim + 1]) == list(after[: at.dim + 1]):
+        return at
+    every = _period(before, at)
+    for dim, (step, size) in enumerate(zip(strides(after), after, strict=True)):
+        inside, outer = quotient(every, step), quotient(product((step, size)), every)
+        if inside is not None and inside != 1 and outer is not None and outer != 0:
+            return Moved(dim, outer)
+    return None
+
+
+def overlapping_dim(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> int | None:
+    """Return the first output dimension that elements of the batch dimension go into.
+
+    For reshapes by known sizes that mix the batch with others. None where sizes are symbols.
+    """
+    every, low = _period(before, at), strides(before)[at.dim]
+    for dim, (step, size) in enumerate(zip(strides(after), after, strict=True)):
+        if not all(isinstance(x, int) for x in (every, low, step, size)):
+            return None
+        if step < every and step * size > low:
+            return dim
+    return None
+
+
+def _period(sizes: Sequence[Extent], at: Moved) -> Extent:
+    """Return after how many elements of a dense tensor the batch comes round again."""
+    whole = product((strides(sizes)[at.dim], sizes[at.dim]))
+    return quotient(whole, at.outer) or whole
+
+
+def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
+    """Return which dimension of the operand each one of the result is."""
+    order = list(range(rank))
+    if name == "permute":
+        return [int(dim) % rank for dim in arguments["dims"]]
+    if name in {"movedim", "moveaxis"}:
+        sources, targets = _many(arguments["source"]), _many(arguments["destination"])
+        rest = [dim for dim in order if dim not in {s % rank for s in sources}]
+        for target, source in sorted(
+            (t % rank, s % rank) for t, s in zip(targets, sources, strict=True)
+        ):
+            rest.insert(target, source)
+        return rest
+    if name == "numpy_T":
+        return order[::-1]
+    if name in {"t", "mT"}:
+        pair = (rank - 2, rank - 1) if rank > 1 else (0, 0)
+    else:
+        first, second = (value for key, value in arguments.items() if key not in {"self", "input"})
+        pair = (first % rank, second % rank)
+    order[pair[0]], order[pair[1]] = order[pair[1]], order[pair[0]]
+    return order
+
+
+def _many(value: int | Sequence[int]) -> list[int]:
+    return [value] if isinstance(value, int) else list(value)
+
+
+def _squeezed(
+    name: str, arguments: Mapping[str, Any], before: Sequence[Extent], at: Moved
+) -> Moved | None:
+    if name == "unsqueeze":
+        new = arguments["dim"] % (len(before) + 1)
+        return Moved(at.dim + (new <= at.dim), at.outer)
+    asked = arguments.get("dim")
+    dims = range(len(before)) if asked is None else [d % len(before) for d in _many(asked)]
+    gone = [dim for dim in dims if before[dim] == 1]
+    if at.dim in gone:
+        return None
+    return Moved(at.dim - sum(dim < at.dim for dim in gone), at.outer)
+
+
+def _widened(
+    name: str,
+    arguments: Mapping[str, Any],
+    before: Sequence[Extent],
+    after: Sequence[Extent],
+    at: Moved,
+) -> Moved | None:
+    if name == "repeat_interleave":
+        # Each example is repeated where it is; a flat result is that of the flat operand.
+        if arguments.get("dim") is None:
+            return Moved(0, product((*before[: at.dim], at.outer)))
+        return at
+    dim = at.dim + len(after) - len(before)
+    if name in {"repeat", "tile"}:
+        times = quotient(after[dim], before[at.dim])
+        return None if times is None else Moved(dim, product((times, at.outer)))
+    return Moved(dim, at.outer)
+
+
+def _pieces(
+    name: str,
+    arguments: Mapping[str, Any],
+    before: Sequence[Extent],
+    after: Sequence[Sequence[Extent]],
+    at: Moved,
+) -> list[Moved | None]:
+    along = int(arguments.get("dim") or 0) % len(before)
+    if name in {"select", "unbind"}:
+        lost = along == at.dim
+        return [None if lost else Moved(at.dim - (along < at.dim), at.outer) for _ in after]
+    if along != at.dim:
+        return [at for _ in after]
+    start = arguments.get("start") if name in {"slice", "narrow"} else 0
+    first = 0 if start is None else start
+    if isinstance(first, fx.Node) or (arguments.get("step") or 1) != 1:
+        return [None for _ in after]
+    begin: Extent = extent(first)
+    found: list[Moved | None] = []
+    for sizes in after:
+        found.append(_rounds(before[along], begin, sizes[along], at))
+        begin = begin + sizes[along]
+    return found
+
+
+def _rounds(size: Extent, begin: Extent, length: Extent, at: Moved) -> Moved | None:
+    """Return where the batch is in a piece that takes whole rounds of it, else None."""
+    if length == size:
+        return at
+    batch = quotient(size, at.outer)
+    outer = None if batch is None else quotient(length, batch)
+    if batch is None or outer is None or outer == 0 or quotient(begin, batch) is None:
+        return None
+    return Moved(at.dim, outer)

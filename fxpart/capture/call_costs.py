@@ -1,0 +1,152 @@
+"""Floating-point operations of one call, counted by torch's own counter on meta tensors."""
+
+import logging
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any
+
+import torch
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils.flop_counter import FlopCounterMode
+
+__all__ = ["FlopCounter", "dense_bytes", "moved_bytes", "touched_bytes"]
+
+
+_log = logging.getLogger(__name__)
+
+Call = Callable[..., Any]
+
+
+def _grouped_mm_flops(arguments: list[Any]) -> int:
+    """Return 2 T K N for T rows, each multiplied with one of the (E, K, N) weights."""
+    rows, weights = arguments[0], arguments[1]
+    columns = weights.shape[-1] if rows.shape[-1] == weights.shape[-2] else weights.shape[-2]
+    return 2 * int(rows.numel()) * int(columns)
+
+
+def _grouped_mm_backward_flops(arguments: list[Any]) -> int:
+    """Return 4 T K N: a product for the gradient of the rows, and one for that of the weights."""
+    return 2 * _grouped_mm_flops(arguments)
+
+
+def _attention_flops(arguments: list[Any]) -> int:
+    """Return 2 B H Sq Sk (D + Dv): scores, and their product with the values.
+
+    All products count, also those that a mask makes vain, as torch counts those of other devices.
+    """
+    query, key, value = arguments[:3]
+    rows = int(query.shape[:-1].numel()) * int(key.shape[-2])
+    return 2 * rows * int(query.shape[-1] + value.shape[-1])
+
+
+def _attention_backward_flops(arguments: list[Any]) -> int:
+    """Return 2 B H Sq Sk (3 D + 2 Dv): scores again, and gradients of all three and of them."""
+    _, query, key, value = arguments[:4]
+    rows = int(query.shape[:-1].numel()) * int(key.shape[-2])
+    return 2 * rows * int(3 * query.shape[-1] + 2 * value.shape[-1])
+
+
+# Operators that torch's counter takes for free, because it neither knows nor can decompose them.
+_FORMULAS: dict[str, Callable[[list[Any]], int]] = {
+    "aten._grouped_mm.default": _grouped_mm_flops,
+    "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_flops,
+    "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward_flops,
+    "transformers.grouped_mm_fallback.default": _grouped_mm_flops,
+    "transformers.grouped_mm_fallback_backward.default": _grouped_mm_backward_flops,
+}
+
+
+def _signature(arguments: list[Any]) -> Hashable:
+    return tuple(
+        (tuple(a.shape), a.dtype) if isinstance(a, torch.Tensor) else repr(a) for a in arguments
+    )
+
+
+class FlopCounter:
+    """Counts a call's FLOPs by running it on meta tensors, once for each distinct signature.
+
+    A composite operator such as attention is counted by what it decomposes into: 4 B H Sq Sk D.
+    Elementwise operators count as 0: their time is the memory that they move.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, int] = {}
+
+    def count(self, target: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+        """Return the FLOPs of ``target(*args, **kwargs)``; tensors are read for shape only."""
+        name = str(target)
+        flat, spec = tree_flatten((args, kwargs))
+        key = (name, _signature(flat))
+        if key not in self._seen:
+            formula = _FORMULAS.get(name)
+            self._seen[key] = formula(flat) if formula else self._run(target, flat, spec)
+        return self._seen[key]
+
+    def _run(self, target: Call, flat: list[Any], spec: TreeSpec) -> int:
+        if isinstance(target, torch._ops.OpOverload) and torch.Tag.pointwise in target.tags:
+            return 0
+        meta = [
+            torch.empty_strided(a.shape, a.stride(), dtype=a.dtype, device="meta")
+            if isinstance(a, torch.Tensor)
+            else torch.device("meta")
+            if isinstance(a, torch.device)
+            else a
+            for a in flat
+        ]
+        args, kwargs = tree_unflatten(meta, spec)
+        try:
+            with torch.no_grad(), FlopCounterMode(display=False) as counter:
+                target(*args, **kwargs)
+        except (RuntimeError, TypeError, ValueError) as error:
+            # No meta kernel, or it needs values: such operators (sort, histc, nonzero) do no
+            # matrix work, so what they cost is the memory that they move.
+            _log.debug("%s counts 0 FLOPs: %s", target, error)
+            return 0
+        return int(counter.get_total_flops())
+
+
+# Bytes that one call reads from and writes to device memory.
+
+# They read a few rows of their first operand, not all of it.
+_GATHERS = ("embedding", "index", "index_select", "gather", "take")
+
+
+def dense_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of the tensor's elements, densely packed: what a transfer carries."""
+    return int(tensor.numel()) * tensor.element_size()
+
+
+def touched_bytes(tensor: torch.Tensor) -> int:
+    """Return the distinct bytes that reading the tensor touches; broadcasts touch less."""
+    if tensor.layout is not torch.strided:
+        return dense_bytes(tensor)
+    elements = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        elements *= int(size) if stride != 0 else min(int(size), 1)
+    return elements * tensor.element_size()
+
+
+def moved_bytes(
+    operator: str,
+    inputs: Iterable[torch.Tensor],
+    made: Iterable[torch.Tensor],
+    mutated: Iterable[torch.Tensor],
+) -> int:
+    """Return bytes read plus bytes written by `operator` (its bare name, such as ``embedding``).
+
+    `made` are outputs with storage of their own and `mutated` inputs that are written; a call
+    that has neither is a view, or checks metadata, and moves nothing. A gather, whose first input
+    is the table, reads its indices and the rows that it returns; a bag of embeddings reads a row
+    for each index and returns their sums.
+    """
+    inputs, made, mutated = list(inputs), list(made), list(mutated)
+    if not made and not mutated:
+        return 0
+    written = sum(dense_bytes(t) for t in made) + sum(touched_bytes(t) for t in mutated)
+    if operator in _GATHERS:
+        return sum(touched_bytes(t) for t in inputs[1:]) + 2 * written
+    if operator == "embedding_bag":
+        table, indices = inputs[0], inputs[1]
+        row_bytes = int(table.shape[-1]) * table.element_size()
+        rows = int(indices.numel()) * row_bytes
+        return sum(touched_bytes(t) for t in inputs[1:]) + rows + written
+    return sum(touched_bytes(t) for t in inputs) + written

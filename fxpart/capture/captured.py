@@ -1,0 +1,290 @@
+"""A model's graph: from the cache when it is there, else built, captured and kept.
+
+Torch is imported only when a capture is needed: a warm start costs a file's reading.
+"""
+
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxpart.capture.cache import (
+    cache_key,
+    cached_path,
+    read_graph,
+    read_symbolic,
+    write_graph,
+    write_symbolic,
+)
+from fxpart.capture.models.factory_source import factory_as_read, factory_place, loaded_sources
+from fxpart.capture.models.files_read import files_read_by, note_files
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.symbolic.dims import SymbolicDim
+from fxpart.core.granularity import check_level
+from fxpart.core.graph import OpGraph
+from fxpart.core.phases import StepOptions, check_phase
+from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.errors import CaptureError, SpecError, nearest_names
+
+if TYPE_CHECKING:
+    from fxpart.capture.symbolic.api import SymbolicProgram
+
+__all__ = [
+    "SYMBOLIC",
+    "CapturedGraph",
+    "CapturedSymbolic",
+    "captured_graph",
+    "captured_symbolic",
+    "step_key",
+    "symbols_named",
+]
+
+
+_USUAL = StepOptions()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CapturedGraph:
+    """A graph and how it was come by."""
+
+    graph: OpGraph
+    seconds: float
+    """Time to read it, or to build and capture it."""
+    from_cache: bool
+
+
+def captured_graph(
+    spec: ModelSpec,
+    level: str,
+    cache_dir: Path | None,
+    phase: str = "inference",
+    *,
+    train_mode: bool = False,
+    options: StepOptions = _USUAL,
+) -> CapturedGraph:
+    """Return the graph of the model that `spec` names; without `cache_dir`, always captured.
+
+    In the phase ``training`` that is the graph of `fxpart.capture.joint_capture` with `options`,
+    of the model in ``train()`` or, without `train_mode`, in ``eval()``.
+
+    Raises:
+        SpecError: for a model, an input shape, a level or a phase that does not exist.
+        CaptureError: for a model that cannot be built or captured.
+        CacheError: when the cache cannot be written.
+
+    """
+    check_level(level)
+    check_phase(phase, level)
+    begin = time.perf_counter()
+    step = step_key(phase, train_mode=train_mode, options=options)
+    path = cached_path(cache_dir, cache_key(spec.key(), level, phase, step)) if cache_dir else None
+    kept = read_graph(path, factory_place(spec.factory)) if path else None
+    if kept is not None:
+        graph, read_then = kept
+        note_files(spec.factory, read_then)
+        return CapturedGraph(graph, time.perf_counter() - begin, from_cache=True)
+    # What a forward imports, and opens, is read while it is captured.
+    with factory_as_read(spec.factory):
+        graph = _capture(spec, level, phase, train_mode=train_mode, options=options)
+    if path:
+        sources = loaded_sources() if spec.factory else ()
+        read_now, place = files_read_by(spec.factory), factory_place(spec.factory)
+        write_graph(path, graph, sources, files_read=read_now, place=place)
+    return CapturedGraph(graph, time.perf_counter() - begin, from_cache=False)
+
+
+def step_key(phase: str, *, train_mode: bool, options: StepOptions) -> dict[str, object]:
+    """Return what of a training step decides its graph beside the model; empty in inference."""
+    return {"train_mode": train_mode, **asdict(options)} if phase == "training" else {}
+
+
+def _capture(
+    spec: ModelSpec, level: str, phase: str, *, train_mode: bool, options: StepOptions
+) -> OpGraph:
+    # These import torch and transformers: seconds that a warm start does not pay.
+    from fxpart.capture.api import capture_graph
+    from fxpart.capture.models.build import build_model
+    from fxpart.capture.training.joint import joint_graph
+
+    built = build_model(spec)
+    if phase == "training":
+        built.module.train(train_mode)
+        return joint_graph(built.module, built.args, built.kwargs, options)
+    return capture_graph(built.module, built.args, built.kwargs, level)
+
+
+# A model captured once for all sizes of its batch: from the cache when it is there.
+#
+# As `fxpart.capture.captured`, with sizes that are symbols. Torch is imported only when a capture
+# is needed.
+SYMBOLIC = {"none": (), "batch": ("batch",), "batch_and_seq_len": ("batch", "seq_len")}
+"""What ``capture.symbolic`` may be, and the symbols that it names."""
+_FIELDS = {"batch": "batch_size", "seq_len": "seq_len"}
+"""The field of `ModelSpec` that each symbol takes the place of."""
+_EXAMPLE = 4
+"""What each symbol is, or is near, in the example inputs of the capture that all sizes share."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CapturedSymbolic:
+    """A graph in symbols and how it was come by."""
+
+    symbolic: SymbolicGraph
+    """Its `SymbolicGraph.value_batch_dim` is that of `fxpart.analyze_batch_dims`."""
+    seconds: float
+    """Time to read it, or to build and capture it."""
+    from_cache: bool
+
+
+def symbols_named(name: str) -> tuple[str, ...]:
+    """Return the symbols that a choice of `SYMBOLIC` names.
+
+    Raises:
+        SpecError: for another choice.
+
+    """
+    if name not in SYMBOLIC:
+        raise SpecError(f"capture.symbolic={name} does not exist; {nearest_names(name, SYMBOLIC)}")
+    return SYMBOLIC[name]
+
+
+def captured_symbolic(
+    spec: ModelSpec,
+    symbols: tuple[str, ...],
+    cache_dir: Path | None,
+    phase: str = "inference",
+    *,
+    train_mode: bool = False,
+    options: StepOptions = _USUAL,
+) -> CapturedSymbolic:
+    """Return the graph of the model that `spec` names, for any value of `symbols`.
+
+    All sizes share one capture and its entry of the cache. Where that does not hold for the sizes
+    of `spec`, or there is none, the model is captured near those, for an entry of their own. So
+    what comes back is the same whatever was asked for before; it still may not hold for the sizes
+    of `spec`, as `SymbolicGraph.ranges` says.
+
+    Raises:
+        SpecError: for a model, a symbol or a phase that does not exist.
+        CaptureError: for a model that cannot be captured with these sizes symbolic.
+        CacheError: when the cache cannot be written.
+
+    """
+    check_phase(phase)
+    begin = time.perf_counter()
+    own = _Task(spec, symbols, cache_dir, phase, train_mode, options)
+    shared = own.shared()
+    known = None
+    for task in (own, shared):
+        known = task.read()
+        if known is not None and _holds(known, spec):
+            return CapturedSymbolic(known, time.perf_counter() - begin, from_cache=True)
+    # What is known now is the shared one, which does not hold.
+    found = _for_all_sizes(shared, spec) if known is None else None
+    if found is None:
+        found = own.capture()
+    return CapturedSymbolic(found, time.perf_counter() - begin, from_cache=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is captured, and where it is kept."""
+
+    spec: ModelSpec
+    """Its sizes that are symbols are near those of the example inputs."""
+    symbols: tuple[str, ...]
+    cache_dir: Path | None
+    phase: str
+    train_mode: bool
+    options: StepOptions
+    for_all_sizes: bool = False
+
+    def shared(self) -> "_Task":
+        """Return the capture that all sizes share."""
+        spec = self.spec
+        if "batch" in self.symbols:
+            spec = replace(spec, batch_size=_EXAMPLE)
+        if "seq_len" in self.symbols and spec.seq_len is not None:
+            spec = replace(spec, seq_len=_EXAMPLE)
+        return replace(self, spec=spec, for_all_sizes=True)
+
+    def path(self) -> Path | None:
+        """Return where it is kept, None where nothing is."""
+        if self.cache_dir is None:
+            return None
+        model = {**self.spec.key(), "symbols": list(self.symbols)}
+        if self.for_all_sizes:
+            model |= {_FIELDS[symbol]: symbol for symbol in self.symbols}
+        step = step_key(self.phase, train_mode=self.train_mode, options=self.options)
+        key = cache_key(model, "operator", self.phase, step, symbolic=True)
+        return cached_path(self.cache_dir, key)
+
+    def read(self) -> SymbolicGraph | None:
+        """Return what is kept, None where nothing is."""
+        path = self.path()
+        kept = None if path is None else read_symbolic(path, factory_place(self.spec.factory))
+        if kept is None:
+            return None
+        symbolic, read_then = kept
+        note_files(self.spec.factory, read_then)
+        return symbolic
+
+    def capture(self) -> SymbolicGraph:
+        """Return what is captured now, and keep it."""
+        # These import torch and transformers: seconds that a warm start does not pay.
+        from fxpart.capture.batch_dim.analyze import analyze_batch_dims, value_batch_dims
+        from fxpart.capture.models.symbolic_inputs import symbolic_inputs
+        from fxpart.capture.symbolic.api import fitted_graph, symbolic_program
+
+        # What a forward imports, and opens, is read while it is captured.
+        with factory_as_read(self.spec.factory):
+            inputs = symbolic_inputs(self.spec, self.symbols)
+            built = inputs.built
+            if self.phase == "training":
+                built.module.train(self.train_mode)
+            program = symbolic_program(
+                built.module,
+                built.args,
+                built.kwargs,
+                dims=inputs.dims,
+                phase=self.phase,
+                options=self.options,
+                ranges=inputs.ranges,
+            )
+        symbolic = fitted_graph(program)
+        report = analyze_batch_dims(program.program, _batch_dims(program, inputs.dims))
+        dims = value_batch_dims(report, symbolic.graph.value_names)
+        symbolic = replace(symbolic, value_batch_dim=dims)
+        path = self.path()
+        if path is not None:
+            factory = self.spec.factory
+            sources = loaded_sources() if factory else ()
+            read_now, place = files_read_by(factory), factory_place(factory)
+            write_symbolic(path, symbolic, sources, files_read=read_now, place=place)
+        return symbolic
+
+
+def _for_all_sizes(shared: _Task, spec: ModelSpec) -> SymbolicGraph | None:
+    """Return the capture that all sizes share if it holds for those of `spec`."""
+    try:
+        symbolic = shared.capture()
+    except (CaptureError, SpecError):
+        # Perhaps of the example's sizes alone: if not, those of `spec` are refused in its words.
+        return None
+    return symbolic if _holds(symbolic, spec) else None
+
+
+def _holds(symbolic: SymbolicGraph, spec: ModelSpec) -> bool:
+    """Return whether the sizes of `spec` are in the range of a capture."""
+    try:
+        symbolic.check_sizes({name: getattr(spec, _FIELDS[name]) for name in symbolic.symbols})
+    except SpecError:
+        return False
+    return True
+
+
+def _batch_dims(program: "SymbolicProgram", dims: tuple[SymbolicDim, ...]) -> dict[str, int]:
+    """Return which dimension of each input is the batch, by its name in the program."""
+    exported = program.program if program.step is None else program.step.forward
+    names = exported.graph_signature.user_inputs
+    return {str(names[dim.leaf]): dim.dim for dim in dims if dim.symbol == "batch"}

@@ -1,0 +1,133 @@
+"""How long a module's own Python keeps each tensor: `eager_graph`.
+
+A captured graph drops a value after its last reader. A module that is called eagerly keeps it until
+Python lets go of it: a local variable until it is bound again or its function returns, an argument
+until the call returns. `torch.export` runs that Python, so every tensor's end is seen then.
+"""
+
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from torch import Tensor, fx, nn
+from torch._C import _TorchDispatchModeKey
+from torch._ops import _get_dispatch_mode_pre_dispatch
+from torch.export import ExportedProgram
+from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, get_proxy_slot
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.core.graph import IntArray, OpGraph, csr
+
+__all__ = ["eager_graph", "held_longer", "releases", "watching_python"]
+
+_SEEN = "fxpart_seen"
+"""Key of a node's ``meta``: numbers of the tensors that Python got as its result."""
+_RELEASED = "fxpart_released"
+"""Key of a node's ``meta``: numbers of the tensors that Python let go of before the next node."""
+
+
+def eager_graph(
+    module: nn.Module, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+) -> OpGraph:
+    """Return `module` captured, its values alive as long as in an eager call of the module.
+
+    The operators are those of `fxpart.capture.capture_graph`; some read values besides, which they
+    do not compute with, to keep them alive. It is for the memory of one device: over several, such
+    a read would be a transfer. What Python code inside one function of torch keeps, as in
+    ``torch.nn.functional.multi_head_attention_forward``, is not seen.
+
+    Raises:
+        CaptureError: for a model that cannot be captured.
+
+    """
+    with watching_python():
+        program = export_program(module, args, kwargs)
+    graph = op_graph(program)
+    return held_longer(graph, releases(program, graph))
+
+
+def watching_python() -> AbstractContextManager[object]:
+    """Return a context in which programs are exported that `releases` can read."""
+    return _Watch()
+
+
+def releases(program: ExportedProgram, graph: OpGraph) -> IntArray:
+    """Return for each value of `graph` the last operator that begins before Python lets go of it.
+
+    Shape (V,); -1 for a value that Python has never seen, or keeps.
+
+    Args:
+        program: exported while `watching_python`.
+        graph: its operators.
+
+    """
+    op_of = {name: op for op, name in enumerate(graph.names)}
+    released = {
+        number: op_of[node.name]
+        for node in program.graph.nodes
+        if node.name in op_of
+        for number in node.meta.get(_RELEASED, ())
+    }
+    value_of = {name: value for value, name in enumerate(graph.value_names)}
+    last = np.full(graph.n_values, -1, dtype=np.int64)
+    for node in program.graph.nodes:
+        value = value_of.get(node.name)
+        if value is not None:
+            ends = [released.get(number, -1) for number in node.meta.get(_SEEN, ())]
+            last[value] = max(ends, default=-1)
+    return last
+
+
+def held_longer(graph: OpGraph, last: IntArray) -> OpGraph:
+    """Return `graph` with each value read by operator ``last[value]`` too, unless that is -1."""
+    reads = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
+    for value in np.flatnonzero(last > graph.value_producer).tolist():
+        if value not in reads[last[value]]:
+            reads[last[value]].append(value)
+    starts, items = csr(reads)
+    return replace(graph, read_start=starts, reads=items)
+
+
+class _Watch(TorchFunctionMode):
+    """Writes into the nodes of a graph that is being made which tensors Python got and let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Callbacks of the dead are kept too: a tensor's number is its place.
+        self._seen: list[weakref.ref[Tensor]] = []
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,  # noqa: ANN401 - as torch calls it
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        result = func(*args, **(kwargs or {}))
+        mode = _get_dispatch_mode_pre_dispatch(_TorchDispatchModeKey.PROXY)  # type: ignore[no-untyped-call]
+        if isinstance(mode, ProxyTorchDispatchMode):
+            for leaf in tree_leaves(result):
+                if isinstance(leaf, Tensor):
+                    self._see(leaf, mode)
+        return result
+
+    def _see(self, tensor: Tensor, mode: ProxyTorchDispatchMode) -> None:
+        """Give a number to a tensor that has a node in the graph."""
+        slot = get_proxy_slot(tensor, mode.tracer, None)
+        if slot is None:
+            return
+        node: fx.Node = slot.proxy.node
+        number, graph = len(self._seen), node.graph
+
+        def gone(_: object) -> None:
+            last = next(iter(reversed(graph.nodes)))
+            last.meta.setdefault(_RELEASED, []).append(number)
+
+        node.meta.setdefault(_SEEN, []).append(number)
+        self._seen.append(weakref.ref(tensor, gone))

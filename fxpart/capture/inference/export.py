@@ -1,0 +1,132 @@
+"""Operator-level capture with `torch.export`, non-strict, on the meta device: no weights needed."""
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from io import StringIO
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxpart.capture.models.user_line import own_line
+from fxpart.errors import CaptureError, one_line
+
+__all__ = ["capture_failure", "export_program", "quiet", "unmasked_attention"]
+
+
+# Attention of transformers models captured as they run, not as they export.
+#
+# A model of transformers that runs without a padding mask leaves the mask out where attention can
+# be told that it is causal, or needs none. While it is exported it makes the mask, since the export
+# might be called with other lengths. Ours is of the shapes that it is captured for: with masks, and
+# copies of keys and values for every head that come with them, it would hold more than a run does.
+
+_MASKS = "transformers.masking_utils"
+_EXPORTING = "is_torchdynamo_exporting"
+_PACKED = "find_packed_sequence_indices"
+_POSITIONS = "position_ids"
+
+
+@contextmanager
+def unmasked_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Let models of transformers, while they are exported, leave out masks as when they run.
+
+    A mask whose values decide is made all the same: one that the inputs bring, or that separates
+    sequences packed into one row, which positions among the inputs may say. Nothing changes for
+    other models, nor where transformers has no such questions. Not for several threads at once.
+
+    Args:
+        args: what the model is called with by position.
+        kwargs: and by name.
+
+    """
+    masks = sys.modules.get(_MASKS)
+    answers: dict[str, Callable[..., Any]] = {_EXPORTING: _no}
+    if not args and _POSITIONS not in kwargs:
+        # Positions that the model counts itself are of one sequence a row.
+        answers[_PACKED] = _none
+    asked = {name: getattr(masks, name) for name in answers if hasattr(masks, name)}
+    for name in asked:
+        setattr(masks, name, answers[name])
+    try:
+        yield
+    finally:
+        for name, question in asked.items():
+            setattr(masks, name, question)
+
+
+def _no() -> bool:
+    return False
+
+
+def _none(position_ids: object) -> None:
+    return None
+
+
+_BRANCHES = (
+    "the model branches on the values of a tensor, or makes tensors whose size depends on them"
+)
+_HINTS = (
+    ("data-dependent", _BRANCHES),
+    ("DataDependent", _BRANCHES),
+    ("meta tensor", "the model reads tensor values while it runs; take its branches from shapes"),
+    ("found at least two devices", "create every tensor on the default device, not on cpu"),
+)
+_EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=grouped_mm"
+
+
+def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
+    """Return the error that says why `module` cannot be captured, and what helps if known."""
+    said = f"{type(error).__name__} {error}"
+    hint = next((text for key, text in _HINTS if key in said), "")
+    if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
+        hint += _EXPERTS
+    return CaptureError(
+        f"{type(module).__name__} cannot be captured by torch.export{own_line(error)}:"
+        f" {one_line(error)}" + (f"; {hint}" if hint else "")
+    )
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep back what torch warns, logs and prints: of a failure it is pages, ours is one line."""
+    loud = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings(), redirect_stderr(StringIO()), redirect_stdout(StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(loud)
+
+
+def export_program(
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    dynamic_shapes: Any = None,  # noqa: ANN401 - as torch.export takes it
+) -> torch.export.ExportedProgram:
+    """Return `module` exported for the shapes and dtypes of the example inputs.
+
+    Parameters and inputs may all be on the meta device; then a model of any size takes no memory.
+    Every call node of the result carries the path of the module it comes from. `dynamic_shapes`
+    says which sizes of the inputs are symbols, as `torch.export.export` takes it. Attention of
+    transformers models is that of a run, see `fxpart.capture.inference.export`.
+
+    Raises:
+        CaptureError: when the model cannot be exported; the message names the cause and, where
+            one is known, the switch that helps.
+
+    """
+    device = next((p.device for p in module.parameters()), torch.device("meta"))
+    try:
+        inputs = dict(kwargs or {})
+        with quiet(), torch.no_grad(), device, unmasked_attention(args, inputs):
+            return torch.export.export(
+                module, args, inputs, dynamic_shapes=dynamic_shapes, strict=False
+            )
+    except Exception as error:
+        raise capture_failure(module, error) from error

@@ -1,0 +1,207 @@
+"""From an exported program to its `OpGraph`: what each call node reads, makes and costs.
+
+A region that the model runs under `torch.no_grad` or autocast, where those differ from what is
+around it, is a call of a graph of its own; it is one operator, which costs what its calls do.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils._pytree import tree_leaves
+
+from fxpart.capture.builder import GraphBuilder
+from fxpart.capture.call_costs import FlopCounter, moved_bytes
+from fxpart.capture.calls import REGIONS, body_of, storage_key, written_operands
+from fxpart.capture.sizes import Sizes, example_sizes
+from fxpart.core.graph import OpGraph
+from fxpart.errors import CaptureError
+
+__all__ = ["compute_dtype", "op_graph"]
+
+
+def op_graph(
+    program: torch.export.ExportedProgram,
+    sizes: Sizes | None = None,
+    counter: FlopCounter | None = None,
+) -> OpGraph:
+    """Return the `OpGraph` of an exported program: one operator for each of its call nodes.
+
+    Calls that only compute with symbolic sizes are no operators: without symbols there are none.
+
+    Args:
+        program: what was exported.
+        sizes: numbers for its symbols; None for those of its example inputs.
+        counter: counts FLOPs, and remembers what it counted; None for a new one.
+
+    Raises:
+        CaptureError: for control flow, and for sizes that depend on the values of tensors.
+
+    """
+    placeholders = program.graph.find_nodes(op="placeholder")
+    reading = _Reading(sizes or example_sizes(placeholders), counter or FlopCounter())
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            _add_placeholder(reading, program, node)
+        elif node.op == "get_attr" and all(user.target in REGIONS for user in node.users):
+            continue
+        elif node.op == "call_function":
+            if not reading.sizes.is_size(node):
+                _add_call(reading, node)
+        elif node.op == "output":
+            reading.add_outputs(node)
+        else:
+            raise CaptureError(
+                f"the model holds control flow that cannot be placed: {node.name} is a branch of"
+                " torch.cond or a loop; export a model without it"
+            )
+    return reading.builder.finish()
+
+
+@dataclass(eq=False, slots=True)
+class _Reading:
+    """What is known of a program, as far as it was read."""
+
+    sizes: Sizes
+    counter: FlopCounter
+    builder: GraphBuilder = field(default_factory=GraphBuilder)
+    weights: dict[fx.Node, int] = field(default_factory=dict)
+    values: dict[fx.Node, list[int | None]] = field(default_factory=dict)
+
+    def inputs(self, node: fx.Node) -> list[torch.Tensor]:
+        """Return the tensors that a call is given."""
+        shown = [self.sizes.of(before) for before in node.all_input_nodes]
+        return [value for value in shown if torch.is_tensor(value)]
+
+    def add_outputs(self, node: fx.Node) -> None:
+        """Enter what the caller gets."""
+        for result in node.all_input_nodes:
+            self.builder.outputs.update(v for v in self.values.get(result, ()) if v is not None)
+
+
+def _add_placeholder(
+    reading: _Reading, program: torch.export.ExportedProgram, node: fx.Node
+) -> None:
+    """Enter a parameter, buffer or constant as a weight, anything else as an input."""
+    signature, value = program.graph_signature, reading.sizes.of(node)
+    name = (
+        signature.inputs_to_parameters.get(node.name)
+        or signature.inputs_to_buffers.get(node.name)
+        or signature.inputs_to_lifted_tensor_constants.get(node.name)
+    )
+    if name is None:
+        reading.values[node] = [reading.builder.add_value(node.name, -1, value)]
+        return
+    tensor = program.state_dict.get(name, program.constants.get(name))
+    if isinstance(tensor, torch.Tensor) and isinstance(value, torch.Tensor):
+        reading.weights[node] = reading.builder.add_weight(name, tensor, value)
+
+
+def _module_path(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or {}
+    path = next((entry[0] for entry in reversed(stack.values())), "")
+    return str(path).removeprefix("L['self'].").removeprefix("L['self']")
+
+
+def compute_dtype(outputs: list[Any], inputs: list[torch.Tensor]) -> str:
+    """Return the dtype that the operator computes in: its first floating tensor's."""
+    tensors = [t for t in [*outputs, *inputs] if isinstance(t, torch.Tensor)]
+    floating = [t for t in tensors if t.is_floating_point() or t.is_complex()]
+    chosen = (floating or tensors or [torch.empty((), device="meta")])[0]
+    return str(chosen.dtype).removeprefix("torch.")
+
+
+def _add_call(reading: _Reading, node: fx.Node) -> None:
+    """Enter one call node: what it reads, what it makes, what that costs."""
+    builder, values = reading.builder, reading.values
+    op, is_item = len(builder.names), getattr(node.target, "__name__", "") == "getitem"
+    inputs = reading.inputs(node)
+    source = node.args[0] if is_item else None
+    if isinstance(source, fx.Node):
+        reads = [values[source][node.args[1]]]  # type: ignore[index]
+    else:
+        reads = [v for i in node.all_input_nodes for v in values.get(i, ())]
+    uses = [reading.weights[i] for i in node.all_input_nodes if i in reading.weights]
+    result = reading.sizes.of(node)
+    outputs = list(result) if isinstance(result, list | tuple) else [result]
+    builder.names.append(node.name)
+    builder.modules.append(_module_path(node))
+    builder.targets.append(str(node.target) if not is_item else "getitem")
+    builder.dtypes.append(compute_dtype(outputs, inputs))
+    builder.reads.append(list(dict.fromkeys(v for v in reads if v is not None)))
+    builder.uses.append(list(dict.fromkeys(uses)))
+    mutated = _mutated(node, reading.sizes)
+    for tensor in mutated:
+        builder.mutate(op, tensor)
+    single = len(outputs) == 1
+    # A result may be missing: items are still found by their place.
+    values[node] = [
+        None
+        if out is None
+        else builder.add_value(node.name if single else f"{node.name}.{i}", op, out)
+        for i, out in enumerate(outputs)
+    ]
+    kept = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
+    made = [out for out, v in kept if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
+    _keep_together(builder, op, is_item, bool(mutated or kept))
+    flops, moved = _costs(reading, node, inputs, made, mutated)
+    builder.flops.append(flops)
+    builder.moved.append(moved)
+
+
+def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bool) -> None:
+    """Tie an item to its tuple, and a mere check (no result) to what it checks."""
+    producers = [builder.producers[v] for v in builder.reads[op]]
+    if is_item or not has_effect:
+        builder.together.extend((p, op) for p in producers[:1] if p >= 0)
+    if not has_effect and not any(p >= 0 for p in producers) and op > 0:
+        builder.together.append((op - 1, op))
+
+
+def _mutated(node: fx.Node, sizes: Sizes) -> list[torch.Tensor]:
+    """Return the tensors that the call writes into."""
+    written = [sizes.of(operand) for operand in written_operands(node)]
+    return [tensor for tensor in written if isinstance(tensor, torch.Tensor)]
+
+
+def _costs(
+    reading: _Reading,
+    node: fx.Node,
+    inputs: list[torch.Tensor],
+    made: list[torch.Tensor],
+    mutated: list[torch.Tensor],
+) -> tuple[int, int]:
+    """Return the FLOPs of a call, and the bytes that it moves."""
+    if node.target not in REGIONS:
+        bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
+        return _flops(reading, node), moved_bytes(bare, inputs, made, mutated)
+    flops = moved = 0
+    for call in _region_calls(node):
+        if reading.sizes.is_size(call):
+            continue
+        given = reading.inputs(call)
+        results = [leaf for leaf in tree_leaves(reading.sizes.of(call)) if torch.is_tensor(leaf)]
+        known = {storage_key(tensor) for tensor in given}
+        fresh = [result for result in results if storage_key(result) not in known]
+        written = _mutated(call, reading.sizes)
+        more_flops, more_moved = _costs(reading, call, given, fresh, written)
+        flops, moved = flops + more_flops, moved + more_moved
+    return flops, moved
+
+
+def _region_calls(node: fx.Node) -> list[fx.Node]:
+    """Return the calls of the region that `node` calls."""
+    body = body_of(next(i for i in node.all_input_nodes if i.op == "get_attr"))
+    return [call for call in body.graph.nodes if call.op == "call_function"]
+
+
+def _flops(reading: _Reading, node: fx.Node) -> int:
+    def shown(argument: Any) -> Any:  # noqa: ANN401 - as torch types the leaves of a call
+        return reading.sizes.of(argument) if isinstance(argument, fx.Node) else argument
+
+    if not callable(node.target):
+        raise CaptureError(f"call node {node.name} has no function to call: {node.target}")
+    args = fx.node.map_aggregate(node.args, shown)
+    kwargs = fx.node.map_aggregate(node.kwargs, shown)
+    return reading.counter.count(node.target, args, kwargs)

@@ -1,0 +1,187 @@
+"""Module-level capture: `torch.fx.symbolic_trace`, where a leaf module is one operator.
+
+It works on plain modules (multilayer perceptrons, convolutional networks, recommenders), not on
+models with control flow over tensors; for those use `fxpart.capture.export_program`.
+"""
+
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from fxpart.capture.builder import GraphBuilder
+from fxpart.capture.call_costs import moved_bytes
+from fxpart.capture.calls import storage_key
+from fxpart.capture.inference.from_export import compute_dtype
+from fxpart.capture.models.user_line import own_line
+from fxpart.core.graph import OpGraph
+from fxpart.errors import CaptureError, one_line
+
+__all__ = ["module_graph", "trace_modules"]
+
+
+def trace_modules(module: nn.Module) -> fx.GraphModule:
+    """Return `module` traced with its leaf modules kept as calls.
+
+    Raises:
+        CaptureError: when the module's Python cannot be traced.
+
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return fx.symbolic_trace(module)
+    except Exception as error:
+        raise CaptureError(
+            f"{type(module).__name__} cannot be captured by torch.fx.symbolic_trace"
+            f"{own_line(error)}: {one_line(error)}; use capture.level=operator, which takes any"
+            " exportable model"
+        ) from error
+
+
+def module_graph(traced: fx.GraphModule, args: tuple[Any, ...]) -> OpGraph:
+    """Return the `OpGraph` of a traced module, one operator for each call node.
+
+    Sizes, aliases and costs come from one run on the example inputs; parameters and inputs may
+    be on the meta device, where such a run computes nothing.
+
+    Raises:
+        CaptureError: when the run fails.
+
+    """
+    try:
+        with torch.no_grad():
+            return _Recorder(traced).record(args)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"{type(traced).__name__} does not run on the example inputs{own_line(error)}:"
+            f" {one_line(error)}"
+        ) from error
+
+
+class _Recorder(fx.Interpreter):
+    """Runs the graph once and enters every call into a `GraphBuilder`."""
+
+    def __init__(self, traced: fx.GraphModule) -> None:
+        super().__init__(traced, garbage_collect_values=False)
+        self._builder = GraphBuilder()
+        self._weights: dict[fx.Node, list[int]] = {}
+        self._values: dict[fx.Node, list[int]] = {}
+        self._results: dict[fx.Node, Any] = {}
+
+    def record(self, args: tuple[Any, ...]) -> OpGraph:
+        """Run on `args` and return what was recorded."""
+        self.run(*args)
+        return self._builder.finish()
+
+    def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything
+        """Run one node and enter it."""
+        inputs = [t for i in n.all_input_nodes for t in _tensors(self._results.get(i))]
+        versions = [t._version for t in inputs]
+        with FlopCounterMode(display=False) as counter:
+            result = super().run_node(n)
+        self._results[n] = result
+        if n.op == "placeholder":
+            leaves = tree_leaves(result)
+            names = [n.name] if len(leaves) == 1 else [f"{n.name}.{i}" for i in range(len(leaves))]
+            self._values[n] = [
+                self._builder.add_value(name, -1, leaf)
+                for name, leaf in zip(names, leaves, strict=True)
+            ]
+        elif n.op == "get_attr":
+            self._weights[n] = [
+                self._builder.add_weight(str(n.target), t, t) for t in _tensors(result)
+            ]
+        elif n.op == "output":
+            for made in n.all_input_nodes:
+                self._builder.outputs.update(self._values.get(made, ()))
+        else:
+            mutated = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
+            self._enter(n, inputs, result, mutated, int(counter.get_total_flops()))
+        return result
+
+    def _enter(
+        self,
+        node: fx.Node,
+        inputs: list[torch.Tensor],
+        result: object,
+        mutated: list[torch.Tensor],
+        flops: int,
+    ) -> None:
+        builder, op = self._builder, len(self._builder.names)
+        outputs = [leaf for leaf in tree_leaves(result) if leaf is not None]
+        own = self._own_weights(node)
+        builder.names.append(node.name)
+        builder.modules.append(str(node.target) if node.op == "call_module" else "")
+        builder.targets.append(self._callee(node))
+        builder.dtypes.append(compute_dtype(outputs, inputs))
+        builder.reads.append(self._reads(node, outputs))
+        taken = [w for i in node.all_input_nodes for w in self._weights.get(i, ())]
+        weights = [builder.add_weight(name, t, t) for name, t in own]
+        builder.uses.append(list(dict.fromkeys([*taken, *weights])))
+        for tensor in mutated:
+            builder.mutate(op, tensor)
+        single = len(outputs) == 1
+        self._values[node] = [
+            builder.add_value(node.name if single else f"{node.name}.{i}", op, out)
+            for i, out in enumerate(outputs)
+        ]
+        if self._is_item(node):
+            makers = [builder.producers[v] for v in builder.reads[op]]
+            builder.together.extend((maker, op) for maker in makers if maker >= 0)
+        made = [
+            out
+            for out, value in zip(outputs, self._values[node], strict=True)
+            if torch.is_tensor(out) and builder.alloc_bytes[value] > 0
+        ]
+        parameters = [t for _, t in own if torch.is_tensor(t)]
+        builder.flops.append(flops)
+        builder.moved.append(moved_bytes(self._kind(node), [*parameters, *inputs], made, mutated))
+
+    def _reads(self, node: fx.Node, outputs: list[object]) -> list[int]:
+        """Return the values that a node reads; an item of a tuple reads that item alone."""
+        read = [v for i in node.all_input_nodes for v in self._values.get(i, ())]
+        if self._is_item(node):
+            # An item that is itself a tuple, or a slice of one, is found by its storages.
+            keys = {storage_key(t) for t in outputs if isinstance(t, torch.Tensor)}
+            source, position = node.args
+            results = self._results[source]  # type: ignore[index]
+            if isinstance(position, int) and len(results) == len(read):
+                return [read[position]]
+            read = [v for v in read if self._builder.storage_of_value.get(v) in keys]
+        return list(dict.fromkeys(read))
+
+    def _is_item(self, node: fx.Node) -> bool:
+        """Return whether the node takes an item of a tuple; indexing a tensor is an operator."""
+        if self._callee(node) != "getitem" or not isinstance(node.args[0], fx.Node):
+            return False
+        return isinstance(self._results[node.args[0]], list | tuple)
+
+    def _own_weights(self, node: fx.Node) -> list[tuple[str, torch.Tensor]]:
+        if node.op != "call_module":
+            return []
+        called = self.fetch_attr(str(node.target))
+        return [
+            (f"{node.target}.{name}", tensor)
+            for name, tensor in [*called.named_parameters(), *called.named_buffers()]
+        ]
+
+    def _callee(self, node: fx.Node) -> str:
+        if node.op == "call_module":
+            return type(self.fetch_attr(str(node.target))).__name__
+        return getattr(node.target, "__name__", str(node.target))
+
+    def _kind(self, node: fx.Node) -> str:
+        """Return the operator's name as `moved_bytes` knows it."""
+        names = {"Embedding": "embedding", "EmbeddingBag": "embedding_bag"}
+        return names.get(self._callee(node), self._callee(node))
+
+
+def _tensors(result: object) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))

@@ -1,0 +1,165 @@
+"""A model from a user's own function, ``package.module:function``."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from fxpart.capture.models.factory_source import factory_as_read, no_such_module, split_factory
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.models.user_line import own_line
+from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
+
+__all__ = ["factory_model"]
+
+META = torch.device("meta")
+
+_SAID_BY_SPEC = ("batch_size", "dtype", "seq_len")
+
+
+def _find(factory: str) -> Callable[..., object]:
+    """Return the function that `factory` names."""
+    module_name, function_name = split_factory(factory)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if missing == module_name or module_name.startswith(f"{missing}."):
+            raise no_such_module(factory, missing) from error
+        raise CaptureError(
+            f"factory={factory}: importing it fails{own_line(error)}: {one_line(error)}"
+        ) from error
+    except Exception as error:
+        raise CaptureError(
+            f"factory={factory}: importing it fails{own_line(error)}: {one_line(error)}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        ours = {
+            name: value
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module_name
+        }
+        near = nearest_names(function_name, ours) if ours else "it has no functions"
+        raise SpecError(f"factory={factory}: {module_name} has no {function_name}; {near}")
+    found: Callable[..., object] = function
+    return found
+
+
+def _parameters(factory: str, function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"factory={factory} states no parameters; name a Python function that takes"
+            " batch_size and dtype"
+        ) from error
+
+
+def _arguments(spec: ModelSpec, function: Callable[..., object]) -> dict[str, object]:
+    """Return the keyword arguments for `function`, checked against its signature."""
+    parameters = _parameters(spec.factory or "", function)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [
+        name
+        for name, p in parameters.items()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    said = [name for name in spec.factory_args if name in _SAID_BY_SPEC]
+    if said:
+        raise SpecError(f"factory_args.{said[0]} is said by model.{said[0]}; set that instead")
+    given: dict[str, object] = {"batch_size": spec.batch_size, "dtype": getattr(torch, spec.dtype)}
+    if spec.seq_len is not None:
+        given["seq_len"] = spec.seq_len
+    elif "seq_len" in parameters and parameters["seq_len"].default is inspect.Parameter.empty:
+        raise SpecError(f"factory={spec.factory} needs a sequence length; set model.seq_len")
+    given.update(spec.factory_args)
+    unknown = [] if takes_any else [name for name in given if name not in names]
+    if unknown:
+        what = "model" if unknown[0] in _SAID_BY_SPEC else "factory_args"
+        raise SpecError(
+            f"factory={spec.factory} takes no {unknown[0]} ({what}.{unknown[0]});"
+            f" {nearest_names(unknown[0], names)}"
+        )
+    needed = [n for n in names if parameters[n].default is inspect.Parameter.empty]
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise SpecError(
+            f"factory={spec.factory} also needs {', '.join(missing)};"
+            f" set model.factory_args.{missing[0]}"
+        )
+    return given
+
+
+def _checked(factory: str, result: object) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return what the factory returned, once it is known to be a model and its inputs."""
+    match result:
+        case (nn.Module() as module, tuple() as args):
+            return module, args, {}
+        case (nn.Module() as module, tuple() as args, Mapping() as kwargs):
+            return module, args, dict(kwargs)
+        case tuple():
+            got = f"({', '.join(type(item).__name__ for item in result)})"
+        case _:
+            got = type(result).__name__
+    raise SpecError(
+        f"factory={factory} returned {got}; return (module, args) or (module, args, kwargs),"
+        " args a tuple and kwargs a dict of example inputs"
+    )
+
+
+def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:
+    """Import the factory, call it, and return what it returned."""
+    function = _find(factory)
+    arguments = _arguments(spec, function)
+    try:
+        with device:
+            return function(**arguments)
+    except FxpartError:
+        raise
+    # A factory that ends the program is as wrong as one that fails.
+    except (Exception, SystemExit) as error:
+        raise CaptureError(
+            f"factory={factory} failed{own_line(error)}: {one_line(error)}"
+        ) from error
+
+
+def factory_model(
+    spec: ModelSpec, device: torch.device = META
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return the module, positional and keyword inputs that the factory of `spec` makes.
+
+    The function is called as ``function(batch_size=..., dtype=torch.dtype, **factory_args)`` with
+    `device` as the default device, and with ``seq_len=...`` when the spec states one. Tensors that
+    it puts elsewhere by name are moved to `device` afterwards. Modules in the working directory are
+    found.
+
+    Raises:
+        SpecError: for a function that does not exist, does not take the arguments or returns
+            something else.
+        CaptureError: when importing or calling it fails, and when its source changes meanwhile.
+
+    """
+    factory = spec.factory or ""
+    with factory_as_read(factory):
+        result = _called(spec, factory, device)
+    module, args, kwargs = _checked(factory, result)
+    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+    return _moved(module, device).eval(), args, kwargs
+
+
+def _moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return `module` on `device`; parameters that were one object are one afterwards."""
+    names_of: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(parameter), []).append(name)
+    module = module.to(device)
+    for first, *others in names_of.values():
+        for other in others:
+            owner, _, attribute = other.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, module.get_parameter(first))
+    return module

@@ -1,0 +1,115 @@
+"""`ModelSpec`: which model, with which inputs, said in plain data. Imports neither torch nor more.
+
+A spec is all that a warm start needs: its `ModelSpec.key` finds a captured graph on disk without
+the model ever being built.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fxpart.capture.models.factory_source import factory_digest, split_factory
+from fxpart.errors import SpecError, nearest_names
+from fxpart.support.host import installed_version
+
+__all__ = ["DTYPES", "ModelSpec"]
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+"""Names of the dtypes that weights and real-valued inputs may have."""
+
+
+def _plain(value: object, where: str) -> object:
+    """Return `value` as JSON types only: any mapping as a dict, any sequence as a list."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item, f"{where}.{key}") for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, bytes):
+        return [_plain(item, f"{where}[{index}]") for index, item in enumerate(value)]
+    raise SpecError(
+        f"{where} is a {type(value).__name__}; give a number, a text, a list or a mapping"
+    )
+
+
+def _positive(value: object, where: str, otherwise: str = "") -> None:
+    # True is an int to Python, and a batch of True is a mistake.
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise SpecError(f"{where}={value} must be a whole number, 1 or more{otherwise}")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A model and the shapes of its example inputs.
+
+    Exactly one of `architecture` and `factory` is set.
+
+    Raises:
+        SpecError: for fields that contradict each other or mean nothing.
+
+    """
+
+    name: str
+    """What reports call the model."""
+    architecture: str | None = None
+    """A model class of transformers, such as ``LlamaForCausalLM``."""
+    config: Mapping[str, object] = field(default_factory=dict)
+    """Overrides of the defaults of the architecture's configuration class."""
+    factory: str | None = None
+    """``package.module:function`` that returns the model and its example inputs."""
+    factory_args: Mapping[str, object] = field(default_factory=dict)
+    """Further keyword arguments of the factory."""
+    batch_size: int = 1
+    """Examples in one input."""
+    seq_len: int | None = None
+    """Tokens (or raw audio samples) an example; None leaves it to the model."""
+    dtype: str = "float32"
+    """Dtype of weights and real-valued inputs, one of `DTYPES`."""
+
+    def __post_init__(self) -> None:
+        """Check every field and keep plain copies of the mappings."""
+        if (self.architecture is None) == (self.factory is None):
+            given = "both are" if self.architecture is not None else "neither is"
+            raise SpecError(
+                f"model {self.name}: give architecture (a transformers class) or factory"
+                f" (package.module:function), {given} set"
+            )
+        if self.factory is None and self.factory_args:
+            raise SpecError(f"model {self.name}: factory_args need a factory; use config")
+        if self.architecture is None and self.config:
+            raise SpecError(f"model {self.name}: config needs an architecture; use factory_args")
+        if self.factory is not None:
+            split_factory(self.factory)
+        _positive(self.batch_size, "batch_size")
+        if self.seq_len is not None:
+            _positive(self.seq_len, "seq_len", ", or null for the model's own")
+        if self.dtype not in DTYPES:
+            raise SpecError(f"dtype={self.dtype} is not known; {nearest_names(self.dtype, DTYPES)}")
+        for name in ("config", "factory_args"):
+            object.__setattr__(self, name, _plain(getattr(self, name), name))
+
+    def key(self) -> dict[str, object]:
+        """Return everything that decides the captured graph, as JSON types.
+
+        That is all fields but the name, which reports alone use, the version of transformers and,
+        for a factory, its `factory_digest`: of its module's source file and of what that imports
+        of the user's own. They are found without running them, but the packages that the module
+        lies in are imported. What is imported by names made at run time is seen by the cache, which
+        keeps the digests of `loaded_sources`.
+
+        Raises:
+            SpecError: when transformers is not installed, or the factory's module is not found.
+
+        """
+        fields: dict[str, object] = {
+            field: getattr(self, field) for field in self.__slots__ if field != "name"
+        }
+        found = installed_version("transformers")
+        if found is not None:
+            fields["transformers"] = found
+        elif self.factory is None:
+            raise SpecError(
+                f"architecture={self.architecture} needs transformers, which is not installed;"
+                " pip install transformers, or give a factory"
+            )
+        if self.factory is not None:
+            fields["factory_sha256"] = factory_digest(self.factory)
+        return fields

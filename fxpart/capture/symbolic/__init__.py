@@ -1,0 +1,1 @@
+"""One capture for any batch size: sizes as polynomials."""

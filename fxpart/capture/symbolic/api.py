@@ -1,0 +1,113 @@
+"""One capture with symbolic input sizes: `symbolic_graph`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from fxpart.capture.call_costs import FlopCounter
+from fxpart.capture.symbolic.dims import SymbolicDim
+from fxpart.capture.symbolic.polynomials import DEGREE, Point, fitted, grid
+from fxpart.capture.symbolic.program import SymbolicProgram, symbolic_program
+from fxpart.capture.symbolic.symbol_range import Ranges
+from fxpart.core.phases import StepOptions
+from fxpart.core.symbolic_graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
+from fxpart.errors import CaptureError
+
+__all__ = ["SymbolicProgram", "fitted_graph", "symbolic_graph", "symbolic_program"]
+
+
+# From a symbolic program to its polynomials: `fitted_graph`.
+#
+# `torch.export` keeps sizes as expressions. They are evaluated at a few points, exactly as a
+# capture of definite sizes would count them, and the integer polynomials through those points are
+# checked at others: what comes back agrees at all of them, or nothing does.
+
+_FAR = 64
+"""A size that is checked beside the smallest, where the range has it."""
+
+
+def fitted_graph(found: SymbolicProgram) -> SymbolicGraph:
+    """Return the polynomials of everything that grows, from the operators at several points.
+
+    `SymbolicGraph.value_batch_dim` is -1 throughout.
+
+    Raises:
+        CaptureError: for a size that is no polynomial of the symbols, a condition of the capture
+            that does not hold at one of the points, and a range of fewer than three values.
+
+    """
+    start = [_start(*found.ranges[name], at=number) for name, number in _examples(found).items()]
+    points = dict.fromkeys([*grid(start), found.captured_at, *_checks(found)])
+    counter = FlopCounter()
+    at = {point: found.operators(point, counter) for point in points}
+    graph = found.whole(at[found.captured_at])
+    tables, exponents = {}, np.empty((0, 0), dtype=np.int64)
+    for field in (*OF_OPERATORS, *OF_VALUES):
+        names = graph.names if field in OF_OPERATORS else graph.value_names
+        columns = {point: getattr(g, field) for point, g in at.items()}
+        exponents, tables[field] = fitted(columns, start, field, names)
+    used = np.any([table.any(axis=0) for table in tables.values()], axis=0)
+    used |= ~exponents.any(axis=1)
+    return SymbolicGraph(
+        graph=graph,
+        symbols=tuple(found.torch_symbols),
+        captured_at=found.captured_at,
+        exponents=exponents[used],
+        coefficients={field: table[:, used] for field, table in tables.items()},
+        value_batch_dim=np.full(graph.n_values, -1, dtype=np.int64),
+        ranges=tuple(found.ranges.values()),
+        exact_from=found.exact_from,
+    )
+
+
+def _examples(found: SymbolicProgram) -> dict[str, int]:
+    return dict(zip(found.torch_symbols, found.captured_at, strict=True))
+
+
+def _start(low: int, high: int | None, at: int) -> int:
+    """Return the smallest of the values to fit at: the example's, where there is room above it."""
+    if high is None or at + DEGREE <= high:
+        return at
+    if high - DEGREE >= low:
+        return high - DEGREE
+    raise CaptureError(
+        f"a symbolic size that may only be {low} to {high} is none; set capture.symbolic=none"
+    )
+
+
+def _checks(found: SymbolicProgram) -> list[Point]:
+    """Return points beside those that are fitted at: all at their least, and all far away."""
+    least = tuple(low for low, _ in found.ranges.values())
+    far = tuple(_FAR if top is None else min(top, _FAR) for _, top in found.ranges.values())
+    return [least, far]
+
+
+_USUAL = StepOptions()
+
+
+def symbolic_graph(
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dims: Sequence[SymbolicDim] = (),
+    phase: str = "inference",
+    options: StepOptions = _USUAL,
+    ranges: Ranges | None = None,
+) -> SymbolicGraph:
+    """Return the graph of `module`, or of a training step, as polynomials of its input sizes.
+
+    See `symbolic_program` for what it takes. `SymbolicGraph.value_batch_dim` is -1 throughout.
+
+    Raises:
+        SpecError: for no `dims`, or some that the example inputs do not have.
+        CaptureError: for a module that cannot be captured at all, or not with these sizes
+            symbolic, and for a size that is no polynomial of them.
+
+    """
+    found = symbolic_program(
+        module, args, kwargs, dims=dims, phase=phase, options=options, ranges=ranges
+    )
+    return fitted_graph(found)

@@ -1,0 +1,116 @@
+"""Integer polynomials through given points, exactly, and the refusal of what is none."""
+
+from collections.abc import Mapping, Sequence
+from fractions import Fraction
+from itertools import product
+
+import numpy as np
+
+from fxpart.core.graph import IntArray
+from fxpart.errors import CaptureError
+
+__all__ = ["DEGREE", "Point", "fitted", "grid"]
+
+DEGREE = 2
+"""The highest power of a symbol: attention makes a matrix of positions by positions."""
+
+Point = tuple[int, ...]
+"""A value for each symbol."""
+
+
+def grid(start: Sequence[int]) -> list[Point]:
+    """Return the points that determine a polynomial: `DEGREE` + 1 values a symbol from `start`."""
+    return list(product(*(range(low, low + DEGREE + 1) for low in start)))
+
+
+def fitted(
+    columns: Mapping[Point, IntArray], start: Sequence[int], what: str, names: Sequence[str]
+) -> tuple[IntArray, IntArray]:
+    """Return ``(exponents, coefficients)`` of the polynomials that give `columns` at each point.
+
+    Shapes (M, symbols) and (rows, M): all monomials up to `DEGREE` in each symbol. Exact: counted
+    in whole numbers of any length.
+
+    Args:
+        columns: one number a row, at the points of ``grid(start)`` and any others.
+        start: the smallest value of each symbol in the grid.
+        what: what the numbers are, for a message.
+        names: what each row is of, for a message.
+
+    Raises:
+        CaptureError: when a row is no polynomial with integer coefficients of that degree at all
+            the points, or a coefficient is more than an int64 holds.
+
+    """
+    points = list(columns)
+    table = np.stack([columns[point] for point in points], axis=1)
+    kinds, first, kind_of = np.unique(table, axis=0, return_index=True, return_inverse=True)
+    exponents = list(product(range(DEGREE + 1), repeat=len(start)))
+    bases = [_lagrange(low) for low in start]
+    inside = [points.index(point) for point in grid(start)]
+    rows: list[list[int]] = []
+    for kind, row in zip(kinds.tolist(), first.tolist(), strict=True):
+        found = _coefficients([kind[place] for place in inside], bases, exponents)
+        if found is None or not _agrees(found, exponents, points, kind):
+            raise CaptureError(
+                f"{what} of {names[row]} is no polynomial of the symbolic sizes; set"
+                " capture.symbolic=none"
+            )
+        rows.append(found)
+    return np.array(exponents, dtype=np.int64), np.array(rows, dtype=np.int64)[kind_of.ravel()]
+
+
+def _lagrange(low: int) -> list[list[Fraction]]:
+    """Return for each of the values from `low` the coefficients of what is 1 there, 0 at others."""
+    values = range(low, low + DEGREE + 1)
+    found = []
+    for here in values:
+        polynomial = [Fraction(1)]
+        for other in values:
+            if other == here:
+                continue
+            # Multiply by (x - other) / (here - other).
+            shifted = [Fraction(0), *polynomial]
+            scaled = [*(-other * c for c in polynomial), Fraction(0)]
+            polynomial = [(a + b) / (here - other) for a, b in zip(shifted, scaled, strict=True)]
+        found.append(polynomial)
+    return found
+
+
+def _coefficients(
+    numbers: Sequence[int],
+    bases: Sequence[list[list[Fraction]]],
+    exponents: Sequence[tuple[int, ...]],
+) -> list[int] | None:
+    """Return the coefficient of each monomial, None where one is no whole number of 64 bits."""
+    corners = list(product(range(DEGREE + 1), repeat=len(bases)))
+    found: list[int] = []
+    for powers in exponents:
+        total = Fraction(0)
+        for corner, number in zip(corners, numbers, strict=True):
+            weight = Fraction(number)
+            for base, place, power in zip(bases, corner, powers, strict=True):
+                weight *= base[place][power]
+            total += weight
+        if total.denominator != 1 or abs(total) >= 2**63:
+            return None
+        found.append(int(total))
+    return found
+
+
+def _agrees(
+    coefficients: Sequence[int],
+    exponents: Sequence[tuple[int, ...]],
+    points: Sequence[Point],
+    numbers: Sequence[int],
+) -> bool:
+    for point, number in zip(points, numbers, strict=True):
+        total = 0
+        for coefficient, powers in zip(coefficients, exponents, strict=True):
+            term = coefficient
+            for value, power in zip(point, powers, strict=True):
+                term *= value**power
+            total += term
+        if total != number:
+            return False
+    return True

@@ -1,0 +1,267 @@
+"""A model, or a training step, captured once for any sizes of its inputs: `symbolic_program`."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx, nn, ops
+from torch.export import Dim, ExportedProgram, ShapesCollection
+from torch.utils._pytree import tree_leaves
+
+from fxpart.capture.call_costs import FlopCounter
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.sizes import Sizes
+from fxpart.capture.symbolic.dims import SymbolicDim
+from fxpart.capture.symbolic.polynomials import Point
+from fxpart.capture.symbolic.symbol_range import (
+    Ranges,
+    guards_that_fail,
+    ranges_of,
+    symbols_of,
+    tightened,
+)
+from fxpart.capture.symbolic.whole_slices import drop_whole_slices
+from fxpart.capture.training.joint import JointProgram, StepOptions, joint_programs
+from fxpart.capture.training.joint_labels import FORWARD
+from fxpart.core.graph import OpGraph
+from fxpart.core.phases import check_phase
+from fxpart.errors import CaptureError, SpecError
+
+__all__ = ["SymbolicProgram", "exact_from", "symbolic_program"]
+
+
+# What a size of 1 makes needless, and a capture of that size does not have.
+#
+# A matrix with its dimensions swapped is not contiguous, unless one of them is 1: then asking for a
+# contiguous one copies nothing. A gradient is not summed over a dimension of 1. A symbolic program
+# does both at every size: at 1 it has a few operators more.
+
+_ATEN = ops.aten
+_COPIES = (_ATEN.contiguous.default, _ATEN.clone.default)
+_SUM = _ATEN.sum.dim_IntList
+
+
+def exact_from(
+    program: ExportedProgram, symbols: Mapping[str, sympy.Symbol], example: Mapping[str, int]
+) -> tuple[int, ...]:
+    """Return for each symbol 2 where a size of 1 makes operators of `program` needless, else 1.
+
+    Args:
+        program: what was captured, a model or a training step.
+        symbols: by symbol, torch's.
+        example: by symbol, its value in the example inputs.
+
+    """
+    nodes = [
+        node
+        for body in program.graph_module.modules()
+        if isinstance(body, fx.GraphModule)
+        for node in body.graph.nodes
+        if node.op == "call_function" and _may_be_needless(node)
+    ]
+    usual = Sizes({symbols[name]: number for name, number in example.items()})
+    found: list[int] = []
+    for name in example:
+        one = Sizes({symbols[n]: 1 if n == name else v for n, v in example.items()})
+        saved = any(_is_needed(node, usual) and not _is_needed(node, one) for node in nodes)
+        found.append(2 if saved else 1)
+    return tuple(found)
+
+
+def _may_be_needless(node: fx.Node) -> bool:
+    if node.target is _ATEN.clone.default:
+        # Without a format it is a copy that the model asks for.
+        return node.kwargs.get("memory_format") is not None
+    if node.target is _SUM:
+        # Of the backward: the model's own sums stay. So does one over a dimension that the result
+        # then loses, which is of another rank than what was added to.
+        is_lost = any(user.target is _ATEN.view.default for user in node.users)
+        return node.meta.get(FORWARD) is not None and not is_lost
+    return node.target in (*_COPIES, _ATEN.reshape.default)
+
+
+def _is_needed(node: fx.Node, sizes: Sizes) -> bool:
+    source = node.args[0]
+    before = sizes.of(source) if isinstance(source, fx.Node) else None
+    if not isinstance(before, Tensor):
+        return False
+    if node.target is _SUM:
+        return bool(before.numel() != sizes.of(node).numel())
+    if node.target is _ATEN.reshape.default:
+        return not _is_view(before, sizes.of(node))
+    reshaped = [user for user in node.users if user.target is _ATEN._unsafe_view.default]
+    if reshaped and any(_is_view(before, sizes.of(user)) for user in reshaped):
+        return False
+    return not before.is_contiguous()
+
+
+def _is_view(before: Tensor, after: Tensor) -> bool:
+    """Return whether a tensor has the elements of `before` in the shape of `after` by strides."""
+    try:
+        before.view(after.shape)
+    except RuntimeError:
+        return False
+    return True
+
+
+_USUAL = StepOptions()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SymbolicProgram:
+    """A program that was captured with symbolic sizes, before it is made into arrays."""
+
+    program: ExportedProgram
+    """The model, or the training step, its sizes expressions of torch's own symbols."""
+    step: JointProgram | None
+    """The training step, where one was captured."""
+    torch_symbols: Mapping[str, sympy.Symbol]
+    """By our name of a symbol, torch's."""
+    ranges: Ranges
+    """By our name of a symbol, the smallest and largest value that the capture holds for."""
+    captured_at: tuple[int, ...]
+    """The value of each symbol, in the order of `torch_symbols`, in the example inputs."""
+    exact_from: tuple[int, ...]
+    """See `SymbolicGraph`."""
+
+    def operators(self, point: Point, counter: FlopCounter | None = None) -> OpGraph:
+        """Return the operators and values at a value for each symbol, in the order of the symbols.
+
+        Raises:
+            CaptureError: when a condition that the capture took for granted does not hold there.
+
+        """
+        numbers = dict(zip(self.torch_symbols.values(), point, strict=True))
+        failing = guards_that_fail(self.program, numbers)
+        if failing:
+            at = ", ".join(f"{n}={v}" for n, v in zip(self.torch_symbols, point, strict=True))
+            raise CaptureError(
+                f"the model does something else at {at}: {failing[0]} does not hold; set"
+                " capture.symbolic=none"
+            )
+        return op_graph(self.program, Sizes(numbers), counter)
+
+    def whole(self, graph: OpGraph) -> OpGraph:
+        """Return `graph`, one of `operators`, told of what belongs together in a training step."""
+        return graph if self.step is None else self.step.arrays(graph)
+
+
+def symbolic_program(
+    module: nn.Module,
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dims: Sequence[SymbolicDim] = (),
+    phase: str = "inference",
+    options: StepOptions = _USUAL,
+    ranges: Ranges | None = None,
+) -> SymbolicProgram:
+    """Return `module`, or a training step of it, captured once for any sizes of its inputs.
+
+    Args:
+        module: what is captured, in the mode (train or eval) that it is in.
+        args: example inputs by position. Give symbolic sizes of 2 or more: of 1, torch would take
+            for granted that they are 1.
+        kwargs: example inputs by name.
+        dims: which dimensions are symbolic; symbols are numbered in this order.
+        phase: ``inference`` or ``training``.
+        options: how a training step is run.
+        ranges: the smallest and largest value of each symbol, from 1 without limit where not said.
+            Where the model allows less, the result does.
+
+    Raises:
+        SpecError: for no `dims`, or some that the example inputs do not have.
+        CaptureError: for a module that cannot be captured at all, or not with these sizes symbolic.
+
+    """
+    check_phase(phase)
+    inputs = dict(kwargs or {})
+    sizes = _example_sizes(tree_leaves((args, inputs)), dims)
+    wanted = {name: (ranges or {}).get(name, (1, None)) for name in sizes}
+    subject = _Subject(module, args, inputs, phase, options)
+    step, program, allowed = _captured(subject, dims, wanted)
+    places = {(d.leaf, d.dim): (d.symbol, d.factor, d.offset) for d in dims}
+    forward = program if step is None else step.forward
+    symbols = symbols_of(forward, places)
+    return SymbolicProgram(
+        program,
+        step,
+        symbols,
+        ranges_of(allowed, forward, symbols),
+        tuple(sizes.values()),
+        exact_from(program, symbols, sizes),
+    )
+
+
+def _example_sizes(leaves: list[Any], dims: Sequence[SymbolicDim]) -> dict[str, int]:
+    """Return the value of each symbol in the example inputs."""
+    found: dict[str, int] = {}
+    if not dims:
+        raise SpecError("no dimension of the inputs is symbolic; name one, or capture as usual")
+    for dim in dims:
+        leaf = leaves[dim.leaf] if dim.leaf < len(leaves) else None
+        if not isinstance(leaf, Tensor) or dim.dim >= leaf.dim():
+            raise SpecError(f"input {dim.leaf} has no dimension {dim.dim}; there are {len(leaves)}")
+        number, rest = divmod(int(leaf.shape[dim.dim]) - dim.offset, dim.factor)
+        if rest or number < 2 or found.setdefault(dim.symbol, number) != number:
+            raise SpecError(
+                f"dimension {dim.dim} of input {dim.leaf} is {leaf.shape[dim.dim]} long, which is"
+                f" not {dim.factor} * {dim.symbol} + {dim.offset} for the one {dim.symbol} of 2 or"
+                " more that the inputs have"
+            )
+    return found
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Subject:
+    """What is captured, and how."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    phase: str
+    options: StepOptions
+
+    def captured(self, shapes: ShapesCollection) -> tuple[JointProgram | None, ExportedProgram]:
+        """Return the step, if one is wanted, and the program."""
+        if self.phase == "inference":
+            program = export_program(self.module, self.args, self.kwargs, shapes)
+            drop_whole_slices(program)
+            return None, program
+        # For convolutions of 16 examples or more the CPU would choose another library, and the
+        # trace would hold for one side of that alone.
+        with torch.backends.nnpack.flags(enabled=False):
+            step = joint_programs(self.module, self.args, self.kwargs, self.options, shapes)
+        return step, step.program
+
+
+def _captured(
+    subject: _Subject, dims: Sequence[SymbolicDim], ranges: Ranges
+) -> tuple[JointProgram | None, ExportedProgram, Ranges]:
+    """Return what was captured, and `ranges` as far as torch allows them."""
+    leaves = tree_leaves((subject.args, subject.kwargs))
+    while True:
+        try:
+            return *subject.captured(_shapes(leaves, dims, ranges)), ranges
+        except CaptureError as error:
+            # It narrows a range, or raises: that ends.
+            ranges = tightened(ranges, error)
+
+
+def _shapes(leaves: list[Any], dims: Sequence[SymbolicDim], ranges: Ranges) -> ShapesCollection:
+    named = {
+        name: Dim(name, min=low) if high is None else Dim(name, min=low, max=high)
+        for name, (low, high) in ranges.items()
+    }
+    by_leaf: dict[int, dict[int, Any]] = {}
+    for dim in dims:
+        size = named[dim.symbol] if dim.factor == 1 else dim.factor * named[dim.symbol]
+        size = size + dim.offset if dim.offset else size
+        by_leaf.setdefault(dim.leaf, {})[dim.dim] = size
+    shapes: ShapesCollection = ShapesCollection()  # type: ignore[no-untyped-call]
+    for leaf, sizes in by_leaf.items():
+        shapes[leaves[leaf]] = sizes
+    return shapes

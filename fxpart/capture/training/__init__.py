@@ -1,0 +1,1 @@
+"""A training step, backward included, as one graph."""

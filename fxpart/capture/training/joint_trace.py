@@ -1,0 +1,331 @@
+"""Forward and backward of an exported model as one graph of ATen calls.
+
+The exported graph is run once more under autograd, on tensors without memory, while
+`torch.fx.experimental.proxy_tensor.make_fx` writes down every call. Each call is told the module
+that it belongs to: a forward call that of its exported node, a backward call that of the forward
+call whose gradient it computes, which autograd's own graph says.
+"""
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import sympy
+import torch
+from torch import SymInt, Tensor, fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fxpart.capture.training.joint_labels import (
+    EXPORTED,
+    FORMULA,
+    FORWARD,
+    NOWHERE,
+    ORDER,
+    Label,
+    Labels,
+)
+from fxpart.capture.training.loss import first_real, loss_of
+from fxpart.core.phases import StepOptions
+from fxpart.errors import CaptureError
+
+__all__ = ["StepTrace", "compute_sizes_from_inputs", "cpu_twin", "fused", "trace_step"]
+
+
+# Calls that a device runs as one, and the CPU as several, by how a training step is run.
+
+_PLACE_OF_PROBABILITY = 4
+"""Of `scaled_dot_product_attention`: query, key, value, mask, probability."""
+
+
+def fused(
+    target: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: StepOptions
+) -> Callable[[], Tensor] | None:
+    """Return what runs a call in place of `target`, or None where that itself is to be run."""
+    if target is torch.ops.aten.dropout.default and options.fused_dropout:
+        return _dropout(*args, **kwargs)
+    if target is torch.ops.aten.scaled_dot_product_attention.default and options.fused_attention:
+        return _attention(args, kwargs)
+    return None
+
+
+def _dropout(x: Tensor, p: float, train: bool) -> Callable[[], Tensor] | None:
+    """Return dropout whose mask has one byte for an element; the CPU's has a float."""
+    if not train or not 0 < p < 1:
+        return None
+
+    def run() -> Tensor:
+        result: Tensor = torch.ops.aten.native_dropout.default(x, p, train)[0]
+        return result
+
+    return run
+
+
+def _attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
+    """Return attention without dropout: memory and cost are those of the fused call that has it.
+
+    Such a call draws the same numbers again in its backward, and keeps nothing for that but where
+    the generator stood. The CPU has none.
+    """
+    place = _PLACE_OF_PROBABILITY
+    given = args[place] if len(args) > place else kwargs.get("dropout_p", 0.0)
+    if given == 0.0:
+        return None
+    if len(args) > place:
+        args = (*args[:place], 0.0, *args[place + 1 :])
+    kwargs = {name: value for name, value in kwargs.items() if name != "dropout_p"}
+
+    def run() -> Tensor:
+        result: Tensor = torch.ops.aten.scaled_dot_product_attention.default(*args, **kwargs)
+        return result
+
+    return run
+
+
+# Sizes of a graph with symbols, computed from its inputs and from nothing else.
+#
+# A trace asks the tensor at hand for its size, so that a backward would keep activations only to
+# know how large they were. The same number follows from the sizes of the inputs.
+
+_Arithmetic = Callable[[Any, Any], Any]
+
+
+def compute_sizes_from_inputs(graph: fx.Graph) -> None:
+    """Let every size that `graph` computes be computed from sizes of its placeholders.
+
+    A size that is no polynomial in them stays as it is. A graph without symbols is not changed.
+    """
+    sizes = _Sizes(graph)
+    for node in list(graph.nodes):
+        value = node.meta.get("val")
+        if node.op == "call_function" and isinstance(value, SymInt):
+            made = sizes.node_of(value.node.expr)
+            if made is not None and made is not node:
+                node.replace_all_uses_with(made)
+
+
+@dataclass(eq=False)
+class _Sizes:
+    """The nodes that compute sizes, each once, right after the placeholders."""
+
+    graph: fx.Graph
+    made: dict[sympy.Expr, fx.Node] = field(default_factory=dict)
+    """By the size."""
+    asked: dict[sympy.Symbol, tuple[fx.Node, int]] = field(default_factory=dict)
+    """The placeholder, and its dimension, that has the size."""
+    last: fx.Node = field(init=False)
+    """Sizes are computed after this node."""
+
+    def __post_init__(self) -> None:
+        """Find out which symbols the inputs have as sizes."""
+        placeholders = self.graph.find_nodes(op="placeholder")
+        for node in placeholders:
+            value = node.meta.get("val")
+            for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
+                if isinstance(size, SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                    self.asked.setdefault(size.node.expr, (node, dim))
+        self.last = placeholders[-1]
+
+    def node_of(self, size: sympy.Expr) -> fx.Node | None:
+        """Return the node that computes `size`; None where it is no polynomial in the inputs'."""
+        if size in self.made:
+            return self.made[size]
+        if not size.free_symbols <= self.asked.keys() or not size.is_polynomial():
+            return None
+        terms = [self._product(term) for term in sympy.Add.make_args(size.expand())]
+        found = self._joined(operator.add, terms)
+        if isinstance(found, fx.Node):
+            self.made[size] = found
+        return self.made.get(size)
+
+    def _product(self, term: sympy.Expr) -> fx.Node | int:
+        factors: list[fx.Node | int] = []
+        for factor in sympy.Mul.make_args(term):
+            base, exponent = factor.as_base_exp()
+            part = int(base) if base.is_Integer else self._symbol(base)
+            factors += [part] * int(exponent)
+        return self._joined(operator.mul, factors)
+
+    def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
+        if symbol not in self.made:
+            node, dim = self.asked[symbol]
+            size = node.meta["val"].shape[dim]
+            self.made[symbol] = self._call(torch.ops.aten.sym_size.int, (node, dim), size)
+        return self.made[symbol]
+
+    def _joined(self, how: _Arithmetic, parts: list[fx.Node | int]) -> fx.Node | int:
+        def two(left: fx.Node | int, right: fx.Node | int) -> fx.Node | int:
+            shown = [part if isinstance(part, int) else part.meta["val"] for part in (left, right)]
+            return self._call(how, (left, right), how(*shown))
+
+        return reduce(two, parts)
+
+    def _call(
+        self, target: Callable[..., Any], args: tuple[fx.Node | int, ...], value: SymInt
+    ) -> fx.Node:
+        with self.graph.inserting_after(self.last):
+            node = self.graph.call_function(target, args)
+        node.meta.update({"val": value, "nn_module_stack": {}, ORDER: -1})
+        node.meta.update(dict.fromkeys((FORWARD, EXPORTED, FORMULA)))
+        self.last = node
+        return node
+
+
+_DEVICE = torch.device("cpu")
+"""Where the tensors without memory are said to lie. On meta, attention would be written down as
+the products of its mathematical form, which keep every probability; here it is one fused call,
+unless it has dropout."""
+
+_CHECKS = ("aten._assert_tensor_metadata.default",)
+"""Calls that only check what the capture has fixed."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StepTrace:
+    """One training step: placeholders in, the loss and gradients out."""
+
+    graph_module: fx.GraphModule
+    """Takes the tensors given to `trace_step`; returns the loss, then one gradient for each entry
+    of `with_gradient`."""
+    with_gradient: tuple[int, ...]
+    """Positions of the tensors that get a gradient, in order."""
+
+
+def trace_step(
+    program: torch.export.ExportedProgram,
+    tensors: Sequence[Tensor],
+    place_of: Sequence[int | None],
+    fake_mode: AbstractContextManager[Any],
+    options: StepOptions,
+) -> StepTrace:
+    """Return the training step of `program` on `tensors`, which are fake ones of `fake_mode`.
+
+    `place_of` says for each placeholder of the program which of `tensors` it is; several may be
+    one, and None is a constant that is no tensor. The loss is the first real-valued result: that
+    itself if it is one number, else its mean in float32. Gradients are taken of the tensors that
+    require them; one that the loss does not depend on gets none.
+
+    Raises:
+        CaptureError: when no result is real-valued.
+
+    """
+    step = _Step(program, tuple(place_of), options)
+    # Calls of the CPU's own library, such as that for a whole recurrent layer, are not written down
+    # as such: their FLOPs are not known, and no other device has them.
+    with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
+        traced = make_fx(step, _allow_non_fake_inputs=True)(*tensors)
+    compute_sizes_from_inputs(traced.graph)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return StepTrace(traced, step.with_gradient)
+
+
+def cpu_twin(tensor: Tensor, *, requires_grad: bool) -> Tensor:
+    """Return a fresh tensor of the same shape, strides and dtype; in a fake mode, a fake one."""
+    twin = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_DEVICE)
+    return twin.requires_grad_(requires_grad)
+
+
+@dataclass(eq=False)
+class _Step:
+    """What `make_fx` runs: forward, loss, and gradients of all tensors that require one."""
+
+    program: torch.export.ExportedProgram
+    place_of: tuple[int | None, ...]
+    options: StepOptions
+    with_gradient: tuple[int, ...] = ()
+
+    def __call__(self, *tensors: Tensor) -> list[Tensor]:
+        mode = get_proxy_mode()
+        assert mode is not None, "make_fx runs a step in its own mode"
+        labels = Labels(mode.tracer.graph)
+        forward = _Forward(self.program.graph_module, labels, self.options)
+        results = forward.run(*self._inputs(tensors))
+        labels.begin(NOWHERE)
+        loss = self._loss(results)
+        labels.tag(loss, {})
+        wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
+        found: Sequence[Tensor | None] = ()
+        if loss.requires_grad and wanted:
+            labels.start_backward()
+            found = torch.autograd.grad(loss, [tensors[i] for i in wanted], allow_unused=True)
+        labels.finish()
+        kept = [(i, g) for i, g in zip(wanted, found, strict=False) if g is not None]
+        self.with_gradient = tuple(i for i, _ in kept)
+        return [loss, *(gradient for _, gradient in kept)]
+
+    def _inputs(self, tensors: Sequence[Tensor]) -> list[Any]:
+        nodes = self.program.graph.find_nodes(op="placeholder")
+        return [
+            node.meta.get("val") if place is None else tensors[place]
+            for node, place in zip(nodes, self.place_of, strict=True)
+        ]
+
+    def _loss(self, results: object) -> Tensor:
+        result = first_real(tree_leaves(results))
+        if result is not None:
+            return loss_of(result)
+        raise CaptureError(
+            "the model returns no real-valued tensor to take a loss of; return the loss, or what"
+            " its mean can be taken of, first"
+        )
+
+
+class _Forward(fx.Interpreter):
+    """Runs an exported graph; regions under no_grad or autocast are run in place, not called."""
+
+    def __init__(
+        self, module: fx.GraphModule, labels: Labels, options: StepOptions, within: str = ""
+    ) -> None:
+        super().__init__(module)
+        self._labels = labels
+        self._options = options
+        self._within = within
+        """Name of the node that calls the region, where it is one."""
+        self._here = within
+
+    def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything
+        """Run one node, its calls labelled with its module."""
+        if str(n.target) in _CHECKS:
+            return None
+        if n.op != "call_function":
+            return super().run_node(n)
+        stack = n.meta.get("nn_module_stack") or {}
+        self._here = self._within or n.name
+        self._labels.begin(Label(stack, exported=self._here))
+        result = super().run_node(n)
+        self._labels.tag(result, stack)
+        return result
+
+    def call_function(
+        self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # noqa: ANN401 - as the class above types it
+        """Call `target` with every device in its arguments ours."""
+        if target is torch.ops.higher_order.wrap_with_set_grad_enabled:
+            enabled, body, *inputs = args
+            with torch.set_grad_enabled(enabled):
+                return self._inside(body).run(*inputs)
+        if target is torch.ops.higher_order.wrap_with_autocast:
+            _, dtype, enabled, _, body, *inputs = args
+            # A cache would hand on casts made without gradients to where they are wanted.
+            with torch.autocast(_DEVICE.type, dtype, enabled=enabled, cache_enabled=False):
+                return self._inside(body).run(*inputs)
+        args, kwargs = tree_map(_ours, (args, kwargs))
+        instead = fused(target, args, kwargs, self._options)
+        if instead is not None:
+            return instead()
+        if target is torch.ops.aten.histc.default and not args[0].is_floating_point():
+            # The CPU counts real numbers only; other devices, which count whole ones, say so.
+            counted = super().call_function(target, (args[0].float(), *args[1:]), kwargs)
+            return counted.to(args[0].dtype)
+        return super().call_function(target, args, kwargs)
+
+    def _inside(self, body: fx.GraphModule) -> "_Forward":
+        return _Forward(body, self._labels, self._options, self._here)
+
+
+def _ours(argument: object) -> object:
+    return _DEVICE if isinstance(argument, torch.device) else argument

@@ -1,0 +1,48 @@
+"""The loss of a training step, the same wherever a step is run."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from fxpart.errors import SpecError
+
+__all__ = ["first_real", "loss_of", "training_loss"]
+
+
+# The loss of a training step, the same wherever a step is captured or run.
+
+
+def first_real(results: Iterable[object]) -> Tensor | None:
+    """Return the first real-valued tensor of a model's flat results; None without one."""
+    tensors = (result for result in results if isinstance(result, Tensor))
+    return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
+
+
+def loss_of(result: Tensor) -> Tensor:
+    """Return `result` itself if it is one number, else its mean in float32."""
+    return result if result.dim() == 0 else result.to(torch.float32).mean()
+
+
+def training_loss(results: Sequence[Tensor]) -> Tensor:
+    """Return the first real-valued result: itself if it is one number, else its float32 mean.
+
+    Args:
+        results: what the model returns, flat.
+
+    Raises:
+        SpecError: when none is real-valued, or it depends on no weight.
+
+    """
+    result = first_real(results)
+    if result is None:
+        raise SpecError(
+            "the model returns no real-valued tensor to take a loss of; return the loss first, or"
+            " run without training (phase=inference)"
+        )
+    if torch.is_grad_enabled() and not result.requires_grad:
+        raise SpecError(
+            "the loss, which is the model's first real-valued result, depends on no weight; return"
+            " another one first, or run without training (phase=inference)"
+        )
+    return loss_of(result)

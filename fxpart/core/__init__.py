@@ -1,0 +1,1 @@
+"""What everything else works on: graphs, devices, placements. Without torch."""

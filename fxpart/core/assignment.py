@@ -1,0 +1,84 @@
+"""`Assignment`: which operator goes to which partition, and which partition to which devices."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.graph import IntArray
+from fxpart.errors import SpecError
+
+__all__ = ["MOST_ROUNDS", "Assignment"]
+
+MOST_ROUNDS = 1024
+"""Inputs after which the turns of all replicas must have come round."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Assignment:
+    """A decided placement. Partitions are numbered so that none reads from a later one.
+
+    A partition on several devices has *replicas*, which take inputs in turn: input i runs it on its
+    device number i modulo their count. After `rounds` inputs everything begins again.
+    """
+
+    partition_of: IntArray
+    """Partition of each operator. Length n."""
+    devices_of_partition: tuple[tuple[int, ...], ...]
+    """Logical ids of the devices that hold each partition, in the order in which they take turns;
+    never empty, none twice."""
+
+    def __post_init__(self) -> None:
+        """Refuse partitions without a device or an operator, and turns that hardly ever repeat."""
+        count = len(self.devices_of_partition)
+        for partition, devices in enumerate(self.devices_of_partition):
+            if not devices:
+                raise SpecError(f"partition {partition} has no device")
+            if len(set(devices)) < len(devices):
+                raise SpecError(
+                    f"partition {partition} is on devices {', '.join(map(str, devices))}, one of"
+                    " them twice; name each once"
+                )
+        present = np.unique(self.partition_of)
+        if not np.array_equal(present, np.arange(count)):
+            raise SpecError(
+                f"partitions must be numbered 0..{count - 1} with an operator in each,"
+                f" got {len(present)} in use"
+            )
+        if self.rounds > MOST_ROUNDS:
+            counts = sorted({len(devices) for devices in self.devices_of_partition})
+            raise SpecError(
+                f"replicas in numbers of {', '.join(map(str, counts))} take turns that repeat only"
+                f" after {self.rounds} inputs, more than {MOST_ROUNDS}; give partitions numbers of"
+                " devices that divide each other"
+            )
+
+    @property
+    def n_partitions(self) -> int:
+        """Number of partitions."""
+        return len(self.devices_of_partition)
+
+    @property
+    def rounds(self) -> int:
+        """Number of inputs after which the turns of all replicas come round; 1 without any."""
+        return math.lcm(*(len(devices) for devices in self.devices_of_partition))
+
+    @property
+    def replicas(self) -> int:
+        """Number of devices that hold the partition with the most replicas."""
+        return max(len(devices) for devices in self.devices_of_partition)
+
+    @property
+    def device_of(self) -> IntArray:
+        """Logical id of the device that computes each operator for the first input. Length n."""
+        return self.device_of_round(0)
+
+    def device_of_round(self, index: int) -> IntArray:
+        """Return the device that computes each operator for input `index`. Length n."""
+        homes = [devices[index % len(devices)] for devices in self.devices_of_partition]
+        return np.array(homes, dtype=np.int64)[self.partition_of]
+
+    def holds(self, device: int) -> IntArray:
+        """Return the partitions that `device` holds, in order."""
+        held = [p for p, devices in enumerate(self.devices_of_partition) if device in devices]
+        return np.array(held, dtype=np.int64)

@@ -1,0 +1,289 @@
+"""From a device for each operator to partitions: the fewest runs of operators we can find.
+
+A partition is a run of one device's operators during which nothing has to come back from another
+device, so that it can be carried out as one module: get all inputs, run, hand on all outputs.
+Carried out by number, partitions run every device's operators in graph order, which is the order
+that the simulated schedule assumes. With replicas, that holds for every input.
+"""
+
+import heapq
+import itertools
+from collections import defaultdict
+from dataclasses import dataclass, field
+from math import gcd
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray, OpGraph, csr
+from fxpart.errors import CycleError
+from fxpart.support.compiled import compiled
+
+__all__ = [
+    "Edges",
+    "Homes",
+    "crossings",
+    "meetings",
+    "partition_by_device",
+    "partition_by_homes",
+    "partition_order",
+    "turns",
+]
+
+
+# Which partitions must run before which, and one order that keeps to it.
+#
+# A partition waits for those that it reads from. And where two are on one device for the same
+# input, the one whose operators come first in the graph runs first: devices run operators in graph
+# order.
+
+Edges = list[tuple[int, int]]
+"""Distinct pairs of partitions of which the second waits for the first, sorted."""
+Homes = tuple[tuple[int, ...], ...]
+"""Devices that take inputs in turn, for each partition or each kind of operator."""
+
+
+def crossings(graph: OpGraph, part_of: IntArray) -> Edges:
+    """Return the pairs of partitions of which the second reads a value that the first makes."""
+    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
+    maker = graph.value_producer[graph.reads]
+    made = maker >= 0
+    return _distinct(part_of[maker[made]], part_of[reader[made]])
+
+
+def meetings(homes: Homes) -> Edges:
+    """Return the pairs ``a < b`` of `homes` that have one device for the same input."""
+    on_device: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for number, devices in enumerate(homes):
+        for place, device in enumerate(devices):
+            on_device[device].append((number, place))
+    # Input i is at place i modulo the length: two places meet if that can be one i.
+    found = {
+        (a, b)
+        for entries in on_device.values()
+        for index, (b, there) in enumerate(entries)
+        for a, here in entries[:index]
+        if (there - here) % gcd(len(homes[a]), len(homes[b])) == 0
+    }
+    return sorted(found)
+
+
+def turns(part_of: IntArray, home_of: IntArray, meets: Edges) -> Edges:
+    """Return the pairs of partitions of which the second comes next on a device of the first.
+
+    Args:
+        part_of: partition of each operator. Length n.
+        home_of: number of each operator's homes. Length n.
+        meets: the `meetings` of the homes.
+
+    """
+    by_home = np.argsort(home_of, kind="stable")
+    count = 1 + max([int(home_of.max()), *(b for _, b in meets)])
+    starts = np.searchsorted(home_of[by_home], np.arange(count + 1))
+    ops = [by_home[a:b] for a, b in itertools.pairwise(starts)]
+    together = [np.sort(np.concatenate([ops[a], ops[b]])) for a, b in meets]
+    rows = [part_of[mine] for mine in (*ops, *together)]
+    return _distinct(
+        np.concatenate([row[:-1] for row in rows]), np.concatenate([row[1:] for row in rows])
+    )
+
+
+def _distinct(before: IntArray, after: IntArray) -> Edges:
+    pairs = np.stack([before, after], axis=1)
+    pairs = np.unique(pairs[pairs[:, 0] != pairs[:, 1]], axis=0)
+    return [(int(a), int(b)) for a, b in pairs]
+
+
+def partition_order(count: int, edges: Edges, first_op: list[int]) -> list[int]:
+    """Return partitions 0..count-1 in an order in which none comes before one that it waits for.
+
+    Among those that could come next, the one whose first operator is earliest in the graph.
+    O(partitions log partitions + edges).
+
+    Raises:
+        CycleError: when partitions wait for each other; the message names one circle of them.
+
+    """
+    after: list[list[int]] = [[] for _ in range(count)]
+    waits = [0] * count
+    for a, b in edges:
+        after[a].append(b)
+        waits[b] += 1
+    ready = [(first_op[p], p) for p in range(count) if waits[p] == 0]
+    heapq.heapify(ready)
+    order = []
+    while ready:
+        _, part = heapq.heappop(ready)
+        order.append(part)
+        for nxt in after[part]:
+            waits[nxt] -= 1
+            if waits[nxt] == 0:
+                heapq.heappush(ready, (first_op[nxt], nxt))
+    if len(order) < count:
+        circle = [str(part) for part in _circle(edges, waits)]
+        shown = circle if len(circle) <= 9 else [*circle[:8], "...", circle[-1]]
+        raise CycleError(
+            f"partitions wait for each other's results: {' reads from '.join(shown)}; move the"
+            " operators between them into one partition"
+        )
+    return order
+
+
+def _circle(edges: Edges, waits: list[int]) -> list[int]:
+    """Return partitions of which each waits for the next; the first stands at the end again.
+
+    Every partition that still waits waits for another such: following those leads into a circle.
+    """
+    source: dict[int, int] = {}
+    for before, after in edges:
+        if waits[before] > 0 and waits[after] > 0:
+            source.setdefault(after, before)
+    here = next(part for part, left in enumerate(waits) if left > 0)
+    path: list[int] = []
+    place: dict[int, int] = {}
+    while here not in place:
+        place[here] = len(path)
+        path.append(here)
+        here = source[here]
+    return [*path[place[here] :], here]
+
+
+@compiled
+def _levels(  # noqa: PLR0917 - compiled code takes no keywords
+    read_start: IntArray,
+    reads: IntArray,
+    producer: IntArray,
+    home_of: IntArray,
+    meet_start: IntArray,
+    meets: IntArray,
+) -> IntArray:
+    """Return for each operator how often what runs must have changed before it can run.
+
+    Non-decreasing along the operators of every home; strictly increasing along every transfer, and
+    from an operator of one home to a later one of another that it meets on a device.
+    """
+    current = np.full(meet_start.shape[0] - 1, -1, dtype=np.int64)
+    level = np.zeros(home_of.shape[0], dtype=np.int64)
+    for op in range(home_of.shape[0]):
+        here = home_of[op]
+        least = max(current[here], 0)
+        for i in range(meet_start[here], meet_start[here + 1]):
+            least = max(least, current[meets[i]] + 1)
+        for i in range(read_start[op], read_start[op + 1]):
+            maker = producer[reads[i]]
+            if maker >= 0:
+                least = max(least, level[maker] + (1 if home_of[maker] != here else 0))
+        level[op] = least
+        current[here] = least
+    return level
+
+
+@dataclass(slots=True)
+class _Run:
+    """Operators of one home, next to each other in its order."""
+
+    home: int
+    first_op: int
+    low: int
+    high: int
+    """Least and greatest level of its operators."""
+    after: set[int] = field(default_factory=set)
+    """Runs that read from it, or come next on a device of it."""
+
+
+def _runs(
+    graph: OpGraph, home_of: IntArray, count: int, meets: Edges
+) -> tuple[IntArray, list[_Run]]:
+    """Return the run of each operator, and the runs with their edges, one for each level."""
+    met: list[list[int]] = [[] for _ in range(count)]
+    for a, b in meets:
+        met[a].append(b)
+        met[b].append(a)
+    level = _levels(graph.read_start, graph.reads, graph.value_producer, home_of, *csr(met))
+    key = level * count + home_of
+    keys, first, run_of = np.unique(key, return_index=True, return_inverse=True)
+    run_of = run_of.astype(np.int64)
+    runs = [
+        _Run(int(k % count), int(op), int(k // count), int(k // count))
+        for k, op in zip(keys, first, strict=True)
+    ]
+    for before, after in _edges(graph, run_of, home_of, meets):
+        runs[before].after.add(after)
+    return run_of, runs
+
+
+def _edges(graph: OpGraph, part_of: IntArray, home_of: IntArray, meets: Edges) -> Edges:
+    return sorted({*crossings(graph, part_of), *turns(part_of, home_of, meets)})
+
+
+def _leads_around(runs: list[_Run], merged: list[int], source: int, target: int) -> bool:
+    """Return whether a path from `source` to `target` passes through a third run."""
+    limit = runs[target].high
+    stack = [x for x in _after(runs, merged, source) if x != target]
+    seen = set(stack)
+    while stack:
+        here = stack.pop()
+        for nxt in _after(runs, merged, here):
+            if nxt == target:
+                return True
+            # Levels grow along every path, so a run that begins too high cannot lead back.
+            if nxt not in seen and nxt != source and runs[nxt].low < limit:
+                seen.add(nxt)
+                stack.append(nxt)
+    return False
+
+
+def _after(runs: list[_Run], merged: list[int], run: int) -> set[int]:
+    """Return the runs after `run`, as they are merged by now."""
+    found = set()
+    for index in runs[run].after:
+        while merged[index] != index:
+            index = merged[index]  # noqa: PLW2901 - following a short chain of merges
+        if index != run:
+            found.add(index)
+    runs[run].after = found
+    return found
+
+
+def _merge(runs: list[_Run]) -> list[int]:
+    """Join neighbouring runs of each home where no circle comes of it; return the new owners."""
+    merged = list(range(len(runs)))
+    open_run: dict[int, int] = {}
+    for index, run in enumerate(runs):
+        held = open_run.get(run.home)
+        if held is not None and not _leads_around(runs, merged, held, index):
+            runs[held].after |= run.after
+            runs[held].high = run.high
+            merged[index] = held
+        else:
+            open_run[run.home] = index
+    return merged
+
+
+def partition_by_device(graph: OpGraph, device_of: IntArray) -> Assignment:
+    """Return the assignment that puts each operator on its device, in few partitions."""
+    homes = tuple((device,) for device in range(int(device_of.max()) + 1))
+    return partition_by_homes(graph, device_of, homes)
+
+
+def partition_by_homes(graph: OpGraph, home_of: IntArray, homes: Homes) -> Assignment:
+    """Return the assignment that puts each operator on its devices, in few partitions.
+
+    Args:
+        graph: what is placed, with n operators.
+        home_of: number in `homes` of each operator's devices. Length n.
+        homes: logical ids of devices, in the order in which they take turns; all different.
+
+    """
+    meets = meetings(homes)
+    run_of, runs = _runs(graph, home_of, len(homes), meets)
+    merged = np.array(_merge(runs), dtype=np.int64)
+    while not np.array_equal(merged, merged[merged]):
+        merged = merged[merged]
+    owners, part_of = np.unique(merged[run_of], return_inverse=True)
+    part_of = part_of.astype(np.int64)
+    first_op = [runs[int(owner)].first_op for owner in owners]
+    order = partition_order(len(owners), _edges(graph, part_of, home_of, meets), first_op)
+    number = np.empty(len(order), dtype=np.int64)
+    number[order] = np.arange(len(order))
+    return Assignment(number[part_of], tuple(homes[runs[int(owners[p])].home] for p in order))

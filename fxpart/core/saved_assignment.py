@@ -1,0 +1,208 @@
+"""`assignment.json`: a placement as a file, written by one run and read by others.
+
+It says which schema and version it follows, and nothing that changes from one run to the next, so
+equal placements are equal bytes. `runner.output.result_files` writes it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.topology import Topology
+from fxpart.errors import SpecError, nearest_names
+from fxpart.support.json_file import read_document, what_is_wrong
+
+__all__ = [
+    "ASSIGNMENT_FILE",
+    "SavedAssignment",
+    "SavedPartition",
+    "assignment_document",
+    "assignment_for",
+    "assignment_path",
+    "read_assignment",
+]
+
+ASSIGNMENT_FILE = "assignment.json"
+"""What the file is called in the folder of a run."""
+_SCHEMA = "fxpart.core.assignment"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SavedPartition:
+    """One partition of a saved assignment."""
+
+    devices: tuple[int, ...]
+    """Logical ids, in the order in which they take turns; never empty."""
+    operators: tuple[str, ...]
+    """Names of its operators, in graph order."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedAssignment:
+    """What `assignment.json` says."""
+
+    model: Mapping[str, object]
+    devices: tuple[Mapping[str, object], ...]
+    """``logical_id``, ``name``, ``memory_bytes`` (all that it has, what is reserved included) and
+    ``node`` of each device."""
+    partitions: tuple[SavedPartition, ...]
+    """The position is the id."""
+    modules: Mapping[str, int | list[int]]
+    """Module path to the device that computes or holds all of it, or to the list of several."""
+
+
+def assignment_path(place: str) -> Path:
+    """Return the file that `place` means: itself, or the one in the folder of a run."""
+    path = Path(place)
+    return path / ASSIGNMENT_FILE if path.is_dir() else path
+
+
+def assignment_document(
+    graph: OpGraph, topology: Topology, assignment: Assignment, model: Mapping[str, object]
+) -> dict[str, object]:
+    """Return what the file says. `model` is anything that JSON can say about the model."""
+    operators: list[list[str]] = [[] for _ in range(assignment.n_partitions)]
+    for name, partition in zip(graph.names, assignment.partition_of.tolist(), strict=True):
+        operators[partition].append(name)
+    return {
+        "schema": _SCHEMA,
+        "version": _VERSION,
+        "model": model,
+        "devices": [
+            {"logical_id": i, "name": d.name, "memory_bytes": d.total_bytes, "node": d.node}
+            for i, d in enumerate(topology.devices)
+        ],
+        "partitions": [
+            {"id": p, "devices": assignment.devices_of_partition[p], "operators": names}
+            for p, names in enumerate(operators)
+        ],
+        "modules": _module_devices(graph, assignment),
+    }
+
+
+def _module_devices(graph: OpGraph, assignment: Assignment) -> dict[str, int | list[int]]:
+    """Return the devices of each module, those inside it included; "" is the whole model.
+
+    Checks of another operator's result say nothing about the module that they stand in.
+    """
+    held: dict[str, set[int]] = {"": set()}
+    operators = np.flatnonzero(~graph.is_check)
+    modules = [graph.modules[op] for op in operators.tolist()]
+    # Each pair once: a module has some operators, and most of them in one partition.
+    pairs = dict.fromkeys(zip(modules, assignment.partition_of[operators].tolist(), strict=True))
+    for module, partition in pairs:
+        homes = assignment.devices_of_partition[partition]
+        held[""].update(homes)
+        for path in _paths(module):
+            held.setdefault(path, set()).update(homes)
+    return {path: ids.pop() if len(ids) == 1 else sorted(ids) for path, ids in held.items()}
+
+
+@lru_cache(maxsize=1 << 14)
+def _paths(module: str) -> tuple[str, ...]:
+    """Return the module and those around it but the model itself, the outermost first."""
+    return tuple(accumulate(module.split("."), "{}.{}".format)) if module else ()
+
+
+def read_assignment(path: Path) -> SavedAssignment:
+    """Return what an `assignment.json` says.
+
+    Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
+    """
+    document = read_document(path, _SCHEMA, _VERSION)
+    try:
+        devices = tuple(_checked_device(entry) for entry in document["devices"])
+        partitions = tuple(
+            _checked_partition(entry, expected, len(devices))
+            for expected, entry in enumerate(document["partitions"])
+        )
+        model, modules = (
+            dict(document["model"]),
+            _checked_modules(document["modules"], len(devices)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); write it again") from error
+    _refuse_repeats(path, partitions)
+    return SavedAssignment(model, devices, partitions, modules)
+
+
+def _checked_device(entry: Mapping[str, Any]) -> Mapping[str, object]:
+    if not isinstance(entry["name"], str) or not isinstance(entry["memory_bytes"], int):
+        raise ValueError("a device without a name or size")
+    return dict(entry)
+
+
+def _checked_partition(entry: Mapping[str, Any], expected: int, devices: int) -> SavedPartition:
+    if entry["id"] != expected:
+        raise ValueError(f"partition {entry['id']} where {expected} should be")
+    homes, names = tuple(entry["devices"]), tuple(entry["operators"])
+    if not homes or not all(_is_id(d, devices) for d in homes):
+        raise ValueError(f"partition {expected} is on {list(homes)}, there are {devices} devices")
+    if not names or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"partition {expected} has no operators")
+    return SavedPartition(homes, names)
+
+
+def _checked_modules(entry: Mapping[str, Any], devices: int) -> Mapping[str, int | list[int]]:
+    modules = dict(entry)
+    for path, home in modules.items():
+        ids = home if isinstance(home, list) else [home]
+        if not ids or not all(_is_id(d, devices) for d in ids):
+            raise ValueError(f"module {path!r} is on {home}, there are {devices} devices")
+    return modules
+
+
+def _is_id(device: object, devices: int) -> bool:
+    # True is an int to Python.
+    return type(device) is int and 0 <= device < devices
+
+
+def _refuse_repeats(path: Path, partitions: Sequence[SavedPartition]) -> None:
+    seen: dict[str, int] = {}
+    for index, partition in enumerate(partitions):
+        for name in partition.operators:
+            if name in seen:
+                raise SpecError(
+                    f"{path} has operator {name} twice, in partitions {seen[name]} and {index};"
+                    " keep one"
+                )
+            seen[name] = index
+
+
+def assignment_for(saved: SavedAssignment, graph: OpGraph) -> Assignment:
+    """Return the saved placement for `graph`.
+
+    Raises `SpecError` when the two do not have the same operators.
+    """
+    partition_of = {
+        name: index
+        for index, partition in enumerate(saved.partitions)
+        for name in partition.operators
+    }
+    known = set(graph.names)
+    foreign = [name for name in partition_of if name not in known]
+    if foreign:
+        near = nearest_names(foreign[0], graph.names)
+        raise SpecError(
+            f"the saved assignment places {foreign[0]}, which the model does not have; {near};"
+            " is it of another model, or of a capture with another phase or capture.symbolic,"
+            " which numbers operators otherwise? Use one of the same"
+        )
+    missing = [name for name in graph.names if name not in partition_of]
+    if missing:
+        raise SpecError(
+            f"the saved assignment leaves out {len(missing)} of {graph.n_ops} operators, the first"
+            f" is {missing[0]}; save one of this model, captured as here (phase, capture.symbolic)"
+        )
+    return Assignment(
+        np.array([partition_of[name] for name in graph.names], dtype=np.int64),
+        tuple(partition.devices for partition in saved.partitions),
+    )

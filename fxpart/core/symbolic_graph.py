@@ -1,0 +1,198 @@
+"""`SymbolicGraph`: a captured model whose sizes are polynomials, of its batch size for example.
+
+The structure of the model is that of one `OpGraph`. What grows with a symbol, bytes and FLOPs, is
+a row of integer coefficients for each operator or value, so that the graph at any size is a
+product of matrices.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.errors import SpecError, nearest_names
+
+__all__ = ["OF_OPERATORS", "OF_VALUES", "SymbolicGraph", "on_graph"]
+
+OF_OPERATORS = ("flops", "moved_bytes")
+"""Fields of `OpGraph` that grow with the symbols, one row an operator."""
+OF_VALUES = ("value_bytes", "value_alloc_bytes")
+"""Fields of `OpGraph` that grow with the symbols, one row a value."""
+
+_MOST = 2**63 - 1
+"""The largest number that an array of int64 holds."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SymbolicGraph:
+    """A graph whose sizes are polynomials with integer coefficients in ``len(symbols)`` symbols.
+
+    With ``n`` operators, ``V`` values, ``M`` monomials. All integer arrays are int64.
+
+    Raises:
+        SpecError: when the parts contradict each other.
+
+    """
+
+    graph: OpGraph
+    """The model at the sizes that it was captured at."""
+    symbols: tuple[str, ...]
+    """What is symbolic, such as ``("batch", "seq_len")``; each once."""
+    captured_at: tuple[int, ...]
+    """The value of each symbol in `graph`."""
+    exponents: IntArray
+    """Shape (M, len(symbols)): monomial m is the product of each symbol to the power of its
+    exponent. Each row once."""
+    coefficients: Mapping[str, IntArray]
+    """By the name of a field of `OpGraph`: of `OF_OPERATORS` shape (n, M), of `OF_VALUES` shape
+    (V, M)."""
+    value_batch_dim: IntArray
+    """The dimension of each value that is split when the batch is; -1 for a replicated one, -2
+    for a partial sum. Length V."""
+    ranges: tuple[tuple[int, int | None], ...] = field(default=())
+    """The smallest and the largest value of each symbol that the capture holds for; None is no
+    limit. Empty: any from 1."""
+    exact_from: tuple[int, ...] = field(default=())
+    """The value of each symbol from which on the graph is that of a capture of definite sizes: 1
+    or 2. At a size of 1 such a capture may lack copies, and sums of gradients, that this graph
+    has: then its values are never more. Empty: from 1."""
+
+    def __post_init__(self) -> None:
+        """Check what every formula relies on: shapes, and that the graph is what they say."""
+        if not self.symbols or len(set(self.symbols)) != len(self.symbols):
+            raise SpecError(f"symbols={self.symbols} must be one or more names, each once")
+        if len(self.captured_at) != len(self.symbols):
+            raise SpecError("a symbolic graph must say the value of each symbol that it is at")
+        if self.exponents.ndim != 2 or self.exponents.shape[1] != len(self.symbols):
+            raise SpecError("exponents must have one column a symbol")
+        if len(np.unique(self.exponents, axis=0)) != len(self.exponents):
+            raise SpecError("exponents must have each monomial once")
+        if {len(self.ranges), len(self.exact_from)} - {0, len(self.symbols)}:
+            raise SpecError("a symbolic graph must say the range of each symbol, or of none")
+        if set(self.coefficients) != {*OF_OPERATORS, *OF_VALUES}:
+            raise SpecError(f"coefficients must be of {', '.join((*OF_OPERATORS, *OF_VALUES))}")
+        monomials = len(self.exponents)
+        for name, table in self.coefficients.items():
+            rows = self.graph.n_ops if name in OF_OPERATORS else self.graph.n_values
+            if table.shape != (rows, monomials):
+                raise SpecError(
+                    f"coefficients of {name} have shape {table.shape}, not {(rows, monomials)}"
+                )
+        if len(self.value_batch_dim) != self.graph.n_values:
+            raise SpecError("value_batch_dim must have one number a value")
+        self._check_graph()
+
+    def _check_graph(self) -> None:
+        powers = self._monomials(dict(zip(self.symbols, self.captured_at, strict=True)))
+        for name, table in self.coefficients.items():
+            if not np.array_equal(_product(name, table, powers), getattr(self.graph, name)):
+                raise SpecError(f"coefficients of {name} do not give what the captured graph has")
+
+    def at(self, **sizes: int) -> OpGraph:
+        """Return the graph at a value for each symbol, such as ``at(batch=8)``.
+
+        It shares all arrays but the four that grow. O((n + V) M).
+
+        Raises:
+            SpecError: for a symbol that is unknown or missing, a value that is no whole number, or
+                outside the range that the capture holds for, and for sizes that no int64 holds.
+
+        """
+        self.check_sizes(sizes)
+        powers = self._monomials(sizes)
+        columns = {name: _product(name, table, powers) for name, table in self.coefficients.items()}
+        return replace(
+            self.graph,
+            flops=columns["flops"],
+            moved_bytes=columns["moved_bytes"],
+            value_bytes=columns["value_bytes"],
+            value_alloc_bytes=columns["value_alloc_bytes"],
+        )
+
+    def check_sizes(self, sizes: Mapping[str, int]) -> None:
+        """Refuse `sizes` that are not a possible value for each symbol.
+
+        Raises:
+            SpecError: as `at`, but for sizes that no int64 holds.
+
+        """
+        for name in sizes:
+            if name not in self.symbols:
+                raise SpecError(f"{name} is not symbolic here; {nearest_names(name, self.symbols)}")
+        for index, name in enumerate(self.symbols):
+            if name not in sizes:
+                raise SpecError(f"a size of {name} is missing; give one for each symbol")
+            least, most = self.ranges[index] if self.ranges else (1, None)
+            value = sizes[name]
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+                raise SpecError(f"{name}={value} must be a whole number, 1 or more")
+            if value < least or (most is not None and value > most):
+                limit = f"from {least}" if most is None else f"from {least} to {most}"
+                raise SpecError(f"{name}={value} is outside what was captured; choose {limit}")
+
+    def _monomials(self, sizes: Mapping[str, int]) -> list[int]:
+        """Return the value of each monomial, exactly."""
+        return [
+            math.prod(
+                int(sizes[name]) ** power for name, power in zip(self.symbols, row, strict=True)
+            )
+            for row in self.exponents.tolist()
+        ]
+
+
+def _product(name: str, table: IntArray, monomials: list[int]) -> IntArray:
+    """Return what the polynomials in the rows of `table` are, one number a row.
+
+    Not only each must be in int64, but also their sum: every load and peak is a part of it.
+    """
+    most = np.abs(table).sum(axis=0, dtype=np.float64).tolist()
+    about = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
+    if about > _MOST / 2:
+        # Near the end of the range, in whole numbers of any length.
+        most = np.abs(table.astype(object)).sum(axis=0).tolist()
+        about = sum(total * monomial for total, monomial in zip(most, monomials, strict=True))
+    if about > _MOST:
+        raise SpecError(f"{name} at these sizes is more than an int64 holds; choose smaller ones")
+    # A monomial that nothing has may be any number, and need not fit.
+    used = [monomial if total else 0 for total, monomial in zip(most, monomials, strict=True)]
+    product: IntArray = table @ np.array(used, dtype=np.int64)
+    return product
+
+
+def on_graph(symbolic: SymbolicGraph, graph: OpGraph) -> SymbolicGraph:
+    """Return `symbolic` with `graph` in place of its graph: the same, or added to at its end.
+
+    What `graph` adds, such as updates of weights, has sizes that do not depend on any symbol.
+    Groups, outputs and reads may differ.
+
+    Raises:
+        SpecError: when the first operators, values or their sizes are not those of `symbolic`.
+
+    """
+    before = symbolic.graph
+    if (
+        graph.names[: before.n_ops] != before.names
+        or graph.value_names[: before.n_values] != before.value_names
+    ):
+        raise SpecError("a symbolic graph keeps its operators and values: add others only behind")
+    constant = np.flatnonzero(~symbolic.exponents.any(axis=1))
+    exponents, coefficients = symbolic.exponents, dict(symbolic.coefficients)
+    if not len(constant):
+        exponents = np.vstack([exponents, np.zeros_like(exponents[:1])])
+        constant = np.array([len(exponents) - 1])
+    for name, table in symbolic.coefficients.items():
+        column: IntArray = getattr(graph, name)
+        wide = np.zeros((len(column), len(exponents)), dtype=np.int64)
+        wide[: len(table), : table.shape[1]] = table
+        wide[len(table) :, constant[0]] = column[len(table) :]
+        coefficients[name] = wide
+    added = graph.n_values - before.n_values
+    return replace(
+        symbolic,
+        graph=graph,
+        exponents=exponents,
+        coefficients=coefficients,
+        value_batch_dim=np.append(symbolic.value_batch_dim, np.full(added, -1)),
+    )

@@ -1,0 +1,138 @@
+"""`Topology`: the devices that a model is placed on and the links between them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.errors import SpecError, nearest_names
+
+__all__ = ["DeviceSpec", "Link", "Topology", "uniform_topology"]
+
+
+_LEAST, _MOST, _MOST_S = 1e-6, 1e24, 1e9
+_USABLE = f"positive and finite ({_LEAST:.0e} to {_MOST:.0e})"
+
+
+def _usable(rate: float) -> bool:
+    """Return whether times at this rate stay numbers: it is not zero, infinite, nan or absurd."""
+    return _LEAST <= rate <= _MOST
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceSpec:
+    """One accelerator."""
+
+    name: str
+    """What the device is, such as ``a100_80gb``."""
+    memory_bytes: int
+    """Bytes that weights and tensors may take: every mode and check goes by these."""
+    flops_per_s: Mapping[str, float]
+    """Peak dense rate by dtype name (``bfloat16``), in FLOP/s."""
+    memory_bandwidth_bytes_per_s: float
+    """Rate at which the device reads and writes its own memory."""
+    node: int = 0
+    """The machine that the device sits in; links inside one and between two may differ."""
+    reserved_bytes: int = 0
+    """Bytes that the device has beside `memory_bytes`, for what is no tensor; `fxpart.core.reserve`
+    says what that is."""
+
+    def __post_init__(self) -> None:
+        """Refuse a device that could hold or compute nothing."""
+        if self.memory_bytes <= 0:
+            raise SpecError(f"device {self.name}: memory must be positive, got {self.memory_bytes}")
+        if self.reserved_bytes < 0:
+            raise SpecError(
+                f"device {self.name}: reserved_bytes must be at least 0, got {self.reserved_bytes}"
+            )
+        if not _usable(self.memory_bandwidth_bytes_per_s):
+            rate = self.memory_bandwidth_bytes_per_s
+            raise SpecError(f"device {self.name}: memory bandwidth must be {_USABLE}, got {rate}")
+        if not self.flops_per_s:
+            raise SpecError(f"device {self.name}: flops_per_s is empty, give at least float32")
+        for dtype, rate in self.flops_per_s.items():
+            if not _usable(rate):
+                raise SpecError(
+                    f"device {self.name}: flops_per_s.{dtype} must be {_USABLE}, got {rate}"
+                )
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of memory that the device has, what is reserved included."""
+        return self.memory_bytes + self.reserved_bytes
+
+    def rate_for(self, dtype: str) -> float:
+        """Return FLOP/s for `dtype`; one that the device does not list runs as float32."""
+        rate = self.flops_per_s.get(dtype) or self.flops_per_s.get("float32")
+        if rate is None:
+            near = nearest_names(dtype, self.flops_per_s)
+            raise SpecError(f"device {self.name} states no FLOP/s for {dtype} or float32; {near}")
+        return rate
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A one-way connection between two devices."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Refuse a link that would never deliver."""
+        if not _usable(self.bytes_per_s):
+            raise SpecError(
+                f"transfer rate (transfer_rate.bytes_per_s) must be {_USABLE},"
+                f" got {self.bytes_per_s}"
+            )
+        if not 0 <= self.latency_s < _MOST_S:
+            raise SpecError(
+                f"transfer_rate.latency_s must be at least 0 and below {_MOST_S:.0e} s,"
+                f" got {self.latency_s}"
+            )
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Topology:
+    """Devices, numbered by position (the logical id), and a link for each ordered pair."""
+
+    devices: tuple[DeviceSpec, ...]
+    bytes_per_s: npt.NDArray[np.float64] = field(repr=False)
+    """Rate from row to column, shape (D, D); infinite on the diagonal."""
+    latency_s: npt.NDArray[np.float64] = field(repr=False)
+    """Fixed cost of one transfer from row to column, shape (D, D); 0 on the diagonal."""
+
+    @property
+    def n_devices(self) -> int:
+        """Number of devices."""
+        return len(self.devices)
+
+    @property
+    def memory_bytes(self) -> npt.NDArray[np.int64]:
+        """Bytes that weights and tensors may take on each device, shape (D,)."""
+        return np.array([device.memory_bytes for device in self.devices], dtype=np.int64)
+
+    def first(self, count: int) -> "Topology":
+        """Return the topology of the first `count` devices."""
+        return Topology(
+            self.devices[:count], self.bytes_per_s[:count, :count], self.latency_s[:count, :count]
+        )
+
+
+def uniform_topology(
+    devices: tuple[DeviceSpec, ...], within_node: Link, between_nodes: Link | None = None
+) -> Topology:
+    """Return the devices joined by one kind of link in a node and another between nodes.
+
+    Without `between_nodes`, all pairs are joined by `within_node`.
+    """
+    if not devices:
+        raise SpecError("no devices: give at least one, such as devices=1x16gb")
+    far = between_nodes or within_node
+    node = np.array([device.node for device in devices])
+    same = node[:, None] == node[None, :]
+    rate = np.where(same, float(within_node.bytes_per_s), float(far.bytes_per_s))
+    latency = np.where(same, float(within_node.latency_s), float(far.latency_s))
+    np.fill_diagonal(rate, np.inf)
+    np.fill_diagonal(latency, 0.0)
+    return Topology(devices, rate, latency)

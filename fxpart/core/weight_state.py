@@ -1,0 +1,47 @@
+"""What is kept on a device beside a weight: an optimizer's state, a bucket of its gradient."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph
+
+__all__ = ["with_state"]
+
+
+def with_state(graph: OpGraph, weights: IntArray, tensors: Sequence[IntArray]) -> OpGraph:
+    """Return `graph` with further tensors beside its weights.
+
+    Args:
+        graph: what is there beside a weight stays, as the tensors that it is.
+        weights: numbers of weights; one is there more than once where parts of it are kept apart.
+            Shape (G,).
+        tensors: bytes, of each kind one tensor for each of `weights`. Shape (G,) each.
+
+    """
+    held = graph.weight_state_bytes
+    rows = list(graph.state_tensor_bytes)
+    if not rows and held.any():
+        rows.append(held)
+    part = _parts(weights)
+    for number in range(int(part.max(initial=-1)) + 1):
+        mine = part == number
+        for sizes in tensors:
+            row = np.zeros_like(held)
+            row[weights[mine]] = sizes[mine]
+            rows.append(row)
+    if not rows:
+        return graph
+    stacked = np.stack(rows)
+    return replace(graph, weight_state_bytes=stacked.sum(axis=0), state_tensor_bytes=stacked)
+
+
+def _parts(weights: IntArray) -> IntArray:
+    """Return how often each item of `weights` has come before. Shape (G,)."""
+    seen: dict[int, int] = {}
+    found = []
+    for weight in weights.tolist():
+        seen[weight] = seen.get(weight, -1) + 1
+        found.append(seen[weight])
+    return np.array(found, dtype=np.int64)

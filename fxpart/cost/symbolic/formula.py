@@ -1,0 +1,283 @@
+"""`MaxFormula`: the maximum of polynomials, such as the peak of a device in the batch size."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.symbolic.dominance import undominated
+from fxpart.errors import SpecError, nearest_names
+
+if TYPE_CHECKING:
+    import sympy
+
+__all__ = ["MaxFormula", "as_latex", "as_sympy", "as_text", "max_formula"]
+
+
+# A maximum of polynomials as text, as LaTeX and as a sympy expression.
+
+_TERMS = 3
+_NEXT = "\\\\\n& "
+_BREAK = "\\\\\n&\\quad "
+_FUNCTION = {
+    "bytes": r"\mathrm{bytes}",
+    "s": r"\mathrm{seconds}",
+    "FLOP": r"\mathrm{FLOPs}",
+}
+
+
+def as_text(symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray) -> str:
+    """Return ``max(...)`` with a line for each row, as Python reads it; one row stands alone.
+
+    Whole numbers are exact, others have six digits.
+    """
+    products = ["*".join(_powers(symbols, row, "**{}")) for row in exponents.tolist()]
+    lines = [" ".join(_terms(row, products, "*")) for row in rows.tolist()]
+    return lines[0] if len(lines) == 1 else "max(\n  " + ",\n  ".join(lines) + ",\n)"
+
+
+def as_latex(
+    symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray, unit: str
+) -> str:
+    """Return an ``align*`` of amsmath; a row is broken after each `_TERMS` terms, to fit a page."""
+    names = tuple(rf"\mathrm{{{_escaped(name)}}}" for name in symbols)
+    products = [r"\,".join(_powers(names, row, "^{{{}}}")) for row in exponents.tolist()]
+    lines = [_BREAK.join(_broken(row, products)) for row in rows.tolist()]
+    head = f"{_FUNCTION[unit]}({', '.join(names)})"
+    if len(lines) == 1:
+        body = f"{head} &= {lines[0]}"
+    else:
+        body = f"{head} = \\max\\{{\\;& {(', ' + _NEXT).join(lines)} \\;\\}}"
+    return f"\\begin{{align*}}\n{body}\n\\end{{align*}}"
+
+
+def _broken(row: list[int] | list[float], products: list[str]) -> list[str]:
+    terms = _terms(row, products, r"\,")
+    return [" ".join(terms[i : i + _TERMS]) for i in range(0, len(terms), _TERMS)]
+
+
+def as_sympy(
+    symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray
+) -> "sympy.Expr":
+    """Return the maximum as sympy writes it; the symbols are positive integers.
+
+    It is not evaluated: to compare some fifty polynomials sympy takes minutes.
+    """
+    import sympy
+
+    named = [sympy.Symbol(name, integer=True, positive=True) for name in symbols]
+    products = [
+        sympy.Mul(*(symbol**power for symbol, power in zip(named, row, strict=True)))
+        for row in exponents.tolist()
+    ]
+    found = [
+        sympy.Add(*(sympy.sympify(c) * p for c, p in zip(row, products, strict=True) if c))
+        for row in rows.tolist()
+    ]
+    return found[0] if len(found) == 1 else sympy.Max(*found, evaluate=False)
+
+
+def _powers(names: tuple[str, ...], exponents: list[int], raised: str) -> list[str]:
+    """Return the factors of a monomial."""
+    return [
+        name if power == 1 else name + raised.format(power)
+        for name, power in zip(names, exponents, strict=True)
+        if power
+    ]
+
+
+def _terms(row: list[int] | list[float], products: list[str], times: str) -> list[str]:
+    """Return coefficients times products, each with its sign; those that are zero left out."""
+    found: list[str] = []
+    for coefficient, product in zip(row, products, strict=True):
+        if not coefficient:
+            continue
+        size = abs(coefficient)
+        number = str(size) if isinstance(size, int) else _decimal(size, times)
+        term = product if product and size == 1 else times.join(filter(None, (number, product)))
+        plus, minus = ("+ ", "- ") if found else ("", "-")
+        found.append((minus if coefficient < 0 else plus) + term)
+    return found or ["0"]
+
+
+def _decimal(number: float, times: str) -> str:
+    """Return six digits; with a power of ten as LaTeX writes it, where `times` is LaTeX's."""
+    plain = f"{number:.6g}"
+    mantissa, _, power = plain.partition("e")
+    return plain if not power or times == "*" else rf"{mantissa} \cdot 10^{{{int(power)}}}"
+
+
+def _escaped(name: str) -> str:
+    return name.replace("_", r"\_")
+
+
+UNITS = ("bytes", "s", "FLOP")
+_MOST = float(2**63)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class MaxFormula:
+    """The largest of R polynomials in k symbols, each a whole number of 1 or more.
+
+    Use `max_formula`, which also leaves out the rows that are never the largest.
+    """
+
+    symbols: tuple[str, ...]
+    """Names, such as ``("batch", "seq_len")``. Length k."""
+    exponents: IntArray
+    """Shape (M, k): monomial m is the product of the symbols, each to its power."""
+    rows: IntArray | FloatArray
+    """Coefficients of each polynomial, shape (R, M): int64 for bytes, float64 for seconds."""
+    unit: str
+    """``bytes``, ``s`` or ``FLOP``."""
+    ranges: tuple[tuple[int, int | None], ...] = field(default=())
+    """The smallest and the largest value of each symbol that the formula holds for; None is no
+    limit. Empty: any from 1."""
+
+    def __post_init__(self) -> None:
+        """Refuse arrays that do not belong together."""
+        if self.unit not in UNITS:
+            raise SpecError(f"unit={self.unit} of a formula; {nearest_names(self.unit, UNITS)}")
+        if self.exponents.ndim != 2 or self.exponents.shape[1] != len(self.symbols):
+            raise SpecError(
+                f"a formula in {len(self.symbols)} symbols needs as many exponents a monomial, got"
+                f" shape {self.exponents.shape}"
+            )
+        if len(self.ranges) not in {0, len(self.symbols)}:
+            raise SpecError("a formula must say the range of each symbol, or of none")
+        if self.rows.ndim != 2 or self.rows.shape[1] != len(self.exponents) or not len(self.rows):
+            raise SpecError(
+                f"a formula of {len(self.exponents)} monomials needs one row or more of as many"
+                f" coefficients, got shape {self.rows.shape}"
+            )
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the coefficients are whole numbers."""
+        return bool(np.issubdtype(self.rows.dtype, np.integer))
+
+    def range_of(self, symbol: str) -> tuple[int, int | None]:
+        """Return the smallest and the largest value of `symbol`; None is no limit.
+
+        Raises:
+            SpecError: for an unknown symbol.
+
+        """
+        if symbol not in self.symbols:
+            raise SpecError(f"{symbol} is not symbolic here; {nearest_names(symbol, self.symbols)}")
+        return self.ranges[self.symbols.index(symbol)] if self.ranges else (1, None)
+
+    def at(self, **sizes: npt.ArrayLike) -> npt.NDArray[Any]:
+        """Return the formula at whole arrays of sizes, one for each symbol, broadcast.
+
+        The result has their common shape: int64 for bytes, float64 for seconds. O(R M) a size.
+
+        Raises:
+            SpecError: for a symbol that is unknown or missing, a size that is no whole number of 1
+                or more, and bytes that no int64 holds.
+
+        """
+        columns = np.broadcast_arrays(
+            *(self._column(name, sizes[name]) for name in self._known(sizes))
+        )
+        flat = np.stack([column.ravel() for column in columns])
+        # In float first: an int64 that overflows does so without a word.
+        powers = np.prod(flat[None].astype(np.float64) ** self.exponents[:, :, None], axis=1)
+        found: npt.NDArray[Any]
+        if self.is_exact:
+            if (np.abs(self.rows).astype(np.float64) @ powers).max(initial=0.0) >= _MOST:
+                raise SpecError("the formula is more than an int64 holds; choose smaller sizes")
+            found = self.rows @ np.prod(flat[None] ** self.exponents[:, :, None], axis=1)
+        else:
+            found = self.rows @ powers
+        result: npt.NDArray[Any] = found.max(axis=0).reshape(columns[0].shape)
+        return result
+
+    def row_polynomials(self, symbol: str, fixed: Mapping[str, int]) -> list[list[int | float]]:
+        """Return each row as coefficients of the powers 0, 1, ... of one symbol, the others fixed.
+
+        Exact: Python's own numbers, of any size.
+
+        Raises:
+            SpecError: for a symbol that is unknown, missing, or both free and fixed.
+
+        """
+        if symbol in fixed:
+            raise SpecError(f"{symbol} is asked for, so it cannot be given; leave out {symbol}=")
+        self._known({**fixed, symbol: 1})
+        values = {name: int(self._column(name, size)) for name, size in fixed.items()}
+        free = self.symbols.index(symbol)
+        found = []
+        for row in self.rows.tolist():
+            powers: list[int | float] = [0] * (int(self.exponents[:, free].max(initial=0)) + 1)
+            for coefficient, exponents in zip(row, self.exponents.tolist(), strict=True):
+                named = zip(self.symbols, exponents, strict=True)
+                rest = math.prod(values[name] ** e for name, e in named if name != symbol)
+                powers[exponents[free]] += coefficient * rest
+            found.append(powers)
+        return found
+
+    def _known(self, sizes: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the symbols, if `sizes` has just those."""
+        for name in sizes:
+            self.range_of(name)
+        for name in self.symbols:
+            if name not in sizes:
+                raise SpecError(f"a size of {name} is missing; give one for each symbol")
+        return self.symbols
+
+    def _column(self, name: str, size: npt.ArrayLike) -> IntArray:
+        """Return sizes as int64, if they are whole numbers in the symbol's range."""
+        column, (least, most) = np.asarray(size), self.range_of(name)
+        if not np.issubdtype(column.dtype, np.integer):
+            raise SpecError(f"{name} must be a whole number, 1 or more, got {column.dtype} numbers")
+        low, high = (int(column.min()), int(column.max())) if column.size else (least, least)
+        if low < 1:
+            raise SpecError(f"{name}={low} must be a whole number, 1 or more")
+        if low < least or (most is not None and high > most):
+            wrong, limit = (low, f"{least} or more") if low < least else (high, f"{most} or less")
+            raise SpecError(f"{name}={wrong} is outside what was captured; choose {limit}")
+        return column.astype(np.int64)
+
+    def text(self) -> str:
+        """Return the formula as text, a line for each of its rows: ``max(10 + 4*batch, ...)``."""
+        return as_text(self.symbols, self.exponents, self.rows)
+
+    def latex(self) -> str:
+        r"""Return the formula as an ``align*`` of LaTeX's amsmath, a line for each of its rows."""
+        return as_latex(self.symbols, self.exponents, self.rows, self.unit)
+
+    def sympy(self) -> "sympy.Expr":
+        """Return the formula as a sympy expression, a ``Max`` that is not evaluated."""
+        return as_sympy(self.symbols, self.exponents, self.rows)
+
+
+def max_formula(
+    symbols: tuple[str, ...],
+    exponents: IntArray,
+    rows: IntArray | FloatArray,
+    unit: str,
+    ranges: tuple[tuple[int, int | None], ...] = (),
+) -> MaxFormula:
+    """Return the maximum of `rows`, less those that are never the largest and unused monomials.
+
+    `exponents` has shape (M, k), `rows` (R, M). The rows are ordered by what they are for large
+    sizes, the largest first. O(R^2 M) at most, O(R M) where few rows remain.
+
+    Raises:
+        SpecError: for arrays that do not belong together.
+
+    """
+    whole = MaxFormula(symbols, exponents, rows, unit, ranges)
+    # By degree, so that formulas read the same however they were captured.
+    order = np.lexsort([*-exponents.T[::-1], exponents.sum(axis=1)])
+    kept = undominated(exponents[order], whole.rows[:, order])
+    used = kept.any(axis=0)
+    order, kept = order[used], kept[:, used]
+    # Greatest coefficients of the highest monomials first.
+    sorting = np.lexsort(list(kept.T))[::-1] if kept.shape[1] else np.arange(len(kept))
+    return MaxFormula(symbols, exponents[order], kept[sorting], unit, ranges)

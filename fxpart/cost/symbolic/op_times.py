@@ -1,0 +1,140 @@
+"""Times of operators as polynomials in the symbols: the roofline, piece by piece.
+
+An operator takes a fixed time and the larger of two polynomials, that of its FLOPs and that of its
+bytes. On a CPU, results too large to be kept for reuse cost something more.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.core.topology import Topology
+from fxpart.cost.calibration import FRESH_BYTES, Calibration, is_free, is_view
+from fxpart.cost.roofline import LatencyModel
+from fxpart.cost.tables import LatencySource
+from fxpart.errors import SpecError
+
+__all__ = ["OpTimes", "of_one_size", "op_times"]
+
+_PROBE_FLOPS = 2**60
+"""So many that beside their time the fixed time of an operator is less than rounding."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class OpTimes:
+    """What makes up the time of each operator on the device where it is placed."""
+
+    compute_s: FloatArray
+    """Coefficients of the time of its FLOPs, shape (n, M)."""
+    move_s: FloatArray
+    """Coefficients of the time of its bytes, shape (n, M)."""
+    idle_s: FloatArray
+    """Fixed time while it neither computes nor moves anything. Length n."""
+    busy_s: FloatArray
+    """Fixed time while it does. Length n."""
+    fresh_s: FloatArray
+    """Coefficients of the time of each value while it is large, shape (V, M)."""
+
+    def regime(self, graph: OpGraph) -> bytes:
+        """Return what tells sizes apart at which the fixed parts differ; `graph` is at a size.
+
+        Where it is the same, the time of a path is a convex function of the monomials.
+        """
+        moves = (self.idle_s != self.busy_s) & is_view(graph)
+        return np.packbits(moves).tobytes() + np.packbits(self._fresh(graph)).tobytes()
+
+    def rows(self, graph: OpGraph, powers: FloatArray, constant: int) -> FloatArray:
+        """Return the polynomial that each operator's time follows at a size, shape (n, M).
+
+        `graph` is at that size, `powers` is the value of each monomial there, and `constant` the
+        one that is 1. At other sizes of the same regime no operator takes less.
+        """
+        computes = self.compute_s @ powers >= self.move_s @ powers
+        rows: FloatArray = np.where(computes[:, None], self.compute_s, self.move_s)
+        rows[:, constant] += np.where(is_view(graph), self.idle_s, self.busy_s)
+        large = np.flatnonzero(self._fresh(graph))
+        np.add.at(rows, graph.value_producer[large], self.fresh_s[large])
+        return rows
+
+    def _fresh(self, graph: OpGraph) -> npt.NDArray[np.bool_]:
+        """Return which values are large and cost something then. Length V."""
+        large = (graph.value_alloc_bytes >= FRESH_BYTES) & (graph.value_producer >= 0)
+        large &= self.fresh_s.any(axis=1)
+        found: npt.NDArray[np.bool_] = large & ~is_view(graph)[graph.value_producer]
+        return found
+
+
+def of_one_size(latency: LatencySource) -> SpecError:
+    """Return the refusal of measured times, which hold for one size only."""
+    return SpecError(
+        f"times of an {type(latency).__name__} hold for the size that was measured, not for others;"
+        " use a roofline (LatencyModel) or a calibration"
+    )
+
+
+def op_times(
+    symbolic: SymbolicGraph, topology: Topology, latency: LatencySource, device_of: IntArray
+) -> OpTimes:
+    """Return the parts of the times that `latency` gives operators on the devices `device_of`.
+
+    Raises:
+        SpecError: for measured times, which hold for one size only.
+
+    """
+    graph, sizes = symbolic.graph, symbolic.coefficients
+    if isinstance(latency, LatencyModel):
+        per_flop, per_byte = _of_model(graph, topology, latency, device_of)
+        idle, busy, fresh = 0.0, latency.op_overhead_s, 0.0
+    elif isinstance(latency, Calibration):
+        per_flop, per_byte = _of_calibration(symbolic, latency)
+        idle, busy, fresh = latency.view_s, latency.overhead_s, latency.fresh_s_per_byte
+    else:
+        raise of_one_size(latency)
+    takes = np.ones(graph.n_ops)
+    if isinstance(latency, Calibration):
+        takes[is_free(graph)] = 0.0
+    producer = graph.value_producer
+    counts = np.where(producer >= 0, takes[producer], 0.0) * fresh
+    return OpTimes(
+        sizes["flops"] * (takes * per_flop)[:, None],
+        sizes["moved_bytes"] * (takes * per_byte)[:, None],
+        takes * idle,
+        takes * busy,
+        sizes["value_alloc_bytes"] * counts[:, None],
+    )
+
+
+def _of_model(
+    graph: OpGraph, topology: Topology, model: LatencyModel, device_of: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """Return seconds a FLOP and seconds a byte of each operator, by a roofline."""
+    rates: dict[tuple[int, str], float] = {}
+    for device, dtype in zip(device_of.tolist(), graph.dtypes, strict=True):
+        if (device, dtype) not in rates:
+            rates[device, dtype] = topology.devices[device].rate_for(dtype)
+    named = zip(device_of.tolist(), graph.dtypes, strict=True)
+    rate = np.array([rates[key] for key in named]) * model.compute_efficiency
+    bandwidth = np.array([device.memory_bandwidth_bytes_per_s for device in topology.devices])
+    return 1.0 / rate, 1.0 / (bandwidth[device_of] * model.bandwidth_efficiency)
+
+
+def _of_calibration(
+    symbolic: SymbolicGraph, calibration: Calibration
+) -> tuple[FloatArray, FloatArray]:
+    """Return seconds a FLOP and seconds a byte of each operator, as they were fitted.
+
+    The rate of an operator depends on its class: it is asked for, with FLOPs and nothing else.
+    """
+    graph = symbolic.graph
+    computes = symbolic.coefficients["flops"].any(axis=1)
+    probe = replace(
+        graph,
+        flops=np.where(computes, _PROBE_FLOPS, 0).astype(np.int64),
+        moved_bytes=np.zeros_like(graph.moved_bytes),
+        value_alloc_bytes=np.zeros_like(graph.value_alloc_bytes),
+    )
+    per_flop = np.where(computes, calibration.seconds(probe) / _PROBE_FLOPS, 0.0)
+    return per_flop, np.full(graph.n_ops, 1.0 / calibration.bytes_per_s)

@@ -1,0 +1,137 @@
+"""The peak memory of each device as a formula in the symbols of a captured model.
+
+What is alive when does not depend on sizes, so the bytes alive at each operator are a polynomial in
+the symbols, and the peak is the largest of them.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
+from fxpart.core.symbolic_graph import OF_OPERATORS, OF_VALUES, SymbolicGraph, on_graph
+from fxpart.cost.holding import weight_bytes_of
+from fxpart.cost.kernels import device_memory
+from fxpart.cost.symbolic.formula import MaxFormula, max_formula
+from fxpart.cost.tables import MemoryTables, memory_tables
+from fxpart.errors import SpecError, nearest_names
+
+__all__ = ["check_assignment", "cost_formula", "peak_formulas"]
+
+
+def peak_formulas(
+    symbolic: SymbolicGraph, assignment: Assignment, n_devices: int
+) -> tuple[MaxFormula, ...]:
+    """Return the peak bytes of each of `n_devices` devices, whatever the sizes.
+
+    Weights, what an optimizer keeps, inputs read there and live tensors: at every size just what
+    `fxpart.cost.evaluate.evaluate` finds, replicas included. 0 on a device that holds nothing.
+    O(rounds x devices x M (n + reads)), and the leaving out of rows that are never the largest.
+
+    Raises:
+        SpecError: when the assignment is of another graph or names devices that are not there.
+
+    """
+    check_assignment(symbolic, assignment, n_devices)
+    # Weights are a constant, which this adds where there is none.
+    symbolic = on_graph(symbolic, symbolic.graph)
+    constant = np.flatnonzero(~symbolic.exponents.any(axis=1))[0]
+    memory = memory_tables(symbolic.graph)
+    no_weights = np.zeros_like(memory.weight_bytes)
+    # A table a monomial; columns are copied, as compiled code wants them in one piece.
+    sizes = symbolic.coefficients
+    tables = [
+        memory._replace(alloc_bytes=a.copy(), value_bytes=v.copy(), weight_bytes=no_weights)
+        for a, v in zip(sizes["value_alloc_bytes"].T, sizes["value_bytes"].T, strict=True)
+    ]
+    formulas = []
+    for device in range(n_devices):
+        rows = np.unique(np.vstack(list(_live_rows(tables, assignment, device))), axis=0)
+        held = np.isin(assignment.partition_of, assignment.holds(device))
+        rows[:, constant] += weight_bytes_of(memory, np.flatnonzero(held))
+        formulas.append(
+            max_formula(symbolic.symbols, symbolic.exponents, rows, "bytes", symbolic.ranges)
+        )
+    return tuple(formulas)
+
+
+def check_assignment(symbolic: SymbolicGraph, assignment: Assignment, n_devices: int) -> None:
+    """Refuse an assignment of another graph, or to devices that are not there.
+
+    Compiled code does not look where it reads: what it is given must be right.
+
+    Raises:
+        SpecError: for either.
+
+    """
+    placed, there = len(assignment.partition_of), symbolic.graph.n_ops
+    if placed != there:
+        raise SpecError(
+            f"the assignment places {placed} operators, the model has {there}; make it for this"
+            " model"
+        )
+    named = [device for homes in assignment.devices_of_partition for device in homes]
+    wrong = [device for device in named if not 0 <= device < n_devices]
+    if wrong:
+        raise SpecError(
+            f"the assignment uses device {wrong[0]}, there are {n_devices}; make it for these"
+            " devices"
+        )
+
+
+def _live_rows(
+    tables: list[MemoryTables], assignment: Assignment, device: int
+) -> Iterator[IntArray]:
+    """Yield the different rows of coefficients of inputs and live tensors, for each round.
+
+    Memory adds up, so the walk over the graph is that of one size, done with each column of
+    coefficients for bytes in turn.
+    """
+    yield np.zeros((1, len(tables)), dtype=np.int64)
+    change = np.empty(len(assignment.partition_of) + 1, dtype=np.int64)
+    for index in range(assignment.rounds):
+        device_of = assignment.device_of_round(index)
+        if not (device_of == device).any():
+            continue
+        live = np.empty((len(device_of), len(tables)), dtype=np.int64)
+        for m, table in enumerate(tables):
+            inputs, _ = device_memory(table, device_of, device, change)
+            live[:, m] = inputs + np.cumsum(change[:-1])
+        yield np.unique(live, axis=0)
+
+
+# FLOPs and bytes of a captured model, or of a part of it, as formulas in its symbols.
+
+
+def cost_formula(symbolic: SymbolicGraph, field: str, of: str | None = None) -> MaxFormula:
+    """Return a column of the graph, or its sum, as a formula; `MaxFormula.sympy` writes it out.
+
+    Args:
+        symbolic: the captured model.
+        field: ``flops`` or ``moved_bytes`` of operators, ``value_bytes`` or ``value_alloc_bytes``
+            of values.
+        of: name of an operator or a value; None for all of them added up.
+
+    Raises:
+        SpecError: for a field, an operator or a value that does not exist, and for a sum that no
+            int64 holds.
+
+    """
+    fields = (*OF_OPERATORS, *OF_VALUES)
+    if field not in fields:
+        raise SpecError(f"{field} does not grow with sizes; {nearest_names(field, fields)}")
+    table = symbolic.coefficients[field]
+    if of is None:
+        row = [sum(column) for column in table.T.tolist()]
+    else:
+        graph = symbolic.graph
+        names = graph.names if field in OF_OPERATORS else graph.value_names
+        if of not in names:
+            raise SpecError(f"{of} is no name of {field}; {nearest_names(of, names)}")
+        row = table[names.index(of)].tolist()
+    if any(abs(number) >= 2**63 for number in row):
+        raise SpecError(f"the sum of {field} has coefficients that no int64 holds")
+    unit = "FLOP" if field == "flops" else "bytes"
+    rows = np.array([row], dtype=np.int64)
+    return max_formula(symbolic.symbols, symbolic.exponents, rows, unit, symbolic.ranges)

@@ -1,0 +1,1 @@
+"""Measure how long operators take on a device of this machine."""

@@ -1,0 +1,1 @@
+"""Cut an fx module into submodules, one for each partition, which compute the same together."""

@@ -1,0 +1,60 @@
+"""`split_by_assignment`: a captured module cut as a plan says."""
+
+from torch.fx import GraphModule, Node
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.errors import SpecError, nearest_names
+from fxpart.execution.split.cut import Partitions, cut_module
+from fxpart.execution.split.dependencies import PLACELESS
+from fxpart.execution.split.graph_module import is_guard
+
+__all__ = ["split_by_assignment"]
+
+
+def split_by_assignment(
+    graph_module: GraphModule, graph: OpGraph, assignment: Assignment
+) -> GraphModule:
+    """Return a module with a child ``submod_<p>`` for each partition of a plan, in that order.
+
+    It takes and returns what `graph_module` does, and computes the same. The check of the inputs
+    that an exported module begins with stays in front of the partitions. An operator that only the
+    module has, such as the one that stores a new value of a buffer, is where the last of what it
+    reads is made.
+
+    Args:
+        graph_module: what was captured: ``Capture.graph_module`` or ``ExportedProgram.module()``.
+            Its call nodes have the names of the operators in `graph`.
+        graph: its operators as arrays, n of them.
+        assignment: partition of each of the n operators.
+
+    Raises:
+        SpecError: when the module, the graph and the plan are not of one capture.
+        CycleError: when partitions wait for each other, as in `split_module`.
+
+    """
+    if len(assignment.partition_of) != graph.n_ops:
+        raise SpecError(
+            f"the plan places {len(assignment.partition_of)} operators, the graph has"
+            f" {graph.n_ops}; make the plan from this graph"
+        )
+    placed = dict(zip(graph.names, assignment.partition_of.tolist(), strict=True))
+    part_of: dict[Node, int] = {}
+    found = 0
+    for node in graph_module.graph.nodes:
+        if node.op in PLACELESS or is_guard(node):
+            continue
+        part = placed.get(node.name)
+        found += part is not None
+        made_in = (part_of.get(operand, 0) for operand in node.all_input_nodes)
+        part_of[node] = max(made_in, default=0) if part is None else part
+    if found < graph.n_ops:
+        names = [node.name for node in graph_module.graph.nodes]
+        missing = next(name for name in graph.names if name not in set(names))
+        raise SpecError(
+            f"the plan places operator {missing}, which the module does not have;"
+            f" {nearest_names(missing, names)}; give the module that the graph was captured from"
+        )
+    ids = range(assignment.n_partitions)
+    children = [f"submod_{one}" for one in ids]
+    return cut_module(graph_module, part_of, Partitions(children, ids, by_number=True))

@@ -1,0 +1,170 @@
+"""One stage as an archive of `torch.export`, made and read without pickle."""
+
+import importlib
+import json
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.export import ExportedProgram
+
+from fxpart.capture.inference.export import quiet
+from fxpart.errors import CacheError, CaptureError, SpecError, one_line
+
+__all__ = ["StageProgram", "read_archive", "stage_program", "write_archive"]
+
+_OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order", "quantized", "_c10d_functional"})
+# Importing the module is what makes the operators of a namespace known.
+_HOMES = {"transformers": "transformers.integrations.moe", "torchvision": "torchvision"}
+_PLAIN = frozenset({"", ".data", "models", "data/weights", "data/constants", "data/sample_inputs"})
+"""Folders of an archive without code in them; weights and constants have a list of their own."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StageProgram:
+    """A stage, exported."""
+
+    exported: ExportedProgram
+    results: tuple[Tensor, ...]
+    """Empty tensors like those that it returns; they require gradients where those would."""
+    libraries: tuple[str, ...]
+    """Namespaces of its operators that are not torch's own, sorted."""
+
+
+def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -> StageProgram:
+    """Return `module` exported for inputs like `values`; what it computes is not run.
+
+    An input that requires a gradient is one that a stage before depends on weights for.
+
+    Raises:
+        CaptureError: when torch cannot export it. `what` names it in the message.
+
+    """
+    try:
+        # Gradients on: a region of the model without them is then kept as such.
+        with quiet(), torch.enable_grad():
+            inputs = tuple(value.detach() for value in values)
+            exported = torch.export.export(module, inputs, strict=False)
+    # Export runs the code of the model, which may fail in any way.
+    except Exception as error:
+        raise CaptureError(
+            f"{what} cannot be written as a file: torch.export says {one_line(error)}; cut so that"
+            " it can be exported"
+        ) from error
+    # They would be pickled.
+    exported.example_inputs = None
+    return StageProgram(
+        exported, _results(exported, values, what), _libraries(exported.graph_module)
+    )
+
+
+def _results(exported: ExportedProgram, values: Sequence[Tensor], what: str) -> tuple[Tensor, ...]:
+    """Run the program without data, and ask autograd which results depend on weights."""
+    module = exported.module(check_guards=False)
+    with quiet(), torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        given = [_fake(mode, value) for value in values]
+        returned = module(*given)
+    for value in returned:
+        if not isinstance(value, Tensor):
+            raise CaptureError(
+                f"{what} hands on {value!r}, which is no tensor; cut where only tensors are"
+                " handed on"
+            )
+    return tuple(_empty_like(value) for value in returned)
+
+
+def _fake(mode: FakeTensorMode, value: Tensor) -> Tensor:
+    fake: Tensor = mode.from_tensor(value.detach()).requires_grad_(value.requires_grad)
+    # The stage may write to it, and autograd lets nobody write to a leaf.
+    return fake.clone()
+
+
+def _empty_like(value: Tensor) -> Tensor:
+    return torch.empty_strided(
+        value.size(), value.stride(), dtype=value.dtype, device=value.device
+    ).requires_grad_(value.requires_grad)
+
+
+def _libraries(module: fx.GraphModule) -> tuple[str, ...]:
+    names = {
+        node.target.namespace
+        for inner in module.modules()
+        if isinstance(inner, fx.GraphModule)
+        for node in inner.graph.nodes
+        if isinstance(node.target, OpOverload)
+    }
+    return tuple(sorted(names - _OF_TORCH))
+
+
+def write_archive(exported: ExportedProgram, path: Path) -> None:
+    """Write a program as an archive; `path` ends in ``.pt2``.
+
+    Raises:
+        CaptureError: when something in it could only be pickled.
+        CacheError: when it cannot be written.
+
+    """
+    try:
+        with quiet():
+            torch.export.save(exported, path)
+    except RuntimeError as error:
+        raise CacheError(
+            f"cannot write {path} ({one_line(error)}); give a folder that has room"
+        ) from error
+    held = _pickled(path)
+    if held:
+        raise CaptureError(
+            f"{path.stem} holds {held}, which can only be pickled; leave tensor subclasses and"
+            " script objects out of the model"
+        )
+
+
+def read_archive(path: Path, libraries: Sequence[str]) -> fx.GraphModule:
+    """Return the module that an archive describes, without its checks of input shapes.
+
+    Raises:
+        SpecError: when the archive holds something pickled, or needs a library that is missing.
+
+    """
+    held = _pickled(path)
+    if held:
+        raise SpecError(f"{path} holds {held}, which is not read: no plain data; save it again")
+    for name in libraries:
+        _make_known(name, path)
+    with quiet():
+        exported = torch.export.load(path)
+        module = exported.module(check_guards=False)
+    assert isinstance(module, fx.GraphModule)
+    return module
+
+
+def _make_known(library: str, path: Path) -> None:
+    home = _HOMES.get(library)
+    if home is None:  # only what this table names is imported: the file is not to choose
+        return
+    try:
+        importlib.import_module(home)
+    except ImportError as error:
+        raise SpecError(f"{path} has operators of {library}; pip install {library}") from error
+
+
+def _pickled(path: Path) -> str:
+    """Return the name of something in an archive that is not plain data, or ""."""
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        for entry in entries:
+            # What an archive holds is in one folder, called as the file was.
+            folder, _, name = entry.filename.partition("/")[2].rpartition("/")
+            if folder not in _PLAIN or (name.endswith(".pt") and entry.file_size):
+                return f"{folder}/{name}"
+            if name.endswith("_config.json"):
+                for what, payload in json.loads(archive.read(entry))["config"].items():
+                    if payload["use_pickle"] or payload["tensor_meta"] is None:
+                        return str(what)
+    # Without a graph torch would try a layout of years ago, which is pickled.
+    return "" if any("/models/" in entry.filename for entry in entries) else "no graph as JSON"

@@ -1,0 +1,260 @@
+"""Stages as files: `save_stages` writes them, `load_stage` reads one of them, without pickle.
+
+The folder holds ``stages.json``, which says what there is, and an archive of `torch.export` for
+each stage: its graph as JSON, its weights as raw bytes.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from fxpart.errors import FxpartError, SpecError, one_line
+from fxpart.execution.stages.chain import TiedName, tied_parameters
+from fxpart.execution.stages.stage_archive import read_archive, stage_program, write_archive
+from fxpart.support.json_file import read_document, what_is_wrong
+from fxpart.support.whole_file import new_folder
+
+if TYPE_CHECKING:
+    from fxpart.execution.stages.chain import Chain
+
+__all__ = [
+    "STAGES_FILE",
+    "LoadedStage",
+    "SavedStage",
+    "SavedStages",
+    "TensorShape",
+    "load_stage",
+    "read_stages",
+    "save_stages",
+]
+
+STAGES_FILE = "stages.json"
+"""What the file that describes the others is called."""
+_SCHEMA = "fxpart.stages"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TensorShape:
+    """A tensor that a stage takes or hands on."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    """As torch calls it: ``float32``."""
+    requires_grad: bool
+    """Whether it depends on weights that are trained, so that a backward passes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStage:
+    """What ``stages.json`` says about one stage."""
+
+    file: str
+    """Its archive, in the same folder."""
+    sha256: str
+    """Of the archive, as hex digits."""
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    libraries: tuple[str, ...]
+    """Namespaces of its operators that are not torch's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedStages:
+    """What ``stages.json`` says."""
+
+    stages: tuple[SavedStage, ...]
+    """The position is the index."""
+    tied: tuple[tuple[TiedName, ...], ...]
+    """Groups of names of one and the same parameter, in one stage or over several."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LoadedStage:
+    """A stage, read from its file."""
+
+    index: int
+    n_stages: int
+    module: fx.GraphModule
+    """Takes flat tensors, returns a tuple of tensors; can be trained."""
+    inputs: tuple[TensorShape, ...]
+    outputs: tuple[TensorShape, ...]
+    tied: tuple[tuple[TiedName, ...], ...]
+    """The groups of tied parameters of all stages: processes agree on who adds up with whom."""
+
+
+def save_stages(chain: "Chain", folder: str | Path, example_inputs: Sequence[Tensor]) -> None:
+    """Write every stage of `chain` into `folder`, whole or not at all.
+
+    Stages are written for the shapes of `example_inputs`, the inputs of stage 0; nothing is
+    computed with their values. A folder that already holds stages is replaced.
+
+    Raises:
+        SpecError: for inputs that stage 0 does not take, or a folder that holds something else.
+        CaptureError: for a stage that `torch.export` cannot describe.
+        CacheError: when the folder cannot be written.
+
+    """
+    wanted = chain.stages[0].inputs
+    if len(wanted) != len(example_inputs):
+        raise SpecError(
+            f"the first stage takes {len(wanted)} tensors ({', '.join(wanted)}), got"
+            f" {len(example_inputs)}; give those of Chain.flat_inputs"
+        )
+    with new_folder(Path(folder), STAGES_FILE) as place:
+        values, saved = tuple(value.detach() for value in example_inputs), []
+        for stage in chain.stages:
+            program = stage_program(stage.module, values, f"stage {stage.index}")
+            file = place / f"stage_{stage.index}.pt2"
+            write_archive(program.exported, file)
+            saved.append(
+                SavedStage(
+                    file.name,
+                    _digest(file),
+                    _shapes(stage.inputs, values),
+                    _shapes(stage.outputs, program.results),
+                    program.libraries,
+                )
+            )
+            values = program.results
+        document = {
+            "schema": _SCHEMA,
+            "version": _VERSION,
+            **asdict(SavedStages(tuple(saved), tied_parameters(chain))),
+        }
+        (place / STAGES_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _shapes(names: Sequence[str], values: Sequence[Tensor]) -> tuple[TensorShape, ...]:
+    return tuple(
+        TensorShape(
+            name,
+            tuple(value.shape),
+            str(value.dtype).removeprefix("torch."),
+            value.requires_grad,
+        )
+        for name, value in zip(names, values, strict=True)
+    )
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_stages(folder: str | Path) -> SavedStages:
+    """Return what ``stages.json`` in `folder` says.
+
+    Raises:
+        SpecError: when the file is missing, damaged, of another kind, or newer than this code.
+
+    """
+    path = Path(folder) / STAGES_FILE
+    document = read_document(path, _SCHEMA, _VERSION)
+    try:
+        stages = tuple(_saved_stage(entry) for entry in document["stages"])
+        if not stages:
+            raise ValueError("it has no stages")
+        tied = tuple(
+            tuple(_tied_name(name, len(stages)) for name in group) for group in document["tied"]
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); save it again") from error
+    return SavedStages(stages, tied)
+
+
+def _saved_stage(entry: Mapping[str, Any]) -> SavedStage:
+    file = str(entry["file"])
+    if Path(file).name != file:
+        raise ValueError(f"file {file!r} is not in the folder")
+    return SavedStage(
+        file,
+        str(entry["sha256"]),
+        tuple(_tensor_shape(tensor) for tensor in entry["inputs"]),
+        tuple(_tensor_shape(tensor) for tensor in entry["outputs"]),
+        tuple(str(name) for name in entry["libraries"]),
+    )
+
+
+def _tensor_shape(entry: Mapping[str, Any]) -> TensorShape:
+    if not isinstance(getattr(torch, entry["dtype"], None), torch.dtype):
+        raise ValueError(f"{entry['dtype']!r} is no dtype of torch")
+    return TensorShape(
+        str(entry["name"]),
+        tuple(int(n) for n in entry["shape"]),
+        entry["dtype"],
+        bool(entry["requires_grad"]),
+    )
+
+
+def _tied_name(entry: Sequence[Any], n_stages: int) -> TiedName:
+    stage, name = entry
+    if type(stage) is not int or not 0 <= stage < n_stages:
+        raise ValueError(f"a tied parameter in stage {stage!r} of {n_stages}")
+    return stage, str(name)
+
+
+def load_stage(folder: str | Path, index: int) -> LoadedStage:
+    """Return stage `index`, computing bit for bit what the saved one did; no other file is read.
+
+    Parameters that were one object are one object again, so that their gradients add up.
+
+    Nothing is unpickled: an archive that holds anything pickled is refused before torch opens it.
+    Such are sample inputs, weights of tensor subclasses and constants that are no tensors, which
+    `torch.export.load` would unpickle without restriction; `save_stages` writes none of them. Still
+    the graph decides which operators of torch run, and torch parses its expressions of symbolic
+    sizes with sympy: load stages from people you trust.
+
+    Raises:
+        SpecError: for a stage that is not there, and for files that are missing, damaged, or newer
+            than this code or the installed torch.
+
+    """
+    saved = read_stages(folder)
+    if not 0 <= index < len(saved.stages):
+        raise SpecError(
+            f"there is no stage {index} in {folder}; there are stages 0 to {len(saved.stages) - 1}"
+        )
+    stage = saved.stages[index]
+    path = Path(folder) / stage.file
+    _refuse_damage(path, stage.sha256)
+    try:
+        module = read_archive(path, stage.libraries)
+        for group in saved.tied:
+            _tie(module, [name for at, name in group if at == index])
+    except FxpartError:
+        raise
+    except Exception as error:  # whatever torch says about an archive of another version
+        raise SpecError(
+            f"torch {torch.__version__} cannot read {path} ({one_line(error)}); save the stages"
+            " again with this version"
+        ) from error
+    return LoadedStage(index, len(saved.stages), module, stage.inputs, stage.outputs, saved.tied)
+
+
+def _refuse_damage(path: Path, expected: str) -> None:
+    try:
+        found = _digest(path)
+    except FileNotFoundError:
+        raise SpecError(f"there is no file {path}; save the stages again") from None
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
+    if found != expected:
+        raise SpecError(
+            f"{path} is damaged (its SHA-256 is not the one in {STAGES_FILE}); save the stages"
+            " again"
+        )
+
+
+def _tie(module: fx.GraphModule, names: Sequence[str]) -> None:
+    """Make the parameters of these names one object."""
+    for name in names[1:]:
+        home, _, leaf = name.rpartition(".")
+        setattr(module.get_submodule(home), leaf, module.get_parameter(names[0]))

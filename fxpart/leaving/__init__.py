@@ -1,6 +1,0 @@
-"""`leaving`: a plan in the words of other tools, so that they can carry it out."""
-
-from fxpart.leaving.device_map import DeviceMap, device_map
-from fxpart.leaving.split_points import SplitPlace, split_points
-
-__all__ = ["DeviceMap", "SplitPlace", "device_map", "split_points"]

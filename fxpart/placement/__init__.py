@@ -1,0 +1,62 @@
+"""How to choose a placement: one function for each mode, and one table from name to function."""
+
+from collections.abc import Callable, Mapping
+
+from fxpart.core.assignment import Assignment
+from fxpart.cost.problem import Problem
+from fxpart.errors import SpecError, nearest_names
+from fxpart.placement.aot_based import AotBasedOptions, aot_based
+from fxpart.placement.cost_aware import cost_aware
+from fxpart.placement.kl_based import kl_based
+from fxpart.placement.options import NoOptions, read_options
+from fxpart.placement.pipeline import PipelineOptions, pipeline
+from fxpart.placement.search.refine import SearchOptions
+from fxpart.placement.single import single
+from fxpart.placement.size_based import size_based
+from fxpart.placement.sparse_nn import sparse_nn
+
+__all__ = [
+    "MODES",
+    "AotBasedOptions",
+    "NoOptions",
+    "PipelineOptions",
+    "Place",
+    "SearchOptions",
+    "aot_based",
+    "cost_aware",
+    "kl_based",
+    "make_mode",
+    "pipeline",
+    "single",
+    "size_based",
+    "sparse_nn",
+]
+
+Place = Callable[[Problem], Assignment]
+"""Returns an assignment that respects every device's memory, or raises `InfeasibleError`."""
+
+MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
+    "single": (NoOptions, single),
+    "size_based": (NoOptions, size_based),
+    "sparse_nn": (NoOptions, sparse_nn),
+    "aot_based": (AotBasedOptions, aot_based),
+    "cost_aware": (SearchOptions, cost_aware),
+    "kl_based": (SearchOptions, kl_based),
+    "pipeline": (PipelineOptions, pipeline),
+}
+"""Name to the options that a mode takes, and the function of a problem and such options."""
+
+
+def make_mode(name: str, options: Mapping[str, object] | None = None) -> Place:
+    """Return the mode called `name` with its options, ready to place any problem.
+
+    Raises:
+        SpecError: when there is no such mode, or it has no such option; the message names the
+            nearest.
+
+    """
+    if name not in MODES:
+        raise SpecError(f"mode {name!r} does not exist; {nearest_names(name, MODES)}")
+    options_class, place = MODES[name]
+    chosen: object = read_options(options_class, name, options or {})
+    return lambda problem: place(problem, chosen)

@@ -1,0 +1,128 @@
+"""What to say when a model does not fit: needed bytes, present bytes, and how many would do."""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import numpy as np
+
+from fxpart.core.device_spec import MAX_DEVICES
+from fxpart.core.graph import IntArray
+from fxpart.core.topology import DeviceSpec
+from fxpart.cost.kernels import peak_on_device
+from fxpart.cost.problem import Problem
+from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.placement.search.fill import UNPLACED, fill_in_order, place_all
+from fxpart.placement.search.units import Units, contiguous_units
+
+__all__ = ["describe_devices", "describe_reserve", "does_not_fit", "whole_model_bytes"]
+
+
+def whole_model_bytes(problem: Problem) -> int:
+    """Return the peak bytes of the whole model on one device."""
+    n = problem.graph.n_ops
+    everywhere = np.zeros(n, dtype=np.int64)
+    change = np.empty(n + 1, dtype=np.int64)
+    return int(peak_on_device(problem.memory, everywhere, 0, change))
+
+
+def describe_devices(memory_bytes: list[int]) -> str:
+    """Return such as ``2 x 80.00 GB + 4 x 16.00 GB = 224.00 GB``."""
+    runs = [(len(list(run)), size) for size, run in groupby(memory_bytes)]
+    parts = " + ".join(f"{count} x {show_bytes(size)}" for count, size in runs)
+    return f"{parts} = {show_bytes(sum(memory_bytes))}"
+
+
+def describe_reserve(devices: Sequence[DeviceSpec]) -> str:
+    """Return such as `` beside 604.00 MB reserved on each``; nothing where nothing is reserved."""
+    most = max(device.reserved_bytes for device in devices)
+    if not most:
+        return ""
+    equal = all(device.reserved_bytes == most for device in devices)
+    each = " on each" if len(devices) > 1 else ""
+    return f" beside {'' if equal else 'up to '}{show_bytes(most)} reserved{each}"
+
+
+def does_not_fit(problem: Problem) -> InfeasibleError:
+    """Return the error that says what is needed, what there is, and what would be enough.
+
+    Of equal devices: the smallest number that `size_based` fits the model on. Of unequal ones: how
+    many of the largest kind alone.
+    """
+    memory = [device.memory_bytes for device in problem.topology.devices]
+    needed, have = whole_model_bytes(problem), sum(memory)
+    enough, change = _what_would_do(problem, memory)
+    return InfeasibleError(
+        f"the model needs {show_bytes(needed)} ({needed} bytes, {_weights_and_state(problem)}),"
+        f" the devices have {describe_devices(memory)} ({have} bytes)"
+        f"{describe_reserve(problem.topology.devices)}; {change}",
+        needed_bytes=needed,
+        available_bytes=have,
+        devices_that_fit=enough,
+    )
+
+
+def _weights_and_state(problem: Problem) -> str:
+    """Return such as ``weights 4.00 GB``, and what an optimizer keeps for them if anything."""
+    weights = problem.graph.total_weight_bytes
+    state = int(problem.graph.weight_state_bytes.sum())
+    kept = f", optimizer state {show_bytes(state)}" if state else ""
+    return f"weights {show_bytes(weights)}{kept}"
+
+
+def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str]:
+    """Return how many devices would hold the model, None if no number, and that in words."""
+    largest, equal = max(memory), len(set(memory)) == 1
+    units = contiguous_units(problem.graph)
+    _, used, left = fill_in_order(problem.memory, units, [largest] * MAX_DEVICES)
+    if left and used == MAX_DEVICES:
+        return None, f"it takes more than {MAX_DEVICES} devices of {show_bytes(largest)}"
+    if left:
+        group, needed = _heaviest_group(problem, units, len(units[0]) - 1 - left)
+        if needed > largest:
+            return None, _too_large(problem, group, needed, largest, equal=equal)
+        # What fails together may fit apart, out of order.
+        tried = range(len(memory) + 1, len(memory) + 9)
+        found = (n for n in tried if place_all(problem, [largest] * n) is not None)
+        used = next(found, 0)
+        if not used:
+            each = show_bytes(largest)
+            return (
+                None,
+                f"it was not placed on up to {tried[-1]} devices of {each}: take larger ones",
+            )
+    # Filling in order is not always tightest: fewer may do with operators out of order.
+    fewest = len(memory) + 1 if equal else 1
+    while used > fewest and place_all(problem, [largest] * (used - 1)) is not None:
+        used -= 1
+    if equal:
+        return used, f"the smallest number of such devices found to hold it is {used}"
+    return used, f"{used} devices of {show_bytes(largest)} would hold it"
+
+
+def _heaviest_group(problem: Problem, units: Units, unit: int) -> tuple[IntArray, int]:
+    """Return the group in that stretch of operators that needs most memory alone, and its bytes."""
+    start, ops = units
+    change = np.empty(problem.graph.n_ops + 1, dtype=np.int64)
+    stretch = ops[start[unit] : start[unit + 1]]
+    groups = [
+        np.flatnonzero(problem.graph.group == g) for g in np.unique(problem.graph.group[stretch])
+    ]
+    needs = []
+    for group in groups:
+        alone = np.full(problem.graph.n_ops, UNPLACED, dtype=np.int64)
+        alone[group] = 0
+        needs.append(int(peak_on_device(problem.memory, alone, 0, change)))
+    most = int(np.argmax(needs))
+    return groups[most].astype(np.int64), needs[most]
+
+
+def _too_large(problem: Problem, group: IntArray, needed: int, largest: int, *, equal: bool) -> str:
+    """Return what to say of a group of operators that exceeds the largest device."""
+    name, module = problem.graph.names[int(group[0])], problem.graph.modules[int(group[0])]
+    where = f"operator {name}" + (f" of {module}" if module else "")
+    more = f" and {len(group) - 1} that must stay with it" if len(group) > 1 else ""
+    each = "a device" if equal else "the largest device"
+    return (
+        f"{where}{more} alone needs {show_bytes(needed)}, {each} has {show_bytes(largest)}:"
+        " take larger devices, or a smaller batch or sequence"
+    )

@@ -1,0 +1,313 @@
+"""`pipeline`: stages in the model's order, cut by name or where the largest load is least.
+
+With ``stages`` the cut is exact: of all contiguous cuts in graph order whose stages fit their
+devices, one with the least largest load, and of these the most even
+(`fxpart.placement.stages.even`). In a training step that is so for the forward; the backward of a
+stage is on the same device and counts. There, a longer stage can need less memory in rare cases:
+what is returned fits, but a cut that fits only for such a reason may be missed.
+
+Memory is that of one input, its backward and the updates of weights. With ``schedule`` it is that
+of a whole step: all inputs and results, and the micro-batches that wait for their backward, which
+are most on the first devices.
+
+With ``interleave`` above 1 it is a search. It starts from the cut whose largest stage is least,
+where each stage may use a share of its device's memory; some shares are tried, from the whole
+down, until the stages of each device fit together. Then cuts are shifted so that devices are evenly
+busy, round by round (`fxpart.placement.stages.shift_cuts`).
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.partitions import partition_by_device
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.problem import Problem
+from fxpart.errors import SpecError, nearest_names
+from fxpart.placement.single import single_device
+from fxpart.placement.stages.contiguous import Slots, StageSolver, Stretch
+from fxpart.placement.stages.infeasible import no_cut_fits, stage_does_not_fit
+from fxpart.placement.stages.line import StageLine, stage_line
+from fxpart.placement.stages.shift_cuts import CutShifter
+from fxpart.placement.stages.step_plan import StepMemory, StepPlan
+from fxpart.placement.stages.stretch_bytes import Flight
+
+__all__ = ["PipelineOptions", "named_cuts", "pipeline"]
+
+
+# Where the cuts are that are named by module paths: each after the last operator of its module.
+
+
+def named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[int]:
+    """Return the cuts after the modules at `paths`, as numbers of the units that they lie before.
+
+    A cut that would divide operators that must share a device is moved behind them.
+
+    Args:
+        graph: the model, with n operators.
+        unit_of: unit of each operator, from `fxpart.placement.stages.line`. Length n.
+        paths: module paths at any depth, in the order of the model.
+
+    Raises:
+        SpecError: for a path that the model does not have, and for cuts that leave a stage empty:
+            at the end of the model, twice at one place, or out of order.
+
+    """
+    cuts: list[int] = []
+    for index, path in enumerate(paths):
+        cut = int(unit_of[_last_op(graph, path)]) + 1
+        if cut > int(unit_of.max()):
+            raise SpecError(
+                f"mode.cut_after names {path}, after which the model ends: nothing would be left"
+                " for the stage behind it; leave it out"
+            )
+        if cuts and cut <= cuts[-1]:
+            where = "at the same place as" if cut == cuts[-1] else "before"
+            raise SpecError(
+                f"mode.cut_after={','.join(paths)}: the cut after {path} is {where} the one after"
+                f" {paths[index - 1]}; name modules in the order in which they end, each place once"
+            )
+        cuts.append(cut)
+    return cuts
+
+
+def _last_op(graph: OpGraph, path: str) -> int:
+    """Return the last forward operator of the module at `path`, and of those below it."""
+    below = path + "."
+    forward = range(graph.first_backward)
+    mine = [op for op in forward if f"{graph.modules[op]}.".startswith(below)]
+    if not mine or not path:
+        prefixes = dict[str, None]()
+        for of in dict.fromkeys(graph.modules):
+            parts = of.split(".") if of else []
+            prefixes |= dict.fromkeys(".".join(parts[: end + 1]) for end in range(len(parts)))
+        near = nearest_names(path, prefixes) if prefixes else "it has no modules; give mode.stages"
+        raise SpecError(f"mode.cut_after names {path!r}, which the model does not have; {near}")
+    # The check of a result stays with what makes the result, though it stands in another module.
+    is_check = graph.is_check
+    made = [op for op in mine if not is_check[op]]
+    return int(np.max(made or mine))
+
+
+_SHARES = 8
+"""Shares of a device's memory that one of several stages on it is allowed, in turn."""
+_MOST_REPAIRS = 200
+"""Cuts of a training step that may turn out not to fit, before it is given up."""
+
+
+@dataclass(frozen=True)
+class PipelineOptions:
+    """Where to cut: give `stages` or `cut_after`, or neither for as many stages as devices."""
+
+    stages: int | None = None
+    """Number of stages; stage s goes to device s, modulo the number of devices in use."""
+    cut_after: Sequence[str] = ()
+    """Paths of modules, in the model's order; a stage ends after the last operator of each."""
+    interleave: int = 1
+    """Stages on each device: with c, stages 0, D, 2 D, ... of c D are on device 0."""
+    schedule: str = "none"
+    """One of `fxpart.schedule.SCHEDULES`, by which the stages will be run; ``none`` for one input
+    at a time."""
+    microbatches: int = 1
+    """How many of them a step has, with a schedule."""
+
+    def __post_init__(self) -> None:
+        """Refuse numbers and paths that mean nothing, and two ways to cut at once."""
+        given = [self.cut_after] if isinstance(self.cut_after, str | int) else self.cut_after
+        if not isinstance(given, Sequence) or any(type(p) not in (str, int) for p in given):
+            raise SpecError(
+                f"mode.cut_after must be a list of module paths, got {self.cut_after!r}; such as"
+                " mode.cut_after=[model.layers.9,model.layers.19]"
+            )
+        # A command line makes a number of the path of a child of a Sequential.
+        object.__setattr__(self, "cut_after", tuple(str(path) for path in given))
+        if self.stages is not None and (type(self.stages) is not int or self.stages < 1):
+            raise SpecError(f"mode.stages must be a number from 1 on, got {self.stages!r}")
+        if self.interleave < 1:
+            raise SpecError(f"mode.interleave must be at least 1, got {self.interleave}")
+        if self.stages is not None and self.cut_after:
+            raise SpecError(
+                f"mode=pipeline was given both mode.stages={self.stages} and mode.cut_after, which"
+                f" makes {len(self.cut_after) + 1} stages; give one"
+            )
+        _ = self.plan
+        count = self.stages or (len(self.cut_after) + 1 if self.cut_after else self.interleave)
+        if count % self.interleave:
+            raise SpecError(
+                f"mode.interleave={self.interleave} puts that many stages on each device, which"
+                f" {count} stages do not give; take a multiple of {self.interleave}"
+            )
+
+    @property
+    def plan(self) -> StepPlan:
+        """How a step will be run."""
+        return StepPlan(self.schedule, self.microbatches)
+
+
+def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assignment:
+    """Return the model cut into stages in its order; without replicas. Deterministic.
+
+    Partition s is stage s, unless the model is a training step: then a device's stages have
+    partitions for the forward and the backward (`fxpart.core.partitions.partition_by_device`).
+
+    With neither `stages` nor `cut_after`, a device may be left out where the largest load is then
+    smaller or the model does not fit otherwise; of equal loads, more stages.
+
+    Raises:
+        SpecError: for a path that is not there, stages that would be empty, or more stages than
+            devices (times `interleave`).
+        InfeasibleError: when a stage named by `cut_after` does not fit its device, or no cut into
+            that many stages was found to fit.
+
+    """
+    chosen = options or PipelineOptions()
+    line = stage_line(problem, chosen.microbatches)
+    if chosen.cut_after:
+        stages = _by_name(problem, line, chosen)
+        _refuse_overfull(problem, line, stages, chosen)
+    elif chosen.interleave > 1:
+        stages = _interleaved(problem, line, chosen)
+    else:
+        slots = _slots(problem, line, chosen)
+        found = _in_a_row(problem, line, slots)
+        if found is None:
+            # A whole model can need less than stages of it; of a schedule that is not known.
+            alone = chosen.stages is None and chosen.schedule == "none"
+            whole = single_device(problem) if alone else None
+            if whole is None:
+                raise no_cut_fits(problem, line, chosen.stages, flight=slots.flights[0])
+            return whole
+        stages = found
+    return _assignment(problem, line, stages)
+
+
+def _by_name(problem: Problem, line: StageLine, options: PipelineOptions) -> list[Stretch]:
+    cuts = named_cuts(problem.graph, line.unit_of, options.cut_after)
+    devices = _devices_in_use(problem, line, len(cuts) + 1, options.interleave)
+    ends = [*cuts, line.n_units]
+    begins = [0, *cuts]
+    return [
+        Stretch(begin, end, stage % devices)
+        for stage, (begin, end) in enumerate(zip(begins, ends, strict=True))
+    ]
+
+
+def _devices_in_use(problem: Problem, line: StageLine, stages: int, interleave: int) -> int:
+    """Return over how many devices that many stages go, or refuse them."""
+    devices, there = stages // interleave, problem.topology.n_devices
+    if devices > there:
+        more = f" of {interleave} stages each" if interleave > 1 else ""
+        raise SpecError(
+            f"mode=pipeline was asked for {stages} stages on {devices} devices{more}, there are"
+            f" {there}; ask for fewer stages, or more on each device with mode.interleave"
+        )
+    if stages > line.n_units:
+        raise SpecError(
+            f"mode=pipeline was asked for {stages} stages, the model can be cut into"
+            f" {line.n_units} at most; ask for fewer"
+        )
+    return devices
+
+
+def _refuse_overfull(
+    problem: Problem, line: StageLine, stages: list[Stretch], options: PipelineOptions
+) -> None:
+    sizes = problem.topology.memory_bytes
+    needed = peak_bytes(problem.memory, _device_of(line, stages), len(sizes))
+    if options.schedule != "none":
+        homes = [stage.device for stage in stages]
+        step = StepMemory(problem, line, homes, options.plan)
+        needed[: max(homes) + 1] = step.peak_bytes(_cuts(stages))
+    if (needed > sizes).any():
+        raise stage_does_not_fit(problem, needed, [s.device for s in stages], options.cut_after)
+
+
+def _slots(problem: Problem, line: StageLine, options: PipelineOptions) -> Slots:
+    """Return a slot for each device that may be used."""
+    count = options.stages
+    if count is not None:
+        _devices_in_use(problem, line, count, 1)
+    devices = range(count or problem.topology.n_devices)
+    sizes = [problem.topology.devices[device].memory_bytes for device in devices]
+    training = line.first_backward < problem.graph.n_ops
+    flights = options.plan.flights(len(devices), training=training)
+    return Slots(devices, sizes, may_skip=count is None, flights=flights)
+
+
+def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> list[Stretch] | None:
+    """Return one stage a slot, or as many as are best; None if none fit."""
+    solver = StageSolver(problem.memory, line, slots)
+    for _ in range(_MOST_REPAIRS):
+        stages = solver.least_load()
+        over = [stage for stage in stages or [] if not solver.fits(stage)]
+        if not over:
+            return stages
+        # Only with a backward, where a stage can need more than a longer one.
+        for stage in over:
+            solver.forbid(stage)
+    return None
+
+
+def _interleaved(problem: Problem, line: StageLine, options: PipelineOptions) -> list[Stretch]:
+    """Return several stages a device: even ones that fit, then shifted."""
+    each = options.interleave
+    count = options.stages or each * min(problem.topology.n_devices, line.n_units // each)
+    devices = _devices_in_use(problem, line, max(count, each), each)
+    homes = [stage % devices for stage in range(max(count, each))]
+    training = line.first_backward < problem.graph.n_ops
+    flights = options.plan.flights(devices, len(homes) // devices, training=training)
+    divided = options.schedule != "none"
+    step = StepMemory(problem, line, homes, options.plan) if divided else None
+    shifter = CutShifter(problem, line, homes, step)
+    tried = []
+    for cuts in _by_shares(problem, line, homes, flights):
+        if shifter.fits(cuts):
+            return _stretches(shifter.evened(cuts), homes)
+        tried.append(cuts)
+    # Where equal shares are too small for any stages, unequal ones may do.
+    for cuts in tried:
+        fitting = shifter.made_to_fit(cuts)
+        if fitting is not None:
+            return _stretches(shifter.evened(fitting), homes)
+    raise no_cut_fits(problem, line, len(homes), each, flights[0])
+
+
+def _by_shares(
+    problem: Problem, line: StageLine, homes: list[int], flights: list[Flight]
+) -> Iterator[IntArray]:
+    """Yield cuts whose largest stage is least, if each may use a share of its device's memory."""
+    each = len(homes) // (max(homes) + 1)
+    for step in range(_SHARES + 1):
+        # From all of it, for which the load is least, but with which few fit together, to equal
+        # shares, with which all do that fit one by one; of those there may be none.
+        share = 1 - (1 - 1 / each) * step / _SHARES
+        sizes = problem.topology.memory_bytes
+        allowed = [int(sizes[device] * share) for device in homes]
+        solver = StageSolver(problem.memory, line, Slots(homes, allowed, False, flights))
+        stages = solver.least_load()
+        if stages is not None:
+            yield _cuts(stages)
+
+
+def _stretches(cuts: IntArray, homes: list[int]) -> list[Stretch]:
+    ends = itertools.pairwise(cuts.tolist())
+    return [Stretch(*ends, home) for ends, home in zip(ends, homes, strict=True)]
+
+
+def _cuts(stages: list[Stretch]) -> IntArray:
+    return np.array([0, *(stage.end for stage in stages)], dtype=np.int64)
+
+
+def _device_of(line: StageLine, stages: list[Stretch]) -> IntArray:
+    return line.of_operators(_cuts(stages), [stage.device for stage in stages])
+
+
+def _assignment(problem: Problem, line: StageLine, stages: list[Stretch]) -> Assignment:
+    if problem.graph.first_backward < problem.graph.n_ops:
+        return partition_by_device(problem.graph, _device_of(line, stages))
+    numbers = line.of_operators(_cuts(stages), range(len(stages)))
+    return Assignment(numbers, tuple((stage.device,) for stage in stages))

@@ -1,0 +1,285 @@
+"""What `kl_based` and `cost_aware` share: from a placement to a faster one, coarse to fine."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph, csr
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.topology import Topology
+from fxpart.cost.incremental import make_progress
+from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
+from fxpart.cost.problem import Problem
+from fxpart.cost.tables import CostTables
+from fxpart.errors import SpecError
+from fxpart.placement.search.local_search import SearchTables, improve, refreshed
+from fxpart.placement.search.units import Units, atomic_units, module_units, working_units
+from fxpart.placement.search.window_search import improve_windows
+from fxpart.support.compiled import compiled
+from fxpart.support.random_numbers import below
+
+__all__ = ["SearchOptions", "combine", "kick", "latency_of", "refine", "search_tables"]
+
+
+# Combine partitions that do not save enough: fewer pieces, fewer transfers.
+
+_ROUNDING = 1e-12
+_ROUNDS = 4
+"""Most times that all partitions are tried: joined ones may join again. Few models take a third."""
+
+
+def combine(graph: OpGraph, tables: SearchTables, device_of: IntArray) -> int:
+    """Change `device_of` so that partitions join a neighbour; return how many did.
+
+    A partition moves to the device of one that it reads from or that reads from it if less is
+    transferred, every device holds what it then has, and the latency grows by at most `min_gain`
+    of what it was at the start: a partition that saves no more is not worth having. So the latency
+    is at most 1 + `min_gain` x joins times as high in the end. Torch's `cost_aware` combines with a
+    gain of 0.
+    """
+    worth_s = -1.0
+    joins = 0
+    for _ in range(_ROUNDS):
+        placed = partition_by_device(graph, device_of)
+        members: list[list[int]] = [[] for _ in range(placed.n_partitions)]
+        for op, partition in enumerate(placed.partition_of.tolist()):
+            members[partition].append(op)
+        # Small partitions first: they are what disturbs.
+        members.sort(key=len)
+        made, worth_s = _combine_once(tables, device_of, csr(members), graph.group, worth_s)
+        joins += made
+        if not made:
+            break
+    return joins
+
+
+@compiled
+def _sent_s(s: SearchTables, count: int) -> float:
+    return float((s.log.sent_s[:count, 1] - s.log.sent_s[:count, 0]).sum())
+
+
+@compiled
+def _neighbours(t: CostTables, device_of: IntArray, mine: IntArray, devices: int) -> IntArray:
+    """Return the devices that the operators read from, or that read from them."""
+    near = np.zeros(devices, dtype=np.bool_)
+    for op in mine:
+        for i in range(t.read_start[op], t.read_start[op + 1]):
+            if t.producer[t.reads[i]] >= 0:
+                near[device_of[t.producer[t.reads[i]]]] = True
+        for value in range(t.made_start[op], t.made_start[op + 1]):
+            for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                near[device_of[t.readers[j]]] = True
+    near[device_of[mine[0]]] = False
+    return np.flatnonzero(near)
+
+
+@compiled
+def _combine_once(
+    s: SearchTables, device_of: IntArray, units: Units, group: IntArray, worth_s: float
+) -> tuple[int, float]:
+    """Try each unit on the devices beside it; return how many moved, and what one must save.
+
+    That is `worth_s`, or, if it is negative, `min_gain` of the latency found here.
+    """
+    start, ops = units
+    latency, count = schedule(s.costs, device_of, s.log)
+    sent_s, joins = _sent_s(s, count), 0
+    if worth_s < 0.0:
+        worth_s = latency * max(s.min_gain, _ROUNDING)
+    for unit in range(start.shape[0] - 1):
+        mine = ops[start[unit] : start[unit + 1]]
+        home = device_of[mine[0]]
+        for device in _neighbours(s.costs, device_of, mine, s.sizes.shape[0]):
+            device_of[mine] = device
+            found, count = schedule(s.costs, device_of, s.log)
+            quieter = _sent_s(s, count)
+            if (
+                found <= latency + worth_s
+                and quieter < sent_s * (1.0 - _ROUNDING)
+                and (device_of[group] == device_of).all()
+                and peak_on_device(s.memory, device_of, device, s.change) <= s.sizes[device]
+                and peak_on_device(s.memory, device_of, home, s.change) <= s.sizes[home]
+            ):
+                latency, sent_s, home, joins = found, quieter, device, joins + 1
+            else:
+                device_of[mine] = home
+    return joins, worth_s
+
+
+# Leave a local optimum: put a stretch of units elsewhere at random, improve again, keep what won.
+#
+# This is iterated local search; see Lourenço, Martin, Stützle, in: Handbook of Metaheuristics,
+# 2003, https://doi.org/10.1007/0-306-48056-5_11.
+
+
+@compiled
+def _all_fit(s: SearchTables, device_of: IntArray) -> bool:
+    for device in range(s.sizes.shape[0]):
+        if peak_on_device(s.memory, device_of, device, s.change) > s.sizes[device]:
+            return False
+    return True
+
+
+@compiled
+def _kicked(device_of: IntArray, units: Units, devices: int, state: IntArray) -> IntArray:
+    """Return the placement with a stretch of units on another device, or two units exchanged.
+
+    Where memory is tight, only an exchange may fit.
+    """
+    start, ops = units
+    count, trial = start.shape[0] - 1, device_of.copy()
+    # Mostly short stretches: what is far from the optimum seldom comes back to it.
+    length = 1 + below(state, 1 + below(state, max(1, count // 4)))
+    first, other = below(state, max(1, count - length + 1)), below(state, count)
+    exchange = below(state, 2) == 1
+    target = device_of[ops[start[other]]] if exchange else below(state, devices)
+    if exchange:
+        trial[ops[start[other] : start[other + 1]]] = device_of[ops[start[first]]]
+    for unit in range(first, min(count, first + (1 if exchange else length))):
+        trial[ops[start[unit] : start[unit + 1]]] = target
+    return trial
+
+
+@compiled
+def kick(  # noqa: PLR0917 - compiled: all by position
+    s: SearchTables, device_of: IntArray, units: Units, kicks: int, max_passes: int, seed: int
+) -> float:
+    """Change `device_of` to the fastest found in `kicks` tries; return its latency in seconds."""
+    state = np.array([seed], dtype=np.int64)
+    latency = refreshed(s, device_of)
+    for _ in range(kicks):
+        trial = _kicked(device_of, units, s.sizes.shape[0], state)
+        if (trial == device_of).all() or not _all_fit(s, trial):
+            continue
+        found = improve(s, trial, units, max_passes)
+        if found < latency * (1.0 - s.min_gain):
+            latency = found
+            device_of[:] = trial
+    return float(latency)
+
+
+LARGE = 16_384
+"""Operators above which one way, from one start, must do: a minute or two for 100,000."""
+
+USUAL_OPERATORS = 2048
+"""About a language model of 7 billion parameters, where the default gain was measured."""
+
+KICKED, _KICKS = 512, 256
+"""Operators up to which the search tries to leave the optimum that it found, and how often. Larger
+models gained nothing from it."""
+
+_MOST_PASSES = 1_000_000
+"""More would only be a slip of the keyboard."""
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """How long a search tries."""
+
+    max_passes: int = 8
+    """Most passes over all units at each granularity; a pass that changes nothing is the last."""
+    min_gain: float = 1e-4
+    """Share of the latency that a change, or a partition, must save, in models of up to
+    `USUAL_OPERATORS`; in larger ones, where each operator is less of the whole, in proportion less.
+    Smaller gains are noise to the cost model; more of it gives fewer partitions."""
+
+    def __post_init__(self) -> None:
+        """Refuse a search that would do nothing."""
+        if not 1 <= self.max_passes <= _MOST_PASSES:
+            raise SpecError(
+                f"mode.max_passes must be at least 1 and at most {_MOST_PASSES},"
+                f" got {self.max_passes}"
+            )
+        if not 0 <= self.min_gain < 1:
+            raise SpecError(f"mode.min_gain must be at least 0 and below 1, got {self.min_gain}")
+
+
+def latency_of(problem: Problem, device_of: IntArray) -> float:
+    """Return the simulated latency in seconds of one device for each operator."""
+    latency, _ = schedule(problem.costs, device_of, schedule_log(problem.costs))
+    return float(latency)
+
+
+def refine(
+    problem: Problem, starts: Sequence[IntArray], options: SearchOptions
+) -> tuple[IntArray, float]:
+    """Return the fastest placement found from any of `starts`, and its latency in seconds.
+
+    Each start must respect every device's memory, and so does what is returned. From each start,
+    modules move first, coarse to fine, then operators. Then chains of moves in windows go on from
+    there, and from the start itself too, since neither always ends lower. Above `LARGE` operators
+    they go on from the best end only. Small models are kicked out of their optimum; and in the end
+    partitions that save too little are combined.
+    """
+    graph = problem.graph
+    works = problem.costs.op_time_s.max(axis=1) > 0
+    working, atomic = working_units(graph, works), atomic_units(graph)
+    tables, passes = search_tables(problem, options), options.max_passes
+
+    def moved(device_of: IntArray) -> IntArray:
+        for units in (*module_units(graph), working, atomic):
+            improve(tables, device_of, units, passes)
+        return device_of
+
+    def chained(device_of: IntArray) -> IntArray:
+        improve_windows(tables, device_of, working, passes)
+        improve(tables, device_of, atomic, passes)
+        return device_of
+
+    def lowest(placed: Iterable[IntArray]) -> IntArray:
+        return min(placed, key=lambda device_of: latency_of(problem, device_of))
+
+    coarse = [moved(start.copy()) for start in starts]
+    if graph.n_ops > LARGE:
+        best = chained(lowest(coarse))
+    else:
+        best = lowest([chained(placed) for placed in [*coarse, *(s.copy() for s in starts)]])
+    if graph.n_ops <= KICKED:
+        kick(tables, best, atomic, _KICKS, passes, seed=0)
+    combine(graph, tables, best)
+    return best, latency_of(problem, best)
+
+
+def search_tables(problem: Problem, options: SearchOptions) -> SearchTables:
+    """Return what the inner loops read and write for `problem`."""
+    return SearchTables(
+        problem.costs,
+        problem.memory,
+        problem.topology.memory_bytes,
+        make_progress(problem.costs),
+        schedule_log(problem.costs),
+        # Rounding alone must never keep the search going.
+        max(options.min_gain * min(1.0, USUAL_OPERATORS / problem.graph.n_ops), 1e-9),
+        _kinds(problem.topology),
+        np.zeros(problem.topology.n_devices, dtype=np.int64),
+        np.empty(problem.graph.n_ops + 1, dtype=np.int64),
+    )
+
+
+def _kinds(topology: Topology) -> IntArray:
+    """Return a number for each device; equal ones may be exchanged while both are idle."""
+    specs = [
+        (d.memory_bytes, d.memory_bandwidth_bytes_per_s, tuple(sorted(d.flops_per_s.items())))
+        for d in topology.devices
+    ]
+    kinds: list[int] = []
+    for device in range(topology.n_devices):
+        alike = (
+            other
+            for other in range(device)
+            if specs[other] == specs[device] and _linked_alike(topology, other, device)
+        )
+        kinds.append(next((kinds[other] for other in alike), device))
+    return np.array(kinds, dtype=np.int64)
+
+
+def _linked_alike(topology: Topology, a: int, b: int) -> bool:
+    """Return whether exchanging the two devices leaves every link as it is."""
+    for table in (topology.bytes_per_s, topology.latency_s):
+        for rows in (table, table.T):
+            exchanged = rows[a].copy()
+            exchanged[[a, b]] = exchanged[[b, a]]
+            if not np.array_equal(exchanged, rows[b]):
+                return False
+    return True

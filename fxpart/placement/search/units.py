@@ -1,0 +1,97 @@
+"""What is moved as one: operators that must stay together, and the modules around them."""
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.core.graph import IntArray, OpGraph
+
+__all__ = [
+    "Units",
+    "atomic_units",
+    "contiguous_units",
+    "module_units",
+    "stretch_of_operators",
+    "working_units",
+]
+
+Units = tuple[IntArray, IntArray]
+"""CSR: unit u is the operators ``ops[start[u]:start[u + 1]]``; units and operators in order."""
+
+
+NEAR = 32
+"""Operators between a view and its maker for the two to move as one, at most."""
+
+
+def atomic_units(graph: OpGraph) -> Units:
+    """Return the smallest units: the operators of each group, in order of their first."""
+    return _units_by_label(graph, np.arange(graph.n_ops))
+
+
+def working_units(graph: OpGraph, works: npt.NDArray[np.bool_]) -> Units:
+    """Return units of one group that `works` each, with what follows from it at no cost.
+
+    An operator that takes no time (a view) joins the maker of the first value that it reads, if it
+    follows soon: a unit that spans much of the model is dear to move, and would tie its ends.
+    """
+    label = np.arange(graph.n_ops)
+    for op in np.flatnonzero(~works):
+        makers = graph.value_producer[graph.reads_of(int(op))]
+        if len(makers) and max(makers[0], op - NEAR) == makers[0]:
+            label[op] = label[graph.group[makers[0]]]
+    return _units_by_label(graph, label)
+
+
+def contiguous_units(graph: OpGraph) -> Units:
+    """Return the shortest stretches of the graph's order between which no group is divided.
+
+    Of a training step, stretches of its forward, each with the backward operators that belong to
+    it: in graph order itself no operator of the forward ends before the backward does.
+    """
+    stretch = stretch_of_operators(graph)
+    starts = np.zeros(int(stretch.max()) + 2, dtype=np.int64)
+    np.cumsum(np.bincount(stretch), out=starts[1:])
+    return starts, np.argsort(stretch, kind="stable").astype(np.int64)
+
+
+def stretch_of_operators(graph: OpGraph) -> IntArray:
+    """Return the number of the stretch of `contiguous_units` that has each operator. Length n."""
+    count, position = graph.n_ops, graph.forward_of
+    least = np.full(count, count, dtype=np.int64)
+    np.minimum.at(least, graph.group, position)
+    last = np.arange(count)
+    np.maximum.at(last, least[graph.group], position)
+    # A stretch ends where everything that began in it has ended.
+    ends = np.maximum.accumulate(last) == np.arange(count)
+    stretch_of_position = np.concatenate([[0], np.cumsum(ends)[:-1]])
+    _, found = np.unique(stretch_of_position[position], return_inverse=True)
+    return found.astype(np.int64)
+
+
+def module_units(graph: OpGraph) -> list[Units]:
+    """Return units of whole modules, coarsest first, one list for each depth of the module tree.
+
+    A unit is a run of operators, next to each other in graph order, below one module. A depth at
+    which nothing is divided further than at the one before is left out.
+    """
+    paths = [path.split(".") if path else [] for path in graph.modules]
+    deepest = max(map(len, paths), default=0)
+    levels: list[Units] = []
+    count = 1
+    for depth in range(1, deepest + 1):
+        prefixes = [".".join(path[:depth]) for path in paths]
+        change = [a != b for a, b in zip(prefixes[1:], prefixes[:-1], strict=True)]
+        units = _units_by_label(graph, np.concatenate([[0], np.cumsum(change)]).astype(np.int64))
+        if len(units[0]) - 1 > count:
+            levels.append(units)
+            count = len(units[0]) - 1
+    return levels
+
+
+def _units_by_label(graph: OpGraph, label: IntArray) -> Units:
+    """Return units of operators whose group's first operator has the same label."""
+    wanted = label[graph.group]
+    _, first, unit_of = np.unique(wanted, return_index=True, return_inverse=True)
+    rank = np.argsort(np.argsort(first, kind="stable"), kind="stable")[unit_of]
+    starts = np.zeros(len(first) + 1, dtype=np.int64)
+    np.cumsum(np.bincount(rank, minlength=len(first)), out=starts[1:])
+    return starts, np.argsort(rank, kind="stable").astype(np.int64)

@@ -1,0 +1,56 @@
+"""`single`: the whole model on one device."""
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.cost.problem import Problem
+from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.placement.infeasible import describe_devices, describe_reserve, whole_model_bytes
+from fxpart.placement.options import NoOptions
+
+__all__ = ["devices_that_hold_all", "single", "single_device"]
+
+
+def devices_that_hold_all(problem: Problem) -> list[int]:
+    """Return the devices that hold the whole model: the largest first, of equal ones the fastest.
+
+    Of devices alike in both, only the first.
+    """
+    needed, sizes = whole_model_bytes(problem), problem.topology.memory_bytes
+    total_s = problem.costs.op_time_s.sum(axis=0)
+    first_of = {(int(sizes[d]), float(total_s[d])): d for d in reversed(range(len(sizes)))}
+    ranked = sorted(first_of.items(), key=lambda entry: (-entry[0][0], entry[0][1]))
+    return [device for (size, _), device in ranked if size >= needed]
+
+
+def single_device(problem: Problem) -> Assignment | None:
+    """Return everything on the device with the most memory, or None if it is too much for it.
+
+    Of several such devices, the one on which all operators together take the least time.
+    """
+    holding = devices_that_hold_all(problem)
+    if not holding:
+        return None
+    return Assignment(np.zeros(problem.graph.n_ops, dtype=np.int64), ((holding[0],),))
+
+
+def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
+    """Return everything on the device with the most memory, of several the fastest.
+
+    Raises:
+        InfeasibleError: when that device is too small.
+
+    """
+    found = single_device(problem)
+    if found is None:
+        memory = [device.memory_bytes for device in problem.topology.devices]
+        needed = whole_model_bytes(problem)
+        raise InfeasibleError(
+            f"single: the model needs {show_bytes(needed)} ({needed} bytes), the largest of the"
+            f" devices {describe_devices(memory)} has {show_bytes(max(memory))}"
+            f"{describe_reserve(problem.topology.devices)};"
+            " take a larger device, or mode=size_based or mode=kl_based over several",
+            needed_bytes=needed,
+            available_bytes=max(memory),
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Searches for a cut of a model into pipeline stages."""

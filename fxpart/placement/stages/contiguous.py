@@ -1,0 +1,343 @@
+"""The cut of a row of units into stages, in order, whose largest load is least.
+
+Bisection on the load: for a bound, the cuts that the first k stages may end at are one set after
+the other, each found from the one before in O(U). Chains of tasks on processors in order are an old
+problem: Bokhari, Partitioning problems in parallel, pipelined, and distributed computing. IEEE
+Trans. Comput. 37(1), 1988, doi:10.1109/12.75137. Memory is asked for only where a stage may begin
+from the left and end to the right: seldom, until it binds.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.tables import MemoryTables
+from fxpart.placement.stages.even import most_even
+from fxpart.placement.stages.line import StageLine
+from fxpart.placement.stages.stretch_bytes import (
+    ONE,
+    Flight,
+    StretchBytes,
+    StretchRoom,
+    UnitTables,
+    stretch_bytes,
+    stretch_needs,
+    stretch_room,
+)
+from fxpart.support.compiled import compiled
+
+__all__ = ["EQUAL_LOADS", "Reach", "Slots", "StageSolver", "Stretch", "reach_of", "settle"]
+
+
+# How far a pipeline stage may reach until its device is full; asked only where it matters.
+
+
+class Reach(NamedTuple):
+    """What is known of a device of one size: stretches from a unit that fit it, and that do not."""
+
+    fits: IntArray
+    """Furthest cut at which a stage from each unit may end, as far as is known. Length U + 1."""
+    fails: IntArray
+    """Nearest cut at which it may not, as far as is known; U + 1 for none. Length U + 1."""
+    memory_bytes: int
+    flight: Flight
+
+
+def reach_of(m: MemoryTables, line: StageLine, memory_bytes: int, flight: Flight) -> Reach:
+    """Return what is known of a device by the weights alone. O(U + uses)."""
+    of_use = line.unit_of[np.repeat(np.arange(len(line.unit_of)), np.diff(m.use_start))]
+    order = np.argsort(of_use, kind="stable")
+    use_start = np.searchsorted(of_use[order], np.arange(line.n_units + 1))
+    fails = _weights_fail(use_start, m.uses[order], m.weight_bytes, memory_bytes)
+    return Reach(np.arange(line.n_units + 1), fails, memory_bytes, flight)
+
+
+@compiled
+def _weights_fail(
+    use_start: IntArray, uses: IntArray, weight_bytes: IntArray, memory_bytes: int
+) -> IntArray:
+    """Return the nearest cut to which the weights from each unit on are too much; U + 1 for none.
+
+    Args:
+        use_start: CSR starts into `uses` by unit. Length U + 1.
+        uses: weights that each unit uses.
+        weight_bytes: bytes of each weight.
+        memory_bytes: what there is.
+
+    """
+    count = use_start.shape[0] - 1
+    fails = np.full(count + 1, count + 1, dtype=np.int64)
+    held = np.zeros(weight_bytes.shape[0], dtype=np.int64)
+    end, used = 0, 0
+    for start in range(count):
+        while end < count and used <= memory_bytes:
+            for i in range(use_start[end], use_start[end + 1]):
+                used += weight_bytes[uses[i]] if held[uses[i]] == 0 else 0
+                held[uses[i]] += 1
+            end += 1
+        if used <= memory_bytes:
+            break
+        fails[start] = end
+        for i in range(use_start[start], use_start[start + 1]):
+            held[uses[i]] -= 1
+            used -= weight_bytes[uses[i]] if held[uses[i]] == 0 else 0
+    return fails
+
+
+@compiled
+def settle(  # noqa: PLR0917 - compiled code takes no keywords
+    m: MemoryTables,
+    units: UnitTables,
+    room: StretchRoom,
+    starts: IntArray,
+    wanted: IntArray,
+    reach: Reach,
+) -> None:
+    """Learn for each unit of `starts` whether a stage may reach to `wanted`, else how far it may.
+
+    More units never need less memory when there is no backward: what a stretch reads from before it
+    stays received however long it is. So the furthest end is found by doubling and halving, from
+    that of the start before. It is not monotone in the start: a view may be larger than its base.
+    """
+    near = 0
+    for start in starts:
+        low, high = reach.fits[start], reach.fails[start]
+        probe, step = min(wanted[start], high - 1), 0
+        if wanted[start] <= low or high - low <= 1:
+            near = low
+            continue
+        while high - low > 1 and low < wanted[start]:
+            if not low < probe < high:
+                probe = (low + high) // 2
+            needs = stretch_needs(m, units, room, start, probe, reach.flight)
+            if needs <= reach.memory_bytes:
+                low, probe = probe, probe + step
+            else:
+                high, probe = probe, (probe - step if step else near)
+            step = max(1, 2 * step)
+        reach.fits[start], reach.fails[start] = low, high
+        near = low
+
+
+EQUAL_LOADS = 1e-9
+"""Loads that differ by less than this share count as equal: sums of floats are no more exact."""
+
+BoolArray = npt.NDArray[np.bool_]
+_MOST_HALVINGS = 200
+"""Enough for any float: a load can be smaller than the whole by any factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One stage: units `begin` to `end` - 1 on a device."""
+
+    begin: int
+    end: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """What stages may be put on, in order."""
+
+    devices: Sequence[int]
+    """Logical id of the device of each slot."""
+    memory_bytes: Sequence[int]
+    """What a stage may need there."""
+    may_skip: bool
+    """Whether a slot may stay empty; else each takes at least one unit."""
+    flights: Sequence[Flight] = ()
+    """How many micro-batches a stage on each slot has at once; none given: one."""
+
+
+@compiled
+def _load_limits(before_s: FloatArray, bound_s: float) -> IntArray:
+    """Return the furthest cut at which a stage from each unit ends within the bound. O(U)."""
+    count = before_s.shape[0]
+    limit = np.empty(count, dtype=np.int64)
+    end = 0
+    for start in range(count):
+        end = max(end, start)
+        while end + 1 < count and before_s[end + 1] - before_s[start] <= bound_s:
+            end += 1
+        limit[start] = end
+    return limit
+
+
+@compiled
+def _ahead(starts: BoolArray, limit: IntArray) -> BoolArray:
+    """Return the cuts at which a stage may end that begins at one of `starts`."""
+    count = starts.shape[0]
+    change = np.zeros(count + 1, dtype=np.int64)
+    for start in range(count):
+        if starts[start] and limit[start] > start:
+            change[start + 1] += 1
+            change[limit[start] + 1] -= 1
+    found = np.empty(count, dtype=np.bool_)
+    covered = 0
+    for end in range(count):
+        covered += change[end]
+        found[end] = covered > 0
+    return found
+
+
+@compiled
+def _behind(ends: BoolArray, limit: IntArray) -> BoolArray:
+    """Return the cuts at which a stage may begin that ends at one of `ends`."""
+    count = ends.shape[0]
+    upto = np.zeros(count + 1, dtype=np.int64)
+    for end in range(count):
+        upto[end + 1] = upto[end] + ends[end]
+    found = np.empty(count, dtype=np.bool_)
+    for start in range(count):
+        found[start] = upto[limit[start] + 1] > upto[start + 1]
+    return found
+
+
+def _bisect(allows: Callable[[float], bool], high_s: float, low_s: float = 0.0) -> float:
+    """Return a bound that `allows` is true of, hardly above one that it is not true of.
+
+    It is true of `high_s`, and of all above any that it is true of.
+    """
+    for _ in range(_MOST_HALVINGS):
+        middle_s = 0.5 * (low_s + high_s)
+        if high_s - low_s <= 1e-12 * high_s or not low_s < middle_s < high_s:
+            break
+        if allows(middle_s):
+            high_s = middle_s
+        else:
+            low_s = middle_s
+    return high_s
+
+
+class StageSolver:
+    """What is known of one row of units on some slots, while bounds are tried."""
+
+    def __init__(self, memory: MemoryTables, line: StageLine, slots: Slots) -> None:
+        self._memory, self._line, self._slots = memory, line, slots
+        self._units = UnitTables(
+            line.unit_of, line.first_op, line.last_op, line.first_backward, line.first_update
+        )
+        values, weights = len(memory.producer), len(memory.weight_bytes)
+        self._room = stretch_room(values, weights, len(line.unit_of))
+        flights = slots.flights or [ONE] * len(slots.memory_bytes)
+        kinds = list(zip(slots.memory_bytes, flights, strict=True))
+        # Slots of one size that hold as many micro-batches share what is known of them.
+        reach = {kind: reach_of(memory, line, *kind) for kind in dict.fromkeys(kinds)}
+        self._slot_reach: list[Reach] = [reach[kind] for kind in kinds]
+        # Devices of one speed share what a bound allows them.
+        table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
+        self._table, self._kind = table, kind.reshape(-1)[list(slots.devices)]
+
+    def least_load(self) -> list[Stretch] | None:
+        """Return the stages with the least largest load, or None when memory allows no cut.
+
+        Of all whose largest load is least (up to `EQUAL_LOADS`): the most stages, then the most
+        even ones (`fxpart.placement.stages.even`).
+        """
+        most_s = float(self._table.max())
+        least_s = _bisect(
+            lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
+        )
+        found_s = self._first_bound(least_s * (1 + EQUAL_LOADS), most_s)
+        if found_s is None:
+            return None
+        return self._choose(found_s)
+
+    def stage_bytes(self, begin: int, end: int) -> StretchBytes:
+        """Return what units `begin` to `end` - 1, which must be some, hold of one micro-batch."""
+        return stretch_bytes(self._memory, self._units, self._room, begin, end)
+
+    def peak_bytes(self, begin: int, end: int, slot: int = 0) -> int:
+        """Return what a device needs for units `begin` to `end` - 1 on a slot."""
+        flight = self._slot_reach[slot].flight
+        return int(stretch_needs(self._memory, self._units, self._room, begin, end, flight))
+
+    def fits(self, stage: Stretch) -> bool:
+        """Return whether its device, which must have one slot, holds a stage."""
+        slot = self._slots.devices.index(stage.device)
+        return self.peak_bytes(stage.begin, stage.end, slot) <= self._slots.memory_bytes[slot]
+
+    def forbid(self, stage: Stretch) -> None:
+        """Allow no stage from its begin to its end or further, on such a slot."""
+        reach = self._slot_reach[self._slots.devices.index(stage.device)]
+        reach.fits[stage.begin] = min(int(reach.fits[stage.begin]), stage.end - 1)
+        reach.fails[stage.begin] = min(int(reach.fails[stage.begin]), stage.end)
+
+    def furthest(self, begin: int) -> int:
+        """Return the furthest end of a stage from `begin` on the first slot."""
+        reach, count = self._slot_reach[0], self._line.n_units
+        wanted = np.full(count + 1, count, dtype=np.int64)
+        self._settle(np.array([begin], dtype=np.int64), wanted, reach)
+        return int(reach.fits[begin])
+
+    def _settle(self, starts: IntArray, wanted: IntArray, reach: Reach) -> None:
+        settle(self._memory, self._units, self._room, starts, wanted, reach)
+
+    def _first_bound(self, least_s: float, most_s: float) -> float | None:
+        """Return the least bound for which memory allows a cut; `least_s` is the least without."""
+        if self._cuts(least_s) is not None:
+            return least_s
+        low_s, high_s, step = least_s, least_s, 1e-3
+        while high_s < most_s:
+            high_s = min(most_s, least_s + step * most_s)
+            if self._cuts(high_s) is not None:
+                return _bisect(lambda bound_s: self._cuts(bound_s) is not None, high_s, low_s) * (
+                    1 + EQUAL_LOADS
+                )
+            low_s, step = high_s, 1.5 * step
+        return None
+
+    def _limits(self, bound_s: float) -> list[IntArray]:
+        """Return what the bound allows a stage on each slot."""
+        by_kind = {int(k): _load_limits(self._table[k], bound_s) for k in np.unique(self._kind)}
+        return [by_kind[int(kind)] for kind in self._kind]
+
+    def _ends_of_rest(self, limits: list[IntArray]) -> list[BoolArray]:
+        """Return for each slot, and after the last, the cuts from which loads allow the rest."""
+        ends = np.zeros(self._line.n_units + 1, dtype=np.bool_)
+        ends[-1] = True
+        found = [ends]
+        for limit in reversed(limits):
+            ends = _behind(found[-1], limit)
+            found.append(ends | found[-1] if self._slots.may_skip else ends)
+        return found[::-1]
+
+    def _cuts(self, bound_s: float, *, with_memory: bool = True) -> list[IntArray] | None:
+        """Return how far a stage may reach on each slot from each cut, or None if none is enough.
+
+        Reach means anything only where a stage can begin in a cut of the whole row.
+        """
+        limits = self._limits(bound_s)
+        rest = self._ends_of_rest(limits)
+        if not with_memory:
+            return limits if rest[0][0] else None
+        here = np.zeros(self._line.n_units + 1, dtype=np.bool_)
+        here[0] = True
+        found = []
+        for slot, limit in enumerate(limits):
+            here &= rest[slot]
+            # Where only an empty slot leads on, memory does not matter.
+            useful = here & _behind(rest[slot + 1], limit)
+            starts = np.flatnonzero(useful)
+            if not len(starts) and not (self._slots.may_skip and here.any()):
+                return None
+            reach = self._slot_reach[slot]
+            self._settle(starts, limit, reach)
+            fits = np.where(useful, np.minimum(limit, reach.fits), np.arange(len(limit)))
+            found.append(fits)
+            after = _ahead(useful, fits)
+            here = after | here if self._slots.may_skip else after
+        return found if here[-1] else None
+
+    def _choose(self, bound_s: float) -> list[Stretch]:
+        """Return the most even stages within the bound, for which there are some."""
+        limits = self._cuts(bound_s)
+        assert limits is not None, "the bound was found to allow a cut"
+        devices, may_skip = self._slots.devices, self._slots.may_skip
+        found = most_even(self._line, devices, limits, may_skip=may_skip)
+        return [Stretch(begin, end, devices[slot]) for begin, end, slot in found]

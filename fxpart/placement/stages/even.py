@@ -1,0 +1,233 @@
+"""Of the cuts into stages that are allowed, the most even: the least sum of squares of times.
+
+The time of a stage is its load and the time to receive what crosses the cut before it. With the
+load of all units before a cut as x, what a stage adds to the sum is a parabola in the x of its end:
+so the best begin for each end is found without trying all (`fxpart.placement.stages.even`).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.placement.stages.line import StageLine
+from fxpart.support.compiled import compiled
+
+__all__ = ["lowest_parabolas", "most_even"]
+
+
+# Which of many parabolas is lowest at each of a row of places, each there on a stretch of them.
+#
+# A Li Chao tree over the places: two of the parabolas differ by a straight line, so they cross once
+# at most, and a node need keep only the one that is lower in its middle; the other may be lower on
+# one side of it, and goes there.
+
+
+@compiled
+def lowest_parabolas(  # noqa: PLR0917 - compiled code takes no keywords
+    x: FloatArray,
+    first: IntArray,
+    last: IntArray,
+    rank: IntArray,
+    base: FloatArray,
+    apex: FloatArray,
+) -> IntArray:
+    """Return which of L parabolas is lowest at each of P places; -1 where there is none.
+
+    Parabola i is ``base[i] + (x - apex[i]) ** 2``. One of higher rank counts as lower wherever both
+    are; of equals it is the first. O(L log^2 P + P log P).
+
+    Args:
+        x: of each place, in order, not falling. Length P.
+        first: the first place of each parabola. Length L.
+        last: the last one, not before `first`. Length L.
+        rank: of each parabola. Length L.
+        base: of each parabola. Length L.
+        apex: of each parabola. Length L.
+
+    """
+    count = x.shape[0]
+    size = 1
+    while size < count:
+        size *= 2
+    tree = np.full(2 * size, -1, dtype=np.int64)
+    for i in range(first.shape[0]):
+        # The stretch as nodes of the tree, from the narrowest on.
+        left, right, width = first[i] + size, last[i] + size + 1, 1
+        while left < right:
+            if left & 1:
+                _sink(tree, left, left * width - size, width, i, x, rank, base, apex)
+                left += 1
+            if right & 1:
+                right -= 1
+                _sink(tree, right, right * width - size, width, i, x, rank, base, apex)
+            left, right, width = left // 2, right // 2, 2 * width
+    found = np.empty(count, dtype=np.int64)
+    for place in range(count):
+        best, node = -1, place + size
+        while node:
+            if tree[node] >= 0 and _lower(tree[node], best, x[place], rank, base, apex):
+                best = tree[node]
+            node //= 2
+        found[place] = best
+    return found
+
+
+@compiled
+def _lower(  # noqa: PLR0917 - compiled code takes no keywords
+    one: int, other: int, x: float, rank: IntArray, base: FloatArray, apex: FloatArray
+) -> bool:
+    """Return whether `one` goes before `other`, which is -1 for none, at `x`."""
+    if other < 0:
+        return True
+    if rank[one] != rank[other]:
+        return bool(rank[one] > rank[other])
+    mine = base[one] + (x - apex[one]) ** 2
+    its = base[other] + (x - apex[other]) ** 2
+    return bool(mine < its or (mine == its and one < other))
+
+
+@compiled
+def _sink(  # noqa: PLR0917 - compiled code takes no keywords
+    tree: IntArray,
+    node: int,
+    begin: int,
+    width: int,
+    new: int,
+    x: FloatArray,
+    rank: IntArray,
+    base: FloatArray,
+    apex: FloatArray,
+) -> None:
+    """Put `new` where it is lowest below `node`, whose places are `width` from `begin` on."""
+    while True:
+        if _lower(new, tree[node], x[begin + width // 2], rank, base, apex):
+            tree[node], new = new, tree[node]
+        if new < 0 or width == 1:
+            return
+        # What lost in the middle can win on one side only.
+        width //= 2
+        if _lower(new, tree[node], x[begin], rank, base, apex):
+            node = 2 * node
+        elif _lower(new, tree[node], x[begin + 2 * width - 1], rank, base, apex):
+            node, begin = 2 * node + 1, begin + width
+        else:
+            return
+
+
+class _Ways(NamedTuple):
+    """The best way to each cut by stages of which the last is on one slot. Length U + 1 each."""
+
+    stages: IntArray
+    """How many there are; -1 where there is no way."""
+    squares: FloatArray
+    """Sum of the squares of their times; infinite where there is no way."""
+    begin: IntArray
+    """Where the last of them begins."""
+    before: IntArray
+    """Slot of the one before it; -1 for none."""
+
+
+class _Begins(NamedTuple):
+    """Ways for a stage to begin. Length L each."""
+
+    cut: IntArray
+    stages: IntArray
+    squares: FloatArray
+    receive_s: FloatArray
+    before: IntArray
+
+    def at(self, rows: IntArray) -> "_Begins":
+        """Return some of them."""
+        cut, stages, squares, receive_s, before = self
+        return _Begins(cut[rows], stages[rows], squares[rows], receive_s[rows], before[rows])
+
+
+def most_even(
+    line: StageLine, devices: Sequence[int], limits: Sequence[IntArray], *, may_skip: bool
+) -> list[tuple[int, int, int]]:
+    """Return begin, end and slot of each stage.
+
+    Of all that are allowed: the most stages, then the least sum of squares; of sums that are one
+    and the same number, the earliest begins, from the last stage to the first. O(S U log^2 U) for
+    S slots; where they may stay empty, times the number of kinds of links.
+
+    Args:
+        line: the row of U units.
+        devices: device of each slot.
+        limits: for each slot, the furthest end of a stage from each cut, the cut itself where none
+            may begin. Length U + 1 each. There is a way through.
+        may_skip: whether a slot may stay empty.
+
+    """
+    ways: list[_Ways] = []
+    for slot, limit in enumerate(limits):
+        begins = _begins_after(line, devices, ways, may_skip=may_skip)
+        ways.append(_ways(line.load_before_s[devices[slot]], limit, begins))
+    last = range(len(ways)) if may_skip else [len(ways) - 1]
+    slot = min(last, key=lambda s: (-int(ways[s].stages[-1]), float(ways[s].squares[-1])))
+    found, end = [], line.n_units
+    while slot >= 0:
+        begin = int(ways[slot].begin[end])
+        found.append((begin, end, slot))
+        slot, end = int(ways[slot].before[end]), begin
+    return found[::-1]
+
+
+def _begins_after(
+    line: StageLine, devices: Sequence[int], ways: list[_Ways], *, may_skip: bool
+) -> _Begins:
+    """Return how a stage may begin on the slot after those of `ways`, by cut."""
+    slot, none = len(ways), np.zeros(1, dtype=np.int64)
+    parts: list[_Begins] = []
+    if may_skip or not slot:
+        parts.append(_Begins(none, none, np.zeros(1), np.zeros(1), none - 1))
+    # Where links are alike it matters only which slot is best.
+    alike: dict[tuple[float, float], list[int]] = {}
+    for before in range(0 if may_skip else max(0, slot - 1), slot):
+        link = devices[before], devices[slot]
+        kind = float(line.s_per_byte[link]), float(line.link_latency_s[link])
+        alike.setdefault(kind, []).append(before)
+    for slots in alike.values():
+        receive_s = line.receive_s(devices[slots[0]], devices[slot])
+        parts.append(_best_of(ways, slots, receive_s))
+    joined = _Begins(*map(np.concatenate, zip(*parts, strict=True)))
+    return joined.at(np.argsort(joined.cut, kind="stable"))
+
+
+def _best_of(ways: list[_Ways], slots: list[int], receive_s: FloatArray) -> _Begins:
+    """Return the best way to each cut that ends on one of `slots`; of equals the first slot."""
+    stages, squares = ways[slots[0]].stages, ways[slots[0]].squares
+    before = np.full(len(stages), slots[0], dtype=np.int64)
+    for slot in slots[1:]:
+        other = ways[slot]
+        fewer = (other.stages == stages) & (other.squares < squares)
+        better = (other.stages > stages) | fewer
+        stages = np.where(better, other.stages, stages)
+        squares = np.where(better, other.squares, squares)
+        before = np.where(better, slot, before)
+    cut = np.flatnonzero(stages >= 0)
+    return _Begins(cut, stages[cut], squares[cut], receive_s[cut], before[cut])
+
+
+def _ways(load_before_s: FloatArray, limit: IntArray, begins: _Begins) -> _Ways:
+    """Return the best way to each cut by a stage more, no further than `limit`."""
+    begins = begins.at(np.flatnonzero(limit[begins.cut] > begins.cut))
+    chosen = lowest_parabolas(
+        load_before_s,
+        begins.cut + 1,
+        limit[begins.cut],
+        begins.stages,
+        begins.squares,
+        load_before_s[begins.cut] - begins.receive_s,
+    )
+    there, count = np.flatnonzero(chosen >= 0), len(limit)
+    of = chosen[there]
+    stages, squares = np.full(count, -1, dtype=np.int64), np.full(count, np.inf)
+    begin, before = np.full((2, count), -1, dtype=np.int64)
+    begin[there], before[there] = begins.cut[of], begins.before[of]
+    stages[there] = begins.stages[of] + 1
+    time_s = load_before_s[there] - load_before_s[begin[there]] + begins.receive_s[of]
+    squares[there] = begins.squares[of] + time_s**2
+    return _Ways(stages, squares, begin, before)

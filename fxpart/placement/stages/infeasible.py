@@ -1,0 +1,97 @@
+"""What to say when no cut into stages fits: what is needed, what there is, what would do."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fxpart.core.device_spec import MAX_DEVICES
+from fxpart.core.graph import IntArray
+from fxpart.cost.problem import Problem
+from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.placement.infeasible import describe_devices, describe_reserve, whole_model_bytes
+from fxpart.placement.stages.contiguous import Slots, StageSolver
+from fxpart.placement.stages.line import StageLine
+from fxpart.placement.stages.stretch_bytes import ONE, Flight
+
+__all__ = ["no_cut_fits", "stage_does_not_fit"]
+
+
+def stage_does_not_fit(
+    problem: Problem, needed: IntArray, homes: Sequence[int], cut_after: Sequence[str]
+) -> InfeasibleError:
+    """Return the error for stages that were named: the device that lacks most, and by how much.
+
+    Args:
+        problem: what is placed.
+        needed: peak bytes of each device. Shape (D,).
+        homes: device of each stage.
+        cut_after: what the stages were named by.
+
+    """
+    sizes = problem.topology.memory_bytes
+    worst = int(np.argmax(needed - sizes))
+    need, have = int(needed[worst]), int(sizes[worst])
+    mine = [str(stage) for stage, device in enumerate(homes) if device == worst]
+    what = f"stage{'s' if len(mine) > 1 else ''} {', '.join(mine)}"
+    return InfeasibleError(
+        f"pipeline: {what} of mode.cut_after={','.join(cut_after)} need{'' if mine[1:] else 's'}"
+        f" {show_bytes(need)} ({need} bytes), device {worst}"
+        f" ({problem.topology.devices[worst].name}) has {show_bytes(have)} ({have} bytes)"
+        f"{describe_reserve([problem.topology.devices[worst]])};"
+        f" move the cuts, or let mode.stages={len(homes)} find them",
+        needed_bytes=need,
+        available_bytes=have,
+    )
+
+
+def no_cut_fits(
+    problem: Problem,
+    line: StageLine,
+    stages: int | None,
+    interleave: int = 1,
+    flight: Flight = ONE,
+) -> InfeasibleError:
+    """Return the error for a number of stages; says how many of the largest device would do.
+
+    `flight` is of the stage that holds the most micro-batches.
+    """
+    devices = problem.topology.devices
+    memory = [device.memory_bytes for device in devices[: (stages or len(devices)) // interleave]]
+    needed, have = whole_model_bytes(problem), sum(memory)
+    enough, change = _what_would_do(problem, line, max(memory), flight)
+    asked = f"into {stages} stages" if stages else f"into at most {len(devices)} stages"
+    each = f", {interleave} on each device," if interleave > 1 else ""
+    return InfeasibleError(
+        f"pipeline: no cut of the model {asked}{each} was found to fit: the whole needs"
+        f" {show_bytes(needed)} ({needed} bytes), the devices of the stages have"
+        f" {describe_devices(memory)} ({have} bytes){describe_reserve(devices)}; {change}",
+        needed_bytes=needed,
+        available_bytes=have,
+        devices_that_fit=enough,
+    )
+
+
+def _what_would_do(
+    problem: Problem, line: StageLine, largest: int, flight: Flight
+) -> tuple[int | None, str]:
+    """Return how many stages of the largest size hold the model, filled one by one; in words."""
+    solver = StageSolver(problem.memory, line, Slots((0,), (largest,), False, (flight,)))
+    begin, used = 0, 0
+    while begin < line.n_units and used < MAX_DEVICES:
+        end = solver.furthest(begin)
+        if end == begin:
+            name = problem.graph.names[int(line.first_op[begin])]
+            module = problem.graph.modules[int(line.first_op[begin])]
+            need = solver.peak_bytes(begin, begin + 1)
+            return None, (
+                f"operator {name}{f' of {module}' if module else ''}, with what must share its"
+                f" stage, alone needs {show_bytes(need)}, the largest device has"
+                f" {show_bytes(largest)}: take larger devices, or a smaller batch or sequence"
+            )
+        begin, used = end, used + 1
+    if begin < line.n_units:
+        return None, f"it takes more than {MAX_DEVICES} stages of {show_bytes(largest)}"
+    return used, (
+        f"{used} stages on devices of {show_bytes(largest)} hold it; take such devices, or"
+        " mode=kl_based, which may leave the model's order"
+    )

@@ -1,0 +1,130 @@
+"""A model as a row of units, between any two of which it may be cut into pipeline stages."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.cost.problem import Problem
+from fxpart.errors import SpecError
+from fxpart.placement.search.units import stretch_of_operators
+
+__all__ = ["StageLine", "stage_line"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StageLine:
+    """The U units of a model's forward, in graph order; no group is divided between two of them.
+
+    A stage is a stretch of units. In a training step a backward operator belongs to the unit of
+    the forward operator whose gradient it computes. Cut e, for 0 < e < U, lies before unit e.
+    """
+
+    unit_of: IntArray
+    """Unit of each operator. Length n."""
+    first_op: IntArray
+    """First operator of each unit. Length U."""
+    last_op: IntArray
+    """No operator of a stretch that ends at cut e comes after this one. Length U + 1."""
+    load_before_s: FloatArray
+    """Time of all units before each cut, on each device, in seconds. Shape (D, U + 1)."""
+    crossing_bytes: IntArray
+    """Bytes of the values that are made on one side of each cut and read on the other; 0 at both
+    ends. Length U + 1."""
+
+    first_backward: int
+    """The operators from this one on are the backward. n where there is none."""
+    first_update: int
+    """The operators from this one on update weights. n where there are none."""
+    s_per_byte: FloatArray
+    """What a byte takes from one device to another, in seconds. Shape (D, D)."""
+    link_latency_s: FloatArray
+    """What a transfer takes before its first byte. Shape (D, D)."""
+
+    @property
+    def n_units(self) -> int:
+        """Number of units: as many stages are possible."""
+        return len(self.first_op)
+
+    def of_operators(self, cuts: IntArray, of_stage: Sequence[int]) -> IntArray:
+        """Return for each operator the number that `of_stage` has for its stage. Length n.
+
+        Args:
+            cuts: where S stages begin, and at last where the last one ends: from 0 to U, rising.
+                Length S + 1.
+            of_stage: such as the device of each stage. Length S.
+
+        """
+        of_unit = np.repeat(np.array(of_stage, dtype=np.int64), np.diff(cuts))
+        found: IntArray = of_unit[self.unit_of]
+        return found
+
+    def receive_s(self, source: int, target: int) -> FloatArray:
+        """Return how long device `target` receives what crosses each cut. Length U + 1."""
+        latency_s = np.where(self.crossing_bytes > 0, self.link_latency_s[source, target], 0.0)
+        found: FloatArray = latency_s + self.crossing_bytes * self.s_per_byte[source, target]
+        return found
+
+
+def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
+    """Return the units of `problem`. O(n log n + reads + n D).
+
+    Loads are of one micro-batch: of an update of a weight, which is made once a step, its share.
+
+    Raises:
+        SpecError: for a graph whose backward does not come last, or updates before it ends.
+
+    """
+    graph = problem.graph
+    first_backward, unit_of = graph.first_backward, stretch_of_operators(graph)
+    count = int(unit_of.max()) + 1
+    first_op = np.full(count, graph.n_ops, dtype=np.int64)
+    np.minimum.at(first_op, unit_of, np.arange(graph.n_ops))
+    # Without a backward, the units lie one after the other.
+    last_op = np.full(count + 1, graph.n_ops - 1, dtype=np.int64)
+    if first_backward == graph.n_ops:
+        last_op[:-1] = first_op - 1
+    load_s = np.zeros((count, problem.topology.n_devices))
+    share = np.where(graph.is_update, 1.0 / microbatches, 1.0)
+    np.add.at(load_s, unit_of, problem.costs.op_time_s * share[:, np.newaxis])
+    before_s = np.zeros((problem.topology.n_devices, count + 1))
+    np.cumsum(load_s.T, axis=1, out=before_s[:, 1:])
+    return StageLine(
+        unit_of,
+        first_op,
+        last_op,
+        before_s,
+        _crossing_bytes(graph, unit_of, count),
+        first_backward,
+        _first_update(graph),
+        problem.costs.s_per_byte,
+        problem.costs.link_latency_s,
+    )
+
+
+def _first_update(graph: OpGraph) -> int:
+    is_update = graph.is_update
+    first = graph.n_ops - int(np.count_nonzero(is_update))
+    if is_update[:first].any():
+        early = graph.names[int(np.argmax(is_update))]
+        raise SpecError(
+            f"updates of weights must come after all else in a step, operator {early} of them does"
+            " not; add them with fxpart.with_optimizer"
+        )
+    return first
+
+
+def _crossing_bytes(graph: OpGraph, unit_of: IntArray, count: int) -> IntArray:
+    made = graph.value_producer >= 0
+    low = np.zeros(graph.n_values, dtype=np.int64)
+    low[made] = unit_of[graph.value_producer[made]]
+    high = low.copy()
+    readers = unit_of[graph.readers]
+    np.minimum.at(low, graph.reads, readers)
+    np.maximum.at(high, graph.reads, readers)
+    # A value crosses the cuts low + 1 to high.
+    change = np.zeros(count + 2, dtype=np.int64)
+    np.add.at(change, low[made] + 1, graph.value_bytes[made])
+    np.subtract.at(change, high[made] + 1, graph.value_bytes[made])
+    return np.cumsum(change)[:-1]

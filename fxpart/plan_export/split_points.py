@@ -1,0 +1,94 @@
+"""A plan as split points of `torch.distributed.pipelining.pipeline`: module path to place.
+
+That function cuts a model's trace where a module begins or ends, so a plan can leave this way when
+its partitions are runs of operators and each begins with a module, or after one.
+"""
+
+from collections import Counter
+from collections.abc import Container
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.errors import SpecError
+from fxpart.plan_export.module_paths import is_within, parents
+
+__all__ = ["SplitPlace", "split_points"]
+
+SplitPlace = Literal["BEGINNING", "END"]
+"""Names of the members of `torch.distributed.pipelining.SplitPoint`."""
+
+_CHANGE = "plan with granularity=module, or cut after modules with mode=pipeline mode.cut_after"
+
+
+def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace]:
+    """Return the modules before or after which the model is cut, in order; one fewer than stages.
+
+    ``{path: SplitPoint[place] for path, place in found.items()}`` is the `split_spec` of
+    ``torch.distributed.pipelining.pipeline``. Each partition is one stage; on which devices it
+    runs, and on how many, is for the caller of the stages to say.
+
+    Raises:
+        SpecError: when partitions are not runs of operators in graph order, or one begins inside a
+            module.
+
+    """
+    # A check goes with what it checks, wherever in the graph it stands.
+    ops = np.flatnonzero(~graph.is_check)
+    stage = assignment.partition_of[ops]
+    modules = [graph.modules[op] for op in ops.tolist()]
+    calls = _single_calls(tuple(modules))
+    found: dict[str, SplitPlace] = {}
+    for index in (1 + np.flatnonzero(stage[1:] != stage[:-1])).tolist():
+        before, after = int(stage[index - 1]), int(stage[index])
+        where = f"operator {graph.names[ops[index]]} of {modules[index] or 'the model itself'}"
+        if after != before + 1:
+            raise SpecError(
+                f"{where} is in partition {after} and comes right after partition {before}; stages"
+                f" are runs of operators, one after another: {_CHANGE}"
+            )
+        cut = _cut(modules, index, calls, found)
+        if cut is None:
+            raise SpecError(
+                f"{where} begins partition {after} where no module that is called once begins or"
+                f" ends, or none that is not cut already; {_CHANGE}"
+            )
+        found[cut[0]] = cut[1]
+    return found
+
+
+@lru_cache(maxsize=4)
+def _single_calls(modules: tuple[str, ...]) -> frozenset[str]:
+    """Return the modules whose operators all stand next to each other, as those of one call do.
+
+    Only modules with operators of their own: a list of modules has none, and is never called.
+    """
+    first: dict[str, int] = {}
+    last: dict[str, int] = {}
+    count: Counter[str] = Counter()
+    for index, module in enumerate(modules):
+        for path in parents(module):
+            first.setdefault(path, index)
+            last[path] = index
+            count[path] += 1
+    return frozenset(path for path in modules if last[path] - first[path] + 1 == count[path])
+
+
+def _cut(
+    modules: list[str], index: int, calls: Container[str], taken: Container[str]
+) -> tuple[str, SplitPlace] | None:
+    """Return the outermost module that begins with operator `index`, or ends with the one before.
+
+    None where there is none in `calls` but not in `taken`.
+    """
+    before, after = modules[index - 1], modules[index]
+    for path in reversed(parents(after)):
+        if path in calls and not is_within(before, path):
+            return path, "BEGINNING"
+    for path in reversed(parents(before)):
+        if path in calls and path not in taken and not is_within(after, path):
+            return path, "END"
+    return None

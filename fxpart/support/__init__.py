@@ -1,0 +1,1 @@
+"""What is under everything: compiled loops, whole files, digests, the host. Without torch."""

@@ -1,0 +1,70 @@
+"""What machine this is, said without torch: profiles of one are of no use on another."""
+
+import os
+import platform
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+__all__ = ["available_cores", "cpu_name", "installed_version", "machine_key"]
+
+
+_CPU_INFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/gpus")
+_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def cpu_name() -> str:
+    """Return what the processor calls itself, such as ``AMD EPYC 9654``."""
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine() or "unknown processor"
+
+
+def available_cores() -> int:
+    """Return how many cores this process may use."""
+    available = getattr(os, "sched_getaffinity", None)
+    return len(available(0)) if available else os.cpu_count() or 1
+
+
+def machine_key(device: str) -> dict[str, object]:
+    """Return what tells this machine's `device` (``cpu``, ``cuda``, ``cuda:1``) from others.
+
+    JSON types only. For a CPU that is its name and all that sets how many threads torch starts
+    with; a program that sets that number itself should name it in what it keys its files by.
+    """
+    if device.partition(":")[0] == "cpu":
+        cores = available_cores()
+        threads = {name: os.environ.get(name) for name in _THREADS}
+        return {"device": device, "cpu": cpu_name(), "cores": cores, **threads}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return {"device": device, "gpus": _gpu_models(), "visible": visible}
+
+
+def _gpu_models() -> list[str]:
+    """Return the models that the driver lists, or nothing where it does not say."""
+    found = []
+    for path in sorted(_NVIDIA.glob("*/information")):
+        try:
+            lines = path.read_text(encoding="utf-8").splitlines()
+        except OSError:
+            continue
+        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
+    return found
+
+
+# Which version of a package is installed.
+
+
+@cache
+def installed_version(package: str) -> str | None:
+    """Return the version of a package without importing it, None if it is not installed.
+
+    Found out once in a process, since the file that says it takes a millisecond to read.
+    """
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,197 @@
+"""Cut an order of the operators into one run for each device, where transfers delay least.
+
+Dynamic programming over positions and the devices in use: a boundary costs the most by which one
+transfer across it alone would lengthen the longest path. In a chain that is exact for contiguous
+placements; elsewhere it is a guide, and the placement is evaluated by its paths.
+"""
+
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.support.compiled import compiled
+from fxpart.torch_compat.accounting.tables import Tables
+
+__all__ = ["Steps", "contiguous", "delays", "steps_over"]
+
+_MOST_STATES = 64
+"""Sets of devices in use that are told apart: time grows with them. 63 devices of one size have
+so many, and six unlike ones."""
+
+
+class Steps(NamedTuple):
+    """Which devices may follow which: states are sets of devices in use, state 0 is none."""
+
+    before: IntArray
+    """State before each step. Those that lead to a state come before those that leave it."""
+    after: IntArray
+    """State after each step."""
+    device: IntArray
+    """Device that each step opens."""
+    states: int
+
+
+def steps_over(memory: IntArray) -> Steps:
+    """Return the steps over devices with this memory; devices with the same memory are alike.
+
+    Where there would be more than 64 states, devices are taken in the order of their memory,
+    largest first, each or none.
+    """
+    sizes, kind_of = np.unique(memory, return_inverse=True)
+    kinds = [np.flatnonzero(kind_of == kind) for kind in range(len(sizes))]
+    counts = [len(kind) for kind in kinds]
+    rows: list[tuple[int, int, int]] = []
+    if np.prod([count + 1 for count in counts], dtype=float) > _MOST_STATES:
+        order = np.argsort(-memory, kind="stable")
+        for place, device in enumerate(order):
+            rows += [(before, place + 1, int(device)) for before in range(place + 1)]
+        return _steps(rows, len(memory) + 1)
+    states = {used: i for i, used in enumerate(product(*(range(c + 1) for c in counts)))}
+    for used, number in states.items():
+        for kind, count in enumerate(used):
+            if count:
+                fewer = (*used[:kind], count - 1, *used[kind + 1 :])
+                rows.append((states[fewer], number, int(kinds[kind][count - 1])))
+    return _steps(rows, len(states))
+
+
+def _steps(rows: list[tuple[int, int, int]], states: int) -> Steps:
+    """Return rows of (before, after, device) as arrays."""
+    before, after, device = np.array(rows, dtype=np.int64).T.copy()
+    return Steps(before, after, device, states)
+
+
+@compiled
+def delays(tables: Tables, order: IntArray, alone_s: FloatArray) -> FloatArray:
+    """Return what a boundary before each position costs, the largest of its reads. Shape (n,).
+
+    `alone_s` says by how much each read alone would lengthen the longest path. O(n log n + reads).
+    """
+    n = order.shape[0]
+    place = np.empty(n, dtype=np.int64)
+    place[order] = np.arange(n)
+    levels = 1
+    while 1 << levels < n:
+        levels += 1
+    # A read spans an interval, which two overlapping ones of 2^level positions cover.
+    most = np.zeros((levels + 1, n))
+    for op in range(n):
+        for i in range(tables.read_start[op], tables.read_start[op + 1]):
+            first = min(place[op], place[tables.reads[i]]) + 1
+            last, level = max(place[op], place[tables.reads[i]]), 0
+            while 2 << level <= last - first + 1:
+                level += 1
+            second = last - (1 << level) + 1
+            most[level, first] = max(most[level, first], alone_s[i])
+            most[level, second] = max(most[level, second], alone_s[i])
+    for level in range(levels, 0, -1):
+        half = 1 << (level - 1)
+        for position in range(n):
+            value = most[level, position]
+            if value > 0:
+                most[level - 1, position] = max(most[level - 1, position], value)
+                most[level - 1, position + half] = max(most[level - 1, position + half], value)
+    boundary: FloatArray = most[0].copy()
+    return boundary
+
+
+@compiled
+def _joins(  # noqa: PLR0917 - a compiled loop takes arrays
+    tables: Tables, place: IntArray, held: IntArray, op: int, low: int, high: int
+) -> int:
+    """Return what `op` adds to the operators at positions low to high - 1, bytes."""
+    added = tables.total[op]
+    for i in range(tables.read_start[op], tables.read_start[op + 1]):
+        if not low <= place[tables.reads[i]] < high:
+            added += tables.output[tables.reads[i]]
+    for i in range(tables.reader_start[op], tables.reader_start[op + 1]):
+        if low <= place[tables.readers[i]] < high:
+            added -= tables.output[op]
+    for i in range(tables.source_start[op], tables.source_start[op + 1]):
+        if held[tables.sources[i]] == 0:
+            added += tables.source_bytes[tables.sources[i]]
+    return int(added)
+
+
+@compiled
+def _earliest(tables: Tables, order: IntArray, available: int) -> IntArray:
+    """Return where a run that ends before each position may begin, to fit. Shape (n + 1,)."""
+    n = order.shape[0]
+    place, earliest = np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
+    place[order] = np.arange(n)
+    held = np.zeros(tables.source_bytes.shape[0], dtype=np.int64)
+    low, used = 0, 0
+    for high in range(n):
+        op = order[high]
+        used += _joins(tables, place, held, op, low, high)
+        for i in range(tables.source_start[op], tables.source_start[op + 1]):
+            held[tables.sources[i]] += 1
+        while used > available:
+            op = order[low]
+            for i in range(tables.source_start[op], tables.source_start[op + 1]):
+                held[tables.sources[i]] -= 1
+            low += 1
+            used -= _joins(tables, place, held, op, low, high + 1)
+        earliest[high + 1] = low
+    return earliest
+
+
+@compiled
+def _step(
+    least: FloatArray, boundary: FloatArray, earliest: IntArray, to: FloatArray, begin: IntArray
+) -> None:
+    """Extend `least`, the least cost up to each position, by one run into `to` and `begin`.
+
+    The minimum over the window of possible begins is kept in a queue of rising costs.
+    """
+    n = boundary.shape[0]
+    queue, first, last = np.empty(n + 1, dtype=np.int64), 0, 0
+    for end in range(1, n + 1):
+        new = end - 1
+        cost = least[new] + boundary[new]
+        while last > first and least[queue[last - 1]] + boundary[queue[last - 1]] > cost:
+            last -= 1
+        queue[last] = new
+        last += 1
+        while first < last and queue[first] < earliest[end]:
+            first += 1
+        if first < last:
+            start = queue[first]
+            cost = least[start] + boundary[start]
+            if cost < to[end]:
+                to[end], begin[end] = cost, start
+
+
+@compiled
+def contiguous(
+    tables: Tables, order: IntArray, boundary: FloatArray, memory: IntArray, steps: Steps
+) -> IntArray:
+    """Return a device for each operator, -1 where no runs fit. O(steps n + devices reads)."""
+    n, devices = order.shape[0], memory.shape[0]
+    earliest = np.empty((devices, n + 1), dtype=np.int64)
+    for device in range(devices):
+        earliest[device] = earliest[device - 1]
+        if device == 0 or memory[device] != memory[device - 1]:
+            earliest[device] = _earliest(tables, order, memory[device])
+    least = np.full((steps.states, n + 1), np.inf)
+    least[0, 0] = 0.0
+    begin = np.zeros((steps.states, n + 1), dtype=np.int64)
+    opened = np.full((steps.states, n + 1), -1, dtype=np.int64)
+    for step in range(steps.before.shape[0]):
+        before, after, device = steps.before[step], steps.after[step], steps.device[step]
+        known = least[after].copy()
+        _step(least[before], boundary, earliest[device], least[after], begin[after])
+        for end in range(n + 1):
+            if least[after, end] < known[end]:
+                opened[after, end] = step
+    device_of, end = np.full(n, -1, dtype=np.int64), n
+    state = int(np.argmin(least[:, n]))
+    while end > 0 and opened[state, end] >= 0:
+        step = opened[state, end]
+        start = begin[state, end]
+        for position in range(start, end):
+            device_of[order[position]] = steps.device[step]
+        state, end = steps.before[step], start
+    return device_of

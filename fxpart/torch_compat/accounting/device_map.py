@@ -1,0 +1,200 @@
+"""Which device holds each partition.
+
+First torch's way, ``get_device_to_partitions_mapping`` of
+``torch.fx.experimental.accelerator_partitioner``: partitions in their order, each to the device
+with the least memory left that still has more left than the partition adds. It refuses an exact
+fit, counts a source once for each partition, and does not take back what an earlier partition was
+charged for reading a later one. Where it finds nothing, what lies on a device is counted once, an
+exact fit is one, and other orders are tried.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import IntArray
+from fxpart.support.compiled import compiled
+from fxpart.torch_compat.accounting.cost import used_bytes
+from fxpart.torch_compat.accounting.problem import (
+    BoolArray,
+    StaticGraph,
+    StaticProblem,
+    distinct_rows,
+    grouped,
+)
+
+__all__ = ["map_partitions", "tightest"]
+
+
+class _Shares(NamedTuple):
+    """What each partition needs, and what it has in common with others. As CSR rows."""
+
+    used: IntArray
+    """Bytes of each partition. Length P."""
+    read_start: IntArray
+    read_from: IntArray
+    """Partitions that a partition reads from, once for each read."""
+    read_bytes: IntArray
+    readers_start: IntArray
+    readers: IntArray
+    """Partitions that read from a partition, once for each read."""
+    reader_bytes: IntArray
+    held_start: IntArray
+    held: IntArray
+    """Sources that a partition reads, each once."""
+    source_bytes: IntArray
+
+
+def _shares(graph: StaticGraph, part: IntArray, count: int) -> _Shares:
+    """Return what the partitions of `graph` need and have in common."""
+    reader = part[np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))]
+    maker = part[graph.reads]
+    crossing = reader != maker
+    reader, maker = reader[crossing], maker[crossing]
+    passed = graph.output_bytes[graph.reads[crossing]]
+    user = part[np.repeat(np.arange(graph.n_ops), np.diff(graph.source_start))]
+    read_start, read = grouped(reader, count)
+    readers_start, read_by = grouped(maker, count)
+    return _Shares(
+        used_bytes(graph, part, count),
+        read_start,
+        maker[read],
+        passed[read],
+        readers_start,
+        reader[read_by],
+        passed[read_by],
+        *distinct_rows(user, graph.sources, count),
+        graph.source_bytes,
+    )
+
+
+@compiled
+def _added(shares: _Shares, home: IntArray, part: int, added: IntArray) -> None:
+    """Set `added` to the bytes by which `part` adds to each device, as torch counts them."""
+    added[:] = shares.used[part]
+    for i in range(shares.read_start[part], shares.read_start[part + 1]):
+        there = home[shares.read_from[i]]
+        if there >= 0:
+            added[there] -= shares.read_bytes[i]
+
+
+@compiled
+def _take_back(
+    shares: _Shares, home: IntArray, on_device: BoolArray, part: int, added: IntArray
+) -> None:
+    """Take from `added` what a device is charged for already.
+
+    `on_device` says whether a source lies on a device. Shape (D, m).
+    """
+    for i in range(shares.readers_start[part], shares.readers_start[part + 1]):
+        there = home[shares.readers[i]]
+        if there >= 0:
+            added[there] -= shares.reader_bytes[i]
+    for i in range(shares.held_start[part], shares.held_start[part + 1]):
+        for device in range(added.shape[0]):
+            if on_device[device, shares.held[i]]:
+                added[device] -= shares.source_bytes[shares.held[i]]
+
+
+@compiled
+def _sort_by_left(ranking: IntArray, left: IntArray) -> None:
+    """Sort devices by the memory left, those with equal memory in the order that they had."""
+    for i in range(1, ranking.shape[0]):
+        device, j = ranking[i], i
+        while j > 0 and left[ranking[j - 1]] > left[device]:
+            ranking[j] = ranking[j - 1]
+            j -= 1
+        ranking[j] = device
+
+
+@compiled
+def tightest(ranking: IntArray, left: IntArray, added: IntArray, spare_bytes: int) -> int:
+    """Return the device with the least memory left that still holds what is added, or -1.
+
+    Args:
+        ranking: devices in the order that this function left them in. Changed. Shape (D,).
+        left: bytes left on each device. Shape (D,).
+        added: bytes that would be added to each device. Shape (D,).
+        spare_bytes: what must be left afterwards; torch asks for 1.
+
+    """
+    _sort_by_left(ranking, left)
+    for rank in range(ranking.shape[0]):
+        device = int(ranking[rank])
+        if added[device] + spare_bytes <= left[device]:
+            return device
+    return -1
+
+
+@compiled
+def _map_as_torch(shares: _Shares, memory: IntArray, fixed: IntArray) -> tuple[bool, IntArray]:
+    """Return whether each partition found a device by torch's rule, and the devices."""
+    home, left, ranking = fixed.copy(), memory.copy(), np.arange(memory.shape[0])
+    added = np.empty_like(memory)
+    for part in range(fixed.shape[0]):
+        if fixed[part] >= 0:
+            left[fixed[part]] -= shares.used[part]
+    for part in range(fixed.shape[0]):
+        if fixed[part] >= 0:
+            continue
+        _added(shares, home, part, added)
+        home[part] = tightest(ranking, left, added, 1)
+        if home[part] < 0:
+            return False, home
+        left[home[part]] -= added[home[part]]
+    return True, home
+
+
+@compiled
+def _map_once(
+    shares: _Shares, memory: IntArray, fixed: IntArray, order: IntArray
+) -> tuple[bool, IntArray]:
+    """Return whether each partition found a device, and the devices.
+
+    What lies on a device counts once, and an exact fit is one. Partitions with a device of their
+    own come first, the others in `order`.
+    """
+    home = np.full(fixed.shape[0], -1, dtype=np.int64)
+    on_device = np.zeros((memory.shape[0], shares.source_bytes.shape[0]), dtype=np.bool_)
+    left, ranking = memory.copy(), np.arange(memory.shape[0])
+    added = np.empty_like(memory)
+    for turn in (True, False):
+        for place in range(order.shape[0]):
+            part = place if turn else int(order[place])
+            if (fixed[part] >= 0) != turn:
+                continue
+            _added(shares, home, part, added)
+            _take_back(shares, home, on_device, part, added)
+            home[part] = fixed[part] if turn else tightest(ranking, left, added, 0)
+            if home[part] < 0:
+                return False, home
+            left[home[part]] -= added[home[part]]
+            for i in range(shares.held_start[part], shares.held_start[part + 1]):
+                on_device[home[part], shares.held[i]] = True
+    return True, home
+
+
+def map_partitions(
+    problem: StaticProblem, partition_of: IntArray, count: int, fixed: Sequence[int]
+) -> IntArray | None:
+    """Return the position of each partition's device, or None when no order finds one for all.
+
+    Args:
+        problem: the operators and the devices.
+        partition_of: partition of each operator, 0 to count - 1. Shape (n,).
+        count: number of partitions.
+        fixed: position of the device of each partition that has one already, else -1. Length
+            `count`.
+
+    """
+    shares = _shares(problem.graph, partition_of, count)
+    memory, chosen = problem.memory_bytes, np.array(fixed, dtype=np.int64)
+    in_order = np.arange(count, dtype=np.int64)
+    found, home = _map_as_torch(shares, memory, chosen)
+    largest_first = np.argsort(-shares.used, kind="stable").astype(np.int64)
+    for order in (in_order, largest_first, in_order[::-1].copy()):
+        if found:
+            break
+        found, home = _map_once(shares, memory, chosen, order)
+    return home if found else None

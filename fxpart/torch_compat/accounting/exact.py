@@ -1,0 +1,230 @@
+"""What one candidate costs in the exact readings of torch's searches, and the plan of the last one.
+
+Torch maps all partitions to devices anew for each candidate, then walks the paths over partitions.
+So does this, on arrays: partitions in their order, each to the device with the least memory left
+that has more left than the partition adds (``get_device_to_partitions_mapping`` of
+``torch.fx.experimental.accelerator_partitioner``). A partition adds what it needs, less what it
+reads from partitions on that device. That is never too little, so what is mapped fits.
+"""
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.core.graph import IntArray
+from fxpart.errors import InfeasibleError
+from fxpart.support.compiled import compiled
+from fxpart.torch_compat.accounting.cost import latency_s, path_over_partitions_s, quotient_of
+from fxpart.torch_compat.accounting.device_map import tightest
+from fxpart.torch_compat.accounting.problem import StaticPlan, StaticProblem, grouped
+from fxpart.torch_compat.accounting.size_based import size_based
+from fxpart.torch_compat.accounting.tables import Tables, placing_of, tables_of
+
+__all__ = ["candidate_s", "exact_cost_aware", "exact_kl", "homes_as_torch", "plan_of"]
+
+
+@compiled
+def homes_as_torch(
+    tables: Tables, memory: IntArray, part: IntArray, count: int
+) -> tuple[bool, IntArray]:
+    """Return whether each partition finds a device, and the device of each. O(reads + count * D).
+
+    Args:
+        tables: the operators.
+        memory: bytes of each device. Shape (D,).
+        part: partition of each operator, 0 to count - 1; one may be empty. Shape (n,).
+        count: number of partitions.
+
+    """
+    used = placing_of(tables, part, count).used
+    start, ops = grouped(part, count)
+    home, added = np.full(count, -1, dtype=np.int64), np.empty_like(memory)
+    left, ranking = memory.copy(), np.arange(memory.shape[0])
+    for here in range(count):
+        added[:] = used[here]
+        for j in range(start[here], start[here + 1]):
+            for i in range(tables.read_start[ops[j]], tables.read_start[ops[j] + 1]):
+                maker = tables.reads[i]
+                # A home of -1 is that of this partition or of a later one.
+                if home[part[maker]] >= 0:
+                    added[home[part[maker]]] -= tables.output[maker]
+        home[here] = tightest(ranking, left, added, 1)
+        if home[here] < 0:
+            return False, home
+        left[home[here]] -= added[home[here]]
+    return True, home
+
+
+@compiled
+def candidate_s(tables: Tables, memory: IntArray, part: IntArray, count: int) -> float:
+    """Return the latency of these partitions on the devices that torch would choose.
+
+    Infinite when one finds no device, or when they wait for each other in a circle.
+    Arguments as in `homes_as_torch`.
+    """
+    found, home = homes_as_torch(tables, memory, part, count)
+    if not found:
+        return np.inf
+    longest_s = path_over_partitions_s(tables, part, count, home)
+    return longest_s if longest_s >= 0 else np.inf
+
+
+def plan_of(part: IntArray, home: IntArray) -> StaticPlan:
+    """Return the plan of these partitions, without the empty ones.
+
+    Args:
+        part: partition of each operator. Shape (n,).
+        home: device of each partition. Shape (P,).
+
+    """
+    kept, number = np.unique(part, return_inverse=True)
+    return StaticPlan(number.astype(np.int64), tuple((int(device),) for device in home[kept]))
+
+
+# The exact reading of torch's ``cost_aware``: every candidate, by the rules that it states.
+#
+# ``Partitioner.cost_aware_partition`` of ``torch.fx.experimental.accelerator_partitioner`` starts
+# with a partition for each operator. In each round it tries to join every two partitions whose
+# levels differ by at most one, or of which one reads from the other; a level is the longest path
+# from a partition that reads from none. The pair with the least latency, the last of those that are
+# equal, is joined if that is not more than before, and becomes the last partition. Before the first
+# round no partition has a device, so every transfer counts.
+#
+# Torch ends with partitions without a device when no pair can be joined in the first round; here
+# that is no result.
+
+
+@compiled
+def _may_join(tables: Tables, part: IntArray, count: int) -> npt.NDArray[np.bool_]:
+    """Return which two partitions may be tried: near in level, or one reads from the other."""
+    quotient = quotient_of(tables, part, count, np.arange(count))
+    level = np.zeros(count, dtype=np.int64)
+    may = np.zeros((count, count), dtype=np.bool_)
+    for at in range(count):
+        here = quotient.order[at]
+        for k in range(quotient.parent_start[here], quotient.parent_start[here + 1]):
+            there = quotient.parents[k]
+            level[here] = max(level[here], level[there] + 1)
+            may[here, there] = may[there, here] = True
+    for a in range(count):
+        for b in range(count):
+            if abs(level[a] - level[b]) <= 1:
+                may[a, b] = True
+    return may
+
+
+@compiled
+def _join(part: IntArray, a: int, b: int, count: int, joined: IntArray) -> None:
+    """Set `joined` to `part` with partitions a < b made the last of `count` - 1."""
+    for op in range(part.shape[0]):
+        here = part[op]
+        if here in (a, b):
+            joined[op] = count - 2
+        else:
+            joined[op] = here - (here > a) - (here > b)
+
+
+@compiled
+def _combine(tables: Tables, memory: IntArray, n: int) -> tuple[int, IntArray]:
+    """Return how many partitions are left when no two are joined any more, and each operator's."""
+    count, part, trial = n, np.arange(n), np.empty(n, dtype=np.int64)
+    cost_s = path_over_partitions_s(tables, part, count, np.arange(n))
+    while count > 1:
+        may, best_a, best_b = _may_join(tables, part, count), -1, -1
+        for a in range(count - 1):
+            for b in range(a + 1, count):
+                if may[a, b]:
+                    _join(part, a, b, count, trial)
+                    new_s = candidate_s(tables, memory, trial, count - 1)
+                    if new_s <= cost_s:
+                        cost_s, best_a, best_b = new_s, a, b
+        if best_a < 0:
+            break
+        _join(part, best_a, best_b, count, trial)
+        part[:] = trial
+        count -= 1
+    return count, part
+
+
+def exact_cost_aware(problem: StaticProblem) -> StaticPlan | None:
+    """Return the plan of the exact reading, or None when its partitions find no devices.
+
+    Up to n rounds of O(n * n) candidates, each O(reads).
+    """
+    tables, memory = tables_of(problem.graph, problem.bytes_per_s), problem.memory_bytes
+    count, part = _combine(tables, memory, problem.graph.n_ops)
+    found, home = homes_as_torch(tables, memory, part, count)
+    return plan_of(part, home) if found else None
+
+
+# The exact reading of torch's ``kl_based``: every candidate that it tries, by the rules it states.
+#
+# ``Partitioner.kl_based_partition`` of ``torch.fx.experimental.accelerator_partitioner`` starts
+# from the size-based plan and takes the operators once, in graph order. Each is tried in every
+# other partition, in exchange for each operator there, in graph order, and last for none. The one
+# with the least latency is carried out if that is less than before.
+#
+# Three faults of torch are not read along. It compares the latency of the last exchange, where that
+# of the best is meant; it looks an operator up where it was before all exchanges; and it keeps
+# devices that were chosen for other partitions than those it returns.
+
+
+@compiled
+def _best_exchange(  # noqa: PLR0917 - a compiled loop takes arrays
+    tables: Tables, memory: IntArray, part: IntArray, count: int, op: int, cost_s: float
+) -> tuple[float, int, int]:
+    """Return the best latency below `cost_s`, the partition for `op`, and who comes for it.
+
+    The partition is -1 when no latency is lower; the operator that comes is n when none does.
+    """
+    n, here, trial = part.shape[0], part[op], part.copy()
+    best_there, best_other = -1, n
+    for there in range(count):
+        if there == here:
+            continue
+        trial[op] = there
+        for other in range(n + 1):
+            if other < n:
+                if part[other] != there:
+                    continue
+                trial[other] = here
+            new_s = candidate_s(tables, memory, trial, count)
+            if other < n:
+                trial[other] = there
+            if new_s < cost_s:
+                cost_s, best_there, best_other = new_s, there, other
+    return cost_s, best_there, best_other
+
+
+@compiled
+def _exchange(
+    tables: Tables, memory: IntArray, part: IntArray, count: int, cost_s: float
+) -> tuple[bool, IntArray]:
+    """Return whether any exchange lowers the latency, and the partitions after all of them."""
+    part, any_lowers = part.copy(), False
+    for op in range(part.shape[0]):
+        cost_s, there, other = _best_exchange(tables, memory, part, count, op, cost_s)
+        if there >= 0:
+            if other < part.shape[0]:
+                part[other] = part[op]
+            part[op] = there
+            any_lowers = True
+    return any_lowers, part
+
+
+def exact_kl(problem: StaticProblem) -> StaticPlan | None:
+    """Return the plan of the exact reading, or None when there is no size-based one to start from.
+
+    Its latency is never above that of the size-based plan. O(n * n) candidates, each O(reads).
+    """
+    try:
+        start = size_based(problem)
+    except InfeasibleError:
+        return None
+    tables, memory = tables_of(problem.graph, problem.bytes_per_s), problem.memory_bytes
+    count = len(start.devices_of_partition)
+    cost_s = latency_s(problem, start)
+    any_lowers, part = _exchange(tables, memory, start.partition_of, count, cost_s)
+    if not any_lowers:
+        return start
+    _, home = homes_as_torch(tables, memory, part, count)
+    return plan_of(part, home)

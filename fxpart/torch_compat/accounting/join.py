@@ -1,0 +1,236 @@
+"""Join operators on one device to few partitions, without a longer path over partitions.
+
+Operators on one device that are reached over the same number of transfers, at most, can be one
+partition: no path leaves such a set and comes back, as each transfer counts one up. The same holds
+of runs of its graph order. So each set is cut into the longest runs that lengthen no path, then
+pairs are joined where that lengthens none. Should the tries not suffice for all sets, those left
+whole are parted where they are on a path that is too long: where no read connects them, else in
+the middle.
+"""
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.support.compiled import compiled
+from fxpart.torch_compat.accounting.cost import path_over_partitions_s, quotient_of
+from fxpart.torch_compat.accounting.problem import BoolArray, grouped
+from fxpart.torch_compat.accounting.tables import Tables
+
+__all__ = ["join"]
+
+
+@compiled
+def _numbered(label: IntArray) -> tuple[int, IntArray]:
+    """Return the number of distinct labels, and labels from 0 in the order of first use."""
+    count, number = 0, np.full(int(label.max()) + 1, -1, dtype=np.int64)
+    part = np.empty(label.shape[0], dtype=np.int64)
+    for op in range(label.shape[0]):
+        if number[label[op]] < 0:
+            number[label[op]] = count
+            count += 1
+        part[op] = number[label[op]]
+    return count, part
+
+
+@compiled
+def _by_transfers(tables: Tables, device: IntArray, devices: int) -> IntArray:
+    """Return a label for the device and the most transfers on a path to each operator."""
+    level, label = np.zeros_like(device), np.empty_like(device)
+    for op in range(device.shape[0]):
+        for i in range(tables.read_start[op], tables.read_start[op + 1]):
+            maker = tables.reads[i]
+            level[op] = max(level[op], level[maker] + (device[maker] != device[op]))
+        label[op] = level[op] * devices + device[op]
+    return label
+
+
+@compiled
+def _homes(part: IntArray, device: IntArray, count: int) -> IntArray:
+    """Return the device of each partition."""
+    homes = np.empty(count, dtype=np.int64)
+    for op in range(part.shape[0]):
+        homes[part[op]] = device[op]
+    return homes
+
+
+@compiled
+def _root(above: IntArray, op: int) -> int:
+    """Return the first operator of the piece that `op` belongs to."""
+    while above[op] != op:
+        above[op] = above[above[op]]
+        op = above[op]
+    return op
+
+
+@compiled
+def _pieces(tables: Tables, part: IntArray) -> IntArray:
+    """Return for each operator the first of those that reads inside its partition connect."""
+    above = np.arange(part.shape[0])
+    for op in range(part.shape[0]):
+        for i in range(tables.read_start[op], tables.read_start[op + 1]):
+            maker = tables.reads[i]
+            if part[maker] == part[op]:
+                a, b = _root(above, op), _root(above, maker)
+                above[max(a, b)] = min(a, b)
+    for op in range(part.shape[0]):
+        above[op] = above[above[op]]
+    return above
+
+
+@compiled
+def _through_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> FloatArray:
+    """Return the longest path over partitions through each of them."""
+    quotient = quotient_of(tables, part, count, homes)
+    rest_s = np.zeros(count)
+    for at in range(count - 1, -1, -1):
+        here = quotient.order[at]
+        path_s = rest_s[here] + quotient.within_s[here]
+        for k in range(quotient.parent_start[here], quotient.parent_start[here + 1]):
+            there = quotient.parents[k]
+            rest_s[there] = max(rest_s[there], path_s + quotient.passed_s[k])
+    return quotient.begin_s + quotient.within_s + rest_s
+
+
+@compiled
+def _parted(tables: Tables, part: IntArray, count: int, long: BoolArray) -> tuple[bool, IntArray]:
+    """Return whether any partition that is `long` was parted, and a label for each operator."""
+    n, piece = part.shape[0], _pieces(tables, part)
+    size, first = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    whole = np.ones(count, dtype=np.bool_)
+    for op in range(n):
+        size[part[op]] += 1
+        if first[part[op]] < 0:
+            first[part[op]] = op
+        whole[part[op]] &= piece[op] == first[part[op]]
+    seen, middle = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
+    label, parted = np.empty(n, dtype=np.int64), False
+    for op in range(n):
+        here = part[op]
+        seen[here] += 1
+        label[op] = first[here]
+        if not long[here] or size[here] == 1:
+            continue
+        parted = True
+        if not whole[here]:
+            label[op] = piece[op]
+        elif 2 * seen[here] > size[here]:
+            if middle[here] < 0:
+                middle[here] = op
+            label[op] = middle[here]
+    return parted, label
+
+
+@compiled
+def _part_long(
+    tables: Tables, device: IntArray, part: IntArray, bound_s: float, most: int
+) -> tuple[float, IntArray]:
+    """Return `part` with those on paths longer than `bound_s` parted, and the longest path.
+
+    Ends when there is no such path, or before there would be more than `most` partitions.
+    """
+    last_s, last = np.inf, part
+    while True:
+        count, part = _numbered(part)
+        if count > most and last_s < np.inf:
+            return last_s, last
+        through_s = _through_s(tables, part, count, _homes(part, device, count))
+        last_s, last = through_s.max(), part
+        if last_s <= bound_s:
+            return last_s, part
+        parted, label = _parted(tables, part, count, through_s > bound_s)
+        if not parted:
+            return last_s, part
+        part = label
+
+
+@compiled
+def _longest_run(
+    tables: Tables, device: IntArray, part: IntArray, ops: IntArray, bound_s: float
+) -> tuple[int, int]:
+    """Make the most of `ops`, from the first on, one partition; return how many, and the tries.
+
+    `part` names a partition by its first operator, so that `device` says where it is.
+    """
+    n, fitting, most = part.shape[0], 1, ops.shape[0]
+    middle, tries = most, 0
+    while fitting < most:
+        for i in range(fitting, middle):
+            part[ops[i]] = ops[0]
+        longest_s = path_over_partitions_s(tables, part, n, device)
+        tries += 1
+        if longest_s <= bound_s:
+            fitting = middle
+        else:
+            for i in range(fitting, middle):
+                part[ops[i]] = ops[i]
+            most = middle - 1
+        middle = (fitting + most + 1) // 2
+    return fitting, tries
+
+
+@compiled
+def _runs(
+    tables: Tables, device: IntArray, label: IntArray, bound_s: float, tries: int
+) -> IntArray:
+    """Return `label` with each set cut into runs, as long as there are tries."""
+    count, sets = _numbered(label)
+    start, ops = grouped(sets, count)
+    part = np.arange(label.shape[0])
+    for here in range(count):
+        low, high = start[here], start[here + 1]
+        while low < high and tries > 0:
+            length, tried = _longest_run(tables, device, part, ops[low:high], bound_s)
+            low += length
+            tries -= tried
+        for i in range(low, high):
+            part[ops[i]] = ops[low]
+    return part
+
+
+@compiled
+def _join_pairs(
+    tables: Tables, device: IntArray, part: IntArray, bound_s: float, tries: int
+) -> IntArray:
+    """Return `part` with pairs on one device joined while no path exceeds `bound_s`."""
+    count, part = _numbered(part)
+    homes = _homes(part, device, count)
+    gone = np.zeros(count, dtype=np.bool_)
+    for a in range(count):
+        for b in range(a + 1, count):
+            if gone[a] or gone[b] or homes[a] != homes[b]:
+                continue
+            if tries == 0:
+                return part
+            tries -= 1
+            joined = np.where(part == b, a, part)
+            longest_s = path_over_partitions_s(tables, joined, count, homes)
+            if 0 <= longest_s <= bound_s:
+                part, gone[b] = joined, True
+    return part
+
+
+@compiled
+def join(  # noqa: PLR0917 - a compiled loop takes arrays
+    tables: Tables, device_of: IntArray, devices: int, bound_s: float, tries: int, most: int
+) -> tuple[int, IntArray]:
+    """Return the number of partitions and that of each operator, in the order of first operators.
+
+    Args:
+        tables: the operators.
+        device_of: device of each operator. Shape (n,).
+        devices: number of devices.
+        bound_s: the longest path over operators, or more; no path over partitions exceeds it,
+            unless that would take more than `most` partitions.
+        tries: how many runs to try, and how many pairs. Each takes O(reads).
+        most: how many partitions there may be where a longer path is the price of fewer.
+
+    """
+    part = _by_transfers(tables, device_of, devices)
+    count, whole = _numbered(part)
+    homes = _homes(whole, device_of, count)
+    if path_over_partitions_s(tables, whole, count, homes) > bound_s:
+        runs = _runs(tables, device_of, part, bound_s, tries)
+        part = runs if _numbered(runs)[0] <= most else part
+    longest_s, part = _part_long(tables, device_of, part, bound_s, most)
+    part = _join_pairs(tables, device_of, part, max(bound_s, longest_s), tries)
+    return _numbered(part)

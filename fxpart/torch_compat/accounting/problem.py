@@ -1,0 +1,148 @@
+"""`StaticProblem`: operators, devices and one transfer rate, as torch's partitioner sees them."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.support.compiled import compiled
+
+__all__ = [
+    "BoolArray",
+    "GraphArrays",
+    "StaticGraph",
+    "StaticPlan",
+    "StaticProblem",
+    "arrays_of",
+    "distinct_rows",
+    "grouped",
+    "turned",
+]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StaticGraph:
+    """Call nodes in graph order (`n` of them), and the sources that they read (`m`).
+
+    A source is a placeholder or a ``get_attr`` node. It lies on every device that reads it.
+    """
+
+    names: tuple[str, ...]
+    """Names of the call nodes. Length n."""
+    total_bytes: IntArray
+    """Weights and output of each call node. Length n."""
+    output_bytes: IntArray
+    """Output of each call node. Length n."""
+    latency_s: FloatArray
+    """The larger of compute and memory latency of each call node. Length n."""
+    read_start: IntArray
+    """CSR starts into `reads`. Length n + 1."""
+    reads: IntArray
+    """Call nodes whose output each call node reads, each once, in order of first use."""
+    source_bytes: IntArray
+    """Bytes of each source. Length m."""
+    source_start: IntArray
+    """CSR starts into `sources`. Length n + 1."""
+    sources: IntArray
+    """Sources that each call node reads, each once, in order of first use."""
+
+    @property
+    def n_ops(self) -> int:
+        """Number of call nodes."""
+        return len(self.names)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StaticProblem:
+    """What is placed, and on what."""
+
+    graph: StaticGraph
+    memory_bytes: IntArray
+    """Memory of each device, by position. Length D."""
+    bytes_per_s: float
+    """Rate of a transfer between any two devices; 0 where no mode asks for it."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StaticPlan:
+    """A decided placement."""
+
+    partition_of: IntArray
+    """Partition of each call node, 0 to P - 1. Length n."""
+    devices_of_partition: tuple[tuple[int, ...], ...]
+    """Positions of the devices that hold each partition; never empty. Length P."""
+
+
+# `GraphArrays`: the arrays of a `StaticGraph` that say what takes memory, for compiled loops.
+
+BoolArray = npt.NDArray[np.bool_]
+
+
+class GraphArrays(NamedTuple):
+    """Bytes and reads of n operators and m sources; fields as in `StaticGraph`."""
+
+    total: IntArray
+    """Weights and output of each operator, bytes. Length n."""
+    output: IntArray
+    """Output of each operator, bytes. Length n."""
+    read_start: IntArray
+    reads: IntArray
+    source_bytes: IntArray
+    source_start: IntArray
+    sources: IntArray
+
+
+def arrays_of(graph: StaticGraph) -> GraphArrays:
+    """Return the arrays of `graph`, not copied."""
+    return GraphArrays(
+        graph.total_bytes,
+        graph.output_bytes,
+        graph.read_start,
+        graph.reads,
+        graph.source_bytes,
+        graph.source_start,
+        graph.sources,
+    )
+
+
+# CSR rows: what belongs together side by side, with the place where each group starts.
+
+
+@compiled
+def grouped(keys: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Return the places of each key from 0 to `count` - 1 as CSR rows, ascending. O(length)."""
+    start = np.zeros(count + 1, dtype=np.int64)
+    for place in range(keys.shape[0]):
+        start[keys[place] + 1] += 1
+    for key in range(count):
+        start[key + 1] += start[key]
+    places, free = np.empty(keys.shape[0], dtype=np.int64), start[:-1].copy()
+    for place in range(keys.shape[0]):
+        places[free[keys[place]]] = place
+        free[keys[place]] += 1
+    return start, places
+
+
+@compiled
+def turned(start: IntArray, items: IntArray, count: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Return CSR rows by item: the rows that had it, and the places where it stood.
+
+    Args:
+        start: CSR starts into `items`.
+        items: numbers from 0 to `count` - 1.
+        count: number of rows that come back.
+
+    """
+    turned_start, places = grouped(items, count)
+    row_of = np.empty_like(items)
+    for row in range(start.shape[0] - 1):
+        row_of[start[row] : start[row + 1]] = row
+    return turned_start, row_of[places], places
+
+
+def distinct_rows(row: IntArray, item: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Return the distinct (row, item) pairs as CSR rows, `count` of them; items ascending."""
+    pairs = np.unique(np.stack([row, item], axis=1), axis=0)
+    return grouped(np.ascontiguousarray(pairs[:, 0]), count)[0], np.ascontiguousarray(pairs[:, 1])

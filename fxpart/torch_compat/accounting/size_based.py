@@ -1,0 +1,212 @@
+"""Fill one device after the other in graph order: the greedy mode of torch's partitioner.
+
+The bookkeeping is that of ``Partitioner.size_based_partition`` in
+``torch.fx.experimental.accelerator_partitioner``, so that the partitions and devices are the same
+wherever torch finds an answer. What costs torch a new set of nodes and a new sum for each operator
+is here one pass over the reads: an operand is free when it lies in the open partition already.
+
+Where torch finds none because of the order in which devices are taken, smallest first and largest
+first are tried before giving up.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import IntArray
+from fxpart.errors import InfeasibleError
+from fxpart.support.compiled import compiled
+from fxpart.torch_compat.accounting.device_map import map_partitions
+from fxpart.torch_compat.accounting.problem import (
+    BoolArray,
+    GraphArrays,
+    StaticGraph,
+    StaticPlan,
+    StaticProblem,
+    arrays_of,
+)
+
+__all__ = [
+    "Filling",
+    "added_bytes",
+    "alone_bytes",
+    "no_plan",
+    "nothing_filled",
+    "put",
+    "size_based",
+    "too_large_alone",
+]
+
+
+# `Filling`: operators put into partitions in graph order, one partition open at a time.
+#
+# What the open partition makes or reads already is there: an operator that joins it adds nothing
+# for that. Both greedy modes of torch count so (``size_based_partition`` and
+# ``sparse_nn_partition`` of ``torch.fx.experimental.accelerator_partitioner``).
+
+
+class Filling(NamedTuple):
+    """The partitions so far, of n operators and m sources. Changed in place."""
+
+    part: IntArray
+    """Partition of each operator, -1 before it has one. Length n."""
+    holder: IntArray
+    """The last partition that read each source, -1 before the first. Length m."""
+
+
+@compiled
+def nothing_filled(graph: GraphArrays) -> Filling:
+    """Return the filling in which no operator has a partition."""
+    part = np.full(graph.total.shape[0], -1, dtype=np.int64)
+    return Filling(part, np.full(graph.source_bytes.shape[0], -1, dtype=np.int64))
+
+
+@compiled
+def added_bytes(
+    graph: GraphArrays, filling: Filling, alone: IntArray, op: int, partition: int
+) -> int:
+    """Return the bytes that `op` adds to the open partition.
+
+    `alone` is what each operator needs with all that it reads. Shape (n,).
+    """
+    added = alone[op]
+    for i in range(graph.read_start[op], graph.read_start[op + 1]):
+        if filling.part[graph.reads[i]] == partition:
+            added -= graph.output[graph.reads[i]]
+    for i in range(graph.source_start[op], graph.source_start[op + 1]):
+        if filling.holder[graph.sources[i]] == partition:
+            added -= graph.source_bytes[graph.sources[i]]
+    return int(added)
+
+
+@compiled
+def put(graph: GraphArrays, filling: Filling, op: int, partition: int) -> None:
+    """Put `op` into the open partition."""
+    filling.part[op] = partition
+    for i in range(graph.source_start[op], graph.source_start[op + 1]):
+        filling.holder[graph.sources[i]] = partition
+
+
+# What to say when no plan is found: needed bytes, present bytes, and what to change.
+
+
+def too_large_alone(problem: StaticProblem, alone_bytes: IntArray) -> InfeasibleError | None:
+    """Return the error that names an operator too large for every device, or None if all fit one.
+
+    `alone_bytes` is what each operator needs with all that it reads, shape (n,).
+    """
+    worst, largest = int(alone_bytes.argmax()), int(problem.memory_bytes.max())
+    needed = int(alone_bytes[worst])
+    if needed <= largest:
+        return None
+    return InfeasibleError(
+        f"operator {problem.graph.names[worst]} is too large to fit any device: with what it reads"
+        f" it needs {needed} bytes, the largest device has {largest};"
+        " give a larger device or split the operator",
+        needed_bytes=needed,
+        available_bytes=largest,
+    )
+
+
+def no_plan(problem: StaticProblem, advice: str) -> InfeasibleError:
+    """Return the error that says how much there is and would be needed; it ends with `advice`."""
+    graph, memory = problem.graph, problem.memory_bytes
+    needed, present = int(graph.total_bytes.sum() + graph.source_bytes.sum()), int(memory.sum())
+    return InfeasibleError(
+        f"no valid mapping of partitions to the {len(memory)} devices was found: the graph needs"
+        f" {needed} bytes held once, and more where operators on different devices read the same;"
+        f" there are {present} in all; {advice}",
+        needed_bytes=needed,
+        available_bytes=present,
+    )
+
+
+@compiled
+def _first_free(taken: BoolArray, memory: IntArray, needed_bytes: int) -> int:
+    """Return the first device that is not taken and holds so much, or the number of devices."""
+    device = 0
+    while device < memory.shape[0] and (taken[device] or memory[device] < needed_bytes):
+        device += 1
+    return device
+
+
+@compiled
+def _fill(graph: GraphArrays, alone: IntArray, memory: IntArray) -> tuple[int, IntArray, IntArray]:
+    """Return the number of partitions, each operator's partition, and each partition's device.
+
+    Devices are taken in the order of `memory`. A device of -1 means that no free one was large
+    enough: from there on each operator is a partition of its own.
+    """
+    n, devices = alone.shape[0], memory.shape[0]
+    filling, device_of = nothing_filled(graph), np.full(n, -1, dtype=np.int64)
+    taken = np.zeros(devices, dtype=np.bool_)
+    current, count, left = -1, 0, np.int64(0)
+    for op in range(n):
+        added = added_bytes(graph, filling, alone, op, current)
+        if current < 0 or added > left:
+            device = _first_free(taken, memory, alone[op])
+            if device == devices:
+                filling.part[op:] = np.arange(count, count + n - op)
+                count += n - op
+                break
+            taken[device] = True
+            current, left, added = count, memory[device], alone[op]
+            device_of[count] = device
+            count += 1
+        put(graph, filling, op, current)
+        left -= added
+    return count, filling.part, device_of[:count]
+
+
+def _row_sums(items: IntArray, start: IntArray) -> IntArray:
+    """Return the sum of each row of a CSR array."""
+    running = np.zeros(len(items) + 1, dtype=np.int64)
+    np.cumsum(items, out=running[1:])
+    return running[start[1:]] - running[start[:-1]]
+
+
+def alone_bytes(graph: StaticGraph) -> IntArray:
+    """Return the bytes that each operator needs on a device of its own. Shape (n,).
+
+    Its weights and output, and everything that it reads.
+    """
+    read = _row_sums(graph.output_bytes[graph.reads], graph.read_start)
+    return (
+        graph.total_bytes + read + _row_sums(graph.source_bytes[graph.sources], graph.source_start)
+    )
+
+
+def _attempt(problem: StaticProblem, alone: IntArray, order: IntArray) -> StaticPlan | None:
+    """Return the plan that takes devices in this order, or None when there is none."""
+    memory = problem.memory_bytes[order]
+    count, part, device_of = _fill(arrays_of(problem.graph), alone, memory)
+    homes: IntArray | None = np.where(device_of < 0, -1, order[device_of])
+    if (device_of < 0).any():
+        homes = map_partitions(problem, part, count, [int(d) for d in np.asarray(homes)])
+    if homes is None:
+        return None
+    return StaticPlan(part, tuple((int(device),) for device in homes))
+
+
+def size_based(problem: StaticProblem) -> StaticPlan:
+    """Return the plan that fills the devices one after the other, in graph order.
+
+    An operator joins the open partition while it fits the memory left there; else the next device
+    that holds it opens a partition. When no device is left, each further operator is a partition of
+    its own, and goes where `map_partitions` finds room. O(reads), apart from that last step.
+
+    Raises:
+        InfeasibleError: when an operator is larger than every device, or no order of devices leads
+            to a plan in which every partition has a device.
+
+    """
+    memory, alone = problem.memory_bytes, alone_bytes(problem.graph)
+    refused = too_large_alone(problem, alone)
+    if refused is not None:
+        raise refused
+    ascending = np.argsort(memory, kind="stable").astype(np.int64)
+    for order in (np.arange(len(memory), dtype=np.int64), ascending, ascending[::-1].copy()):
+        plan = _attempt(problem, alone, order)
+        if plan is not None:
+            return plan
+    raise no_plan(problem, "give more memory, or mode kl_based")

@@ -1,0 +1,162 @@
+"""`BatchDimAnalyzer`: which dimension of each node of an ATen graph is the batch, by contract.
+
+The names and answers are those of ``torch.distributed._spmd.batch_dim_utils`` (torch 2.0 to 2.2).
+It answers a node at a time from sizes, so that a size that is the batch's by chance is taken for
+it; `fxpart.capture.batch_dim.analyze.analyze_batch_dims` follows operators instead, for whole
+graphs.
+
+Where this differs on purpose: an operator looks for the batch size of its own operands and then
+for that of the inputs, not for the one of whichever view came last; sizes may be symbols; of
+operands of several kinds one that is split decides, not the last one; and `full_reduction` is
+heeded.
+"""
+
+from torch import fx
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+from fxpart.capture.batch_dim.call import base_name, named_arguments, tensors_of
+from fxpart.capture.batch_dim.extent import Extent, extent, extents
+from fxpart.capture.batch_dim.layout import PARTIAL, REPLICATED, BatchDimError, act_spec
+from fxpart.capture.batch_dim.views import VIEWS, Moved, moved, overlapping_dim
+
+__all__ = ["BatchDimAnalyzer"]
+
+
+class BatchDimAnalyzer:
+    """Answers with a dimension, -1 (replicated) or -2 (partial) for nodes with ``meta["val"]``.
+
+    Ask for nodes in the order of the graph, after `init_batch_dim_size` and `set_batch_dim` of the
+    inputs: an answer rests on those of the operands.
+    """
+
+    def __init__(self, batch_dim: int = 0) -> None:
+        self.batch_dim = batch_dim
+        """The dimension of the inputs that is the batch."""
+        self.batch_dim_map: dict[fx.Node, int] = {}
+        self._size: Extent | None = None
+        self._input_size: Extent | None = None
+
+    @property
+    def batch_dim_size(self) -> Extent:
+        """The batch size: after a view its size there; -1 before it is known."""
+        return -1 if self._size is None else self._size
+
+    def init_batch_dim_size(self, batch_dim_size: Extent) -> None:
+        """Set the batch size of the inputs, a number or a symbolic integer.
+
+        Raises:
+            BatchDimError: when another size was set before.
+
+        """
+        size = extent(batch_dim_size)
+        if self._size is not None and self._size != size:
+            raise BatchDimError(
+                f"the batch size is {self._size} already, {size} was asked for; make a new"
+                " BatchDimAnalyzer for another batch size"
+            )
+        self._size = self._input_size = size
+
+    def set_batch_dim(self, node: fx.Node, batch_dim: int) -> None:
+        """Say what the answer for `node` is."""
+        self.batch_dim_map[node] = batch_dim
+
+    def get_batch_dim(self, node: fx.Node) -> int:
+        """Return the answer for `node`.
+
+        Raises:
+            BatchDimError: when it has none yet.
+
+        """
+        if node not in self.batch_dim_map:
+            raise BatchDimError(
+                f"nothing is known about the batch of node {node.name}; call compute_batch_dim for"
+                " the nodes in the order of the graph, or set_batch_dim"
+            )
+        return self.batch_dim_map[node]
+
+    def compute_batch_dim(self, node: fx.Node, full_reduction: bool = False) -> int:
+        """Return the answer for `node`, and keep it.
+
+        A view moves its operand's batch by its own rule, and the batch size follows. Of others it
+        is the first dimension of that size. Where no dimension has it, a result without dimensions
+        (or any, by `full_reduction`) keeps its operand's answer; another is partial (-2). An
+        operator without operands, or with replicated ones only, is replicated (-1).
+
+        Raises:
+            BatchDimError: before `init_batch_dim_size`; for a view of a node without an answer; for
+                a node without ``meta["val"]``.
+
+        """
+        if self._size is None:
+            raise BatchDimError(
+                f"the batch dimension of node {node.name} was asked for before the batch size is"
+                " known; call init_batch_dim_size first"
+            )
+        if node not in self.batch_dim_map:
+            found = self._by_view(node)
+            self.set_batch_dim(
+                node, self._by_size(node, full_reduction) if found is None else found
+            )
+        return self.batch_dim_map[node]
+
+    def compute_act_spec(self, node: fx.Node, mesh: DeviceMesh) -> DTensorSpec:
+        """Return the placement of `node` on `mesh`: ``Shard(d)``, ``Replicate()``, ``Partial()``.
+
+        See `fxpart.capture.batch_dim.layout` for the type, and for meshes of several dimensions.
+        """
+        return act_spec(self.compute_batch_dim(node), node.meta.get("val"), mesh)
+
+    def _by_view(self, node: fx.Node) -> int | None:
+        """Return the dimension that a view moves its operand's batch to; None where it does not."""
+        name, operands = base_name(node), node.all_input_nodes
+        if name not in VIEWS or node.op != "call_function" or not operands:
+            return None
+        at = Moved(self.get_batch_dim(operands[0]))
+        before = self._shapes(operands[0])[0]
+        if not 0 <= at.dim < len(before):
+            return None
+        after = self._shapes(node)
+        found = moved(name, named_arguments(node), before, after, at)[0]
+        dim = found.dim if found is not None else None
+        if dim is None and name not in {"select", "unbind", "squeeze"}:
+            dim = overlapping_dim(before, after[0], at)
+        if dim is not None:
+            self._size = after[0][dim]
+        return dim
+
+    def _by_size(self, node: fx.Node, full_reduction: bool) -> int:
+        shapes = self._shapes(node)
+        sizes = self._sizes(node)
+        for shape in shapes:
+            for size in sizes:
+                if size in shape:
+                    return shape.index(size)
+        answers = [self.batch_dim_map.get(operand, REPLICATED) for operand in node.all_input_nodes]
+        split = next((answer for answer in answers if answer >= 0), None)
+        if split is None:
+            return PARTIAL if PARTIAL in answers else REPLICATED
+        return split if full_reduction or () in shapes else PARTIAL
+
+    def _sizes(self, node: fx.Node) -> list[Extent]:
+        """Return what the batch size may be: the operands' own, then that of the inputs.
+
+        Without an operand that is split, that of the last view comes first.
+        """
+        found: list[Extent] = []
+        for operand in node.all_input_nodes:
+            dim = self.batch_dim_map.get(operand, REPLICATED)
+            shape = self._shapes(operand)[0] if dim >= 0 else ()
+            if 0 <= dim < len(shape) and shape[dim] not in found:
+                found.append(shape[dim])
+        latest = [] if found else [self.batch_dim_size]
+        return [*found, *latest, *([] if self._input_size is None else [self._input_size])]
+
+    def _shapes(self, node: fx.Node) -> list[tuple[Extent, ...]]:
+        if "val" not in node.meta:
+            raise BatchDimError(
+                f"node {node.name} does not say what it makes; trace with fake tensors, as"
+                ' torch.export and make_fx do, so that meta["val"] is there'
+            )
+        tensors = tensors_of(node.meta["val"])
+        return [extents(tensor.shape) for tensor in tensors if tensor is not None]

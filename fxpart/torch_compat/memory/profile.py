@@ -1,0 +1,187 @@
+"""Bytes in use along a graph: `build_memory_profile`."""
+
+from collections.abc import Callable
+
+import torch
+from torch import fx
+
+from fxpart.errors import SpecError, nearest_names
+from fxpart.torch_compat.memory.storages import GraphStorages, graph_storages, is_input
+from fxpart.torch_compat.memory.tensors import SizeOf
+
+__all__ = [
+    "MemoryTracker",
+    "build_memory_profile",
+    "is_no_primal",
+    "memory_profile",
+    "releasable_storages",
+]
+
+
+def build_memory_profile(
+    graph: fx.Graph,
+    is_releasable: Callable[[fx.Node], bool],
+    size_of: SizeOf | None = None,
+) -> list[int]:
+    """Return the bytes in use along a run of `graph` in its order.
+
+    The first entry has the inputs (placeholders and attributes, each storage once). Each operator
+    adds two: after it has allocated its results, and after what it was the last to need is gone.
+    The results of the graph stay. Near-linear in nodes, edges and results.
+
+    Args:
+        graph: nodes carry ``meta["val"]``, as an export leaves it.
+        is_releasable: whether a storage that this node makes, or brings in as an input, may go
+            after its last use. Where several inputs share a storage, all must allow it. Attributes
+            are not asked about: their module keeps them.
+        size_of: makes a number of bytes that may be symbolic; without it a symbolic size counts as
+            at the example inputs.
+
+    Raises:
+        CaptureError: for a node without ``meta["val"]``, or a size without a number.
+
+    """
+    return memory_profile(graph_storages(graph), is_releasable, size_of)
+
+
+def memory_profile(
+    storages: GraphStorages,
+    is_releasable: Callable[[fx.Node], bool],
+    size_of: SizeOf | None = None,
+) -> list[int]:
+    """Return what `build_memory_profile` does, of storages that are known already."""
+    sizes = storages.sizes(size_of)
+    releasable = releasable_storages(storages.makers, is_releasable)
+    steps = list(zip(storages.nodes, storages.made, storages.let_go_by(), strict=True))
+    current = sum(sizes[s] for node, made, _ in steps if is_input(node) for s in made)
+    profile = [current]
+    for node, made, gone in steps:
+        if is_input(node) or node.op == "output":
+            continue
+        current += sum(sizes[s] for s in made)
+        profile.append(current)
+        current -= sum(sizes[s] for s in gone if releasable[s])
+        profile.append(current)
+    return profile
+
+
+def releasable_storages(
+    makers: list[list[fx.Node]], is_releasable: Callable[[fx.Node], bool]
+) -> list[bool]:
+    """Return for each storage whether it may go; `makers` are the nodes that bring it in."""
+    return [
+        all(node.op != "get_attr" and is_releasable(node) for node in nodes) for nodes in makers
+    ]
+
+
+# Bytes in use while the nodes of a graph are run in another order: `MemoryTracker`.
+
+
+def is_no_primal(node: fx.Node) -> bool:
+    """Return whether a node is no input of a forward, as torch names those."""
+    return not node.name.startswith("primals")
+
+
+class MemoryTracker:
+    """Follows a schedule of a graph: any order in which a node comes after what it reads.
+
+    The graph itself stays as it is. A step takes time in proportion to the node's operands and
+    results. Writes in place are not ordered here: that is for who makes the schedule.
+    """
+
+    def __init__(
+        self,
+        graph: fx.Graph,
+        is_releasable: Callable[[fx.Node], bool] | None = None,
+        device_filter: Callable[[torch.device], bool] | None = None,
+        size_of: SizeOf | None = None,
+    ) -> None:
+        """Start with the inputs of `graph` in memory.
+
+        Args:
+            graph: nodes carry ``meta["val"]``.
+            is_releasable: see `build_memory_profile`; by default all but those whose name begins
+                with ``primals``.
+            device_filter: which devices' storages count; by default all.
+            size_of: see `build_memory_profile`.
+
+        """
+        self.graph = graph
+        self._storages = graph_storages(graph)
+        counted = [
+            device_filter is None or device_filter(tensor.device)
+            for tensor in self._storages.tensors
+        ]
+        sizes = self._storages.sizes(size_of)
+        self._sizes = [size if wanted else 0 for size, wanted in zip(sizes, counted, strict=True)]
+        self._releasable = releasable_storages(self._storages.makers, is_releasable or is_no_primal)
+        nodes = self._storages.nodes
+        self._unread = [len(node.users) for node in nodes]
+        self._holders = [0] * len(sizes)
+        self._waiting = [True] * len(nodes)
+        self._ready = [is_input(node) for node in nodes]
+        self.current_memory_bytes = 0
+        self.peak_memory = 0
+        for place, node in enumerate(nodes):
+            if is_input(node):
+                self._allocate(place)
+
+    def get_current_memory_bytes(self) -> int:
+        """Return the bytes in use now."""
+        return self.current_memory_bytes
+
+    def schedule_node(self, node: fx.Node) -> None:
+        """Run `node` next. Inputs may be given too, and change nothing.
+
+        Raises:
+            SpecError: for a node of another graph, one that was scheduled before, or one that
+                reads what was not.
+
+        """
+        place = self._place(node)
+        if not self._waiting[place]:
+            raise SpecError(f"node {node.name} was scheduled before; schedule each node once")
+        operands = self._storages.operands[place]
+        late = [self._storages.nodes[at].name for at in operands if not self._ready[at]]
+        if late:
+            raise SpecError(
+                f"node {node.name} cannot be scheduled before what it reads: {', '.join(late)};"
+                " schedule those first"
+            )
+        self._waiting[place] = False
+        self._ready[place] = True
+        if is_input(node) or node.op == "output":
+            return
+        self._allocate(place)
+        for operand in operands:
+            self._read(operand)
+        if not node.users:
+            self._let_go(place)
+
+    def _place(self, node: fx.Node) -> int:
+        place = self._storages.position.get(node)
+        if place is None:
+            names = (other.name for other in self._storages.nodes)
+            raise SpecError(
+                f"node {node.name} is not in the graph ({nearest_names(node.name, names)})"
+            )
+        return place
+
+    def _allocate(self, place: int) -> None:
+        for storage in self._storages.made[place]:
+            self.current_memory_bytes += self._sizes[storage]
+        for storage in self._storages.held[place]:
+            self._holders[storage] += 1
+        self.peak_memory = max(self.peak_memory, self.current_memory_bytes)
+
+    def _read(self, place: int) -> None:
+        # The output reads too, but never runs to its end: what it reads stays.
+        self._unread[place] -= 1
+        if self._unread[place] == 0:
+            self._let_go(place)
+
+    def _let_go(self, place: int) -> None:
+        for storage in self._storages.held[place]:
+            self._holders[storage] -= 1
+            if self._holders[storage] == 0 and self._releasable[storage]:
+                self.current_memory_bytes -= self._sizes[storage]

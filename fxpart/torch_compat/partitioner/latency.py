@@ -1,0 +1,162 @@
+"""How long partitions take along the critical path, as torch's partitioner counts it.
+
+Where torch walks every path by recursion, each node and each partition is visited once here. The
+sums run in torch's order, from the first operator on, so that they are equal to the last bit.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from torch.fx import Node
+
+from fxpart.errors import nearest_names
+from fxpart.torch_compat.partitioner.checks import check_latency, shown
+from fxpart.torch_compat.partitioner.config import ConfigError, NodeLatency, PartitionLatency
+from fxpart.torch_compat.partitioner.node_sizes import SOURCES
+from fxpart.torch_compat.partitioner.partition import Partition
+from fxpart.torch_compat.partitioner.structure import running_order
+
+__all__ = [
+    "get_comm_latency_between",
+    "get_latency_of_one_partition",
+    "get_latency_of_partitioned_graph",
+    "get_partition_to_latency_mapping",
+    "latency_of",
+]
+
+_NONE = PartitionLatency(0.0, 0.0, 0.0)
+
+
+def latency_of(node: Node, node_to_latency_mapping: Mapping[Node, NodeLatency]) -> NodeLatency:
+    """Return the latency of an operator.
+
+    Raises:
+        ConfigError: when the mapping has none for it, or what is no latency.
+
+    """
+    if not isinstance(node_to_latency_mapping, Mapping):
+        raise ConfigError(
+            f"node_to_latency_mapping is {shown(node_to_latency_mapping)}; give a dict of nodes"
+            " and NodeLatency"
+        )
+    found = node_to_latency_mapping.get(node)
+    if found is None:
+        names = [known.name for known in node_to_latency_mapping]
+        near = nearest_names(node.name, names)
+        if node.name in names:
+            near = "the one of this name is of another graph"
+        raise ConfigError(
+            f"operator {node.name} has no latency: node_to_latency_mapping holds"
+            f" {len(node_to_latency_mapping)} nodes ({near}); add a NodeLatency for each call node"
+        )
+    check_latency(node, found)
+    return found
+
+
+def get_latency_of_one_partition(
+    partition: Partition, node_to_latency_mapping: Mapping[Node, NodeLatency]
+) -> PartitionLatency:
+    """Return the sums along the longest path of operators inside the partition.
+
+    Operators beside each other run at the same time. Of equally long paths, the first in graph
+    order counts.
+
+    Raises:
+        ConfigError: when an operator has no latency.
+
+    """
+    until: dict[Node, PartitionLatency] = {}
+    longest = _NONE
+    for node in sorted(n for n in partition.nodes if n.op not in SOURCES):
+        own = latency_of(node, node_to_latency_mapping)
+        before = _NONE
+        for operand in node.all_input_nodes:
+            path = until.get(operand)
+            if path is not None and path.overall_latency_sec > before.overall_latency_sec:
+                before = path
+        until[node] = PartitionLatency(
+            before.mem_latency_sec + own.mem_latency_sec,
+            before.computer_latency_sec + own.computer_latency_sec,
+            before.overall_latency_sec + max(own.computer_latency_sec, own.mem_latency_sec),
+        )
+        if until[node].overall_latency_sec > longest.overall_latency_sec:
+            longest = until[node]
+    return longest
+
+
+def get_partition_to_latency_mapping(
+    partitions: Sequence[Partition], node_to_latency_mapping: Mapping[Node, NodeLatency]
+) -> dict[Partition, PartitionLatency]:
+    """Return what `get_latency_of_one_partition` says of each partition."""
+    return {p: get_latency_of_one_partition(p, node_to_latency_mapping) for p in partitions}
+
+
+def get_comm_latency_between(
+    parent_partition: Partition,
+    child_partition: Partition,
+    transfer_rate_bytes_per_sec: float,
+) -> float:
+    """Return the seconds that a transfer from parent to child takes, each tensor sent once.
+
+    Partitions with the same devices hand tensors on for nothing.
+
+    Raises:
+        ConfigError: when the devices differ and the rate is not positive.
+
+    """
+    parents = [parent_partition]
+    return _comm_latencies(parents, child_partition, transfer_rate_bytes_per_sec, {})[0]
+
+
+def _comm_latencies(
+    parents: Sequence[Partition],
+    child: Partition,
+    rate: float,
+    holders: Mapping[Node, Sequence[Partition]],
+) -> list[float]:
+    """Return the seconds of the transfer from each parent to `child`.
+
+    `holders` may say which partitions hold a node, to save asking every parent.
+    """
+    away = [
+        not parent.logical_device_ids or parent.logical_device_ids != child.logical_device_ids
+        for parent in parents
+    ]
+    if any(away) and not rate > 0:
+        raise ConfigError(
+            f"transfer_rate_bytes_per_sec is {rate}, but partition {child.partition_id} receives"
+            " tensors from another device; give a positive rate"
+        )
+    sent = dict.fromkeys(parents, 0)
+    for operand in dict.fromkeys(x for node in child.nodes for x in node.all_input_nodes):
+        # Unlike elsewhere, a node without a size counts nothing: this is what torch does.
+        size = getattr(operand, "size_bytes", None)
+        near = holders.get(operand, parents)
+        for parent in near if len(near) < len(parents) else parents:
+            if size is not None and parent in sent and operand in parent.nodes:
+                sent[parent] += size.output_size
+    return [sent[p] / rate if apart else 0.0 for p, apart in zip(parents, away, strict=True)]
+
+
+def get_latency_of_partitioned_graph(
+    partitions: Sequence[Partition],
+    partition_to_latency_mapping: Mapping[Partition, PartitionLatency],
+    transfer_rate_bytes_per_sec: float,
+) -> float:
+    """Return the seconds of the longest path of partitions and transfers between them.
+
+    Raises:
+        CycleError: when partitions wait for each other.
+        ConfigError: when tensors change device and the rate is not positive.
+
+    """
+    holders: dict[Node, list[Partition]] = {}
+    for partition in partitions:
+        for node in partition.nodes:
+            holders.setdefault(node, []).append(partition)
+    until: dict[Partition, float] = {}
+    for partition in running_order(partitions):
+        parents = list(partition.parents)
+        sent = _comm_latencies(parents, partition, transfer_rate_bytes_per_sec, holders)
+        start = max((until[p] + s for p, s in zip(parents, sent, strict=True)), default=0.0)
+        until[partition] = start + partition_to_latency_mapping[partition].overall_latency_sec
+    return max(until.values(), default=0.0)

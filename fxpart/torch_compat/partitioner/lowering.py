@@ -1,0 +1,87 @@
+"""From an fx graph to the arrays that placing works on."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from torch.fx import GraphModule, Node
+
+from fxpart.core.graph import IntArray, csr
+from fxpart.errors import CaptureError
+from fxpart.execution.split.graph_module import is_guard
+from fxpart.torch_compat.accounting.problem import StaticGraph
+from fxpart.torch_compat.partitioner.config import NodeLatency
+from fxpart.torch_compat.partitioner.node_sizes import SOURCES, size_of
+from fxpart.torch_compat.partitioner.partition import Partition
+
+__all__ = ["Lowered", "lower", "lower_partitions"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Lowered:
+    """An fx graph as arrays, and the nodes that their indices stand for."""
+
+    ops: tuple[Node, ...]
+    """Call nodes in graph order. Length n."""
+    sources: tuple[Node, ...]
+    """Placeholders and attributes in graph order. Length m."""
+    graph: StaticGraph
+
+
+def _lower(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> Lowered:
+    """Return the arrays of `nodes`; what they read from elsewhere is a source."""
+    known = dict.fromkeys(nodes)
+    ops = [n for n in known if n.op not in SOURCES]
+    strange = dict.fromkeys(x for op in ops for x in op.all_input_nodes if x not in known)
+    sources = [*(n for n in known if n.op in SOURCES), *strange]
+    op_at = {node: index for index, node in enumerate(ops)}
+    source_at = {node: index for index, node in enumerate(sources)}
+    operands = [node.all_input_nodes for node in ops]
+    sizes = [size_of(node) for node in ops]
+    read_start, reads = csr([[op_at[x] for x in row if x in op_at] for row in operands])
+    source_start, used = csr([[source_at[x] for x in row if x in source_at] for row in operands])
+    seconds = [max(latencies[n]) if n in latencies else 0.0 for n in ops]
+    graph = StaticGraph(
+        names=tuple(node.name for node in ops),
+        total_bytes=np.array([size.total_size for size in sizes], dtype=np.int64),
+        output_bytes=np.array([size.output_size for size in sizes], dtype=np.int64),
+        latency_s=np.array(seconds, dtype=np.float64),
+        read_start=read_start,
+        reads=reads,
+        source_bytes=np.array([size_of(n).output_size for n in sources], dtype=np.int64),
+        source_start=source_start,
+        sources=used,
+    )
+    return Lowered(tuple(ops), tuple(sources), graph)
+
+
+def lower(fx_module: GraphModule, latencies: Mapping[Node, NodeLatency]) -> Lowered:
+    """Return the graph of `fx_module` as arrays. O(graph).
+
+    The check of the inputs that exported graphs begin with is no operator: see
+    `fxpart.execution.split.graph_module`.
+
+    Raises:
+        CaptureError: when the graph has no operators, or a node has no size.
+
+    """
+    nodes = [n for n in fx_module.graph.nodes if n.op != "output" and not is_guard(n)]
+    if all(node.op in SOURCES for node in nodes):
+        raise CaptureError(
+            f"no partition: the module has no operators, only {len(nodes)} inputs and attributes;"
+            " give a graph that computes something"
+        )
+    return _lower(nodes, latencies)
+
+
+def lower_partitions(partitions: Sequence[Partition]) -> tuple[StaticGraph, IntArray]:
+    """Return the nodes of `partitions` as arrays, and the place in the list of each call node's.
+
+    Raises:
+        CaptureError: when a node has no size.
+
+    """
+    place = {node: index for index, p in enumerate(partitions) for node in p.nodes}
+    lowered = _lower(sorted(place), {})
+    partition_of = np.array([place[op] for op in lowered.ops], dtype=np.int64)
+    return lowered.graph, partition_of

@@ -1,0 +1,287 @@
+"""From a configuration to partitions: one function for each mode, in one table."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch.fx import GraphModule, Node
+
+from fxpart.errors import InfeasibleError, nearest_names
+from fxpart.execution.split.graph_module import is_guard
+from fxpart.torch_compat.accounting.contraction import Contraction, contract
+from fxpart.torch_compat.accounting.cost import used_bytes
+from fxpart.torch_compat.accounting.latency_modes import cost_aware, kl_based
+from fxpart.torch_compat.accounting.problem import BoolArray, StaticPlan, StaticProblem
+from fxpart.torch_compat.accounting.size_based import size_based
+from fxpart.torch_compat.accounting.sparse_nn import sparse_nn
+from fxpart.torch_compat.partitioner.config import ConfigError, PartitionerConfig, PartitionMode
+from fxpart.torch_compat.partitioner.devices import device_positions
+from fxpart.torch_compat.partitioner.inplace import Tie, ties_of
+from fxpart.torch_compat.partitioner.latency import latency_of
+from fxpart.torch_compat.partitioner.lowering import Lowered
+from fxpart.torch_compat.partitioner.node_sizes import is_item_of_tuple, size_of
+from fxpart.torch_compat.partitioner.partition import Partition
+
+__all__ = ["MODES", "Request", "aot_partitions", "check_together", "embeddings", "partitions_for"]
+
+
+# Partitions that the caller has chosen: checked, and otherwise taken as they are.
+
+
+def _check_nodes(config: PartitionerConfig, ops: Sequence[Node]) -> None:
+    """Refuse a mapping that leaves out an operator, or speaks of nodes of another graph."""
+    mapping = config.node_to_partition_mapping
+    missing = [node.name for node in ops if node not in mapping]
+    if missing:
+        raise ConfigError(
+            f"node_to_partition_mapping leaves out {len(missing)} of {len(ops)} operators, such as"
+            f" {', '.join(missing[:3])}; give each call node of this graph a partition"
+        )
+    strange = [node.name for node in mapping if node.graph is not ops[0].graph]
+    if strange:
+        raise ConfigError(
+            f"node_to_partition_mapping has {len(strange)} nodes of another graph, such as"
+            f" {strange[0]}; take the nodes from the module that is partitioned"
+        )
+
+
+def _devices_of(config: PartitionerConfig, partition_id: int) -> list[int]:
+    """Return the logical ids that the mapping gives a partition, all of them real."""
+    mapping = config.partition_to_logical_device_mapping
+    ids = mapping.get(partition_id)
+    if not ids:
+        raise ConfigError(
+            f"partition {partition_id} has no device: partition_to_logical_device_mapping"
+            f" speaks of partitions {list(mapping)[:8]}; give it at least one logical id"
+        )
+    device_positions(ids, config.devices, f"partition {partition_id}")
+    return list(ids)
+
+
+def aot_partitions(config: PartitionerConfig, ops: Sequence[Node]) -> list[Partition]:
+    """Return the partitions of the configuration's mappings, in the order that these name them.
+
+    Memory is not checked: the caller has decided.
+
+    Raises:
+        ConfigError: when an operator has no partition, or a partition no device.
+
+    """
+    _check_nodes(config, ops)
+    partitions: dict[int, Partition] = {}
+    for node, partition_id in config.node_to_partition_mapping.items():
+        if node.op == "output":
+            continue
+        if partition_id not in partitions:
+            partition = partitions[partition_id] = Partition(partition_id)
+            partition.logical_device_ids = _devices_of(config, partition_id)
+        partitions[partition_id].add_node(node)
+    return list(partitions.values())
+
+
+def check_together(
+    partition_of: Mapping[Node, int], ops: Sequence[Node], ties: Sequence[Tie]
+) -> None:
+    """Refuse partitions that part a write in place from what it changes: the results were wrong.
+
+    Raises:
+        ConfigError: naming operators of two partitions, and the tensor that is written into.
+
+    """
+    for tie in ties:
+        first = ops[tie.ops[0]]
+        other = next(
+            (o for op in tie.ops if partition_of[o := ops[op]] != partition_of[first]), None
+        )
+        if other is not None:
+            raise ConfigError(
+                f"operators {first.name} and {other.name} are in partitions {partition_of[first]}"
+                f" and {partition_of[other]}, but share the tensor {tie.tensor}, which is written"
+                f" into in place; put {', '.join(ops[op].name for op in tie.ops[:6])}"
+                f"{', ...' if len(tie.ops) > 6 else ''} into one partition"
+            )
+
+
+# Which operators look rows up in a table of embeddings.
+
+
+def _is_embedding_module(root: GraphModule, path: str) -> bool:
+    """Return whether the module at `path` is, or holds, an embedding of any kind."""
+    return any("Embedding" in type(m).__name__ for m in root.get_submodule(path).modules())
+
+
+def embeddings(root: GraphModule, ops: Sequence[Node]) -> BoolArray:
+    """Return whether each operator is an embedding. Shape (n,).
+
+    A call of a module whose type, or that of a module in it, says so by name; a call of a function
+    that does, as exported graphs have it; and an item of the tuple that one of these returns.
+    """
+    modules: dict[str, bool] = {}
+    found: dict[Node, bool] = {}
+    for node in ops:
+        target = str(node.target)
+        if node.op == "call_module":
+            if target not in modules:
+                modules[target] = _is_embedding_module(root, target)
+            found[node] = modules[target]
+        elif is_item_of_tuple(node):
+            found[node] = found.get(node.all_input_nodes[0], False)
+        else:
+            name = getattr(node.target, "__name__", target)
+            found[node] = node.op == "call_function" and "embedding" in name
+    return np.array([found[node] for node in ops], dtype=np.bool_)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Request:
+    """What is to be partitioned, and how."""
+
+    module: GraphModule
+    config: PartitionerConfig
+    lowered: Lowered
+    contraction: Contraction | None = None
+    """The graph with one operator for those that must stay together."""
+
+    @property
+    def problem(self) -> StaticProblem:
+        """The same on arrays."""
+        graph = self.contraction.graph if self.contraction else self.lowered.graph
+        memory = [device.available_mem_bytes for device in self.config.devices]
+        rate = float(self.config.transfer_rate_bytes_per_sec)
+        return StaticProblem(graph, np.array(memory, dtype=np.int64), rate)
+
+
+def _size_based(request: Request) -> StaticPlan:
+    return size_based(request.problem)
+
+
+def _sparse_nn(request: Request) -> StaticPlan:
+    problem = request.problem
+    found = embeddings(request.module, request.lowered.ops)
+    if request.contraction:
+        # What stays together with an embedding lies where that lies.
+        whole_of, parts = request.contraction.whole_of, found
+        found = np.zeros(problem.graph.n_ops, dtype=np.bool_)
+        found[whole_of[parts]] = True
+    return sparse_nn(problem, found)
+
+
+def _check_costs(request: Request) -> StaticProblem:
+    """Return the problem, after checking that it says what operators and transfers cost."""
+    config = request.config
+    for node in request.lowered.ops:
+        latency_of(node, config.node_to_latency_mapping)
+    if not config.transfer_rate_bytes_per_sec > 0:
+        raise ConfigError(
+            f"mode {config.mode.name} needs a positive transfer_rate_bytes_per_sec, got"
+            f" {config.transfer_rate_bytes_per_sec}; say how fast devices exchange tensors"
+        )
+    return request.problem
+
+
+def _cost_aware(request: Request) -> StaticPlan:
+    return cost_aware(_check_costs(request))
+
+
+def _kl_based(request: Request) -> StaticPlan:
+    return kl_based(_check_costs(request))
+
+
+def _on_one_device(request: Request) -> list[Partition] | None:
+    """Return the one partition of a graph that fits the device with the most memory, or None.
+
+    Raises:
+        InfeasibleError: when the graph exceeds all devices together.
+
+    """
+    lowered, devices = request.lowered, request.config.devices
+    needed = sum(size_of(n).total_size for n in (*lowered.sources, *lowered.ops))
+    most = max(devices, key=lambda device: device.available_mem_bytes)
+    if needed > most.available_mem_bytes:
+        there = sum(device.available_mem_bytes for device in devices)
+        if needed > there:
+            raise InfeasibleError(
+                f"devices do not have enough memory for the module: it needs {needed} bytes, the"
+                f" {len(devices)} devices have {there}; give {needed - there} bytes more",
+                needed_bytes=needed,
+                available_bytes=there,
+            )
+        return None
+    partition = Partition(0)
+    for node in request.module.graph.nodes:
+        if node.op != "output" and not is_guard(node):
+            partition.nodes.add(node)
+    partition.set_used(needed)
+    partition.logical_device_ids = [most.logical_id]
+    return [partition]
+
+
+def _carry_out(plan: StaticPlan, request: Request) -> list[Partition]:
+    """Return the partitions of a plan, as `Partition.add_node` would fill them."""
+    lowered, devices = request.lowered, request.config.devices
+    used = used_bytes(lowered.graph, plan.partition_of, len(plan.devices_of_partition))
+    partitions = [Partition(index) for index in range(len(plan.devices_of_partition))]
+    graph = lowered.graph
+    for op, index in enumerate(plan.partition_of):
+        nodes = partitions[index].nodes
+        for i in range(graph.source_start[op], graph.source_start[op + 1]):
+            nodes.add(lowered.sources[graph.sources[i]])
+        nodes.add(lowered.ops[op])
+    for partition, taken, homes in zip(partitions, used, plan.devices_of_partition, strict=True):
+        partition.set_used(int(taken))
+        partition.logical_device_ids = [devices[home].logical_id for home in homes]
+    return partitions
+
+
+def _with_ties(decide: Callable[[Request], StaticPlan], request: Request) -> StaticPlan:
+    """Return the plan of `decide` in which no write in place is torn from what it changes."""
+    ties = ties_of(request.module, request.lowered)
+    if not ties:
+        return decide(request)
+    contraction = contract(request.lowered.graph, [tie.ops for tie in ties])
+    plan = decide(replace(request, contraction=contraction))
+    return replace(plan, partition_of=plan.partition_of[contraction.whole_of])
+
+
+def _unless_one_device_does(
+    decide: Callable[[Request], StaticPlan],
+) -> Callable[[Request], list[Partition]]:
+    """Return a mode that asks `decide` only when no device holds the whole graph."""
+
+    def mode(request: Request) -> list[Partition]:
+        return _on_one_device(request) or _carry_out(_with_ties(decide, request), request)
+
+    return mode
+
+
+def _aot_based(request: Request) -> list[Partition]:
+    partitions = aot_partitions(request.config, request.lowered.ops)
+    ties = ties_of(request.module, request.lowered)
+    check_together(request.config.node_to_partition_mapping, request.lowered.ops, ties)
+    return partitions
+
+
+MODES: dict[PartitionMode, Callable[[Request], list[Partition]]] = {
+    PartitionMode.size_based: _unless_one_device_does(_size_based),
+    PartitionMode.sparse_nn: _unless_one_device_does(_sparse_nn),
+    PartitionMode.cost_aware: _unless_one_device_does(_cost_aware),
+    PartitionMode.kl_based: _unless_one_device_does(_kl_based),
+    PartitionMode.aot_based: _aot_based,
+}
+"""How each mode chooses. Torch's ``partition_graph`` is a chain of ifs in its place."""
+
+
+def partitions_for(request: Request) -> list[Partition]:
+    """Return the partitions that the mode of `request` chooses, each with its devices.
+
+    Raises:
+        ConfigError: for a mode that is none, or that lacks what it asks for.
+        InfeasibleError: when the devices cannot hold the graph.
+
+    """
+    # By name, so that a configuration made of torch's own types is understood too.
+    mode = PartitionMode.__members__.get(getattr(request.config.mode, "name", ""))
+    if mode is None:
+        near = nearest_names(str(request.config.mode), [known.name for known in MODES])
+        raise ConfigError(f"there is no mode {request.config.mode!r}; {near}")
+    return MODES[mode](request)

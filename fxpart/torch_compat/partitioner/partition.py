@@ -1,0 +1,184 @@
+"""`Partition`: operators that run on one device, and the bytes that they take there."""
+
+from collections.abc import Collection, Iterable, Iterator, MutableSet
+from typing import TypeVar
+
+from torch.fx import Node
+
+from fxpart.torch_compat.partitioner.node_sizes import SOURCES, size_of
+
+__all__ = ["OrderedSet", "Partition", "get_extra_size_of"]
+
+
+# A set that remembers the order in which its members came, so that results never vary.
+
+T = TypeVar("T")
+
+
+class OrderedSet(MutableSet[T]):
+    """A set with the methods of ``set`` that code for torch's partitions calls.
+
+    `changes` counts how often members came or went: who derives a number from the members can tell
+    whether it still holds.
+    """
+
+    def __init__(self, members: Iterable[T] = ()) -> None:
+        self._members: dict[T, None] = dict.fromkeys(members)
+        self.changes = 0
+
+    def __contains__(self, member: object) -> bool:
+        return member in self._members
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._members)
+
+    def __len__(self) -> int:
+        return len(self._members)
+
+    def __repr__(self) -> str:
+        return f"OrderedSet({list(self._members)!r})"
+
+    def add(self, value: T) -> None:
+        """Add a member at the end, unless it is one."""
+        if value not in self._members:
+            self._members[value] = None
+            self.changes += 1
+
+    def discard(self, value: T) -> None:
+        """Take a member out, if it is one."""
+        if value in self._members:
+            del self._members[value]
+            self.changes += 1
+
+    def update(self, *others: Iterable[T]) -> None:
+        """Add the members of all `others`."""
+        for other in others:
+            for member in other:
+                self.add(member)
+
+    def copy(self) -> "OrderedSet[T]":
+        """Return a set with the same members in the same order."""
+        return OrderedSet(self)
+
+    def union(self, *others: Iterable[T]) -> "OrderedSet[T]":
+        """Return the members of this set, then the new ones of `others`."""
+        joined = OrderedSet(self)
+        joined.update(*others)
+        return joined
+
+    def intersection(self, *others: Iterable[T]) -> "OrderedSet[T]":
+        """Return the members that all `others` have too, in the order of this set."""
+        held = [set(other) for other in others]
+        return OrderedSet(m for m in self if all(m in other for other in held))
+
+    def difference(self, *others: Iterable[T]) -> "OrderedSet[T]":
+        """Return the members that none of `others` has, in the order of this set."""
+        held = {member for other in others for member in other}
+        return OrderedSet(m for m in self if m not in held)
+
+    def issubset(self, other: Iterable[T]) -> bool:
+        """Return whether `other` has every member of this set."""
+        held = set(other)
+        return all(member in held for member in self)
+
+    def issuperset(self, other: Iterable[T]) -> bool:
+        """Return whether this set has every member of `other`."""
+        return all(member in self for member in other)
+
+
+def get_extra_size_of(node: Node, nodes: Collection[Node]) -> int:
+    """Return the bytes of `node` and of those operands that are not among `nodes`.
+
+    Raises:
+        CaptureError: when a node has no size.
+
+    """
+    operands = sum(size_of(n).output_size for n in node.all_input_nodes if n not in nodes)
+    return size_of(node).total_size + operands
+
+
+class Partition:
+    """Nodes, the partitions before and after, and the devices that hold it. As in torch.
+
+    ``used_mem_bytes`` follows `add_node` and `remove_node` without a new sum over all nodes. After
+    a change of ``nodes`` itself, or of the nodes' sizes, call `recalculate_mem_size`.
+    """
+
+    def __init__(self, partition_id: int) -> None:
+        self.nodes: MutableSet[Node] = OrderedSet()
+        self.partition_id = partition_id
+        self.parents: MutableSet[Partition] = OrderedSet()
+        self.children: MutableSet[Partition] = OrderedSet()
+        self.bfs_level: int = -1
+        self.used_mem_bytes: int = 0
+        self.logical_device_ids: list[int] = []
+        self._summed: tuple[object, int, int] | None = None
+
+    def __str__(self) -> str:
+        return str(self.partition_id)
+
+    def __repr__(self) -> str:
+        return (
+            f"Partition({self.partition_id}: {len(self.nodes)} nodes,"
+            f" {self.used_mem_bytes} bytes, devices {self.logical_device_ids})"
+        )
+
+    def recalculate_mem_size(self) -> None:
+        """Set ``used_mem_bytes`` to the sum of `get_extra_size_of` over all nodes."""
+        self.set_used(sum(get_extra_size_of(node, self.nodes) for node in self.nodes))
+
+    def set_used(self, used: int) -> None:
+        """Set ``used_mem_bytes`` to what the present nodes are known to take."""
+        self.used_mem_bytes = used
+        if isinstance(self.nodes, OrderedSet):
+            self._summed = (self.nodes, self.nodes.changes, used)
+
+    def add_node(self, node: Node) -> None:
+        """Add `node`, and the placeholders and attributes that it reads."""
+        used = self._used_before()
+        for operand in node.all_input_nodes:
+            if operand.op in SOURCES:
+                used += self._put(operand)
+        self.set_used(used + self._put(node))
+
+    def remove_node(self, node: Node) -> None:
+        """Take `node` out, and the placeholders and attributes that nothing else here reads."""
+        if node not in self.nodes:
+            return
+        used = self._used_before() - self._take(node)
+        for operand in node.all_input_nodes:
+            here = operand in self.nodes and operand.op in SOURCES
+            if here and all(user not in self.nodes for user in operand.users):
+                used -= self._take(operand)
+        self.set_used(used)
+
+    def _used_before(self) -> int:
+        """Return the bytes of the present nodes, from the last sum if that still holds."""
+        known = self._summed
+        if known is not None and known[0] is self.nodes and isinstance(self.nodes, OrderedSet):
+            if known[1] == self.nodes.changes:
+                return known[2]
+        elif known is None and not self.nodes:
+            return 0
+        return sum(get_extra_size_of(member, self.nodes) for member in self.nodes)
+
+    def _readers(self, node: Node) -> int:
+        """Return how many members read `node`, from whichever side is shorter."""
+        if len(node.users) <= len(self.nodes):
+            return sum(user in self.nodes for user in node.users)
+        return sum(node in member.all_input_nodes for member in self.nodes)
+
+    def _put(self, node: Node) -> int:
+        """Add one node and return the bytes that it adds: its readers no longer receive it."""
+        if node in self.nodes:
+            return 0
+        added = get_extra_size_of(node, self.nodes)
+        added -= self._readers(node) * size_of(node).output_size
+        self.nodes.add(node)
+        return added
+
+    def _take(self, node: Node) -> int:
+        """Take one node out and return the bytes that it frees: its readers receive it now."""
+        self.nodes.remove(node)
+        freed = get_extra_size_of(node, self.nodes)
+        return freed - self._readers(node) * size_of(node).output_size

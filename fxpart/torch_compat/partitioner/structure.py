@@ -1,0 +1,168 @@
+"""Which partition hands its results to which, and in what order they can run."""
+
+from collections.abc import Sequence
+
+from torch.fx import GraphModule, Node
+from torch.fx.node import Target
+
+from fxpart.errors import CycleError
+from fxpart.torch_compat.partitioner.config import ConfigError
+from fxpart.torch_compat.partitioner.partition import OrderedSet, Partition
+
+__all__ = [
+    "check_dependency",
+    "combine_two_partitions",
+    "get_bfs_level_partition",
+    "get_node_to_partition_mapping",
+    "reorganize_partitions",
+    "replace_target_nodes_with",
+    "reset_partition_device",
+    "running_order",
+    "set_parents_and_children",
+]
+
+
+def get_node_to_partition_mapping(partitions: Sequence[Partition]) -> dict[Node, int]:
+    """Return the partition id of each node; of a node in several partitions, the last one's."""
+    return {node: p.partition_id for p in partitions for node in p.nodes}
+
+
+def set_parents_and_children(partitions: Sequence[Partition]) -> None:
+    """Set ``parents`` and ``children``: a child holds a user of a node that it does not hold."""
+    holders: dict[Node, list[Partition]] = {}
+    for partition in partitions:
+        partition.parents, partition.children = OrderedSet(), OrderedSet()
+        for node in partition.nodes:
+            holders.setdefault(node, []).append(partition)
+    # From the reader's side: a source lies in every partition that reads it, so its readers are
+    # many, but its holders matter only to a partition that lacks it.
+    for child in partitions:
+        for node in child.nodes:
+            for operand in node.all_input_nodes:
+                if operand not in child.nodes:
+                    for parent in holders.get(operand, ()):
+                        parent.children.add(child)
+                        child.parents.add(parent)
+
+
+def reorganize_partitions(partitions: Sequence[Partition]) -> None:
+    """Set ``partition_id`` to the place in the list, and set ``parents`` and ``children``."""
+    for index, partition in enumerate(partitions):
+        partition.partition_id = index
+    set_parents_and_children(partitions)
+
+
+def reset_partition_device(partitions: Sequence[Partition]) -> None:
+    """Take the devices away from all partitions."""
+    for partition in partitions:
+        partition.logical_device_ids = []
+
+
+def combine_two_partitions(
+    partition_0: Partition, partition_1: Partition, partitions: list[Partition]
+) -> None:
+    """Replace two of `partitions` by one that holds the nodes of both, at the end of the list.
+
+    It has no device; ids, ``parents`` and ``children`` of all are set anew.
+
+    Raises:
+        ConfigError: when they are not two of the list; the list is then as it was.
+
+    """
+    if partition_0 is partition_1 or not {partition_0, partition_1} <= set(partitions):
+        raise ConfigError(
+            f"partitions {partition_0} and {partition_1} are not two of the"
+            f" {len(partitions)} given; take both from that list"
+        )
+    joined = Partition(len(partitions))
+    joined.nodes = OrderedSet((*partition_0.nodes, *partition_1.nodes))
+    joined.recalculate_mem_size()
+    partitions.append(joined)
+    partitions.remove(partition_0)
+    partitions.remove(partition_1)
+    reorganize_partitions(partitions)
+
+
+def running_order(partitions: Sequence[Partition]) -> list[Partition]:
+    """Return the partitions, each after those that it reads from.
+
+    Raises:
+        CycleError: when partitions wait for each other; the message names a circle of them.
+
+    """
+    waits = {p: len(p.parents) for p in partitions}
+    order = [p for p in partitions if waits[p] == 0]
+    for partition in order:
+        for child in partition.children:
+            waits[child] -= 1
+            if waits[child] == 0:
+                order.append(child)
+    if len(order) == len(partitions):
+        return order
+    raise CycleError(_circle({p for p in partitions if waits[p] > 0}, partitions))
+
+
+def _circle(stuck: set[Partition], partitions: Sequence[Partition]) -> str:
+    """Return the sentence that names one circle among partitions that cannot start."""
+    here = next(p for p in partitions if p in stuck)
+    path: list[Partition] = []
+    place: dict[Partition, int] = {}
+    while here not in place:
+        place[here] = len(path)
+        path.append(here)
+        here = next(p for p in here.parents if p in stuck)
+    circle = [str(p.partition_id) for p in [*path[place[here] :], here]][::-1]
+    shown = circle if len(circle) <= 9 else [*circle[:8], "...", circle[-1]]
+    return (
+        f"partitions {' -> '.join(shown)} wait for each other's results;"
+        " move the operators between them into one partition"
+    )
+
+
+def get_bfs_level_partition(partitions: Sequence[Partition]) -> None:
+    """Set ``bfs_level`` to the longest path from a partition without parents.
+
+    Raises:
+        CycleError: when partitions wait for each other.
+
+    """
+    order = running_order(partitions)
+    for partition in order:
+        partition.bfs_level = 0
+    for partition in order:
+        for child in partition.children:
+            child.bfs_level = max(child.bfs_level, partition.bfs_level + 1)
+
+
+def check_dependency(partition: Partition) -> bool:
+    """Return whether `partition` waits for itself, through its children."""
+    seen = {partition}
+    queue = [partition]
+    while queue:
+        for child in queue.pop().children:
+            if child is partition:
+                return True
+            if child not in seen:
+                seen.add(child)
+                queue.append(child)
+    return False
+
+
+# Rename what nodes of an fx graph call.
+
+
+def replace_target_nodes_with(
+    fx_module: GraphModule,
+    old_op: str,
+    old_target: Target,
+    new_op: str,
+    new_target: Target,
+) -> None:
+    """Let each node with `old_op` and `old_target` do `new_op` on `new_target` instead.
+
+    The nodes stay the same objects, with their arguments, names and metadata.
+    """
+    for node in fx_module.graph.nodes:
+        if node.op == old_op and node.target == old_target:
+            node.op, node.target = new_op, new_target
+    fx_module.recompile()

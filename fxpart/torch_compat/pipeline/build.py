@@ -1,0 +1,38 @@
+"""`build_pipeline_model`: stages wrapped for the engine that is to run them."""
+
+from typing import Any
+
+from torch import fx
+
+from fxpart.execution.stages.chain import Chain, chain_stages
+from fxpart.execution.stages.engines import engine_named
+
+__all__ = ["build_pipeline_model"]
+
+
+def build_pipeline_model(
+    stages: fx.GraphModule | Chain,
+    engine: str = "torch",
+    **options: Any,  # noqa: ANN401 - the engine's own
+) -> Any:  # noqa: ANN401 - the engine's own
+    """Return `stages` for an engine, named as in `fxpart.execution.stages.engines.ENGINES`.
+
+    `stages` is a chain, or a split module with children ``submod_0``, ``submod_1``, ...
+
+    With ``torch``: the ``torch.distributed.pipelining.PipelineStage`` of this process, for any of
+    torch's schedules. Call it in each process, after ``init_process_group``. Options are
+    ``stage_index`` (the rank), ``device`` ("cpu") and ``group`` (all processes).
+
+    With ``deepspeed``: a ``deepspeed.pipe.PipelineModule`` of one layer a stage. Call it in each
+    process, after ``deepspeed.init_distributed``. Options are those of that class, such as
+    ``loss_fn``. What passes between layers is one tuple of tensors.
+
+    Raises:
+        SpecError: for an engine that does not exist or is not installed, or stages that it does
+            not take.
+        CycleError: when a stage reads from a later one.
+
+    """
+    chosen = engine_named(engine)
+    chain = stages if isinstance(stages, Chain) else chain_stages(stages)
+    return chosen.wrap(chain, **options)

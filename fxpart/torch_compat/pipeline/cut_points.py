@@ -1,0 +1,217 @@
+"""`generate_pipeline_partition`: a model cut into stages after modules that are named by path.
+
+A cut may be at any depth, and a stage may end in one branch of the model and begin in another:
+
+    cut_after = [enc.block.1, dec.block.0]
+
+    enc.block.0  enc.block.1 | enc.block.2  dec.block.0 | dec.block.1  head
+           submod_0          |         submod_1         |     submod_2
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx, nn
+
+from fxpart.errors import CaptureError, SpecError, nearest_names, one_line
+from fxpart.execution.split.cut import Partitions, cut_module
+from fxpart.execution.split.emit import Style
+from fxpart.execution.stages.flat_graph import QUALNAME_MAP
+from fxpart.execution.stages.values import items_with_their_tuples
+
+__all__ = ["CutTrace", "generate_pipeline_partition", "trace_opened"]
+
+
+# A module traced as deep as its cuts are: what holds a cut is opened, all else stays whole.
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CutTrace:
+    """The graph of a module, and where in it the calls of its modules end."""
+
+    graph_module: fx.GraphModule
+    ends: dict[str, list[fx.Node]]
+    """For each module that was called, by path: the last node at the end of each of its calls."""
+
+
+def trace_opened(model: nn.Module, opened: frozenset[str]) -> CutTrace:
+    """Return the graph of `model` in which the modules in `opened`, and itself, are in line.
+
+    All other modules are one call each; what is in them need not be traceable.
+
+    Raises:
+        CaptureError: when a module in `opened`, or `model` itself, cannot be traced.
+
+    """
+    tracer = _Tracer(opened)
+    try:
+        with warnings.catch_warnings():
+            # What the model or torch warns of concerns a run with data; here there is none.
+            warnings.simplefilter("ignore")
+            graph = tracer.trace(model)
+    # Tracing runs the code of the model, which may fail in any way.
+    except Exception as error:
+        raise _untraceable(model, tracer.inside, error) from error
+    return CutTrace(fx.GraphModule(model, graph, type(model).__name__), tracer.ends)
+
+
+class _Tracer(fx.Tracer):
+    """Opens some modules, and notes where each call of a module ends."""
+
+    def __init__(self, opened: frozenset[str]) -> None:
+        super().__init__()
+        self._opened = opened
+        self.ends: dict[str, list[fx.Node]] = {}
+        self.inside: list[str] = []
+        """Paths of the opened modules whose calls have begun and not ended, the innermost last."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        """Return whether a module stays whole."""
+        return module_qualified_name not in self._opened
+
+    def call_module(
+        self,
+        m: nn.Module,
+        forward: Any,  # noqa: ANN401 - as fx has it
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401 - as fx has it
+        """Trace one call of a module."""
+        path = self.path_of_module(m)
+        self.inside.append(path)
+        result = super().call_module(m, forward, args, kwargs)
+        self.inside.pop()
+        self.ends.setdefault(path, []).append(next(iter(reversed(self.graph.nodes))))
+        return result
+
+
+def _untraceable(model: nn.Module, inside: list[str], error: Exception) -> CaptureError:
+    path = inside[-1] if inside else ""
+    failed = model.get_submodule(path)
+    what = f"{path} ({type(failed).__name__})" if path else type(failed).__name__
+    higher = f"; cut at a higher level, such as after {path}" if path else ""
+    return CaptureError(
+        f"{what} cannot be traced, which a cut inside it needs: {one_line(error)}{higher}; or"
+        " export the model and split it by operators, with split_by_assignment"
+    )
+
+
+def generate_pipeline_partition(model: nn.Module, cut_after: Sequence[str]) -> fx.GraphModule:
+    """Return `model` with its operators in children ``submod_0``, ``submod_1``, ...
+
+    A stage ends after each module named in `cut_after`, in the order in which the model calls them,
+    which need not be that of the list. Only modules that hold a named one are traced, so those must
+    be traceable by `torch.fx`; all others stay whole.
+
+    The result computes what `model` does and is called as it is. Weights are the same objects, so
+    tied ones stay tied, and in a stage they have the path that they have in `model`: parameter
+    ``a.b.weight`` is ``submod_1.a.b.weight``. ``result.meta["qualname_map"]`` maps every path of a
+    module or weight that a stage uses to the one in `model`.
+
+    Raises:
+        SpecError: for the model itself, a path that does not exist or is named twice, a module
+            that is not called, or more than once, or a cut that leaves a stage without operators.
+        CaptureError: when a module that holds a cut cannot be traced.
+
+    """
+    _check_paths(model, cut_after)
+    first_name = {module: path for path, module in model.named_modules()}
+    opened = frozenset(
+        first_name[model.get_submodule(parent)] for path in cut_after for parent in _above(path)
+    )
+    trace = trace_opened(model, opened)
+    ends = {path: _end(model, trace, path, first_name) for path in cut_after}
+    stage_of = _stages(trace.graph_module.graph, ends)
+    stages = range(len(cut_after) + 1)
+    children = [f"submod_{stage}" for stage in stages]
+    paths: dict[str, str] = {}
+    split = cut_module(
+        trace.graph_module,
+        stage_of,
+        Partitions(children, stages, by_number=True),
+        Style(own_attributes=True, late_attributes=True),
+        qualname_map=paths,
+    )
+    split.meta[QUALNAME_MAP] = paths
+    return split
+
+
+def _above(path: str) -> Iterator[str]:
+    """Yield the paths of the modules that hold the one at `path`, the model itself left out."""
+    parts = path.split(".")
+    return (".".join(parts[:depth]) for depth in range(1, len(parts)))
+
+
+def _check_paths(model: nn.Module, cut_after: Sequence[str]) -> None:
+    kind = type(model).__name__
+    known = [path for path, _ in model.named_modules(remove_duplicate=False) if path]
+    if isinstance(cut_after, str) or not cut_after:
+        raise SpecError(
+            f"cut_after={cut_after!r} names no list of modules; give at least one path of {kind},"
+            f" such as [{known[0] if known else ''}]"
+        )
+    for path in cut_after:
+        if not path or (path == kind and path not in known):
+            raise SpecError(
+                f"cut_after={path!r} is {kind} itself, and after it nothing is left; name modules"
+                f" inside it; {nearest_names(path, known)}"
+            )
+        if path not in known:
+            raise SpecError(
+                f"{kind} has no module {path!r} to cut after; {nearest_names(path, known)}"
+            )
+    twice = next((path for path in cut_after if list(cut_after).count(path) > 1), None)
+    if twice:
+        raise SpecError(f"cut_after names {twice} twice; a stage ends there once")
+
+
+def _end(model: nn.Module, trace: CutTrace, path: str, first_name: dict[nn.Module, str]) -> fx.Node:
+    """Return the last node of the one call of the module at `path`."""
+    module = model.get_submodule(path)
+    calls = trace.ends.get(first_name[module], [])
+    if not calls:
+        last = next(reversed(list(module.named_children())), None)
+        instead = f"cut after {path}.{last[0]}" if last else "name a module that it calls"
+        raise SpecError(
+            f"{type(model).__name__} never calls {path} ({type(module).__name__}); {instead}"
+        )
+    if len(calls) > 1:
+        raise SpecError(
+            f"{type(model).__name__} calls {path} {len(calls)} times, so a cut after it could be"
+            " in as many places; cut after a module that is called once"
+        )
+    return calls[0]
+
+
+def _stages(graph: fx.Graph, ends: dict[str, fx.Node]) -> dict[fx.Node, int]:
+    """Return the stage of each operator: how many of the cuts are before it."""
+    order = {node: position for position, node in enumerate(graph.nodes)}
+    cuts = sorted(ends, key=lambda path: order[ends[path]])
+    operators = [n for n in order if n.op not in {"placeholder", "get_attr", "output"}]
+    stage_of: dict[fx.Node, int] = {}
+    stage = 0
+    for node in operators:
+        while stage < len(cuts) and order[ends[cuts[stage]]] < order[node]:
+            stage += 1
+        stage_of[node] = stage
+    items_with_their_tuples(graph, stage_of)
+    used = set(stage_of.values())
+    empty = next((s for s in range(len(cuts) + 1) if s not in used), None)
+    if empty is not None:
+        raise _nothing(cuts, empty)
+    return stage_of
+
+
+def _nothing(cuts: list[str], stage: int) -> SpecError:
+    if stage == len(cuts):
+        where = f"after {cuts[-1]}"
+    elif stage == 0:
+        where = f"before the end of {cuts[0]}"
+    else:
+        where = f"between the ends of {cuts[stage - 1]} and {cuts[stage]}"
+    return SpecError(
+        f"{len(cuts)} cuts make {len(cuts) + 1} stages, and the model computes nothing {where};"
+        f" leave out the cut after {cuts[min(stage, len(cuts) - 1)]}"
+    )

@@ -1,0 +1,196 @@
+"""`split_module`: one submodule for each partition that a callback names."""
+
+from collections.abc import Callable, Sequence
+from typing import Literal, overload
+
+from torch import nn
+from torch.fx import GraphModule, Node
+
+from fxpart.errors import CycleError, SpecError, nearest_names
+from fxpart.execution.split.cut import Partitions, cut_module
+from fxpart.execution.split.dependencies import PLACELESS
+from fxpart.execution.split.emit import Style
+
+__all__ = ["split_by_tags", "split_module"]
+
+
+def split_module(  # noqa: PLR0917 - torch's order
+    m: GraphModule,
+    root_m: nn.Module | None,
+    split_callback: Callable[[Node], object],
+    qualname_map: dict[str, str] | None = None,
+    keep_original_order: bool | None = False,
+    keep_original_node_name: bool | None = False,
+    keep_original_input_name: bool = True,
+    *,
+    partition_affix: str | None = None,
+    tuple_return: bool = False,
+) -> GraphModule:
+    """Return a module with a child ``submod_<id>`` for each partition id, which computes the same.
+
+    Takes what ``torch.fx.passes.split_module.split_module`` takes and gives what that gives;
+    ``docs/differences.md`` lists where it does not. O(nodes + edges).
+
+    - A child takes what its operators use, in the order of first use: inputs of the graph, tensor
+      attributes (which stay attributes of the result), results of other children. Modules that
+      operators call become its own, as the same objects: tied weights stay tied, and gradients
+      reach the weights of `m`.
+    - A child returns what others or the caller use, in the order of first use: one result as it
+      is, several as a tuple.
+    - ``meta`` of nodes is kept, as are defaults of inputs, operators that nothing uses, and nested
+      inputs and outputs.
+    - Where ``meta["example_value"]`` has symbolic sizes, a child also takes the symbols in the
+      shapes of what it takes.
+    - Autocast regions and grad modes are entered and left in each child that they span.
+    - Writes in place: partitions that touch a tensor which one of them writes into are called so
+      that each write keeps its place among the reads, as in the graph. Where that cannot be, the
+      cut is refused. Known are the writes of torch's own functions and modules, by schema, by a
+      name that ends in an underscore, by ``out=`` and ``inplace=True``; not those inside modules
+      of others. Children called by hand, in other processes or on copies, share no memory: there
+      only what is passed by name is right.
+    - Random numbers are drawn in the order in which partitions are called. That is the graph's
+      order for ids that never go back along the graph with `keep_original_order`.
+
+    Args:
+        m: what is cut; its graph stays as it is.
+        root_m: the module that was traced; not used.
+        split_callback: gives the partition id of an operator: an int, or what has a string. Called
+            once for each call node, in graph order.
+        qualname_map: receives the new path of each module called, with its path in `m`.
+        keep_original_order: call partitions in the order of their first operators, as far as their
+            dependences allow it; otherwise in some order that these allow.
+        keep_original_node_name: nodes in children have the names that they have in `m`.
+        keep_original_input_name: inputs of children have the names of what they take; otherwise
+            ``arg_0``, ``arg_1``, ...
+        partition_affix: children are ``submod_<affix>_<id>``.
+        tuple_return: a single result is returned as a tuple too.
+
+    Raises:
+        CycleError: when partitions wait for each other; or when ids go back along a graph that
+            has autocast regions or grad modes.
+        SpecError: for an id that cannot be part of a name.
+        CaptureError: for a graph that fetches what `m` lacks, or leaves an autocast region open.
+
+    """
+    ids = {op: split_callback(op) for op in m.graph.nodes if op.op not in PLACELESS}
+    child_of = {op: _child(one, partition_affix) for op, one in ids.items()}
+    id_of_child: dict[str, object] = {}
+    for op, one in ids.items():
+        id_of_child.setdefault(child_of[op], one)
+    number = {child: index for index, child in enumerate(id_of_child)}
+    by_number = bool(keep_original_order)
+    style = Style(bool(keep_original_node_name), keep_original_input_name, tuple_return, by_number)
+    return cut_module(
+        m,
+        {op: number[child] for op, child in child_of.items()},
+        Partitions(list(id_of_child), list(id_of_child.values()), by_number=by_number),
+        style,
+        qualname_map=qualname_map,
+    )
+
+
+def _child(one: object, affix: str | None) -> str:
+    """Return the name of the submodule of a partition with an id."""
+    name = f"submod_{one}" if affix is None else f"submod_{affix}_{one}"
+    if "." in name:
+        raise SpecError(
+            f"partition id {one!r} would name a submodule {name}, and names of submodules have no"
+            " dots; give numbers"
+        )
+    return name
+
+
+# `split_by_tags`: one submodule for each tag on the nodes of a graph.
+
+
+@overload
+def split_by_tags(
+    gm: GraphModule,
+    tags: Sequence[str],
+    return_fqn_mapping: Literal[False] = ...,
+    return_tuple: bool = ...,
+    GraphModuleCls: type[GraphModule] = ...,  # noqa: N803
+) -> GraphModule: ...
+
+
+@overload
+def split_by_tags(
+    gm: GraphModule,
+    tags: Sequence[str],
+    return_fqn_mapping: Literal[True],
+    return_tuple: bool = ...,
+    GraphModuleCls: type[GraphModule] = ...,  # noqa: N803
+) -> tuple[GraphModule, dict[str, str]]: ...
+
+
+def split_by_tags(
+    gm: GraphModule,
+    tags: Sequence[str],
+    return_fqn_mapping: bool = False,
+    return_tuple: bool = False,
+    GraphModuleCls: type[GraphModule] = GraphModule,  # noqa: N803 - torch's name
+) -> GraphModule | tuple[GraphModule, dict[str, str]]:
+    """Return a module with a child for each of `tags`, called in that order, computing the same.
+
+    Every operator of the graph has an attribute ``tag``, set by the caller. Takes what
+    ``torch.fx.passes.split_utils.split_by_tags`` takes. Unlike `split_module`, a child fetches the
+    attributes that it uses itself, and all that it holds has the path that it had. A tag without
+    operators gives a child that takes and returns nothing. O(nodes + edges).
+
+    Args:
+        gm: what is cut; its graph stays as it is.
+        tags: names of the children, in the order in which they are called.
+        return_fqn_mapping: whether to return a mapping too: from the path of each module or
+            attribute that children use to its path in the result. Of several children, the last.
+        return_tuple: a single result of a child is returned as a tuple too.
+        GraphModuleCls: class of the result.
+
+    Raises:
+        SpecError: for an operator without a tag, a tag that is not among `tags`, and a tag that is
+            there twice or cannot name a child.
+        CycleError: when an operator reads from one whose tag comes later; or for autocast regions
+            and grad modes as in `split_module`.
+
+    """
+    number = {tag: index for index, tag in enumerate(tags)}
+    if len(number) < len(tags) or any("." in tag or not tag for tag in tags):
+        raise SpecError(
+            f"tags name children and are {', '.join(map(repr, tags))}; give each once, without dots"
+        )
+    ops = [node for node in gm.graph.nodes if node.op not in PLACELESS]
+    part_of = {node: number[_tag(node, number)] for node in ops}
+    for node in ops:
+        for operand in node.all_input_nodes:
+            if part_of.get(operand, -1) > part_of[node]:
+                raise CycleError(
+                    f"{node.name} is tagged {tags[part_of[node]]} and reads {operand.name}, tagged"
+                    f" {tags[part_of[operand]]}, which comes later in tags; order the tags so that"
+                    " none reads from a later one"
+                )
+    style = Style(True, True, return_tuple, late_attributes=True, own_attributes=True)
+    paths: dict[str, str] = {}
+    partitions = Partitions(tags, tags, by_number=True)
+    result = cut_module(
+        gm, part_of, partitions, style, qualname_map=paths, top_class=GraphModuleCls
+    )
+    for tag in tags:
+        child = result.get_submodule(tag)
+        assert isinstance(child, GraphModule)
+        for node in child.graph.nodes:
+            if node.op not in PLACELESS:
+                node.tag = tag
+    if return_fqn_mapping:
+        return result, {old: new for new, old in paths.items()}
+    return result
+
+
+def _tag(node: Node, known: dict[str, int]) -> str:
+    tag = getattr(node, "tag", None)
+    if tag is None:
+        raise SpecError(f"{node.name} has no tag; set node.tag for every operator of the graph")
+    if tag not in known:
+        raise SpecError(
+            f"{node.name} is tagged {tag!r}, which is not among tags;"
+            f" {nearest_names(str(tag), known)}"
+        )
+    return str(tag)

@@ -1,0 +1,270 @@
+"""What a run is made of: a dataclass for each section of the configuration.
+
+Hydra checks every file and override against these types.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from fxpart.cost.all_reduce import BUCKET_BYTES
+
+__all__ = [
+    "AllReduceConfig",
+    "CaptureConfig",
+    "Config",
+    "DevicesConfig",
+    "ExecuteConfig",
+    "LatencyConfig",
+    "LinkConfig",
+    "ModeConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "PhaseConfig",
+    "PoolConfig",
+    "ReserveConfig",
+    "ScheduleConfig",
+    "Schema",
+    "TrackingConfig",
+]
+
+
+@dataclass  # not frozen: OmegaConf would refuse overrides of it
+class TrackingConfig:
+    """Which tracker to use, and where it keeps runs."""
+
+    name: str = "mlflow"
+    """``mlflow`` or ``none``."""
+    uri: str | None = None
+    """Tracking URI of MLflow. None: the environment's ``MLFLOW_TRACKING_URI``, or else the sqlite
+    file ``outputs/mlflow.db`` below the root."""
+    experiment: str = "fxpart"
+
+
+@dataclass
+class ModelConfig:
+    """What is cut: a transformers architecture with its configuration, or a function's result."""
+
+    name: str = MISSING
+    architecture: str | None = None
+    """A class of transformers, such as ``LlamaForCausalLM``."""
+    config: dict[str, Any] = field(default_factory=dict)
+    """Fields of the architecture's configuration; what is left out has its default."""
+    factory: str | None = None
+    """``package.module:function`` that builds the model and its inputs."""
+    factory_args: dict[str, Any] = field(default_factory=dict)
+    batch_size: int = 1
+    seq_len: int | None = None
+    dtype: str = "float32"
+
+
+@dataclass
+class PoolConfig:
+    """Some equal devices."""
+
+    count: int = MISSING
+    name: str = MISSING
+    """The accelerator."""
+    memory_bytes: int = MISSING
+    """Of one device."""
+    flops_per_s: dict[str, float] = field(default_factory=dict)
+    """Dense peak by dtype name."""
+    memory_bandwidth_bytes_per_s: float = MISSING
+    on_host: bool = False
+    """Whether it is the host itself, of whose memory nothing is reserved."""
+    source: str = ""
+    """Where the numbers come from."""
+
+
+@dataclass
+class LinkConfig:
+    """A link between any two devices, one way."""
+
+    name: str = ""
+    bytes_per_s: float = MISSING
+    latency_s: float = 0.0
+    source: str = ""
+
+
+@dataclass
+class DevicesConfig:
+    """What the model is cut over."""
+
+    spec: str = MISSING
+    """The name that was asked for."""
+    pools: list[PoolConfig] = field(default_factory=list)
+    nodes: list[int] | None = None
+    """The machine that each pool sits in; all in one if left out."""
+    between_nodes: LinkConfig | None = None
+    """The link between machines; `transfer_rate` if left out."""
+    saturate_host: bool = False
+    """Whether the placement is copied onto idle devices, as often as it fits."""
+
+
+@dataclass
+class LatencyConfig:
+    """How long an operator takes: coefficients of a model, or measurements."""
+
+    name: str = MISSING
+    source: str = "roofline"
+    """``roofline`` with the coefficients below, ``profiled`` or ``calibrated``."""
+    compute_efficiency: float = 1.0
+    bandwidth_efficiency: float = 1.0
+    op_overhead_s: float = 0.0
+    file: str | None = None
+    """Of a calibration; without one, this model's own measurements are fitted."""
+    device: str = "cpu"
+    """What is measured on: ``cpu`` or ``cuda``."""
+    threads: int = 1
+    repeats: int = 5
+    """Times that each kind of operator is run."""
+
+
+@dataclass
+class PhaseConfig:
+    """What of the model is captured."""
+
+    name: str = "inference"
+    """``inference`` or ``training``."""
+    train_mode: bool = False
+    """Of a training step: whether dropout drops, and batch normalization uses the batch."""
+    fused_kernels: bool = True
+    """Of a training step: whether dropout, and attention with it, are the fused calls that
+    accelerators have; else as a CPU computes them."""
+
+
+@dataclass
+class OptimizerConfig:
+    """What updates the weights at the end of a training step, and what it keeps for them."""
+
+    name: str = "none"
+    """One of `fxpart.core.optimizer.OPTIMIZERS`."""
+    state_dtype: str | None = None
+    """Dtype of its state; that of the weights if left out."""
+    master_weights: bool = False
+    """Whether it keeps weights of less than 32 bits in float32 too."""
+    implementation: str = "foreach"
+    """``for_loop``, ``foreach`` or ``fused``."""
+
+
+@dataclass
+class AllReduceConfig:
+    """How replicas of data parallelism add up gradients."""
+
+    bucket_bytes: int = BUCKET_BYTES
+    gradient_as_bucket_view: bool = False
+    """Whether gradients lie in the buckets, or are copied into them."""
+
+
+@dataclass
+class ReserveConfig:
+    """What of a device's memory is not for tensors, field by field as in `fxpart.core.reserve`."""
+
+    name: str = "none"
+    context_bytes: int = 0
+    workspace_bytes: int = 0
+    rounding_bytes: int = 1
+    fragmentation: float = 0.0
+    source: str = ""
+    """Where the numbers come from."""
+
+
+@dataclass
+class ScheduleConfig:
+    """How the stages of a pipeline take turns."""
+
+    name: str = "none"
+    """``none`` or one of `fxpart.schedule.SCHEDULES`."""
+
+
+@dataclass
+class ExecuteConfig:
+    """Whether, and how, the plan is carried out on this machine."""
+
+    name: str = "none"
+    """``none``, ``local`` or ``pipeline``."""
+    repeats: int = 5
+    seed: int = 0
+    """Of random weights and inputs."""
+    device: str = "cpu"
+    """``cpu`` or ``cuda``."""
+    threads: int = 1
+    timeout_s: float = 120.0
+    """After which a stage that shows no sign of life ends the run."""
+    save_stages: bool = False
+
+
+@dataclass
+class CaptureConfig:
+    """How the model's graph is come by."""
+
+    level: str = "operator"
+    cache_dir: str = MISSING
+    use_cache: bool = True
+    symbolic: str = "none"
+    """Which sizes are symbols: ``none``, ``batch`` or ``batch_and_seq_len``."""
+
+
+@dataclass
+class ModeConfig:
+    """A mode and its options; the mode itself checks their names and types."""
+
+    name: str
+    options: dict[str, Any]
+
+
+@dataclass
+class _Sections:
+    """What `Config` and the shape of the files have in common."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    devices: DevicesConfig = field(default_factory=DevicesConfig)
+    transfer_rate: LinkConfig = field(default_factory=LinkConfig)
+    latency: LatencyConfig = field(default_factory=LatencyConfig)
+    capture: CaptureConfig = field(default_factory=CaptureConfig)
+    phase: PhaseConfig = field(default_factory=PhaseConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    execute: ExecuteConfig = field(default_factory=ExecuteConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    reserve: ReserveConfig = field(default_factory=ReserveConfig)
+    all_reduce: AllReduceConfig = field(default_factory=AllReduceConfig)
+    checkpointing: str = "none"
+    """Of a training step: ``none``, or ``block`` to compute blocks again in the backward."""
+    data_parallel: int = 1
+    """Replicas that share the batch."""
+    batch_sweep: int = 64
+    """With a symbolic batch, sizes from 1 to this are costed."""
+    microbatches: int = 1
+    """That a schedule runs in one step."""
+    granularity: str = "operator"
+    """What stays together: ``operator``, ``module``, or a depth in the module tree."""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+    question: str = ""
+    """What a sweep is to answer, in a sentence."""
+    resume: bool = True
+    """Whether a sweep leaves out jobs that are settled already."""
+    where: str | None = None
+    """Which jobs of a sweep are run: an expression over their values."""
+    zip: list[Any] | None = None
+    """Swept keys that change together, or several lists of such keys."""
+    rerun: str | None = None
+    """The id of a logged run that is run again, as it was."""
+    figures: str = "auto"
+    """``all``, ``none``, or ``auto``: all but those of a sweep's job that take long."""
+    verbose: bool = False
+    """Whether the jobs of a sweep say all that they say alone."""
+
+
+@dataclass
+class Schema(_Sections):
+    """The shape of the files: a mode's options stand beside its name, ``mode.max_passes=4``."""
+
+    mode: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Config(_Sections):
+    """Everything that a run is made of."""
+
+    mode: ModeConfig = field(default_factory=lambda: ModeConfig("", {}))

@@ -1,0 +1,1 @@
+"""One experiment: a typed configuration in, a placement and its cost out."""

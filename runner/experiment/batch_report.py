@@ -1,0 +1,173 @@
+"""What a plan comes to at other batch sizes, from one capture: formulas, limits and a sweep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.reserve import rounded
+from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.cost.holding import holding
+from fxpart.cost.problem import Problem
+from fxpart.cost.symbolic.formula import MaxFormula
+from fxpart.cost.symbolic.latency import LatencyFormula, latency_formulas
+from fxpart.cost.symbolic.limits import MOST, largest_batch, smallest_memory
+from fxpart.cost.symbolic.peak import cost_formula, peak_formulas
+from fxpart.cost.symbolic.sweep import BATCH, Sums, SweepTable, sweep
+from fxpart.cost.tables import LatencySource, memory_tables
+from fxpart.errors import InfeasibleError
+from runner.output.units import format_size
+
+__all__ = ["BatchReport", "batch_line", "batch_metrics", "batch_report"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BatchReport:
+    """One plan at other sizes. A batch is that of one replica, of `replicas`."""
+
+    sizes: dict[str, int]
+    """What the plan was made for."""
+    replicas: int
+    rounding_bytes: int
+    """What the allocator rounds tensors up to."""
+    peaks: tuple[MaxFormula, ...]
+    """Bytes of tensors on each device, before the allocator rounds them."""
+    flops: MaxFormula
+    """Of the whole model."""
+    latencies: tuple[LatencyFormula, ...]
+    """Without sums over replicas. One formula for each kind of sizes; mostly one."""
+    max_batch_size: int
+    """The largest that fits the devices, rounding included; 0 where none does."""
+    no_larger: str | None
+    """Why no larger batch was looked at, where `max_batch_size` is not a limit of memory."""
+    smallest_memory_bytes: tuple[int, ...]
+    """What each device must have for tensors at `sizes`, rounding included."""
+    table: SweepTable
+    """A row for each batch size, as it is planned: rounding and sums over replicas included."""
+
+    @property
+    def max_global_batch_size(self) -> int:
+        """The largest batch of all replicas together."""
+        return self.max_batch_size * self.replicas
+
+
+def batch_report(
+    symbolic: SymbolicGraph,
+    problem: Problem,
+    assignment: Assignment,
+    *,
+    latency: LatencySource,
+    sizes: dict[str, int],
+    rounding_bytes: int,
+    most: int,
+    sums: Sums | None = None,
+) -> BatchReport:
+    """Return what `assignment` costs at batch sizes from 1 to `most`, and where its limits are.
+
+    Args:
+        symbolic: what is placed, as it is placed.
+        problem: of it at `sizes`.
+        assignment: of that problem.
+        latency: how long operators take.
+        sizes: a value for each symbol.
+        rounding_bytes: what the allocator rounds to.
+        most: the largest batch of the sweep.
+        sums: what replicas that share a batch add up; None where there is one.
+
+    Raises:
+        SpecError: for measured times, which hold for one size only.
+
+    """
+    topology = problem.topology
+    peaks = peak_formulas(symbolic, assignment, topology.n_devices)
+    fixed = {name: size for name, size in sizes.items() if name != BATCH}
+    low, high = peaks[0].range_of(BATCH)
+    top = most if high is None else min(most, high)
+    each = [{**fixed, BATCH: batch} for batch in range(low, max(top, low) + 1)]
+    rounding = _Rounding(symbolic, assignment, topology.n_devices, rounding_bytes)
+    largest = _largest(peaks, topology.memory_bytes.tolist(), fixed, rounding)
+    return BatchReport(
+        sizes=sizes,
+        replicas=sums.replicas.n_replicas if sums else 1,
+        rounding_bytes=rounding_bytes,
+        peaks=peaks,
+        flops=cost_formula(symbolic, "flops"),
+        latencies=latency_formulas(symbolic, topology, latency, assignment, each),
+        max_batch_size=largest,
+        no_larger=_no_larger(largest, high),
+        smallest_memory_bytes=rounding.peak_bytes(sizes)
+        if rounding_bytes > 1
+        else smallest_memory(peaks, **sizes),
+        table=sweep(
+            symbolic,
+            topology,
+            latency,
+            assignment,
+            each,
+            rounding_bytes=rounding_bytes,
+            sums=sums,
+        ),
+    )
+
+
+def _no_larger(largest: int, captured_to: int | None) -> str | None:
+    """Return why nothing above `largest` was looked at, None where memory is the limit."""
+    if largest == captured_to:
+        return "the model was captured up to there"
+    return "the search ends there" if largest == MOST else None
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Rounding:
+    """Peaks as the allocator rounds them, which is no polynomial."""
+
+    symbolic: SymbolicGraph
+    assignment: Assignment
+    n_devices: int
+    multiple: int
+
+    def peak_bytes(self, sizes: dict[str, int]) -> tuple[int, ...]:
+        graph = rounded(self.symbolic.at(**sizes), self.multiple)
+        held = holding(memory_tables(graph), self.assignment, self.n_devices)
+        return tuple(held.peak_bytes.tolist())
+
+
+def _largest(
+    peaks: Sequence[MaxFormula], limits: list[int], fixed: dict[str, int], rounding: _Rounding
+) -> int:
+    """Return the largest batch whose rounded peaks fit; 0 when none does."""
+    try:
+        high = largest_batch(peaks, limits, **fixed)
+    except InfeasibleError:
+        return 0
+    # Rounding only adds: what does not fit without it does not fit with it.
+    least, _ = peaks[0].range_of(BATCH)
+    low = least - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        needed = rounding.peak_bytes({**fixed, BATCH: middle})
+        if all(need <= limit for need, limit in zip(needed, limits, strict=True)):
+            low = middle
+        else:
+            high = middle - 1
+    return low if low >= least else 0
+
+
+def batch_metrics(report: BatchReport) -> dict[str, float]:
+    """Return the metrics of a report; sizes are in GiB (2^30)."""
+    return {
+        "max_batch_size": float(report.max_global_batch_size),
+        "smallest_device_memory_gib": max(report.smallest_memory_bytes) / 2**30,
+    }
+
+
+def batch_line(report: BatchReport) -> str:
+    """Return where the limits are, in one line."""
+    needed = max(report.smallest_memory_bytes)
+    batch = report.sizes[BATCH] * report.replicas
+    largest = str(report.max_global_batch_size)
+    if report.no_larger:
+        largest = f"at least {largest} ({report.no_larger})"
+    return (
+        f"largest that fits this plan {largest}; batch {batch} needs {format_size(needed)} for"
+        " tensors on its fullest device"
+    )

@@ -1,0 +1,274 @@
+"""Carrying a plan out on this machine: `local` in this process, `pipeline` in one a stage."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
+from fxpart.core.partitions import partition_by_device
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.problem import Problem
+from fxpart.errors import SpecError, nearest_names
+from fxpart.execution.forward_devices import forward_devices
+from fxpart.schedule import (
+    ScheduleResult,
+    engine_peak_bytes,
+    engine_stages,
+    stage_costs,
+    step_on_cores,
+)
+from fxpart.schedule.engine_memory import ENGINE_SCHEDULES
+from fxpart.support.host import available_cores
+from runner.config.sections import Config
+from runner.experiment.measured import Measured
+from runner.experiment.operator_times import is_measured
+from runner.experiment.subject import Subject
+
+if TYPE_CHECKING:
+    from fxpart.execution.pipeline_run import PipelineRun
+    from fxpart.execution.real_model import RealModel
+    from fxpart.execution.stages.chain import Chain
+
+__all__ = ["STAGES_FOLDER", "carry_out", "check_execute"]
+
+STAGES_FOLDER = "stages"
+_SEEDS = 2**63
+"""What torch takes as a seed is below."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Task:
+    """What is carried out."""
+
+    config: Config
+    spec: ModelSpec
+    real: "RealModel"
+    problem: Problem
+    planned: Assignment
+    """Of the operators of `problem`."""
+    placed: Assignment
+    """Of the operators of `real`: of a training step the forward alone."""
+    schedule: ScheduleResult | None
+    chain: "Chain | None"
+    """The stages, where they are run or kept as such."""
+
+
+def check_execute(config: Config) -> None:
+    """Raise `SpecError` for a way of running that does not exist, or lacks what it needs."""
+    execute = config.execute
+    ways = ("none", *WAYS)
+    if execute.name not in ways:
+        raise SpecError(
+            f"execute={execute.name} does not exist; {nearest_names(execute.name, ways)}"
+        )
+    if execute.name == "none":
+        return
+    for name in ("repeats", "threads", "timeout_s"):
+        if not 0 < getattr(execute, name) < math.inf:
+            raise SpecError(f"execute.{name}={getattr(execute, name)} must be above 0 and finite")
+    if not 0 <= execute.seed < _SEEDS:
+        raise SpecError(f"execute.seed={execute.seed} must be at least 0 and below 2^63")
+    if config.capture.level != "operator":
+        raise SpecError(
+            f"execute={execute.name} runs operators, got capture.level={config.capture.level};"
+            " use capture.level=operator"
+        )
+    if execute.name == "pipeline" and config.schedule.name not in ENGINE_SCHEDULES:
+        raise SpecError(
+            f"execute=pipeline runs a schedule of torch's engine, got schedule="
+            f"{config.schedule.name}; use schedule=gpipe or schedule=1f1b"
+        )
+    _refuse_other_measurements(config)
+
+
+def _refuse_other_measurements(config: Config) -> None:
+    """Refuse to predict a run on one device, or with so many threads, by times of another."""
+    for name in ("device", "threads") if is_measured(config.latency) else ():
+        measured, run = getattr(config.latency, name), getattr(config.execute, name)
+        if measured != run:
+            raise SpecError(
+                f"latency.{name}={measured} measures operators in another way than they are run,"
+                f" execute.{name}={run}; leave latency.{name} out, or make the two equal"
+            )
+
+
+def carry_out(
+    config: Config,
+    spec: ModelSpec,
+    subject: Subject,
+    *,
+    problem: Problem,
+    assignment: Assignment,
+    schedule: ScheduleResult | None,
+    folder: Path,
+) -> Measured:
+    """Run the plan and return what was measured beside what was predicted.
+
+    With ``execute.save_stages``, the stages are kept in ``stages`` below `folder`.
+
+    Raises:
+        FxpartError: when it cannot be run, or computes something else than the unsplit model.
+
+    """
+    from fxpart.execution.device import torch_threads
+
+    real, execute = subject.real, config.execute
+    assert real is not None, "what is carried out has been built"
+    placed = _forward_assignment(subject, real, assignment)
+    if schedule is not None and execute.name == "pipeline":
+        # Partitions that follow each other on a device are one stage, there as in the schedule.
+        placed = _by_device(placed.device_of, schedule.devices)
+    with torch_threads(execute.threads):
+        in_stages = execute.name == "pipeline" or execute.save_stages
+        chain = _chain(real, placed) if in_stages else None
+        if chain is not None and execute.save_stages:
+            _save(real, chain, folder / STAGES_FOLDER)
+        task = _Task(config, spec, real, problem, assignment, placed, schedule, chain)
+        return WAYS[execute.name](task)
+
+
+def _forward_assignment(subject: Subject, real: "RealModel", planned: Assignment) -> Assignment:
+    """Return the plan for what is run: of a training step its forward, where it was placed."""
+    if not subject.exported_names:
+        return planned
+    device_of = forward_devices(planned.device_of, subject.exported_names, real.graph)
+    return partition_by_device(real.graph, device_of)
+
+
+def _by_device(device_of: IntArray, devices: Sequence[int]) -> Assignment:
+    """Return a partition for each of `devices` that has an operator, in their order."""
+    used = [device for device in devices if bool(np.any(device_of == device))]
+    number = {device: stage for stage, device in enumerate(used)}
+    stage_of = np.array([number[device] for device in device_of.tolist()], dtype=np.int64)
+    return Assignment(stage_of, tuple((device,) for device in used))
+
+
+def _local(task: _Task) -> Measured:
+    """Return what a run in this process shows beside what was predicted, backward included."""
+    from fxpart.execution.local import run_local
+
+    problem, home = task.problem, task.planned.device_of
+    devices = problem.topology.n_devices
+    run = run_local(
+        task.real,
+        task.placed,
+        devices,
+        repeats=task.config.execute.repeats,
+        training=task.config.phase.name == "training",
+    )
+    times = problem.costs.op_time_s[np.arange(len(home)), home]
+    return Measured(
+        way="local",
+        time_s=run.latency_s,
+        runs_s=run.runs_s,
+        predicted_s=float(times.sum()),
+        throughput_per_s=run.throughput_per_s,
+        unsplit_s=run.unsplit_latency_s,
+        peak_bytes=run.peak_bytes,
+        predicted_peak_bytes=tuple(int(peak) for peak in peak_bytes(problem.memory, home, devices)),
+        allocator_peak_bytes=run.allocator_peak_bytes,
+        max_difference=run.max_difference,
+        gradient_difference=run.gradient_difference,
+        tied_gradient_difference=None,
+        device_name=run.device_name,
+        threads=run.threads,
+    )
+
+
+def _step_s(
+    config: Config, problem: Problem, assignment: Assignment, schedule: ScheduleResult
+) -> float:
+    """Return the predicted step on this machine, where stages may have to share cores."""
+    if config.execute.device != "cpu":
+        return schedule.step_s
+    cores = max(1, available_cores() // config.execute.threads)
+    costs = stage_costs(problem, assignment)
+    return step_on_cores(schedule.name, costs, schedule.microbatches, cores)
+
+
+def _engine_peaks(
+    real: "RealModel", problem: Problem, assignment: Assignment, schedule: ScheduleResult
+) -> dict[int, int]:
+    """Return the bytes that the process of each device's stage is predicted to hold."""
+    graph, training = real.graph, schedule.training
+    peaks = engine_peak_bytes(
+        schedule.name,
+        engine_stages(problem, assignment),
+        schedule.microbatches,
+        training=training,
+        # The graph of a training step returns the loss, its forward what the engine keeps.
+        result_bytes=int(graph.value_bytes[graph.value_is_output].sum()) if training else 0,
+    )
+    return dict(zip(schedule.devices, peaks, strict=True))
+
+
+def _run_stages(task: _Task, chain: "Chain") -> "PipelineRun":
+    """Run a step in a process for each stage."""
+    from fxpart.execution.pipeline_run import run_pipeline
+    from fxpart.execution.real_model import drawn_microbatches
+
+    config, execute = task.config, task.config.execute
+    return run_pipeline(
+        chain,
+        drawn_microbatches(task.spec, task.real, chain, config.microbatches, execute.seed),
+        training=config.phase.name == "training",
+        schedule=config.schedule.name,
+        steps=execute.repeats,
+        timeout_s=execute.timeout_s,
+        threads=execute.threads,
+    )
+
+
+def _gradients_apart(run: "PipelineRun") -> float | None:
+    """Return the larger difference, of weights of one stage or of several; None without both."""
+    shares = (run.gradient_difference, run.tied_gradient_difference)
+    return max((share for share in shares if share is not None), default=None)
+
+
+def _pipeline(task: _Task) -> Measured:
+    """Return what a step in a process for each stage shows beside what was predicted of it."""
+    chain, schedule = task.chain, task.schedule
+    assert chain is not None, "it was made where it is needed"
+    assert schedule is not None, "a pipeline has a schedule"
+    run = _run_stages(task, chain)
+    peaks = _engine_peaks(task.real, task.problem, task.planned, schedule)
+    homes = [devices[0] for devices in task.placed.devices_of_partition]
+    return Measured(
+        way="pipeline",
+        time_s=run.step_s,
+        runs_s=run.runs_s,
+        predicted_s=_step_s(task.config, task.problem, task.planned, schedule),
+        throughput_per_s=run.throughput_per_s,
+        unsplit_s=None,
+        peak_bytes=run.stage_peak_bytes,
+        predicted_peak_bytes=tuple(peaks[home] for home in homes),
+        allocator_peak_bytes=(),
+        max_difference=run.max_difference,
+        gradient_difference=_gradients_apart(run),
+        tied_gradient_difference=run.tied_gradient_difference,
+        device_name=run.device_name,
+        threads=run.threads,
+    )
+
+
+def _chain(real: "RealModel", placed: Assignment) -> "Chain":
+    from fxpart.execution.split.placement import split_by_assignment
+    from fxpart.execution.stages.chain import chain_stages
+
+    return chain_stages(split_by_assignment(real.program.module(), real.graph, placed))
+
+
+def _save(real: "RealModel", chain: "Chain", folder: Path) -> None:
+    from fxpart.execution.stages.stage_files import save_stages
+
+    save_stages(chain, folder, chain.flat_inputs(real.args, real.kwargs))
+
+
+WAYS: Mapping[str, Callable[[_Task], Measured]] = {"local": _local, "pipeline": _pipeline}
+"""What carries a plan out, beside ``none``."""

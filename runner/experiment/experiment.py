@@ -1,0 +1,246 @@
+"""One experiment: a typed `Config` in, a placement and its cost out.
+
+Where the plan is also carried out, `carried_out` adds what was measured. Nothing is written but
+stages, and these only when they are asked for.
+"""
+
+import time
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+from fxpart.capture.captured import CapturedGraph
+from fxpart.capture.models.factory_source import factory_as_read
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.assignment import Assignment
+from fxpart.core.data_parallel import share_of_batch, split_topology
+from fxpart.core.granularity import check_level, depth_of
+from fxpart.core.phases import check_phase
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.kernels import schedule as schedule_loop
+from fxpart.cost.peak_tensors import DevicePeak, device_peaks
+from fxpart.cost.problem import Problem, make_problem
+from fxpart.cost.symbolic.sweep import Sums
+from fxpart.cost.tables import LatencySource
+from fxpart.errors import InfeasibleError, SpecError
+from fxpart.placement import Place, make_mode
+from fxpart.placement.saturate import saturate
+from fxpart.schedule import ScheduleResult
+from fxpart.support.compiled import is_kept
+from runner.config.sections import Config
+from runner.experiment.batch_report import BatchReport, batch_report
+from runner.experiment.carry_out import carry_out, check_execute
+from runner.experiment.measured import Measured
+from runner.experiment.operator_times import check_latency, operator_times
+from runner.experiment.pipeline_schedule import check_schedule, scheduled
+from runner.experiment.replicas import Replicas, check_replicas, with_sums
+from runner.experiment.shared_graphs import placed_graph, shared_subject
+from runner.experiment.subject import Subject, symbols_of
+from runner.experiment.topology import build_topology, rounding_bytes
+from runner.experiment.training import check_training
+from runner.output.figures import check_figures
+from runner.output.terminal import progress
+
+__all__ = ["Result", "carried_out", "check", "model_spec", "plan"]
+
+LARGEST = 100
+"""Tensors of each device that are listed at its peak."""
+
+
+# Without slots, for what is worked out when it is first asked for.
+@dataclass(frozen=True, eq=False)
+class Result:
+    """What an experiment found."""
+
+    subject: Subject
+    problem: Problem
+    assignment: Assignment
+    evaluation: Evaluation
+    partition_s: float
+    """Time that the mode took."""
+    batch_size: int = 1
+    """Examples in one input, of all replicas together."""
+    measured_on: str | None = None
+    """What the operators were measured on, where their times come from measurements."""
+    schedule: ScheduleResult | None = None
+    """The pipeline that was asked for."""
+    replicas: Replicas | None = None
+    """What data parallelism costs; `evaluation` is of one replica, sums included."""
+    batches: BatchReport | None = None
+    """The plan at other sizes."""
+    measured: Measured | None = None
+    """What was measured when the plan was carried out."""
+
+    @cached_property
+    def peaks(self) -> tuple[DevicePeak, ...]:
+        """Where each device's memory is fullest, with the `LARGEST` tensors there."""
+        return device_peaks(self.problem, self.assignment, LARGEST)
+
+    @property
+    def captured(self) -> CapturedGraph:
+        """The graph that is placed, before operators are grouped."""
+        return self.subject.captured
+
+
+def model_spec(config: Config) -> ModelSpec:
+    """Return what `config.model` says as the library takes it; its batch is that of a replica."""
+    model = config.model
+    return ModelSpec(
+        name=model.name,
+        architecture=model.architecture,
+        config=dict(model.config),
+        factory=model.factory,
+        factory_args=dict(model.factory_args),
+        batch_size=share_of_batch(model.batch_size, config.data_parallel),
+        seq_len=model.seq_len,
+        dtype=model.dtype,
+    )
+
+
+def plan(config: Config, spec: ModelSpec) -> Result:
+    """Return the placement that `config` asks for and what it costs; `spec` is its `model_spec`.
+
+    Raises:
+        FxpartError: for anything that the user can mend, the model not fitting among it.
+
+    """
+    # What is cheap to refuse is refused before the model is captured.
+    check(config)
+    place = make_mode(config.mode.name, config.mode.options)
+    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
+    parallel = split_topology(topology, config.data_parallel)
+    with progress(f"capturing {spec.name}"):
+        subject = shared_subject(config, spec)
+    rounding = rounding_bytes(config.devices, config.reserve)
+    graph = placed_graph(subject.captured.graph, rounding, config.granularity)
+    times = operator_times(config, subject, spec.key())
+    problem = make_problem(graph, parallel.replica, times)
+    compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
+    with progress(f"placing {graph.n_ops} operators with {config.mode.name}{compiles}"):
+        begin = time.perf_counter()
+        assignment = _placed(config, problem, place)
+        partition_s = time.perf_counter() - begin
+    evaluation, replicas = evaluate(problem, assignment), None
+    if subject.partial is not None:
+        evaluation, replicas = with_sums(
+            config,
+            problem,
+            assignment,
+            evaluation=evaluation,
+            parallel=parallel,
+            partial=subject.partial,
+        )
+    sums = replicas.cost if replicas else None
+    schedule = scheduled(config, problem, assignment, sums)
+    return Result(
+        subject,
+        problem,
+        assignment,
+        evaluation,
+        partition_s,
+        batch_size=config.model.batch_size,
+        measured_on=getattr(times, "device_name", None),
+        schedule=schedule,
+        replicas=replicas,
+        batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
+    )
+
+
+def _batches(
+    config: Config,
+    subject: Subject,
+    problem: Problem,
+    assignment: Assignment,
+    *,
+    times: LatencySource,
+    replicas: Replicas | None,
+) -> BatchReport | None:
+    """Return what the plan comes to at other sizes, where that was asked for."""
+    if subject.symbolic is None or config.capture.symbolic == "none":
+        return None
+    sums = None
+    if replicas and subject.partial is not None:
+        sums = Sums(subject.partial, replicas.parallel, config.all_reduce.bucket_bytes)
+    with progress(f"costing batch sizes 1 to {config.batch_sweep}"):
+        return batch_report(
+            subject.symbolic,
+            problem,
+            assignment,
+            latency=times,
+            sizes=subject.sizes,
+            rounding_bytes=rounding_bytes(config.devices, config.reserve),
+            most=config.batch_sweep,
+            sums=sums,
+        )
+
+
+def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -> Result:
+    """Return `result`, which `plan` returned, with what was measured if `config` asks for that.
+
+    Stages that are to be kept are written below `folder`.
+
+    Raises:
+        FxpartError: when the plan cannot be carried out, or computes something else.
+
+    """
+    if config.execute.name == "none":
+        return result
+    with progress(f"running {spec.name}"), factory_as_read(spec.factory):
+        measured = carry_out(
+            config,
+            spec,
+            result.subject,
+            problem=result.problem,
+            assignment=result.assignment,
+            schedule=result.schedule,
+            folder=folder,
+        )
+    return replace(result, measured=measured)
+
+
+def check(config: Config) -> None:
+    """Refuse what can be refused without a model: what does not exist, or does not go together.
+
+    Raises:
+        SpecError: in one line, with what to write instead.
+
+    """
+    depth_of(config.granularity)
+    check_level(config.capture.level)
+    check_phase(config.phase.name, config.capture.level)
+    check_schedule(config)
+    check_figures(config.figures)
+    check_training(config)
+    check_replicas(config)
+    symbols_of(config)
+    if config.batch_sweep < 1:
+        raise SpecError(f"batch_sweep={config.batch_sweep} must be 1 or more")
+    # Before the latency, whose device and threads are those of the run where nothing else is said.
+    check_execute(config)
+    check_latency(config)
+
+
+def _placed(config: Config, problem: Problem, place: Place) -> Assignment:
+    try:
+        assignment = place(problem)
+    except InfeasibleError as error:
+        if not _finer_may_fit(problem, config.granularity):
+            raise
+        raise _with_advice(error, config.granularity) from error
+    return saturate(problem, assignment) if config.devices.saturate_host else assignment
+
+
+def _finer_may_fit(problem: Problem, granularity: str) -> bool:
+    room = int(problem.topology.memory_bytes.sum())
+    return granularity != "operator" and int(problem.memory.weight_bytes.sum()) <= room
+
+
+def _with_advice(error: InfeasibleError, granularity: str) -> InfeasibleError:
+    return InfeasibleError(
+        f"{error}; granularity={granularity} keeps whole modules together: a finer one, such as"
+        " granularity=operator, may fit",
+        needed_bytes=error.needed_bytes,
+        available_bytes=error.available_bytes,
+        devices_that_fit=error.devices_that_fit,
+    )

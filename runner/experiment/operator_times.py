@@ -1,0 +1,139 @@
+"""How long operators take, as the configuration asks: assumed, measured, or fitted to measures."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from fxpart.capture.captured import step_key
+from fxpart.cost.calibration import read_calibration
+from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
+from fxpart.cost.roofline import LatencyModel
+from fxpart.cost.tables import LatencySource
+from fxpart.errors import SpecError, nearest_names
+from runner.config.sections import Config, LatencyConfig
+from runner.experiment.subject import Subject, symbols_of
+from runner.experiment.training import is_training, step_options
+from runner.output.terminal import progress
+
+__all__ = ["check_latency", "is_measured", "operator_times"]
+
+
+def check_latency(config: Config) -> None:
+    """Raise `SpecError` for a source of times that does not exist or cannot be had."""
+    latency = config.latency
+    if latency.source not in SOURCES:
+        raise SpecError(
+            f"latency.source={latency.source} does not exist;"
+            f" {nearest_names(latency.source, SOURCES)}"
+        )
+    if latency.repeats < 1 or latency.threads < 1:
+        name = "repeats" if latency.repeats < 1 else "threads"
+        raise SpecError(f"latency.{name}={getattr(latency, name)} must be 1 or more")
+    if latency.source != "roofline" and config.capture.level != "operator":
+        raise SpecError(
+            f"latency={latency.name} measures operators, got capture.level={config.capture.level};"
+            " use capture.level=operator, or latency=roofline"
+        )
+    if is_measured(latency):
+        _check_measurable(config)
+
+
+def _check_measurable(config: Config) -> None:
+    """Refuse to measure what is not of the model itself, or at more sizes than one."""
+    if symbols_of(config):
+        asked = (
+            f"data_parallel={config.data_parallel}"
+            if config.data_parallel > 1
+            else f"capture.symbolic={config.capture.symbolic}"
+        )
+        raise SpecError(
+            f"latency={config.latency.name} measures operators of one size, and {asked} captures"
+            " them for all; use latency=roofline, or a calibration from a file (latency.file)"
+        )
+    if is_training(config) and config.optimizer.name != "none":
+        raise SpecError(
+            f"latency={config.latency.name} measures operators of the model, and updates of"
+            f" optimizer={config.optimizer.name} are none; add optimizer=none, or use"
+            " latency=roofline"
+        )
+
+
+def is_measured(latency: LatencyConfig) -> bool:
+    """Return whether the model's own operators are measured on this machine."""
+    return latency.source == "profiled" or (latency.source == "calibrated" and not latency.file)
+
+
+def operator_times(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
+    """Return where the times of the subject's operators come from.
+
+    `model` is the `ModelSpec.key` of the model. Measurements are kept beside the captured graphs.
+
+    Raises:
+        FxpartError: when operators cannot be measured, or a calibration cannot be read.
+
+    """
+    return SOURCES[config.latency.source](config, subject, model)
+
+
+def _assumed(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
+    latency = config.latency
+    return LatencyModel(
+        compute_efficiency=latency.compute_efficiency,
+        bandwidth_efficiency=latency.bandwidth_efficiency,
+        op_overhead_s=latency.op_overhead_s,
+    )
+
+
+def _fitted(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
+    """Return the calibration of a file, or one of the subject's own measured times."""
+    if config.latency.file:
+        return read_calibration(Path(config.latency.file))
+    from fxpart.cost.fit import calibrate
+
+    return calibrate([(subject.captured.graph, _profile(config, subject, model))])
+
+
+def _profile(config: Config, subject: Subject, model: Mapping[str, object]) -> OperatorProfile:
+    """Return the measured times of the subject's operators, from disk where they are there."""
+    latency, graph = config.latency, subject.captured.graph
+    cache_dir = Path(config.capture.cache_dir) if config.capture.use_cache else None
+    key = {
+        "model": model,
+        "phase": config.phase.name,
+        "step": step_key(
+            config.phase.name, train_mode=config.phase.train_mode, options=step_options(config)
+        ),
+        "executed": subject.real is not None,
+        "threads": latency.threads,
+        "repeats": latency.repeats,
+    }
+    path = profile_path(cache_dir, key, latency.device) if cache_dir else None
+    known = read_profile(path, graph) if path else None
+    if known is not None:
+        return known
+    with progress(f"measuring {graph.n_ops} operators on {latency.device}"):
+        measured = _measured(latency, subject, cache_dir)
+    if path:
+        write_profile(path, graph, measured)
+    return measured
+
+
+def _measured(latency: LatencyConfig, subject: Subject, cache_dir: Path | None) -> OperatorProfile:
+    from fxpart.execution.device import torch_threads
+    from fxpart.execution.profiling.api import profile_operators
+
+    with torch_threads(latency.threads):
+        return profile_operators(
+            subject.program(),
+            subject.captured.graph,
+            device=latency.device,
+            cache_dir=cache_dir,
+            repeats=latency.repeats,
+        )
+
+
+SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencySource]] = {
+    "roofline": _assumed,
+    "profiled": _profile,
+    "calibrated": _fitted,
+}
+"""Where the times come from."""

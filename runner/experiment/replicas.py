@@ -1,0 +1,93 @@
+"""Data parallelism as a configuration asks for it: devices and batch dealt out to replicas."""
+
+from dataclasses import dataclass, replace
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.data_parallel import DataParallel, check_replica_count
+from fxpart.core.graph import IntArray
+from fxpart.cost.all_reduce import AllReduce, all_reduce_cost, check_bucket_bytes
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.problem import Problem
+from fxpart.errors import SpecError
+from runner.config.sections import Config
+from runner.output.units import format_s, format_size
+
+__all__ = ["Replicas", "check_replicas", "replica_metrics", "replicas_line", "with_sums"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Replicas:
+    """What data parallelism costs a placement."""
+
+    parallel: DataParallel
+    cost: AllReduce
+
+
+def check_replicas(config: Config) -> None:
+    """Raise `SpecError` where replicas cannot be, or lack what they need."""
+    replicas = config.data_parallel
+    check_replica_count(replicas)
+    check_bucket_bytes(config.all_reduce.bucket_bytes)
+    if replicas == 1:
+        return
+    if config.devices.saturate_host:
+        raise SpecError(
+            f"data_parallel={replicas} copies the placement, and devices.saturate_host=true too;"
+            " leave one of the two out"
+        )
+    if config.execute.name != "none":
+        raise SpecError(
+            f"data_parallel={replicas} is planned, not run here; leave out"
+            f" execute={config.execute.name}, or data_parallel"
+        )
+    if config.capture.level != "operator":
+        raise SpecError(
+            f"data_parallel={replicas} follows the batch operator by operator, got"
+            f" capture.level={config.capture.level}; use capture.level=operator"
+        )
+
+
+def with_sums(
+    config: Config,
+    problem: Problem,
+    assignment: Assignment,
+    *,
+    evaluation: Evaluation,
+    parallel: DataParallel,
+    partial: IntArray,
+) -> tuple[Evaluation, Replicas]:
+    """Return `evaluation`, which is of one replica, with the sums over all of them in its times."""
+    cost = all_reduce_cost(
+        problem,
+        assignment,
+        evaluation,
+        partial=partial,
+        replicas=parallel,
+        bucket_bytes=config.all_reduce.bucket_bytes,
+    )
+    whole = replace(evaluation, latency_s=cost.latency_s, throughput_per_s=cost.throughput_per_s)
+    return whole, Replicas(parallel, cost)
+
+
+def replicas_line(replicas: Replicas) -> str:
+    """Return what replicas cost in one line."""
+    cost, count = replicas.cost, replicas.parallel.n_replicas
+    most = int(cost.busy_s.argmax())
+    n_devices = replicas.parallel.replica.n_devices
+    return (
+        f"{count} replicas of {n_devices} device{'' if n_devices == 1 else 's'}; all-reduce of"
+        f" {format_size(int(cost.reduced_bytes[most]))} on device {most} takes"
+        f" {format_s(float(cost.busy_s[most]))}, of which {format_s(float(cost.exposed_s[most]))}"
+        " are waited for"
+    )
+
+
+def replica_metrics(replicas: Replicas) -> dict[str, float]:
+    """Return the metrics of replicas; the unit is in the name, sizes are in GiB (2^30)."""
+    cost = replicas.cost
+    return {
+        "data_parallel": float(replicas.parallel.n_replicas),
+        "all_reduce_gib": float(cost.reduced_bytes.max()) / 2**30,
+        "all_reduce_ms": float(cost.busy_s.max()) * 1e3,
+        "exposed_all_reduce_ms": float(cost.exposed_s.max()) * 1e3,
+    }

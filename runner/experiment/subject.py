@@ -1,0 +1,185 @@
+"""What a run plans for: a captured graph, and the model itself where the plan is carried out."""
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxpart.capture.captured import (
+    CapturedGraph,
+    CapturedSymbolic,
+    captured_graph,
+    captured_symbolic,
+    symbols_named,
+)
+from fxpart.capture.models.factory_source import factory_as_read
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.optimizer import with_optimizer
+from fxpart.core.phases import check_phase
+from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
+from fxpart.cost.all_reduce import partial_values, with_buckets
+from fxpart.errors import CaptureError, SpecError
+from runner.config.sections import Config
+from runner.experiment.training import is_training, optimizer_of, step_options
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.export import ExportedProgram
+
+    from fxpart.execution.real_model import RealModel
+
+__all__ = ["Subject", "subject_of", "symbols_of"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Subject:
+    """What is placed, and what can be run or measured of it."""
+
+    captured: CapturedGraph
+    program: "Callable[[], ExportedProgram]"
+    """Returns the program whose operators are those of the graph; that may take a capture."""
+    real: "RealModel | None" = None
+    """What is really run, with weights: of a training step its forward."""
+    exported_names: tuple[str, ...] = ()
+    """Of a training step that is run: which operator of `real` each operator is a part of."""
+    symbolic: SymbolicGraph | None = None
+    """The graph at all sizes, where it was captured so."""
+    sizes: dict[str, int] = field(default_factory=dict)
+    """The value of each of its symbols."""
+    partial: IntArray | None = None
+    """With several replicas, the values that they sum."""
+
+
+def subject_of(config: Config, spec: ModelSpec) -> Subject:
+    """Return what `config` asks to be planned; `spec` is its model.
+
+    A graph that is only placed comes from the cache where it can. What is run is built with its
+    weights, and the graph is that of what is run.
+
+    Raises:
+        FxpartError: for a model that cannot be built, captured or held.
+
+    """
+    phase, cache = config.phase.name, config.capture
+    if config.execute.name == "none":
+        symbols = symbols_of(config)
+        if symbols:
+            return _symbolic_subject(config, spec, symbols)
+        captured = _captured(config, spec)
+        graph = _with_updates(config, captured.graph)
+        return Subject(replace(captured, graph=graph), lambda: _program(config, spec))
+    check_phase(phase, cache.level)
+    from fxpart.execution.real_model import real_model
+
+    begin = time.perf_counter()
+    with factory_as_read(spec.factory):  # what a forward opens counts too
+        real = real_model(spec, seed=config.execute.seed, device=config.execute.device)
+        if phase == "training":
+            return _training_step(real, begin)
+    captured = CapturedGraph(real.graph, time.perf_counter() - begin, from_cache=False)
+    return Subject(captured, lambda: real.program, real)
+
+
+def _training_step(real: "RealModel", begin: float) -> Subject:
+    from fxpart.capture.inference.from_export import op_graph
+    from fxpart.capture.training.joint import joint_capture
+
+    step = joint_capture(real.module, real.args, real.kwargs)
+    captured = CapturedGraph(step.graph, time.perf_counter() - begin, from_cache=False)
+    forward = replace(real, program=step.forward, graph=op_graph(step.forward))
+    return Subject(captured, lambda: step.program, forward, step.exported_names)
+
+
+def symbols_of(config: Config) -> tuple[str, ...]:
+    """Return the sizes that are captured as symbols; replicas need to know which is the batch.
+
+    Raises:
+        SpecError: for a choice that does not exist, or that other choices rule out.
+
+    """
+    symbols = symbols_named(config.capture.symbolic)
+    if symbols and config.execute.name != "none":
+        raise SpecError(
+            f"capture.symbolic={config.capture.symbolic} is planned for, execute="
+            f"{config.execute.name} runs one size; leave out one of the two"
+        )
+    if symbols and config.capture.level != "operator":
+        raise SpecError(
+            f"capture.symbolic={config.capture.symbolic} captures operators, got capture.level="
+            f"{config.capture.level}; use capture.level=operator"
+        )
+    return symbols or (("batch",) if config.data_parallel > 1 else ())
+
+
+def _captured_symbolic(
+    config: Config, spec: ModelSpec, symbols: tuple[str, ...]
+) -> CapturedSymbolic:
+    cache = config.capture
+    try:
+        return captured_symbolic(
+            spec,
+            symbols,
+            Path(cache.cache_dir) if cache.use_cache else None,
+            config.phase.name,
+            train_mode=config.phase.train_mode,
+            options=step_options(config),
+        )
+    except (CaptureError, SpecError) as error:
+        said, hint, _ = str(error).partition("; set capture.symbolic=none")
+        if not hint or symbols_named(cache.symbolic):
+            raise
+        # Nobody asked for symbols: replicas did.
+        asked = f"data_parallel={config.data_parallel}"
+        raise type(error)(f"{said}; {asked} needs a symbolic batch, set data_parallel=1") from error
+
+
+def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
+    found = _captured_symbolic(config, spec, symbols)
+    symbolic = found.symbolic
+    symbolic = on_graph(symbolic, _with_updates(config, symbolic.graph))
+    partial = None
+    if config.data_parallel > 1:
+        partial = partial_values(symbolic.graph, symbolic.value_batch_dim)
+        if not config.all_reduce.gradient_as_bucket_view:
+            symbolic = on_graph(symbolic, with_buckets(symbolic.graph, partial))
+    given = {"batch": spec.batch_size, "seq_len": spec.seq_len}
+    sizes = {symbol: size for symbol in symbols if (size := given[symbol]) is not None}
+    captured = CapturedGraph(symbolic.at(**sizes), found.seconds, found.from_cache)
+    return Subject(
+        captured,
+        lambda: _program(config, spec),
+        symbolic=symbolic,
+        sizes=sizes,
+        partial=partial,
+    )
+
+
+def _with_updates(config: Config, graph: OpGraph) -> OpGraph:
+    return with_optimizer(graph, optimizer_of(config)) if is_training(config) else graph
+
+
+def _captured(config: Config, spec: ModelSpec) -> CapturedGraph:
+    cache = config.capture
+    return captured_graph(
+        spec,
+        cache.level,
+        Path(cache.cache_dir) if cache.use_cache else None,
+        config.phase.name,
+        train_mode=config.phase.train_mode,
+        options=step_options(config),
+    )
+
+
+def _program(config: Config, spec: ModelSpec) -> "ExportedProgram":
+    from fxpart.capture.inference.export import export_program
+    from fxpart.capture.models.build import build_model
+    from fxpart.capture.training.joint import joint_capture
+
+    built = build_model(spec)
+    if is_training(config):
+        built.module.train(config.phase.train_mode)
+        step = joint_capture(built.module, built.args, built.kwargs, step_options(config))
+        return step.program
+    return export_program(built.module, built.args, built.kwargs)

@@ -1,0 +1,71 @@
+"""From three sections of the configuration to devices and links."""
+
+from fxpart.core.reserve import Reserve, with_reserve
+from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
+from fxpart.errors import SpecError
+from runner.config.sections import DevicesConfig, LinkConfig, PoolConfig, ReserveConfig
+
+__all__ = ["build_topology", "rounding_bytes"]
+
+
+def build_topology(
+    devices: DevicesConfig, transfer_rate: LinkConfig, reserve: ReserveConfig | None = None
+) -> Topology:
+    """Return the devices, pool by pool, with `transfer_rate` between those of one machine.
+
+    Of each that is not the host itself, `reserve` is taken away; without one nothing is.
+
+    Raises:
+        SpecError: for a number that makes no sense, machines that do not match the pools, or a
+            device that is smaller than its reserve.
+
+    """
+    nodes = devices.nodes if devices.nodes is not None else [0] * len(devices.pools)
+    if len(nodes) != len(devices.pools):
+        raise SpecError(
+            f"devices.nodes names the machines of {len(nodes)} pools, there are"
+            f" {len(devices.pools)}; give one for each"
+        )
+    taken = _reserve(reserve or ReserveConfig())
+    built = tuple(
+        _device(pool, node, taken)
+        for pool, node in zip(devices.pools, nodes, strict=True)
+        for _ in range(_count(pool))
+    )
+    far = devices.between_nodes
+    return uniform_topology(built, _link(transfer_rate), _link(far) if far else None)
+
+
+def rounding_bytes(devices: DevicesConfig, reserve: ReserveConfig) -> int:
+    """Return what sizes are rounded to; 1 where every device is the host itself."""
+    return 1 if all(pool.on_host for pool in devices.pools) else reserve.rounding_bytes
+
+
+def _reserve(reserve: ReserveConfig) -> Reserve:
+    return Reserve(
+        context_bytes=reserve.context_bytes,
+        workspace_bytes=reserve.workspace_bytes,
+        rounding_bytes=reserve.rounding_bytes,
+        fragmentation=reserve.fragmentation,
+    )
+
+
+def _device(pool: PoolConfig, node: int, reserve: Reserve) -> DeviceSpec:
+    whole = DeviceSpec(
+        name=pool.name,
+        memory_bytes=pool.memory_bytes,
+        flops_per_s=dict(pool.flops_per_s),
+        memory_bandwidth_bytes_per_s=pool.memory_bandwidth_bytes_per_s,
+        node=node,
+    )
+    return whole if pool.on_host else with_reserve(whole, reserve)
+
+
+def _count(pool: PoolConfig) -> int:
+    if pool.count < 1:
+        raise SpecError(f"devices.pools: count of {pool.name} must be at least 1, got {pool.count}")
+    return pool.count
+
+
+def _link(link: LinkConfig) -> Link:
+    return Link(bytes_per_s=link.bytes_per_s, latency_s=link.latency_s)

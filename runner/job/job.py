@@ -1,0 +1,267 @@
+"""One job from config to files, terminal and tracker; every outcome is kept, a failure too."""
+
+import traceback
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from fxpart.errors import CacheError, FxpartError, InfeasibleError, one_line
+from runner.config.paths import shown_path
+from runner.config.sections import Config
+from runner.errors import TrackingError
+from runner.experiment.batch_files import sweep_columns
+from runner.experiment.batch_report import batch_line
+from runner.experiment.carry_out import STAGES_FOLDER
+from runner.experiment.experiment import Result, carried_out, model_spec, plan
+from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
+from runner.experiment.measured import measured_lines
+from runner.experiment.memory_report import peak_line, tensor_columns
+from runner.experiment.pipeline_schedule import schedule_line
+from runner.experiment.replicas import replicas_line
+from runner.job.alone import at_work_alone
+from runner.job.files import (
+    RESULT_FILE,
+    SHOWN_TENSORS,
+    write_finished,
+    write_plan,
+    write_unfinished,
+)
+from runner.job.files_read import files_tags, job_files_read
+from runner.job.identity import override_values, parameters, without_elsewhere
+from runner.job.input_files import InputFile, inputs_tag, read_inputs, write_inputs
+from runner.job.job_identity import JobIdentity, identified, job_tags, refuse_changed
+from runner.job.run_names import run_name
+from runner.output.result_files import Status
+from runner.output.terminal import device_table, progress, show, summary_line, without_progress
+from runner.output.text_files import write_text
+from runner.tracking.announce import announce_page
+from runner.tracking.open_tracker import open_tracker
+from runner.tracking.tracker import ALL_BUT_INPUTS, RunLog
+
+__all__ = [
+    "RESULT_FILE",
+    "TRACEBACK_FILE",
+    "JobIdentity",
+    "Outcome",
+    "is_kept",
+    "keep_failure",
+    "run_job",
+    "show_end",
+    "show_plan",
+]
+
+
+# What one job says in the terminal when it runs alone.
+
+
+def show_plan(result: Result) -> None:
+    """Print the table of devices, and a line for each thing that was asked for."""
+    show(device_table(result.evaluation), summary_line(result.evaluation, result.batch_size))
+    show(f"peak:      {peak_line(result.peaks)}")
+    if result.measured_on:
+        show(f"times:     of operators on {result.measured_on}, the same for every device")
+    if result.replicas:
+        show(f"replicas:  {replicas_line(result.replicas)}")
+    if result.batches:
+        show(f"batch:     {batch_line(result.batches)}")
+    if result.schedule:
+        show(f"schedule:  {schedule_line(result.schedule)}")
+
+
+def show_end(result: Result, folder: Path) -> None:
+    """Print what was measured, and where the files are."""
+    if result.measured:
+        show(*measured_lines(result.measured))
+    show(f"files:     {shown_path(folder)}")
+
+
+TRACEBACK_FILE = "traceback.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a job."""
+
+    status: Status
+    error: str | None = None
+    """One line, for a job that did not finish or could not be recorded."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of `runner.experiment.headline`; of a job that failed, none."""
+    run_id: str | None = None
+    """Of its run in the tracker."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a job has come, for what is kept when it goes no further."""
+
+    result: Result | None = None
+    """What is in its files."""
+    log: RunLog | None = None
+    unlogged: str | None = None
+    """Why there is no log."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the job is not in the tracker, None where it is."""
+        return self.log.problem if self.log else self.unlogged
+
+
+def is_kept(identity: JobIdentity, error: Exception) -> bool:
+    """Return whether `error` becomes an outcome: a user's mistake, and in a sweep a bug too.
+
+    The bug of one job must not cost the results of the others; alone, it shows its traceback.
+    """
+    return isinstance(error, FxpartError) or identity.sweep is not None
+
+
+def run_job(config: Config, identity: JobIdentity) -> Outcome:
+    """Run one experiment, write its files, say it in the terminal, and log it.
+
+    What `is_kept` is an outcome, marked as failed in the tracker; anything else is raised, after
+    the run is marked as failed too. A result that cannot be logged stays a result, with an error.
+    The job of a sweep says nothing in the terminal, unless it is to be verbose.
+    """
+    identity = identified(config, identity)
+    so_far = _Progress()
+    loud = identity.sweep is None or config.verbose
+    try:
+        with nullcontext() if loud else without_progress():
+            _run_tracked(config, identity, so_far, loud=loud)
+    except Exception as error:
+        if not is_kept(identity, error):
+            raise
+        return _kept(config, identity, error, so_far)
+    assert so_far.result is not None, "a job that raises nothing has a result"
+    run_id = so_far.log.run_id if so_far.log else None
+    return Outcome("finished", metrics=headline(so_far.result), run_id=run_id)
+
+
+def _run_tracked(config: Config, identity: JobIdentity, so_far: _Progress, *, loud: bool) -> None:
+    tracker = open_tracker(config.tracking, identity.root, must_answer=identity.sweep is None)
+    alone: AbstractContextManager[Mapping[str, str]] = (
+        nullcontext({}) if identity.sweep else at_work_alone(tracker, identity.root)
+    )
+    inputs = read_inputs(config)
+    with (
+        alone as tags,
+        tracker.start(
+            _name(identity),
+            parameters(config, identity.choices, identity.overrides),
+            {**job_tags(config, identity), **inputs_tag(inputs), **tags},
+            identity.sweep.parent_run if identity.sweep else None,
+            identity.folder,
+        ) as so_far.log,
+    ):
+        _keep_inputs(inputs, identity.folder, so_far.log)
+        spec = model_spec(config)
+        model = spec.key()
+        try:
+            result = plan(config, spec)
+        except InfeasibleError:  # a result, too
+            refuse_changed(config, identity)
+            _log_files_read(config, identity, so_far.log)
+            raise
+        refuse_changed(config, identity)
+        # Before the plan is carried out: if that fails, the plan is there.
+        write_plan(config, identity, result, model)
+        if loud:
+            show_plan(result)
+        result = carried_out(config, spec, result, identity.folder)
+        write_finished(config, identity, result, key=identity.key)
+        so_far.result = result
+        if loud:
+            show_end(result, identity.folder)
+        with progress("logging to MLflow"):
+            _log(result, identity.folder, so_far.log)
+            _log_files_read(config, identity, so_far.log)
+    if so_far.log.problem:
+        raise TrackingError(so_far.log.problem)
+    if identity.sweep is None:
+        announce_page(tracker.comparison_page())
+
+
+def keep_failure(config: Config | None, identity: JobIdentity, error: Exception) -> Outcome:
+    """Write `result.json` of a job that was never started, and log it as failed.
+
+    `config` is None if it made no sense; then the job is logged where its identity says.
+    """
+    identity = identified(config, identity)
+    so_far = _Progress()
+    tracking = config.tracking if config else identity.tracking
+    if tracking is not None:
+        asked = override_values(without_elsewhere(identity.overrides))
+        try:
+            tracker = open_tracker(tracking, identity.root, must_answer=identity.sweep is None)
+            with tracker.start(
+                _name(identity),
+                {**asdict(identity.choices), **{k: v for k, v in asked.items() if "." in k}},
+                job_tags(config, identity),
+                identity.sweep.parent_run if identity.sweep else None,
+                identity.folder,
+            ) as so_far.log:
+                raise error
+        except Exception as raised:
+            if raised is not error:
+                so_far.unlogged = one_line(raised)
+    return _kept(config, identity, error, so_far)
+
+
+def _kept(
+    config: Config | None, identity: JobIdentity, error: Exception, so_far: _Progress
+) -> Outcome:
+    """Write `result.json` of a job that raised `error`.
+
+    The files of a job with a result stay: it did finish, but was not recorded.
+    """
+    status: Status = "infeasible" if isinstance(error, InfeasibleError) else "failed"
+    message, folder = " ".join(str(error).split()), identity.folder
+    try:
+        if not isinstance(error, FxpartError):
+            message = f"{one_line(error)}; traceback in {shown_path(folder / TRACEBACK_FILE)}"
+            write_text(folder / TRACEBACK_FILE, "".join(traceback.format_exception(error)))
+        if so_far.result:
+            status = "finished"
+            write_finished(config, identity, so_far.result, key=identity.key, error=message)
+        else:
+            write_unfinished(config, identity, status, message, identity.key)
+    except CacheError as also:
+        message = f"{message}; {also}"
+    if so_far.result:
+        return Outcome(status, message, headline(so_far.result))
+    if so_far.problem:
+        message = f"{message}; {so_far.problem}"
+    return Outcome(status, message, INFEASIBLE if status == "infeasible" else {})
+
+
+def _name(identity: JobIdentity) -> str:
+    swept = identity.sweep.swept if identity.sweep else ()
+    return run_name(identity.choices, identity.overrides, swept)
+
+
+def _log_files_read(config: Config, identity: JobIdentity, tracked: RunLog) -> None:
+    tracked.log(tags=files_tags(job_files_read(config, identity.root)))
+
+
+def _keep_inputs(files: Sequence[InputFile], folder: Path, tracked: RunLog) -> None:
+    """Keep what the job reads, with the run as well, however that ends."""
+    write_inputs(files, folder)
+    if files:
+        tracked.log(artifacts_dir=folder, left_out=ALL_BUT_INPUTS)
+
+
+def _log(result: Result, folder: Path, tracked: RunLog) -> None:
+    tracked.log(
+        # Cells of MLflow's tables show a number whole or cut off; seven digits are whole.
+        metrics={name: float(f"{value:.7g}") for name, value in headline(result).items()},
+        series={"memory_gib": memory_series(result)},
+        tables={
+            "devices": device_columns(result),
+            "largest_tensors": tensor_columns(result.peaks, SHOWN_TENSORS),
+            **({"batch_sweep": sweep_columns(result.batches)} if result.batches else {}),
+        },
+        artifacts_dir=folder,
+        left_out=STAGES_FOLDER,  # weights, which are random
+        tags={"mlflow.note.content": summary_line(result.evaluation, result.batch_size)},
+    )

@@ -1,0 +1,146 @@
+"""Who runs which job: one lock for each key, which falls with the process that holds it.
+
+A run that MLflow calls RUNNING is at work if its key is locked, and was cut off if it is not. The
+locks are bytes of one file, by ``fcntl``: they reach over processes, over machines that share the
+folder, and not beyond the life of their process, ``kill -9`` included.
+"""
+
+import errno
+import fcntl
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+
+from fxpart.errors import CacheError
+from fxpart.support.whole_file import temporary_name
+
+__all__ = ["LOCKS_TAG", "Locks", "sweep_lock"]
+
+LOCKS_TAG = "locks"
+"""The tag of a run that names the locks of the folder that its sweep was started in."""
+
+_BUSY = (errno.EACCES, errno.EAGAIN)
+_UNSUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+_OFFSETS = 2**60
+_COUNT_BYTES, _NAME_BYTES = 8, 16
+"""What the file holds: how many jobs were begun, and a random name."""
+_HELD: set[tuple[int, str]] = set()
+"""By file, the keys that this process holds; a lock of one's own is never in one's way."""
+_OWN: Counter[int] = Counter()
+"""By file, the jobs that this process has begun."""
+
+
+@cache
+def _opened(path: Path, _process: int) -> int:
+    """Return the file, opened once a process: to close any handle would drop all its locks."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            # Whoever is first names the file; it never appears without its name.
+            fresh = path.with_name(temporary_name())
+            fresh.write_bytes(bytes(_COUNT_BYTES) + os.urandom(_NAME_BYTES))
+            with suppress(FileExistsError):
+                os.link(fresh, path)
+            fresh.unlink()
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise CacheError(
+            f"cannot write {path}: {error.strerror}; make the folder writable, or start the sweep"
+            " in another one"
+        ) from error
+
+
+def sweep_lock(sweep_key: str) -> str:
+    """Return the key that the process with a whole sweep holds."""
+    return f"sweep {sweep_key}"
+
+
+class Locks:
+    """The locks of all sweeps that are started in one folder."""
+
+    def __init__(self, root: Path) -> None:
+        """Find them below ``outputs`` of `root`. Raises `CacheError` if that cannot be written."""
+        self._file = _opened(root.resolve() / "outputs" / ".jobs.lock", os.getpid())
+
+    def take(self, key: str, *, wait: bool = False) -> bool:
+        """Take the lock of `key`, after its holder if `wait`; return whether it is ours now.
+
+        On a file system that has no locks it is always ours.
+        """
+        is_ours = self._set(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), key)
+        if is_ours:
+            _HELD.add((self._file, key))
+        return is_ours
+
+    def release(self, key: str) -> None:
+        """Give the lock of `key` back."""
+        self._set(fcntl.LOCK_UN, key)
+        _HELD.discard((self._file, key))
+
+    def _set(self, operation: int, key: str) -> bool:
+        """Return False where another process is in the way."""
+        try:
+            fcntl.lockf(self._file, operation, 1, _byte(key))
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            if error.errno not in _UNSUPPORTED:
+                raise
+        return True
+
+    @property
+    def work(self) -> bool:
+        """Whether the file system has locks at all."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _byte("work"))
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            return False
+        return True
+
+    @property
+    def name(self) -> str:
+        """What tells these locks from those of other folders, on whichever machine."""
+        return os.pread(self._file, _NAME_BYTES, _COUNT_BYTES).hex()
+
+    @property
+    def others_begun(self) -> int:
+        """How many jobs other processes have begun since this one first asked for these locks."""
+        return self._count() - _OWN[self._file]
+
+    def count_begun(self) -> None:
+        """Count a job that this process has begun, for others to see, while its lock is held."""
+        with self.held("count"):
+            count = self._count() + 1
+            os.pwrite(self._file, count.to_bytes(_COUNT_BYTES, "big"), 0)
+            _OWN[self._file] += 1
+
+    def _count(self) -> int:
+        return int.from_bytes(os.pread(self._file, _COUNT_BYTES, 0), "big")
+
+    def is_held_elsewhere(self, key: str) -> bool:
+        """Return whether another process holds the lock of `key`."""
+        if (self._file, key) in _HELD:
+            return False  # to take it and give it back would lose it
+        if not self.take(key):
+            return True
+        self.release(key)
+        return False
+
+    @contextmanager
+    def held(self, key: str) -> Iterator[None]:
+        """Hold the lock of `key`, after whoever holds it."""
+        self.take(key, wait=True)
+        try:
+            yield
+        finally:
+            self.release(key)
+
+
+def _byte(key: str) -> int:
+    return int.from_bytes(sha256(key.encode()).digest()[:8], "big") % _OFFSETS

@@ -1,0 +1,59 @@
+"""A job of a sweep, decided before anything runs."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from runner.config.sections import Config
+from runner.job.identity import Choices
+
+__all__ = ["Job", "JobEnd", "SweepIds"]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepIds:
+    """What a job knows of the sweep that it belongs to."""
+
+    sweep: str
+    """In `result.json` and in the tags of each job."""
+    parent_run: str | None
+    """The sweep's run in MLflow, where one is kept."""
+    also: tuple[str, ...] = ()
+    """Other sweeps that have the job, in which an attempt at it came to nothing."""
+    swept: tuple[str, ...] = ()
+    """The keys that have several values in the sweep, which its jobs are named by."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Job:
+    """What a job is: composed once, so that editing ``conf/`` meanwhile changes nothing."""
+
+    index: int
+    """Its place in the sweep, from 0."""
+    overrides: tuple[str, ...]
+    """As they would be typed to run this job alone."""
+    choices: Choices
+    config: Config | None
+    """None where the values make no sense: `error` says why, and the job fails with it."""
+    error: str | None
+    key: str
+    """The job's identity: a hash of what decides its result, 16 hex digits."""
+    inputs: str | None = None
+    """Its `identity.inputs_key` when the sweep began: by then, what it reads has to be."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class JobEnd:
+    """What came of a job, in this command or an earlier one."""
+
+    status: str
+    """``finished``, ``infeasible`` or ``failed``; ``lost`` where its process was killed."""
+    metrics: Mapping[str, float]
+    error: str | None = None
+    known: bool = False
+    """Whether an earlier command ran it."""
+    run_id: str | None = None
+    """Of its run in MLflow, where that is known."""
+    parent_run: str | None = None
+    """The sweep's run in MLflow that a known one was made in; others have joined it since."""
+    files_read: Mapping[str, str] = field(default_factory=dict)
+    """What its model read beside its sources: see `runner.job.files_read`."""

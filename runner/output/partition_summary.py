@@ -1,0 +1,118 @@
+"""What the partitions of a placement hold, take and pass on: the numbers behind the graph of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.cost.evaluation import Evaluation
+from runner.output.units import format_s, format_size
+
+__all__ = ["Edge", "PartitionSummary", "columns", "device_matrix", "summarise", "title_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One partition reads what another makes."""
+
+    source: int
+    target: int
+    crosses: bool
+    """Whether the two are on different devices."""
+    sent_bytes: int
+    """What is sent for the target; 0 if all of it was sent for an earlier one on that device."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PartitionSummary:
+    """Arrays have one item for each partition."""
+
+    device: IntArray
+    """Logical id of the device that computes it for the first input."""
+    operators: IntArray
+    weight_bytes: IntArray
+    """Weights that it uses, each once; two partitions may share some."""
+    time_s: FloatArray
+    """Time that its operators take, waiting left out."""
+    edges: tuple[Edge, ...]
+    """By source, then target."""
+
+
+def summarise(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> PartitionSummary:
+    """Return the numbers of each partition; the bytes of all edges add up to what is sent."""
+    partition_of, count = assignment.partition_of, assignment.n_partitions
+    user = np.repeat(np.arange(graph.n_ops), np.diff(graph.use_start))
+    pairs = np.unique(np.stack([partition_of[user], graph.uses]), axis=1)
+    return PartitionSummary(
+        device=np.array([homes[0] for homes in assignment.devices_of_partition], dtype=np.int64),
+        operators=np.bincount(partition_of, minlength=count).astype(np.int64),
+        weight_bytes=_sums(pairs[0], graph.weight_bytes[pairs[1]], count),
+        time_s=np.bincount(
+            partition_of, weights=evaluation.op_finish_s - evaluation.op_start_s, minlength=count
+        ).astype(np.float64),
+        edges=_edges(graph, assignment),
+    )
+
+
+def _sums(index: IntArray, amounts: IntArray, count: int) -> IntArray:
+    """Return the sum for each index as integers, which sums of floats would round."""
+    total = np.zeros(count, dtype=np.int64)
+    np.add.at(total, index, amounts)
+    return total
+
+
+def _edges(graph: OpGraph, assignment: Assignment) -> tuple[Edge, ...]:
+    count, device_of = assignment.n_partitions, assignment.device_of
+    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
+    made = graph.value_producer[graph.reads] >= 0
+    reader, value = reader[made], graph.reads[made]
+    maker = graph.value_producer[value]
+    source, target = assignment.partition_of[maker], assignment.partition_of[reader]
+    crosses = device_of[maker] != device_of[reader]
+    # A value is sent to a device once: for the first partition there that reads it.
+    here = value * (int(device_of.max()) + 1) + device_of[reader]
+    first = np.zeros(len(value), dtype=np.bool_)
+    first[np.unique(here, return_index=True)[1]] = True
+    sent = np.where(crosses & first, graph.value_bytes[value], 0)
+    between = source != target
+    pair, where = np.unique((source * count + target)[between], return_inverse=True)
+    sent_bytes = _sums(where, sent[between], len(pair))
+    crossing = np.zeros(len(pair), dtype=np.bool_)
+    crossing[where] = crosses[between]
+    rows = zip(pair.tolist(), crossing.tolist(), sent_bytes.tolist(), strict=True)
+    return tuple(Edge(code // count, code % count, over, size) for code, over, size in rows)
+
+
+def title_of(summary: PartitionSummary, evaluation: Evaluation) -> str:
+    """Return the title of a drawing: partitions, devices, time, and what is sent."""
+    sent_bytes = sum(edge.sent_bytes for edge in summary.edges)
+    turns = f", the first of {evaluation.rounds} inputs in turn" if evaluation.rounds > 1 else ""
+    return (
+        f"{len(summary.device)} partitions on {len(set(summary.device.tolist()))} devices:"
+        f" {format_s(evaluation.latency_s)}, {format_size(sent_bytes)} transferred{turns}"
+    )
+
+
+def columns(summary: PartitionSummary) -> list[int]:
+    """Return where each partition stands: right of all that it reads, never on one of its lane."""
+    sources: list[list[int]] = [[] for _ in summary.device]
+    for edge in summary.edges:
+        sources[edge.target].append(edge.source)
+    column: list[int] = []
+    next_free: dict[int, int] = {}
+    for partition, device in enumerate(summary.device.tolist()):
+        after = max((column[source] + 1 for source in sources[partition]), default=0)
+        column.append(max(after, next_free.get(device, 0)))
+        next_free[device] = column[-1] + 1
+    return column
+
+
+def device_matrix(summary: PartitionSummary) -> dict[tuple[int, int], int]:
+    """Return the bytes sent from one device to another, for each pair that sends any."""
+    total: dict[tuple[int, int], int] = {}
+    for edge in summary.edges:
+        if edge.sent_bytes:
+            pair = (int(summary.device[edge.source]), int(summary.device[edge.target]))
+            total[pair] = total.get(pair, 0) + edge.sent_bytes
+    return total

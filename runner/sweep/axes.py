@@ -1,0 +1,174 @@
+"""What a sweep turns: overrides with several values, each an axis; zipped keys share one."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError, nearest_names
+from runner.cli.refused_override import unreadable
+from runner.config.specs import quote_numbers
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Override
+
+__all__ = ["Axis", "read_axes"]
+
+_PARAMS = "hydra.sweeper.params"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """Keys that turn together, mostly one, and what they turn through."""
+
+    keys: tuple[str, ...]
+    """As the configuration knows them, without marks such as ``+``."""
+    values: tuple[tuple[str, ...], ...]
+    """Of each value one override for each key; no value stands here twice."""
+
+
+def read_axes(
+    overrides: Sequence[str],
+    params: Mapping[str, object] | None,
+    zips: Sequence[object] | None,
+    config_loader: object,
+) -> tuple[tuple[str, ...], tuple[Axis, ...]]:
+    """Return the overrides that all jobs have, and the axes, in the order that they stand in.
+
+    `params` are the sweeper's own, of a configuration file: values for each key, as a list or as
+    they would be typed. They come first, and give way to `overrides` of the same key. `zips` are
+    the keys that share an axis, or several lists of such keys. `config_loader` is Hydra's, which
+    knows what a ``glob(*)`` means.
+
+    Raises:
+        SpecError: for values that cannot be counted, a key without values, and keys that cannot be
+            zipped.
+
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parser = OverridesParser.create(config_loader=config_loader)  # type: ignore[arg-type]
+    asked = parser.parse_overrides(list(overrides))
+    typed = [override.get_key_element().lstrip("+") for override in asked]
+    # Of a key that is given twice the last counts, where the first stands: as in Hydra.
+    last: dict[str, Override] = {}
+    for override in [*_of_params(params or {}, typed, parser), *asked]:
+        last[override.get_key_element()] = override
+    fixed = tuple(str(one.input_line) for one in last.values() if not one.is_sweep_override())
+    found: dict[str, list[str]] = {}
+    for override in last.values():
+        if override.is_sweep_override():
+            key = override.get_key_element().lstrip("+")
+            if key in found:
+                raise SpecError(f"{key} is swept twice, with + and without; leave one out")
+            found[key] = _values(override)
+    return fixed, _zipped(found, _zip_lists(zips))
+
+
+def _of_params(
+    params: Mapping[str, object], typed: Sequence[str], parser: "OverridesParser"
+) -> list["Override"]:
+    """Return the overrides of a configuration file, but for keys that were `typed`."""
+    from hydra.errors import HydraException
+
+    parsed = []
+    for key, value in params.items():
+        if str(key).lstrip("+") in typed:
+            continue
+        (text,) = quote_numbers([f"{key}={_as_typed(str(key), value, parser)}"])
+        try:
+            parsed += parser.parse_overrides([text])
+        except HydraException as error:
+            raise SpecError(f"{_PARAMS}: {unreadable(text, str(error))}") from error
+        if parsed[-1].is_sweep_override() and parsed[-1].is_hydra_override():
+            raise SpecError(f"{_PARAMS}: {key} is Hydra's own and cannot be swept; leave it out")
+    return parsed
+
+
+def _as_typed(key: str, value: object, parser: "OverridesParser") -> str:
+    """Return how `value`, from a file, would be typed: a list is several values."""
+    if not isinstance(value, list | tuple):
+        return value if isinstance(value, str) else _one_as_typed(value, parser)
+    if not value:
+        raise SpecError(f"{_PARAMS}: {key} is an empty list; give it values or leave it out")
+    return ",".join(_one_as_typed(one, parser) for one in value)
+
+
+def _one_as_typed(value: object, parser: "OverridesParser") -> str:
+    from hydra.core.override_parser.types import Override, Quote, QuotedString
+    from hydra.errors import HydraException
+
+    if isinstance(value, str):
+        try:
+            if parser.parse_override(f"key={value}").value() == value:
+                return value
+        except HydraException:
+            pass  # it needs quotes
+        return str(QuotedString(value, Quote.single).with_quotes())
+    return str(Override._get_value_element_as_str(value))  # type: ignore[arg-type]
+
+
+def _values(override: "Override") -> list[str]:
+    """Return an override for each value of a swept one."""
+    if not override.is_discrete_sweep():
+        raise SpecError(
+            f"{override.input_line}: an interval has no end of values; a grid needs them counted,"
+            " such as a=1,2,4 or a=range(1,9), or hydra/sweeper=optuna"
+        )
+    key = override.get_key_element()
+    values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    if not values:
+        raise SpecError(f"{override.input_line} has no values; give it some or leave it out")
+    return values
+
+
+def _zip_lists(zips: Sequence[object] | None) -> list[list[str]]:
+    """Return the lists of keys that turn together."""
+    given: list[Any] = list(zips or [])
+    lists = given if any(isinstance(one, list | tuple) for one in given) else [given]
+    for one in lists:
+        if not isinstance(one, list | tuple) or not all(isinstance(key, str) for key in one):
+            raise SpecError(
+                f"zip={_shown(given)} is neither a list of keys nor of such lists; write"
+                " zip=[mode,devices] or zip=[[mode,devices],[microbatches,schedule]]"
+            )
+    return [list(one) for one in lists if one]
+
+
+def _shown(zips: object) -> str:
+    if isinstance(zips, list | tuple):
+        return f"[{','.join(_shown(one) for one in zips)}]"
+    return str(zips)
+
+
+def _zipped(found: Mapping[str, list[str]], lists: Sequence[Sequence[str]]) -> tuple[Axis, ...]:
+    """Return the axes; one of several keys stands where the first of them does."""
+    partners: dict[str, Sequence[str]] = {}
+    for keys in lists:
+        _check_zip(keys, found)
+        for key in keys:
+            if key in partners:
+                raise SpecError(f"zip={_shown(lists)}: {key} is there twice; leave one out")
+            partners[key] = keys
+    axes, done = [], set()
+    for key in found:
+        if key in done:
+            continue
+        keys = sorted(partners.get(key, [key]), key=list(found).index)
+        done.update(keys)
+        rows = zip(*(found[one] for one in keys), strict=True)
+        axes.append(Axis(tuple(keys), tuple(dict.fromkeys(rows))))
+    return tuple(axes)
+
+
+def _check_zip(keys: Sequence[str], found: Mapping[str, list[str]]) -> None:
+    for key in keys:
+        if key not in found:
+            near = nearest_names(key, found) if found else "no key is"
+            raise SpecError(f"zip={_shown(keys)}: {key} is not swept; {near}")
+    lengths = {key: len(found[key]) for key in keys}
+    if len(set(lengths.values())) > 1:
+        said = ", ".join(f"{key} has {count}" for key, count in lengths.items())
+        raise SpecError(
+            f"zip={_shown(keys)} needs as many values of each key; {said}; add or leave out some"
+        )

@@ -1,0 +1,140 @@
+"""The grid: every combination of what was asked for, but for what `where=` leaves out."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import FxpartError, SpecError
+from fxpart.support.digest import stable_digest
+from runner.experiment.experiment import check
+from runner.job.identity import override_values, without_elsewhere
+from runner.job.run_names import sweep_title
+from runner.job.swept_job import Job
+from runner.job.values import for_jobs, open_names
+from runner.output.terminal import counted, show
+from runner.sweep.about import About, command_line
+from runner.sweep.axes import Axis, read_axes
+from runner.sweep.composition import Composed, compose_grid, make_job
+from runner.sweep.loading import SweepLoad
+from runner.sweep.session import Session
+from runner.sweep.sum_up import sum_up
+from runner.sweep.where import parse_where
+
+if TYPE_CHECKING:
+    from hydra.types import HydraContext
+    from omegaconf import DictConfig
+
+__all__ = ["run_grid"]
+
+_MOST_SAME = 3
+"""Lines about jobs that are the same: the rest is said in one."""
+
+
+def run_grid(
+    context: "HydraContext",
+    task_function: Callable[[Any], Any],
+    config: "DictConfig",
+    arguments: Sequence[str],
+) -> None:
+    """Run the jobs that the command line, `arguments`, and the configuration ask for.
+
+    Raises:
+        FxpartError: for what no job can be made of.
+
+    """
+    axes, jobs = _jobs(context, config, arguments)
+    about = About(
+        title=_title(axes, config),
+        key=stable_digest({"jobs": [job.key for job in jobs]})[:16],
+        swept=_swept(axes),
+        overrides=without_elsewhere(arguments),
+        total=len({job.key for job in jobs}),
+        command=command_line(arguments),
+        question=config.question,
+        experiment=str(config.hydra.runtime.choices.get("experiment") or ""),
+    )
+    _refuse_shared_mistake(jobs)
+    _say_same(jobs)
+    with Session(config, task_function, about) as session:
+        session.run(jobs)
+    sum_up(session)
+
+
+def _jobs(
+    context: "HydraContext", config: "DictConfig", arguments: Sequence[str]
+) -> tuple[tuple[Axis, ...], list[Job]]:
+    """Return what has several values, and the jobs."""
+    from omegaconf import OmegaConf
+
+    params: Any = OmegaConf.to_container(config.hydra.sweeper.get("params") or OmegaConf.create())
+    zips: Any = OmegaConf.to_container(config.zip) if config.zip else None
+    fixed, axes = read_axes(arguments, params, zips, context.config_loader)
+    for key in ("experiment", "rerun"):
+        if key in _swept(axes):
+            raise SpecError(f"{key}= takes one value; give one command after the other")
+    composed = compose_grid(SweepLoad(context.config_loader, config), for_jobs(fixed), axes)
+    return axes, _chosen(composed, config.where)
+
+
+def _refuse_shared_mistake(jobs: Sequence[Job]) -> None:
+    """Refuse a sweep of which no job could be run, for one reason, before anything is kept."""
+    said = set()
+    for job in jobs:
+        error = job.error
+        if job.config is not None:
+            try:
+                check(job.config)
+            except FxpartError as wrong:
+                error = str(wrong)
+        if error is None:
+            return
+        said.add(error)
+    if len(said) == 1:
+        raise SpecError(*said)
+
+
+def _swept(axes: Sequence[Axis]) -> tuple[str, ...]:
+    return tuple(key for axis in axes for key in axis.keys)
+
+
+def _title(axes: Sequence[Axis], config: "DictConfig") -> str:
+    values: dict[str, dict[str, None]] = {}
+    for row in (row for axis in axes for row in axis.values):
+        for key, text in override_values(without_elsewhere(row)).items():
+            values.setdefault(key, {})[text] = None
+    experiment = config.hydra.runtime.choices.get("experiment")
+    return sweep_title(str(experiment or "sweep"), {key: list(of) for key, of in values.items()})
+
+
+def _chosen(composed: Sequence[Composed], where: str | None) -> list[Job]:
+    """Return the jobs that `where` keeps, numbered as they stand in the whole grid."""
+    kept = list(enumerate(composed))
+    if where:
+        names = open_names([one.config for one in composed if one.config is not None])
+        condition = parse_where(where, names)
+        kept = [
+            (index, one)
+            for index, one in kept
+            if one.config is None or condition.holds(one.config, one.choices)
+        ]
+    if not kept:
+        raise SpecError(
+            f"where={where!r} leaves none of {counted(len(composed), 'job')}; change it, or leave"
+            " it out"
+        )
+    return [make_job(index, one) for index, one in kept]
+
+
+def _say_same(jobs: Sequence[Job]) -> None:
+    """Say which jobs are the same as an earlier one: names differ, nothing that decides does."""
+    first: dict[str, Job] = {}
+    said: dict[tuple[str, str], None] = {}
+    for job in jobs:
+        known = first.setdefault(job.key, job)
+        if known is not job:
+            mine = " ".join(one for one in job.overrides if one not in known.overrides)
+            its = " ".join(one for one in known.overrides if one not in job.overrides)
+            said[mine, its] = None
+    for mine, its in list(said)[:_MOST_SAME]:
+        show(f"same:      {mine} is the same as {its}, run once")
+    if len(said) > _MOST_SAME:
+        show(f"same:      and {len(said) - _MOST_SAME} more pairs")

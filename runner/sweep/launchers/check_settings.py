@@ -1,0 +1,205 @@
+"""The settings of our launchers, read before any job starts: one that is wrong fails all jobs."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError, nearest_names
+from runner.sweep.launchers.extras import needs
+from runner.sweep.launchers.ray_address import LOCAL, address_of, check_address
+from runner.sweep.launchers.slurm_queue import refuse_without_slurm
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["check_cluster", "check_cores", "check_launcher"]
+
+
+# Whether Ray could run a job at all, asked before anything of a sweep is kept.
+
+
+def check_cluster(given: Mapping[str, Any]) -> None:
+    """Connect to a cluster that is there already, for the sweep to come; one here starts later.
+
+    Raises:
+        SpecError: in one line, where nobody answers or Ray cannot connect.
+
+    """
+    init = given["init"]
+    address = address_of(init)
+    if address == LOCAL:
+        return
+    check_address(address)
+    from runner.sweep.launchers.ray_apart import connect_apart
+
+    connect_apart(init)
+
+
+def check_cores(given: Mapping[str, Any]) -> None:
+    """Refuse jobs that ask for more cores than a cluster of this machine is given: Ray waits."""
+    named = given["init"].get("num_cpus")
+    there = os.cpu_count() if named is None else named  # Ray takes no more by itself
+    asked = given["remote"].get("num_cpus", 1)  # Ray's own number where none is given
+    if address_of(given["init"]) == LOCAL and asked and there is not None and asked > there:
+        what = f"the {there} of this machine"
+        if named is not None:
+            what = f"hydra.launcher.init.num_cpus={named}"
+        raise SpecError(
+            f"hydra.launcher.remote.num_cpus={asked:g} is more than {what}; no job could start; ask"
+            " for fewer, or give the cluster more"
+        )
+
+
+_SECTION = "hydra.launcher"
+
+
+@dataclass(frozen=True, slots=True)
+class _Number:
+    """What a number may be."""
+
+    least: float | None
+    whole: bool = True
+    optional: bool = False
+
+    def refuse(self, path: str, value: object) -> None:
+        if value is None and self.optional:
+            return
+        kinds = (int,) if self.whole else (int, float)
+        is_number = isinstance(value, kinds) and not isinstance(value, bool)
+        if is_number and (self.least is None or value >= self.least):  # type: ignore[operator]
+            return
+        kind = "a whole number" if self.whole else "a number"
+        start = "" if self.least is None else f" from {self.least:g}"
+        other = ", or null" if self.optional else ""
+        raise SpecError(f"{_SECTION}.{path}={_shown(value)} must be {kind}{start}{other}")
+
+
+@dataclass(frozen=True, slots=True)
+class _OneOf:
+    """A word of a few."""
+
+    words: tuple[object, ...]
+
+    def refuse(self, path: str, value: object) -> None:
+        # 1 is not true here, though Python has them equal.
+        if any(value == word and type(value) is type(word) for word in self.words):
+            return
+        known = ", ".join(map(_shown, self.words))
+        raise SpecError(f"{_SECTION}.{path}={_shown(value)} must be one of {known}")
+
+
+_Rules = Mapping[str, _Number | _OneOf]
+_SWITCH = _OneOf((True, False))
+_PROCESSES: _Rules = {
+    "jobs_per_process": _Number(1, optional=True),
+    "timeout_min": _Number(1, optional=True),
+    "stderr_to_stdout": _SWITCH,
+}
+_RULES: Mapping[str, _Rules] = {
+    "joblib": {"n_jobs": _Number(None)},
+    "ray": {
+        "init.num_cpus": _Number(0, optional=True),
+        "init.num_gpus": _Number(0, whole=False, optional=True),
+        "init.include_dashboard": _OneOf((True, False, None)),
+        "init.log_to_driver": _SWITCH,
+        "remote.num_cpus": _Number(0, whole=False, optional=True),
+        "remote.max_retries": _Number(-1, optional=True),
+    },
+    "submitit_local": {**_PROCESSES, "array_parallelism": _Number(1, optional=True)},
+    "submitit_slurm": {
+        **_PROCESSES,
+        "array_parallelism": _Number(1),
+        "nodes": _Number(1, optional=True),
+        "tasks_per_node": _Number(1, optional=True),
+        "cpus_per_task": _Number(1, optional=True),
+        "mem_gb": _Number(0, whole=False, optional=True),
+        "gpus_per_node": _Number(0, optional=True),
+    },
+}
+_TARGETS = {
+    "hydra_plugins.fxpart_joblib.JoblibLauncher": "joblib",
+    "hydra_plugins.fxpart_ray.RayLauncher": "ray",
+    "hydra_plugins.fxpart_submitit.LocalLauncher": "submitit_local",
+    "hydra_plugins.fxpart_submitit.SlurmLauncher": "submitit_slurm",
+}
+_OPEN = ("submitit_local", "submitit_slurm")
+"""Which take settings of submitit's that are not in our files; submitit itself refuses others."""
+_PACKAGES = {"ray": ("ray", "ray")}
+"""What a launcher needs, and the extra that installs it, where it is not the following."""
+_EXTRA = "parallel"
+
+
+def check_launcher(config: "DictConfig") -> None:
+    """Refuse settings of the chosen launcher with which no job could run; others' are not read.
+
+    Raises:
+        SpecError: in one line, for one of them; and for a package or a cluster that is not there.
+
+    """
+    from omegaconf import DictConfig, OmegaConf
+
+    section = config.hydra.launcher
+    if not isinstance(section, DictConfig):
+        raise SpecError(
+            f"{_SECTION}={section} is no launcher; choose one by name, such as"
+            " hydra/launcher=joblib"
+        )
+    launcher = _TARGETS.get(str(section.get("_target_")))
+    if launcher is None:
+        return
+    given: Any = OmegaConf.to_container(section, resolve=True)
+    for path, rule in _RULES[launcher].items():
+        rule.refuse(path, _at(given, path))
+    _need(launcher)
+    if launcher not in _OPEN:
+        _refuse_unknown(given, launcher)
+    if launcher == "joblib":
+        _check_workers(given["n_jobs"])
+    elif launcher == "ray":
+        check_cores(given)
+        check_cluster(given)
+    elif launcher == "submitit_slurm":
+        refuse_without_slurm()
+
+
+def _at(given: Mapping[str, Any], path: str) -> object:
+    value: Any = given
+    for key in path.split("."):
+        if not isinstance(value, Mapping):
+            above = path.rpartition(".")[0]
+            raise SpecError(
+                f"{_SECTION}.{above}={_shown(value)} must be several values; set one of them, such"
+                f" as {_SECTION}.{path}="
+            )
+        value = value.get(key)
+    return value
+
+
+def _need(launcher: str) -> None:
+    package, extra = _PACKAGES.get(launcher, (launcher.partition("_")[0], _EXTRA))
+    with needs(launcher, package, extra):
+        if find_spec(package) is None:
+            raise ModuleNotFoundError(name=package)
+
+
+def _refuse_unknown(given: Mapping[str, Any], launcher: str) -> None:
+    known = {path.partition(".")[0] for path in _RULES[launcher]}
+    for key in given:
+        if key not in known and not key.startswith("_"):
+            raise SpecError(f"{_SECTION}.{key} does not exist; {nearest_names(key, known)}")
+
+
+def _check_workers(n_jobs: int) -> None:
+    from joblib.externals.loky import cpu_count
+
+    from runner.sweep.launchers.joblib_workers import worker_count
+
+    worker_count(n_jobs, cpu_count())
+
+
+def _shown(value: object) -> str:
+    """Return `value` as it is typed."""
+    words = {None: "null", True: "true", False: "false"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)

@@ -1,0 +1,114 @@
+"""Jobs on the cores of this machine: the processes of joblib's pool, loky."""
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError
+from runner.sweep.launchers.extras import needs
+from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, run_ticket
+from runner.sweep.launchers.worker import (
+    GRACE_S,
+    held_back,
+    interruptible,
+    thread_counts,
+    work_until_it_ends,
+)
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+
+__all__ = ["over_workers", "worker_count"]
+
+_IDLE_S = 300.0
+"""After which a worker without a job ends; a sweep may hand out its jobs in several goes."""
+
+
+def worker_count(n_jobs: int, cores: int) -> int:
+    """Return how many processes `n_jobs` means: -1 is all cores, -2 all but one.
+
+    Raises:
+        SpecError: for 0, or more cores left out than there are.
+
+    """
+    count = n_jobs if n_jobs >= 0 else cores + 1 + n_jobs
+    if count < 1:
+        raise SpecError(
+            f"hydra.launcher.n_jobs={n_jobs} leaves no process of {cores} cores; write the number"
+            " of processes, or -1 for all cores"
+        )
+    return count
+
+
+def over_workers(
+    work: Work, tickets: Sequence[Ticket], n_jobs: int
+) -> Iterator[tuple[int, "JobReturn"]]:
+    """Yield each job's number and how it ended, as they end.
+
+    There are never more jobs handed out than processes, so that a process that is killed costs only
+    jobs that had begun; those are lost, the others get new processes.
+
+    Raises:
+        SpecError: for a number of processes that makes no sense, and without joblib.
+
+    """
+    with needs("joblib", "joblib", "parallel"):
+        from joblib.externals.loky import cpu_count
+
+    count = min(worker_count(n_jobs, cpu_count()), len(tickets))
+    left = list(reversed(tickets))
+    running: dict[Future[Any], Ticket] = {}
+    try:
+        while left or running:
+            while left and len(running) < count:
+                ticket = left.pop()
+                running[_submit(count, work, ticket)] = ticket
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                ticket = running.pop(future)
+                yield ticket.index, _end(future, ticket)
+    except BaseException:
+        _stop(count, running)
+        raise
+
+
+def _submit(count: int, work: Work, ticket: Ticket) -> "Future[Any]":
+    pool = _pool(count)  # which starts a helper, after which interrupts are let through again
+    with held_back():
+        return pool.submit(_run, work, ticket)
+
+
+def _pool(count: int) -> "Executor":
+    """Return the same pool as before, as long as it is whole; a new one after a process died."""
+    from joblib.externals.loky import cpu_count, get_reusable_executor
+
+    threads = thread_counts(cpu_count(), count)
+    pool: Executor = get_reusable_executor(max_workers=count, timeout=_IDLE_S, env=threads)
+    return pool
+
+
+def _run(work: Work, ticket: Ticket) -> "JobReturn":
+    work_until_it_ends(work)
+    with interruptible():
+        return run_ticket(work, ticket)
+
+
+def _end(future: "Future[Any]", ticket: Ticket) -> "JobReturn":
+    try:
+        end: JobReturn = future.result()
+    except Exception as error:
+        killed = LostJobError(f"its process was killed ({type(error).__name__})")
+        return failed(ticket, killed)
+    return end
+
+
+def _stop(count: int, running: "dict[Future[Any], Ticket]") -> None:
+    """Interrupt the jobs, give them time to say so, and end all workers."""
+    pool: Any = _pool(count)
+    for process in list(pool._processes or {}):
+        with suppress(ProcessLookupError):
+            os.kill(process, signal.SIGINT)
+    wait(running, timeout=GRACE_S)
+    pool.shutdown(wait=True, kill_workers=True)

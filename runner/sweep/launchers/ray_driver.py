@@ -1,0 +1,104 @@
+"""``python -m runner.sweep.launchers.ray_driver HANDLE``: the process of a sweep that talks to Ray.
+
+Ray ends the process that talks to it, at once and without a word, when a process of the cluster is
+gone. So that is never the sweep's own.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from fxpart.errors import FxpartError, one_line
+from runner.sweep.launchers.ray_tasks import connect, over_ray
+from runner.sweep.launchers.worker import GRACE_S, interruptible
+
+__all__ = ["BROKEN", "CONNECTED", "ENDED", "LEAVE_S", "NOTED", "REFUSED", "main"]
+
+ENDED = "ended"
+"""A job: its number and how it ended."""
+CONNECTED = "connected"
+"""The cluster is there: nothing else is said to a first call without jobs."""
+NOTED = "noted"
+"""A line for the user."""
+REFUSED = "refused"
+"""No job can start: a line says what the user can mend."""
+BROKEN = "broken"
+"""No other job will end: a line says why."""
+LEAVE_S = 5 * GRACE_S
+"""For two goes at the jobs under way, and Ray's own end."""
+
+_STDERR = 2
+
+
+def main() -> None:
+    """Run what comes through the pipe until it is closed; then interrupt the jobs, and leave."""
+    handle = int(sys.argv[1])
+    os.set_inheritable(handle, False)  # by it the sweep sees that this process is gone
+    connection: Connection[Any, Any] = Connection(handle)
+    launches: SimpleQueue[Any] = SimpleQueue()
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)  # when there is nothing to break off
+    with suppress(KeyboardInterrupt), interruptible():
+        threading.Thread(target=_listen, args=(connection, launches), daemon=True).start()
+        while _run(connection, launches.get()):
+            pass
+    ray = sys.modules.get("ray")
+    if ray is not None:
+        with suppress(Exception):  # an import that was cut off; what is left ends with us
+            ray.shutdown()
+
+
+def _listen(connection: "Connection[Any, Any]", launches: "SimpleQueue[Any]") -> None:
+    """Pass on what the sweep sends; when it is gone, or wants no more, interrupt this process."""
+    with suppress(EOFError, OSError):
+        while True:
+            launches.put(connection.recv())
+    main_thread = threading.main_thread().ident
+    assert main_thread is not None
+    signal.pthread_kill(main_thread, signal.SIGINT)
+    time.sleep(LEAVE_S)  # for the answer to that; Ray may be in a call that never hears it
+    os._exit(1)
+
+
+def _run(connection: "Connection[Any, Any]", launch: tuple[Any, ...]) -> bool:
+    """Run the jobs of one launch and send how each ends; return whether there may be another."""
+
+    def tell(*said: object) -> None:
+        with suppress(OSError):  # the sweep is gone, and the interrupt for that on its way
+            connection.send(said)
+
+    try:
+        work, tickets, init, remote = launch
+        if not init.get("log_to_driver"):
+            _hush()
+        if work is None:
+            connect(init)
+            tell(CONNECTED)
+            return True
+        for index, end in over_ray(work, tickets, init, remote, lambda line: tell(NOTED, line)):
+            tell(ENDED, index, end)
+    except FxpartError as error:
+        tell(REFUSED, str(error))
+        return False
+    # Whatever Ray raises: the sweep says it, and may begin anew with another process.
+    except Exception as error:
+        tell(BROKEN, one_line(error))
+        return False
+    return True
+
+
+def _hush() -> None:
+    """Let nothing of what Ray writes through: it tells what it lost when a process is killed."""
+    with Path(os.devnull).open("wb") as nowhere:
+        os.dup2(nowhere.fileno(), _STDERR)
+
+
+if __name__ == "__main__":
+    main()

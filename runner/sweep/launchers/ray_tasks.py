@@ -1,0 +1,202 @@
+"""Jobs on a Ray cluster: one that is there, or one that is started here for the sweep."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError, one_line
+from runner.sweep.launchers.extras import needs
+from runner.sweep.launchers.ray_address import LOCAL, address_of, check_address
+from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, python_path, run_ticket
+from runner.sweep.launchers.worker import GRACE_S
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from ray import ObjectRef
+
+__all__ = ["connect", "lacking", "over_ray"]
+
+
+# Whether a Ray cluster has room for a job at all: Ray itself waits for ever, without a word.
+
+_NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+"""How Ray names for a machine what a task asks for."""
+
+
+def lacking(remote: Mapping[str, Any], machines: Sequence[Mapping[str, Any]]) -> str | None:
+    """Return what a job asks for that no machine has, such as ``num_cpus=4``; None if one has it.
+
+    `remote` are the options of its task, `machines` what ``ray.nodes`` returns. What others use at
+    the moment counts as there.
+    """
+    own = {name: remote.get(name) for name in _NAMES}
+    every: dict[str, Any] = {**own, **(remote.get("resources") or {})}
+    wanted: dict[str, float] = {name: amount for name, amount in every.items() if amount}
+    there = [machine["Resources"] for machine in machines if machine["Alive"]]
+    # Without any machine nothing is known yet.
+    if not there or any(_fits(wanted, one) for one in there):
+        return None
+    alone = {name: n for name, n in wanted.items() if not any(_fits({name: n}, m) for m in there)}
+    return ", ".join(f"{name}={amount:g}" for name, amount in (alone or wanted).items())
+
+
+def _fits(wanted: Mapping[str, float], machine: Mapping[str, float]) -> bool:
+    return all(machine.get(_NAMES.get(name, name), 0) >= n for name, n in wanted.items())
+
+
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Else Ray warns that it will one day not hide the GPUs of a task that asked for none.
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}
+_SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
+"""Ray prints that a process died; the sweep says so itself."""
+_LOUD = {"RAY_DEDUP_LOGS": "0"}
+"""Else it holds lines of the jobs back that look alike."""
+_AS_GUEST = {"RAY_AUTH_MODE": "token"}
+"""Clusters ask for a token unless told not to; Ray does not show one unless told to."""
+_HANDED_OUT = 256
+"""Jobs that Ray knows of at once: enough for a cluster that grows with its queue."""
+
+
+def over_ray(
+    work: Work,
+    tickets: Sequence[Ticket],
+    init: Mapping[str, Any],
+    remote: Mapping[str, Any],
+    say: Callable[[str], None],
+) -> Iterator[tuple[int, "JobReturn"]]:
+    """Yield each job's number and how it ended, as they end.
+
+    `init` is what ``ray.init`` takes, `remote` the options of a job's task; `say` hears why jobs
+    wait. A cluster that was started here is kept for the next jobs and ends with this process. So
+    may this process with a cluster: Ray ends it when one of its own is killed.
+
+    Raises:
+        SpecError: for a cluster that does not answer or can never run a job, options that Ray does
+            not know, and without Ray.
+
+    """
+    address = connect(init)
+    import ray
+
+    try:
+        task = ray.remote(**remote)(run_ticket)
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"hydra.launcher.remote: {one_line(error)}") from error
+    _check_room(address, remote, say)
+    shared = ray.put(work)
+    left = list(reversed(tickets))
+    running: dict[Any, Ticket] = {}
+    try:
+        while left or running:
+            while left and len(running) < _HANDED_OUT:
+                ticket = left.pop()
+                running[task.remote(shared, ticket)] = ticket
+            for done in ray.wait(list(running), num_returns=1)[0]:
+                ticket = running.pop(done)
+                yield ticket.index, _end(done, ticket)
+    except BaseException:
+        _stop(list(running))
+        raise
+
+
+def connect(init: Mapping[str, Any]) -> str:
+    """Connect this process to a cluster, unless it is, and return the address.
+
+    Raises:
+        SpecError: for a cluster that does not answer, and without Ray.
+
+    """
+    address = address_of(init)
+    _set_environment(address, init)
+    with needs("ray", "ray", "ray"):
+        import ray
+    if not ray.is_initialized():
+        _connect(address, init)
+    return address
+
+
+def _set_environment(address: str, init: Mapping[str, Any]) -> None:
+    """Set what Ray reads when it is imported, but for what the user has set."""
+    words = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
+    if address != LOCAL:
+        words.update(_AS_GUEST if _has_token() else {})
+    os.environ.update({name: os.environ.get(name, text) for name, text in words.items()})
+
+
+def _has_token() -> bool:
+    """Return whether there is a token to show to a cluster."""
+    named = any(os.environ.get(name) for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"))
+    return named or (Path.home() / ".ray" / "auth_token").is_file()
+
+
+def _connect(address: str, init: Mapping[str, Any]) -> None:
+    import ray
+
+    given = {name: v for name, v in init.items() if v is not None and name != "address"}
+    check_address(address)
+    environment = dict(given.pop("runtime_env", {}))
+    paths = {"PYTHONPATH": python_path()}
+    environment["env_vars"] = {**paths, **environment.get("env_vars", {})}
+    if address != LOCAL:
+        for name in ("num_cpus", "num_gpus", "include_dashboard"):
+            given.pop(name, None)  # a cluster that is there has its own
+    heard = signal.getsignal(signal.SIGTERM)
+    try:
+        ray.init(address=address, runtime_env=environment, **given)
+    except (ConnectionError, RuntimeError, TypeError, ValueError, OSError) as error:
+        raise SpecError(
+            f"no Ray cluster at {address}: {one_line(error)}; start one with `ray start --head`"
+            " (RAY_AUTH_TOKEN is its token), or leave hydra.launcher.init.address out to have one"
+            " started here"
+        ) from error
+    finally:
+        # Ray takes SIGTERM for a crash, and would leave its processes behind.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, heard)
+
+
+def _check_room(address: str, remote: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Refuse jobs that a cluster of this machine never has room for; elsewhere say that they wait.
+
+    One that is there may grow.
+    """
+    import ray
+
+    machines: Sequence[Mapping[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
+    lacks = lacking(remote, machines)
+    if lacks and address == LOCAL:
+        raise SpecError(
+            f"hydra.launcher.remote asks for {lacks}, which the Ray cluster started here does not"
+            " have; no job could start; ask for less"
+        )
+    if lacks:
+        say(
+            f"no machine of the Ray cluster at {address} has {lacks}, which"
+            " hydra.launcher.remote asks for; the jobs wait until one has"
+        )
+
+
+def _end(done: "ObjectRef[JobReturn]", ticket: Ticket) -> "JobReturn":
+    import ray
+
+    try:
+        return ray.get(done)
+    except Exception as error:
+        return failed(ticket, LostJobError(f"its process was killed ({type(error).__name__})"))
+
+
+def _stop(running: list[Any]) -> None:
+    """Interrupt the jobs, give them time to say so, kill them, and let the cluster go."""
+    import ray
+
+    for force in (False, True):
+        for one in running:
+            ray.cancel(one, force=force)
+        if running:
+            running = ray.wait(running, num_returns=len(running), timeout=GRACE_S)[1]
+    ray.shutdown()

@@ -1,0 +1,232 @@
+"""Jobs on a cluster run by Slurm, through submitit; or, to try that out, in processes here."""
+
+import io
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError, one_line
+from runner.sweep.launchers.extras import needs
+from runner.sweep.launchers.slurm_queue import cancel, in_queue
+from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, python_path, run_ticket
+from runner.sweep.launchers.worker import (
+    GRACE_S,
+    environment,
+    held_back,
+    interruptible,
+    thread_counts,
+    work_until_it_ends,
+)
+
+if TYPE_CHECKING:
+    from hydra.core.utils import JobReturn
+    from submitit import Executor
+
+__all__ = ["deal", "over_local", "over_slurm"]
+
+_LOOK_S = 0.25
+_ASK_S = 5.0
+"""Between two questions to Slurm which jobs it still has."""
+_TIME_UP = signal.SIGUSR2
+"""What submitit has Slurm send 90 seconds before the limit, and sends itself without Slurm."""
+_SBATCH = "sbatch: error: "
+_OWN = ("submitit_folder", "jobs_per_process", "array_parallelism", "max_num_timeout")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Started:
+    """A process of submitit's, and the jobs that it runs one after the other."""
+
+    job: Any
+    tickets: tuple[Ticket, ...]
+
+
+def deal(tickets: Sequence[Ticket], processes: int, each: int | None) -> list[tuple[Ticket, ...]]:
+    """Return which process runs which jobs: `each` at most, or as many as `processes` needs.
+
+    They are dealt like cards: jobs that stand together in a sweep take about as long.
+    """
+    size = each or -(-len(tickets) // processes)
+    count = -(-len(tickets) // size)
+    return [tuple(tickets[first::count]) for first in range(count)]
+
+
+def run_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobReturn"]]:
+    """Run the jobs in this process; return each one's number and how it ended."""
+    with interruptible(), _says_when_time_is_up():
+        return [(ticket.index, run_ticket(work, ticket)) for ticket in tickets]
+
+
+@contextmanager
+def _says_when_time_is_up() -> Iterator[None]:
+    """Hear in here that the process reaches its limit, once, as the error of the job at work.
+
+    Submitit would raise an error of its own, of checkpoints, which a user knows nothing of.
+    """
+
+    def hear(number: int, _frame: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SpecError(
+            "its process ran for as long as hydra.launcher.timeout_min allows; give it more"
+            " minutes, or fewer jobs by hydra.launcher.jobs_per_process"
+        )
+
+    before = signal.signal(_TIME_UP, hear)
+    try:
+        yield
+    finally:
+        signal.signal(_TIME_UP, before)
+
+
+def run_local_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobReturn"]]:
+    """Do the same as `run_bundle`, until the sweep is gone."""
+    work_until_it_ends(work)
+    return run_bundle(work, tickets)
+
+
+def over_local(
+    work: Work, tickets: Sequence[Ticket], settings: Mapping[str, Any]
+) -> Iterator[tuple[int, "JobReturn"]]:
+    """Yield each job's number and how it ended, as the processes end; a few run at a time.
+
+    Raises:
+        SpecError: for settings that submitit does not know, and without submitit.
+
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    at_once = settings["array_parallelism"] or cores or 1
+    executor = _executor("local", settings)
+    left = list(reversed(deal(tickets, at_once, settings["jobs_per_process"])))
+    running: list[_Started] = []
+    variables = {"PYTHONPATH": python_path(), **thread_counts(cores or 1, at_once)}
+    try:
+        while left or running:
+            while left and len(running) < at_once:
+                bundle = left.pop()
+                # Its controller must not hear the terminal's Ctrl-C: it would kill the jobs.
+                with held_back(), environment(variables):
+                    running.append(
+                        _Started(executor.submit(run_local_bundle, work, bundle), bundle)
+                    )
+            time.sleep(_LOOK_S)  # submitit has nothing that one could wait for
+            for one in [one for one in running if one.job.done()]:
+                running.remove(one)
+                yield from _ends(one)
+    except BaseException:
+        _stop_local(running)
+        raise
+
+
+def over_slurm(
+    work: Work, tickets: Sequence[Ticket], settings: Mapping[str, Any]
+) -> Iterator[tuple[int, "JobReturn"]]:
+    """Yield each job's number and how it ended, as the processes of one job array end.
+
+    Raises:
+        SpecError: without submitit, without Slurm, and for what ``sbatch`` refuses.
+
+    """
+    executor = _executor("slurm", settings)
+    bundles = deal(tickets, settings["array_parallelism"], settings["jobs_per_process"])
+    variables = {"PYTHONPATH": python_path(), **thread_counts(settings["cpus_per_task"] or 1, 1)}
+    with environment(variables):
+        try:
+            # What sbatch says is in the error too.
+            with redirect_stderr(io.StringIO()), executor.batch():
+                submitted = [executor.submit(run_bundle, work, bundle) for bundle in bundles]
+        except (RuntimeError, OSError, subprocess.SubprocessError) as error:
+            raise SpecError(f"Slurm did not take the jobs: {_said(error)}") from error
+    running = [_Started(job, b) for job, b in zip(submitted, bundles, strict=True)]
+    asked_s = time.monotonic()
+    try:
+        while running:
+            time.sleep(_LOOK_S)  # there is nothing that one could wait for
+            ended = [one for one in running if one.job.paths.result_pickle.exists()]
+            if not ended and time.monotonic() - asked_s > _ASK_S:
+                asked_s = time.monotonic()
+                queued = in_queue([one.job.job_id for one in running])
+                ended = [one for one in running if one.job.job_id not in queued]
+            for one in ended:
+                running.remove(one)
+                yield from _ends(one)
+    except BaseException:
+        cancel([one.job.job_id for one in running])
+        raise
+
+
+def _executor(cluster: str, settings: Mapping[str, Any]) -> "Executor":
+    with needs(f"submitit_{cluster}", "submitit", "parallel"):
+        import submitit
+    logging.getLogger("submitit").setLevel(logging.ERROR)
+    common = ("timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "mem_gb", "name")
+    given = {name: value for name, value in settings.items() if name not in _OWN}
+    parameters = {
+        name if name in (*common, "gpus_per_node", "stderr_to_stdout") else f"{cluster}_{name}": v
+        for name, v in given.items()
+        if v is not None
+    }
+    if cluster == "slurm":
+        parameters["slurm_array_parallelism"] = settings["array_parallelism"]
+    try:
+        executor: Executor = submitit.AutoExecutor(folder=_private(settings), cluster=cluster)
+    except RuntimeError as error:
+        raise SpecError(
+            f"there is no Slurm here ({one_line(error)}); start the sweep on a machine of the"
+            " cluster, or try it with hydra/launcher=submitit_local"
+        ) from error
+    try:
+        executor.update_parameters(**parameters)
+    except (NameError, TypeError, ValueError) as error:
+        said = str(error).partition("\n")[0]
+        raise SpecError(f"hydra.launcher: {said}") from error
+    return executor
+
+
+def _private(settings: Mapping[str, Any]) -> str:
+    """Return submitit's folder, its part without a job's id made for the user's eyes alone.
+
+    What travels to a job has the tracking URI in it, which may hold a password.
+    """
+    folder = str(settings["submitit_folder"])
+    Path(folder.partition("%")[0]).mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+def _ends(one: _Started) -> Iterator[tuple[int, "JobReturn"]]:
+    """Yield how the jobs of a process that is over have ended."""
+    if one.job.paths.result_pickle.exists():
+        try:
+            yield from one.job.result()
+            return
+        except Exception as error:
+            lost = LostJobError(_said(error))
+    else:
+        lost = LostJobError(f"its process was killed; what it said is in {one.job.paths.stderr}")
+    for ticket in one.tickets:
+        yield ticket.index, failed(ticket, lost)
+
+
+def _said(error: BaseException) -> str:
+    """Return what Slurm says, or the last line of submitit, which puts a command or trace first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip(" -\n")]
+    slurms = [line.removeprefix(_SBATCH) for line in lines if line.startswith(_SBATCH)]
+    return "; ".join(dict.fromkeys(slurms or lines[-1:])) or one_line(error)
+
+
+def _stop_local(running: Sequence[_Started]) -> None:
+    """Interrupt the jobs, give them time to say so, and end what is left."""
+    for number in (signal.SIGTERM, signal.SIGKILL):  # the first is passed on to the jobs
+        for one in running:
+            with suppress(ProcessLookupError):
+                os.kill(int(one.job.job_id), number)
+        end_s = time.monotonic() + GRACE_S
+        while time.monotonic() < end_s and not all(one.job.done() for one in running):
+            time.sleep(_LOOK_S)  # a job tells by a file that it has ended
+        running = [one for one in running if not one.job.done()]

@@ -1,0 +1,154 @@
+"""A worker's end: with the sweep that it works for, and by an interrupt that it hears once."""
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from runner.sweep.launchers.work import Work
+
+__all__ = [
+    "GRACE_S",
+    "environment",
+    "held_back",
+    "interruptible",
+    "thread_counts",
+    "when_it_ends",
+    "work_until_it_ends",
+]
+
+
+GRACE_S = 3.0
+"""What an interrupted job has to say that it was interrupted, before its process is killed."""
+_LOOK_S = 1.0
+_HEARD = (signal.SIGINT, signal.SIGTERM)
+
+_watched: list[int] = []
+"""The process whose end is this one's: a worker has one."""
+
+
+def work_until_it_ends(work: Work) -> None:
+    """Let this process end with the sweep, if that runs on this machine and is killed.
+
+    Otherwise the jobs of a killed sweep would go on beside those of the next one.
+    """
+    if not _watched and work.host == socket.gethostname():
+        _watched.append(work.leader)
+        threading.Thread(target=_end_with, args=(work.leader,), daemon=True).start()
+
+
+def _end_with(leader: int) -> None:
+    when_it_ends(leader)
+    os.kill(os.getpid(), signal.SIGINT)  # the job says that it was cut off
+    time.sleep(GRACE_S)  # for that; a job in a long call outside Python never hears it
+    os._exit(1)
+
+
+def when_it_ends(process: int) -> None:
+    """Return when the process, any one on this machine, has ended."""
+    try:
+        handle = os.pidfd_open(process)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):  # not on this system
+        while _is_there(process):
+            time.sleep(_LOOK_S)  # without a handle there is nothing to wait for
+        return
+    try:
+        select.select([handle], [], [])
+    finally:
+        os.close(handle)
+
+
+def _is_there(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Start processes in here that hear no Ctrl-C until they ask for it.
+
+    A terminal sends it to all of them; one that is still importing would show a traceback.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Hear one interrupt or SIGTERM in here, and no second one, which would cut off its answer.
+
+    Both raise `KeyboardInterrupt`. Only a process's main thread hears any; elsewhere this changes
+    nothing.
+    """
+    heard = False
+
+    def hear(_number: int, _frame: object) -> None:
+        nonlocal heard
+        heard = True
+        for one in _HEARD:
+            signal.signal(one, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {one: signal.signal(one, hear) for one in _HEARD}
+    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        if not heard:  # else the process is about to end, and has nothing more to hear
+            for one, handler in before.items():
+                signal.signal(one, handler)
+
+
+# How many threads the numerical libraries of a worker may start.
+
+_NAMES = (
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "NUMBA_NUM_THREADS",
+)
+
+
+def thread_counts(cores: int, processes: int) -> dict[str, str]:
+    """Return the environment in which all processes together have a thread for each core.
+
+    Every library would otherwise start as many threads in each process as there are cores. What the
+    user has set stays.
+    """
+    each = str(max(1, cores // processes))
+    return {name: os.environ.get(name, each) for name in _NAMES}
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have processes that are started in here inherit `variables`."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, text in before.items():
+            if text is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = text

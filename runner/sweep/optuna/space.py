@@ -1,0 +1,201 @@
+"""What Optuna searches: a dimension for each swept key, read from Hydra's own sweep syntax."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, cast
+
+from fxpart.errors import SpecError
+from runner.sweep.axes import Axis, read_axes
+
+__all__ = ["Dimension", "Interval", "Space", "Steps", "keys_of", "read_space"]
+
+_WHOLE = re.compile(r"interval\(\s*(?:start=)?[-+]?\d+\s*,\s*(?:end=)?[-+]?\d+\s*\)")
+"""An interval between whole numbers; Hydra's parser makes floats of them."""
+
+
+_FUNCTION = re.compile(r"=.*\b(?:interval|range)\(")
+"""What may be numbers; parsing takes longer."""
+
+_DIGITS = 6
+"""Of a proposed number: no cost depends on more of them, and tables show them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """All numbers from `low` to `high`, both included."""
+
+    key: str
+    low: float
+    high: float
+    whole: bool = False
+    """Whether only whole numbers are meant."""
+    log: bool = False
+    """Whether a factor counts as much as another, wherever it is."""
+
+    def override(self, value: float) -> str:
+        """Return the override that sets `value`, to the digits that a person reads."""
+        if self.whole:
+            return f"{self.key}={int(value)}"
+        return f"{self.key}={min(max(float(f'{value:.{_DIGITS}g}'), self.low), self.high)!r}"
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Numbers of a range, in ascending order."""
+
+    key: str
+    values: tuple[str, ...]
+
+    def override(self, value: float) -> str:
+        """Return the override that sets the number at place `value`."""
+        return f"{self.key}={self.values[int(value)]}"
+
+
+Dimension = Interval | Steps | Axis
+"""An `Axis` has values without an order: choices, and keys that change together."""
+
+
+def keys_of(dimension: Dimension) -> tuple[str, ...]:
+    """Return the keys that change along a dimension."""
+    return dimension.keys if isinstance(dimension, Axis) else (dimension.key.lstrip("+"),)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What stays as it is, and what is searched."""
+
+    fixed: tuple[str, ...]
+    """Overrides that every job has."""
+    dimensions: tuple[Dimension, ...]
+
+    def samples(self) -> list[tuple[str, ...]]:
+        """Return the overrides of jobs in which each listed value stands at least once."""
+        first = [one.low if isinstance(one, Interval) else 0 for one in self.dimensions]
+        found = [self.at(first)]
+        for place, dimension in enumerate(self.dimensions):
+            if not isinstance(dimension, Interval):
+                others = range(1, len(dimension.values))
+                found += [self.at([*first[:place], n, *first[place + 1 :]]) for n in others]
+        return found
+
+    def at(self, values: Sequence[float]) -> tuple[str, ...]:
+        """Return the overrides of the job at `values`, one for each dimension.
+
+        That of an interval is the number itself, else it is the place of a listed value.
+        """
+        chosen = list(self.fixed)
+        for dimension, value in zip(self.dimensions, values, strict=True):
+            if isinstance(dimension, Axis):
+                chosen += dimension.values[int(value)]
+            else:
+                chosen.append(dimension.override(value))
+        return tuple(chosen)
+
+    def size(self) -> int | None:
+        """Return the number of combinations; None where there is no end of them."""
+        counts = [_count(dimension) for dimension in self.dimensions]
+        return prod(n for n in counts if n) if all(counts) else None
+
+
+def _count(dimension: Dimension) -> int | None:
+    if isinstance(dimension, Interval):
+        return int(dimension.high - dimension.low) + 1 if dimension.whole else None
+    return len(dimension.values)
+
+
+def read_space(
+    overrides: Sequence[str],
+    params: Mapping[str, object] | None,
+    zips: Sequence[object] | None,
+    config_loader: object,
+) -> Space:
+    """Return what is searched: of the command line, and of ``hydra.sweeper.params`` (`params`).
+
+    A key that both have is as the command line says. Choices, also by ``glob``, and zipped keys are
+    values without an order; ``interval`` and ``range`` are numbers.
+
+    Raises:
+        SpecError: for a sweep that cannot be searched, or when nothing is swept.
+
+    """
+    typed = {_key(text) for text in overrides}
+    others = {key: value for key, value in (params or {}).items() if _key(key) not in typed}
+    searched = {text: _numbers(text) for text in overrides}
+    named = {key: _numbers(f"{key}={value}") for key, value in others.items()}
+    numbers = [found for found in (*named.values(), *searched.values()) if found]
+    _refuse_zipped([_key(number.key) for number in numbers], zips)
+    fixed, axes = read_axes(
+        [text for text, found in searched.items() if not found],
+        {key: others[key] for key, found in named.items() if not found},
+        zips,
+        config_loader,
+    )
+    if not (axes or numbers):
+        raise SpecError(
+            "hydra/sweeper=optuna needs something to search; give a key several values, such as"
+            " mode=kl_based,cost_aware or 'mode.min_gain=interval(1e-4,1e-1)'"
+        )
+    return Space(fixed, (*axes, *{_key(number.key): number for number in numbers}.values()))
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")
+
+
+def _numbers(override: str) -> Interval | Steps | None:
+    """Return the numbers that an override sweeps over, None for any other override."""
+    if not _FUNCTION.search(override):
+        return None
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_override(override)
+    except HydraException:
+        return None  # who reads the others says what is wrong
+    key, value = parsed.get_key_element(), parsed.value()
+    if parsed.is_interval_sweep():
+        return _interval(key, value, override)
+    return _steps(key, value, override) if parsed.is_range_sweep() else None
+
+
+def _interval(key: str, value: Any, override: str) -> Interval:  # noqa: ANN401
+    low, high = value.start, value.end
+    log = _is_log(value.tags, override)
+    cast_to_float = "float(" in override
+    whole = isinstance(low, int) or bool(_WHOLE.search(override) and not cast_to_float)
+    if low > high:
+        raise SpecError(f"{override}: {low} is more than {high}; give the lower end first")
+    if log and low <= 0:
+        raise SpecError(f"{override}: a logarithm needs numbers above 0; begin the interval there")
+    return Interval(key, int(low) if whole else low, int(high) if whole else high, whole, log)
+
+
+def _steps(key: str, value: Any, override: str) -> Steps:  # noqa: ANN401
+    if _is_log(value.tags, override):
+        raise SpecError(
+            f"{override}: steps have no logarithm; write {key}=tag(log,int(interval(1,64)))"
+        )
+    numbers = sorted(value.range())
+    if not numbers:
+        raise SpecError(f"{override}: there is no number in this range; its end is left out")
+    return Steps(key, tuple(str(number) for number in numbers))
+
+
+def _is_log(tags: set[str], override: str) -> bool:
+    unknown = sorted(tag for tag in tags if tag != "log")
+    if unknown:
+        raise SpecError(f"{override}: there is no tag {unknown[0]!r}; the only one is log")
+    return "log" in tags
+
+
+def _refuse_zipped(keys: Sequence[str], zips: Sequence[object] | None) -> None:
+    for zipped in zips or ():
+        for key in [zipped] if isinstance(zipped, str) else cast("Sequence[object]", zipped):
+            if key in keys:
+                raise SpecError(
+                    f"zip: {key} is an interval or a range, which Optuna cannot change together"
+                    f" with another key; list its values, such as {key}=1,2,4"
+                )

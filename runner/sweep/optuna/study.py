@@ -1,0 +1,371 @@
+"""The search itself: Optuna proposes values, and is told what came of them.
+
+Proposals follow from the seed and from what was told, so a search that is started again proposes
+the same, and what is known already need not be run.
+"""
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Literal
+
+from fxpart.errors import SpecError, nearest_names
+from runner.experiment.metric_names import ALWAYS, OF_SOME_JOBS
+from runner.job.swept_job import JobEnd
+from runner.sweep.axes import Axis
+from runner.sweep.optuna.space import Dimension, Interval, Space, keys_of
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+
+__all__ = [
+    "SAMPLERS",
+    "Goal",
+    "Proposal",
+    "Search",
+    "Trial",
+    "distributions",
+    "make_sampler",
+    "places",
+    "read_goals",
+    "refuse_unknown_metrics",
+]
+
+
+# Optuna's side of the search: from a dimension to its distribution, from a name to a sampler.
+
+_Places = Mapping[str, Sequence[int]]
+"""The `places` of each dimension."""
+
+
+def _tpe(listed: _Places, seed: int | None) -> "BaseSampler":
+    from optuna.samplers import TPESampler
+
+    # Of jobs that are asked for at once none knows of the others: each is taken to be bad.
+    return TPESampler(seed=seed, constant_liar=True)
+
+
+def _random(listed: _Places, seed: int | None) -> "BaseSampler":
+    from optuna.samplers import RandomSampler
+
+    return RandomSampler(seed=seed)
+
+
+def _nsgaii(listed: _Places, seed: int | None) -> "BaseSampler":
+    from optuna.samplers import NSGAIISampler
+
+    # Optuna's own 50 are more jobs than most sweeps have: all of them would be drawn blindly.
+    return NSGAIISampler(population_size=16, seed=seed)
+
+
+def _qmc(listed: _Places, seed: int | None) -> "BaseSampler":
+    from optuna.samplers import QMCSampler, RandomSampler
+
+    return QMCSampler(
+        seed=seed,
+        scramble=True,
+        # For choices, which have no order that a sequence could fill evenly.
+        independent_sampler=RandomSampler(seed=seed),
+        warn_asynchronous_seeding=False,
+        warn_independent_sampling=False,
+    )
+
+
+def _grid(listed: _Places, seed: int | None) -> "BaseSampler":
+    from optuna.samplers import GridSampler
+
+    class Grid(GridSampler):
+        """Does not stop a loop of Optuna's: ours ends by itself."""
+
+        def after_trial(self, *_: object) -> None:
+            """Do nothing."""
+
+    endless = [key for key, values in listed.items() if not values]
+    if endless:
+        raise SpecError(
+            f"hydra.sweeper.sampler=grid needs the values of {endless[0]} counted, and an interval"
+            " has no end of them; list them, or take sampler=tpe"
+        )
+    return Grid(listed, seed=seed)
+
+
+SAMPLERS: dict[str, Callable[[_Places, int | None], "BaseSampler"]] = {
+    "tpe": _tpe,
+    "random": _random,
+    "grid": _grid,
+    "nsgaii": _nsgaii,
+    "qmc": _qmc,
+}
+
+
+def make_sampler(name: str, dimensions: Sequence[Dimension], seed: int | None) -> "BaseSampler":
+    """Return the sampler of that name; a seed makes it propose the same each time.
+
+    Raises `SpecError` for an unknown name, or a sampler that cannot search these dimensions.
+    """
+    if name not in SAMPLERS:
+        near = nearest_names(name, list(SAMPLERS))
+        raise SpecError(f"hydra.sweeper.sampler={name} does not exist; {near}")
+    return SAMPLERS[name]({_name(one): places(one) for one in dimensions}, seed)
+
+
+def distributions(dimensions: Sequence[Dimension]) -> "dict[str, BaseDistribution]":
+    """Return what Optuna draws from, in the order of `dimensions`; of listed values the places."""
+    return {_name(one): _distribution(one) for one in dimensions}
+
+
+def _name(dimension: Dimension) -> str:
+    return " ".join(keys_of(dimension))
+
+
+def places(dimension: Dimension) -> Sequence[int]:
+    """Return all values as Optuna has them; none where there is no end of them."""
+    if not isinstance(dimension, Interval):
+        return range(len(dimension.values))
+    return range(int(dimension.low), int(dimension.high) + 1) if dimension.whole else ()
+
+
+def _distribution(dimension: Dimension) -> "BaseDistribution":
+    from optuna.distributions import (
+        CategoricalDistribution,
+        FloatDistribution,
+        IntDistribution,
+    )
+
+    if isinstance(dimension, Axis):
+        return CategoricalDistribution(range(len(dimension.values)))
+    if not isinstance(dimension, Interval):
+        return IntDistribution(0, len(dimension.values) - 1)
+    if dimension.whole:
+        return IntDistribution(int(dimension.low), int(dimension.high), log=dimension.log)
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.log)
+
+
+Direction = Literal["minimize", "maximize"]
+_DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
+_PATIENCE = 50
+"""Proposals in a row that are not new, or not wanted, after which the sampler is not asked."""
+_LACKING = 5
+"""Finished jobs without a number for each goal, and none with one, after which none is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What is to be as small, or as large, as possible."""
+
+    metric: str
+    direction: Direction
+
+    def better(self, value: float, than: float) -> bool:
+        """Return whether `value` is strictly better."""
+        return value < than if self.direction == "minimize" else value > than
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Proposal:
+    """What to run next."""
+
+    trial: int
+    """Its number in the study."""
+    job: int
+    """Its number among the jobs, from 0."""
+    overrides: tuple[str, ...]
+    """The fixed ones, and the proposed."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Trial:
+    """A proposal that has a value for each goal."""
+
+    job: int
+    overrides: tuple[str, ...]
+    values: tuple[float, ...]
+
+
+def read_goals(metric: object, direction: object) -> tuple[Goal, ...]:
+    """Return the goals that a metric and a direction, or a list of each, say.
+
+    Raises `SpecError` for another direction, or lists of different lengths.
+    """
+    metrics, directions = _listed(metric), _listed(direction)
+    if len(directions) != len(metrics):
+        raise SpecError(
+            f"hydra.sweeper.metric names {len(metrics)}, hydra.sweeper.direction {len(directions)};"
+            " give a direction for each metric, such as"
+            " hydra.sweeper.metric=[latency_ms,peak_memory_gib]"
+            " hydra.sweeper.direction=[minimize,minimize]"
+        )
+    if len(set(metrics)) < len(metrics):
+        raise SpecError(f"hydra.sweeper.metric names one twice: {', '.join(metrics)}")
+    return tuple(Goal(one, _direction(way)) for one, way in zip(metrics, directions, strict=True))
+
+
+def refuse_unknown_metrics(goals: Sequence[Goal]) -> None:
+    """Raise `SpecError` for a metric that no job has, whatever its configuration.
+
+    Whether one has a metric that depends on it, such as ``step_ms``, is known when it has finished.
+    """
+    known = (*ALWAYS, *OF_SOME_JOBS)
+    for goal in goals:
+        if goal.metric not in known:
+            raise SpecError(_no_metric(goal.metric, known))
+
+
+def _no_metric(asked: str, known: Iterable[str]) -> str:
+    near = nearest_names(asked, known)
+    return f"hydra.sweeper.metric={asked} is no metric of a finished job; {near}"
+
+
+def _direction(asked: str) -> Direction:
+    for known in _DIRECTIONS:
+        if asked == known:
+            return known
+    near = nearest_names(asked, _DIRECTIONS)
+    raise SpecError(f"hydra.sweeper.direction={asked} does not exist; {near}")
+
+
+def _listed(given: object) -> list[str]:
+    if isinstance(given, Sequence) and not isinstance(given, str):
+        return [str(one) for one in given]
+    return [str(given)]
+
+
+class Search:
+    """A study of Optuna over a space; not for several threads."""
+
+    def __init__(
+        self, space: Space, goals: Sequence[Goal], sampler: str = "tpe", seed: int | None = 0
+    ) -> None:
+        """Begin; raises `SpecError` for an unknown sampler or one that cannot search `space`."""
+        self._space, self._goals = space, tuple(goals)
+        self._asked: set[tuple[str, ...]] = set()
+        self._jobs = 0
+        self._trials: list[Trial] = []
+        self._lacking: list[JobEnd] = []
+        with _quiet():
+            import optuna
+
+            optuna.logging.set_verbosity(optuna.logging.ERROR)
+            self._distributions = distributions(space.dimensions)
+            self._study = optuna.create_study(
+                sampler=make_sampler(sampler, space.dimensions, seed),
+                directions=[goal.direction for goal in goals],
+            )
+
+    def ask(
+        self, most: int, wanted: Callable[[tuple[str, ...]], bool] = lambda _: True
+    ) -> list[Proposal]:
+        """Return up to `most` new proposals; fewer when there are no more, or none can be found.
+
+        What was proposed before is passed over: it is no news to the sampler. So is, as a bad one,
+        a proposal whose overrides are not `wanted`.
+        """
+        found: list[Proposal] = []
+        in_vain, size = 0, self._space.size()
+        while len(found) < most and (size is None or len(self._asked) < size):
+            if in_vain >= _PATIENCE:
+                if size is None:
+                    break
+                self._study.enqueue_trial(self._unasked())
+            with _quiet():
+                trial = self._study.ask(self._distributions)
+            overrides = self._space.at([trial.params[name] for name in self._distributions])
+            known = overrides in self._asked
+            self._asked.add(overrides)
+            if known or not wanted(overrides):
+                in_vain += 1
+                self._tell(trial.number, None, failed=known)
+                continue
+            in_vain = 0
+            found.append(Proposal(trial.number, self._jobs, overrides))
+            self._jobs += 1
+        return found
+
+    def _unasked(self) -> dict[str, int]:
+        """Return the first combination that was never proposed, of a space that has an end."""
+        for values in product(*(places(one) for one in self._space.dimensions)):
+            if self._space.at(values) not in self._asked:
+                return dict(zip(self._distributions, values, strict=True))
+        raise AssertionError("all combinations were proposed")
+
+    def tell(self, proposal: Proposal, end: JobEnd) -> None:
+        """Say what came of a proposal. A job without a number for each goal is worse than others.
+
+        Raises `SpecError` when the first few that finished have none: the metric is a mistake.
+        """
+        values = [_number(goal.metric, end) for goal in self._goals] if _is_done(end) else [None]
+        found = tuple(value for value in values if value is not None)
+        if len(found) < len(values):
+            self._tell(proposal.trial, None)
+            if _is_done(end):
+                self._lacking.append(end)
+            # Of a metric that all jobs have, the number was not finite: that is no mistake yet.
+            named = all(goal.metric in ALWAYS for goal in self._goals)
+            if len(self._lacking) >= _LACKING and not named:
+                self.refuse_unknown()
+            return
+        self._tell(proposal.trial, found)
+        self._trials.append(Trial(proposal.job, proposal.overrides, found))
+
+    def refuse_unknown(self) -> None:
+        """Raise `SpecError` when jobs finished, but none of them with a number for each goal."""
+        if not self._lacking or self._trials:
+            return
+        last = self._lacking[-1]
+        metrics = {name for name in last.metrics if _number(name, last) is not None}
+        asked = next(goal.metric for goal in self._goals if goal.metric not in metrics)
+        raise SpecError(
+            f"hydra.sweeper.metric={asked} is a number of no finished job;"
+            f" {nearest_names(asked, sorted(metrics))}"
+        )
+
+    def _tell(self, number: int, values: Sequence[float] | None, *, failed: bool = False) -> None:
+        from optuna.trial import TrialState
+
+        # What is pruned counts as bad, what has failed not at all.
+        without = TrialState.FAIL if failed else TrialState.PRUNED
+        with _quiet():
+            if values is None:
+                self._study.tell(number, state=without)
+            else:
+                self._study.tell(number, list(values))
+
+    def best(self) -> list[Trial]:
+        """Return the best trial; with several goals all that no other is better than.
+
+        Of equals the first. Empty when no trial has a value.
+        """
+        kept: list[Trial] = []
+        for trial in sorted(self._trials, key=lambda trial: trial.job):
+            if not any(self._as_good(other, trial) for other in kept):
+                kept = [one for one in kept if not self._as_good(trial, one)]
+                kept.append(trial)
+        return kept
+
+    def _as_good(self, one: Trial, other: Trial) -> bool:
+        """Return whether `one` is in no goal worse than `other`."""
+        triples = zip(self._goals, one.values, other.values, strict=True)
+        return not any(goal.better(theirs, than=ours) for goal, ours, theirs in triples)
+
+
+def _is_done(end: JobEnd) -> bool:
+    return end.status == "finished"
+
+
+def _number(metric: str, end: JobEnd) -> float | None:
+    """Return the metric as the tracker keeps it, so that a result told again is the same."""
+    found = end.metrics.get(metric)
+    # A file has none where the number was not finite.
+    return float(f"{found:.7g}") if found is not None and math.isfinite(found) else None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what Optuna says of its own samplers: that one is new, or draws otherwise."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

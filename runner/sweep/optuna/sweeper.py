@@ -1,0 +1,227 @@
+"""The search with Optuna: what it proposes is run, and it is told what came of it."""
+
+import importlib.util
+import shlex
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from fxpart.errors import SpecError
+from fxpart.support.digest import stable_digest
+from runner.errors import TrackingError
+from runner.job.identity import without_elsewhere
+from runner.job.swept_job import Job
+from runner.job.values import deciding, for_jobs
+from runner.output.terminal import counted, show
+from runner.sweep.about import command_line
+from runner.sweep.composition import compose_one, make_job
+from runner.sweep.loading import SweepLoad
+from runner.sweep.optuna.space import Space, keys_of, read_space
+from runner.sweep.optuna.study import Goal, Search, Trial, read_goals, refuse_unknown_metrics
+from runner.sweep.session import About, Session
+from runner.sweep.sum_up import sum_up
+from runner.sweep.where import parse_where
+
+if TYPE_CHECKING:
+    from hydra.types import HydraContext
+    from omegaconf import DictConfig
+
+__all__ = ["run_optuna"]
+
+_OURS = ("hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher.")
+"""What of Hydra's own overrides makes the sweep what it is."""
+_PATIENCE = 50
+"""Goes in a row that bring no job that is not known, after which there is taken to be none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """What ``hydra.sweeper`` says beside the values."""
+
+    goals: tuple[Goal, ...]
+    sampler: str
+    n_trials: int
+    n_jobs: int
+    seed: int | None
+
+
+def run_optuna(
+    context: "HydraContext",
+    task_function: Callable[[Any], Any],
+    config: "DictConfig",
+    arguments: Sequence[str],
+) -> None:
+    """Search the space that the command line, `arguments`, and the configuration span.
+
+    Raises:
+        FxpartError: for what cannot be searched, or a metric that no job has.
+
+    """
+    if importlib.util.find_spec("optuna") is None:
+        raise SpecError(
+            "hydra/sweeper=optuna needs optuna; pip install -c constraints.txt '.[optuna]'"
+        )
+    sweeper = _plain(config.hydra.sweeper)
+    settings = _settings(sweeper)
+    refuse_unknown_metrics(settings.goals)
+    zips = _plain(config.zip) if config.zip else None
+    asked = read_space(arguments, sweeper["params"], zips, context.config_loader)
+    space = replace(asked, fixed=for_jobs(asked.fixed))
+    search = Search(space, settings.goals, settings.sampler, settings.seed)
+    jobs = _Jobs(context, config)
+    # Each file is read now: an edit of conf/ changes nothing in a search that has begun.
+    samples = [jobs.of(overrides).key for overrides in space.samples()]
+    about = _about(config, arguments, space, settings, samples)
+    with Session(config, task_function, about) as session:
+        has_more = _run(search, settings, session, jobs)
+        best = search.best()
+        if best:
+            _record(session, settings.goals, best, jobs)
+    sum_up(session)
+    show(*_lines(settings, best, session, has_more=has_more))
+    search.refuse_unknown()
+
+
+def _plain(node: object) -> Any:  # noqa: ANN401
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(cast("DictConfig", node), resolve=True)
+
+
+def _settings(sweeper: dict[str, Any]) -> _Settings:
+    """Return what the sweeper's section says. Raises `SpecError` for what makes no sense."""
+    for name in ("n_trials", "n_jobs"):
+        value = sweeper[name]
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise SpecError(f"hydra.sweeper.{name}={value} must be a whole number from 1")
+    seed = sweeper["seed"]
+    if seed is not None and (not isinstance(seed, int) or isinstance(seed, bool) or seed < 0):
+        raise SpecError(f"hydra.sweeper.seed={seed} must be a whole number from 0")
+    return _Settings(
+        goals=read_goals(sweeper["metric"], sweeper["direction"]),
+        sampler=str(sweeper["sampler"]),
+        n_trials=sweeper["n_trials"],
+        n_jobs=sweeper["n_jobs"],
+        seed=seed,
+    )
+
+
+def _about(
+    config: "DictConfig",
+    arguments: Sequence[str],
+    space: Space,
+    settings: _Settings,
+    samples: Sequence[str],
+) -> About:
+    """Return what the sweep is; with more trials it is the same, and goes on.
+
+    `samples` are keys of jobs of it, which differ where a file or the code has changed.
+    """
+    keys = [key for dimension in space.dimensions for key in keys_of(dimension)]
+    experiment = str(config.hydra.runtime.choices.get("experiment") or "")
+    identity = {
+        "fixed": deciding(space.fixed),
+        "samples": samples,
+        "dimensions": [asdict(dimension) for dimension in space.dimensions],
+        "goals": [asdict(goal) for goal in settings.goals],
+        "sampler": settings.sampler,
+        "seed": settings.seed,
+        "where": config.where,
+        "experiment": experiment,
+    }
+    size = space.size()
+    hydras = [str(one) for one in config.hydra.overrides.hydra]
+    return About(
+        title=f"{experiment or 'sweep'} optuna: {' · '.join(keys)}",
+        key=stable_digest(identity)[:16],
+        swept=tuple(keys),
+        overrides=without_elsewhere(arguments),
+        total=min(settings.n_trials, size) if size is not None else settings.n_trials,
+        command=command_line([*(one for one in hydras if one.startswith(_OURS)), *arguments]),
+        question=config.question,
+        experiment=experiment,
+    )
+
+
+class _Jobs:
+    """Makes a job of each proposal, once."""
+
+    def __init__(self, context: "HydraContext", config: "DictConfig") -> None:
+        self._load = SweepLoad(context.config_loader, config)
+        self._where = parse_where(config.where) if config.where else None
+        self._made: dict[tuple[str, ...], Job] = {}
+
+    def of(self, overrides: tuple[str, ...]) -> Job:
+        """Return the job, without a place of its own."""
+        if overrides not in self._made:
+            self._made[overrides] = make_job(0, compose_one(self._load, overrides))
+        return self._made[overrides]
+
+    def wants(self, overrides: tuple[str, ...]) -> bool:
+        """Return whether ``where=`` keeps the job; one that makes no sense fails, and says why."""
+        if self._where is None:
+            return True
+        job = self.of(overrides)
+        return job.config is None or self._where.holds(job.config, job.choices)
+
+
+def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> bool:
+    """Run different jobs until there are enough; return whether there may be more of them.
+
+    Proposals that differ in nothing that decides a result are one job.
+    """
+    in_vain = 0
+    while (done := len(session.ends)) < settings.n_trials:
+        most = min(settings.n_jobs, settings.n_trials - done)
+        proposals = search.ask(most, jobs.wants) if in_vain < _PATIENCE else []
+        if not proposals:
+            return False
+        asked = [replace(jobs.of(one.overrides), index=one.job) for one in proposals]
+        # In the order of asking, whichever ended first: else the next proposals would differ.
+        for proposal, end in zip(proposals, session.run(asked), strict=True):
+            search.tell(proposal, end)
+        in_vain = in_vain + 1 if len(session.ends) == done else 0
+    return True
+
+
+def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs: _Jobs) -> None:
+    """Log the best to the sweep's own run: its values, its command and which run it is."""
+    metrics = {}
+    for place, goal in enumerate(goals):
+        least = min if goal.direction == "minimize" else max
+        metrics[f"best_{goal.metric}"] = least(trial.values[place] for trial in best)
+    ends = [session.ends[jobs.of(trial.overrides).key] for trial in best]
+    tags = {
+        "best_run": " ".join(end.run_id for end in ends if end.run_id),
+        "best_command": _command(best[0]) if len(best) == 1 else "",
+    }
+    # What is not known is said so too: an earlier command may have known another best.
+    with suppress(TrackingError):  # the end of the sweep says so
+        session.tracker.log_sweep(session.ids.parent_run, metrics=metrics, tags=tags)
+
+
+def _lines(
+    settings: _Settings, best: Sequence[Trial], session: Session, *, has_more: bool
+) -> list[str]:
+    """Return what to say of the best: its values, and the command that repeats it."""
+    tried = counted(len(session.ends), "job")
+    lines = []
+    if not has_more:
+        lines.append(f"optuna:    nothing new to propose after {tried}")
+    if len(settings.goals) > 1 and best:
+        names = " and ".join(goal.metric for goal in settings.goals)
+        lines.append(f"pareto:    {len(best)} of {tried} that no other beats in {names}")
+    for trial in best:
+        values = ", ".join(
+            f"{goal.metric} {value:.7g}"
+            for goal, value in zip(settings.goals, trial.values, strict=True)
+        )
+        lines.append(f"best:      {values} in job {trial.job}")
+        lines.append(f"           {_command(trial)}")
+    return lines
+
+
+def _command(trial: Trial) -> str:
+    """Return the command that runs the trial's job alone."""
+    return shlex.join(["python", "-m", "runner", *deciding(trial.overrides)])

@@ -1,0 +1,129 @@
+"""The end of a sweep: the ranked table, the report, where to compare, and the exit code."""
+
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from runner.cli.ending import USER_ERROR, remember
+from runner.config.paths import shown_path
+from runner.errors import TrackingError
+from runner.job.files_read import changed_file
+from runner.job.identity import override_values, without_elsewhere
+from runner.job.job import TRACEBACK_FILE
+from runner.job.run_names import run_name
+from runner.output.terminal import counted, show
+from runner.tracking.announce import announce_page
+
+if TYPE_CHECKING:
+    from runner.report.rows import SweepData, SweepRow
+    from runner.sweep.session import Session
+
+__all__ = ["sum_up"]
+
+REPORT_FILE = "report.html"
+_SHOWN = 20
+"""Rows of the table in the terminal; the report has all."""
+
+
+def sum_up(session: "Session") -> None:
+    """Print the ranking, write and log the report, and remember the exit code.
+
+    It is 0 when a job has a result, and the others at most do not fit.
+    """
+    from runner.report.table import show_sweep
+    from runner.report.written import write_report
+
+    problems = session.problems
+    if any(end.status == "lost" for end in session.ends.values()):
+        problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
+    results = [end for end in session.ends.values() if end.status in ("finished", "infeasible")]
+    files = [changed_file(end.files_read, session.root) for end in results]
+    changed = [file for file in files if file is not None]
+    if changed:
+        problems.append(
+            f"{counted(len(changed), 'job')} read {changed[0]} before it was changed; the same"
+            " command runs what it changes again"
+        )
+    unsent = sum(end.status == "finished" and bool(end.error) for end in session.ends.values())
+    if unsent:
+        folder = shown_path(session.folder)
+        problems.append(
+            f"{counted(unsent, 'result')} could not be logged and stayed on disk; log them later"
+            f" with python -m runner.send {folder}, or with the same command"
+        )
+    data = _data(session, problems)
+    show_sweep(data, None if session.is_verbose else _SHOWN)
+    show(*session.notes())
+    path = session.folder / REPORT_FILE
+    write_report(path, data)
+    _record(session, path, data, problems)
+    ends = session.ends.values()
+    # The table says what went wrong with a job; of a bug, where more is to be read.
+    bugs = [end.error for end in ends if end.error and TRACEBACK_FILE in end.error]
+    for problem in dict.fromkeys([*bugs, *problems]):
+        sys.stderr.write(f"error: {problem}\n")
+    finished = [end for end in ends if end.status == "finished"]
+    is_well = all(end.status in ("finished", "infeasible") for end in ends)
+    unrecorded = any(end.error for end in finished)
+    well = finished and is_well and not unrecorded and not problems
+    remember(0 if well else USER_ERROR)
+
+
+def _data(session: "Session", problems: list[str]) -> "SweepData":
+    """Return what the tables show: from the store, or from the files if it keeps nothing."""
+    from runner.report.from_files import sweep_from_files
+    from runner.report.from_store import sweep_from_store
+
+    about, ids = session.about, session.ids
+    if ids.parent_run is not None:
+        try:
+            stored = sweep_from_store(session.tracker, session.tracker.run(ids.parent_run))
+            return replace(stored, rows=(*stored.rows, *_lost_rows(session)))
+        except TrackingError as error:
+            problems.append(str(error))
+    return sweep_from_files(
+        session.folder,
+        ids.sweep,
+        title=about.title,
+        question=about.question,
+        swept=about.swept,
+        started_ms=session.started_ms,
+        command=about.command,
+    )
+
+
+def _lost_rows(session: "Session") -> list["SweepRow"]:
+    """Return the jobs that no run stands for: those of attempts that were cut off are set aside."""
+    from runner.report.rows import SweepRow
+
+    return [
+        SweepRow(
+            name=run_name(job.choices, job.overrides, session.about.swept),
+            settings={**asdict(job.choices), **override_values(without_elsewhere(job.overrides))},
+            metrics={},
+            status="lost",
+            error=session.ends[key].error,
+            run_id=None,
+            folder=None,
+        )
+        for key, job in session.jobs.items()
+        if session.ends[key].status == "lost"
+    ]
+
+
+def _record(session: "Session", report: Path, data: "SweepData", problems: list[str]) -> None:
+    """Log what came of the whole, and say where to look at it."""
+    from runner.report.written import kept_copy
+
+    counts = Counter(end.status for end in session.ends.values())
+    metrics = {"jobs": len(session.ends), **{f"jobs_{name}": n for name, n in counts.items()}}
+    show(f"report:    {shown_path(report)}")
+    parent = session.ids.parent_run
+    try:
+        with kept_copy(report, data) as copy:
+            session.tracker.log_sweep(parent, metrics=metrics, files=[copy])
+        announce_page(session.tracker.comparison_page(parent))
+    except TrackingError as error:
+        problems.append(str(error))

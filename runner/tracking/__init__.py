@@ -1,0 +1,1 @@
+"""Where runs are kept: the protocol of a tracker, MLflow, and no tracker at all."""

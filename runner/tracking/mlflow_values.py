@@ -1,0 +1,100 @@
+"""What an MLflow store accepts: names, lengths, numbers and sizes of batches. No MLflow here."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from runner.tracking.tracker import Series
+
+__all__ = ["Batch", "batches", "finite_metrics", "legal_names", "param_texts", "tag_texts", "thin"]
+
+SERIES_POINTS = 300
+"""MLflow's charts draw 320 points of a series and choose them evenly, peak or not: with no more
+than that the peak is drawn."""
+
+_NAME_CHARS, _PARAM_CHARS, _TAG_CHARS = 250, 6000, 8000
+_REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
+# All that one request may carry; sqlite takes more, servers do not.
+_BATCH, _BATCH_PARAMS, _BATCH_TAGS = 1000, 100, 100
+
+
+class Batch(NamedTuple):
+    """What goes into one request."""
+
+    metrics: Sequence[Any]
+    params: Sequence[Any]
+    tags: Sequence[Any]
+
+
+def legal_names(names: Iterable[str]) -> dict[str, str]:
+    """Return each name as MLflow takes it: other characters as ``_``, no empty part in a path.
+
+    Names that become the same get ``_2``, ``_3`` and so on, in order.
+    """
+    legal: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in names:
+        parts = [part for part in _REFUSED.sub("_", name).split("/") if part.strip(".")]
+        base = "/".join(parts)[:_NAME_CHARS].rstrip("/") or "_"
+        candidate, count = base, 1
+        while candidate in taken:
+            count += 1
+            candidate = f"{base[: _NAME_CHARS - 6]}_{count}"
+        taken.add(candidate)
+        legal[name] = candidate
+    return legal
+
+
+def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that are numbers: an infinite one would squash every chart."""
+    names = legal_names(metrics)
+    return {names[k]: float(v) for k, v in metrics.items() if math.isfinite(v)}
+
+
+def param_texts(params: Mapping[str, object]) -> dict[str, str]:
+    """Return parameters as text, written as in YAML where that differs from Python."""
+    names = legal_names(params)
+    return {names[key]: _cut(_text(value), _PARAM_CHARS) for key, value in params.items()}
+
+
+def tag_texts(tags: Mapping[str, str]) -> dict[str, str]:
+    """Return tags with legal names and lengths."""
+    names = legal_names(tags)
+    return {names[key]: _cut(value, _TAG_CHARS) for key, value in tags.items()}
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _cut(text: str, most: int) -> str:
+    # What no database takes: half a character, and in PostgreSQL the character 0.
+    text = text.encode(errors="replace").decode().replace("\0", "?")
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def thin(series: Series, most: int = SERIES_POINTS) -> list[tuple[int, float]]:
+    """Return at most `most` of the finite points: of each stretch of equal length the largest."""
+    points = [(int(step), float(value)) for step, value in series if math.isfinite(value)]
+    if len(points) <= most:
+        return points
+    edges = [index * len(points) // most for index in range(most + 1)]
+    return [max(points[begin:end], key=lambda point: point[1]) for begin, end in pairwise(edges)]
+
+
+def batches(metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) -> Iterator[Batch]:
+    """Yield all of it in as few requests as MLflow's limits allow, parameters first, tags last.
+
+    So whoever reads the last tag knows that all the rest is there.
+    """
+    while metrics or params or tags:
+        now_params, params = params[:_BATCH_PARAMS], params[_BATCH_PARAMS:]
+        room = _BATCH - len(now_params)
+        now_metrics, metrics = metrics[:room], metrics[room:]
+        room = 0 if metrics or params else min(room - len(now_metrics), _BATCH_TAGS)
+        now_tags, tags = tags[:room], tags[room:]
+        yield Batch(now_metrics, now_params, now_tags)

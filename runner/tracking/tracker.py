@@ -1,0 +1,214 @@
+"""The protocol of a tracker, and the records that pass through it. No MLflow here."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+__all__ = [
+    "ALL_BUT_INPUTS",
+    "INPUTS_FOLDER",
+    "Columns",
+    "ComparisonPage",
+    "LoggedRun",
+    "RunLog",
+    "RunStatus",
+    "Series",
+    "Tracker",
+    "UnsentRun",
+]
+
+Series = Sequence[tuple[int, float]]
+"""A metric over steps: ``(step, value)``, steps rising."""
+Columns = Mapping[str, Sequence[object]]
+"""A table: name of a column to its cells, all columns of one length."""
+RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+INPUTS_FOLDER = "inputs"
+ALL_BUT_INPUTS = "all but inputs/"
+"""Said to be left out of a run's files, all are but those here. No folder has such a name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonPage:
+    """Where runs are compared, and what to start first."""
+
+    url: str
+    """Opens the table of runs."""
+    charts_url: str
+    """Opens the same runs as charts."""
+    command: str | None
+    """Serves the page from a store that is a file; None when a server is already there."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class LoggedRun:
+    """A run as the store has it. Of a metric over steps, `metrics` has the last value."""
+
+    run_id: str
+    name: str
+    status: str
+    """``RUNNING``, ``FINISHED``, ``FAILED`` or ``KILLED``."""
+    params: Mapping[str, str]
+    metrics: Mapping[str, float]
+    tags: Mapping[str, str]
+    start_ms: int
+    """Since 1970, as is the end."""
+    end_ms: int | None
+
+    @property
+    def sweeps(self) -> tuple[str, ...]:
+        """The ids of the sweeps that the run belongs to."""
+        return tuple(self.tags.get("sweeps", "").split())
+
+
+class RunLog(Protocol):
+    """One run that is under way."""
+
+    @property
+    def run_id(self) -> str | None:
+        """The store's name for the run; None when nothing is kept, or the store is gone."""
+
+    @property
+    def unsent(self) -> Path | None:
+        """The file that keeps the run until the store is back; known when the run is closed."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the run is in that file, and how it is sent, in one line; None when it was sent."""
+
+    def log(
+        self,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        series: Mapping[str, Series] | None = None,
+        tables: Mapping[str, Columns] | None = None,
+        artifacts_dir: Path | None = None,
+        left_out: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Keep what the run found; values that are not finite are left out.
+
+        It goes to the store when the run is closed, in one piece. Of `artifacts_dir` the folder
+        named `left_out` is not kept, or with `ALL_BUT_INPUTS` anything but that
+        of inputs. A long series is thinned to the maximum of each stretch.
+        """
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class UnsentRun:
+    """All that is logged of one run, decided; times are in milliseconds since 1970."""
+
+    record_id: str
+    """Also a tag of the run: by it the store is asked whether the run is there already."""
+    name: str
+    uri: str
+    """The store that it is meant for, without a password."""
+    experiment: str
+    status: RunStatus
+    start_ms: int
+    end_ms: int
+    run_id: str | None = None
+    """The store's name of the run, where it was made before the store went away."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """At `end_ms`, as are the points of `series`: a point that is sent twice is one point."""
+    series: Mapping[str, Series] = field(default_factory=dict)
+    tables: Mapping[str, Columns] = field(default_factory=dict)
+    artifacts: str | None = None
+    """The folder of the run's files, relative to the folder that it is kept in."""
+    left_out: str | None = None
+    """The folder in `artifacts` that is not logged, or `ALL_BUT_INPUTS`."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The store, without its password, and the experiment: a `Tracker.place`."""
+        return self.uri, self.experiment
+
+
+class Tracker(Protocol):
+    """Keeps runs. All methods raise `TrackingError` when the store fails."""
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """The store, without its password, and the experiment."""
+
+    def start(
+        self,
+        run_name: str,
+        params: Mapping[str, object],
+        tags: Mapping[str, str] | None = None,
+        parent_run_id: str | None = None,
+        folder: Path | None = None,
+    ) -> AbstractContextManager[RunLog]:
+        """Return a context in which the run is open, with tag ``outcome`` in the end.
+
+        An exception marks the run FAILED (an interrupt: KILLED) with the tag ``error``, and goes
+        on; so that a comparison shows it, an error also logs ``feasible`` 0.
+
+        With a `folder`, a store that fails raises nothing: the run is kept there, and
+        `RunLog.problem` says so once the run is closed.
+        """
+
+    def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> str | None:
+        """Open a run that others name as their parent, and return its id."""
+
+    def reopen_sweep(self, run_id: str) -> None:
+        """Mark a parent run as running again."""
+
+    def log_sweep(
+        self,
+        parent_run_id: str | None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        tags: Mapping[str, str] | None = None,
+        files: Sequence[Path] = (),
+    ) -> None:
+        """Add to the parent run; `files` become artifacts under their own names."""
+
+    def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
+        """Close the parent run."""
+
+    def run(self, run_id: str) -> LoggedRun:
+        """Return one run. Raises `SpecError` when there is none of that id."""
+
+    def read_artifact(self, run_id: str, path: str) -> bytes | None:
+        """Return what a run's file says, None when the run has no file at `path`."""
+
+    def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
+        """Return the runs that have all these tags with these values, the oldest first."""
+
+    def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
+        """Return the runs that belong to a sweep, those of others too, the oldest first."""
+
+    def settled(
+        self,
+        tag: str,
+        values: Collection[str],
+        stands: Callable[[LoggedRun], bool] = lambda _run: True,
+    ) -> dict[str, LoggedRun]:
+        """Return, by its value of `tag`, the newest run that is finished or infeasible.
+
+        Of those that `stands` says still count.
+        """
+
+    def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
+        """Return the runs with one of these values that came to no result, the oldest first."""
+
+    def mark_cut_off(self, run_id: str, reason: str) -> None:
+        """Mark a run whose process died: KILLED, and no longer of its sweep."""
+
+    def supersede(self, run_id: str) -> None:
+        """Take a failed run, which is done again, out of its sweep; the error stays with it."""
+
+    def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
+        """Note that these runs belong to a sweep too."""
+
+    def send(self, run: UnsentRun, folder: Path) -> None:
+        """Log a run that was kept in `folder`; what the store has of it already is completed."""
+
+    def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage | None:
+        """Prepare the page that compares one sweep's runs, or all runs, and say where it is."""

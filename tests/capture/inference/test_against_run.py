@@ -1,0 +1,107 @@
+"""The estimate against a real run: the captured graph executed, its live storages counted."""
+
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import fx, nn
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from fxpart.capture.api import capture
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import SpecError
+from tests.capture.small_specs import BERT, GPT2, LLAMA, RESNET
+
+
+class _LiveStorages(fx.Interpreter):
+    """Runs a graph and keeps the most bytes of distinct storages alive at any node."""
+
+    def __init__(self, module: fx.GraphModule, not_counted: set[int]) -> None:
+        super().__init__(module)
+        self._not_counted = not_counted
+        self.peak = 0
+
+    def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything
+        result = super().run_node(n)
+        # The interpreter never drops a value that nobody reads; a program does at once.
+        needed = [value for node, value in self.env.items() if node.users]
+        alive = [leaf for leaf in tree_leaves([*needed, result]) if torch.is_tensor(leaf)]
+        storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in alive}
+        self.peak = max(
+            self.peak, sum(size for key, size in storages.items() if key not in self._not_counted)
+        )
+        return result
+
+
+def _on_cpu(spec: ModelSpec) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    built = build_model(spec)
+    module = built.module.to_empty(device="cpu")
+    for tensor in [*module.parameters(), *module.buffers()]:
+        torch.nn.init.uniform_(tensor) if tensor.is_floating_point() else tensor.zero_()
+    module.tie_weights()  # type: ignore[operator]
+    return module, {name: torch.zeros_like(t, device="cpu") for name, t in built.kwargs.items()}
+
+
+def _constants(module: fx.GraphModule) -> list[torch.Tensor]:
+    """Return every parameter, buffer and constant that the graph reads."""
+    names = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
+    found = (attrgetter(name)(module) for name in names)
+    return [tensor for tensor in found if torch.is_tensor(tensor)]
+
+
+@pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
+def test_the_peak_is_what_a_run_of_the_graph_holds(spec: ModelSpec) -> None:
+    module, inputs = _on_cpu(spec)
+    captured = capture(module, (), inputs)
+    graph = captured.graph
+    everything = np.zeros(graph.n_ops, dtype=np.int64)
+    estimated = int(peak_bytes(memory_tables(graph), everything, 1)[0])
+    # Weights, constants and inputs are there before and after: only what the run makes counts.
+    kept = [*inputs.values(), *_constants(captured.graph_module)]
+    with torch.no_grad():
+        run = _LiveStorages(captured.graph_module, {t.untyped_storage()._cdata for t in kept})
+        run.run(*inputs.values())
+    held = graph.total_weight_bytes + sum(t.nbytes for t in inputs.values())
+    assert run.peak > 0
+    assert estimated - held == run.peak
+
+
+@pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
+def test_the_flops_are_what_torch_counts_of_the_whole(spec: ModelSpec) -> None:
+    built = build_model(spec)
+    captured = capture(built.module, built.args, built.kwargs)
+    with torch.no_grad(), torch.device("meta"), FlopCounterMode(display=False) as counter:
+        captured.graph_module(**built.kwargs)
+    assert captured.graph.flops.sum() == counter.get_total_flops()
+
+
+def test_operators_are_nodes_of_the_graph_module() -> None:
+    built = build_model(GPT2)
+    captured = capture(built.module, built.args, built.kwargs)
+    calls = [n.name for n in captured.graph_module.graph.nodes if n.op == "call_function"]
+    assert set(captured.graph.names) <= set(calls)
+
+
+def test_both_levels_agree_on_what_a_plain_model_holds_and_computes() -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).to("meta")
+    args = (torch.zeros(3, 4, device="meta"),)
+    fine, coarse = capture(module, args), capture(module, args, level="module")
+    assert fine.graph.flops.sum() == coarse.graph.flops.sum() == 2 * 3 * (4 * 8 + 8 * 2)
+    assert fine.graph.total_weight_bytes == coarse.graph.total_weight_bytes
+    assert fine.graph.moved_bytes.tolist() == coarse.graph.moved_bytes.tolist()
+
+
+def test_an_unknown_level_is_told_the_nearest() -> None:
+    with pytest.raises(SpecError, match="nearest: module"):
+        capture(nn.Linear(1, 1), (torch.zeros(1),), level="modul")
+
+
+def test_named_inputs_are_refused_at_module_level() -> None:
+    with pytest.raises(SpecError, match=r"use capture\.level=operator"):
+        capture(nn.Linear(1, 1), (), {"input": torch.zeros(1)}, level="module")

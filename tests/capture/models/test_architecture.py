@@ -1,0 +1,228 @@
+"""Models of transformers by name: right inputs, and one line for every mistake."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.models.build import BuiltModel, build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.errors import SpecError
+
+SMALL = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+EXPERTS = {**SMALL, "num_experts_per_tok": 2}
+
+
+def build(architecture: str, **fields: Any) -> BuiltModel:  # noqa: ANN401
+    return build_model(ModelSpec("m", architecture, **fields))
+
+
+def shapes(model: BuiltModel) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+    assert model.args == ()
+    return {name: (tuple(value.shape), value.dtype) for name, value in model.kwargs.items()}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "seq_len", "expected"),
+    [
+        ("LlamaForCausalLM", SMALL, 9, {"input_ids": (3, 9)}),
+        ("LlamaForCausalLM", SMALL, None, {"input_ids": (3, 512)}),
+        (
+            "LlamaForCausalLM",
+            {**SMALL, "max_position_embeddings": 64},
+            None,
+            {"input_ids": (3, 64)},
+        ),
+        # A rotary encoding has no table that ends.
+        ("LlamaForCausalLM", {**SMALL, "max_position_embeddings": 64}, 65, {"input_ids": (3, 65)}),
+        ("GPT2Model", {"n_layer": 1, "n_positions": 16}, None, {"input_ids": (3, 16)}),
+        # RoBERTa keeps 2 of its 514 rows for the padding, OPT adds 2 to those it states.
+        (
+            "RobertaModel",
+            {"num_hidden_layers": 1, "max_position_embeddings": 514},
+            512,
+            {"input_ids": (3, 512)},
+        ),
+        ("OPTModel", {"num_hidden_layers": 1}, 2048, {"input_ids": (3, 2048)}),
+        ("T5Model", {"num_layers": 1}, 7, {"input_ids": (3, 7), "decoder_input_ids": (3, 7)}),
+        ("T5EncoderModel", {"num_layers": 1}, 7, {"input_ids": (3, 7)}),
+        ("XLNetModel", {"n_layer": 1}, None, {"input_ids": (3, 512)}),
+        (
+            "ViTModel",
+            {"num_hidden_layers": 1, "image_size": 32},
+            None,
+            {"pixel_values": (3, 3, 32, 32)},
+        ),
+        (
+            "ViTModel",
+            {"num_hidden_layers": 1, "image_size": [32, 48], "num_channels": 1},
+            None,
+            {"pixel_values": (3, 1, 32, 48)},
+        ),
+        ("ResNetModel", {"depths": [1, 1, 1, 1]}, None, {"pixel_values": (3, 3, 224, 224)}),
+        (
+            "WhisperForConditionalGeneration",
+            {
+                "encoder_layers": 1,
+                "decoder_layers": 1,
+                "num_mel_bins": 40,
+                "max_source_positions": 100,
+            },
+            None,
+            {"input_features": (3, 40, 200), "decoder_input_ids": (3, 448)},
+        ),
+        (
+            "WhisperForAudioClassification",
+            {"encoder_layers": 1},
+            None,
+            {"input_features": (3, 80, 3000)},
+        ),
+        ("Wav2Vec2Model", {"num_hidden_layers": 1}, 16000, {"input_values": (3, 16000)}),
+        ("Wav2Vec2Model", {"num_hidden_layers": 1}, None, {"input_values": (3, 160_000)}),
+        (
+            "ASTModel",
+            {"num_hidden_layers": 1, "max_length": 64},
+            None,
+            {"input_values": (3, 64, 128)},
+        ),
+        ("EncodecModel", {}, 24000, {"input_values": (3, 1, 24000)}),
+    ],
+)
+def test_inputs_fit_the_model(
+    architecture: str, config: dict[str, Any], seq_len: int | None, expected: dict[str, Any]
+) -> None:
+    model = build(architecture, config=config, seq_len=seq_len, batch_size=3, dtype="bfloat16")
+    ids = ("input_ids", "decoder_input_ids")
+    kinds = {n: torch.int64 if n in ids else torch.bfloat16 for n in expected}
+    assert shapes(model) == {name: (shape, kinds[name]) for name, shape in expected.items()}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "seq_len", "most", "what"),
+    [
+        ("GPT2LMHeadModel", {"n_layer": 1}, 1025, 1024, "input_ids"),
+        ("BertForMaskedLM", {"num_hidden_layers": 1}, 513, 512, "input_ids"),
+        (
+            "RobertaModel",
+            {"num_hidden_layers": 1, "max_position_embeddings": 514},
+            513,
+            512,
+            "input_ids",
+        ),
+        ("OPTModel", {"num_hidden_layers": 1}, 2049, 2048, "input_ids"),
+        (
+            "WhisperForConditionalGeneration",
+            {"encoder_layers": 1, "decoder_layers": 1},
+            449,
+            448,
+            "decoder_input_ids",
+        ),
+    ],
+)
+def test_refuses_more_positions_than_the_table_has(
+    architecture: str, config: dict[str, Any], seq_len: int, most: int, what: str
+) -> None:
+    said = f"seq_len={seq_len} is more than the {most} positions that {architecture} has for {what}"
+    with pytest.raises(SpecError, match=said):
+        build(architecture, config=config, seq_len=seq_len)
+    assert shapes(build(architecture, config=config, seq_len=most))[what][0] == (1, most)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "said"),
+    [
+        ("LlamaForCasualLM", {}, "not in transformers .* nearest: LlamaForCausalLM"),
+        ("AutoModelForCausalLM", {}, "is no model class"),
+        ("LlamaConfig", {}, "is no model class"),
+        ("LlamaPreTrainedModel", {}, "base class without a forward"),
+        ("PreTrainedModel", {}, "base class without a forward"),
+        ("LlamaForCausalLM", {"hiden_size": 3}, "hiden_size is not a key .* nearest: hidden_size"),
+        ("GPT2Model", {"rope_theta": 1e4}, "config.rope_theta is not a key of GPT2Config"),
+        ("CLIPModel", {"text_config": {"hiden_size": 3}}, "text_config.hiden_size is not a key"),
+        ("LlamaForCausalLM", {"torch_dtype": "float16"}, "said by model.dtype"),
+        ("LlamaForCausalLM", {"hidden_size": "wide"}, "refuses .*expected int, got str"),
+        (
+            "BertModel",
+            {"hidden_size": 100, "num_attention_heads": 7},
+            "BertModel cannot be built .*100",
+        ),
+        ("LlamaForCausalLM", {"hidden_size": -64}, "cannot be built .*negative dimension"),
+        (
+            "Speech2TextModel",
+            {"encoder_layers": 1, "decoder_layers": 1},
+            "takes input_features in a layout",
+        ),
+    ],
+)
+def test_refuses_in_one_line(architecture: str, config: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        build(architecture, config=config)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["ViTModel", "ASTModel"])
+def test_refuses_a_length_where_there_is_none(architecture: str) -> None:
+    with pytest.raises(SpecError, match="no sequence length, got seq_len=128"):
+        build(architecture, config={"num_hidden_layers": 1}, seq_len=128)
+
+
+def test_refuses_a_main_input_of_unknown_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.ViTModel.main_input_name", "smells")
+    with pytest.raises(SpecError, match="ViTModel takes smells, whose shape is not known here"):
+        build("ViTModel", config={"num_hidden_layers": 1})
+
+
+def test_a_key_that_only_the_model_knows_is_taken() -> None:
+    config = {**EXPERTS, "num_experts": 4, "head_dim": 16}
+    module: Any = build("Qwen3MoeForCausalLM", config=config).module
+    # 4 heads of 16; without the key, of 32 / 4 = 8.
+    assert tuple(module.model.layers[0].self_attn.q_proj.weight.shape) == (4 * 16, 32)
+
+
+def test_published_rope_keys_are_taken() -> None:
+    module: Any = build("LlamaForCausalLM", config={**SMALL, "rope_theta": 5e5}).module
+    assert module.config.rope_parameters["rope_theta"] == 5e5
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        ("MixtralForCausalLM", {**EXPERTS, "num_local_experts": 4}),
+        ("Qwen3MoeForCausalLM", {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 16}),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_mixtures_of_experts_are_captured(
+    architecture: str, config: dict[str, Any], dtype: str
+) -> None:
+    model = build(architecture, config=config, seq_len=8, batch_size=2, dtype=dtype)
+    program = export_program(model.module, model.args, model.kwargs)
+    # Logits only: no expert makes a shape that depends on data, no cache is returned.
+    (logits,) = (out.meta["val"] for out in program.graph.output_node().args[0])
+    assert tuple(logits.shape) == (2, 8, 50)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [("LlamaForCausalLM", SMALL), ("GPT2LMHeadModel", {"n_layer": 2, "n_embd": 24})],
+)
+def test_a_cache_that_is_asked_for_is_an_output(architecture: str, config: dict[str, Any]) -> None:
+    model = build(architecture, config={**config, "use_cache": True}, seq_len=8)
+    program = export_program(model.module, model.args, model.kwargs)
+    # Logits, and keys and values of two layers.
+    assert len(program.graph.output_node().args[0]) == 1 + 2 * 2
+
+
+def test_building_twice_gives_the_same_inputs_and_weights() -> None:
+    first, second = (build("LlamaForCausalLM", config=SMALL, seq_len=8) for _ in range(2))
+    assert shapes(first) == shapes(second)
+    names = [[n for n, _ in model.module.named_parameters()] for model in (first, second)]
+    assert names[0] == names[1]

@@ -1,0 +1,142 @@
+"""Models from a user's own function: what it is called with, and every way it can be wrong."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.errors import CaptureError, FxpartError, SpecError
+
+SOURCE = """
+import torch
+from torch import nn
+
+class Table(nn.Module):
+    def __init__(self, dtype):
+        super().__init__()
+        self.layer = nn.Linear(4, 2, dtype=dtype)
+        self.register_buffer("order", torch.arange(4, device="cpu"))
+
+def plain(batch_size, dtype):
+    return Table(dtype), (torch.zeros(batch_size, 4, dtype=dtype),)
+
+def named(batch_size, dtype, width=4, seq_len=5):
+    x = torch.zeros(batch_size, seq_len, width, dtype=dtype, device="cpu")
+    return nn.Linear(width, 2, dtype=dtype), (x,), {"scale": torch.ones(1)}
+
+def open_ended(**given):
+    return nn.Identity(), (torch.zeros(given["batch_size"], given["depth"]),)
+
+def must_know_length(batch_size, dtype, seq_len):
+    return nn.Identity(), ()
+
+def must_know_depth(batch_size, dtype, depth):
+    return nn.Identity(), ()
+
+def no_batch(dtype):
+    return nn.Identity(), ()
+
+def no_parameters():
+    return nn.Identity(), ()
+
+def module_only(batch_size, dtype):
+    return nn.Identity()
+
+def bare_input(batch_size, dtype):
+    return nn.Identity(), torch.zeros(1)
+
+def fails(batch_size, dtype):
+    raise KeyError("first line\\nsecond line")
+
+def refuses(batch_size, dtype):
+    from fxpart.errors import SpecError
+    raise SpecError("in its own words")
+
+NUMBER = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    monkeypatch.delitem(sys.modules, "user_models", raising=False)
+    (tmp_path / "user_models.py").write_text(SOURCE)
+
+
+def spec(function: str, module: str = "user_models", **fields: Any) -> ModelSpec:  # noqa: ANN401
+    return ModelSpec("m", factory=f"{module}:{function}", **fields)
+
+
+def test_everything_ends_on_meta_in_eval_mode() -> None:
+    model = build_model(spec("plain", batch_size=3, dtype="bfloat16"))
+    (x,) = model.args
+    assert (tuple(x.shape), x.dtype, x.is_meta) == ((3, 4), torch.bfloat16, True)
+    assert {p.dtype for p in model.module.parameters()} == {torch.bfloat16}
+    # The buffer that was put on the CPU by name is moved, too.
+    assert all(t.is_meta for t in [*model.module.parameters(), *model.module.buffers()])
+    assert not model.module.training
+    assert model.kwargs == {}
+
+
+def test_arguments_reach_the_function() -> None:
+    model = build_model(spec("named", factory_args={"width": 6}, batch_size=2, seq_len=9))
+    assert tuple(model.args[0].shape) == (2, 9, 6)
+    assert model.args[0].is_meta
+    assert model.kwargs["scale"].is_meta
+
+
+def test_a_length_that_is_not_set_is_left_to_the_function() -> None:
+    assert tuple(build_model(spec("named")).args[0].shape) == (1, 5, 4)
+
+
+def test_a_function_may_take_anything() -> None:
+    model = build_model(spec("open_ended", batch_size=2, factory_args={"depth": 7}))
+    assert tuple(model.args[0].shape) == (2, 7)
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "said"),
+    [
+        (spec("plane"), SpecError, "user_models has no plane; nearest: plain"),
+        (spec("NUMBER"), SpecError, "user_models has no NUMBER"),
+        (spec("f", module="user_model"), SpecError, "no module user_model; nearest: user_models"),
+        (spec("named", factory_args={"witdh": 6}), SpecError, "takes no witdh .* nearest: width"),
+        (spec("named", factory_args={"dtype": 6}), SpecError, "dtype is said by model.dtype"),
+        (spec("plain", seq_len=4), SpecError, r"takes no seq_len \(model.seq_len\)"),
+        (spec("no_batch"), SpecError, r"takes no batch_size \(model.batch_size\)"),
+        (spec("no_parameters"), SpecError, r"takes no batch_size .*; there are none$"),
+        (spec("must_know_length"), SpecError, "needs a sequence length; set model.seq_len"),
+        (spec("must_know_depth"), SpecError, "also needs depth; set model.factory_args.depth"),
+        (spec("dict", module="builtins"), SpecError, "states no parameters"),
+        (spec("module_only"), SpecError, r"returned Identity; return \(module, args\)"),
+        (spec("bare_input"), SpecError, r"returned \(Identity, Tensor\)"),
+        (spec("refuses"), SpecError, "^in its own words$"),
+        (spec("fails"), CaptureError, r"failed \(user_models\.py:\d+\): KeyError: .*first line"),
+    ],
+)
+def test_refuses_in_one_line(asked: ModelSpec, kind: type[FxpartError], said: str) -> None:
+    with pytest.raises(kind, match=said) as caught:
+        build_model(asked)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("module", "source", "said"),
+    [
+        ("lacks_dependency", "import no_such_dependency", "No module named 'no_such_dependency'"),
+        ("has_typo", "def f(:", "SyntaxError"),
+        ("stumbles", "1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_says_why_a_module_does_not_import(module: str, source: str, said: str) -> None:
+    Path(f"{module}.py").write_text(source)
+    with pytest.raises(
+        CaptureError, match=rf"importing it fails( \({module}\.py:1\))?: .*{said}"
+    ) as caught:
+        build_model(spec("f", module=module))
+    assert "\n" not in str(caught.value)

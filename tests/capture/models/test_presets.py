@@ -1,0 +1,104 @@
+"""The models of ``conf/model``: published sizes, known names, and graphs that can be captured."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.models.build import BuiltModel, build_model
+from fxpart.capture.models.spec import ModelSpec
+
+FOLDER = Path(__file__).parents[3] / "conf" / "model"
+
+# Weights of the published checkpoints, tied ones once. DLRM: 187,767,399 rows of 128, and 2,368,897
+# in the two multilayer perceptrons.
+PARAMETERS = {
+    "llama2_7b": 6_738_415_616,
+    "llama2_13b": 13_015_864_320,
+    "llama3_70b": 70_553_706_496,
+    "mixtral_8x7b": 46_702_792_704,
+    "gpt2": 124_439_808,
+    "gpt2_xl": 1_557_611_200,
+    "bert_large": 335_174_458,
+    "t5_large": 737_668_096,
+    "vit_large": 304_326_632,
+    "resnet50": 25_557_032,
+    "whisper_small": 241_734_912,
+    "dlrm": 187_767_399 * 128 + 171_392 + 2_197_505,
+}
+TEMPLATES = {"custom": "factory", "transformers": "architecture"}
+FIELDS = ["name", "architecture", "config", "factory", "factory_args"]
+FIELDS += ["batch_size", "seq_len", "dtype"]
+
+# What makes each model shallow; widths and inputs stay.
+SHALLOW: dict[str, dict[str, Any]] = {
+    "llama2_7b": {"num_hidden_layers": 1},
+    "llama2_13b": {"num_hidden_layers": 1},
+    "llama3_70b": {"num_hidden_layers": 1},
+    "mixtral_8x7b": {"num_hidden_layers": 1},
+    "gpt2": {"n_layer": 1},
+    "gpt2_xl": {"n_layer": 1},
+    "bert_large": {"num_hidden_layers": 1},
+    "t5_large": {"num_layers": 1},
+    "vit_large": {"num_hidden_layers": 1},
+    "resnet50": {"depths": [1, 1, 1, 1]},
+    "whisper_small": {"encoder_layers": 1, "decoder_layers": 1},
+    "dlrm": {},
+}
+
+
+def preset(name: str) -> dict[str, Any]:
+    fields = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
+    assert isinstance(fields, dict)
+    return {str(key): value for key, value in fields.items()}
+
+
+def built(name: str, **config: object) -> BuiltModel:
+    fields = preset(name)
+    return build_model(ModelSpec(**{**fields, "config": {**fields.get("config", {}), **config}}))
+
+
+def test_every_preset_is_tested_here() -> None:
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == {*PARAMETERS, *TEMPLATES}
+    assert PARAMETERS.keys() == SHALLOW.keys()
+
+
+@pytest.mark.parametrize("name", [*PARAMETERS, *TEMPLATES])
+def test_presets_have_the_same_keys_and_say_where_they_are_from(name: str) -> None:
+    # In the same order; what the schema's default says already is left out.
+    assert list(preset(name)) == [field for field in FIELDS if field in preset(name)]
+    assert {"name", "batch_size", "dtype"} <= preset(name).keys()
+    text = (FOLDER / f"{name}.yaml").read_text()
+    assert text.startswith("# ")
+    assert name in TEMPLATES or "as published in" in " ".join(text.replace("#", " ").split())
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_preset_has_the_published_number_of_parameters_and_takes_no_memory(name: str) -> None:
+    model = built(name)
+    parameters = list(model.module.parameters())
+    assert sum(parameter.numel() for parameter in parameters) == PARAMETERS[name]
+    assert {parameter.dtype for parameter in parameters} == {getattr(torch, preset(name)["dtype"])}
+    tensors = [*parameters, *model.module.buffers(), *torch.utils._pytree.tree_leaves(model.args)]
+    assert all(tensor.is_meta for tensor in [*tensors, *model.kwargs.values()])
+    assert not model.module.training
+
+
+@pytest.mark.parametrize("name", SHALLOW)
+def test_a_shallow_preset_can_be_captured(name: str) -> None:
+    model = built(name, **SHALLOW[name])
+    program = export_program(model.module, model.args, model.kwargs)
+    assert any(node.op == "call_function" for node in program.graph.nodes)
+
+
+@pytest.mark.parametrize(("name", "missing"), TEMPLATES.items())
+def test_a_template_lacks_one_thing_and_is_named_after_it(name: str, missing: str) -> None:
+    template = OmegaConf.load(FOLDER / f"{name}.yaml")
+    assert isinstance(template, DictConfig)
+    assert OmegaConf.missing_keys(template) == {missing}
+    assert template.name == name
+    template[missing] = "given"
+    assert template.name == "given"

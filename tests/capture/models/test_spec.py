@@ -1,0 +1,158 @@
+"""What a spec refuses, and that its key tells apart what has different graphs."""
+
+import json
+import subprocess
+import sys
+from collections import OrderedDict
+from importlib.metadata import version
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.errors import SpecError
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty working directory, and forget it afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
+    return tmp_path
+
+
+def llama(**fields: Any) -> ModelSpec:  # noqa: ANN401
+    return ModelSpec(**{"name": "m", "architecture": "LlamaForCausalLM", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"architecture": None}, "neither is set"),
+        ({"factory": "a.b:c"}, "both are set"),
+        ({"batch_size": 0}, "batch_size=0 must be"),
+        ({"batch_size": True}, "batch_size=True must be"),
+        ({"batch_size": 1.5}, "batch_size=1.5 must be"),
+        ({"seq_len": 0}, "seq_len=0 must be .* or null"),
+        ({"dtype": "float8"}, "dtype=float8 is not known; nearest: float"),
+        ({"dtype": "bf16"}, "nearest: bfloat16"),
+        ({"factory_args": {"a": 1}}, "factory_args need a factory"),
+        ({"config": {"a": [1, object()]}}, r"config\.a\[1\] is a object"),
+        ({"architecture": None, "factory": "a.b:c", "config": {"a": 1}}, "needs an architecture"),
+        ({"architecture": None, "factory": "a.b.c"}, "not of the form"),
+        ({"architecture": None, "factory": "a..b:c"}, "not of the form"),
+        ({"architecture": None, "factory": "a:"}, "not of the form"),
+    ],
+)
+def test_refuses_what_means_nothing(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said) as caught:
+        llama(**fields)
+    assert "\n" not in str(caught.value)
+
+
+def test_key_of_an_architecture_holds_every_field_and_the_version_of_transformers() -> None:
+    config = OrderedDict(sizes=(1, 2), inner=MappingProxyType({"x": None}))
+    assert llama(config=config, batch_size=3, seq_len=7, dtype="bfloat16").key() == {
+        "architecture": "LlamaForCausalLM",
+        "config": {"sizes": [1, 2], "inner": {"x": None}},
+        "factory": None,
+        "factory_args": {},
+        "batch_size": 3,
+        "seq_len": 7,
+        "dtype": "bfloat16",
+        "transformers": version("transformers"),
+    }
+
+
+def test_key_survives_json() -> None:
+    key = llama(config={"hidden_sizes": (1, 2), "eps": 1e-5}).key()
+    assert json.loads(json.dumps(key)) == key
+
+
+def test_a_spec_does_not_change_with_the_mapping_it_was_made_from() -> None:
+    config = {"hidden_size": 64}
+    spec = llama(config=config)
+    config["hidden_size"] = 65
+    assert spec.config == {"hidden_size": 64}
+
+
+def test_key_without_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fxpart.capture.models.spec.installed_version", lambda _: None)
+    with pytest.raises(SpecError, match="pip install transformers"):
+        llama().key()
+
+
+def test_key_of_a_factory_follows_its_source_and_does_not_run_it(folder: Path) -> None:
+    source = folder / "never_run.py"
+    source.write_text("raise RuntimeError('run')\n")
+    spec = ModelSpec("m", factory="never_run:f")
+    before = spec.key()
+    assert before == spec.key()
+    # The factory may use transformers; what it uses is not known before it runs.
+    assert before["transformers"] == version("transformers")
+    assert before == ModelSpec("another name", factory="never_run:f").key()
+    source.write_text("raise RuntimeError('run again')\n")
+    assert spec.key() != before
+    source.write_text("raise RuntimeError('run')\n")
+    assert spec.key() == before
+
+
+def test_digest_is_of_the_file(folder: Path) -> None:
+    # sha256 of the empty text.
+    (folder / "empty_module.py").touch()
+    digest = ModelSpec("m", factory="empty_module:f").key()["factory_sha256"]
+    assert digest == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+
+@pytest.mark.parametrize(
+    ("files", "factory", "said"),
+    [
+        (["my_model.py"], "my_modle:f", "no module my_modle; nearest: my_model; "),
+        ([], "nowhere_at_all:f", "no module nowhere_at_all; start from the folder"),
+        (["pkg_a/__init__.py", "pkg_a/nets.py"], "pkg_a.net:f", "pkg_a.net; nearest: nets"),
+        (["pkg_b.py"], "pkg_b.net:f", "no module pkg_b.net"),
+        ([], "sys:f", "module sys has no source file"),
+    ],
+)
+def test_refuses_a_module_that_is_not_there(
+    folder: Path, files: list[str], factory: str, said: str
+) -> None:
+    for file in files:
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).touch()
+    with pytest.raises(SpecError, match=said) as caught:
+        ModelSpec("m", factory=factory).key()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "source", "said"),
+    [
+        ("broken_a", "import no_such_dependency", "No module named 'no_such_dependency'"),
+        ("broken_b", "1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_refuses_a_package_that_does_not_import(
+    folder: Path, package: str, source: str, said: str
+) -> None:
+    (folder / package).mkdir()
+    (folder / package / "__init__.py").write_text(source)
+    (folder / package / "net.py").touch()
+    with pytest.raises(
+        SpecError, match=rf"importing it fails \({package}/__init__\.py:1\): .*{said}"
+    ):
+        ModelSpec("m", factory=f"{package}.net:f").key()
+
+
+def test_a_key_costs_no_import_of_torch_or_transformers() -> None:
+    program = (
+        "import sys; from fxpart.capture.models.spec import ModelSpec\n"
+        "ModelSpec('m', architecture='LlamaForCausalLM').key()\n"
+        "ModelSpec('m', factory='fxpart.capture.models.dlrm:dlrm').key()\n"
+        "print({'torch', 'transformers', 'hydra', 'mlflow'} & set(sys.modules))"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.stdout.strip(), done.stderr) == ("set()", "")

@@ -1,0 +1,125 @@
+"""Which input dimensions are the batch or the sequence, of transformers and of factories."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.models.symbolic_inputs import symbolic_inputs
+from fxpart.capture.symbolic.dims import SymbolicDim
+from fxpart.errors import CaptureError, SpecError
+from tests.execution.small_presets import SMALL_PRESETS
+
+
+def bags(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor, list[Tensor]]]:
+    """Return a model and (B, 4), [(3 B + 1,), (7,)]."""
+    dense = torch.zeros(batch_size, 4, dtype=dtype)
+    return nn.Linear(4, 4), (dense, [torch.zeros(3 * batch_size + 1), torch.zeros(7)])
+
+
+def squared(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a model and (B * B, 4)."""
+    return nn.Linear(4, 4), (torch.zeros(batch_size**2, 4, dtype=dtype),)
+
+
+def weighted(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a model with a weight of (B, 4) and (B, 4)."""
+    return nn.Linear(4, batch_size), (torch.zeros(batch_size, 4, dtype=dtype),)
+
+
+def fixed(batch_size: int, dtype: torch.dtype) -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a model and (5, 4), whatever the batch."""
+    return nn.Linear(4, 4), (torch.zeros(5, 4, dtype=dtype),)
+
+
+def flat(batch_size: int, dtype: torch.dtype, seq_len: int) -> tuple[nn.Module, tuple[Tensor]]:
+    """Return a model and (B * S, 4): both symbols in one dimension."""
+    return nn.Linear(4, 4), (torch.zeros(batch_size * seq_len, 4, dtype=dtype),)
+
+
+def _factory(function: object, seq_len: int | None = None) -> ModelSpec:
+    name = getattr(function, "__name__", "")
+    return ModelSpec(name, factory=f"{__name__}:{name}", batch_size=1, seq_len=seq_len)
+
+
+def test_a_text_has_both() -> None:
+    found = symbolic_inputs(SMALL_PRESETS["gpt2"], ("batch", "seq_len"))
+    assert found.dims == (SymbolicDim(0, 0, "batch"), SymbolicDim(0, 1, "seq_len"))
+    # Its table has 32 positions.
+    assert found.ranges == {"batch": (1, None), "seq_len": (1, 32)}
+
+
+def test_an_encoder_and_a_decoder_share_their_symbols() -> None:
+    found = symbolic_inputs(SMALL_PRESETS["t5_large"], ("batch", "seq_len"))
+    assert {(dim.leaf, dim.dim, dim.symbol) for dim in found.dims} == {
+        (leaf, dim, symbol) for leaf in (0, 1) for dim, symbol in enumerate(("batch", "seq_len"))
+    }
+    assert found.ranges["seq_len"] == (1, None)
+
+
+def test_only_the_text_of_a_speech_model_has_a_sequence() -> None:
+    found = symbolic_inputs(SMALL_PRESETS["whisper_small"], ("seq_len",))
+    assert len(found.dims) == 1
+    assert found.ranges["seq_len"] == (1, 16)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "vit_large"])
+def test_the_batch_is_the_size_of_nothing_else(name: str) -> None:
+    found = symbolic_inputs(SMALL_PRESETS[name])
+    tensors = [*found.built.module.parameters(), *found.built.module.buffers()]
+    (batch,) = {int(value.shape[0]) for value in found.built.kwargs.values()}
+    assert batch >= 2
+    assert all(batch not in tensor.shape for tensor in tensors)
+    assert sum(list(value.shape).count(batch) for value in found.built.kwargs.values()) == 1
+
+
+def test_a_sequence_stays_within_the_positions() -> None:
+    spec = SMALL_PRESETS["gpt2"]
+    for length in (1, 2, 32):
+        at_most = ModelSpec("gpt2", "GPT2LMHeadModel", spec.config, batch_size=1, seq_len=length)
+        found = symbolic_inputs(at_most, ("seq_len",))
+        assert 2 <= found.built.kwargs["input_ids"].shape[1] <= 32
+
+
+def test_multiples_of_a_factory_are_found() -> None:
+    found = symbolic_inputs(_factory(bags))
+    assert found.dims == (SymbolicDim(0, 0, "batch"), SymbolicDim(1, 0, "batch", 3, 1))
+    batch = found.built.args[0].shape[0]
+    assert found.built.args[1][0].shape == (3 * batch + 1,)
+
+
+def test_other_growth_is_refused() -> None:
+    with pytest.raises(CaptureError, match="no multiple of it and a constant"):
+        symbolic_inputs(_factory(squared))
+
+
+def test_weights_that_grow_are_refused() -> None:
+    with pytest.raises(CaptureError, match=r"^batch cannot be symbolic: the weights .* others"):
+        symbolic_inputs(_factory(weighted))
+
+
+def test_the_size_of_the_spec_is_taken_unless_something_else_has_it() -> None:
+    sizes = {}
+    for batch in (4, 6, 7):
+        spec = ModelSpec("bags", factory=f"{__name__}:bags", batch_size=batch)
+        sizes[batch] = symbolic_inputs(spec).built.args[0].shape[0]
+    # Weights have 4, and another input 7.
+    assert sizes == {4: 5, 6: 6, 7: 8}
+
+
+@pytest.mark.parametrize(
+    ("spec", "symbols", "said"),
+    [
+        (_factory(fixed), ("batch",), "no input of model fixed grows with batch"),
+        (_factory(flat, 3), ("batch", "seq_len"), "one dimension that grows with both batch and"),
+        (_factory(fixed), ("seq_len",), "states no sequence length"),
+        (_factory(fixed), ("bach",), "symbolic=bach does not exist; nearest: batch"),
+        (_factory(fixed), (), "must be one or more of"),
+        (_factory(fixed), ("batch", "batch"), "each once"),
+    ],
+)
+def test_what_is_not_symbolic_is_refused(
+    spec: ModelSpec, symbols: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        symbolic_inputs(spec, symbols)

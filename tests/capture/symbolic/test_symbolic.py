@@ -1,0 +1,108 @@
+"""One capture with symbolic sizes against captures of definite ones, number by number."""
+
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+
+from fxpart.capture.api import capture_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.models.symbolic_inputs import symbolic_inputs
+from fxpart.capture.symbolic.api import symbolic_graph
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.graph import OpGraph
+from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.cost.holding import live_bytes
+from fxpart.cost.tables import memory_tables
+from tests.execution.small_presets import SMALL_PRESETS
+
+
+@cache
+def _symbolic(name: str, phase: str, symbols: tuple[str, ...] = ("batch",)) -> SymbolicGraph:
+    found = symbolic_inputs(SMALL_PRESETS[name], symbols)
+    built = found.built
+    return symbolic_graph(
+        built.module, built.args, built.kwargs, dims=found.dims, phase=phase, ranges=found.ranges
+    )
+
+
+def _static(spec: ModelSpec, phase: str) -> OpGraph:
+    built = build_model(spec)
+    if phase == "training":
+        return joint_graph(built.module, built.args, built.kwargs)
+    return capture_graph(built.module, built.args, built.kwargs)
+
+
+def _peaks(graph: OpGraph, device_of_module: dict[str, int], devices: int) -> list[int]:
+    """Return the most bytes of inputs and live tensors on each device, by module."""
+    tables = memory_tables(graph)
+    device_of = np.array([device_of_module[path] for path in graph.modules], dtype=np.int64)
+    return [int(live_bytes(tables, device_of, device).max()) for device in range(devices)]
+
+
+def _assert_equal(ours: OpGraph, fresh: OpGraph) -> None:
+    """Compare costs, storages, and peaks on one device and on three at random by module."""
+    for field in ("flops", "moved_bytes"):
+        assert int(getattr(ours, field).sum()) == int(getattr(fresh, field).sum()), field
+    storages = [np.sort(g.value_alloc_bytes[g.value_alloc_bytes > 0]) for g in (ours, fresh)]
+    assert storages[0].tolist() == storages[1].tolist()
+    assert ours.weight_names == fresh.weight_names
+    paths = sorted({*ours.modules, *fresh.modules})
+    placed = np.random.default_rng(0).integers(0, 3, len(paths)).tolist()
+    for device_of in (dict.fromkeys(paths, 0), dict(zip(paths, placed, strict=True))):
+        assert _peaks(ours, device_of, 3) == _peaks(fresh, device_of, 3)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama3_70b", "resnet50", "dlrm"])
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_inference_equals_a_fresh_capture(name: str, batch: int) -> None:
+    fresh = _static(replace(SMALL_PRESETS[name], batch_size=batch), "inference")
+    _assert_equal(_symbolic(name, "inference").at(batch=batch), fresh)
+
+
+@pytest.mark.parametrize(("name", "batch"), [("gpt2", 2), ("resnet50", 64), ("dlrm", 1)])
+def test_a_training_step_equals_a_fresh_capture(name: str, batch: int) -> None:
+    fresh = _static(replace(SMALL_PRESETS[name], batch_size=batch), "training")
+    symbolic = _symbolic(name, "training")
+    assert batch >= symbolic.exact_from[0]
+    ours = symbolic.at(batch=batch)
+    _assert_equal(ours, fresh)
+    assert _partners(ours) == _partners(fresh)
+    assert len(ours.gradient_values) == len(fresh.gradient_values) > 0
+
+
+def _partners(graph: OpGraph) -> list[tuple[str, str]]:
+    """Return what each operator calls, and the forward one whose gradient it computes."""
+    called = [target.removesuffix(".default") for target in graph.targets]
+    # A view of all that it is of may be there or not.
+    return [
+        (called[op], called[of])
+        for op, of in enumerate(graph.forward_of.tolist())
+        if called[op] != "aten.alias"
+    ]
+
+
+def test_sequences_grow_too() -> None:
+    symbolic = _symbolic("gpt2", "inference", ("batch", "seq_len"))
+    assert [1, 2] in symbolic.exponents.tolist()  # scores of all pairs of positions
+    assert symbolic.exact_from == (1, 2)  # of one position there is nothing to swap
+    for batch, length in ((1, 7), (64, 32)):
+        spec = replace(SMALL_PRESETS["gpt2"], batch_size=batch, seq_len=length)
+        _assert_equal(symbolic.at(batch=batch, seq_len=length), _static(spec, "inference"))
+
+
+def test_a_size_of_one_needs_no_sum_of_gradients() -> None:
+    symbolic = _symbolic("gpt2", "training")
+    assert symbolic.exact_from == (2,)
+    fresh = _static(replace(SMALL_PRESETS["gpt2"], batch_size=1), "training")
+    ours = symbolic.at(batch=1)
+    assert int(ours.flops.sum()) == int(fresh.flops.sum())
+    everywhere = dict.fromkeys({*ours.modules, *fresh.modules}, 0)
+    assert _peaks(ours, everywhere, 1) == _peaks(fresh, everywhere, 1)
+    positions = SMALL_PRESETS["gpt2"].seq_len
+    assert positions is not None
+    # The gradient of the table of positions, summed over the one example.
+    more = int(ours.value_alloc_bytes.sum()) - int(fresh.value_alloc_bytes.sum())
+    assert more == positions * 32 * 4

@@ -1,0 +1,233 @@
+"""Small models captured with symbolic sizes: polynomials by hand, and every refusal."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpart.capture.symbolic.api import symbolic_graph, symbolic_program
+from fxpart.capture.symbolic.dims import SymbolicDim
+from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.errors import CaptureError, SpecError
+
+BATCH = (SymbolicDim(0, 0, "batch"),)
+BOTH = (*BATCH, SymbolicDim(0, 1, "seq_len"))
+
+
+def _captured(
+    module: nn.Module,
+    *args: Tensor,
+    dims: Sequence[SymbolicDim] = BATCH,
+    phase: str = "inference",
+) -> SymbolicGraph:
+    inputs = tuple(tensor.to("meta") for tensor in args)
+    return symbolic_graph(module.to("meta").eval(), inputs, dims=dims, phase=phase)
+
+
+def _polynomial(symbolic: SymbolicGraph, field: str, row: int) -> dict[tuple[int, ...], int]:
+    numbers = symbolic.coefficients[field][row].tolist()
+    powers = [tuple(e) for e in symbolic.exponents.tolist()]
+    return {power: c for power, c in zip(powers, numbers, strict=True) if c}
+
+
+class _Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))  # type: ignore[no-any-return]
+
+
+def test_a_perceptron_grows_as_by_hand() -> None:
+    symbolic = _captured(_Mlp(), torch.zeros(5, 4))
+    linear = "aten.linear.default"
+    assert symbolic.graph.targets == (linear, "aten.relu.default", linear)
+    assert symbolic.captured_at == (5,)
+    assert _polynomial(symbolic, "flops", 0) == {(1,): 2 * 4 * 8}
+    assert _polynomial(symbolic, "value_bytes", 1) == {(1,): 8 * 4}
+    # It reads its input, a matrix and a vector, and writes its result.
+    assert _polynomial(symbolic, "moved_bytes", 0) == {(1,): (4 + 8) * 4, (0,): (32 + 8) * 4}
+    assert symbolic.ranges == ((1, None),)
+    assert symbolic.exact_from == (1,)
+    assert symbolic.value_batch_dim.tolist() == [-1] * 4
+
+
+def test_gradients_of_weights_do_not_grow() -> None:
+    symbolic = _captured(_Mlp(), torch.zeros(5, 4), phase="training")
+    of_weight = {
+        symbolic.graph.weight_names[w]: _polynomial(symbolic, "value_bytes", int(v))
+        for v, w in zip(
+            symbolic.graph.gradient_values, symbolic.graph.gradient_weights, strict=True
+        )
+    }
+    assert of_weight["up.weight"] == {(0,): 32 * 4}
+    assert of_weight["down.bias"] == {(0,): 3 * 4}
+
+
+class _Scores(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ x.transpose(1, 2)
+
+
+def test_products_of_symbols_are_monomials() -> None:
+    symbolic = _captured(_Scores(), torch.zeros(5, 7, 3), dims=BOTH)
+    product = symbolic.graph.targets.index("aten.matmul.default")
+    assert _polynomial(symbolic, "flops", product) == {(1, 2): 2 * 3}
+    made = symbolic.graph.value_producer.tolist().index(product)
+    assert _polynomial(symbolic, "value_bytes", made) == {(1, 2): 4}
+
+
+class _Sizes(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = x.shape
+        y = x.reshape(rows * columns)
+        return y + torch.arange(rows * columns, device=x.device)
+
+
+def test_what_computes_sizes_is_no_operator() -> None:
+    symbolic = _captured(_Sizes(), torch.zeros(5, 7), dims=BOTH)
+    assert symbolic.graph.targets == (
+        "aten.reshape.default",
+        "aten.arange.default",
+        "aten.add.Tensor",
+    )
+    assert _polynomial(symbolic, "value_bytes", 2) == {(1, 1): 8}
+
+
+class _Multiple(nn.Module):
+    def forward(self, x: Tensor, where: Tensor) -> Tensor:
+        return x.repeat(3, 1)[where - 1]
+
+
+def test_a_dimension_may_be_a_multiple_and_a_constant() -> None:
+    dims = (*BATCH, SymbolicDim(1, 0, "batch", 3, 1))
+    inputs = (torch.zeros(5, 4), torch.zeros(16, dtype=torch.long))
+    symbolic = _captured(_Multiple(), *inputs, dims=dims)
+    assert _polynomial(symbolic, "value_bytes", 1) == {(1,): 3 * 8, (0,): 8}
+    assert _polynomial(symbolic, "value_bytes", symbolic.graph.n_values - 1) == {
+        (1,): 3 * 16,
+        (0,): 16,
+    }
+
+
+class _Regions(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            y = x @ x.transpose(0, 1)[:, : x.shape[0]]
+        return x * y.sum()
+
+
+def test_a_region_costs_what_its_calls_do() -> None:
+    module = _Regions()
+    with torch.enable_grad():
+        symbolic = _captured(module, torch.zeros(5, 4), phase="training")
+    assert int(symbolic.at(batch=3).flops.sum()) == 2 * 3 * 3 * 4
+
+
+class _Swapped(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.transpose(0, 1).contiguous() + 1
+
+
+def test_a_copy_that_a_size_of_one_saves_is_known() -> None:
+    symbolic = _captured(_Swapped(), torch.zeros(5, 4))
+    assert symbolic.exact_from == (2,)
+    assert symbolic.ranges == ((1, None),)
+
+
+class _Table(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(12, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > 12:
+            raise ValueError("too long")
+        return x + self.table[: x.shape[0]]
+
+
+def test_a_limit_of_the_model_is_the_range() -> None:
+    symbolic = _captured(_Table(), torch.zeros(5, 4))
+    assert symbolic.ranges == ((1, 12),)
+    assert symbolic.at(batch=12).value_bytes[0] == 12 * 16
+    with pytest.raises(SpecError, match="batch=13 is outside what was captured"):
+        symbolic.at(batch=13)
+
+
+class _Fixed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.ones(5, 4, device=x.device)
+
+
+class _Square(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        torch._check(x.shape[0] == x.shape[1])  # type: ignore[no-untyped-call]
+        return x + x.transpose(0, 1)
+
+
+class _Pooled(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.nn.functional.avg_pool1d(x, 2)
+
+
+class _Nonzero(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x[x > 0] + 1
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "dims", "said"),
+    [
+        (_Fixed(), (5, 4), BATCH, "batch cannot be symbolic: the model holds for batch = 5 alone"),
+        (_Square(), (5, 5), BOTH, "seq_len cannot be symbolic: .* for seq_len = batch alone"),
+        (_Pooled(), (2, 3, 9), (SymbolicDim(0, 2, "seq_len"),), "set capture.symbolic=none"),
+        (_Nonzero(), (5, 4), BATCH, "depends on the values of a tensor"),
+    ],
+)
+def test_models_that_have_no_formula_are_refused_in_one_line(
+    module: nn.Module, shape: tuple[int, ...], dims: Sequence[SymbolicDim], said: str
+) -> None:
+    with pytest.raises(CaptureError, match=said) as caught:
+        _captured(module, torch.zeros(shape), dims=dims)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("dims", "said"),
+    [
+        ((), "no dimension of the inputs is symbolic"),
+        ((SymbolicDim(1, 0, "batch"),), "input 1 has no dimension 0"),
+        ((SymbolicDim(0, 2, "batch"),), "input 0 has no dimension 2"),
+        ((SymbolicDim(0, 0, "batch", 2),), r"is 5 long, which is not 2 \* batch \+ 0"),
+        ((*BATCH, SymbolicDim(0, 1, "batch")), "dimension 1 of input 0 is 4 long"),
+        ((SymbolicDim(0, 0, "batch", 1, 4),), "of 2 or more"),
+    ],
+)
+def test_dimensions_that_the_inputs_do_not_have_are_refused(
+    dims: Sequence[SymbolicDim], said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        _captured(_Mlp(), torch.zeros(5, 4), dims=dims)
+
+
+def test_a_size_that_is_rounded_is_no_polynomial() -> None:
+    inputs = (torch.zeros(2, 3, 9, device="meta"),)
+    dims = (SymbolicDim(0, 2, "seq_len"),)
+    with pytest.raises(CaptureError, match="of avg_pool1d is no polynomial") as caught:
+        symbolic_graph(_Pooled(), inputs, dims=dims, ranges={"seq_len": (4, None)})
+    assert "\n" not in str(caught.value)
+
+
+def test_a_range_of_too_few_sizes_is_refused() -> None:
+    module = _Mlp().to("meta")
+    with pytest.raises(CaptureError, match="may only be 5 to 6"):
+        symbolic_graph(
+            module, (torch.zeros(5, 4, device="meta"),), dims=BATCH, ranges={"batch": (5, 6)}
+        )
+
+
+def test_a_phase_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(SpecError, match="phase=trainig does not exist"):
+        symbolic_program(_Mlp(), (torch.zeros(5, 4),), dims=BATCH, phase="trainig")

@@ -1,0 +1,150 @@
+import shutil
+from collections.abc import Iterator
+from dataclasses import fields
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fxpart.capture import cache as graph_cache
+from fxpart.capture.cache import cache_key, cached_path, entry_sources, read_graph, write_graph
+from fxpart.core.graph import OpGraph
+from fxpart.errors import CacheError
+from fxpart.support.host import installed_version
+from tests.sketch import random_graph
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    graph = random_graph(1, 30)
+    path = cached_path(tmp_path / "new", cache_key({"name": "x"}, "operator"))
+    assert read_graph(path) is None
+    write_graph(path, graph)
+    kept = read_graph(path)
+    assert kept is not None
+    again, _ = kept
+    for field in fields(OpGraph):
+        assert np.array_equal(getattr(again, field.name), getattr(graph, field.name)), field.name
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "garbage"])
+def test_a_damaged_entry_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "g.npz"
+    write_graph(path, random_graph(1, 30))
+    whole = path.read_bytes()
+    path.write_bytes({"empty": b"", "cut": whole[: len(whole) // 2], "garbage": b"x" * 999}[damage])
+    assert read_graph(path) is None
+    write_graph(path, random_graph(1, 30))
+    assert read_graph(path) is not None
+
+
+MODEL = {"name": "gpt2", "batch_size": 1}
+
+
+def test_the_model_and_the_level_are_in_the_key() -> None:
+    key = cache_key(MODEL, "operator")
+    assert key == cache_key(dict(reversed(MODEL.items())), "operator")
+    for field in MODEL:
+        assert key != cache_key(MODEL | {field: "other"}, "operator")
+    assert key != cache_key(MODEL | {"seq_len": 8}, "operator")
+    assert key != cache_key(MODEL, "module")
+
+
+@pytest.mark.parametrize("package", ["torch", "fxpart"])
+def test_versions_are_in_the_key(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    key = cache_key(MODEL, "operator")
+    monkeypatch.setattr(
+        graph_cache,
+        "installed_version",
+        lambda name: "0.0.0" if name == package else installed_version(name),
+    )
+    assert cache_key(MODEL, "operator") != key
+
+
+@pytest.fixture
+def package_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the package's source that keys are made from."""
+    for room in ("core", "capture"):
+        shutil.copytree(graph_cache._FXPART / room, tmp_path / room)
+    monkeypatch.setattr(graph_cache, "_FXPART", tmp_path)
+    graph_cache._source_digest.cache_clear()
+    yield tmp_path
+    graph_cache._source_digest.cache_clear()
+
+
+_ALWAYS = (
+    "capture/captured.py",
+    "capture/api.py",
+    "capture/models/build.py",
+    "core/graph.py",
+    "core/phases.py",
+)
+_SYMBOLIC_ALONE = ("core/symbolic_graph.py",)
+_NEVER = ("core/partitions.py", "core/topology.py")
+
+
+@pytest.mark.parametrize("symbolic", [False, True])
+@pytest.mark.parametrize("file", [*_ALWAYS, *_SYMBOLIC_ALONE, *_NEVER])
+def test_the_source_that_makes_graphs_is_in_the_key(
+    package_copy: Path, file: str, symbolic: bool
+) -> None:
+    key = cache_key(MODEL, "operator", symbolic=symbolic)
+    assert (package_copy / file).is_file()
+    with (package_copy / file).open("a") as source:
+        source.write("# changed\n")
+    graph_cache._source_digest.cache_clear()
+    matters = file in _ALWAYS or (symbolic and file in _SYMBOLIC_ALONE)
+    assert (cache_key(MODEL, "operator", symbolic=symbolic) != key) is matters
+
+
+def test_an_entry_says_what_it_is_made_of(tmp_path: Path) -> None:
+    entry, source = tmp_path / "g.npz", tmp_path / "model.py"
+    source.write_text("one")
+    assert entry_sources(entry) is None
+    write_graph(entry, random_graph(1, 30))
+    assert entry_sources(entry) == {}
+    write_graph(entry, random_graph(1, 30), [source])
+    assert entry_sources(entry) == {source: sha256(b"one").hexdigest()}
+    source.write_text("two")
+    assert entry_sources(entry) is None
+    source.unlink()
+    assert entry_sources(entry) is None
+    entry.write_bytes(b"x" * 999)
+    assert entry_sources(entry) is None
+
+
+def test_an_entry_of_files_counts_while_they_stand_and_from_where_they_were_read(
+    tmp_path: Path,
+) -> None:
+    table, entry = tmp_path / "table.json", tmp_path / "g.npz"
+    table.write_text("[1]")
+    as_read = {table: sha256(b"[1]").hexdigest()}
+    write_graph(entry, random_graph(1, 5), files_read=as_read, place="here")
+    kept = read_graph(entry, "here")
+    assert kept is not None
+    assert kept[1] == entry_sources(entry) == as_read
+    assert read_graph(entry, "elsewhere") is None
+    table.write_text("[2]")
+    assert read_graph(entry, "here") is None
+    assert entry_sources(entry) is None
+    # An entry of no files is anybody's.
+    write_graph(entry, random_graph(1, 5), place="here")
+    assert read_graph(entry, "elsewhere") is not None
+
+
+def test_an_entry_whose_sources_changed_is_as_good_as_none(tmp_path: Path) -> None:
+    source, path = tmp_path / "my_model.py", tmp_path / "g.npz"
+    source.write_text("one")
+    write_graph(path, random_graph(1, 5), [source])
+    assert read_graph(path) is not None
+    source.write_text("two")
+    assert read_graph(path) is None
+    source.unlink()
+    assert read_graph(path) is None
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match=r"capture\.use_cache=false"):
+        write_graph(tmp_path / "file" / "g.npz", random_graph(1, 5))

@@ -1,0 +1,92 @@
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fxpart.capture.captured import captured_graph
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.errors import CaptureError, SpecError
+
+FACTORY = """
+import torch
+from torch import nn
+from outlying_part import WIDTH
+
+def build(batch_size, dtype):
+    return nn.Linear(WIDTH, WIDTH), (torch.zeros(batch_size, WIDTH),)
+
+def broken(batch_size, dtype):
+    raise OSError("no disk")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return a user's folder with a factory that imports a second file."""
+    (tmp_path / "outlying.py").write_text(FACTORY)
+    (tmp_path / "outlying_part.py").write_text("WIDTH = 8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    yield tmp_path
+    for name in ("outlying", "outlying_part"):
+        sys.modules.pop(name, None)
+
+
+def _spec(**fields: object) -> ModelSpec:
+    return ModelSpec(**{"name": "m", "factory": "outlying:build", **fields})  # type: ignore[arg-type]
+
+
+def test_a_graph_is_captured_once(folder: Path) -> None:
+    first = captured_graph(_spec(), "operator", folder / "cache")
+    again = captured_graph(_spec(name="another"), "operator", folder / "cache")
+    assert (first.from_cache, again.from_cache) == (False, True)
+    assert again.graph.names == first.graph.names
+    assert not captured_graph(_spec(batch_size=2), "operator", folder / "cache").from_cache
+    assert not captured_graph(_spec(), "module", folder / "cache").from_cache
+    assert not captured_graph(_spec(), "operator", None).from_cache
+
+
+def test_a_file_that_the_factory_imports_decides_too(folder: Path) -> None:
+    assert captured_graph(_spec(), "operator", folder / "cache").graph.total_weight_bytes == 288
+    for name in ("outlying", "outlying_part"):
+        sys.modules.pop(name)
+    (folder / "outlying_part.py").write_text("WIDTH = 16")
+    changed = captured_graph(_spec(), "operator", folder / "cache")
+    assert not changed.from_cache
+    assert changed.graph.total_weight_bytes == (16 * 16 + 16) * 4
+
+
+def test_a_level_that_does_not_exist_is_refused_before_anything_runs(folder: Path) -> None:
+    with pytest.raises(SpecError, match=r"capture\.level=ops does not exist"):
+        captured_graph(_spec(factory="outlying:broken"), "ops", folder / "cache")
+
+
+def test_a_training_step_is_another_graph(folder: Path) -> None:
+    forward = captured_graph(_spec(), "operator", folder / "cache")
+    step = captured_graph(_spec(), "operator", folder / "cache", "training")
+    again = captured_graph(_spec(), "operator", folder / "cache", "training")
+    assert (step.from_cache, again.from_cache) == (False, True)
+    assert not forward.graph.is_backward.any()
+    assert again.graph.is_backward.any()
+    assert again.graph.forward_of.tolist() == step.graph.forward_of.tolist()
+
+
+@pytest.mark.parametrize(
+    ("phase", "level", "said"),
+    [
+        ("train", "operator", "phase=train does not exist; nearest: training"),
+        ("training", "module", r"got capture\.level=module; use capture\.level=operator"),
+    ],
+)
+def test_a_phase_that_cannot_be_captured_is_refused(
+    folder: Path, phase: str, level: str, said: str
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        captured_graph(_spec(factory="outlying:broken"), level, folder / "cache", phase)
+
+
+def test_a_failed_capture_leaves_nothing(folder: Path) -> None:
+    with pytest.raises(CaptureError, match="no disk"):
+        captured_graph(_spec(factory="outlying:broken"), "operator", folder / "cache")
+    assert not (folder / "cache").exists()

@@ -1,0 +1,106 @@
+"""Symbolic graphs on disk: what is read is what was written, or nothing."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fxpart.capture.cache import read_symbolic, write_symbolic
+from fxpart.core.graph import OpGraph
+from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.errors import CacheError
+from fxpart.support.digest import file_digest
+from tests.sketch import Sketch
+
+
+def _symbolic() -> SymbolicGraph:
+    drawn = Sketch()
+    given = drawn.input(6)
+    made = drawn.op([given], makes=12, uses=[drawn.weight(7)], flops=30, module="head")
+    graph = drawn.graph(made)
+    tables = {
+        "flops": np.array([[0, 10]]),
+        "moved_bytes": np.array([[0, 0]]),
+        "value_bytes": np.array([[0, 2], [3, 3]]),
+        "value_alloc_bytes": np.array([[0, 2], [3, 3]]),
+    }
+    return SymbolicGraph(
+        graph, ("batch",), (3,), np.array([[0], [1]]), tables, np.array([0, -2]), ((1, 9),), (2,)
+    )
+
+
+def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
+    symbolic, path = _symbolic(), tmp_path / "deep" / "graph.npz"
+    write_symbolic(path, symbolic)
+    kept = read_symbolic(path)
+    assert kept is not None
+    read, _ = kept
+    for field in ("symbols", "captured_at", "ranges", "exact_from"):
+        assert getattr(read, field) == getattr(symbolic, field)
+    assert np.array_equal(read.exponents, symbolic.exponents)
+    assert np.array_equal(read.value_batch_dim, symbolic.value_batch_dim)
+    for batch in (1, 9):
+        before, after = symbolic.at(batch=batch), read.at(batch=batch)
+        for field in OpGraph.__slots__:
+            assert np.array_equal(getattr(before, field), getattr(after, field)), field
+
+
+def test_without_ranges_none_are_read(tmp_path: Path) -> None:
+    whole = _symbolic()
+    bare = SymbolicGraph(
+        whole.graph, ("batch",), (3,), whole.exponents, whole.coefficients, whole.value_batch_dim
+    )
+    write_symbolic(tmp_path / "graph.npz", bare)
+    kept = read_symbolic(tmp_path / "graph.npz")
+    assert kept is not None
+    read, _ = kept
+    assert (read.ranges, read.exact_from) == ((), ())
+
+
+def test_no_file_and_a_damaged_one_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "graph.npz"
+    assert read_symbolic(path) is None
+    write_symbolic(path, _symbolic())
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    assert read_symbolic(path) is None
+    path.write_bytes(b"not a graph")
+    assert read_symbolic(path) is None
+
+
+def test_numbers_that_contradict_the_graph_are_none(tmp_path: Path) -> None:
+    path = tmp_path / "graph.npz"
+    write_symbolic(path, _symbolic())
+    with np.load(path, allow_pickle=False) as stored:
+        arrays = dict(stored)
+    np.savez(path, **{**arrays, "exponents": np.array([[0], [2]])})
+    assert read_symbolic(path) is None
+
+
+def test_an_entry_ends_with_what_was_read(tmp_path: Path) -> None:
+    table, path = tmp_path / "table.json", tmp_path / "graph.npz"
+    table.write_text("[1]")
+    as_read = {table: file_digest(table)}
+    write_symbolic(path, _symbolic(), files_read=as_read)
+    kept = read_symbolic(path)
+    assert kept is not None
+    assert kept[1] == as_read
+    table.write_text("[2]")
+    assert read_symbolic(path) is None
+
+
+def test_an_entry_ends_with_its_sources(tmp_path: Path) -> None:
+    source, path = tmp_path / "model.py", tmp_path / "graph.npz"
+    source.write_text("a = 1")
+    write_symbolic(path, _symbolic(), [source])
+    assert read_symbolic(path) is not None
+    source.write_text("a = 2")
+    assert read_symbolic(path) is None
+    source.unlink()
+    assert read_symbolic(path) is None
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="cannot write the captured graph"):
+        write_symbolic(tmp_path / "file" / "graph.npz", _symbolic())

@@ -1,0 +1,267 @@
+"""Checkpointed steps: the same gradients, and less kept."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpart.capture.training.joint import JointCapture, StepOptions, joint_capture
+from fxpart.core.graph import OpGraph
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import SpecError
+from tests.capture.small_specs import GPT2, LLAMA, RESNET
+from tests.capture.training.joint_scene import Mlp, flat_inputs, on_cpu
+
+BLOCK = StepOptions("block", fused_attention=False, fused_dropout=False)
+NONE = replace(BLOCK, checkpointing="none")
+
+
+def _peak(graph: OpGraph) -> int:
+    return int(peak_bytes(memory_tables(graph), np.zeros(graph.n_ops, dtype=np.int64), 1)[0])
+
+
+def _again(captured: JointCapture) -> list[str]:
+    return [name for name in captured.graph.names if name.endswith("_again")]
+
+
+def _both(module: nn.Module, x: Tensor) -> tuple[JointCapture, JointCapture]:
+    """Return the step with and without checkpointing, whose gradients are found to be equal."""
+    plain, checked = (joint_capture(module, (x,), options=options) for options in (NONE, BLOCK))
+    _same(plain, checked, module, {"x": x})
+    return plain, checked
+
+
+def _same(
+    plain: JointCapture, checked: JointCapture, module: nn.Module, inputs: dict[str, Tensor]
+) -> None:
+    assert list(plain.gradients) == list(checked.gradients)
+    with torch.no_grad():
+        expected = plain.program.graph_module(*flat_inputs(plain, module, inputs))
+        found = checked.program.graph_module(*flat_inputs(checked, module, inputs))
+    assert len(expected) > 1
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+class _Stack(nn.Module):
+    """Blocks in a row, each in a list, of a class that the test makes."""
+
+    def __init__(self, make: Callable[[], nn.Module], depth: int = 3) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(make() for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class _Wide(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 64), nn.Linear(64, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.down(torch.tanh(self.up(x)))  # type: ignore[no-any-return]
+
+
+def test_a_small_step_by_hand() -> None:
+    plain, checked = _both(_Stack(_Wide), torch.randn(512, 4))
+    # Of each block: the product and its tanh, which the backward reads. Not the second product.
+    assert [name.split("_")[0] for name in _again(checked)].count("tanh") == 3
+    flops = [step.graph.flops.sum() for step in (plain, checked)]
+    assert flops[1] - flops[0] == 3 * 2 * 512 * 4 * 64
+    # Three tanh of 512 x 64 are kept; then one.
+    assert _peak(plain.graph) - _peak(checked.graph) > 1.8 * 512 * 64 * 4
+    graph = checked.graph
+    for name in _again(checked):
+        op = graph.names.index(name)
+        assert graph.names[graph.forward_of[op]] == name.removesuffix("_again")
+        assert graph.modules[op] == graph.modules[graph.forward_of[op]]
+        assert graph.is_backward[op]
+        assert checked.exported_names[op] == ""
+
+
+@pytest.mark.parametrize("depth", [4, 8])
+def test_a_deeper_stack_keeps_one_block_more_of_inputs_only(depth: int) -> None:
+    x = torch.zeros(64, 4, device="meta")
+    deep, deeper = (
+        joint_capture(_Stack(_Wide, n).to("meta"), (x,), options=BLOCK).graph
+        for n in (depth, depth + 1)
+    )
+    more = deeper.total_weight_bytes - deep.total_weight_bytes
+    # Beside the weights and their gradients: what came into the block.
+    assert _peak(deeper) - _peak(deep) <= 2 * more + x.nbytes
+
+
+class _Writes(nn.Module):
+    """Writes into what it made, through a view and whole, and then reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.line(x).clone()
+        y[:, :2] = y[:, :2] * 3
+        y.tanh_()
+        result: Tensor = y * y
+        return result
+
+
+class _WritesIntoResult(nn.Module):
+    """Writes into its input, the result of the block before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.line(x.mul_(2)).sigmoid().sin()
+        result: Tensor = y.mul_(0.5)
+        return result
+
+
+class _Residual(nn.Module):
+    """Adds to its input in place what it made from it: that cannot be made again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        more: Tensor = self.line(x.tanh()).sin()
+        return x.add_(more)
+
+
+class _Copied(_Stack):
+    """Leaves its caller's input as it is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.clone())
+
+
+class _Outside(_Stack):
+    """Each block's result is written into between the blocks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+            x.add_(1)
+        return x
+
+
+class _Reads(nn.Module):
+    """Its result shares memory with what it reads again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.line(x)
+        result: Tensor = torch.relu(y.tanh().view(4, -1)).view(-1, 4) + y.sum()
+        return result
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        _Stack(_Writes),
+        _Copied(_WritesIntoResult),
+        _Copied(_Residual),
+        _Outside(_Reads),
+        _Outside(_Wide),
+        _Stack(_Reads),
+    ],
+    ids=["writes", "into results", "residual", "between", "between wide", "views"],
+)
+def test_what_is_written_to_is_made_as_it_was_or_kept(module: nn.Module) -> None:
+    _, checked = _both(module, torch.randn(8, 4))
+    assert _again(checked)
+
+
+class _Ends(nn.Module):
+    """Its backward reads its result, and the next block needs it too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.line(x))
+
+
+class _EndsAfterRelu(_Ends):
+    """The next block needs it to compute again what its backward reads."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.relu(x))
+
+
+@pytest.mark.parametrize("make", [_Ends, _EndsAfterRelu])
+def test_a_result_that_the_next_block_keeps_is_not_made_again(make: type[nn.Module]) -> None:
+    plain, checked = _both(_Stack(make), torch.randn(8, 4))
+    # Only that of the last block is.
+    assert sum("tanh" in name for name in _again(checked)) == 1
+    assert checked.graph.flops.sum() - plain.graph.flops.sum() == 2 * 8 * 4 * 4
+
+
+class _Twice(_Stack):
+    """Runs through its blocks two times."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(super().forward(x))
+
+
+def test_a_block_that_runs_twice_has_two_backwards() -> None:
+    _, once = _both(_Stack(_Wide, 2), torch.randn(8, 4))
+    _, twice = _both(_Twice(_Wide, 2), torch.randn(8, 4))
+    assert len(_again(twice)) == 2 * len(_again(once))
+
+
+class _Norm(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.ReLU())
+
+
+def test_dropout_and_batch_normalization_are_made_again() -> None:
+    module = _Stack(_Norm).to("meta").train()
+    x = torch.zeros(8, 4, device="meta")
+    plain, checked = (
+        joint_capture(module, (x,), options=StepOptions(c)) for c in ("none", "block")
+    )
+    assert plain.gradients.keys() == checked.gradients.keys()
+    names = " ".join(_again(checked))
+    assert names.count("native_dropout") == names.count("native_batch_norm") == 3
+    # Counters of batches are not moved a second time.
+    assert "add_" not in names
+    assert _peak(checked.graph) < _peak(plain.graph)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "llama", "resnet"])
+def test_gradients_of_models_are_the_same(name: str) -> None:
+    spec = {"gpt2": GPT2, "llama": LLAMA, "resnet": RESNET}[name]
+    module, inputs = on_cpu(spec)
+    plain, checked = (joint_capture(module, (), inputs, options) for options in (NONE, BLOCK))
+    _same(plain, checked, module, inputs)
+    assert _again(checked)
+    # One backward with its recomputation stays on the device of its forward.
+    graph = checked.graph
+    assert np.array_equal(graph.group[graph.forward_of], graph.group)
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    with pytest.raises(SpecError, match="no repeated blocks in Mlp"):
+        joint_capture(Mlp(), (torch.zeros(2, 4),), options=BLOCK)
+
+
+def test_two_captures_are_the_same() -> None:
+    module, x = _Stack(_Writes), torch.randn(8, 4)
+    first, second = (joint_capture(module, (x,), options=BLOCK).graph for _ in range(2))
+    assert first.names == second.names
+    assert first.reads.tolist() == second.reads.tolist()

@@ -1,0 +1,102 @@
+"""What a backward formula holds: by hand, on random graphs, and against real training steps."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from fxpart.capture.models.build import build_model
+from fxpart.capture.training.joint import StepOptions, joint_capture
+from fxpart.capture.training.loss import training_loss
+from fxpart.capture.training.step_graph import held_to_the_end
+from fxpart.core.graph import OpGraph
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from tests.execution.small_presets import SMALL_PRESETS
+from tests.sketch import Sketch, random_graph
+
+AS_THE_CPU_RUNS = StepOptions(fused_attention=False, fused_dropout=False)
+
+
+def _peak(graph: OpGraph) -> int:
+    return int(peak_bytes(memory_tables(graph), np.zeros(graph.n_ops, dtype=np.int64), 1)[0])
+
+
+def _product() -> Sketch:
+    """The formula of a product is two operators; both take the gradient, one each saved value."""
+    sketch = Sketch()
+    x = sketch.input(100)
+    saved = sketch.op([x], 10)
+    other = sketch.op([x], 20)
+    gradient = sketch.op([saved, other], 4, backward_of=0)
+    sketch.op([gradient, saved], 1, backward_of=0)
+    sketch.op([gradient, other], 2, backward_of=0)
+    return sketch
+
+
+def test_what_was_saved_stays_until_the_last_operator_of_the_formula() -> None:
+    graph = _product().graph(4, 5)
+    held = held_to_the_end(graph, [None, None, None, 7, 7])
+    assert graph.reads_of(4).tolist() == [3, 2]
+    # The gradient, its own operand, and then the other's.
+    assert held.reads_of(4).tolist() == [3, 2, 1]
+    assert [held.reads_of(op).tolist() for op in range(4)] == [[0], [0], [1, 2], [3, 1]]
+    # At the last operator: input, gradient, 20, both results; and now the other saved value.
+    assert _peak(graph) == 100 + 10 + 20 + 4 + 1
+    assert _peak(held) == 100 + 10 + 20 + 4 + 1 + 2
+
+
+def test_what_the_formula_makes_itself_goes_after_its_last_reader() -> None:
+    sketch = Sketch()
+    x = sketch.input(1)
+    y = sketch.op([x], 1)
+    own = sketch.op([y], 8, backward_of=0)
+    more = sketch.op([own], 8, backward_of=0)
+    sketch.op([more], 1, backward_of=0)
+    held = held_to_the_end(sketch.graph(4), [None, 0, 0, 0])
+    assert held.reads_of(3).tolist() == [more, y]
+
+
+def test_a_graph_without_formulas_stays_as_it_is() -> None:
+    graph = random_graph(3, 12)
+    held = held_to_the_end(graph, [None] * graph.n_ops)
+    assert held.reads.tolist() == graph.reads.tolist()
+    assert held.read_start.tolist() == graph.read_start.tolist()
+
+
+@given(st.integers(0, 10**6), st.integers(1, 5))
+def test_operators_read_what_they_did_and_nothing_from_later(seed: int, span: int) -> None:
+    graph = random_graph(seed, 20)
+    held = held_to_the_end(graph, [op // span for op in range(graph.n_ops)])
+    for op in range(graph.n_ops):
+        before, after = graph.reads_of(op).tolist(), held.reads_of(op).tolist()
+        assert after[: len(before)] == before
+        assert (op % span == span - 1 or op == graph.n_ops - 1) or after == before
+    # Lifetimes only grow, and by nothing that another formula made.
+    assert _peak(held) >= _peak(graph)
+    assert replace(held, read_start=graph.read_start, reads=graph.reads).n_ops == graph.n_ops
+
+
+@pytest.mark.parametrize(
+    ("name", "train"), [("llama3_70b", False), ("gpt2", True), ("vit_large", False), ("dlrm", True)]
+)
+def test_the_peak_of_a_step_is_what_a_real_step_of_the_model_holds(name: str, train: bool) -> None:
+    torch.manual_seed(0)
+    built = build_model(replace(SMALL_PRESETS[name], batch_size=4), torch.device("cpu"))
+    module = built.module.train(train)
+    captured = joint_capture(module, built.args, built.kwargs, AS_THE_CPU_RUNS)
+    given = [leaf for leaf in tree_leaves((built.args, built.kwargs)) if isinstance(leaf, Tensor)]
+    resident = storage_sizes([*module.parameters(), *module.buffers(), *given])
+    with LiveBytes([resident]) as counter, torch.enable_grad():
+        results = module(*built.args, **built.kwargs)
+        loss = training_loss([leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)])
+        del results
+        loss.backward()  # type: ignore[no-untyped-call]
+    # A run holds single numbers that are constants of the graph.
+    assert 0 <= counter.peak_bytes[0] - _peak(captured.graph) <= 256

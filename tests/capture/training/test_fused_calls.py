@@ -1,0 +1,83 @@
+"""Dropout and attention as accelerators run them, or as the CPU does."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpart.capture.training.joint import JointCapture, StepOptions, joint_capture
+
+
+class _Attention(nn.Module):
+    """Attention whose dropout is given by position, as an eager caller may."""
+
+    def __init__(self, by_name: bool) -> None:
+        super().__init__()
+        self.by_name = by_name
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        attention = nn.functional.scaled_dot_product_attention
+        p = 0.5 if self.training else 0.0
+        return attention(q, k, v, dropout_p=p) if self.by_name else attention(q, k, v, None, p)
+
+
+def _attention(by_name: bool, options: StepOptions, train: bool) -> JointCapture:
+    shape = (2, 3, 16, 8)
+    q, k, v = (torch.zeros(shape, device="meta", requires_grad=True) for _ in range(3))
+    return joint_capture(_Attention(by_name).train(train), (q, k, v), options=options)
+
+
+def _calls(captured: JointCapture, word: str) -> int:
+    return sum(word in target for target in captured.graph.targets)
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_attention_with_dropout_is_one_fused_call_each_way(by_name: bool) -> None:
+    captured = _attention(by_name, StepOptions(), train=True)
+    assert _calls(captured, "flash_attention") == 2
+    assert _calls(captured, "bernoulli") == 0
+    without = _attention(by_name, StepOptions(), train=False)
+    assert captured.graph.targets == without.graph.targets
+    # Nothing of rows x columns is ever made.
+    assert captured.graph.value_bytes.max() == 2 * 3 * 16 * 8 * 4
+
+
+def test_else_probabilities_and_the_mask_are_kept() -> None:
+    captured = _attention(True, StepOptions(fused_attention=False), train=True)
+    assert _calls(captured, "flash_attention") == 0
+    assert _calls(captured, "bernoulli") == 1
+    assert captured.graph.value_bytes.max() == 2 * 3 * 16 * 16 * 4
+
+
+def _dropout(p: float, options: StepOptions, train: bool = True) -> JointCapture:
+    module = nn.Sequential(nn.Linear(4, 8), nn.Dropout(p)).train(train)
+    return joint_capture(module.to("meta"), (torch.zeros(2, 4, device="meta"),), options=options)
+
+
+def test_the_mask_of_dropout_has_a_byte_for_each_element() -> None:
+    captured = _dropout(0.5, StepOptions())
+    assert _calls(captured, "native_dropout.default") == 1
+    assert _calls(captured, "native_dropout_backward") == 1
+    graph = captured.graph
+    mask = next(i for i, name in enumerate(graph.value_names) if name == "native_dropout.1")
+    assert graph.value_bytes[mask] == 2 * 8
+
+
+def test_the_mask_that_a_cpu_keeps_has_a_number_for_each() -> None:
+    captured = _dropout(0.5, StepOptions(fused_dropout=False))
+    assert _calls(captured, "native_dropout") == 0
+    graph = captured.graph
+    drawn = next(i for i, target in enumerate(graph.targets) if "bernoulli" in target)
+    value = int((graph.value_producer == drawn).argmax())
+    assert graph.value_bytes[value] == 2 * 8 * 4
+
+
+@pytest.mark.parametrize(("p", "train"), [(0.0, True), (0.5, False)])
+def test_dropout_that_drops_nothing_is_nothing(p: float, train: bool) -> None:
+    captured = _dropout(p, StepOptions(), train)
+    assert _calls(captured, "dropout") + _calls(captured, "bernoulli") == 0
+
+
+def test_dropout_of_all_is_as_torch_writes_it() -> None:
+    captured = _dropout(1.0, StepOptions())
+    assert _calls(captured, "native_dropout") == 0
+    assert list(captured.gradients) == ["0.weight", "0.bias"]

@@ -1,0 +1,66 @@
+"""Devices dealt out to equal replicas."""
+
+import re
+
+import numpy as np
+import pytest
+
+from fxpart.core.data_parallel import share_of_batch, split_topology
+from fxpart.core.topology import Link
+from fxpart.errors import SpecError
+from tests.sketch import devices
+
+
+def test_neighbours_stay_together_in_one_replica() -> None:
+    parts = split_topology(devices(16, 16, 16, 16), 2)
+    assert parts.rings.tolist() == [[0, 1], [2, 3]]
+    assert parts.replica.n_devices == 2
+    assert parts.n_replicas == 2
+
+
+def test_one_replica_is_the_whole() -> None:
+    whole = devices(16, 24)
+    parts = split_topology(whole, 1)
+    assert parts.rings.tolist() == [[0, 1]]
+    assert np.array_equal(parts.replica.bytes_per_s, whole.bytes_per_s)
+
+
+def test_kinds_are_dealt_out_evenly() -> None:
+    # Devices are called d0, d1, ...: kinds differ by memory, whatever the names.
+    parts = split_topology(devices(80, 80, 16, 16, 16, 16), 2)
+    assert parts.rings.tolist() == [[0, 2, 3], [1, 4, 5]]
+    assert [device.memory_bytes for device in parts.replica.devices] == [80, 16, 16]
+
+
+def test_rings_take_their_slowest_link() -> None:
+    near, far = Link(100.0, 0.5), Link(10.0, 2.0)
+    parts = split_topology(devices(*[16] * 4, link=near, nodes=[0, 0, 1, 1], far=far), 2)
+    assert parts.links == (far, far)
+    assert parts.replica.bytes_per_s[0, 1] == 100.0
+
+
+def test_replicas_on_one_machine_of_three_have_other_links() -> None:
+    # Two replicas of two: the first has both devices on one machine, the second on two.
+    near, far = Link(100.0), Link(10.0)
+    topology = devices(*[16] * 4, link=near, nodes=[0, 0, 1, 2], far=far)
+    with pytest.raises(SpecError, match="equal parts"):
+        split_topology(topology, 2)
+
+
+@pytest.mark.parametrize(("sizes", "replicas"), [([16] * 3, 2), ([16, 16, 24], 3), ([16, 24], 2)])
+def test_devices_that_make_no_equal_parts_are_refused(sizes: list[int], replicas: int) -> None:
+    with pytest.raises(SpecError, match=re.escape(f"there are {len(sizes)}")):
+        split_topology(devices(*sizes), replicas)
+
+
+def test_no_replicas_are_refused() -> None:
+    with pytest.raises(SpecError, match="data_parallel=0 must be 1 or more"):
+        split_topology(devices(16), 0)
+
+
+def test_the_batch_is_shared_evenly() -> None:
+    assert share_of_batch(12, 4) == 3
+    with pytest.raises(SpecError, match="such as 12"):
+        share_of_batch(10, 4)
+    with pytest.raises(SpecError, match="must be 1 or more"):
+        share_of_batch(10, 0)

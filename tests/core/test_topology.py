@@ -1,0 +1,127 @@
+"""Devices and the links between them."""
+
+import numpy as np
+import pytest
+
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.errors import SpecError
+
+
+def device(
+    name: str = "d",
+    memory_bytes: int = 100,
+    flops_per_s: dict[str, float] | None = None,
+    bandwidth: float = 10.0,
+    node: int = 0,
+) -> DeviceSpec:
+    rates = {"float32": 5.0, "bfloat16": 20.0} if flops_per_s is None else flops_per_s
+    return DeviceSpec(name, memory_bytes, rates, bandwidth, node)
+
+
+def test_a_device_says_its_rate_by_dtype() -> None:
+    assert device().rate_for("bfloat16") == 20.0
+
+
+def test_a_dtype_that_is_not_listed_runs_as_float32() -> None:
+    assert device().rate_for("float16") == 5.0
+
+
+def test_without_float32_an_unlisted_dtype_is_refused() -> None:
+    only_half = device(flops_per_s={"bfloat16": 20.0})
+    with pytest.raises(SpecError, match=r"no FLOP/s for float16 or float32; nearest: bfloat16"):
+        only_half.rate_for("float16")
+
+
+@pytest.mark.parametrize("memory_bytes", [0, -1])
+def test_a_device_without_memory_is_refused(memory_bytes: int) -> None:
+    with pytest.raises(SpecError, match=f"memory must be positive, got {memory_bytes}"):
+        device(memory_bytes=memory_bytes)
+
+
+@pytest.mark.parametrize("bandwidth", [0.0, -2.0])
+def test_a_device_that_moves_nothing_is_refused(bandwidth: float) -> None:
+    with pytest.raises(SpecError, match=rf"memory bandwidth must be positive .* got {bandwidth}"):
+        device(bandwidth=bandwidth)
+
+
+def test_a_device_without_rates_is_refused() -> None:
+    with pytest.raises(SpecError, match="flops_per_s is empty"):
+        device(flops_per_s={})
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0])
+def test_a_rate_that_is_not_positive_is_refused(rate: float) -> None:
+    with pytest.raises(SpecError, match=r"flops_per_s\.bfloat16 must be positive"):
+        device(flops_per_s={"float32": 1.0, "bfloat16": rate})
+
+
+@pytest.mark.parametrize(
+    ("bytes_per_s", "latency_s"), [(0.0, 0.0), (-1.0, 0.0), (float("nan"), 0.0), (1.0, -1e-6)]
+)
+def test_a_link_that_never_delivers_is_refused(bytes_per_s: float, latency_s: float) -> None:
+    with pytest.raises(
+        SpecError, match=r"transfer rate .* positive|transfer_rate\.latency_s must be at least 0"
+    ):
+        Link(bytes_per_s, latency_s)
+
+
+def test_one_kind_of_link_joins_all_pairs() -> None:
+    topology = uniform_topology((device(), device(), device()), Link(8.0, 0.5))
+    rate, inf = 8.0, np.inf
+    assert topology.n_devices == 3
+    assert topology.bytes_per_s.tolist() == [
+        [inf, rate, rate],
+        [rate, inf, rate],
+        [rate, rate, inf],
+    ]
+    assert topology.latency_s.tolist() == [[0.0, 0.5, 0.5], [0.5, 0.0, 0.5], [0.5, 0.5, 0.0]]
+
+
+def test_machines_are_joined_by_their_own_link() -> None:
+    devices = (device(node=0), device(node=1), device(node=0))
+    topology = uniform_topology(devices, Link(8.0, 0.5), Link(2.0, 3.0))
+    inf = np.inf
+    assert topology.bytes_per_s.tolist() == [[inf, 2.0, 8.0], [2.0, inf, 2.0], [8.0, 2.0, inf]]
+    assert topology.latency_s.tolist() == [[0.0, 3.0, 0.5], [3.0, 0.0, 3.0], [0.5, 3.0, 0.0]]
+
+
+def test_machines_without_a_link_of_their_own_share_the_one() -> None:
+    topology = uniform_topology((device(node=0), device(node=1)), Link(8.0, 0.5))
+    assert topology.bytes_per_s[0, 1] == 8.0
+    assert topology.latency_s[1, 0] == 0.5
+
+
+def test_no_devices_are_refused() -> None:
+    with pytest.raises(SpecError, match="no devices"):
+        uniform_topology((), Link(1.0))
+
+
+def test_memory_is_by_device() -> None:
+    topology = uniform_topology((device(memory_bytes=3), device(memory_bytes=5)), Link(1.0))
+    assert topology.memory_bytes.tolist() == [3, 5]
+    assert topology.memory_bytes.dtype == np.int64
+
+
+def test_memory_beyond_32_bits_survives() -> None:
+    topology = uniform_topology((device(memory_bytes=192 * 10**9),), Link(1.0))
+    assert topology.memory_bytes.tolist() == [192_000_000_000]
+
+
+def test_first_keeps_devices_and_their_links() -> None:
+    devices = tuple(device(name=str(i), node=i // 2) for i in range(3))
+    topology = uniform_topology(devices, Link(8.0, 0.5), Link(2.0, 3.0))
+    two = topology.first(2)
+    assert [d.name for d in two.devices] == ["0", "1"]
+    assert two.bytes_per_s.tolist() == [[np.inf, 8.0], [8.0, np.inf]]
+    assert two.latency_s.tolist() == [[0.0, 0.5], [0.5, 0.0]]
+
+
+def test_what_is_reserved_comes_on_top_of_what_tensors_may_take() -> None:
+    spec = DeviceSpec("d", 90, {"float32": 1.0}, 1.0, reserved_bytes=10)
+    assert spec.total_bytes == 100
+    assert uniform_topology((spec,), Link(1.0)).memory_bytes.tolist() == [90]
+
+
+def test_a_negative_reserve_is_refused() -> None:
+    with pytest.raises(SpecError, match="reserved_bytes must be at least 0, got -1"):
+        DeviceSpec("d", 90, {"float32": 1.0}, 1.0, reserved_bytes=-1)

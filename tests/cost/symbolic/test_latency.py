@@ -1,0 +1,240 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.core.topology import Link, Topology
+from fxpart.cost.calibration import Calibration
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.problem import make_problem
+from fxpart.cost.profile import OperatorProfile
+from fxpart.cost.roofline import LatencyModel
+from fxpart.cost.symbolic.latency import latency_formula, latency_formulas
+from fxpart.cost.tables import LatencySource
+from fxpart.errors import SpecError
+from tests.cost.symbolic.drawn import random_assignment, random_symbolic, with_sizes
+from tests.sketch import Sketch, devices
+
+GB = 10**9
+ROOFLINE = LatencyModel(compute_efficiency=0.5, op_overhead_s=3.0)
+CALIBRATION = Calibration(2.0, 0.5, 7.0, {"gemm float32": 3.0, "convolution float32": 5.0}, "d0")
+
+
+def _simulated_s(
+    symbolic: SymbolicGraph,
+    topology: Topology,
+    latency: LatencySource,
+    assignment: Assignment,
+    sizes: dict[str, int],
+) -> float:
+    graph = symbolic.at(**sizes)
+    return evaluate(make_problem(graph, topology, latency), assignment).latency_s
+
+
+def _fork(flops: list[list[int]], moved: list[list[int]]) -> SymbolicGraph:
+    """Return a -> (b, c) -> d; a makes 5 b bytes, b, c and d one."""
+    sketch = Sketch()
+    a = sketch.op([sketch.input(0)])
+    b, c = sketch.op([a]), sketch.op([a])
+    d = sketch.op([b, c])
+    values = np.array([[0, 0], [5, 0], [0, 1], [0, 1], [0, 1]])
+    tables = {"flops": np.array(flops), "moved_bytes": np.array(moved), "value_bytes": values}
+    return with_sizes(sketch.graph(d), ("batch",), tables)
+
+
+_NOTHING = [[0, 0]] * 4
+_BATCHES = [{"batch": batch} for batch in range(1, 11)]
+_ONE = Assignment(np.zeros(4, dtype=np.int64), ((0,),))
+
+
+def test_one_device_takes_the_sum() -> None:
+    symbolic = _fork([[2, 0], [3, 0], [0, 4], [1, 0]], _NOTHING)
+    found = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
+    assert found.formula.text() == "4 + 6*batch"
+    assert found.checked_at.tolist() == [[batch] for batch in range(1, 11)]
+    assert found.largest_error < 1e-12
+    assert found.formula.unit == "s"
+
+
+def test_two_devices_are_the_longer_of_two_paths() -> None:
+    symbolic = _fork([[2, 0], [3, 0], [0, 40], [1, 0]], _NOTHING)
+    split = Assignment(np.array([0, 0, 1, 2]), ((0,), (1,), (0,)))
+    topology = devices(GB, GB, link=Link(1.0, 0.5))
+    found = latency_formula(symbolic, topology, LatencyModel(), split, _BATCHES)
+    # By way of c on device 1: a 2 b, its transfer 0.5 + 5 b, c 40, 0.5 + 1 back, d b. By way of b
+    # it is never longer.
+    assert found.formula.text() == "42 + 8*batch"
+    slow = _fork([[2, 0], [30, 0], [0, 40], [1, 0]], _NOTHING)
+    both = latency_formula(slow, topology, LatencyModel(), split, _BATCHES)
+    assert both.formula.text() == "max(\n  33*batch,\n  42 + 8*batch,\n)"
+
+
+def test_compute_bound_from_some_size_on() -> None:
+    # 10 bytes whatever the batch, or 3 b FLOPs; the others only move 1 b bytes.
+    symbolic = _fork([[3, 0], [0, 0], [0, 0], [0, 0]], [[0, 10], [1, 0], [1, 0], [1, 0]])
+    found = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
+    assert found.formula.text() == "max(\n  6*batch,\n  10 + 3*batch,\n)"
+
+
+def test_efficiencies_and_overhead_are_in_it() -> None:
+    symbolic = _fork([[2, 0], [0, 0], [0, 4], [0, 0]], _NOTHING)
+    # Two operators do something, at half of 1 FLOP/s, and take 3 s more each.
+    found = latency_formula(symbolic, devices(GB), ROOFLINE, _ONE, _BATCHES)
+    assert found.formula.text() == "14 + 4*batch"
+
+
+def test_a_calibration_by_hand() -> None:
+    symbolic = _fork([[9, 0], [0, 0], [0, 0], [0, 0]], [[0, 0], [7, 0], [0, 0], [0, 0]])
+    found = latency_formula(symbolic, devices(GB), CALIBRATION, _ONE, _BATCHES)
+    # 2 + 9 b / 3, 2 + 7 b / 7, and two views of half a second.
+    assert found.formula.text() == "5 + 4*batch"
+
+
+@pytest.mark.parametrize("latency", [LatencyModel(), ROOFLINE, CALIBRATION])
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    n=st.integers(1, 30),
+    count=st.integers(1, 4),
+    both=st.booleans(),
+)
+def test_equal_to_the_simulation_at_every_size_asked(
+    latency: LatencySource, seed: int, n: int, count: int, both: bool
+) -> None:
+    symbolic = random_symbolic(seed, n, ("batch", "seq_len") if both else ("batch",))
+    rng = np.random.default_rng(seed)
+    # A calibration has a rate for each class, and the taking of an item costs nothing.
+    targets = rng.choice(["aten.linear.default", "aten.conv2d.default", "getitem"], n)
+    symbolic = replace(symbolic, graph=replace(symbolic.graph, targets=tuple(targets.tolist())))
+    topology = devices(
+        *[GB] * count, speeds=rng.uniform(0.5, 4.0, count).tolist(), link=Link(9.0, 0.25)
+    )
+    assignment = Assignment(
+        np.arange(n), tuple((int(device),) for device in rng.integers(0, count, n))
+    )
+    named = {"batch": [1, 2, 3, 8, 40, 64], "seq_len": [7, 1, 64, 2, 1, 33]}
+    at = [{name: named[name][i] for name in symbolic.symbols} for i in range(6)]
+    for found in latency_formulas(symbolic, topology, latency, assignment, at):
+        for row in found.checked_at:
+            sizes = dict(zip(symbolic.symbols, map(int, row), strict=True))
+            simulated = _simulated_s(symbolic, topology, latency, assignment, sizes)
+            assert float(found.formula.at(**sizes)) == pytest.approx(simulated, rel=1e-8)
+        assert found.largest_error < 1e-8
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 30), size=st.integers(1, 70))
+def test_a_lower_bound_everywhere_else(seed: int, n: int, size: int) -> None:
+    symbolic, assignment = random_symbolic(seed, n), random_assignment(seed, n, 3)
+    topology = devices(GB, GB, GB, link=Link(9.0, 0.25))
+    found = latency_formula(symbolic, topology, ROOFLINE, assignment, [{"batch": 6}])
+    simulated = _simulated_s(symbolic, topology, ROOFLINE, assignment, {"batch": size})
+    assert float(found.formula.at(batch=size)) <= simulated * (1 + 1e-9)
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10**6), n=st.integers(2, 30))
+def test_with_replicas_it_is_the_first_input(seed: int, n: int) -> None:
+    symbolic, assignment = random_symbolic(seed, n), random_assignment(seed, n, 3, 3)
+    topology = devices(GB, GB, GB, speeds=[1.0, 2.0, 3.0])
+    found = latency_formula(symbolic, topology, LatencyModel(), assignment, _BATCHES)
+    for sizes in _BATCHES:
+        simulated = _simulated_s(symbolic, topology, LatencyModel(), assignment, sizes)
+        assert float(found.formula.at(**sizes)) == pytest.approx(simulated, rel=1e-8)
+
+
+def test_a_tolerance_makes_a_shorter_formula_that_errs_no_more() -> None:
+    symbolic = random_symbolic(5, 60)
+    assignment = random_assignment(5, 60, 3)
+    topology = devices(GB, GB, GB, link=Link(9.0, 0.25))
+    at = [{"batch": batch} for batch in range(1, 65)]
+    exact = latency_formula(symbolic, topology, LatencyModel(), assignment, at)
+    short = latency_formula(symbolic, topology, LatencyModel(), assignment, at, tolerance=0.02)
+    assert 1 <= len(short.formula.rows) < len(exact.formula.rows)
+    assert 1e-6 < short.largest_error <= 0.02
+    sizes = np.arange(1, 65)
+    assert (short.formula.at(batch=sizes) <= exact.formula.at(batch=sizes) * (1 + 1e-9)).all()
+
+
+def test_an_operator_that_begins_to_work_makes_two_kinds_of_sizes() -> None:
+    # b - 1 FLOPs of operator 0: none at 1, and with them the overhead.
+    symbolic = _fork([[1, -1], [0, 0], [0, 4], [0, 0]], _NOTHING)
+    first, second = latency_formulas(symbolic, devices(GB), ROOFLINE, _ONE, _BATCHES)
+    assert first.checked_at.tolist() == [[1]]
+    assert float(first.formula.at(batch=1)) == pytest.approx(3 + 8)
+    assert second.checked_at[:, 0].tolist() == list(range(2, 11))
+    assert second.formula.text() == "12 + 2*batch"
+    with pytest.raises(
+        SpecError, match=r"between batch=1 and batch=2 an operator begins"
+    ) as caught:
+        latency_formula(symbolic, devices(GB), ROOFLINE, _ONE, _BATCHES)
+    assert "\n" not in str(caught.value)
+    # Without overhead nothing jumps.
+    plain = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
+    assert plain.formula.text() == "3 + batch"
+
+
+def test_large_results_of_a_calibration_make_two_kinds_of_sizes() -> None:
+    # The first operator makes 2^23 b bytes: from b = 4 on they are 32 MiB and made anew.
+    sketch = Sketch()
+    a = sketch.op([sketch.input(0)])
+    view = sketch.op([a], view_of=a)
+    tables = {
+        "flops": np.zeros((2, 2), dtype=np.int64),
+        "moved_bytes": np.array([[7, 0], [0, 0]]),
+        "value_bytes": np.array([[0, 0], [2**23, 0], [2**23, 0]]),
+    }
+    symbolic = with_sizes(sketch.graph(view), ("batch",), tables)
+    fresh = replace(CALIBRATION, fresh_s_per_byte=2.0**-23)
+    pair = Assignment(np.zeros(2, dtype=np.int64), ((0,),))
+    small, large = latency_formulas(symbolic, devices(GB), fresh, pair, _BATCHES)
+    assert small.formula.text() == "2.5 + batch"
+    assert large.formula.text() == "2.5 + 2*batch"
+    assert large.checked_at[:, 0].tolist() == list(range(4, 11))
+    for found in (small, large):
+        assert found.largest_error < 1e-12
+
+
+def test_memory_that_is_only_reserved_costs_nothing_more() -> None:
+    # As `torch.empty` does: it neither computes nor moves anything, and makes 2^26 b bytes.
+    sketch = Sketch()
+    made = sketch.op([sketch.input(0)])
+    none = np.zeros((1, 2), dtype=np.int64)
+    values = np.array([[0, 0], [2**26, 0]])
+    tables = {"flops": none, "moved_bytes": none, "value_bytes": values}
+    symbolic = with_sizes(sketch.graph(made), ("batch",), tables)
+    fresh = replace(CALIBRATION, fresh_s_per_byte=2.0**-23)
+    one = Assignment(np.zeros(1, dtype=np.int64), ((0,),))
+    found = latency_formula(symbolic, devices(GB), fresh, one, _BATCHES)
+    assert (found.formula.text(), found.largest_error) == ("0.5", 0.0)
+
+
+def test_measured_times_are_refused() -> None:
+    profile = OperatorProfile(np.ones(4), np.ones(4, dtype=np.int64), "cpu")
+    with pytest.raises(SpecError, match="OperatorProfile hold for the size that was measured"):
+        latency_formula(_fork(_NOTHING, _NOTHING), devices(GB), profile, _ONE, _BATCHES)
+
+
+def test_a_model_that_takes_no_time() -> None:
+    found = latency_formula(_fork(_NOTHING, _NOTHING), devices(GB), LatencyModel(), _ONE, _BATCHES)
+    assert (found.formula.text(), found.largest_error) == ("0", 0.0)
+
+
+def test_what_cannot_be_answered_is_refused() -> None:
+    symbolic, topology = _fork(_NOTHING, _NOTHING), devices(GB)
+    with pytest.raises(SpecError, match="give at least one"):
+        latency_formula(symbolic, topology, LatencyModel(), _ONE, [])
+    with pytest.raises(SpecError, match="tolerance=1 must be at least 0 and below 1"):
+        latency_formula(symbolic, topology, LatencyModel(), _ONE, _BATCHES, tolerance=1)
+    with pytest.raises(SpecError, match="batch=0 must be a whole number"):
+        latency_formula(symbolic, topology, LatencyModel(), _ONE, [{"batch": 0}])
+    elsewhere = Assignment(np.zeros(4, dtype=np.int64), ((1,),))
+    with pytest.raises(SpecError, match="uses device 1, there are 1"):
+        latency_formula(symbolic, topology, LatencyModel(), elsewhere, _BATCHES)
+    other = Assignment(np.zeros(5, dtype=np.int64), ((0,),))
+    with pytest.raises(SpecError, match="places 5 operators, the model has 4"):
+        latency_formula(symbolic, topology, LatencyModel(), other, _BATCHES)

@@ -1,0 +1,60 @@
+"""Made tensors: the layout asked for, and values that operators take."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fxpart.execution.profiling.tensors import made_value, made_weight
+
+CPU = torch.device("cpu")
+DTYPES = [torch.float32, torch.bfloat16, torch.complex64, torch.int64, torch.uint8, torch.bool]
+
+
+def _like(layout: str, dtype: torch.dtype) -> Tensor:
+    base = torch.empty(3, 4, dtype=dtype, device="meta")
+    return {
+        "dense": base,
+        "transposed": base.t(),
+        "expanded": base[:, None].expand(3, 5, 4),
+        "empty": base[:0],
+        "scalar": base[0, 0],
+        "steps": base[:, ::2],
+    }[layout]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", ["dense", "transposed", "expanded", "empty", "scalar", "steps"])
+def test_layout_and_dtype_are_those_asked_for(layout: str, dtype: torch.dtype) -> None:
+    like = _like(layout, dtype)
+    for made in (made_value(like, CPU), made_weight(like, CPU)):
+        assert made.shape == like.shape
+        assert made.stride() == like.stride()
+        assert made.dtype == dtype
+        assert made.device == CPU
+
+
+def test_values_are_of_usual_size_and_the_same_each_time() -> None:
+    like = torch.empty(1500, 1000, device="meta")  # more than one block of random numbers
+    made = made_value(like, CPU)
+    assert torch.equal(made, made_value(like, CPU))
+    assert abs(float(made.mean())) < 0.01
+    assert abs(float(made.std()) - 1) < 0.01
+    assert int((made == 0).sum()) == 0
+
+
+def test_a_matrix_keeps_the_size_of_what_it_is_applied_to() -> None:
+    weight = made_weight(torch.empty(512, 256, device="meta"), CPU)
+    x = made_value(torch.empty(64, 256, device="meta"), CPU)
+    assert 0.5 < float((x @ weight.t()).std()) < 2
+
+
+def test_vectors_are_near_one_positions_count_and_masks_are_true() -> None:
+    vector = made_weight(torch.empty(1000, device="meta"), CPU)
+    assert float(vector.min()) > 0.3
+    positions = made_weight(torch.empty(2, 5, dtype=torch.int64, device="meta"), CPU)
+    assert positions.tolist() == [[0, 1, 2, 3, 4]] * 2
+    bytes_ = made_weight(torch.empty(300, dtype=torch.int8, device="meta"), CPU)
+    assert bytes_.min() >= 0
+    assert made_weight(torch.empty(2, 2, dtype=torch.bool, device="meta"), CPU).all()
+    whole = made_value(torch.empty(1000, dtype=torch.int64, device="meta"), CPU)
+    assert int(whole.min()) >= 0

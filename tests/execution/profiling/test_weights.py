@@ -1,0 +1,34 @@
+"""Weights made for a measurement: one tensor for each parameter, one for tied names."""
+
+import torch
+from torch import Tensor, nn
+
+from fxpart.capture.inference.export import export_program
+from fxpart.execution.profiling.tensors import given_to
+
+CPU = torch.device("cpu")
+
+
+class Parameters(nn.Module):
+    """Three names of one memory: a parameter, that again, and the parameter transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.square = nn.Parameter(torch.ones(3, 3))
+        self.same = self.square
+        self.turned = nn.Parameter(self.square.detach().t())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.square @ self.turned @ self.same
+
+
+def test_tied_names_are_one_tensor_and_a_transposed_view_is_another() -> None:
+    program = export_program(Parameters(), (torch.ones(3, 3),))
+    given = given_to(program, CPU)
+    assert len(given.key) >= 2
+    assert len(set(given.key.values())) == 2
+    given.make(given.key)
+    strides = {node.name: tuple(given.value(node).stride()) for node in given.key}
+    expected = {node.name: tuple(given.likes[node].stride()) for node in given.key}
+    assert strides == expected
+    assert set(strides.values()) == {(3, 1), (1, 3)}

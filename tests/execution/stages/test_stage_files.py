@@ -1,0 +1,254 @@
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, fx, nn
+
+from fxpart.errors import CacheError, CaptureError, SpecError
+from fxpart.execution.stages.chain import Chain, chain_stages, tied_parameters
+from fxpart.execution.stages.stage_files import (
+    STAGES_FILE,
+    TensorShape,
+    load_stage,
+    read_stages,
+    save_stages,
+)
+from fxpart.torch_compat.split_module import split_module
+from tests.execution.pipeline_scene import cut_chain, skips, skips_inputs
+
+
+class Twice(nn.Module):
+    """One weight three times: twice in the first stage, once in the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = (nn.Linear(4, 4) for _ in range(3))
+        self.b.weight = self.a.weight
+        self.c.weight = self.a.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.c(torch.tanh(self.b(self.a(x))))
+        return y
+
+
+@pytest.fixture(scope="module")
+def chain() -> Chain:
+    return skips()
+
+
+@pytest.fixture(scope="module")
+def saved(chain: Chain, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "stages"
+    save_stages(chain, folder, skips_inputs(1)[0])
+    return folder
+
+
+@pytest.fixture
+def folder(saved: Path, tmp_path: Path) -> Path:
+    """Return a copy of the saved stages that a test may damage."""
+    return Path(shutil.copytree(saved, tmp_path / "stages"))
+
+
+def _copies(values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(value.clone() for value in values)
+
+
+def test_loaded_stages_compute_the_same_bits(chain: Chain, saved: Path) -> None:
+    there = here = skips_inputs(3)[2]
+    for stage in chain.stages:
+        loaded = load_stage(saved, stage.index)
+        assert (loaded.index, loaded.n_stages) == (stage.index, 3)
+        assert tuple(shape.name for shape in loaded.inputs) == stage.inputs
+        assert tuple(shape.name for shape in loaded.outputs) == stage.outputs
+        there, here = loaded.module(*_copies(there)), stage.module(*_copies(here))
+        assert len(there) == len(loaded.outputs)
+        for a, b, shape in zip(there, here, loaded.outputs, strict=True):
+            assert torch.equal(a, b)
+            assert (tuple(a.shape), str(a.dtype)) == (shape.shape, f"torch.{shape.dtype}")
+
+
+def test_the_description_says_shapes_and_ties(saved: Path) -> None:
+    stages = read_stages(saved)
+    assert stages.stages[0].inputs == (
+        TensorShape("ids", (2, 5), "int64", requires_grad=False),
+        TensorShape("mask", (2, 5), "bool", requires_grad=False),
+        TensorShape("scale", (), "float32", requires_grad=False),
+    )
+    # The first stage hands on what it computes, and the two inputs that others need.
+    needs = {shape.name: shape.requires_grad for shape in stages.stages[1].inputs}
+    computed = {"embed": True, "transpose": True, "flip": False}
+    assert needs == {**computed, "mask": False, "scale": False}
+    assert stages.tied == (((0, "embed.weight"), (2, "third.weight")),)
+    assert load_stage(saved, 1).tied == load_stage(saved, 2).tied == stages.tied
+
+
+def test_a_weight_tied_in_a_stage_is_one_again_and_trains(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    chain = cut_chain(Twice(), ("tanh",))
+    x = torch.randn(3, 4)
+    save_stages(chain, tmp_path / "stages", (x,))
+    names = (((0, "a.weight"), (0, "b.weight"), (1, "c.weight")),)
+    assert tied_parameters(chain) == read_stages(tmp_path / "stages").tied == names
+    loaded = load_stage(tmp_path / "stages", 0).module
+    assert loaded.get_parameter("a.weight") is loaded.get_parameter("b.weight")
+    assert len(list(loaded.parameters())) == 3
+    original = chain.stages[0].module
+    for module in (loaded, original):
+        module(x)[0].sum().backward()
+    for name, parameter in loaded.named_parameters():
+        expected = original.get_parameter(name).grad
+        assert parameter.grad is not None
+        assert expected is not None
+        assert torch.equal(parameter.grad, expected)
+
+
+def test_frozen_weights_stay_frozen_and_buffers_buffers(saved: Path) -> None:
+    module = load_stage(saved, 1).module
+    frozen = {name: not p.requires_grad for name, p in module.named_parameters()}
+    assert frozen == {"second.weight": False, "second.bias": True}
+    assert [name for name, _ in load_stage(saved, 2).module.named_buffers()] == ["shift"]
+
+
+def test_nothing_is_unpickled(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("unpickled")
+
+    for owner, name in ((torch, "load"), (pickle, "loads"), (pickle, "load")):
+        monkeypatch.setattr(owner, name, refuse)
+    monkeypatch.setattr(pickle, "Unpickler", refuse)
+    assert load_stage(saved, 0).index == 0
+
+
+def test_each_stage_is_read_alone(folder: Path) -> None:
+    (folder / "stage_0.pt2").unlink()
+    assert load_stage(folder, 1).index == 1
+
+
+def test_stages_are_replaced_whole(folder: Path) -> None:
+    (folder / "stage_7.pt2").write_text("of another run")
+    save_stages(skips(), folder, skips_inputs(1, batch=3)[0])
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "stage_0.pt2",
+        "stage_1.pt2",
+        "stage_2.pt2",
+        STAGES_FILE,
+    ]
+    assert read_stages(folder).stages[0].inputs[0].shape == (3, 5)
+    assert [path.name for path in folder.parent.iterdir()] == ["stages"]
+
+
+def test_a_failed_save_leaves_the_old_one(folder: Path) -> None:
+    before = (folder / STAGES_FILE).read_bytes()
+    with pytest.raises(SpecError, match=r"takes 3 tensors \(ids, mask, scale\), got 1"):
+        save_stages(skips(), folder, skips_inputs(1)[0][:1])
+    wrong = (torch.ones(2, 5), *skips_inputs(1)[0][1:])
+    with pytest.raises(CaptureError, match="stage 0 cannot be written as a file"):
+        save_stages(skips(), folder, wrong)
+    assert (folder / STAGES_FILE).read_bytes() == before
+    assert [path.name for path in folder.parent.iterdir()] == ["stages"]
+
+
+def test_a_folder_of_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    with pytest.raises(SpecError, match="holds something else"):
+        save_stages(skips(), tmp_path, skips_inputs(1)[0])
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="cannot write"):
+        save_stages(skips(), tmp_path / "file" / "stages", skips_inputs(1)[0])
+
+
+@pytest.mark.parametrize("index", [-1, 3])
+def test_a_stage_that_is_not_there(saved: Path, index: int) -> None:
+    with pytest.raises(SpecError, match=rf"no stage {index} in .*stages 0 to 2"):
+        load_stage(saved, index)
+
+
+def _missing_description(folder: Path) -> None:
+    (folder / STAGES_FILE).unlink()
+
+
+def _missing_archive(folder: Path) -> None:
+    (folder / "stage_1.pt2").unlink()
+
+
+def _cut_short(folder: Path) -> None:
+    path = folder / "stage_1.pt2"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def _one_bit(folder: Path) -> None:
+    path = folder / "stage_1.pt2"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _changed(folder: Path, **fields: object) -> None:
+    path = folder / STAGES_FILE
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (_missing_description, "there is no file .*stages.json"),
+        (_missing_archive, "there is no file .*stage_1.pt2; save the stages again"),
+        (_cut_short, "stage_1.pt2 is damaged"),
+        (_one_bit, "stage_1.pt2 is damaged"),
+        (lambda folder: _changed(folder, version=2), "version 2, this fxpart reads up to 1"),
+        (lambda folder: _changed(folder, schema="other"), "is not a fxpart.stages file"),
+        (lambda folder: _changed(folder, stages=[{}]), r"is damaged \(no file\)"),
+        (lambda folder: _changed(folder, stages=[]), "it has no stages"),
+        (lambda folder: _changed(folder, tied=[[[9, "w"]]]), "a tied parameter in stage 9 of 3"),
+    ],
+)
+def test_files_that_cannot_be_read(folder: Path, damage: Callable[[Path], None], said: str) -> None:
+    damage(folder)
+    with pytest.raises(SpecError, match=said) as raised:
+        load_stage(folder, 1)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_elsewhere_is_not_read(folder: Path) -> None:
+    entries = json.loads((folder / STAGES_FILE).read_text())["stages"]
+    entries[1]["file"] = "../stage_1.pt2"
+    _changed(folder, stages=entries)
+    with pytest.raises(SpecError, match="is not in the folder"):
+        load_stage(folder, 1)
+
+
+def test_a_stage_that_cannot_be_exported(tmp_path: Path) -> None:
+    class Branches(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if float(x.sum()) > 0 else -x
+
+    class Leafy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear, self.branches = nn.Linear(4, 4), nn.ModuleList([Branches()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.branches[0](self.linear(x))
+            return y
+
+    class Tracer(fx.Tracer):
+        def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+            return isinstance(m, Branches) or super().is_leaf_module(m, module_qualified_name)
+
+    model = Leafy()
+    traced = fx.GraphModule(model, Tracer().trace(model))
+    chain = chain_stages(
+        split_module(traced, model, lambda node: int("branches" in str(node.target)))
+    )
+    with pytest.raises(CaptureError, match="stage 1 cannot be written as a file") as raised:
+        save_stages(chain, tmp_path / "stages", (torch.ones(2, 4),))
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []

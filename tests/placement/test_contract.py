@@ -1,0 +1,172 @@
+"""What every mode promises, on random graphs: the one suite that a new mode gets for free."""
+
+import itertools
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxpart.core.topology import Link
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.problem import Problem
+from fxpart.errors import InfeasibleError, SpecError
+from fxpart.placement import MODES, make_mode
+from tests import independent
+from tests.sketch import devices, problem, random_graph
+
+FREE = [name for name in MODES if name not in ("aot_based", "sparse_nn")]
+"""Modes that place any model on any devices; the others have suites of their own."""
+
+
+def _tight_problem(seed: int, n: int, count: int, share: float) -> Problem:
+    """Return a random problem whose devices together have `share` of what the model holds."""
+    graph = random_graph(seed, n)
+    whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
+    rng = np.random.default_rng(seed)
+    sizes = [max(1, int(whole * share * rng.uniform(0.7, 1.3) / count)) for _ in range(count)]
+    return problem(graph, devices(*sizes, link=Link(4.0, 0.125)))
+
+
+@pytest.mark.parametrize("mode", FREE)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 30),
+    count=st.integers(1, 4),
+    share=st.sampled_from([0.8, 1.1, 1.5, 3.0, 6.0]),
+)
+def test_every_mode_keeps_its_promises(
+    mode: str, seed: int, n: int, count: int, share: float
+) -> None:
+    this = _tight_problem(seed, n, count, share)
+    graph = this.graph
+    try:
+        placed = make_mode(mode)(this)
+    except InfeasibleError:
+        # No mode may refuse what one device holds alone.
+        whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
+        assert this.topology.memory_bytes.max() < whole
+        return
+    device_of = placed.device_of
+    assert device_of.shape == (n,)
+    assert device_of.min() >= 0
+    assert device_of.max() < count
+    for device in range(count):
+        peak = independent.peak_bytes(graph, device_of, device)
+        assert peak <= this.topology.devices[device].memory_bytes
+    assert (device_of == device_of[graph.group]).all()
+    for op in range(n):
+        for value in graph.reads_of(op):
+            maker = graph.value_producer[value]
+            assert maker < 0 or placed.partition_of[maker] <= placed.partition_of[op]
+    assert evaluate(this, placed).latency_s == pytest.approx(independent.latency_s(this, device_of))
+
+
+@pytest.mark.parametrize("mode", [*FREE, "sparse_nn"])
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("spare", [0, 1, 10**6])
+def test_no_mode_refuses_devices_that_each_hold_the_model(
+    mode: str, count: int, spare: int
+) -> None:
+    for seed in range(10):
+        graph = random_graph(seed, 25)
+        whole = independent.peak_bytes(graph, np.zeros(25, dtype=np.int64), 0)
+        placed = make_mode(mode)(problem(graph, devices(*[whole + spare] * count)))
+        assert placed.device_of.shape == (25,)
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 30), count=st.integers(1, 4))
+def test_kl_based_is_never_slower_than_size_based(seed: int, n: int, count: int) -> None:
+    this = _tight_problem(seed, n, count, 1.6)
+    try:
+        start = make_mode("size_based")(this)
+    except InfeasibleError:
+        with pytest.raises(InfeasibleError):
+            make_mode("kl_based")(this)
+        return
+    better = make_mode("kl_based")(this)
+    assert independent.latency_s(this, better.device_of) <= independent.latency_s(
+        this, start.device_of
+    ) * (1 + 1e-12)
+
+
+def test_kl_based_is_near_the_best_of_all_placements_and_often_there() -> None:
+    excess = []
+    for seed in range(40):
+        graph = random_graph(seed, 8)
+        this = problem(graph, devices(10**6, 10**6, link=Link(50.0)))
+        best = min(
+            independent.latency_s(this, np.array(code))
+            for code in itertools.product((0, 1), repeat=8)
+            if all(code[op] == code[graph.group[op]] for op in range(8))
+        )
+        found = independent.latency_s(this, make_mode("kl_based")(this).device_of)
+        alone = independent.latency_s(this, np.zeros(8, dtype=np.int64))
+        if best < alone:
+            assert found < alone
+            excess.append(found / best - 1)
+    assert len(excess) > 30
+    assert sum(share < 1e-9 for share in excess) >= len(excess) // 2
+    assert sum(excess) / len(excess) < 0.1
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_unknown_option_is_named(mode: str) -> None:
+    with pytest.raises(SpecError, match="no option 'speed'"):
+        make_mode(mode, {"speed": 1})
+
+
+def test_an_unknown_mode_is_told_the_nearest() -> None:
+    with pytest.raises(SpecError, match="nearest: kl_based"):
+        make_mode("kl_base")
+
+
+def test_an_option_of_another_type_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"mode\.max_passes must be of type int, got 'many'"):
+        make_mode("kl_based", {"max_passes": "many"})
+
+
+def test_no_passes_is_refused() -> None:
+    with pytest.raises(SpecError, match="at least 1 and at most 1000000, got 0"):
+        make_mode("kl_based", {"max_passes": 0})
+
+
+def test_a_gain_that_makes_no_sense_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"at least 0 and below 1, got 1\.0"):
+        make_mode("kl_based", {"min_gain": 1})
+
+
+def test_a_change_that_gains_less_than_asked_is_not_made() -> None:
+    graph = random_graph(5, 8)
+    this = problem(graph, devices(10**6, 10**6, link=Link(50.0)))
+    greedy = make_mode("kl_based", {"min_gain": 0})(this)
+    content = make_mode("kl_based", {"min_gain": 0.9})(this)
+    assert len(set(greedy.device_of.tolist())) == 2
+    assert len(set(content.device_of.tolist())) == 1
+
+
+_PLACE = """
+from fxpart.placement import make_mode
+from tests.placement.test_contract import FREE
+from tests.sketch import devices, problem, random_graph
+this = problem(random_graph(3, 60), devices(250, 250, 250))
+print({name: make_mode(name)(this).device_of.tolist() for name in FREE if name != "single"})
+"""
+
+
+def test_the_same_answer_in_processes_with_other_hash_seeds() -> None:
+    answers = {
+        subprocess.run(
+            [sys.executable, "-c", _PLACE],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1", "77")
+    }
+    assert len(answers) == 1
+    assert "size_based" in next(iter(answers))

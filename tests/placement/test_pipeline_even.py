@@ -1,0 +1,175 @@
+"""`pipeline`: which of the cuts that are equally good is taken, against all of them."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fxpart.core.topology import Link
+from fxpart.cost.problem import Problem
+from fxpart.placement import make_mode
+from fxpart.placement.stages.even import lowest_parabolas, most_even
+from fxpart.placement.stages.line import stage_line
+from tests import independent
+from tests.placement.training_sketch import random_training_graph
+from tests.sketch import Sketch, chain, devices, problem, random_graph
+
+SHARES = st.sampled_from([0.9, 1.2, 1.6, 3.0, 9.0])
+
+
+def _problem(seed: int, n: int, count: int, share: float, *, training: bool = False) -> Problem:
+    """Return a random graph on devices of two speeds and nodes, that have `share` of its bytes."""
+    graph = random_training_graph(seed, n) if training else random_graph(seed, n)
+    rng = np.random.default_rng(seed)
+    whole = independent.peak_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 0)
+    sizes = [max(1, int(whole * share * rng.uniform(0.5, 1.5) / count)) for _ in range(count)]
+    there = devices(
+        *sizes,
+        speeds=[float(rng.choice([1.0, 1.0, 2.0])) for _ in range(count)],
+        nodes=rng.integers(0, 2, size=count).tolist(),
+        link=Link(float(rng.choice([1e9, 20.0])), float(rng.choice([0.0, 0.25]))),
+        far=Link(float(rng.choice([1e9, 5.0])), float(rng.choice([0.0, 0.5]))),
+    )
+    return problem(graph, there)
+
+
+def _spread(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> tuple[float, float]:
+    """Return the largest load and the sum of squares of times; infinite where it does not fit."""
+    line = stage_line(this)
+    bounds = (0, *cuts, line.n_units)
+    loads, times, before = [], [], -1
+    device_of = np.empty(this.graph.n_ops, dtype=np.int64)
+    for device, (begin, end) in zip(slots, itertools.pairwise(bounds), strict=True):
+        mine = (begin <= line.unit_of) & (line.unit_of < end)
+        device_of[mine] = device
+        loads.append(float(this.costs.op_time_s[mine, device].sum()))
+        crossing, receive_s = int(line.crossing_bytes[begin]), 0.0
+        if crossing:
+            receive_s = float(this.topology.latency_s[before, device])
+            receive_s += crossing / float(this.topology.bytes_per_s[before, device])
+        times.append(loads[-1] + receive_s)
+        before = device
+    for device in slots:
+        needed = independent.peak_bytes(this.graph, device_of, device)
+        if needed > this.topology.devices[device].memory_bytes:
+            return float("inf"), float("inf")
+    return max(loads), sum(time**2 for time in times)
+
+
+def _all(this: Problem, slots: tuple[int, ...]) -> dict[tuple[int, ...], tuple[float, float]]:
+    cuts = itertools.combinations(range(1, stage_line(this).n_units), len(slots) - 1)
+    return {found: _spread(this, found, slots) for found in cuts}
+
+
+def _found(this: Problem, options: dict[str, object]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the cuts that are chosen, and the devices."""
+    line = stage_line(this)
+    placed = make_mode("pipeline", options)(this)
+    forward = np.flatnonzero(~this.graph.is_backward)
+    homes = np.empty(line.n_units, dtype=np.int64)
+    homes[line.unit_of[forward]] = placed.device_of[forward]
+    cuts = np.flatnonzero(np.diff(homes)) + 1
+    return tuple(cuts.tolist()), tuple(homes[[0, *cuts]].tolist())
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 10_000), st.integers(2, 13), st.integers(2, 4), SHARES, st.booleans())
+def test_of_equal_loads_the_most_even(
+    seed: int, n: int, count: int, share: float, training: bool
+) -> None:
+    this = _problem(seed, n, count, 9.0 if training else share, training=training)
+    slots = tuple(range(count))
+    everything = _all(this, slots)
+    best = min((load for load, _ in everything.values()), default=float("inf"))
+    if best == float("inf"):
+        return
+    cuts, homes = _found(this, {"stages": count})
+    assert homes == slots
+    least = min(s for load, s in everything.values() if load <= best * (1 + 1e-9))
+    found = everything[cuts]
+    assert found[0] == pytest.approx(best)
+    assert found[1] == pytest.approx(least, rel=1e-12)
+
+
+@settings(max_examples=100)
+@given(st.integers(0, 10_000), st.integers(2, 10), st.integers(2, 4), SHARES)
+def test_of_equally_many_devices_the_most_even(seed: int, n: int, count: int, share: float) -> None:
+    this = _problem(seed, n, count, share)
+    used = [s for k in range(1, count + 1) for s in itertools.combinations(range(count), k)]
+    every = [(len(s), *spread) for s in used for spread in _all(this, s).values()]
+    best = min(load for _, load, _ in every)
+    if best == float("inf"):
+        return
+    good = [(-stages, squares) for stages, load, squares in every if load <= best * (1 + 1e-9)]
+    cuts, homes = _found(this, {})
+    assert -len(homes) == min(good)[0]
+    assert _spread(this, cuts, homes)[1] == pytest.approx(min(good)[1], rel=1e-12)
+
+
+def _row(*loads: int, link: Link, sizes: list[int], count: int) -> Problem:
+    """Return operators in a row, each with its load in seconds and the bytes that it hands on."""
+    sketch = Sketch()
+    value = sketch.input(0)
+    for load, size in zip(loads, sizes, strict=True):
+        value = sketch.op([value], size, flops=load)
+    return problem(sketch.graph(value), devices(*[10**6] * count, link=link))
+
+
+FAST = Link(1e12)
+
+
+@pytest.mark.parametrize(
+    ("link", "sizes", "expected"),
+    [
+        # The last operator takes 6 s; what is before it is halved.
+        (FAST, [1] * 7, (3, 6)),
+        # A byte takes 0.1 s: after the fourth only one crosses, (4, 2 + 0.1) for (3, 3 + 2).
+        (Link(10.0), [20, 20, 20, 1, 20, 1, 1], (4, 6)),
+        # After the third only one crosses: (3, 3 + 0.1) for (4, 2 + 2).
+        (Link(10.0), [20, 20, 1, 20, 1, 1, 1], (3, 6)),
+        # Where nothing crosses there is no latency: (4, 2) for (3, 3 + 0.5).
+        (Link(1e12, 0.5), [1, 1, 1, 0, 1, 1, 1], (4, 6)),
+    ],
+)
+def test_what_a_large_operator_leaves_is_shared_evenly(
+    link: Link, sizes: list[int], expected: tuple[int, ...]
+) -> None:
+    this = _row(1, 1, 1, 1, 1, 1, 6, link=link, sizes=sizes, count=3)
+    assert _found(this, {"stages": 3})[0] == expected
+    assert _found(this, {})[0] == expected
+
+
+def test_of_equal_sums_the_earliest_begins() -> None:
+    # Stages of 2, 3 and 3 s in any order; the last begins at 5 or 6, and 5 leaves 2 and 3.
+    this = problem(chain(8, size=0), devices(999, 999, 999))
+    assert _found(this, {"stages": 3})[0] == (2, 5)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 40), st.integers(0, 60))
+def test_the_lowest_parabola_at_each_place(seed: int, places: int, count: int) -> None:
+    # Whole numbers, many of them equal: sums are exact, and ties are frequent.
+    rng = np.random.default_rng(seed)
+    x = np.sort(rng.integers(0, 12, size=places)).astype(np.float64)
+    first = rng.integers(0, places, size=count)
+    last = np.array([rng.integers(f, places) for f in first], dtype=np.int64)
+    rank = rng.integers(0, 2, size=count)
+    base, apex = rng.integers(0, 30, size=(2, count)).astype(np.float64)
+    expected = [
+        min(
+            (i for i in range(count) if first[i] <= place <= last[i]),
+            key=lambda i: (-rank[i], base[i] + (x[place] - apex[i]) ** 2, i),
+            default=-1,
+        )
+        for place in range(places)
+    ]
+    assert lowest_parabolas(x, first, last, rank, base, apex).tolist() == expected
+
+
+def test_a_slot_that_nothing_may_begin_on_stays_empty() -> None:
+    line = stage_line(problem(chain(4), devices(99, 99)))
+    stay, go = np.arange(5), np.full(5, 4)
+    assert most_even(line, (0, 1), (stay, go), may_skip=True) == [(0, 4, 1)]
+    assert most_even(line, (0, 1), (go, stay), may_skip=True) == [(0, 4, 0)]
+    assert most_even(line, (0, 1), (go, go), may_skip=False) == [(0, 2, 0), (2, 4, 1)]

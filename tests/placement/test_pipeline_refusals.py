@@ -1,0 +1,57 @@
+"""`pipeline`: a refusal for each mistake, and what it says of a model that does not fit."""
+
+import pytest
+
+from fxpart.errors import InfeasibleError, SpecError
+from fxpart.placement import make_mode
+from tests.placement.encoder_decoder import encoder_decoder
+from tests.sketch import chain, devices, problem
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cut_after": ["enc.blok.1"]}, "'enc.blok.1', which the model does not have; nearest"),
+        ({"cut_after": [""]}, "'', which the model does not have"),
+        ({"cut_after": ["dec"]}, "dec, after which the model ends"),
+        ({"cut_after": ["enc", "emb"]}, "the cut after emb is before the one after enc"),
+        ({"cut_after": ["enc.norm", "enc"]}, "at the same place as the one after enc.norm"),
+        ({"cut_after": [1.1]}, r"must be a list of module paths, got \[1.1\]"),
+        ({"cut_after": 1.1}, "must be a list of module paths, got 1.1"),
+        ({"cut_after": ["emb", "enc"], "stages": 3}, "both mode.stages=3 and mode.cut_after"),
+        ({"cut_after": ["emb", "enc", "dec.block"]}, "4 stages on 4 devices, there are 3"),
+        ({"stages": 4}, "4 stages on 4 devices, there are 3"),
+        ({"stages": 0}, "from 1 on, got 0"),
+        ({"stages": "two"}, "from 1 on, got 'two'"),
+        ({"stages": True}, "from 1 on, got True"),
+        ({"interleave": 0}, "at least 1, got 0"),
+        ({"interleave": 2, "stages": 3}, "which 3 stages do not give"),
+        ({"interleave": 3, "stages": 9}, "can be cut into 6 at most"),
+        ({"interleave": 2, "stages": 8}, "8 stages on 4 devices of 2 stages each, there are 3"),
+    ],
+)
+def test_what_means_nothing_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make_mode("pipeline", options)(problem(encoder_decoder(), devices(99, 99, 99)))
+
+
+def test_a_stage_that_is_named_and_does_not_fit() -> None:
+    this = problem(chain(6), devices(22, 40))
+    with pytest.raises(InfeasibleError, match=r"stage 1 of mode.cut_after=layer1 needs 42 B") as e:
+        make_mode("pipeline", {"cut_after": ["layer1"]})(this)
+    assert (e.value.needed_bytes, e.value.available_bytes) == (42, 40)
+
+
+def test_a_model_that_no_cut_fits_says_how_many_devices_would_do() -> None:
+    this = problem(chain(6), devices(22, 22))
+    with pytest.raises(InfeasibleError, match="3 stages on devices of 22 B hold it") as caught:
+        make_mode("pipeline")(this)
+    assert caught.value.devices_that_fit == 3
+    assert make_mode("pipeline")(problem(chain(6), devices(22, 22, 22))).n_partitions == 3
+    with pytest.raises(InfeasibleError, match="operator op0 of layer0, with what must share"):
+        make_mode("pipeline")(problem(chain(6), devices(9, 9)))
+
+
+def test_an_interleaved_model_that_does_not_fit() -> None:
+    with pytest.raises(InfeasibleError, match="into 4 stages, 2 on each device, was found"):
+        make_mode("pipeline", {"interleave": 2})(problem(chain(6), devices(22, 22)))

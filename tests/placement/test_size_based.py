@@ -1,0 +1,221 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxpart.core.graph import OpGraph
+from fxpart.errors import InfeasibleError
+from fxpart.placement import make_mode
+from fxpart.placement.search.fill import fill_in_order
+from fxpart.placement.search.units import Units, atomic_units, contiguous_units, module_units
+from tests.independent import peak_bytes
+from tests.placement.training_sketch import random_training_graph
+from tests.sketch import Sketch, chain, devices, problem, random_graph
+
+
+def test_fills_devices_in_graph_order() -> None:
+    # Each operator holds its weight of 10 and two values of 1 at once: three take 32, four 42.
+    this = problem(chain(7), devices(32, 42, 42))
+    assert make_mode("size_based")(this).device_of.tolist() == [0, 0, 0, 1, 1, 1, 1]
+
+
+def _training_chain(layers: int) -> OpGraph:
+    """Return layers of a weight of 10 and what they make, 1, which is saved; and their backward."""
+    sketch = Sketch()
+    value, made, weights = sketch.input(0), list[int](), list[int]()
+    for _ in range(layers):
+        weights.append(sketch.weight(10))
+        value = sketch.op([value], 1, [weights[-1]], 1)
+        made.append(value)
+    gradients = [value]
+    for op in reversed(range(layers)):
+        gradients.append(sketch.op([gradients[-1], made[op]], 10, [weights[op]], backward_of=op))
+    return sketch.graph(*gradients[1:])
+
+
+def test_a_training_step_is_filled_by_its_forward() -> None:
+    # A layer holds a weight, its gradient and that of the next, 30, and one to two of what is made.
+    graph = _training_chain(6)
+    placed = make_mode("size_based")(problem(graph, devices(54, 54, 54)))
+    assert placed.device_of.tolist() == [0, 0, 1, 1, 2, 2, 2, 2, 1, 1, 0, 0]
+    # A forward and a backward each, which are one on the last device.
+    assert placed.devices_of_partition == ((0,), (1,), (2,), (1,), (0,))
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(2, 30), share=st.floats(0.2, 1.0))
+def test_stretches_of_a_training_step_go_over_the_devices_in_order(
+    seed: int, n: int, share: float
+) -> None:
+    graph = random_training_graph(seed, n)
+    this = problem(graph, devices(1))
+    whole = peak_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 0)
+    units = contiguous_units(graph)
+    assert sorted(units[1].tolist()) == list(range(graph.n_ops))
+    capacity = [max(1, int(whole * share))] * 3
+    device_of, _, left = fill_in_order(this.memory, units, capacity)
+    assert (device_of == device_of[graph.group]).all()
+    assert (device_of == device_of[graph.forward_of]).all()
+    forward = device_of[: graph.first_backward]
+    done = forward[forward >= 0]
+    assert (np.diff(done) >= 0).all()
+    assert (forward[: len(done)] >= 0).all()
+    assert (left == 0) == bool((device_of >= 0).all())
+    for device, most in enumerate(capacity):
+        assert not (device_of == device).any() or peak_bytes(graph, device_of, device) <= most
+
+
+def test_an_exact_fit_is_a_fit() -> None:
+    graph = chain(4)
+    assert make_mode("size_based")(problem(graph, devices(42))).device_of.tolist() == [0] * 4
+    with pytest.raises(InfeasibleError):
+        make_mode("size_based")(problem(graph, devices(41)))
+
+
+def test_the_whole_model_goes_to_the_largest_device_if_it_fits() -> None:
+    placed = make_mode("size_based")(problem(chain(3), devices(10, 100, 50)))
+    assert placed.devices_of_partition == ((1,),)
+
+
+def test_a_device_too_small_for_the_next_operator_stays_empty() -> None:
+    placed = make_mode("size_based")(problem(chain(4), devices(5, 22, 22)))
+    assert placed.device_of.tolist() == [1, 1, 2, 2]
+
+
+def test_operators_left_over_go_where_they_fit_most_tightly() -> None:
+    sketch = Sketch()
+    for weight in (60, 60, 30, 8):
+        sketch.op([], 0, [sketch.weight(weight)], 1)
+    # 60 fills device 0 to 60 of 100; the next 60 needs device 1; 30 fits beside it (90 of 95);
+    # 8 is left over, and only device 0 has room.
+    placed = make_mode("size_based")(problem(sketch.graph(), devices(100, 95)))
+    assert placed.device_of.tolist() == [0, 1, 1, 0]
+
+
+def test_a_model_that_does_not_fit_says_what_would_do() -> None:
+    # 6 operators of 10 with two values of 1: 62 bytes; two operators in 22 bytes, so 3 devices.
+    with pytest.raises(
+        InfeasibleError, match="smallest number of such devices found to hold it is 3"
+    ) as caught:
+        make_mode("size_based")(problem(chain(6), devices(22, 22)))
+    assert caught.value.needed_bytes == 62
+    assert caught.value.available_bytes == 44
+    assert caught.value.devices_that_fit == 3
+    make_mode("size_based")(problem(chain(6), devices(22, 22, 22)))
+
+
+def test_an_operator_too_large_for_any_device_says_so() -> None:
+    with pytest.raises(
+        InfeasibleError, match="operator op0 of layer0 alone needs 11 B, a device has 5 B"
+    ):
+        make_mode("size_based")(problem(chain(3), devices(5, 5)))
+
+
+def test_single_names_the_device_it_would_take() -> None:
+    with pytest.raises(InfeasibleError, match=r"the model needs 62 B \(62 bytes\)") as caught:
+        make_mode("single")(problem(chain(6), devices(22, 22)))
+    assert caught.value.available_bytes == 22
+
+
+def test_fill_is_the_longest_run_that_fits() -> None:
+    opened_most = 0
+    for seed in range(60):
+        graph = random_graph(seed, 25)
+        units = contiguous_units(graph)
+        start, ops = units
+        assert ops.tolist() == list(range(25))
+        capacity = 60 + max(_alone_bytes(graph, units))
+        this = problem(graph, devices(capacity))
+        device_of, opened, left = fill_in_order(this.memory, units, [capacity] * 25)
+        assert left == 0
+        opened_most = max(opened_most, opened)
+        # One at a time, a device is opened exactly when the next unit does not fit.
+        slow = np.full(graph.n_ops, -1)
+        device = 0
+        for unit in range(len(start) - 1):
+            mine = ops[start[unit] : start[unit + 1]]
+            slow[mine] = device
+            if peak_bytes(graph, slow, device) > capacity:
+                device += 1
+                slow[mine] = device
+        assert device_of.tolist() == slow.tolist()
+        assert opened == device + 1
+    assert opened_most > 2
+
+
+def _alone_bytes(graph: OpGraph, units: Units) -> list[int]:
+    """Return what each unit needs on a device of its own."""
+    needed = []
+    for unit in np.split(units[1], units[0][1:-1]):
+        home = np.full(graph.n_ops, -1)
+        home[unit] = 0
+        needed.append(peak_bytes(graph, home, 0))
+    return needed
+
+
+def test_what_lies_between_the_operators_of_a_group_is_filled_in_with_them() -> None:
+    sketch = Sketch()
+    base = sketch.op([], 64)
+    view = sketch.op([base], 64, view_of=base)
+    last = sketch.op([base, view], 1, group=0)
+    graph = sketch.graph(sketch.op([last], 1, [sketch.weight(50)]))
+    # Without the view that it reads, the group holds two copies of 64: more units need less.
+    assert peak_bytes(graph, np.array([0, 1, 0, 1]), 0) == 64 + 64 + 1
+    assert peak_bytes(graph, np.array([0, 0, 0, 1]), 0) == 64 + 1
+    placed = make_mode("size_based")(problem(graph, devices(65, 70)))
+    assert placed.device_of.tolist() == [0, 0, 0, 1]
+
+
+def test_stretches_of_the_order_hold_whole_groups() -> None:
+    sketch = Sketch()
+    for group in (0, 0, 2, 2, 0, 5, 5, 7, 8, 8, 7, 11):
+        # Groups {0, 1, 4} around {2, 3}; {5, 6}; {7, 10} around {8, 9}; and 11.
+        sketch.op([], 1, group=group)
+    start, ops = contiguous_units(sketch.graph())
+    assert [list(o) for o in np.split(ops, start[1:-1])] == [
+        [0, 1, 2, 3, 4],
+        [5, 6],
+        [7, 8, 9, 10],
+        [11],
+    ]
+
+
+def test_units_of_modules_go_from_coarse_to_fine() -> None:
+    sketch = Sketch()
+    for module in ("emb", "layer.0.attn", "layer.0.attn", "layer.0.mlp", "layer.1.attn", "head"):
+        sketch.op([], 1, module=module)
+    levels = module_units(sketch.graph())
+    assert [[list(o) for o in np.split(ops, start[1:-1])] for start, ops in levels] == [
+        [[0], [1, 2, 3, 4], [5]],
+        [[0], [1, 2, 3], [4], [5]],
+        [[0], [1, 2], [3], [4], [5]],
+    ]
+
+
+def test_units_never_divide_a_group() -> None:
+    sketch = Sketch()
+    first = sketch.op([], 1, module="a")
+    sketch.op([first], 1, module="b", group=0)
+    sketch.op([], 1, module="c")
+    for start, ops in [atomic_units(sketch.graph()), *module_units(sketch.graph())]:
+        assert [list(o) for o in np.split(ops, start[1:-1])] == [[0, 1], [2]]
+
+
+def test_a_second_packing_finds_room_that_graph_order_does_not() -> None:
+    sketch = Sketch()
+    for weight in (12, 32, 24, 20, 16):
+        sketch.op([], 0, [sketch.weight(weight)], 1)
+    # In order: 12 | 32 + 20 | ... leaves 24 or 16 without room; 12 + 24 + 16 and 32 + 20 fit in 52.
+    this = problem(sketch.graph(), devices(52, 52))
+    homes = make_mode("size_based")(this).device_of.tolist()
+    assert homes[1] == homes[3] != homes[0] == homes[2] == homes[4]
+
+
+def test_a_group_of_distant_operators_is_not_taken_for_too_large() -> None:
+    sketch = Sketch()
+    for group in (0, 1, 2, 0):
+        sketch.op([], 0, [sketch.weight(10)], 1, group=group)
+    # The group's two operators take 20; in graph order all four would have to be on one device.
+    with pytest.raises(InfeasibleError, match="found to hold it is 2") as caught:
+        make_mode("size_based")(problem(sketch.graph(), devices(25)))
+    assert caught.value.devices_that_fit == 2
+    assert make_mode("size_based")(problem(sketch.graph(), devices(25, 25))).n_partitions > 1

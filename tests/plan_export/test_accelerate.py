@@ -1,0 +1,117 @@
+"""Accelerate itself accepts the maps, and does with them what they say."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from accelerate.utils import check_device_map, find_tied_parameters
+
+from fxpart.core.granularity import group_operators
+from fxpart.core.partitions import partition_by_device
+from fxpart.cost.problem import make_problem
+from fxpart.cost.roofline import LatencyModel
+from fxpart.placement import make_mode
+from fxpart.plan_export import DeviceMap, device_map
+from fxpart.plan_export.module_paths import covering, parents
+from tests.plan_export.scene import SPECS, random_plan, scene
+from tests.sketch import devices
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PLANS = 4
+
+
+def random_map(name: str, seed: int) -> DeviceMap:
+    built, graph = scene(name)
+    return device_map(graph, random_plan(graph, seed), list(built.module.state_dict()))
+
+
+def check(name: str, found: DeviceMap) -> None:
+    """Accelerate finds every entry and misses no tensor; tied parameters are on one device."""
+    built, graph = scene(name)
+    # Warnings are errors here, and an entry that is no module is a warning.
+    check_device_map(built.module, dict(found.entries))
+    for group in find_tied_parameters(built.module):
+        homes = [found.entries[covering(tied, found.entries) or ""] for tied in group]
+        assert len(set(homes)) == 1, group
+    assert sum(found.weight_bytes.values()) == graph.total_weight_bytes
+    assert json.loads(json.dumps(found.entries)) == found.entries
+
+
+@pytest.mark.parametrize("mode", ["single", "size_based", "kl_based"])
+@pytest.mark.parametrize("name", SPECS)
+def test_maps_of_planned_modules_are_accepted(name: str, mode: str) -> None:
+    built, graph = scene(name)
+    size = graph.total_weight_bytes + int(graph.value_bytes.sum())
+    sizes = [size] if mode == "single" else [size * 2 // 3] * 3
+    grouped = group_operators(graph, "module")
+    plan = make_mode(mode)(make_problem(grouped, devices(*sizes), LatencyModel()))
+    found = device_map(graph, plan, list(built.module.state_dict()))
+    check(name, found)
+    if mode == "single":
+        assert found.entries == {"": 0}
+        assert (found.moved, found.torn) == ((), ())
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_maps_of_random_plans_are_accepted(name: str) -> None:
+    _, graph = scene(name)
+    for seed in range(20):
+        found = random_map(name, seed)
+        check(name, found)
+        assert list(random_map(name, seed).entries.items()) == list(found.entries.items())
+        if not found.torn:
+            # What accelerate makes of a plan is a plan that it carries out whole.
+            again = device_map(
+                graph,
+                partition_by_device(graph, found.device_of),
+                list(scene(name)[0].module.state_dict()),
+            )
+            assert again.entries == found.entries
+            assert again.moved == ()
+
+
+def test_names_are_needed_only_for_what_no_operator_uses() -> None:
+    # Of dlrm, no state dict has the buffers of its top: without it, each is an entry of its own.
+    for name in ("gpt2", "llama", "resnet", "bert"):
+        built, graph = scene(name)
+        for seed in range(5):
+            found = device_map(graph, random_plan(graph, seed))
+            check_device_map(built.module, dict(found.entries))
+
+
+def test_accelerate_runs_every_module_where_the_map_says() -> None:
+    """Dispatch for real, on pretended devices: the same modules on the same devices.
+
+    And a plan whose map says that a module is torn is one that torch refuses to run.
+    """
+    command = [sys.executable, "-W", "ignore", "-m", "tests.plan_export.dispatched", str(PLANS)]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == PLANS * len(SPECS)
+    assert {line["ran"] for line in lines} == {True, False}
+    compared = 0
+    for line in lines:
+        found = random_map(line["name"], line["seed"])
+        assert line["ran"] == (not found.torn), (line["name"], line["seed"], found.torn)
+        compared += compare(line["name"], found, line["seen"]) if line["ran"] else 0
+    assert compared > 100
+
+
+def compare(name: str, found: DeviceMap, seen: dict[str, list[int]]) -> int:
+    """Compare where each module that is called once gives its result; return how many are."""
+    _, graph = scene(name)
+    # What a module gives is made by its last operator or by that of a module in it.
+    last = {
+        parent: op
+        for op in np.flatnonzero(~graph.is_check).tolist()
+        for parent in parents(graph.modules[op])
+    }
+    once = {path: calls[0] for path, calls in seen.items() if len(calls) == 1 and path in last}
+    assert once == {path: int(found.device_of[last[path]]) for path in once}
+    return len(once)

@@ -1,0 +1,209 @@
+"""Device maps of graphs small enough to read."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.errors import SpecError
+from fxpart.plan_export import device_map
+from tests.plan_export.scene import named, on_devices
+from tests.sketch import Sketch, chain
+
+
+def row(*modules: str) -> OpGraph:
+    """Return operators in a row, one for each module, each with a weight of 10 bytes there."""
+    sketch = Sketch()
+    value = sketch.input(1)
+    for module in modules:
+        value = sketch.op([value], 1, [sketch.weight(10)], 1, module=module)
+    names = [f"{module}.weight" if module else "weight" for module in modules]
+    return named(sketch.graph(value), *names)
+
+
+def residual() -> OpGraph:
+    """Return a stem, a block that adds what it is given to what its inner module makes, a head."""
+    sketch = Sketch()
+    x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="stem")
+    inner = sketch.op([x], 1, [sketch.weight(10)], module="block.inner")
+    y = sketch.op([x, inner], 1, module="block")
+    out = sketch.op([y], 1, [sketch.weight(10)], module="head")
+    return named(sketch.graph(out), "stem.weight", "block.inner.weight", "head.weight")
+
+
+def test_what_is_on_one_device_is_one_entry() -> None:
+    graph = row("body.0", "body.1.up", "body.1.down", "head")
+    found = device_map(graph, on_devices(graph, 0, 0, 0, 1))
+    assert found.entries == {"body": 0, "head": 1}
+    assert (found.main_device, found.moved, found.torn) == (0, (), ())
+    assert found.weight_bytes == {0: 30, 1: 10}
+    assert device_map(graph, on_devices(graph, 2, 2, 2, 2)).entries == {"": 2}
+
+
+def test_entries_stand_in_the_order_of_the_model() -> None:
+    graph = row("c", "a", "b")
+    assert list(device_map(graph, on_devices(graph, 0, 1, 0)).entries) == ["c", "a", "b"]
+
+
+def test_tied_weights_lie_where_they_are_first_used() -> None:
+    sketch = Sketch()
+    table, body = sketch.weight(100), sketch.weight(10)
+    x = sketch.op([sketch.input(1)], 1, [table], module="embed")
+    y = sketch.op([x], 1, [body], module="body")
+    graph = named(sketch.graph(sketch.op([y], 1, [table], module="head")), "embed.w", "body.w")
+    for names in ((), ("embed.w", "body.w", "head.w")):
+        found = device_map(graph, on_devices(graph, 0, 1, 1), names)
+        assert found.entries == {"embed": 0, "body": 1, "head": 0}
+        assert found.moved == ("op2",)
+        assert found.device_of.tolist() == [0, 1, 0]
+        assert found.weight_bytes == {0: 100, 1: 10}
+
+
+def test_a_weight_used_on_two_devices_lies_with_its_first_user() -> None:
+    sketch = Sketch()
+    weight = sketch.weight(10)
+    x = sketch.op([sketch.input(1)], 1, [weight], module="shared")
+    y = sketch.op([x], 1, [sketch.weight(10)], module="other")
+    graph = sketch.graph(sketch.op([y], 1, [weight], module="shared"))
+    found = device_map(named(graph, "shared.w", "other.w"), on_devices(graph, 1, 0, 0))
+    assert found.entries == {"shared": 1, "other": 0}
+    assert found.moved == ("op2",)
+
+
+def test_a_module_lies_where_most_of_its_bytes_are_planned() -> None:
+    sketch = Sketch()
+    x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="m")
+    y = sketch.op([x], 1, [sketch.weight(11)], module="m")
+    graph = sketch.graph(sketch.op([y], 1, [sketch.weight(1)], module="n"))
+    graph = named(graph, "m.small", "m.large", "n.weight")
+    found = device_map(graph, on_devices(graph, 0, 1, 2))
+    assert found.entries == {"m": 1, "n": 2}
+    assert found.moved == ("op0",)
+
+
+def test_of_equal_bytes_the_first_in_use_count() -> None:
+    sketch = Sketch()
+    late, early = sketch.weight(10), sketch.weight(10)
+    x = sketch.op([sketch.input(1)], 1, [early], module="m")
+    y = sketch.op([x], 1, [late], module="m")
+    graph = sketch.graph(sketch.op([y], 1, [sketch.weight(1)], module="n"))
+    graph = named(graph, "m.late", "m.early", "n.weight")
+    assert device_map(graph, on_devices(graph, 1, 0, 2)).entries == {"m": 1, "n": 2}
+
+
+def test_unused_tensors_go_with_their_neighbours() -> None:
+    graph = row("stem", "body.a", "head")
+    names = ["stem.weight", "body.a.weight", "body.idle.weight", "head.weight", "far.weight"]
+    found = device_map(graph, on_devices(graph, 0, 1, 0), names)
+    assert found.entries == {"stem": 0, "body": 1, "head": 0, "far": 0}
+
+
+def test_unused_tensors_go_with_the_operators_of_their_module() -> None:
+    sketch = Sketch()
+    x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="a")
+    graph = named(sketch.graph(sketch.op([x], 1, module="norm")), "a.weight")
+    found = device_map(graph, on_devices(graph, 0, 1), ["a.weight", "norm.counter"])
+    assert found.entries == {"a": 0, "norm": 1}
+
+
+def test_a_module_around_others_has_an_entry_for_its_own_tensors() -> None:
+    graph = row("block", "block.deep.a", "block.deep.b", "head")
+    found = device_map(graph, on_devices(graph, 0, 1, 1, 0))
+    # Not block.deep: accelerate's hooks of block would stay on what is in it.
+    assert found.entries == {"block": 0, "block.deep.a": 1, "block.deep.b": 1, "head": 0}
+    assert found.moved == ()
+
+
+def test_a_parameter_of_the_model_itself_is_on_the_main_device() -> None:
+    graph = row("", "body")
+    found = device_map(graph, on_devices(graph, 1, 0))
+    assert found.entries == {"weight": 1, "body": 0}
+    assert found.main_device == 1
+    # A buffer that is not saved: no entry.
+    assert device_map(graph, on_devices(graph, 1, 0), ["body.weight"]).entries == {"body": 0}
+
+
+def test_a_constant_of_the_trace_is_no_entry() -> None:
+    graph = replace(row("", "body"), weight_names=("lifted_tensor_0", "body.weight"))
+    assert device_map(graph, on_devices(graph, 1, 0)).entries == {"body": 0}
+
+
+def test_a_model_without_weights_is_on_the_device_of_its_first_operator() -> None:
+    sketch = Sketch()
+    x = sketch.op([sketch.input(1)], 1)
+    graph = sketch.graph(sketch.op([x], 1))
+    found = device_map(graph, on_devices(graph, 3, 1))
+    assert found.entries == {"": 3}
+    assert found.moved == ("op1",)
+
+
+def test_an_operator_without_weights_runs_where_its_inputs_are() -> None:
+    sketch = Sketch()
+    x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="a")
+    y = sketch.op([x], 1)
+    graph = sketch.graph(sketch.op([y], 1, [sketch.weight(10)], module="b"))
+    found = device_map(named(graph, "a.w", "b.w"), on_devices(graph, 0, 1, 1))
+    assert found.device_of.tolist() == [0, 0, 1]
+    assert found.moved == ("op1",)
+
+
+def test_a_divided_residual_block_is_torn() -> None:
+    graph = residual()
+    found = device_map(graph, on_devices(graph, 0, 1, 1, 1))
+    # The block has no tensors but the inner module's: one entry, which moves what it is given.
+    assert found.entries == {"stem": 0, "block": 1, "head": 1}
+    assert found.torn == ()
+    sketch = Sketch()
+    x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="block.a")
+    y = sketch.op([x], 1, [sketch.weight(30)], module="block.b")
+    z = sketch.op([x, y], 1, module="block")
+    graph = sketch.graph(sketch.op([z], 1, [sketch.weight(10)], module="head"))
+    graph = named(graph, "block.a.w", "block.b.w", "head.w")
+    plan = on_devices(graph, 0, 1, 1, 2)
+    assert device_map(graph, plan).torn == ("block",)
+    kept = device_map(graph, plan, whole=["block"])
+    assert kept.torn == ()
+    assert kept.entries == {"block": 1, "head": 2}
+    assert kept.moved == ("op0",)
+
+
+def test_an_operator_that_changes_nothing_gives_back_what_the_caller_holds() -> None:
+    sketch = Sketch()
+    x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="block.a")
+    same = sketch.op([x], 1, view_of=x, module="block.norm")
+    y = sketch.op([same], 1, [sketch.weight(10)], module="block.norm")
+    graph = sketch.graph(sketch.op([same, y], 1, module="block"))
+    graph = named(graph, "block.a.w", "block.norm.w")
+    plan = on_devices(graph, 0, 1, 1, 1)
+    assert device_map(graph, plan).torn == ()
+    as_traced = replace(graph, targets=("op", "aten.to.dtype", "op", "op"))
+    assert device_map(as_traced, plan).torn == ("block",)
+
+
+def test_a_tensor_that_the_model_moves_is_where_it_is_read() -> None:
+    sketch = Sketch()
+    x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="block.a")
+    y = sketch.op([x], 1, [sketch.weight(10)], module="block.b")
+    moved = sketch.op([x], 1, module="block")
+    graph = named(sketch.graph(sketch.op([y, moved], 1, module="block")), "block.a.w", "block.b.w")
+    plan = on_devices(graph, 0, 1, 0, 1)
+    assert device_map(graph, plan).torn == ("block",)
+    moving = replace(graph, targets=("op", "op", "aten.to.device", "op"))
+    found = device_map(moving, plan)
+    assert found.torn == ()
+    assert found.device_of.tolist() == [0, 1, 0, 1]
+
+
+def test_a_module_to_keep_whole_must_exist() -> None:
+    graph = row("body.first", "head")
+    with pytest.raises(SpecError, match=r"keep boby whole.*nearest: body"):
+        device_map(graph, on_devices(graph, 0, 1), whole=["boby"])
+
+
+def test_replicas_are_refused() -> None:
+    graph = chain(2)
+    plan = Assignment(np.array([0, 1]), ((0,), (1, 2)))
+    with pytest.raises(SpecError, match="partition 1 is on devices 1, 2"):
+        device_map(graph, plan)

@@ -1,0 +1,25 @@
+"""What the shell is told when Tab is pressed."""
+
+from pathlib import Path
+
+import pytest
+
+from runner.config.specs import DEVICE_PRESETS, questions
+from tests.runner.command import run
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("devices=4x", [f"devices={name}" for name in DEVICE_PRESETS if name.startswith("4x")]),
+        ("-m mode=kl_based experiment=", [f"experiment={name}" for name in questions()]),
+    ],
+)
+def test_names_are_completed(
+    typed: str, said: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COMP_LINE", f"fxpart {typed}")
+    done = run(tmp_path, "-sc", "query=bash")
+    assert done.code == 0, done.err
+    assert done.out.split() == said
+    assert done.err == ""

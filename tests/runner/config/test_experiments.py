@@ -1,0 +1,135 @@
+"""The named experiments: what each asks, whether its jobs make sense, and a small run of each."""
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+
+from fxpart.placement import make_mode
+from runner.config import read as config
+from runner.config import specs
+from runner.config.paths import conf_dir
+from runner.config.specs import experiments_text, questions
+from runner.experiment.experiment import check, model_spec
+from runner.experiment.topology import build_topology
+from runner.sweep.axes import Axis, read_axes
+from runner.sweep.composition import Composed, compose_grid
+from runner.sweep.loading import SweepLoad
+from tests.runner.command import OWN
+from tests.runner.several import run_several
+
+NAMES = ("batch_frontier", "compare_modes", "link_speed", "scale_devices")
+SMALL = {
+    "batch_frontier": ["model.batch_size=1,4", "checkpointing=none", "devices=2x1mb"],
+    "scale_devices": ["devices=1x0.06mb,2x0.06mb,2x1mb"],
+}
+"""Of the same sweep a few jobs, of a tiny model; the rest of it is as it stands in the file.
+
+The other two differ from the second in the values only, which a test without a run looks at.
+"""
+JOBS = {"batch_frontier": 4, "scale_devices": 3}
+LATENCIES = "attributes.status = 'FINISHED' and metrics.latency_ms > 0"
+
+
+@cache
+def swept(*arguments: str) -> tuple[DictConfig, tuple[Axis, ...], list[Composed]]:
+    """Return the configuration of a sweep that is one without ``-m``, its axes and its jobs."""
+    config.register()
+    specs.register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fxpart"):
+        hydra = GlobalHydra.instance().hydra
+        assert hydra is not None
+        assert hydra.get_mode("config", list(arguments)) == RunMode.MULTIRUN
+        whole = hydra.compose_config(
+            "config", list(arguments), run_mode=RunMode.MULTIRUN, with_log_configuration=False
+        )
+        params: Any = OmegaConf.to_container(whole.hydra.sweeper.params)
+        fixed, axes = read_axes(list(whole.hydra.overrides.task), params, None, hydra.config_loader)
+        return whole, axes, compose_grid(SweepLoad(hydra.config_loader, whole), fixed, axes)
+
+
+def test_these_are_the_named_experiments() -> None:
+    assert tuple(questions()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_experiment_is_a_sweep_that_asks_a_question(name: str) -> None:
+    whole, axes, jobs = swept(f"experiment={name}")
+    assert whole.tracking.experiment == name
+    assert whole.question == questions()[name]
+    assert whole.question.endswith("?")
+    assert whole.question.count("?") == 1
+    assert 1 <= len(axes) <= 3
+    assert 10 <= len(jobs) <= 40
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_job_of_an_experiment_makes_sense(name: str) -> None:
+    _, _, jobs = swept(f"experiment={name}")
+    for job in jobs:
+        assert job.config is not None, job.error
+        check(job.config)
+        make_mode(job.config.mode.name, job.config.mode.options)
+        build_topology(job.config.devices, job.config.transfer_rate, job.config.reserve)
+    assert len({model_spec(job.config).name for job in jobs if job.config}) == 1
+
+
+def test_what_is_typed_wins_over_the_experiment() -> None:
+    _, axes, jobs = swept("experiment=compare_modes", "mode=kl_based", "model=gpt2")
+    assert [axis.keys for axis in axes] == [("devices",)]
+    assert {(job.choices.mode, job.choices.model) for job in jobs} == {("kl_based", "gpt2")}
+    _, axes, jobs = swept("experiment=compare_modes", "devices=1x80gb,2x80gb", "microbatches=3")
+    assert {job.choices.devices for job in jobs} == {"1x80gb", "2x80gb"}
+    assert {job.config.microbatches for job in jobs if job.config} == {3}
+
+
+def test_questions_are_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "conf" / "experiment" / "mine"
+    own.mkdir(parents=True)
+    folded = "# @package _global_\nquestion: Is it\n  'the link' that\n  costs?\nmicrobatches: 2\n"
+    (own / "folded.yaml").write_text(folded)
+    (own / "quoted.yaml").write_text('question: "Which: this?"\n')
+    (own / "silent.yaml").write_text("microbatches: 2\n")
+    # A shipped file goes before one of the same name.
+    (own.parent / "link_speed.yaml").write_text("question: mine?\n")
+    monkeypatch.chdir(tmp_path)
+    found = questions()
+    assert tuple(found) == (*NAMES[:3], "mine/folded", "mine/quoted", "mine/silent", NAMES[3])
+    for name in NAMES:
+        assert found[name] == OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml").question
+    assert found["mine/folded"] == OmegaConf.create(folded).question
+    assert found["mine/quoted"] == "Which: this?"
+    assert found["mine/silent"] == ""
+    said = experiments_text()
+    assert "\nmine/quoted     Which: this?\n" in said
+    assert max(map(len, said.splitlines())) <= 100
+
+
+@pytest.mark.usefixtures("store")
+def test_a_small_version_of_an_experiment_runs(folder: Path) -> None:
+    from mlflow import MlflowClient
+
+    commands = [[f"experiment={name}", *OWN, *SMALL[name]] for name in SMALL]
+    *done, typo = run_several(folder, *commands, ["experiment=compare_mode"])
+    client = MlflowClient(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}")
+    for name, one in zip(SMALL, done, strict=True):
+        assert one.code == 0, one.err
+        kept = client.get_experiment_by_name(name)
+        assert kept is not None, name
+        (parent,) = client.search_runs([kept.experiment_id], "tags.kind = 'sweep'")
+        assert parent.data.tags["experiment"] == name
+        assert parent.data.tags["question"] == questions()[name]
+        runs = client.search_runs([kept.experiment_id], "tags.kind = 'run'")
+        assert len(runs) == JOBS[name]
+        # On one device of those that are too small it does not fit.
+        assert len(client.search_runs([kept.experiment_id], LATENCIES)) == JOBS[name] - (
+            name == "scale_devices"
+        )
+    assert typo.code == 2
+    assert typo.error.startswith("experiment=compare_mode does not exist; ")
+    assert "compare_modes" in typo.error

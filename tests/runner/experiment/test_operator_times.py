@@ -1,0 +1,124 @@
+"""Where times of operators come from: assumed, measured, or fitted to measures."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from fxpart.capture.captured import CapturedGraph
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.cost.calibration import Calibration, write_calibration
+from fxpart.cost.profile import OperatorProfile
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import SpecError
+from runner.experiment.operator_times import check_latency, operator_times
+from runner.experiment.subject import Subject
+from tests.runner.composed import read
+
+MODEL = {"name": "two layers"}
+
+
+@pytest.fixture(scope="module")
+def program() -> ExportedProgram:
+    model = nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 8))
+    return export_program(model, (torch.zeros(4, 32),), {})
+
+
+def subject(program: ExportedProgram, *, known: bool = False) -> Subject:
+    """Return what is measured; of a `known` one the program is not to be asked for."""
+
+    def needed() -> ExportedProgram:
+        assert not known, "measured again"
+        return program
+
+    return Subject(CapturedGraph(op_graph(program), 0.0, from_cache=False), needed)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["latency=profiled", "latency.source=profild"],
+            "latency.source=profild does not exist; nearest: profiled",
+        ),
+        (["latency=profiled", "latency.repeats=0"], "latency.repeats=0 must be 1 or more"),
+        (["latency=calibrated", "latency.threads=0"], "latency.threads=0 must be 1 or more"),
+        (
+            ["latency=profiled", "capture.level=module"],
+            "latency=profiled measures operators, got capture.level=module",
+        ),
+    ],
+)
+def test_what_cannot_be_had_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_latency(read(*overrides))
+    assert said in str(refused.value)
+
+
+def test_the_roofline_takes_the_coefficients(program: ExportedProgram) -> None:
+    config = read("latency.compute_efficiency=0.5", "latency.op_overhead_s=1e-6")
+    check_latency(config)
+    assert operator_times(config, subject(program, known=True), MODEL) == LatencyModel(
+        compute_efficiency=0.5, bandwidth_efficiency=0.8, op_overhead_s=1e-6
+    )
+
+
+def test_a_second_time_measures_nothing(program: ExportedProgram, tmp_path: Path) -> None:
+    config = read("latency=profiled", f"capture.cache_dir={tmp_path}", "latency.repeats=1")
+    check_latency(config)
+    first = operator_times(config, subject(program), MODEL)
+    assert isinstance(first, OperatorProfile)
+    assert first.executed > 0
+    assert first.total_s > 0
+    again = operator_times(config, subject(program, known=True), MODEL)
+    assert isinstance(again, OperatorProfile)
+    assert again.executed == 0
+    assert np.array_equal(again.seconds, first.seconds)
+
+
+@pytest.mark.parametrize("changed", [["latency.repeats=2"], ["phase=training"]])
+def test_other_measurements_are_not_taken_for_these(
+    program: ExportedProgram, tmp_path: Path, changed: list[str]
+) -> None:
+    asked = ["latency=profiled", f"capture.cache_dir={tmp_path}", "latency.repeats=1"]
+    operator_times(read(*asked), subject(program), MODEL)
+    with pytest.raises(AssertionError, match="measured again"):
+        operator_times(read(*asked, *changed), subject(program, known=True), MODEL)
+    with pytest.raises(AssertionError, match="measured again"):
+        operator_times(read(*asked), subject(program, known=True), {"name": "another"})
+
+
+def test_without_a_cache_nothing_is_written(program: ExportedProgram, tmp_path: Path) -> None:
+    config = read(
+        "latency=profiled",
+        f"capture.cache_dir={tmp_path}",
+        "capture.use_cache=false",
+        "latency.repeats=1",
+    )
+    assert isinstance(operator_times(config, subject(program), MODEL), OperatorProfile)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_calibration_is_fitted_to_the_measurements(
+    program: ExportedProgram, tmp_path: Path
+) -> None:
+    asked = [f"capture.cache_dir={tmp_path}", "latency.repeats=1"]
+    measured = operator_times(read("latency=profiled", *asked), subject(program), MODEL)
+    fitted = operator_times(read("latency=calibrated", *asked), subject(program, known=True), MODEL)
+    assert isinstance(measured, OperatorProfile)
+    assert isinstance(fitted, Calibration)
+    assert fitted.device_name == measured.device_name
+
+
+def test_a_calibration_of_before_is_read(program: ExportedProgram, tmp_path: Path) -> None:
+    known = Calibration(1e-6, 2e-6, 1e9, {"gemm float32": 1e10}, "a CPU")
+    path = tmp_path / "calibration.json"
+    config = read("latency=calibrated", f"latency.file={path}")
+    with pytest.raises(SpecError, match=r"calibration\.json"):
+        operator_times(config, subject(program, known=True), MODEL)
+    write_calibration(path, known)
+    assert operator_times(config, subject(program, known=True), MODEL) == known

@@ -1,0 +1,102 @@
+"""Replicas as a run has them: their cost in the evaluation, in a line and as metrics."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fxpart.core.data_parallel import split_topology
+from fxpart.core.topology import Link
+from fxpart.cost.all_reduce import BUCKET_BYTES
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.evaluation import Evaluation
+from fxpart.errors import SpecError
+from runner.experiment.replicas import (
+    Replicas,
+    check_replicas,
+    replica_metrics,
+    replicas_line,
+    with_sums,
+)
+from tests.runner.composed import read
+from tests.runner.pipelines import THERE_AND_BACK, training_graph
+from tests.sketch import devices, problem
+
+
+def _summed(*overrides: str) -> tuple[Evaluation, Evaluation, Replicas]:
+    """Return a step alone, and with the sums of two replicas; a byte takes two seconds.
+
+    The graph is F0, F1, B1, B0 on devices 0, 1, 1, 0, each a second and a byte, with two seconds
+    for each transfer: B1 ends at 5, B0 at 8.
+    """
+    parts = split_topology(devices(*[100] * 4, link=Link(0.5)), 2)
+    task = problem(training_graph(), parts.replica)
+    alone = evaluate(task, THERE_AND_BACK)
+    whole, replicas = with_sums(
+        read("data_parallel=2", *overrides),
+        task,
+        THERE_AND_BACK,
+        evaluation=alone,
+        parallel=parts,
+        partial=np.array([3, 4], dtype=np.int64),
+    )
+    return alone, whole, replicas
+
+
+def test_sums_are_in_latency_and_throughput() -> None:
+    alone, whole, replicas = _summed()
+    assert alone.latency_s == 8.0
+    # What B1 makes is read by B0: its sum is inside the model, and all wait 2 s for it. What B0
+    # makes is a result, and summed at the end.
+    assert whole.latency_s == replicas.cost.latency_s == 8.0 + 2.0 + 2.0
+    assert replicas.cost.within_s.tolist() == [0.0, 2.0]
+    assert replicas.cost.busy_s.tolist() == [2.0, 2.0]
+    assert replicas.cost.exposed_s.tolist() == [2.0, 2.0]
+    # Each device computes for 2 s and waits for 2.
+    assert (alone.throughput_per_s, whole.throughput_per_s) == (1 / 2, 1 / 4)
+    assert whole.devices == alone.devices
+
+
+def test_a_line_and_metrics_by_hand() -> None:
+    _, _, replicas = _summed()
+    parallel = split_topology(devices(*[100] * 4, link=Link(0.5)), 4)
+    assert "4 replicas of 1 device; " in replicas_line(replace(replicas, parallel=parallel))
+    assert replicas_line(replicas) == (
+        "2 replicas of 2 devices; all-reduce of 1 B on device 0 takes 2000 ms, of which 2000 ms"
+        " are waited for"
+    )
+    assert replica_metrics(replicas) == {
+        "data_parallel": 2.0,
+        "all_reduce_gib": 1 / 2**30,
+        "all_reduce_ms": 2000.0,
+        "exposed_all_reduce_ms": 2000.0,
+    }
+
+
+def test_buckets_are_the_librarys_unless_asked_for() -> None:
+    assert read().all_reduce.bucket_bytes == BUCKET_BYTES
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data_parallel=0"], "data_parallel=0 must be 1 or more"),
+        (["all_reduce.bucket_bytes=0"], "all_reduce.bucket_bytes=0 must be 1 or more"),
+        (
+            ["data_parallel=2", "devices.saturate_host=true"],
+            "data_parallel=2 copies the placement, and devices.saturate_host=true too",
+        ),
+        (["data_parallel=2", "execute=local"], "leave out execute=local, or data_parallel"),
+        (["data_parallel=2", "capture.level=module"], "got capture.level=module; use"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_replicas(read(*overrides))
+    assert said in str(refused.value)
+
+
+def test_what_makes_sense_is_taken() -> None:
+    check_replicas(read())
+    check_replicas(read("data_parallel=2"))
+    check_replicas(read("devices.saturate_host=true"))

@@ -1,0 +1,144 @@
+"""Graphs are shared between jobs, few of them, and never an old one."""
+
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fxpart.core.granularity import group_operators
+from fxpart.core.reserve import rounded
+from fxpart.errors import FxpartError, SpecError
+from runner.config.sections import Config
+from runner.experiment import shared_graphs
+from runner.experiment.experiment import model_spec
+from runner.experiment.shared_graphs import placed_graph, shared_subject
+from runner.experiment.subject import Subject
+from tests.runner.command import OWN
+from tests.runner.composed import read
+
+PARTS = "from torch import nn\n\ndef layer(width):\n    return nn.Linear(width, width)\n"
+MINE = """
+import torch
+from torch import nn
+from parts import layer
+
+def build(batch_size, dtype, width=8):
+    return nn.Sequential(layer(width), nn.ReLU()).to(dtype), (torch.zeros(batch_size, width),)
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(shared_graphs, "_kept", type(shared_graphs._kept)())
+    (tmp_path / "parts.py").write_text(PARTS)
+    (tmp_path / "mine.py").write_text(MINE)
+    yield read(*OWN, "model.factory=mine:build", f"capture.cache_dir={tmp_path / 'cache'}")
+    for name in ("mine", "parts"):
+        sys.modules.pop(name, None)
+
+
+def subject(config: Config) -> Subject:
+    return shared_subject(config, model_spec(config))
+
+
+def with_batch(config: Config, size: int) -> Config:
+    return replace(config, model=replace(config.model, batch_size=size))
+
+
+def test_a_graph_is_captured_once_and_then_shared(config: Config) -> None:
+    first = subject(config).captured
+    assert not first.from_cache
+    # What has no part in it may differ.
+    other = read("model=custom", "model.factory=mine:build", "model.name=another", "mode=single")
+    again = subject(replace(other, capture=config.capture)).captured
+    assert again.graph is first.graph
+    assert again.from_cache
+    assert again.seconds < first.seconds
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"batch_size": 2}},
+        {"model": {"factory_args": {"width": 4}}},
+        {"capture": {"level": "module"}},
+        {"phase": {"name": "training"}},
+    ],
+)
+def test_what_decides_the_graph_makes_another(
+    config: Config, change: dict[str, dict[str, object]]
+) -> None:
+    first = subject(config).captured.graph
+    ((section, values),) = change.items()
+    other = replace(config, **{section: replace(getattr(config, section), **values)})
+    assert subject(other).captured.graph is not first
+    assert subject(config).captured.graph is first
+
+
+def test_an_optimizer_is_a_part_of_the_graph(config: Config) -> None:
+    step = replace(config, phase=replace(config.phase, name="training"))
+    plain = replace(step, optimizer=replace(step.optimizer, name="none"))
+    adam = replace(step, optimizer=replace(step.optimizer, name="adam"))
+    assert subject(plain).captured.graph.n_ops < subject(adam).captured.graph.n_ops
+
+
+def test_a_changed_file_of_the_user_gives_no_old_graph(config: Config, tmp_path: Path) -> None:
+    """Also one that the factory's module imports, of which no key says anything."""
+    first = subject(config).captured.graph
+    was = (tmp_path / "parts.py").stat()
+    changed = PARTS.replace("nn.Linear(width, width)", "nn.Linear(width, width, bias=False)")
+    (tmp_path / "parts.py").write_text(changed)
+    os.utime(tmp_path / "parts.py", ns=(was.st_atime_ns, was.st_mtime_ns))
+    for name in ("mine", "parts"):
+        del sys.modules[name]
+    second = subject(config).captured
+    assert not second.from_cache
+    assert second.graph.total_weight_bytes < first.total_weight_bytes
+    assert subject(config).captured.graph is second.graph
+    (tmp_path / "parts.py").unlink()
+    for name in ("mine", "parts"):
+        del sys.modules[name]
+    with pytest.raises(FxpartError, match="parts"):
+        subject(config)
+
+
+def test_only_the_latest_are_kept(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_graphs, "MOST", 2)
+    one, two = subject(config).captured.graph, subject(with_batch(config, 2)).captured.graph
+    assert subject(config).captured.graph is one  # and so two is the one that goes
+    subject(with_batch(config, 3))
+    assert len(shared_graphs._kept) == 2
+    assert subject(config).captured.graph is one
+    assert subject(with_batch(config, 2)).captured.graph is not two
+    assert len(shared_graphs._kept) == 2
+
+
+def test_without_a_cache_nothing_is_shared(config: Config) -> None:
+    config = replace(config, capture=replace(config.capture, use_cache=False))
+    assert subject(config).captured.graph is not subject(config).captured.graph
+    assert not shared_graphs._kept
+
+
+def test_symbolic_sizes_of_ones_own_model_are_read_again(config: Config) -> None:
+    config = replace(config, capture=replace(config.capture, symbolic="batch"))
+    first, second = subject(config), subject(config)
+    assert first.captured.graph is not second.captured.graph
+    assert first.captured.graph.names == second.captured.graph.names
+    assert not shared_graphs._kept
+
+
+def test_placed_graphs_are_those_of_the_two_steps(config: Config) -> None:
+    graph = subject(config).captured.graph
+    expected = group_operators(rounded(graph, 512), "module")
+    found = placed_graph(graph, 512, "module")
+    assert found is placed_graph(graph, 512, "module")
+    assert found.group.tolist() == expected.group.tolist()
+    assert found.weight_bytes.tolist() == expected.weight_bytes.tolist()
+    assert placed_graph(graph, 1, "operator") is graph
+    with pytest.raises(SpecError, match="granularity=x does not exist"):
+        placed_graph(graph, 1, "x")

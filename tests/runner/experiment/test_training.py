@@ -1,0 +1,89 @@
+"""What a configuration says of a training step."""
+
+import pytest
+
+from fxpart.errors import SpecError
+from runner.experiment.experiment import model_spec, plan
+from runner.experiment.training import check_training, optimizer_of, step_options
+from tests.runner.composed import read
+
+_AS_RUN = ("phase=training", "execute=local", "optimizer=none", "phase.train_mode=false")
+
+
+def test_a_step_has_an_optimizer_unless_it_is_told_otherwise() -> None:
+    config = read("phase=training")
+    assert optimizer_of(config).name == "adamw"
+    assert config.phase.train_mode
+    check_training(config)
+    assert optimizer_of(read("optimizer=none")).name == "none"
+
+
+def test_options_reach_the_library() -> None:
+    config = read(
+        "phase=training",
+        "optimizer=momentum",
+        "optimizer.state_dtype=float32",
+        "optimizer.master_weights=true",
+        "optimizer.implementation=fused",
+        "checkpointing=block",
+        "phase.fused_kernels=false",
+    )
+    optimizer, options = optimizer_of(config), step_options(config)
+    assert (optimizer.name, optimizer.state_dtype) == ("momentum", "float32")
+    assert (optimizer.master_weights, optimizer.implementation) == (True, "fused")
+    assert options.checkpointing == "block"
+    assert not options.fused_attention
+    assert not options.fused_dropout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["checkpointing=block"], "checkpointing=block is of a training step"),
+        (["phase=training", "checkpointing=blok"], "nearest: block"),
+        (["phase=training", "optimizer.name=adan"], "optimizer=adan does not exist"),
+        (["optimizer.state_dtype=float8"], "optimizer.state_dtype=float8 does not exist"),
+        (
+            ["phase=training", "execute=local"],
+            "add optimizer=none phase.train_mode=false",
+        ),
+        (
+            [*_AS_RUN, "checkpointing=block"],
+            "add checkpointing=none",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_training(read(*overrides))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["data_parallel=0"], "data_parallel=0 must be 1 or more"),
+        (["data_parallel=2", "model.batch_size=3"], "make it a multiple of 2"),
+        (["data_parallel=2", "model.batch_size=2", "devices=3x16gb"], "equal parts"),
+        (["data_parallel=2", "devices.saturate_host=true"], "saturate_host"),
+        (["data_parallel=2", "model.batch_size=2", "execute=local"], "planned, not run here"),
+        (["data_parallel=2", "capture.level=module"], "capture.level=operator"),
+        (["all_reduce.bucket_bytes=0"], "all_reduce.bucket_bytes=0 must be 1 or more"),
+        (["capture.symbolic=bach"], "nearest: batch"),
+        (["capture.symbolic=batch", "execute=local"], "runs one size"),
+        (["capture.symbolic=batch", "capture.level=module"], "capture.level=operator"),
+        (["capture.symbolic=batch", "batch_sweep=0"], "batch_sweep=0 must be 1 or more"),
+        (["capture.symbolic=batch", "latency=profiled"], "latency=profiled"),
+    ],
+)
+def test_replicas_and_symbols_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        _planned("model=gpt2", *overrides)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def _planned(*overrides: str) -> None:
+    config = read(*overrides)
+    plan(config, model_spec(config))

@@ -1,0 +1,141 @@
+"""Which files a job reads by its configuration, and their copies in its folder."""
+
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import CacheError, SpecError
+from runner.config.sections import Config, LatencyConfig, ModeConfig, ModelConfig
+from runner.experiment.experiment import model_spec
+from runner.job.identity import inputs_key
+from runner.job.input_files import (
+    INPUTS_TAG,
+    InputFile,
+    inputs_of,
+    inputs_tag,
+    kept_name,
+    named_files,
+    read_inputs,
+    with_file,
+    write_inputs,
+)
+
+KEYS = ("mode.assignment", "latency.file")
+
+
+def naming(assignment: Path, calibration: Path) -> Config:
+    return Config(
+        model=ModelConfig(name="gpt2", architecture="GPT2LMHeadModel"),
+        mode=ModeConfig("aot_based", {"assignment": str(assignment), "devices": {0: 1}}),
+        latency=LatencyConfig("calibrated", "calibrated", file=str(calibration)),
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    """Two files of one name, one of them named by the folder of the run that wrote it."""
+    for name in ("run", "here"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "assignment.json").write_text(name)
+    return naming(tmp_path / "run", tmp_path / "here" / "assignment.json")
+
+
+def test_the_files_are_found_and_read(config: Config, tmp_path: Path) -> None:
+    places = [tmp_path / name / "assignment.json" for name in ("run", "here")]
+    assert named_files(config) == dict(zip(KEYS, places, strict=True))
+    assert read_inputs(config) == (InputFile(KEYS[0], b"run"), InputFile(KEYS[1], b"here"))
+    places[0].unlink()
+    assert read_inputs(config) == (InputFile(KEYS[1], b"here"),)
+
+
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("kl_based", {}),
+        ("kl_based", {"assignment": "x"}),
+        ("aot_based", {"modules": {"": 0}}),
+        ("aot_based", {"assignment": None}),
+        ("aot_based", {"assignment": 3}),
+        ("aot_based", {"assignment": ""}),
+    ],
+)
+def test_a_configuration_without_files_has_none(mode: str, options: dict[str, object]) -> None:
+    config = Config(mode=ModeConfig(mode, options))
+    assert named_files(config) == {}
+    assert read_inputs(config) == ()
+    assert inputs_tag(()) == {}
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_what_identifies_a_job_is_what_these_files_say(
+    config: Config, key: str, tmp_path: Path
+) -> None:
+    def known(one: Config) -> str:
+        return inputs_key(one, model_spec(one).key())
+
+    elsewhere = tmp_path / "elsewhere.json"
+    elsewhere.write_bytes(named_files(config)[key].read_bytes())
+    moved = with_file(config, key, str(elsewhere))
+    assert named_files(moved) == {**named_files(config), key: elsewhere}
+    assert moved.mode.options["devices"] == {0: 1}
+    assert known(moved) == known(config)
+    elsewhere.write_text("another")
+    assert known(moved) != known(config)
+
+
+def test_copies_are_called_after_the_keys_and_no_others_stay(
+    config: Config, tmp_path: Path
+) -> None:
+    job = tmp_path / "job"
+    write_inputs(read_inputs(config), job)
+    copies = {key: (job / kept_name(key)).read_text() for key in KEYS}
+    assert copies == {KEYS[0]: "run", KEYS[1]: "here"}
+    (job / "inputs" / "notes.txt").touch()  # the user's own
+    write_inputs([InputFile(KEYS[1], b"new")], job)
+    left = {path.name: path.read_text() for path in (job / "inputs").iterdir()}
+    assert left == {"latency.file.json": "new", "notes.txt": ""}
+    write_inputs((), job)
+    assert [path.name for path in (job / "inputs").iterdir()] == ["notes.txt"]
+
+
+def test_a_job_without_files_has_no_folder_for_them(tmp_path: Path) -> None:
+    write_inputs((), tmp_path / "job")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_copy_of_a_copy_that_lies_there_already_is_the_same(
+    config: Config, tmp_path: Path
+) -> None:
+    job = tmp_path / "job"
+    write_inputs(read_inputs(config), job)
+    mine = with_file(config, KEYS[0], str(job / kept_name(KEYS[0])))
+    write_inputs(read_inputs(mine), job)
+    assert (job / kept_name(KEYS[0])).read_text() == "run"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "job").touch()
+    with pytest.raises(CacheError, match=r"mode\.assignment\.json: .*; choose another output"):
+        write_inputs(read_inputs(config), tmp_path / "job")
+
+
+def test_a_tag_says_what_the_files_were(config: Config) -> None:
+    tags = inputs_tag(read_inputs(config))
+    assert list(tags) == [INPUTS_TAG]
+    digests = [sha256(text).hexdigest() for text in (b"run", b"here")]
+    assert inputs_of("1", tags) == dict(zip(KEYS, digests, strict=True))
+    assert inputs_of("1", {}) == {}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_a_tag_of_somebody_else_is_one_line(text: str) -> None:
+    with pytest.raises(SpecError, match=r"the tag inputs of run 12 is damaged .* run it again"):
+        inputs_of("12", {INPUTS_TAG: text})
+
+
+def test_another_latency_stays_as_it_is(config: Config) -> None:
+    moved = with_file(config, KEYS[1], "x")
+    assert moved.latency == replace(config.latency, file="x")
+    assert moved.mode == config.mode

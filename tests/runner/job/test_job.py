@@ -1,0 +1,212 @@
+"""One job in this process: what it says, what it leaves in files, and what the tracker knows."""
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from fxpart.errors import SpecError
+from runner.config.sections import Config, TrackingConfig
+from runner.config.tags import config_from_tags
+from runner.job import files as job_files
+from runner.job.identity import Choices
+from runner.job.job import JobIdentity, Outcome, keep_failure, run_job
+from runner.job.swept_job import SweepIds
+from runner.tracking.open_tracker import open_tracker
+from runner.tracking.tracker import LoggedRun
+from tests.runner.command import OWN, SMALL
+from tests.runner.composed import read
+
+SWEEP = SweepIds("abcd", None)
+TRACES = ("trace.json",)
+FIGURES = ("memory.svg", "partition_graph.svg")
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    return folder
+
+
+def configured(*overrides: str) -> Config:
+    return read(*OWN, SMALL, "mode=size_based", "tracking=none", *overrides)
+
+
+def identity(here: Path, name: str = "job", sweep: SweepIds | None = None) -> JobIdentity:
+    chosen = Choices("tiny", "size_based", "2x0.06mb", "pcie4")
+    asked = ("mode=size_based", "tracking.uri=http://me:secret@host", "+hydra.x=1")
+    return JobIdentity(chosen, asked, here / "outputs" / name, here, sweep)
+
+
+def result(done: JobIdentity) -> dict[str, object]:
+    return dict(json.loads((done.folder / "result.json").read_text()))
+
+
+def logged(here: Path) -> LoggedRun:
+    (run,) = open_tracker(TrackingConfig(), here).runs({"kind": "run"})
+    return run
+
+
+def test_a_job_of_a_sweep_is_silent_and_comes_to_the_same(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    alone, swept = identity(here, "alone"), identity(here, "swept", SWEEP)
+    first = run_job(configured(), alone)
+    assert "lower bound" in capfd.readouterr().out
+    second = run_job(configured(), swept)
+    assert capfd.readouterr() == ("", "")
+    assert first.status == second.status == "finished"
+    kept = [json.loads((i.folder / "assignment.json").read_text()) for i in (alone, swept)]
+    assert kept[0] == kept[1]
+    differs = {key for key in first.metrics if first.metrics[key] != second.metrics[key]}
+    assert differs <= {"partition_s", "capture_s"}
+    assert second.metrics == result(swept)["metrics"]
+    assert (result(alone)["sweep"], result(swept)["sweep"]) == (None, "abcd")
+    assert result(alone)["key"] == result(swept)["key"]
+
+
+def test_a_verbose_job_of_a_sweep_says_what_it_says_alone(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_job(configured("verbose=true"), identity(here, sweep=SWEEP))
+    assert "lower bound" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("figures", "sweep", "there"),
+    [
+        ("auto", None, {*TRACES, *FIGURES}),
+        ("auto", SWEEP, {*FIGURES}),
+        ("all", SWEEP, {*TRACES, *FIGURES}),
+        ("none", None, set()),
+    ],
+)
+def test_figures_are_drawn_as_asked(
+    here: Path, figures: str, sweep: SweepIds | None, there: set[str]
+) -> None:
+    asked = identity(here, sweep=sweep)
+    assert run_job(configured(f"figures={figures}"), asked).error is None
+    files = {path.name for path in asked.folder.iterdir()}
+    assert files & {*TRACES, *FIGURES} == there
+    assert files >= {"assignment.json", "result.json", "config", "device_map.json"}
+
+
+def test_a_choice_of_figures_that_does_not_exist_is_one_line(here: Path) -> None:
+    outcome = run_job(configured("figures=al"), identity(here))
+    assert outcome == Outcome("failed", "figures=al does not exist; write auto, all, none")
+
+
+def test_the_written_configuration_is_what_ran_without_a_login(here: Path) -> None:
+    config, asked = configured("mode=kl_based"), identity(here)
+    config.tracking = replace(config.tracking, uri="http://me:a/secret@host:5000/x?token=secret")
+    run_job(config, asked)
+    config.tracking.uri = "http://host:5000/x?token=***"
+    written = (asked.folder / "config" / "resolved.yaml").read_text()
+    assert written == OmegaConf.to_yaml(asdict(config))
+    said = (asked.folder / "config" / "overrides.txt").read_text().splitlines()
+    kept = json.loads((asked.folder / "result.json").read_text())["config"]
+    assert said == kept["overrides"] == ["mode=size_based"]
+    assert not [path for path in asked.folder.rglob("*.*") if b"secret" in path.read_bytes()]
+
+
+def test_what_does_not_fit_is_an_outcome_with_its_metric(here: Path) -> None:
+    asked = identity(here)
+    outcome = run_job(configured("devices=1x0.06mb"), asked)
+    assert (outcome.status, outcome.metrics) == ("infeasible", {"feasible": 0.0})
+    assert result(asked)["key"]
+
+
+@pytest.mark.usefixtures("store")
+def test_a_run_can_be_found_and_run_again_by_its_tags(here: Path) -> None:
+    config = replace(configured(), tracking=TrackingConfig())
+    parent = open_tracker(config.tracking, here).start_sweep("s", {"kind": "sweep"})
+    asked = identity(here, sweep=SweepIds("abcd", parent))
+    assert run_job(config, asked).error is None
+    tags = logged(here).tags
+    assert tags["config_key"] == result(asked)["key"]
+    assert (tags["sweeps"], tags["mlflow.parentRunId"]) == (" abcd ", parent)
+    assert tags["outcome"] == "finished"
+    assert json.loads(tags["overrides"]) == ["mode=size_based"]
+    assert "secret" not in str(tags)
+    assert config_from_tags(tags) == config
+
+
+@pytest.mark.usefixtures("store")
+def test_a_run_has_its_tags_while_it_is_under_way(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[LoggedRun] = []
+
+    def look(*_: object) -> None:
+        seen.append(logged(here))
+        raise SpecError("seen")
+
+    monkeypatch.setattr("runner.job.job.plan", look)
+    config = replace(configured(), tracking=TrackingConfig())
+    outcome = run_job(config, replace(identity(here, sweep=SWEEP), key="0123"))
+    assert outcome.status == "failed"
+    assert (seen[0].status, seen[0].tags["config_key"]) == ("RUNNING", "0123")
+    assert seen[0].tags["sweeps"] == " abcd "
+    assert config_from_tags(seen[0].tags) == config
+    assert "outcome" not in seen[0].tags
+
+
+@pytest.mark.usefixtures("store")
+def test_a_job_whose_configuration_makes_no_sense_is_logged_too(here: Path) -> None:
+    asked = replace(
+        identity(here, sweep=SWEEP),
+        overrides=("mode=size_based", "model.batch_size=x"),
+        key="0123",
+        tracking=TrackingConfig(),
+    )
+    outcome = keep_failure(None, asked, SpecError("model.batch_size=x is\nno number"))
+    assert outcome == Outcome("failed", "model.batch_size=x is no number")
+    run = logged(here)
+    assert (run.status, run.tags["outcome"], run.tags["config_key"]) == ("FAILED", "failed", "0123")
+    assert run.tags["error"].split() == ["model.batch_size=x", "is", "no", "number"]
+    assert (run.params["mode"], run.params["model.batch_size"]) == ("size_based", "x")
+    assert result(asked)["error"] == outcome.error
+
+
+def test_without_a_tracker_it_is_in_its_file_alone(here: Path) -> None:
+    outcome = keep_failure(None, identity(here), SpecError("no"))
+    assert outcome == Outcome("failed", "no")
+    assert (result(identity(here))["status"], result(identity(here))["key"]) == ("failed", None)
+
+
+def test_a_store_that_does_not_work_does_not_hide_what_went_wrong(here: Path) -> None:
+    (here / "file").touch()
+    tracking = TrackingConfig(uri=f"sqlite:///{here / 'file' / 'runs.db'}")
+    outcome = keep_failure(None, replace(identity(here), tracking=tracking), SpecError("no"))
+    assert outcome.error is not None
+    assert outcome.error.startswith("no; ")
+    assert "runs.db" in outcome.error
+    assert "\n" not in outcome.error
+
+
+def test_a_bug_is_kept_in_a_sweep_and_raised_alone(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(job_files, "write_figures", crash)
+    with pytest.raises(ZeroDivisionError):
+        run_job(configured(), identity(here, "alone"))
+    asked = identity(here, sweep=SWEEP)
+    outcome = run_job(configured(), asked)
+    assert (outcome.status, outcome.metrics) == ("failed", {})
+    where = "outputs/job/traceback.txt"
+    assert outcome.error == f"ZeroDivisionError: a bug; traceback in {where}"
+    assert "in crash" in (here / where).read_text()
+
+
+def test_a_model_that_does_not_exist_has_no_key(here: Path) -> None:
+    asked = identity(here)
+    outcome = run_job(configured("model.factory=nowhere:build"), asked)
+    assert outcome.status == "failed"
+    assert "there is no module nowhere" in str(outcome.error)
+    assert result(asked)["key"] is None

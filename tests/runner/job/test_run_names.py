@@ -1,0 +1,100 @@
+"""What runs and sweeps are called."""
+
+import pytest
+
+from runner.job.identity import Choices
+from runner.job.run_names import run_name, sweep_title
+
+CHOICES = Choices("mine", "cost_aware", "2x4gb", "pcie4")
+FACTORY = ("model=custom", "model.factory=own:build", "model.name=mine")
+
+
+def _name(*overrides: str, swept: tuple[str, ...] = ()) -> str:
+    return run_name(CHOICES, (*FACTORY, *overrides), swept)
+
+
+def test_a_job_begins_with_what_is_swept() -> None:
+    given = ("mode=cost_aware", "devices=2x4gb", "model.batch_size=1", "phase=training")
+    swept = ("model.factory_args.layers", "model.batch_size")
+    name = _name("model.factory_args.layers=12", *given, swept=swept)
+    said = "layers=12 · batch_size=1 · cost_aware · 2x4gb · pcie4 · mine · phase=training"
+    assert name == said
+    # In the order of the sweep.
+    other = _name("model.factory_args.layers=12", *given, swept=swept[::-1])
+    assert other.startswith("batch_size=1 · layers=12 · cost_aware · ")
+
+
+def test_a_swept_choice_is_bare_and_stands_once() -> None:
+    swept = ("devices", "mode", "phase")
+    name = _name("phase=training", "mode=cost_aware", "devices=2x4gb", swept=swept)
+    assert name == "2x4gb · cost_aware · phase=training · pcie4 · mine"
+
+
+def test_models_of_one_name_are_told_apart_by_what_was_chosen() -> None:
+    names = [run_name(CHOICES, (f"model={one}",), ("model",)) for one in ("one", "two")]
+    assert names == [f"{one} · cost_aware · 2x4gb · pcie4" for one in ("one", "two")]
+
+
+def test_more_of_a_key_where_two_have_the_same_last_part() -> None:
+    overrides = ("a.size.width=1", "b.size.width=2", "b.depth=3", "devices.nodes.0=4")
+    name = _name(*overrides, swept=tuple(one.partition("=")[0] for one in overrides))
+    assert name.startswith("a.size.width=1 · b.size.width=2 · depth=3 · nodes.0=4 · cost_aware")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "beside"),
+    [
+        ((), ""),
+        (("mode=cost_aware", "devices=2x4gb", "transfer_rate=pcie4"), ""),
+        (("model.batch_size=8",), " · batch_size=8"),
+        (("++model.batch_size=8",), " · batch_size=8"),
+        (("phase=training", "mode.stages=4"), " · phase=training · stages=4"),
+        (("tracking=none", "figures=none", "verbose=true", "capture.use_cache=false"), ""),
+        (("tracking.uri=postgresql://me:word@host/db", "latency.name=mine", "resume=false"), ""),
+        (("mode.assignment='a plan.json'",), " · assignment=a plan.json"),
+    ],
+)
+def test_a_single_run_ends_in_what_was_asked_for_beside(
+    overrides: tuple[str, ...], beside: str
+) -> None:
+    assert _name(*overrides) == f"cost_aware · 2x4gb · pcie4 · mine{beside}"
+
+
+def test_names_are_no_longer_than_a_table_shows() -> None:
+    path = f"latency.file=/home/{'long/' * 60}times.json"
+    name = _name(path, swept=("latency.file",))
+    assert name.startswith("file=/home/long/")
+    assert "g/times.json · cost_aware" in name
+    many = tuple(f"model.factory_args.option_{number}=1" for number in range(60))
+    assert len(_name(*many)) == 120
+    assert _name(*many).endswith("…")
+    assert len(sweep_title("depth", {one.partition("=")[0]: ["1"] for one in many})) == 100
+
+
+def test_a_title_says_the_name_and_what_is_swept() -> None:
+    values = {"model.factory_args.layers": ["12", "24", "36"], "model.batch_size": ["1", "2"]}
+    assert sweep_title("depth", values) == "depth: layers=12,24,36 · batch_size=1,2"
+    assert sweep_title("sweep", {"mode": ["a", "b"], "devices": ["c"]}) == (
+        "sweep: mode=a,b · devices=c"
+    )
+    assert sweep_title("sweep", {}) == "sweep"
+
+
+def test_of_many_values_the_ends_are_said() -> None:
+    four = [str(value) for value in (1, 2, 4, 8)]
+    assert sweep_title("sweep", {"model.batch_size": four}) == "sweep: batch_size=1,2,4,8"
+    longer = {"model.batch_size": [*four, "16", "32"]}
+    assert sweep_title("sweep", longer) == "sweep: batch_size=1,2,…,32"
+
+
+def test_where_there_is_no_room_the_ends_are_said_or_how_many() -> None:
+    modes = ["size_based", "pipeline", "kl_based", "cost_aware"]
+    values = {"mode": modes, "devices": ["1x0.5gb", "2x0.5gb", "4x0.5gb"], "rate": ["a", "b"]}
+    more = {**values, "model.config.n_layer": ["12", "24"]}
+    assert sweep_title("sweep", more) == (
+        "sweep: mode=size_based,…,cost_aware · devices=1x0.5gb,…,4x0.5gb · rate=a,b · n_layer=12,24"
+    )
+    long = {f"key_{number}": modes for number in range(5)}
+    assert sweep_title("sweep", long) == (
+        "sweep: key_0 (4) · key_1 (4) · key_2 (4) · key_3 (4) · key_4 (4)"
+    )

@@ -1,0 +1,32 @@
+import pytest
+
+from runner.output.units import format_ids, format_s, format_size
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "expected"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.50 KiB"),
+        (80 * 10**9, "74.51 GiB"),
+        (5 * 2**40, "5120 GiB"),
+    ],
+)
+def test_sizes_say_their_unit(size_bytes: int, expected: str) -> None:
+    assert format_size(size_bytes) == expected
+
+
+@pytest.mark.parametrize(
+    ("time_s", "expected"),
+    [(0.0, "0.00 ms"), (5e-6, "5.00 us"), (0.01234, "12.34 ms"), (15.0, "15.00 s")],
+)
+def test_times_say_their_unit(time_s: float, expected: str) -> None:
+    assert format_s(time_s) == expected
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"), [((), "-"), ((3,), "3"), ((0, 1, 2, 5, 7, 8), "0-2, 5, 7-8")]
+)
+def test_runs_of_numbers_are_joined(ids: tuple[int, ...], expected: str) -> None:
+    assert format_ids(ids) == expected

@@ -1,0 +1,65 @@
+"""Clusters on this machine."""
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.slurm_here import NoSlurmError, slurm_here
+from runner.sweep.launchers.ray_address import answers_http2
+from tests.runner.sweep.launchers.driven import WAIT_S
+
+_LOOK_S = 0.1
+
+
+@pytest.fixture(scope="session")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in which a real Slurm is found."""
+    try:
+        with slurm_here(tmp_path_factory.mktemp("slurm")) as variables:
+            yield variables
+    except NoSlurmError as error:
+        pytest.skip(f"no Slurm: {error}")
+
+
+@pytest.fixture
+def ray_address() -> Iterator[str]:
+    """The address of a Ray cluster that somebody else has started, and that is there afterwards."""
+    ray = Path(sys.executable).with_name("ray")
+    if not ray.exists():
+        pytest.skip("no ray installed")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    # Ray's sockets lie there, and a path of theirs may have a hundred characters.
+    with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
+        options = [f"--port={port}", f"--temp-dir={folder}", "--num-cpus=2"]
+        options += ["--include-dashboard=false", "--node-ip-address=127.0.0.1"]
+        with (Path(folder) / "said").open("w") as said:
+            head = subprocess.Popen(
+                [ray, "start", "--head", "--block", "--disable-usage-stats", *options],
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=said,
+            )
+        try:
+            _wait(head, port, Path(said.name))
+            yield f"127.0.0.1:{port}"
+            assert head.poll() is None
+            assert answers_http2("127.0.0.1", port) is None
+        finally:
+            head.terminate()
+            head.wait(timeout=WAIT_S)
+
+
+def _wait(head: "subprocess.Popen[bytes]", port: int, said: Path) -> None:
+    """Return when the cluster answers: its command does not say when it is ready."""
+    end_s = time.monotonic() + WAIT_S
+    while answers_http2("127.0.0.1", port) or "Ray runtime started" not in said.read_text():
+        assert head.poll() is None, said.read_text()
+        assert time.monotonic() < end_s, said.read_text()
+        time.sleep(_LOOK_S)

@@ -1,0 +1,65 @@
+"""When a worker stops: once, and not without a word."""
+
+import signal
+import subprocess
+import sys
+
+from runner.sweep.launchers.worker import held_back, interruptible, when_it_ends
+
+TWICE = """
+import os, signal
+from runner.sweep.launchers.worker import interruptible
+try:
+    with interruptible():
+        os.kill(os.getpid(), signal.SIGTERM)
+        raise SystemExit("not heard")
+except KeyboardInterrupt:
+    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("once")
+"""
+
+
+LATER = """
+import os, signal
+from runner.sweep.launchers.worker import interruptible
+os.kill(os.getpid(), signal.SIGINT)
+print("not yet")
+try:
+    with interruptible():
+        raise SystemExit("not heard")
+except KeyboardInterrupt:
+    print("now")
+"""
+
+
+def test_an_interrupt_is_heard_once() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "once\n", "")
+
+
+def test_without_an_interrupt_all_is_as_before() -> None:
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    with interruptible():
+        assert signal.getsignal(signal.SIGINT) is not before[0]
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
+
+
+def test_processes_that_start_held_back_hear_nothing_until_they_ask() -> None:
+    with held_back():
+        done = subprocess.run(
+            [sys.executable, "-c", LATER], capture_output=True, text=True, check=False
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "not yet\nnow\n", "")
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+
+
+def test_a_process_that_has_ended() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    when_it_ends(process.pid)  # it is ours, and is a zombie until we look
+    assert process.wait() == 0
+    when_it_ends(process.pid)

@@ -1,0 +1,141 @@
+"""Each launcher with real processes: what comes back, what is lost, what is left behind."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.runner.sweep.launchers.driven import driving, ends, settings, wait_for, wait_until_gone
+
+HERE = ["joblib", "ray", "submitit_local"]
+
+
+def _check(found: list[list[object]], folder: Path) -> None:
+    """Of five jobs one has a bug and one was killed; the others end, but for what its pool lost."""
+    statuses = [status for status, _ in found]
+    finished = [what for status, what in found if status == "COMPLETED"]
+    assert statuses[1] == statuses[3] == "FAILED"
+    assert "killed" in str(found[3][1])
+    # A job that was under way in the pool of the killed one is lost with it.
+    for what in (what for status, what in found if status == "FAILED"):
+        assert what == "ZeroDivisionError: a bug" or "its process was killed" in str(what)
+    for what in finished:
+        assert isinstance(what, dict)
+        assert what["folder"] == str(folder)
+        assert what["process"] != os.getpid()
+        assert what["threads"] == "1"
+    squares = [what["square"] for what in finished if isinstance(what, dict)]
+    assert squares == sorted(squares)
+    assert set(squares) <= {0, 4, 16}
+    assert squares
+
+
+@pytest.mark.parametrize("launcher", HERE)
+def test_every_job_has_an_end_though_one_was_killed(launcher: str, tmp_path: Path) -> None:
+    with driving(launcher, "mixed", 5, tmp_path, environment={"OMP_NUM_THREADS": "1"}) as process:
+        _check(ends(process), tmp_path)
+
+
+def test_every_job_of_slurm_has_an_end(slurm: dict[str, str], tmp_path: Path) -> None:
+    with driving("submitit_slurm", "mixed", 5, tmp_path, environment=slurm) as process:
+        _check(ends(process), tmp_path)
+
+
+def _interrupt_group(process: int) -> None:
+    os.killpg(process, signal.SIGINT)
+
+
+def _terminate(process: int) -> None:
+    os.kill(process, signal.SIGTERM)
+
+
+@pytest.mark.parametrize(
+    ("launcher", "stop", "code", "said"),
+    [
+        ("joblib", _interrupt_group, 130, "interrupted\n"),
+        ("submitit_local", _interrupt_group, 130, "interrupted\n"),
+        ("submitit_local", _terminate, 143, "terminated\n"),
+        ("ray", _interrupt_group, 130, "interrupted\n"),
+        ("ray", _terminate, 143, "terminated\n"),
+    ],
+)
+def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
+    launcher: str, stop: Callable[[int], None], code: int, said: str, tmp_path: Path
+) -> None:
+    begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
+    with driving(launcher, "endless", 3, tmp_path) as process:
+        wait_for(begun)
+        workers = [int(path.read_text()) for path in begun]
+        stop(process.pid)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (code, "", said)
+    for worker in workers:
+        wait_until_gone(worker)
+    assert (tmp_path / "interrupted_0").exists()
+    assert (tmp_path / "interrupted_1").exists()
+    assert not (tmp_path / "begun_2").exists()
+
+
+def test_an_interrupt_leaves_a_ray_cluster_that_was_there(ray_address: str, tmp_path: Path) -> None:
+    begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
+    given = settings("ray", tmp_path)
+    given["init"]["address"] = ray_address
+    with driving("ray", "endless", 3, tmp_path, given=given) as process:
+        wait_for(begun)
+        _interrupt_group(process.pid)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, "", "interrupted\n")
+    wait_for([tmp_path / "interrupted_0", tmp_path / "interrupted_1"])
+    assert not (tmp_path / "begun_2").exists()
+
+
+def test_a_ray_cluster_that_has_no_room_may_get_some(ray_address: str, tmp_path: Path) -> None:
+    given = settings("ray", tmp_path)
+    given["init"]["address"] = ray_address
+    given["remote"]["num_cpus"] = 64
+    with driving("ray", "endless", 1, tmp_path, given=given) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == (
+            f"no machine of the Ray cluster at {ray_address} has num_cpus=64, which"
+            " hydra.launcher.remote asks for; the jobs wait until one has\n"
+        )
+        _terminate(process.pid)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (143, "", "terminated\n")
+
+
+def test_an_interrupt_cancels_the_jobs_of_slurm(slurm: dict[str, str], tmp_path: Path) -> None:
+    begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
+    with driving("submitit_slurm", "endless", 3, tmp_path, environment=slurm) as process:
+        wait_for(begun)
+        _terminate(process.pid)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (143, "", "terminated\n")
+    wait_for([tmp_path / "interrupted_0", tmp_path / "interrupted_1"])
+    assert not (tmp_path / "begun_2").exists()
+
+
+@pytest.mark.parametrize("launcher", HERE)
+def test_workers_end_with_a_sweep_that_is_killed(launcher: str, tmp_path: Path) -> None:
+    begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
+    with driving(launcher, "endless", 3, tmp_path) as process:
+        wait_for(begun)
+        workers = [int(path.read_text()) for path in begun]
+        process.kill()
+    for worker in workers:
+        wait_until_gone(worker)
+    assert (tmp_path / "interrupted_0").exists()
+    assert not (tmp_path / "begun_2").exists()
+
+
+def test_a_job_whose_time_is_up_says_so(tmp_path: Path) -> None:
+    begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
+    with driving("submitit_local", "endless", 2, tmp_path) as process:
+        wait_for(begun)
+        for path in begun:
+            os.kill(int(path.read_text()), signal.SIGUSR2)  # as Slurm does before its limit
+        for status, why in ends(process):
+            assert status == "FAILED"
+            assert "as long as hydra.launcher.timeout_min allows; give it more minutes" in why

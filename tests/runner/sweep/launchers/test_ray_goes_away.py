@@ -1,0 +1,61 @@
+"""A process of Ray's is killed in the middle of a sweep: Ray then ends the one that talks to it."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.runner.command import SMALL, run, tracked_runs
+
+STRIKES = """
+import os, signal, time
+from pathlib import Path
+import tiny
+
+def raylet(batch_size, dtype):
+    _once(os.getppid())
+    return tiny.build(batch_size, dtype, width=32)
+
+def driver(batch_size, dtype):
+    for path in Path("/proc").glob("[0-9]*"):
+        if _is_ours(path):
+            _once(int(path.name))
+    return tiny.build(batch_size, dtype, width=32)
+
+def _is_ours(path):
+    try:
+        words = (path / "cmdline").read_text()
+        return "runner.sweep.launchers.ray_driver" in words and os.getcwd() == os.readlink(path /
+        "cwd")
+    except OSError:  # gone meanwhile, or of somebody else
+        return False
+
+def _once(process):
+    if not Path("struck").exists():
+        Path("struck").touch()
+        os.kill(process, signal.SIGKILL)
+        time.sleep(60)  # until Ray ends this process, too
+"""
+SWEPT = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, "hydra/launcher=ray"]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("whom", ["raylet", "driver"])
+def test_every_job_is_done_once_though_ray_went_away(folder: Path, whom: str) -> None:
+    pytest.importorskip("ray")
+    (folder / "strikes.py").write_text(STRIKES)
+    factories = f"model.factory=tiny:build,strikes:{whom},tiny:nested"
+    # So that the model is built, whoever did it before.
+    there = ["capture.use_cache=false", "hydra.launcher.init.num_cpus=2"]
+    done = run(folder, *SWEPT, *there, factories)
+    assert done.code == 0, done.err
+    assert (folder / "struck").exists()
+    assert "3 runs" in done.out
+    assert done.err.splitlines()[-1].startswith("3 of 3 jobs done")
+    said = [line for line in done.err.splitlines() if " jobs done" not in line]
+    assert len(said) == 1, done.err
+    assert " of the jobs were lost: " in said[0]
+    runs = tracked_runs(folder, "tags.kind = 'run'")
+    assert sorted(Counter(one.data.tags["config_key"] for one in runs).values()) == [1, 1, 1]
+    (parent,) = tracked_runs(folder, "tags.kind = 'sweep'")
+    assert parent.info.status == "FINISHED"

@@ -1,0 +1,110 @@
+"""Attempts that came to nothing: which are marked, which are left alone."""
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
+from subprocess import PIPE
+
+import pytest
+
+from runner.config.sections import TrackingConfig
+from runner.job.attempts import set_aside, set_aside_held
+from runner.job.locks import LOCKS_TAG, Locks, sweep_lock
+from runner.tracking import mlflow_database, mlflow_tracker
+from runner.tracking.open_tracker import open_tracker
+from runner.tracking.tracker import RunLog, Tracker
+
+pytestmark = pytest.mark.usefixtures("store")
+
+
+@pytest.fixture
+def tracker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+    """Of a folder in which nobody is at work."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(mlflow_database, "_LOCKED_MS", 50)
+    monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0)
+    return open_tracker(TrackingConfig(), folder)
+
+
+@pytest.fixture
+def locks(folder: Path) -> Locks:
+    return Locks(folder)
+
+
+@contextmanager
+def _begun(tracker: Tracker, locks: Locks | None, **tags: str) -> Iterator[RunLog]:
+    """Yield a run that is under way; nobody holds its lock, as if its process had been killed."""
+    name = locks.name if locks else "of another folder"
+    all_tags = {"config_key": "abc", "sweeps": " one ", LOCKS_TAG: name, **tags}
+    with tracker.start("run", {}, all_tags, folder=Path("outputs")) as run:
+        yield run
+
+
+def _tags(tracker: Tracker, run: RunLog) -> Mapping[str, str]:
+    assert run.run_id
+    return tracker.run(run.run_id).tags
+
+
+def test_what_another_folder_may_be_at_is_left_alone(tracker: Tracker, locks: Locks) -> None:
+    with _begun(tracker, None) as theirs, _begun(tracker, locks) as mine:
+        assert set_aside(tracker, ["abc"], locks, Path(), "mine", others=True) == {"abc": ("one",)}
+        assert (_tags(tracker, theirs)["kind"], _tags(tracker, mine)["kind"]) == ("run", "cut_off")
+
+
+def test_somebodys_single_run_is_left_alone(tracker: Tracker, locks: Locks) -> None:
+    with _begun(tracker, locks, sweeps="") as single:
+        assert set_aside(tracker, ["abc"], locks, Path(), "mine", others=True) == {}
+        assert _tags(tracker, single)["kind"] == "run"
+
+
+@pytest.mark.parametrize("of", ["one", "two"])
+def test_under_the_lock_a_failure_is_set_aside_in_its_own_sweep(
+    tracker: Tracker, locks: Locks, of: str
+) -> None:
+    with pytest.raises(ValueError, match="bad"), _begun(tracker, locks) as failed:
+        raise ValueError("bad")
+    with locks.held("abc"):
+        aside = set_aside_held(tracker, "abc", locks, Path(), of)
+    assert aside == (("one",) if of == "one" else ())
+    assert _tags(tracker, failed)["kind"] == ("superseded" if of == "one" else "run")
+
+
+def test_a_failure_is_left_to_its_sweep_while_that_is_under_way(
+    tracker: Tracker, locks: Locks, folder: Path
+) -> None:
+    tracker.start_sweep("theirs", {"sweep_id": "one", "sweep_key": "their key"})
+    with pytest.raises(ValueError, match="bad"), _begun(tracker, locks):
+        raise ValueError("bad")
+
+    def aside(*, others: bool) -> Mapping[str, tuple[str, ...]]:
+        return set_aside(tracker, ["abc"], locks, Path(), "two", others=others)
+
+    hold = f"from runner.job.locks import *; Locks(Path.cwd()).take({sweep_lock('their key')!r})"
+    holder = [sys.executable, "-c", f"from pathlib import Path; {hold}; print(); input()"]
+    with subprocess.Popen(holder, cwd=folder, stdin=PIPE, stdout=PIPE, text=True) as under_way:
+        assert under_way.stdout
+        assert under_way.stdout.readline() == "\n"
+        assert aside(others=True) == {}
+        under_way.communicate("\n")
+    assert aside(others=False) == {}
+    assert aside(others=True) == {"abc": ("one",)}
+
+
+def test_a_run_that_ended_while_the_store_was_gone_is_a_result(
+    tracker: Tracker, locks: Locks, folder: Path
+) -> None:
+    store = sqlite3.connect(folder / "outputs" / "mlflow.db", isolation_level=None)
+    with closing(store):
+        with _begun(tracker, locks) as run:
+            store.execute("BEGIN IMMEDIATE")
+        store.execute("ROLLBACK")
+    assert run.unsent
+    assert run.unsent.is_file()
+    with locks.held("abc"):
+        assert set_aside_held(tracker, "abc", locks, folder, "mine") == ()
+    assert not run.unsent.exists()
+    assert _tags(tracker, run)["kind"] == "run"
+    assert set(tracker.settled("config_key", ["abc"])) == {"abc"}

@@ -1,0 +1,229 @@
+"""Sweeps that are not alone: other processes, other folders, workers that are killed."""
+
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import SpecError
+from runner.config.sections import TrackingConfig
+from runner.sweep import session
+from runner.sweep.one_job import run_job_file
+from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
+from tests.runner.sweep.launchers.driven import wait_for
+from tests.runner.sweep.sweeping import sweep
+
+OVERLAP = """
+import os, subprocess, sys
+import tiny
+
+def build(batch_size, dtype):
+    # Meanwhile somebody else runs the next job of this sweep, and ends.
+    if not os.path.exists("overlapped"):
+        open("overlapped", "w").close()
+        subprocess.run([sys.executable, *{command}], check=True, stdout=subprocess.DEVNULL)
+    return tiny.build(batch_size, dtype)
+"""
+
+AGAIN = """
+import subprocess, sys
+from pathlib import Path
+import tiny
+
+def build(batch_size, dtype):
+    # The very same sweep, in the middle of it.
+    done = subprocess.run([sys.executable, *{command}], capture_output=True, text=True)
+    Path("said").write_text(done.stderr)
+    return tiny.build(batch_size, dtype)
+"""
+
+EDITS = """
+from pathlib import Path
+import tiny
+
+def build(batch_size, dtype):
+    # Meanwhile the user edits the next job's model.
+    source = Path("read_late.py")
+    source.write_text(source.read_text().replace("width=32", "width=40"))
+    return tiny.build(batch_size, dtype)
+"""
+
+LATER = """
+import tiny
+
+def build(batch_size, dtype):
+    return tiny.build(batch_size, dtype, width=32)
+"""
+
+WAITS = """
+import os, time
+from pathlib import Path
+import tiny
+
+def build(batch_size, dtype):
+    if not os.path.exists("process"):
+        Path("process.tmp").write_text(str(os.getpid()))
+        os.rename("process.tmp", "process")
+        time.sleep(300)  # longer than any test waits: it must be killed
+    return tiny.build(batch_size, dtype, width=32)
+"""
+
+STRIKES = """
+import os, signal, subprocess, time
+from pathlib import Path
+import tiny
+
+def begin():
+    # Another sweep, until it is at the job that waits.
+    subprocess.run("{command} &", shell=True, check=True)
+    while not Path("process").exists():
+        time.sleep(0.05)  # it is not a child of this process: nobody tells
+
+def begun_before(batch_size, dtype):
+    os.kill(int(Path("process").read_text()), signal.SIGKILL)
+    return tiny.build(batch_size, dtype)
+
+def begun_after(batch_size, dtype):
+    begin()
+    return begun_before(batch_size, dtype)
+
+def waited_for(batch_size, dtype):
+    begin()
+    # By then the next job waits for it.
+    subprocess.run("(sleep 3; kill -9 $(cat process)) &", shell=True, check=True)
+    return tiny.build(batch_size, dtype)
+"""
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.usefixtures("store")
+def test_a_job_that_another_sweep_does_meanwhile_is_not_run_again(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    common = ["model=custom", "model.name=tiny", "reserve=none", SMALL]
+    other = [*COMMAND, "-m", *common, "model.factory=tiny:nested", "mode=kl_based"]
+    (here / "overlap.py").write_text(OVERLAP.replace("{command}", repr(other)))
+    assert sweep(*common, "mode=kl_based", "model.factory=overlap:build,tiny:nested") == 0
+    shown, said = capsys.readouterr()
+    assert "2 of 2 jobs done (1 before)" in said
+    assert "2 runs" in shown
+    keys = Counter(one.data.tags["config_key"] for one in tracked_runs(here, "tags.kind = 'run'"))
+    assert sorted(keys.values()) == [1, 1]
+
+
+@pytest.mark.usefixtures("store")
+def test_a_model_that_is_edited_before_it_is_read_is_no_result_of_the_old_one(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in (("edits_next.py", EDITS), ("read_late.py", LATER)):
+        (here / name).write_text(text)
+    swept = ["model=custom", "model.name=tiny", "reserve=none", "devices=1x1mb,1x0.001mb"]
+    swept += ["model.factory=edits_next:build,read_late:build"]
+    assert sweep(*swept) == 2
+    assert "source file of the model" in "".join(capsys.readouterr())
+    outcomes = Counter(one.data.tags["outcome"] for one in tracked_runs(here, "tags.kind = 'run'"))
+    # Neither the one that fits nor the one that does not.
+    assert outcomes == {"finished": 1, "infeasible": 1, "failed": 2}
+    assert sweep(*swept) == 0
+
+
+@pytest.mark.usefixtures("store")
+def test_a_job_whose_worker_is_killed_is_run_by_another(folder: Path) -> None:
+    factories = "model.factory=tiny:build,tiny:is_killed,tiny:nested"
+    swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, factories]
+    swept += ["capture.use_cache=false"]  # so that the model is built, whoever did it before
+    done = run(folder, *swept, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    assert done.code == 0, done.err
+    assert "of the jobs were lost: " in done.err
+    assert "3 runs" in done.out
+    kinds = Counter(one.data.tags["kind"] for one in tracked_runs(folder))
+    assert (kinds["sweep"], kinds["run"]) == (1, 3)
+    # A pool may lose what its other worker was at, too.
+    assert kinds["cut_off"] in (1, 2)
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("when", ["begun_before", "begun_after", "waited_for"])
+def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
+    here: Path, when: str
+) -> None:
+    common = ["model=custom", "model.name=tiny", "reserve=none", SMALL]
+    theirs = ["-m", *common, "model.factory=waits:build", "mode=kl_based,single"]
+    command = f"{shlex.join([sys.executable, *COMMAND, *theirs])} > /dev/null 2>&1"
+    (here / "waits.py").write_text(WAITS)
+    (here / "strikes.py").write_text(STRIKES.replace("{command}", command))
+    if when == "begun_before":
+        subprocess.run(f"{command} &", shell=True, check=True)
+        wait_for([here / "process"])
+    factories = f"model.factory=strikes:{when},waits:build"
+    assert sweep(*common, factories, "mode=kl_based") == 0
+    runs = tracked_runs(here, "tags.kind = 'run'")
+    assert Counter(one.info.status for one in runs) == {"FINISHED": 2}
+    # The sweep that died has the result, too.
+    assert sorted(len(one.data.tags["sweeps"].split()) for one in runs) == [1, 2]
+    (dead,) = tracked_runs(here, "tags.kind = 'cut_off'")
+    assert dead.info.status == "KILLED"
+
+
+@pytest.mark.usefixtures("store")
+def test_a_lost_job_that_another_sweep_settles_meanwhile_is_not_lost(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept = [*OWN, SMALL, "mode=single,size_based", "devices=1x1mb"]
+    goes = []
+
+    # That it is settled between two looks at the store cannot be brought about with real workers.
+    def loses_all(*_: object) -> str:
+        goes.append(1)
+        if len(goes) == 2:
+            assert run(here, "-m", *swept, "mode=size_based,single,kl_based").code == 0
+        return "they are gone"
+
+    monkeypatch.setattr(session, "run_elsewhere", loses_all)
+    assert sweep(*swept, "hydra/launcher=joblib") == 0
+    assert capsys.readouterr().err.splitlines()[-1].startswith("2 of 2 jobs done (2 before)")
+    assert len(tracked_runs(here, "tags.kind = 'run'")) == 3
+
+
+@pytest.mark.usefixtures("store")
+def test_no_earlier_result_takes_the_place_of_a_lost_one_that_is_to_be_new(folder: Path) -> None:
+    swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL]
+    swept += ["model.factory=tiny:is_killed,tiny:nested", "capture.use_cache=false"]
+    (folder / "struck").touch()
+    assert run(folder, *swept).code == 0
+    (folder / "struck").unlink()
+    done = run(folder, *swept, "hydra/launcher=joblib", "resume=false")
+    assert done.code == 0, done.err
+    assert " of the jobs were lost: " in done.err
+    # As a cluster does that starts a job once more.
+    (job, _) = sorted(folder.rglob("job.json"))
+    assert run_job_file(job, TrackingConfig()) == "finished"
+    runs = tracked_runs(folder, "tags.kind = 'run'")
+    assert sorted(Counter(one.data.tags["sweeps"] for one in runs).values()) == [2, 2]
+    assert sorted(Counter(one.data.tags["config_key"] for one in runs).values()) == [2, 2]
+
+
+@pytest.mark.usefixtures("here", "store")
+def test_a_sweep_repeats_no_single_run() -> None:
+    with pytest.raises(SpecError, match="rerun=abc is one run, this is a sweep"):
+        sweep(*OWN, SMALL, "mode=single,size_based", "rerun=abc")
+
+
+@pytest.mark.usefixtures("store")
+def test_two_of_the_same_sweep_do_not_run_at_a_time(here: Path) -> None:
+    # In the middle of it the same command is given again.
+    common = ["model=custom", "model.name=tiny", "reserve=none", SMALL, "model.factory=again:build"]
+    again = [*COMMAND, "-m", *common, "mode=kl_based,size_based"]
+    text = AGAIN.replace("{command}", repr(again))
+    (here / "again.py").write_text(text)
+    assert sweep(*common, "mode=kl_based,size_based") == 0
+    assert "another process is at this sweep" in (here / "said").read_text()
+    assert "again" in sys.modules

@@ -1,0 +1,187 @@
+"""All jobs at once: the same as Hydra makes of each, for much less."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hydra._internal import defaults_list as hydras
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+
+from runner.sweep.composition import compose_one
+from tests.runner.sweep.composing import CountedLoad, Scene, assert_same, scene_in
+
+
+@pytest.fixture(scope="module")
+def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    with scene_in(tmp_path_factory.mktemp("user")) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "index", "path", "value"),
+    [
+        # What the pipeline refers to is swept: neither the first nor the last job shows it.
+        (
+            ["mode=single,pipeline,kl_based", "schedule=none,gpipe"],
+            3,
+            "mode.options.schedule",
+            "gpipe",
+        ),
+        (["+preset=refers", "model.batch_size=1,2"], 1, "microbatches", 2),
+        # What is set inside of a reference is set in what it refers to, there and then.
+        (
+            ["+preset=refers", "model.factory_args={a: 1},{a: 2}", "+model.config.b=3"],
+            1,
+            "model.factory_args.a",
+            2,
+        ),
+        (
+            ["devices.between_nodes=${transfer_rate}", "transfer_rate=pcie4,nvlink4"],
+            1,
+            "devices.between_nodes.name",
+            "nvlink4",
+        ),
+        # A file that says what is so anyway says it of the other mode, too.
+        (
+            ["+preset=fewer_passes,same_passes", "mode=kl_based,cost_aware,single"],
+            4,
+            "mode.options.max_passes",
+            8,
+        ),
+        # The file that comes first decides the link; the other decides where the first does not.
+        (
+            ["devices=2x16gb,boxes,4x16gb", "+preset=links,fewer_passes"],
+            2,
+            "transfer_rate.name",
+            "nvlink3",
+        ),
+        (
+            ["devices=2x16gb,boxes,4x16gb", "+preset=links,fewer_passes"],
+            3,
+            "transfer_rate.name",
+            "pcie5",
+        ),
+        # A choice that follows from another one.
+        (["+preset=links,leads_on", "mode=single"], 1, "microbatches", 5),
+        (["model=gpt2,sub/tiny,bert_large", "model.batch_size=1,2"], 2, "model.name", "tiny:build"),
+    ],
+)
+def test_what_hangs_together_stays_together(
+    scene: Scene, overrides: list[str], index: int, path: str, value: object
+) -> None:
+    job = scene.grid(scene.load(), *overrides)[index]
+    found: object = job.config
+    for key in path.split("."):
+        found = found[key] if isinstance(found, dict) else getattr(found, key)
+    assert found == value
+    assert_same(scene, [job])
+
+
+def test_most_jobs_cost_hydra_nothing(scene: Scene) -> None:
+    load = scene.load()
+    modes, rates = "mode=single,kl_based,pipeline", "transfer_rate=1e9,2e9,3e9,4e9,nvlink4"
+    jobs = scene.grid(load, "tracking=none", modes, "devices=1x16gb,2x16gb,boxes", rates)
+    assert len(jobs) == 45
+    assert load.full == 2  # the first and the last, to compare
+    assert load.is_exact
+    # The last turns fastest.
+    assert jobs[16].overrides == (
+        "tracking=none",
+        "mode=kl_based",
+        "devices=1x16gb",
+        "transfer_rate='2e9'",
+    )
+    choices = jobs[16].choices
+    assert (choices.model, choices.mode) == ("llama2_13b", "kl_based")
+    assert (choices.devices, choices.transfer_rate) == ("1x16gb", "2e9")
+
+
+def test_the_model_is_called_what_it_was_filled_with(scene: Scene) -> None:
+    (job,) = scene.grid(scene.load(), "model=transformers", "model.architecture=ViTModel")
+    assert job.choices.model == "ViTModel"
+
+
+def test_jobs_share_nothing_that_could_be_changed(scene: Scene) -> None:
+    one, other = scene.grid(scene.load(), "mode=kl_based,cost_aware")
+    assert one.config is not None
+    assert other.config is not None
+    assert one.config.devices == other.config.devices
+    one.config.devices.pools[0].flops_per_s["float32"] = 1.0
+    one.config.model.config["n_layer"] = 1
+    assert one.config.devices != other.config.devices
+    assert one.config.model != other.config.model
+
+
+def test_values_that_make_no_sense_are_an_error_of_their_jobs(scene: Scene) -> None:
+    load = scene.load()
+    jobs = scene.grid(load, "model=custom,gpt2", "mode=single,kl_based", "+model.extra=1")
+    said = [job.error for job in jobs]
+    assert said[0] == said[1]
+    assert str(said[0]).startswith("the model has neither an architecture nor a factory")
+    assert said[2] == said[3]
+    assert str(said[2]).startswith("model.extra does not exist")
+    assert all(job.config is None for job in jobs)
+    assert jobs[2].choices.model == "gpt2"
+    assert_same(scene, jobs[1:3])
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("mode=single,kl_basd", "mode=kl_basd does not exist; nearest: kl_based"),
+        ("devices=2x16gb,4x16", "devices=4x16: size '16' has no unit"),
+        ("+microbatches=2,3", "Could not append to config"),
+        ("nonsense=1,2", "Could not override 'nonsense'"),
+    ],
+)
+def test_what_hydra_refuses_it_refuses_before_the_sweep(
+    scene: Scene, override: str, said: str
+) -> None:
+    with pytest.raises(HydraException) as caught:
+        scene.grid(scene.load(), override, "transfer_rate=pcie3,pcie4")
+    assert said in str(caught.value)
+
+
+class _Liar(CountedLoad):
+    """Changes what it composes where the last job differs from the first."""
+
+    def quick(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, object]] | None:
+        found = super().quick(overrides)
+        if found and "mode=cost_aware" in overrides:
+            found[0].microbatches = 99
+        return found
+
+
+@pytest.mark.parametrize("modes", ["single,kl_based,cost_aware", "cost_aware,kl_based,single"])
+def test_where_hydra_disagrees_hydra_is_right(scene: Scene, modes: str) -> None:
+    load = _Liar(scene.loader, scene.master)
+    jobs = scene.grid(load, f"mode={modes}")
+    assert load.is_exact is False
+    assert [job.config.microbatches for job in jobs if job.config] == [1, 1, 1]
+    # Each, and what was compared: the first, and the last where the first was the same.
+    assert load.full == (5 if modes.startswith("single") else 4)
+
+
+def test_any_composition_will_do(scene: Scene) -> None:
+    load = scene.load()
+    quick = scene.grid(load, "mode=single,kl_based")
+    slow = scene.grid(scene.hydras, "mode=single,kl_based")
+    assert [job.config for job in quick] == [job.config for job in slow]
+
+
+def test_files_are_read_once_in_a_sweep(scene: Scene) -> None:
+    path = Path("conf/preset/later.yaml")
+    path.write_text("# @package _global_\nmicrobatches: 7\n")
+    load = scene.load()
+    before = compose_one(load, ["+preset=later", "mode=single"])
+    path.write_text("# @package _global_\nmicrobatches: 8\n")
+    after = compose_one(load, ["+preset=later", "mode=kl_based"])
+    assert [job.config.microbatches for job in (before, after) if job.config] == [7, 7]
+    path.unlink()
+
+
+def test_hydra_is_left_as_it_was(scene: Scene) -> None:
+    make_map = hydras._create_interpolation_map
+    scene.grid(scene.load(), "mode=single,kl_based")
+    assert hydras._create_interpolation_map is make_map

@@ -1,0 +1,123 @@
+"""What a sweep does about files that a kill, or somebody, has left or taken."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from fxpart.support.whole_file import temporary_name
+from runner.tracking.mlflow_schema import make_file
+from tests.runner.command import OWN, SMALL, tracked_runs
+from tests.runner.several import run_several
+from tests.runner.sweep.sweeping import sweep
+
+SWEPT = [*OWN, SMALL, "mode=size_based,kl_based"]
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder that this process works in."""
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _half_written(folder: Path) -> Path:
+    """Leave what a process that is dead was writing in `folder`."""
+    never = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    name = temporary_name().replace(f"_{os.getpid()}_", f"_{never}_")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text("{")
+    return folder / name
+
+
+@pytest.mark.usefixtures("store")
+def test_results_that_are_gone_are_said_and_cost_nothing(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(*SWEPT) == 0
+    (sweep_folder,) = (here / "outputs" / "sweeps").iterdir()
+    before, _ = capsys.readouterr()
+    assert "files:" not in before
+    damaged, gone = sorted(sweep_folder.glob("*/result.json"))
+    whole = damaged.read_text()
+    damaged.write_text(whole[: len(whole) // 2])
+    gone.unlink()
+    assert sweep(*SWEPT) == 0
+    shown, said = capsys.readouterr()
+    assert "2 of 2 jobs done (2 before)" in said
+    (line,) = [one for one in shown.splitlines() if one.startswith("files:")]
+    assert "result.json of 2 settled jobs is damaged or not there (outputs/sweeps/" in line
+    runs = {one.info.run_id for one in tracked_runs(here, "tags.kind = 'run'")}
+    assert len(runs) == 2
+    assert any(f"run {run_id}, ..." in line for run_id in runs)
+    # The table is as before: it is not made of the files.
+    assert [one for one in shown.splitlines() if one != line] == before.splitlines()
+
+
+def test_without_a_store_a_job_whose_result_is_gone_is_run_again(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept = [*SWEPT, "tracking=none", "hydra.sweep.dir=outputs/mine"]
+    assert sweep(*swept) == 0
+    damaged, gone = sorted((here / "outputs" / "mine").glob("*/result.json"))
+    # Sound JSON, and no result.
+    damaged.write_text(damaged.read_text().replace('"metrics": {', '"metrics": 3, "other": {'))
+    gone.unlink()
+    capsys.readouterr()
+    assert sweep(*swept) == 0
+    shown, said = capsys.readouterr()
+    assert "2 of 2 jobs done in" in said
+    assert "files:" not in shown
+    assert damaged.exists()
+    assert gone.exists()
+
+
+def test_what_was_half_written_is_removed(here: Path) -> None:
+    swept = [*SWEPT, "tracking=none", "hydra.sweep.dir=outputs/mine", "capture.cache_dir=cache"]
+    places = ["outputs", "outputs/mine", "outputs/mine/1_tiny_2x0.06mb_kl_based/config", "cache"]
+    left = [_half_written(here / place) for place in places]
+    under_way = here / "cache" / temporary_name()
+    under_way.touch()
+    assert sweep(*swept) == 0
+    assert [path for path in left if path.exists()] == []
+    assert under_way.exists()
+
+
+def test_a_database_that_was_never_made_is_removed(store: Path) -> None:
+    half = _half_written(store.parent)
+    beside = half.with_name(f"{half.name}-wal")
+    beside.touch()
+    make_file(store, "file:///artifacts")
+    assert not half.exists()
+    assert not beside.exists()
+
+
+@pytest.mark.usefixtures("store")
+def test_a_sweep_that_is_refused_leaves_nothing_behind(folder: Path) -> None:
+    half = _half_written(folder / "outputs")
+    joblib = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=foo"]
+    metric = ["hydra/sweeper=optuna", "hydra.sweeper.metric=nonsense"]
+    done = run_several(
+        folder,
+        [*SWEPT, "-q"],
+        [*SWEPT, "-m", *joblib],
+        [*SWEPT, *metric, "-m"],
+        ["-m", *SWEPT, "hydra.sweeper.params=3"],
+        ["-m", *SWEPT, "+hydra.sweeper.n_trails=3"],
+        ["-m", *SWEPT, *metric[:1], "+hydra.sweeper.n_trails=3"],
+        ["-m", *SWEPT, "zip=mode"],
+        ["-m", *SWEPT, "devices=glob("],
+    )
+    assert [one.code for one in done] == [2] * len(done)
+    assert [one.error.partition(";")[0] for one in done] == [
+        "-q is no flag",
+        "hydra.launcher.n_jobs=foo must be a whole number",
+        "hydra.sweeper.metric=nonsense is no metric of a finished job",
+        "hydra.sweeper.params=3 must be keys with their values, such as"
+        " 'hydra.sweeper.params={devices: \"2x16gb,4x16gb\"}'",
+        "hydra.sweeper.n_trails does not exist",
+        "hydra.sweeper.n_trails does not exist",
+        "zip=mode must be a list, such as zip=[mode,devices]",
+        "devices=glob( cannot be read: ( is not closed",
+    ]
+    assert [path.name for path in (folder / "outputs").iterdir() if path != half] == ["mlflow.db"]

@@ -1,0 +1,73 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import CacheError
+from runner.job.locks import Locks
+
+ASK = """
+import sys, time
+from pathlib import Path
+from runner.job.locks import Locks
+locks = Locks(Path.cwd())
+"""
+HOLD = f"""
+{ASK}
+locks.count_begun()
+assert locks.take(sys.argv[1])
+print("held", flush=True)
+time.sleep(300)  # longer than the test: it is killed
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> "subprocess.Popen[str]":
+    """A process that holds the lock of ``mine``."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLD, "mine"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "held\n"
+    return process
+
+
+def test_a_lock_falls_with_its_process(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+    locks = Locks(tmp_path)
+    assert locks.is_held_elsewhere("mine")
+    assert not locks.take("mine")
+    assert not locks.is_held_elsewhere("another")
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.communicate()
+    assert not locks.is_held_elsewhere("mine")
+    with locks.held("mine"):
+        assert not locks.is_held_elsewhere("mine")
+        held = [sys.executable, "-c", f"{ASK}print(locks.take('mine'))"]
+        assert subprocess.check_output(held, cwd=tmp_path, text=True) == "False\n"
+
+
+def test_what_others_begun_is_counted(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+    locks = Locks(tmp_path)
+    assert locks.others_begun == 1
+    locks.count_begun()
+    assert locks.others_begun == 1
+    os.kill(holder.pid, signal.SIGKILL)
+    holder.communicate()
+    assert Locks(tmp_path).name == locks.name != Locks(tmp_path / "elsewhere").name
+
+
+def test_a_lock_is_waited_for(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
+    killer = subprocess.Popen(["sh", "-c", f"sleep 0.3; kill -9 {holder.pid}"])
+    with Locks(tmp_path).held("mine"):
+        holder.wait(timeout=30)  # it is dying, at least
+    killer.wait()
+    holder.communicate()
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "outputs").write_text("a file")
+    with pytest.raises(CacheError, match="make the folder writable"):
+        Locks(tmp_path)

@@ -1,0 +1,50 @@
+"""A job and what it is known by."""
+
+from dataclasses import replace
+
+from fxpart.errors import SpecError
+from runner.experiment.experiment import model_spec
+from runner.job.identity import Choices, config_key, inputs_key
+from runner.sweep.about import command_line
+from runner.sweep.composition import Composed, make_job
+from tests.runner.composed import read
+
+CHOICES = Choices("gpt2", "single", "2x16gb", "pcie4")
+PLACE = ("tracking.uri=postgresql://me:secret@host/runs", "+hydra.x=1", "tracking=mlflow")
+
+
+def senseless(*overrides: str) -> Composed:
+    return Composed(overrides, None, CHOICES, "modes=a does not exist")
+
+
+def test_a_job_does_not_hold_where_it_is_logged() -> None:
+    composed = Composed(("mode=single", *PLACE), read("mode=single"), CHOICES, None)
+    job = make_job(3, composed)
+    assert job.config is not None
+    assert (job.index, job.overrides, job.error) == (3, ("mode=single",), None)
+    assert job.inputs == inputs_key(job.config, model_spec(job.config).key())
+    assert job.key == config_key(job.config, job.inputs)
+
+
+def test_a_job_without_sense_is_known_by_what_would_decide_it() -> None:
+    job = make_job(0, senseless("modes=a"))
+    assert (job.config, job.error) == (None, "modes=a does not exist")
+    beside = make_job(0, senseless("modes=a", "verbose=true", "figures=all", *PLACE))
+    assert beside.key == job.key
+    assert make_job(0, senseless("modes=a", "microbatches=2")).key != job.key
+
+
+def test_a_model_that_does_not_exist_is_a_job_without_sense() -> None:
+    config = read("model=gpt2")
+    config = replace(config, model=replace(config.model, factory="nowhere_at_all:f"))
+    try:
+        model_spec(config).key()
+    except SpecError as error:
+        said = str(error)
+    job = make_job(0, Composed((), config, CHOICES, None))
+    assert (job.config, job.error) == (None, said)
+
+
+def test_a_command_is_said_without_where_runs_are_kept() -> None:
+    given = ["hydra/sweeper=optuna", "mode=a,b", "++tracking.uri=secret", "tracking=none"]
+    assert command_line(given) == "python -m runner -m hydra/sweeper=optuna mode=a,b"

@@ -1,0 +1,72 @@
+import re
+
+import pytest
+
+from runner.job.swept_job import JobEnd
+from runner.output import countdown
+from runner.output.countdown import time_text
+from runner.sweep.progress import SweepProgress
+
+
+def _end(status: str, *, known: bool = False) -> JobEnd:
+    return JobEnd(status, {}, known=known)
+
+
+def test_a_log_gets_one_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    with SweepProgress(6) as jobs:
+        jobs.add(_end("finished", known=True))
+        for status in ("finished", "infeasible", "failed", "lost"):
+            jobs.add(_end(status))
+    said = capsys.readouterr().err
+    assert said == "5 of 6 jobs done (1 before, 1 does not fit, 2 failed) in 0 s\n"
+
+
+def test_an_interrupt_is_said_by_the_end_of_the_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    jobs = SweepProgress(6)
+    jobs.__enter__()
+    jobs.add(_end("finished"))
+    jobs.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
+    assert capsys.readouterr().err == ""
+    assert jobs.tally == "1 of 6 jobs done"
+
+
+def test_a_long_sweep_says_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(countdown, "monotonic", lambda: clock[0])
+    with SweepProgress(6) as jobs:
+        # The first one captures the model, too.
+        for took_s in (100, 40, 40, 40):
+            clock[0] += took_s
+            jobs.add(_end("finished"))
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        "1 of 6 jobs done, 5 left",
+        "2 of 6 jobs done, 4 left",
+        "3 of 6 jobs done, 3 left, about 2 min 0 s to go",
+        "4 of 6 jobs done, 2 left, about 1 min 20 s to go",
+        "4 of 6 jobs done in 3 min 40 s",
+    ]
+
+
+def test_a_terminal_sees_a_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with SweepProgress(2) as jobs:
+        jobs.add(_end("finished"))
+        jobs.add(_end("finished"))
+    said = capsys.readouterr().err
+    assert re.search(r"2 of 2 jobs done in 0 s\n$", said)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59, "59 s"), (80, "1 min 20 s"), (7500, "2 h 5 min")]
+)
+def test_times_as_a_person_says_them(seconds: float, text: str) -> None:
+    assert time_text(seconds) == text

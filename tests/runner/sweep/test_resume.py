@@ -1,0 +1,230 @@
+"""A sweep that is started again: only what is missing, and everything once."""
+
+import json
+import resource
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from fxpart.errors import SpecError
+from runner.sweep.axes import Axis
+from runner.sweep.grid import _title
+from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
+from tests.runner.sweep.sweeping import sweep
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's folder that this process works in."""
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _by_kind(folder: Path) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for run_ in tracked_runs(folder):
+        found.setdefault(run_.data.tags["kind"], []).append(run_)
+    return found
+
+
+def _each_once(folder: Path, jobs: int) -> list[Any]:
+    """Check that every job is settled exactly once in one finished sweep; return its runs."""
+    runs = _by_kind(folder)
+    keys = Counter(one.data.tags["config_key"] for one in runs["run"])
+    assert sorted(keys.values()) == [1] * jobs
+    (parent,) = runs["sweep"]
+    assert parent.info.status == "FINISHED"
+    sweep_id = parent.data.tags["sweep_id"]
+    for one in runs["run"]:
+        assert one.data.tags["outcome"] in ("finished", "infeasible")
+        assert f" {sweep_id} " in one.data.tags["sweeps"]
+        assert one.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    return runs["run"]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(
+    ("factory", "code", "last"),
+    [
+        ("is_killed", -signal.SIGKILL, None),
+        ("is_interrupted", 130, "interrupted: 1 of 3 jobs done; the same command goes on"),
+    ],
+)
+def test_a_sweep_that_was_cut_off_goes_on(
+    folder: Path, factory: str, code: int, last: str | None
+) -> None:
+    factories = f"model.factory=tiny:build,tiny:{factory},tiny:nested"
+    swept = ["-m", "model=custom", "model.name=tiny", "reserve=none", SMALL, factories]
+    swept += ["capture.use_cache=false"]  # so that the model is built, whoever did it before
+    first = run(folder, *swept)
+    assert first.code == code, first.err
+    said = [line for line in first.err.splitlines() if "jobs done" in line]
+    assert said == ([last] if last else [])
+    assert last is None or first.err.endswith(f"{last}\n")
+    second = run(folder, *swept)
+    assert second.code == 0, second.err
+    assert "3 of 3 jobs done (1 before)" in second.err
+    _each_once(folder, 3)
+    (cut,) = _by_kind(folder)["cut_off"]
+    assert cut.info.status == "KILLED"
+    assert cut.data.tags["outcome"] == "cut_off"
+    assert "its process ended" in cut.data.tags["error"]
+    assert "mlflow.parentRunId" not in cut.data.tags
+    assert len(list((folder / "outputs" / "sweeps").iterdir())) == 1
+
+
+@pytest.mark.usefixtures("store")
+def test_a_sweep_that_ended_has_nothing_to_do(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept = [*OWN, "devices=1x0.06mb,2x0.06mb", "mode=single,size_based"]
+    assert sweep(*swept) == 0
+    shown, _ = capsys.readouterr()
+    runs = {one.info.run_id for one in _each_once(here, 4)}
+    assert sweep(*swept) == 0
+    again, said = capsys.readouterr()
+    assert "4 of 4 jobs done (4 before, 3 do not fit)" in said
+    assert {one.info.run_id for one in _each_once(here, 4)} == runs
+    assert again == shown
+    assert sweep(*swept, "resume=false") == 0
+    assert len(_by_kind(here)["run"]) == 8
+    assert len(_by_kind(here)["sweep"]) == 2
+
+
+@pytest.mark.usefixtures("store")
+def test_runs_and_sweeps_are_told_apart_by_their_names(here: Path) -> None:
+    layers = "+model.factory_args.layers=2,4"
+    assert sweep(*OWN, SMALL, layers, "mode=single,size_based", "model.batch_size=3") == 0
+    runs = _by_kind(here)
+    beside = "2x0.06mb · pcie4 · tiny · reserve=none · batch_size=3"
+    assert {run_.info.run_name for run_ in runs["run"]} == {
+        f"layers={layers} · {mode} · {beside}"
+        for layers in ("2", "4")
+        for mode in ("single", "size_based")
+    }
+    (parent,) = runs["sweep"]
+    assert parent.info.run_name == "sweep: layers=2,4 · mode=single,size_based"
+
+
+def test_a_title_says_nothing_of_where_it_is_logged() -> None:
+    swept = ("tracking.uri=postgresql://me:word@host/a", "tracking.uri=postgresql://me:word@host/b")
+    axes = (
+        Axis(("tracking.uri",), tuple((one,) for one in swept)),
+        Axis(("mode",), (("mode=a",),)),
+    )
+    config = OmegaConf.create({"hydra": {"runtime": {"choices": {"experiment": "mine"}}}})
+    assert _title(axes, config) == "mine: mode=a"
+
+
+@pytest.mark.usefixtures("store")
+def test_a_larger_sweep_takes_in_what_another_settled(here: Path) -> None:
+    assert sweep(*OWN, SMALL, "mode=size_based") == 0
+    assert sweep(*OWN, SMALL, "mode=size_based,kl_based") == 0
+    runs = _by_kind(here)
+    assert len(runs["run"]) == 2
+    larger = next(one for one in runs["sweep"] if "mode" in json.loads(one.data.tags["swept"]))
+    for one in runs["run"]:
+        assert f" {larger.data.tags['sweep_id']} " in one.data.tags["sweeps"]
+
+
+@pytest.mark.usefixtures("store")
+def test_a_job_that_failed_is_run_again_and_shown_once(here: Path) -> None:
+    swept = ["model=custom", "model.name=tiny", SMALL, "reserve=none"]
+    swept += ["model.factory=tiny:build,later:build"]
+    (here / "later.py").write_text("def build(batch_size, dtype):\n    return 1 / 0\n")
+    assert sweep(*swept) == 2
+    (here / "later.py").write_text("from tiny import nested as build\n")
+    del sys.modules["later"]
+    assert sweep(*swept) == 0
+    keys = [one.data.tags["config_key"] for one in _by_kind(here)["run"]]
+    assert len(keys) == len(set(keys))
+
+
+@pytest.mark.usefixtures("store")
+def test_a_full_disk_costs_what_was_not_written(folder: Path) -> None:
+    swept = ["-m", *OWN, "devices=2x0.06mb,3x0.06mb,4x0.06mb", "mode=size_based,kl_based"]
+
+    def little_room() -> None:
+        # Of a full disk what counts: a write that fails in the middle.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, resource.RLIM_INFINITY))
+
+    full = subprocess.run(
+        [sys.executable, *COMMAND, *swept],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        preexec_fn=little_room,
+    )
+    assert full.returncode == 2
+    assert "Traceback" not in full.stderr
+    again = run(folder, *swept)
+    assert again.code == 0, again.err
+    _each_once(folder, 6)
+
+
+@pytest.mark.usefixtures("store")
+def test_without_a_store_the_files_are_what_is_known(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    swept = [*OWN, SMALL, "mode=size_based,kl_based", "tracking=none"]
+    swept += ["hydra.sweep.dir=outputs/mine"]
+    assert sweep(*swept) == 0
+    (lost,) = (here / "outputs" / "mine").glob("1_*/result.json")
+    lost.write_text("{")
+    capsys.readouterr()
+    assert sweep(*swept) == 0
+    shown, said = capsys.readouterr()
+    assert "2 of 2 jobs done (1 before)" in said
+    assert "2 runs" in shown
+
+
+@pytest.mark.usefixtures("store")
+def test_an_edit_during_a_sweep_changes_nothing(here: Path) -> None:
+    (here / "conf" / "model").mkdir(parents=True)
+    for name in ("one", "two"):
+        text = "name: mine\nfactory: edits:build\nfactory_args: {layers: 2}\n"
+        (here / "conf" / "model" / f"{name}.yaml").write_text(text)
+    edit = (
+        "from pathlib import Path\nimport tiny\n"
+        "def build(batch_size, dtype, layers):\n"
+        "    Path('conf/model/two.yaml').write_text('name: [')\n"
+        "    return tiny.build(batch_size, dtype, layers=layers)\n"
+    )
+    (here / "edits.py").write_text(edit)
+    assert sweep("model=one,two", "model.batch_size=1,2", SMALL, "reserve=none") == 0
+    runs = _by_kind(here)["run"]
+    assert {one.data.params["model.factory_args.layers"] for one in runs} == {"2"}
+
+
+@pytest.mark.usefixtures("store")
+def test_jobs_that_are_the_same_are_run_once(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(*OWN, SMALL, "optimizer=adamw,sgd") == 0
+    assert "is" in capsys.readouterr().out
+    assert len(_by_kind(here)["run"]) == 1
+
+
+@pytest.mark.usefixtures("store")
+def test_where_and_zip_choose_the_jobs(here: Path) -> None:
+    swept = [*OWN, "mode=single,size_based", "devices=1x1mb,2x0.06mb,4x0.06mb"]
+    assert sweep(*swept, "where=n_devices < 4 and (mode != 'single' or n_devices == 1)") == 0
+    chosen = {(r.data.params["mode"], r.data.params["devices"]) for r in _by_kind(here)["run"]}
+    assert chosen == {
+        ("single", "1x1mb"),
+        ("size_based", "1x1mb"),
+        ("size_based", "2x0.06mb"),
+    }
+    zipped = ["mode=kl_based,pipeline", "devices=1x1mb,2x1mb", "zip=[mode,devices]"]
+    assert sweep(*OWN, *zipped) == 0
+    assert len(_by_kind(here)["run"]) == 5
+    with pytest.raises(SpecError, match=r"leaves none of 2 jobs"):
+        sweep(*OWN, "mode=kl_based,pipeline", SMALL, "where=n_devices > 7")

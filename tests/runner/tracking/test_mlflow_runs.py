@@ -1,0 +1,260 @@
+"""What the tracker finds and marks: in SQL, and as it would at a server, over one real store."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from fxpart.errors import InfeasibleError, SpecError
+from runner.config.sections import TrackingConfig
+from runner.tracking import mlflow_search
+from runner.tracking.mlflow_database import open_database
+from runner.tracking.mlflow_runs import MlflowRuns
+from runner.tracking.mlflow_tracker import MlflowTracker
+from runner.tracking.open_tracker import open_tracker
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
+
+
+@pytest.fixture(scope="module")
+def tracker(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowTracker]:
+    """One store for all tests here: each has names and keys of its own."""
+    root = tmp_path_factory.mktemp("runs")
+    (root / "outputs").mkdir()
+    shutil.copy(empty_store, root / "outputs")
+    with patch.dict(os.environ):
+        os.environ.pop("MLFLOW_TRACKING_URI", None)
+        opened = open_tracker(TrackingConfig(), root)
+        assert isinstance(opened, MlflowTracker)
+        yield opened
+
+
+@pytest.fixture
+def client(tracker: MlflowTracker) -> MlflowClient:
+    return MlflowClient(tracker.uri)
+
+
+@pytest.fixture(params=["sql", "search"])
+def runs(
+    request: pytest.FixtureRequest, tracker: MlflowTracker, client: MlflowClient
+) -> MlflowRuns:
+    experiment = client.get_experiment_by_name("fxpart")
+    assert experiment is not None
+    database = open_database(tracker.uri) if request.param == "sql" else None
+    return MlflowRuns(client, experiment.experiment_id, database)
+
+
+@pytest.fixture
+def own(request: pytest.FixtureRequest) -> str:
+    """A word that no other test uses."""
+    return str(request.node.name).replace("[", "-").replace("]", "")
+
+
+def _run(tracker: MlflowTracker, name: str, key: str, error: BaseException | None = None) -> str:
+    """Log one run, ended by `error`, and return its id."""
+    try:
+        with tracker.start(name, {}, {"config_key": key}, "the-parent") as run:
+            run.log(metrics={"latency_ms": 2.5})
+            if error:
+                raise error
+    except (InfeasibleError, ZeroDivisionError, KeyboardInterrupt):
+        pass
+    return str(run.run_id)
+
+
+def _running(tracker: MlflowTracker, client: MlflowClient, key: str) -> str:
+    """Leave a run as a process that is killed leaves it."""
+    run_id = tracker.start_sweep("killed", {"kind": "run", "config_key": key})
+    client.set_tag(run_id, "mlflow.parentRunId", "the-parent")
+    return run_id
+
+
+def test_settled_is_the_newest_run_with_a_result(
+    tracker: MlflowTracker, runs: MlflowRuns, own: str
+) -> None:
+    keys = [f"{own}{number}" for number in range(12)]  # more than a server is asked for singly
+    _run(tracker, "old", keys[0])
+    newest = _run(tracker, "new", keys[0])
+    infeasible = _run(tracker, "does not fit", keys[1], InfeasibleError("too small"))
+    _run(tracker, "crashed", keys[2], ZeroDivisionError())
+    _run(tracker, "stopped", keys[3], KeyboardInterrupt())
+    _run(tracker, "not asked for", f"{own}-else")
+    found = runs.settled("config_key", keys)
+    assert {key: run.run_id for key, run in found.items()} == {
+        keys[0]: newest,
+        keys[1]: infeasible,
+    }
+    assert (found[keys[0]].name, found[keys[0]].status) == ("new", "FINISHED")
+    assert found[keys[0]].metrics == {"latency_ms": 2.5}
+    assert found[keys[0]].tags["outcome"] == "finished"
+    assert found[keys[1]].metrics == {"latency_ms": 2.5, "feasible": 0.0}
+    assert found[keys[1]].tags["outcome"] == "infeasible"
+    assert runs.settled("config_key", [keys[0]]).keys() == {keys[0]}
+    assert runs.settled("config_key", []) == {}
+
+
+def test_a_run_that_was_killed_just_before_its_end_is_settled_and_ended(
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+) -> None:
+    run_id = _running(tracker, client, own)
+    client.set_tag(run_id, "outcome", "infeasible")
+    assert runs.settled("config_key", [own])[own].run_id == run_id
+    info = client.get_run(run_id).info
+    assert info.status == "FAILED"
+    assert info.end_time is not None
+
+
+def test_unfinished_are_those_without_a_result(
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+) -> None:
+    keys = [f"{own}{number}" for number in range(5)]
+    _run(tracker, "done", keys[0])
+    _run(tracker, "does not fit", keys[1], InfeasibleError("too small"))
+    expected = [
+        _run(tracker, "crashed", keys[2], ZeroDivisionError()),
+        _run(tracker, "stopped", keys[3], KeyboardInterrupt()),
+        _running(tracker, client, keys[4]),
+    ]
+    found = runs.unfinished("config_key", keys)
+    assert sorted(run.run_id for run in found) == sorted(expected)
+    assert {run.status for run in found} == {"FAILED", "KILLED", "RUNNING"}
+    assert [run.start_ms for run in found] == sorted(run.start_ms for run in found)
+
+
+def test_a_run_that_is_cut_off_leaves_its_sweep_and_is_kept(
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+) -> None:
+    run_id = _running(tracker, client, own)
+    for _ in range(2):  # a second time changes nothing
+        runs.mark_cut_off(run_id, "the process died")
+        kept = client.get_run(run_id)
+        assert kept.info.status == "KILLED"
+        assert (
+            kept.data.tags.items()
+            >= {
+                "kind": "cut_off",
+                "outcome": "cut_off",
+                "error": "the process died",
+                "cut_off_from": "the-parent",
+            }.items()
+        )
+        assert "mlflow.parentRunId" not in kept.data.tags
+    assert runs.unfinished("config_key", [own]) == []
+
+
+def test_a_mark_that_was_cut_off_itself_is_completed(
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+) -> None:
+    run_id = _running(tracker, client, own)
+    with (
+        patch.object(client, "set_terminated", side_effect=InterruptedError),
+        pytest.raises(InterruptedError),
+    ):
+        runs.mark_cut_off(run_id, "the process died")
+    assert [run.run_id for run in runs.unfinished("config_key", [own])] == [run_id]
+    runs.mark_cut_off(run_id, "the process died")
+    tags = client.get_run(run_id).data.tags
+    assert (tags["kind"], tags["cut_off_from"]) == ("cut_off", "the-parent")
+
+
+def test_a_failed_run_that_is_done_again_leaves_its_sweep(
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+) -> None:
+    run_id = _run(tracker, "crashed", own, ZeroDivisionError("by zero"))
+    runs.supersede(run_id)
+    kept = client.get_run(run_id)
+    assert kept.info.status == "FAILED"
+    assert kept.data.tags["kind"] == "superseded"
+    assert kept.data.tags["superseded_in"] == "the-parent"
+    assert kept.data.tags["error"] == "ZeroDivisionError: by zero"
+    assert "mlflow.parentRunId" not in kept.data.tags
+
+
+def test_runs_join_a_sweep_once(tracker: MlflowTracker, runs: MlflowRuns, own: str) -> None:
+    first, second = _run(tracker, "first", own), _run(tracker, "second", own)
+    alone = _run(tracker, "alone", own)
+    runs.join_sweep([second, first], f"{own}a1")
+    runs.join_sweep([first], f"{own}a12")
+    runs.join_sweep([first, second], f"{own}a1")
+    found = runs.search.containing("sweeps", f" {own}a1 ")
+    assert {run.run_id for run in found} == {first, second}
+    assert [run.run_id for run in runs.search.containing("sweeps", f" {own}a12 ")] == [first]
+    assert runs.search.by_id([first])[0].tags["sweeps"] == f" {own}a1 {own}a12 "
+    assert "sweeps" not in runs.search.by_id([alone])[0].tags
+    runs.join_sweep([], "nobody")
+
+
+def test_of_very_many_sweeps_the_first_are_listed(
+    tracker: MlflowTracker, runs: MlflowRuns, own: str
+) -> None:
+    run_id = _run(tracker, "popular", own)
+    with patch("runner.tracking.mlflow_runs._SWEEPS_CHARS", 40):
+        for number in range(10):
+            runs.join_sweep([run_id], f"sweep-{number}-{'x' * 6}")
+    listed = runs.search.by_id([run_id])[0].tags["sweeps"]
+    assert listed == " sweep-0-xxxxxx sweep-1-xxxxxx sweep-2-xxxxxx "
+
+
+@pytest.mark.parametrize("odd", ["a'b", 'a"b', "a'b\"c", "100 % _", "a\\b"])
+def test_any_value_of_a_tag_can_be_asked_for(
+    odd: str, tracker: MlflowTracker, runs: MlflowRuns, own: str
+) -> None:
+    run_id = tracker.start_sweep("odd", {"note": odd, "of": own})
+    tracker.start_sweep("another", {"note": "a-b", "of": own})
+    assert [run.run_id for run in runs.search.having({"note": odd, "of": own})] == [run_id]
+
+
+def test_many_runs_come_page_by_page_oldest_first(
+    tracker: MlflowTracker,
+    client: MlflowClient,
+    runs: MlflowRuns,
+    own: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mlflow_search, "_PAGE", 2)
+    monkeypatch.setattr("runner.tracking.mlflow_database._VALUES", 2)
+    ids = [tracker.start_sweep(str(number), {"of": own}) for number in range(5)]
+    deleted = tracker.start_sweep("deleted", {"of": own})
+    client.delete_run(deleted)
+    found = runs.search.having({"of": own})
+    assert sorted(run.run_id for run in found) == sorted(ids)
+    times = [(run.start_ms, run.run_id) for run in found]
+    assert times == sorted(times)
+
+
+def test_a_run_is_found_by_its_id(tracker: MlflowTracker, client: MlflowClient, own: str) -> None:
+    run_id = _run(tracker, own, own)
+    client.log_batch(run_id, metrics=[Metric("s", value, 1, value) for value in (1, 3, 2)])
+    found = tracker.run(run_id)
+    assert (found.run_id, found.name, found.metrics["s"]) == (run_id, own, 3.0)
+    with pytest.raises(SpecError, match=r"no run 'nobody' at sqlite:///.*; .* tracking.uri="):
+        tracker.run("nobody")
+
+
+def test_a_sweep_is_opened_again_and_added_to(
+    tracker: MlflowTracker, client: MlflowClient, own: str, tmp_path: Path
+) -> None:
+    (tmp_path / "report.html").write_text("<html/>")
+    parent = tracker.start_sweep("sweep", {"sweep_id": own})
+    tracker.finish_sweep(parent, "KILLED")
+    tracker.reopen_sweep(parent)
+    assert client.get_run(parent).info.status == "RUNNING"
+    tracker.log_sweep(
+        parent,
+        metrics={"jobs": 3, "best": float("inf")},
+        tags={"best_run": "abc"},
+        files=[tmp_path / "report.html"],
+    )
+    tracker.finish_sweep(parent)
+    kept = client.get_run(parent)
+    assert kept.info.status == "FINISHED"
+    assert kept.data.metrics == {"jobs": 3.0}
+    assert kept.data.tags["best_run"] == "abc"
+    assert [item.path for item in client.list_artifacts(parent)] == ["report.html"]
+    tracker.log_sweep(None, tags={"to": "nobody"})
+    tracker.finish_sweep(None)

@@ -1,0 +1,25 @@
+"""The digest of what decides a result: equal things alike, others apart."""
+
+from pathlib import Path
+
+from fxpart.support.digest import stable_digest
+
+
+def test_order_and_kinds_of_sequence_do_not_count() -> None:
+    one = stable_digest({"a": 1, "b": {"x": [1, 2], "y": None}})
+    assert one == stable_digest({"b": {"y": None, "x": (1, 2)}, "a": 1})
+    assert len(one) == 64
+    assert int(one, 16) >= 0
+
+
+def test_keys_count_as_text_at_any_depth() -> None:
+    assert stable_digest({"a": [{1: 2, "b": 3}]}) == stable_digest({"a": [{"1": 2, "b": 3}]})
+
+
+def test_what_json_has_no_word_for_counts_as_what_it_says() -> None:
+    assert stable_digest({"a": Path("b/c")}) == stable_digest({"a": "b/c"})
+
+
+def test_values_count() -> None:
+    digests = {stable_digest({"a": value}) for value in (1, 2, "1", None, [1], {"a": 1})}
+    assert len(digests) == 6

@@ -1,0 +1,89 @@
+"""Partitions to devices: as torch where torch finds them, and more where it does not."""
+
+import random
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from torch.fx.experimental.accelerator_partitioner import get_device_to_partitions_mapping
+
+from fxpart.torch_compat.accounting.cost import used_bytes
+from fxpart.torch_compat.accounting.device_map import map_partitions
+from fxpart.torch_compat.accounting.problem import StaticGraph, StaticProblem
+from tests.torch_compat.accounting.graphs import random_problem, static_graph
+from tests.torch_compat.accounting.torch_side import torch_devices, torch_partitions, torch_side
+
+
+def _problem(graph: StaticGraph, memory: list[int]) -> StaticProblem:
+    return StaticProblem(graph, np.array(memory, dtype=np.int64), 1.0)
+
+
+def _apart(*total: int, shared_source: int = 0) -> StaticGraph:
+    """Return operators that read nothing but one source."""
+    return static_graph(
+        [[] for _ in total],
+        total=total,
+        output=[0] * len(total),
+        seconds=[1.0] * len(total),
+        sources=[[0] for _ in total],
+        source_bytes=[shared_source],
+    )
+
+
+def _mapped(graph: StaticGraph, memory: list[int], fixed: list[int] | None = None) -> list[int]:
+    part = np.arange(graph.n_ops)
+    home = map_partitions(_problem(graph, memory), part, graph.n_ops, fixed or [-1] * graph.n_ops)
+    assert home is not None
+    return [int(device) for device in home]
+
+
+def test_each_goes_where_least_is_left() -> None:
+    assert _mapped(_apart(10, 10, 5), [100, 30, 16]) == [2, 1, 2]
+
+
+def test_a_fixed_partition_takes_its_memory_first() -> None:
+    assert _mapped(_apart(10, 10), [100, 15], [-1, 1]) == [0, 1]
+
+
+def test_an_exact_fit_is_one() -> None:
+    assert _mapped(_apart(10, 20), [20, 10]) == [1, 0]
+
+
+def test_a_source_lies_once_on_a_device() -> None:
+    # Torch counts the 50 bytes twice, and finds no device for the second.
+    assert _mapped(_apart(10, 10, shared_source=50), [71]) == [0, 0]
+
+
+def test_largest_first_when_the_order_given_does_not_fit() -> None:
+    # In order, 4 and 4 fill the first device, and 6 and 6 do not both fit the second.
+    assert sorted(_mapped(_apart(4, 4, 6, 6), [10, 10])) == [0, 0, 1, 1]
+
+
+def test_what_does_not_fit_has_no_devices() -> None:
+    problem = _problem(_apart(10, 10), [15])
+    assert map_partitions(problem, np.arange(2), 2, [-1, -1]) is None
+
+
+def _random_parts(rng: random.Random, n: int) -> npt.NDArray[np.int64]:
+    drawn = [rng.randrange(rng.randint(1, n)) for _ in range(n)]
+    return np.unique(drawn, return_inverse=True)[1].astype(np.int64)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_as_torch_maps(seed: int) -> None:
+    rng, problem = random.Random(seed), random_problem(seed)
+    graph, devices = problem.graph, len(problem.memory_bytes)
+    part = _random_parts(rng, graph.n_ops)
+    count = int(part.max()) + 1
+    fixed = [p if p < devices and rng.random() < 0.3 else -1 for p in range(count)]
+    theirs = torch_partitions(torch_side(graph), part, [[f] if f >= 0 else [] for f in fixed])
+    found = get_device_to_partitions_mapping(theirs, torch_devices(problem.memory_bytes))
+    home = map_partitions(problem, part, count, fixed)
+    if found:
+        assert home is not None
+        assert home.tolist() == [p.logical_device_ids[0] for p in theirs]
+    elif home is not None:
+        assert all(f in (-1, h) for f, h in zip(fixed, home, strict=True))
+        free = [d for d in range(devices) if d not in fixed]
+        used = used_bytes(graph, home[part], devices)
+        assert (used[free] <= problem.memory_bytes[free]).all()

@@ -1,0 +1,106 @@
+"""The same answer in every process, whatever the hash seed and wherever nodes lie in memory."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fxpart import FxpartError, NodeLatency, Partitioner, PartitionerConfig, PartitionMode
+from tests.torch_compat.partitioner.models import random_graph
+from tests.torch_compat.partitioner.parity import config_for, total_bytes
+
+ROOT = Path(__file__).resolve().parents[3]
+GRAPHS, OPERATORS = 4, 10
+
+
+def _said(graph_module: GraphModule, model: nn.Module, config: PartitionerConfig) -> list[str]:
+    """Return everything that a run decides, every collection in the order that it has."""
+    partitioner = Partitioner()
+    try:
+        result = partitioner.partition_graph(graph_module, model, config)
+    except FxpartError as error:
+        return [f"{type(error).__name__}: {error}"]
+    found: list[Any] = [
+        [
+            (
+                partition.partition_id,
+                [node.name for node in partition.nodes],
+                partition.used_mem_bytes,
+                partition.logical_device_ids,
+                [parent.partition_id for parent in partition.parents],
+                [child.partition_id for child in partition.children],
+                partition.bfs_level,
+            )
+            for partition in partitioner.partitions
+        ],
+        [(node.name, index) for node, index in partitioner.node_to_partition.items()],
+        [
+            (str(node), [str(n) for n in node.input_nodes], [str(n) for n in node.output_nodes])
+            for node in result.dag.nodes
+        ],
+        result.module_with_submodules.code,
+    ]
+    return [repr(part) for part in found]
+
+
+def _config(graph_module: GraphModule, mode: PartitionMode) -> PartitionerConfig:
+    """Return four devices of 0.7 of the graph, and what the mode asks for."""
+    nodes = list(graph_module.graph.nodes)
+    ops = [node for node in nodes if node.op not in {"placeholder", "get_attr", "output"}]
+    return config_for(
+        [int(0.7 * total_bytes(graph_module))] * 4,
+        mode,
+        transfer_rate_bytes_per_sec=1000.0,
+        node_to_latency_mapping={node: NodeLatency(0.1, 0.3) for node in nodes},
+        node_to_partition_mapping={node: 2 * at // len(ops) for at, node in enumerate(ops)},
+        partition_to_logical_device_mapping={0: [12], 1: [10]},
+        saturate_host=True,
+    )
+
+
+def answers() -> dict[str, list[str]]:
+    """Return what each mode decides on a few graphs."""
+    said: dict[str, list[str]] = {}
+    for mode in PartitionMode:
+        said[mode.name] = []
+        for seed in range(GRAPHS):
+            sparse = mode is PartitionMode.sparse_nn
+            model, graph_module, _ = random_graph(seed, OPERATORS, sparse)
+            said[mode.name] += _said(graph_module, model, _config(graph_module, mode))
+    return said
+
+
+def digest() -> str:
+    """Return a digest of all answers."""
+    return hashlib.sha256(repr(answers()).encode()).hexdigest()
+
+
+def test_every_mode_has_something_to_say() -> None:
+    # Of each graph four collections, or one refusal.
+    for mode, said in answers().items():
+        assert len(said) >= GRAPHS + 3, f"{mode} refuses all graphs"
+
+
+def test_every_process_gives_the_same_answer() -> None:
+    # Objects that come first put the nodes at other addresses, by which a set would order them.
+    code = (
+        "import sys; ballast = [object() for _ in range(int(sys.argv[1]))]\n"
+        "from tests.torch_compat.partitioner.test_determinism import digest; print(digest())"
+    )
+    found = set()
+    for hash_seed, ballast in (("0", "0"), ("1", "4321"), ("77", "98765")):
+        done = subprocess.run(
+            [sys.executable, "-c", code, ballast],
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        )
+        found.add(done.stdout.strip())
+    assert found == {digest()}
