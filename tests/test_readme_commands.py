@@ -64,6 +64,7 @@ def _first_value(override: Override) -> str:
 def test_pages_have_commands() -> None:
     assert [page.name for page in PAGES if _commands(page)] == [
         "README.md",
+        "choices.md",
         "execution.md",
         "launchers.md",
         "memory.md",
