@@ -31,7 +31,7 @@ __all__ = [
 
 ASSIGNMENT_FILE = "assignment.json"
 """What the file is called in the folder of a run."""
-_SCHEMA = "fxpart.core.assignment"
+_SCHEMA = "fxpart.assignment"
 _VERSION = 1
 
 

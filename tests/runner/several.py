@@ -10,11 +10,11 @@ _PROGRAM = f"""
 import json
 import sys
 from runner.app import main
-from runner.sweep import exit_codes
+from runner.cli import ending
 
 commands = json.loads(sys.argv[1])
 for command in commands:
-    exit_codes._codes.clear()
+    ending._codes.clear()
     sys.argv[1:] = command
     code = main()
     for stream in (sys.stdout, sys.stderr):

@@ -16,7 +16,7 @@ def saved(folder: Path, what: Scene) -> Path:
 
 def test_assignment_says_what_was_decided(tmp_path: Path) -> None:
     document = json.loads(saved(tmp_path, fork()).read_text())
-    assert (document["schema"], document["version"]) == ("fxpart.core.assignment", 1)
+    assert (document["schema"], document["version"]) == ("fxpart.assignment", 1)
     assert document["model"] == {"name": "fork"}
     assert document["devices"][1] == {
         "logical_id": 1,

@@ -21,7 +21,8 @@ AT_WORK = """
 import sys, time
 from pathlib import Path
 from runner.job.alone import at_work_alone
-from runner.tracking.tracker import TrackingConfig, open_tracker
+from runner.config.sections import TrackingConfig
+from runner.tracking.open_tracker import open_tracker
 with at_work_alone(open_tracker(TrackingConfig(), Path.cwd()), Path.cwd()) as tags:
     print(tags["alone"], flush=True)
     time.sleep(300)  # longer than the test: it is killed
