@@ -80,5 +80,5 @@ class Assignment:
 
     def holds(self, device: int) -> IntArray:
         """Return the partitions that `device` holds, in order."""
-        held = [p for p, devices in enumerate(self.devices_of_partition) if device in devices]
-        return np.array(held, dtype=np.int64)
+        partitions = [p for p, devices in enumerate(self.devices_of_partition) if device in devices]
+        return np.array(partitions, dtype=np.int64)

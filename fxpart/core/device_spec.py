@@ -51,10 +51,10 @@ def parse_size_bytes(text: str) -> int:
         SpecError: for a missing or unknown unit, or a size below one byte.
 
     """
-    found = _NUMBER_FIRST.fullmatch(text.strip().lower())
-    if not found:
+    match = _NUMBER_FIRST.fullmatch(text.strip().lower())
+    if not match:
         raise SpecError(f"size {text!r} is not a number and a unit; write it like 16gb or 1.5gib")
-    number, unit = found.groups()
+    number, unit = match.groups()
     if Fraction(number) <= 0:
         raise SpecError(f"size {text!r} must be positive")
     if not unit:

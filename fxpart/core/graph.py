@@ -163,8 +163,8 @@ class OpGraph:
 
         Length n. Updates of weights do: they too stay with the forward.
         """
-        found: npt.NDArray[np.bool_] = self.forward_of != np.arange(self.n_ops)
-        return found
+        backward: npt.NDArray[np.bool_] = self.forward_of != np.arange(self.n_ops)
+        return backward
 
     @property
     def first_backward(self) -> int:
@@ -202,8 +202,8 @@ class OpGraph:
         """
         makers = self.value_producer[self.value_producer >= 0]
         makes_nothing = np.bincount(makers, minlength=self.n_ops) == 0
-        found: npt.NDArray[np.bool_] = makes_nothing & (self.group != np.arange(self.n_ops))
-        return found
+        checks: npt.NDArray[np.bool_] = makes_nothing & (self.group != np.arange(self.n_ops))
+        return checks
 
     def reads_of(self, op: int) -> IntArray:
         """Return the values that operator `op` reads."""

@@ -88,8 +88,8 @@ def with_operators(graph: OpGraph, added: AddedOperators) -> OpGraph:
     )
 
 
-def _joined(there: IntArray, more: npt.NDArray[np.generic]) -> IntArray:
-    return np.concatenate([there, more.astype(np.int64)])
+def _joined(present: IntArray, more: npt.NDArray[np.generic]) -> IntArray:
+    return np.concatenate([present, more.astype(np.int64)])
 
 
 OPTIMIZERS = ("none", "sgd", "momentum", "adam", "adamw")
@@ -143,9 +143,9 @@ class Optimizer:
         return (FUSED if self.implementation == "fused" else PASSES)[self.name]
 
 
-def _refuse_unknown(option: str, asked: str, there: tuple[str, ...]) -> None:
-    if asked not in there:
-        raise SpecError(f"{option}={asked} does not exist; {nearest_names(asked, there)}")
+def _refuse_unknown(option: str, name: str, names: tuple[str, ...]) -> None:
+    if name not in names:
+        raise SpecError(f"{option}={name} does not exist; {nearest_names(name, names)}")
 
 
 def with_optimizer(graph: OpGraph, optimizer: Optimizer) -> OpGraph:
@@ -285,7 +285,7 @@ def _with_casts(graph: OpGraph, trained: _Trained, sizes: Sizes) -> OpGraph:
 
 def _gradients(graph: OpGraph, has_master: npt.NDArray[np.bool_]) -> IntArray:
     """Return the value by which each weight is updated: its gradient, or the cast of it."""
-    found = graph.gradient_values.copy()
+    gradients = graph.gradient_values.copy()
     casts = int(has_master.sum())
-    found[has_master] = np.arange(graph.n_values - casts, graph.n_values)
-    return found
+    gradients[has_master] = np.arange(graph.n_values - casts, graph.n_values)
+    return gradients

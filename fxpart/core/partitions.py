@@ -58,14 +58,14 @@ def meetings(homes: Homes) -> Edges:
         for place, device in enumerate(devices):
             on_device[device].append((number, place))
     # Input i is at place i modulo the length: two places meet if that can be one i.
-    found = {
+    edges = {
         (a, b)
         for entries in on_device.values()
-        for index, (b, there) in enumerate(entries)
+        for index, (b, entry) in enumerate(entries)
         for a, here in entries[:index]
-        if (there - here) % gcd(len(homes[a]), len(homes[b])) == 0
+        if (entry - here) % gcd(len(homes[a]), len(homes[b])) == 0
     }
-    return sorted(found)
+    return sorted(edges)
 
 
 def turns(part_of: IntArray, home_of: IntArray, meets: Edges) -> Edges:
@@ -82,7 +82,7 @@ def turns(part_of: IntArray, home_of: IntArray, meets: Edges) -> Edges:
     starts = np.searchsorted(home_of[by_home], np.arange(count + 1))
     ops = [by_home[a:b] for a, b in itertools.pairwise(starts)]
     together = [np.sort(np.concatenate([ops[a], ops[b]])) for a, b in meets]
-    rows = [part_of[mine] for mine in (*ops, *together)]
+    rows = [part_of[ops_of_device] for ops_of_device in (*ops, *together)]
     return _distinct(
         np.concatenate([row[:-1] for row in rows]), np.concatenate([row[1:] for row in rows])
     )
@@ -235,14 +235,14 @@ def _leads_around(runs: list[_Run], merged: list[int], source: int, target: int)
 
 def _after(runs: list[_Run], merged: list[int], run: int) -> set[int]:
     """Return the runs after `run`, as they are merged by now."""
-    found = set()
+    later = set()
     for index in runs[run].after:
         while merged[index] != index:
             index = merged[index]  # noqa: PLW2901 - following a short chain of merges
         if index != run:
-            found.add(index)
-    runs[run].after = found
-    return found
+            later.add(index)
+    runs[run].after = later
+    return later
 
 
 def _merge(runs: list[_Run]) -> list[int]:
@@ -250,11 +250,11 @@ def _merge(runs: list[_Run]) -> list[int]:
     merged = list(range(len(runs)))
     open_run: dict[int, int] = {}
     for index, run in enumerate(runs):
-        held = open_run.get(run.home)
-        if held is not None and not _leads_around(runs, merged, held, index):
-            runs[held].after |= run.after
-            runs[held].high = run.high
-            merged[index] = held
+        open_runs = open_run.get(run.home)
+        if open_runs is not None and not _leads_around(runs, merged, open_runs, index):
+            runs[open_runs].after |= run.after
+            runs[open_runs].high = run.high
+            merged[index] = open_runs
         else:
             open_run[run.home] = index
     return merged

@@ -36,17 +36,17 @@ def copies(
     idle = sorted(
         (int(size), device) for device, size in enumerate(memory_bytes) if device not in taken
     )
-    found: list[list[int]] = [[] for _ in used]
-    while used and len(idle) >= len(used) and (most is None or len(found[0]) < most):
+    copies_of: list[list[int]] = [[] for _ in used]
+    while used and len(idle) >= len(used) and (most is None or len(copies_of[0]) < most):
         chosen = []
         for device in used:
             place = bisect_left(idle, (int(needed_bytes[device]), -1))
             if place == len(idle):
-                return found
+                return copies_of
             chosen.append(idle.pop(place)[1])
-        for held, copy in zip(found, chosen, strict=True):
-            held.append(copy)
-    return found
+        for copy_list, copy in zip(copies_of, chosen, strict=True):
+            copy_list.append(copy)
+    return copies_of
 
 
 def replicate(used: IntArray, homes: Homes, memory: IntArray) -> Homes:

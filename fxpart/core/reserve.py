@@ -105,5 +105,5 @@ def rounded(graph: OpGraph, rounding_bytes: int) -> OpGraph:
 
 
 def _up(sizes: IntArray, multiple: int) -> IntArray:
-    found: IntArray = -(-sizes // multiple) * multiple
-    return found
+    rounded_sizes: IntArray = -(-sizes // multiple) * multiple
+    return rounded_sizes

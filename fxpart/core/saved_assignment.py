@@ -93,17 +93,17 @@ def _module_devices(graph: OpGraph, assignment: Assignment) -> dict[str, int | l
 
     Checks of another operator's result say nothing about the module that they stand in.
     """
-    held: dict[str, set[int]] = {"": set()}
+    devices_of: dict[str, set[int]] = {"": set()}
     operators = np.flatnonzero(~graph.is_check)
     modules = [graph.modules[op] for op in operators.tolist()]
     # Each pair once: a module has some operators, and most of them in one partition.
     pairs = dict.fromkeys(zip(modules, assignment.partition_of[operators].tolist(), strict=True))
     for module, partition in pairs:
         homes = assignment.devices_of_partition[partition]
-        held[""].update(homes)
+        devices_of[""].update(homes)
         for path in _paths(module):
-            held.setdefault(path, set()).update(homes)
-    return {path: ids.pop() if len(ids) == 1 else sorted(ids) for path, ids in held.items()}
+            devices_of.setdefault(path, set()).update(homes)
+    return {path: ids.pop() if len(ids) == 1 else sorted(ids) for path, ids in devices_of.items()}
 
 
 @lru_cache(maxsize=1 << 14)

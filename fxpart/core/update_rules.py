@@ -91,12 +91,12 @@ def state_tensors(rule: UpdateRule, sizes: Sizes) -> list[IntArray]:
 
     Length G each.
     """
-    found = [sizes.numbers * sizes.state_itemsize] * rule.states
+    tensor_bytes = [sizes.numbers * sizes.state_itemsize] * rule.states
     if sizes.has_master.any():
-        found.append(sizes.numbers * sizes.has_master * MASTER_ITEMSIZE)
+        tensor_bytes.append(sizes.numbers * sizes.has_master * MASTER_ITEMSIZE)
     if rule.counts_steps:
-        found.append(np.full(len(sizes.numbers), _STEP_BYTES, dtype=np.int64))
-    return found
+        tensor_bytes.append(np.full(len(sizes.numbers), _STEP_BYTES, dtype=np.int64))
+    return tensor_bytes
 
 
 def scratch_bytes(rule: UpdateRule, sizes: Sizes, *, at_once: bool) -> IntArray:
@@ -109,9 +109,9 @@ def scratch_bytes(rule: UpdateRule, sizes: Sizes, *, at_once: bool) -> IntArray:
     each = sizes.numbers * sizes.state_itemsize * rule.has_scratch
     if at_once:
         return each
-    found: IntArray = 2 * each
-    found[1:] += each[:-1]
-    return found
+    scratch: IntArray = 2 * each
+    scratch[1:] += each[:-1]
+    return scratch
 
 
 def moved_bytes(rule: UpdateRule, sizes: Sizes) -> IntArray:
@@ -121,11 +121,11 @@ def moved_bytes(rule: UpdateRule, sizes: Sizes) -> IntArray:
     each += (rule.state_moves + rule.scratch_moves) * sizes.state_itemsize
     # The copy is read, and the weight written.
     each += sizes.has_master * (MASTER_ITEMSIZE + sizes.itemsize)
-    found: IntArray = sizes.numbers * each
-    return found
+    moved: IntArray = sizes.numbers * each
+    return moved
 
 
 def cast_moved_bytes(sizes: Sizes) -> IntArray:
     """Return what casting each gradient to float32 reads and writes. Length G."""
-    found: IntArray = sizes.numbers * (sizes.itemsize + MASTER_ITEMSIZE)
-    return found
+    moved: IntArray = sizes.numbers * (sizes.itemsize + MASTER_ITEMSIZE)
+    return moved

@@ -20,16 +20,16 @@ def with_state(graph: OpGraph, weights: IntArray, tensors: Sequence[IntArray]) -
         tensors: bytes, of each kind one tensor for each of `weights`. Shape (G,) each.
 
     """
-    held = graph.weight_state_bytes
+    state_bytes = graph.weight_state_bytes
     rows = list(graph.state_tensor_bytes)
-    if not rows and held.any():
-        rows.append(held)
+    if not rows and state_bytes.any():
+        rows.append(state_bytes)
     part = _parts(weights)
     for number in range(int(part.max(initial=-1)) + 1):
-        mine = part == number
+        of_part = part == number
         for sizes in tensors:
-            row = np.zeros_like(held)
-            row[weights[mine]] = sizes[mine]
+            row = np.zeros_like(state_bytes)
+            row[weights[of_part]] = sizes[of_part]
             rows.append(row)
     if not rows:
         return graph
@@ -40,8 +40,8 @@ def with_state(graph: OpGraph, weights: IntArray, tensors: Sequence[IntArray]) -
 def _parts(weights: IntArray) -> IntArray:
     """Return how often each item of `weights` has come before. Shape (G,)."""
     seen: dict[int, int] = {}
-    found = []
+    parts = []
     for weight in weights.tolist():
         seen[weight] = seen.get(weight, -1) + 1
-        found.append(seen[weight])
-    return np.array(found, dtype=np.int64)
+        parts.append(seen[weight])
+    return np.array(parts, dtype=np.int64)

@@ -144,14 +144,14 @@ def all_reduce_cost(
     check_bucket_bytes(bucket_bytes)
     sums = _sums(problem.graph, partial, evaluation)
     device_of, n = assignment.device_of, replicas.n_replicas
-    found = [
+    costs = [
         _of_device(sums.chosen(device_of[sums.made_by] == device), n, link, bucket_bytes)
         for device, link in enumerate(replicas.links)
     ]
-    reduced = np.array([of.reduced_bytes for of in found], dtype=np.int64)
-    within_s = np.array([of.within_s for of in found])
-    busy_s = within_s + np.array([of.after_s for of in found])
-    ring_end_s = np.array([of.end_s for of in found])
+    reduced = np.array([of.reduced_bytes for of in costs], dtype=np.int64)
+    within_s = np.array([of.within_s for of in costs])
+    busy_s = within_s + np.array([of.after_s for of in costs])
+    ring_end_s = np.array([of.end_s for of in costs])
     exposed_s, latency_s = _waiting(problem, assignment, evaluation, ring_end_s)
     exposed_s += within_s
     load_s = np.array([use.load_s for use in evaluation.devices]) + exposed_s
@@ -253,8 +253,8 @@ def _waiting(
     exposed_s, latency_s = np.zeros(len(ring_end_s)), evaluation.latency_s
     for device, ring_end in enumerate(ring_end_s.tolist()):
         here = device_of == device
-        own = evaluation.op_finish_s[here & ~updates]
-        done_s = float(own.max()) if len(own) else 0.0
+        finish_s = evaluation.op_finish_s[here & ~updates]
+        done_s = float(finish_s.max()) if len(finish_s) else 0.0
         exposed_s[device] = max(0.0, ring_end - done_s)
         update = here & updates
         last_s = float(evaluation.op_finish_s[update].max()) if update.any() else done_s

@@ -140,11 +140,11 @@ def critical_path_s(t: CostTables, device_of: IntArray) -> float:
             value = t.reads[i]
             maker = t.producer[value]
             if maker >= 0:
-                there = finish[maker]
+                ready_s = finish[maker]
                 if device_of[maker] != here:
-                    there += t.link_latency_s[device_of[maker], here]
-                    there += t.value_bytes[value] * t.s_per_byte[device_of[maker], here]
-                start = max(start, there)
+                    ready_s += t.link_latency_s[device_of[maker], here]
+                    ready_s += t.value_bytes[value] * t.s_per_byte[device_of[maker], here]
+                start = max(start, ready_s)
         finish[op] = start + t.op_time_s[op, here]
         longest = max(longest, finish[op])
     return longest

@@ -59,15 +59,15 @@ def fresh_bytes(graph: OpGraph) -> IntArray:
     glibc), and the system hands it over page by page as it is first written.
     """
     large = (graph.value_alloc_bytes >= FRESH_BYTES) & (graph.value_producer >= 0)
-    found = np.zeros(graph.n_ops, dtype=np.int64)
-    np.add.at(found, graph.value_producer[large], graph.value_alloc_bytes[large])
-    return found
+    fresh = np.zeros(graph.n_ops, dtype=np.int64)
+    np.add.at(fresh, graph.value_producer[large], graph.value_alloc_bytes[large])
+    return fresh
 
 
 def is_view(graph: OpGraph) -> npt.NDArray[np.bool_]:
     """Return which operators neither compute nor move bytes. Length n."""
-    found: npt.NDArray[np.bool_] = (graph.flops == 0) & (graph.moved_bytes == 0)
-    return found
+    views: npt.NDArray[np.bool_] = (graph.flops == 0) & (graph.moved_bytes == 0)
+    return views
 
 
 def is_free(graph: OpGraph) -> npt.NDArray[np.bool_]:
@@ -130,9 +130,9 @@ class Calibration:
         rates = np.array([rate_of[key] for key in keys])
         busy = np.maximum(graph.flops / rates, graph.moved_bytes / self.bytes_per_s)
         busy += self.overhead_s + fresh_bytes(graph) * self.fresh_s_per_byte
-        found = np.where(is_view(graph), self.view_s, busy)
-        found[is_free(graph)] = 0.0
-        return found
+        seconds = np.where(is_view(graph), self.view_s, busy)
+        seconds[is_free(graph)] = 0.0
+        return seconds
 
     def _rate(self, key: str) -> float:
         """Return FLOP/s of a class and dtype; a class not sampled runs as another of its dtype."""

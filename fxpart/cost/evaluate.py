@@ -41,7 +41,7 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     latency, count = schedule(costs, device_of, log)
     transfers = _transfers(log, count)
     load = _load(costs, assignment, transfers, device_of)
-    held = holding(problem.memory, assignment, devices)
+    device_holding = holding(problem.memory, assignment, devices)
     return Evaluation(
         latency_s=float(latency),
         throughput_per_s=1.0 / load.busiest_s if load.busiest_s > 0 else float("inf"),
@@ -51,13 +51,15 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
         partitions=assignment.n_partitions,
         rounds=assignment.rounds,
         replicas=assignment.replicas,
-        devices=tuple(_device_use(problem, assignment, d, held, load) for d in range(devices)),
+        devices=tuple(
+            _device_use(problem, assignment, d, device_holding, load) for d in range(devices)
+        ),
         op_start_s=log.start_s,
         op_finish_s=log.finish_s,
         transfers=transfers,
         memory=tuple(
-            MemoryProfile(ops, log.start_s[ops], held.weight_bytes[device] + live)
-            for device, live in enumerate(held.first_live_bytes)
+            MemoryProfile(ops, log.start_s[ops], device_holding.weight_bytes[device] + live)
+            for device, live in enumerate(device_holding.first_live_bytes)
             for ops in [np.flatnonzero(device_of == device).astype(np.int64)]
         ),
     )
@@ -121,20 +123,20 @@ def _transfers(log: ScheduleLog, count: int) -> Transfers:
 
 
 def _device_use(
-    problem: Problem, assignment: Assignment, device: int, held: Holding, load: _Load
+    problem: Problem, assignment: Assignment, device: int, device_holding: Holding, load: _Load
 ) -> DeviceUse:
     spec, partitions = problem.topology.devices[device], assignment.holds(device)
-    mine = np.isin(assignment.partition_of, partitions)
-    state_bytes = _state_bytes(problem.graph, mine)
+    on_device = np.isin(assignment.partition_of, partitions)
+    state_bytes = _state_bytes(problem.graph, on_device)
     return DeviceUse(
         logical_id=device,
         name=spec.name,
-        operators=int(mine.sum()),
+        operators=int(on_device.sum()),
         partitions=tuple(partitions.tolist()),
-        weight_bytes=int(held.weight_bytes[device]) - state_bytes,
+        weight_bytes=int(device_holding.weight_bytes[device]) - state_bytes,
         state_bytes=state_bytes,
-        peak_bytes=int(held.peak_bytes[device]),
-        static_bytes=int(held.static_bytes[device]),
+        peak_bytes=int(device_holding.peak_bytes[device]),
+        static_bytes=int(device_holding.static_bytes[device]),
         memory_bytes=spec.memory_bytes,
         reserved_bytes=spec.reserved_bytes,
         load_s=float(load.device_s[device]),

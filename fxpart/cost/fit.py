@@ -61,18 +61,20 @@ def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration
     _check(samples)
     fitted, measured = _gathered(samples), [profile.seconds for _, profile in samples]
     best = min((_fit(fitted, start) for start in _starts(fitted)), key=lambda end: end[0])[1]
-    found = _as_calibration(fitted, best, _view_s(samples), samples[0][1].device_name)
-    ratios = [s.sum() / found.seconds(g).sum() for (g, _), s in zip(samples, measured, strict=True)]
+    calibration = _as_calibration(fitted, best, _view_s(samples), samples[0][1].device_name)
+    ratios = [
+        s.sum() / calibration.seconds(g).sum() for (g, _), s in zip(samples, measured, strict=True)
+    ]
     factor = float(np.exp(np.mean(np.log(ratios))))
-    found = replace(
-        found,
-        overhead_s=found.overhead_s * factor,
-        view_s=found.view_s * factor,
-        fresh_s_per_byte=found.fresh_s_per_byte * factor,
-        bytes_per_s=found.bytes_per_s / factor,
-        flops_per_s={key: rate / factor for key, rate in found.flops_per_s.items()},
+    calibration = replace(
+        calibration,
+        overhead_s=calibration.overhead_s * factor,
+        view_s=calibration.view_s * factor,
+        fresh_s_per_byte=calibration.fresh_s_per_byte * factor,
+        bytes_per_s=calibration.bytes_per_s / factor,
+        flops_per_s={key: rate / factor for key, rate in calibration.flops_per_s.items()},
     )
-    return _with_errors(found, samples)
+    return _with_errors(calibration, samples)
 
 
 def _check(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> None:
@@ -135,15 +137,15 @@ def _view_s(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> float:
 def _starts(sample: _Sample) -> list[FloatArray]:
     """Return coefficients to start from: logs of overhead, and seconds a byte, fresh byte, FLOP."""
     time_s = np.exp(sample.log_s)
-    moves, found = sample.moved > 0, []
+    moves, starts = sample.moved > 0, []
     for small, quick in product(_STARTS, _STARTS):
         move_s = _quantile(time_s[moves] / sample.moved[moves], quick)
         costs = [_quantile(time_s, small), move_s, move_s]
         for key in range(len(sample.keys)):
             of_key = sample.key == key
             costs.append(_quantile(time_s[of_key] / sample.flops[of_key], quick))
-        found.append(np.clip(np.log(costs), _SMALLEST + 1, _LARGEST - 1))
-    return found
+        starts.append(np.clip(np.log(costs), _SMALLEST + 1, _LARGEST - 1))
+    return starts
 
 
 def _least(sample: _Sample) -> FloatArray:
@@ -177,8 +179,8 @@ def _fit(sample: _Sample, start: FloatArray) -> tuple[float, FloatArray]:
     def residual(logs: FloatArray) -> FloatArray:
         fixed_s = np.exp(logs[0]) + sample.fresh * np.exp(logs[2])
         predicted = np.log(fixed_s + _busy(sample, logs)[0])
-        found: FloatArray = sample.weight * (predicted - sample.log_s)
-        return found
+        residuals: FloatArray = sample.weight * (predicted - sample.log_s)
+        return residuals
 
     def jacobian(logs: FloatArray) -> FloatArray:
         busy, computes = _busy(sample, logs)
@@ -221,15 +223,15 @@ def _as_calibration(
 
 
 def _with_errors(
-    found: Calibration, samples: Sequence[tuple[OpGraph, OperatorProfile]]
+    calibration: Calibration, samples: Sequence[tuple[OpGraph, OperatorProfile]]
 ) -> Calibration:
-    """Return `found` with how far it is from what it was fitted to."""
-    predicted = [found.seconds(graph) for graph, _ in samples]
+    """Return `calibration` with how far it is from what it was fitted to."""
+    predicted = [calibration.seconds(graph) for graph, _ in samples]
     measured = [profile.seconds for _, profile in samples]
     working = np.concatenate([~is_view(graph) & ~is_free(graph) for graph, _ in samples])
     all_predicted, all_measured = np.concatenate(predicted), np.concatenate(measured)
     return replace(
-        found,
+        calibration,
         total_errors=tuple(
             float(p.sum() / m.sum() - 1) for p, m in zip(predicted, measured, strict=True)
         ),

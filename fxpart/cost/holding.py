@@ -49,7 +49,7 @@ def weight_bytes_of(memory: MemoryTables, operators: IntArray) -> int:
 @compiled
 def _made_and_received(m: MemoryTables, device_of: IntArray, device: int) -> tuple[int, int]:
     """Return (bytes of weights that the device uses, bytes that it makes or is sent)."""
-    there = np.zeros(m.producer.shape[0], dtype=np.bool_)
+    present = np.zeros(m.producer.shape[0], dtype=np.bool_)
     weight_seen = np.zeros(m.weight_bytes.shape[0], dtype=np.bool_)
     weights, total = 0, 0
     for op in range(device_of.shape[0]):
@@ -60,12 +60,12 @@ def _made_and_received(m: MemoryTables, device_of: IntArray, device: int) -> tup
                 weight_seen[m.uses[i]] = True
                 weights += m.weight_bytes[m.uses[i]]
         for value in range(m.made_start[op], m.made_start[op + 1]):
-            there[value] = True
+            present[value] = True
             total += m.alloc_bytes[value]
         for i in range(m.read_start[op], m.read_start[op + 1]):
             value = m.reads[i]
-            if m.producer[value] >= 0 and not there[value]:
-                there[value] = True
+            if m.producer[value] >= 0 and not present[value]:
+                present[value] = True
                 total += m.value_bytes[value]
     return weights, total
 
@@ -113,11 +113,11 @@ def holding(memory: MemoryTables, assignment: Assignment, devices: int) -> Holdi
 
 
 def _weights_held(memory: MemoryTables, assignment: Assignment, devices: int) -> IntArray:
-    held = np.zeros((devices, assignment.n_partitions), dtype=np.bool_)
+    needed = np.zeros((devices, assignment.n_partitions), dtype=np.bool_)
     for partition, homes in enumerate(assignment.devices_of_partition):
-        held[list(homes), partition] = True
+        needed[list(homes), partition] = True
     weights = np.zeros(devices, dtype=np.int64)
-    for device in np.flatnonzero(held.any(axis=1)).tolist():
-        mine = np.flatnonzero(held[device, assignment.partition_of])
-        weights[device] = weight_bytes_of(memory, mine)
+    for device in np.flatnonzero(needed.any(axis=1)).tolist():
+        ops = np.flatnonzero(needed[device, assignment.partition_of])
+        weights[device] = weight_bytes_of(memory, ops)
     return weights

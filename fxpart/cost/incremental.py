@@ -84,15 +84,17 @@ def _ready_s(t: CostTables, device_of: IntArray, op: int, p: Progress, begin: in
             continue
         source = device_of[maker]
         if maker >= begin:
-            there = p.trial_finish_s[maker] if source == here else p.trial_arrival_s[value, here]
+            available_s = (
+                p.trial_finish_s[maker] if source == here else p.trial_arrival_s[value, here]
+            )
         elif source == here:
-            there = p.log.finish_s[maker]
+            available_s = p.log.finish_s[maker]
         else:
-            there = p.log.arrival_s[value, here]
-            if there < 0.0:
-                there = p.log.finish_s[maker] + t.link_latency_s[source, here]
-                there += t.value_bytes[value] * t.s_per_byte[source, here]
-        ready = max(ready, there)
+            available_s = p.log.arrival_s[value, here]
+            if available_s < 0.0:
+                available_s = p.log.finish_s[maker] + t.link_latency_s[source, here]
+                available_s += t.value_bytes[value] * t.s_per_byte[source, here]
+        ready = max(ready, available_s)
     return ready
 
 
@@ -149,8 +151,8 @@ def estimate(
                 reader = t.readers[j]
                 if reader >= end:
                     target = device_of[reader]
-                    there = finish if target == here else p.trial_arrival_s[value, target]
-                    longest = max(longest, there + p.tail_s[reader])
+                    available_s = finish if target == here else p.trial_arrival_s[value, target]
+                    longest = max(longest, available_s + p.tail_s[reader])
     squares = 0.0
     for a in range(device_free.shape[0]):
         through = device_free[a] + p.device_tail_s[hi, a]

@@ -71,8 +71,10 @@ def schedule(t: CostTables, device_of: IntArray, log: ScheduleLog) -> tuple[floa
             value = t.reads[i]
             maker = t.producer[value]
             if maker >= 0:
-                there = finish_s[maker] if device_of[maker] == here else arrival_s[value, here]
-                start = max(start, there)
+                available_s = (
+                    finish_s[maker] if device_of[maker] == here else arrival_s[value, here]
+                )
+                start = max(start, available_s)
         finish = start + t.op_time_s[op, here]
         start_s[op], finish_s[op] = start, finish
         device_free[here] = finish

@@ -71,11 +71,11 @@ def device_peaks(problem: Problem, assignment: Assignment, top: int = 10) -> tup
     peaks = []
     for device, weights in weights_of.items():
         device_of, op = _fullest(problem, assignment, device)
-        held = storages_on(facts, device_of, device, weights)
-        there = held.at(op)
-        sums = held.bytes_by_kind(there).tolist()
+        storages = storages_on(facts, device_of, device, weights)
+        live = storages.at(op)
+        sums = storages.bytes_by_kind(live).tolist()
         # Stable, so that of equal ones the first in the graph is first.
-        largest = there[np.argsort(-held.size_bytes[there], kind="stable")][:top]
+        largest = live[np.argsort(-storages.size_bytes[live], kind="stable")][:top]
         peaks.append(
             DevicePeak(
                 device,
@@ -85,7 +85,7 @@ def device_peaks(problem: Problem, assignment: Assignment, top: int = 10) -> tup
                 doing(graph, op),
                 sum(sums),
                 {kind: size for kind, size in zip(KINDS, sums, strict=True) if size},
-                tuple(_tensor(graph, held, int(i)) for i in largest if held.size_bytes[i]),
+                tuple(_tensor(graph, storages, int(i)) for i in largest if storages.size_bytes[i]),
             )
         )
     return tuple(peaks)
@@ -116,38 +116,38 @@ def _over_time(
     facts: StorageFacts, device_of: IntArray, device: int, weights: IntArray
 ) -> IntArray:
     """Return the bytes of each kind (row) at each operator of the device (column)."""
-    held = storages_on(facts, device_of, device, weights)
+    storages = storages_on(facts, device_of, device, weights)
     change = np.zeros((len(KINDS), len(device_of) + 1), dtype=np.int64)
-    np.add.at(change, (held.kind, held.born), held.size_bytes)
-    np.subtract.at(change, (held.kind, held.last + 1), held.size_bytes)
+    np.add.at(change, (storages.kind, storages.born), storages.size_bytes)
+    np.subtract.at(change, (storages.kind, storages.last + 1), storages.size_bytes)
     return np.cumsum(change, axis=1)[:, np.flatnonzero(device_of == device)]
 
 
 def _weights_of_devices(graph: OpGraph, assignment: Assignment) -> dict[int, IntArray]:
     """Return the weights that each device holds for all its partitions, by logical id."""
     devices = sorted({device for homes in assignment.devices_of_partition for device in homes})
-    users, found = graph.users, {}
+    users, weights_of = graph.users, {}
     for device in devices:
-        mine = np.isin(assignment.partition_of, assignment.holds(device))
-        found[device] = np.unique(graph.uses[mine[users]])
-    return found
+        on_device = np.isin(assignment.partition_of, assignment.holds(device))
+        weights_of[device] = np.unique(graph.uses[on_device[users]])
+    return weights_of
 
 
 def _fullest(problem: Problem, assignment: Assignment, device: int) -> tuple[IntArray, int]:
     """Return who computes what in the round in which `device` holds most, and the operator then."""
-    most, found = -1, None
+    most, fullest = -1, None
     for index in range(assignment.rounds):
         device_of = assignment.device_of_round(index)
-        mine = np.flatnonzero(device_of == device)
-        if not len(mine):
+        ops = np.flatnonzero(device_of == device)
+        if not len(ops):
             continue
         # What is received can only grow between operators of the device: one of them is the peak.
-        live = live_bytes(problem.memory, device_of, device)[mine]
+        live = live_bytes(problem.memory, device_of, device)[ops]
         at = int(np.argmax(live))
         if int(live[at]) > most:
-            most, found = int(live[at]), (device_of, int(mine[at]))
-    assert found is not None, "a device with a partition computes in some round"
-    return found
+            most, fullest = int(live[at]), (device_of, int(ops[at]))
+    assert fullest is not None, "a device with a partition computes in some round"
+    return fullest
 
 
 def doing(graph: OpGraph, op: int) -> str:
@@ -168,9 +168,9 @@ def doing(graph: OpGraph, op: int) -> str:
     return f"{name} in the backward" if forward == name else f"backward of {forward}"
 
 
-def _tensor(graph: OpGraph, held: Storages, index: int) -> LiveTensor:
-    kind, source = KINDS[held.kind[index]], int(held.source[index])
-    size = int(held.size_bytes[index])
+def _tensor(graph: OpGraph, storages: Storages, index: int) -> LiveTensor:
+    kind, source = KINDS[storages.kind[index]], int(storages.source[index])
+    size = int(storages.size_bytes[index])
     if kind in KINDS[:2]:
         name = graph.weight_names[source]
         return LiveTensor(name, name.rpartition(".")[0], "", kind, size)

@@ -104,8 +104,8 @@ def storage_facts(graph: OpGraph, memory: MemoryTables) -> StorageFacts:
 
 def _gradients_and_parts(graph: OpGraph, is_backward: BoolArray) -> BoolArray:
     """Return whether a value is a gradient of a weight, or is added to others to be one."""
-    found = np.zeros(graph.n_values, dtype=np.bool_)
-    found[graph.gradient_values] = True
+    marked = np.zeros(graph.n_values, dtype=np.bool_)
+    marked[graph.gradient_values] = True
     # Numbers of plain lists: a walk over a few values, each once.
     waiting: list[int] = graph.gradient_values.tolist()
     while waiting:
@@ -117,10 +117,10 @@ def _gradients_and_parts(graph: OpGraph, is_backward: BoolArray) -> BoolArray:
             parts += [v for v in graph.reads_of(op).tolist() if graph.value_bytes[v] == size]
         for part in parts:
             maker = int(graph.value_producer[part])
-            if maker >= 0 and is_backward[maker] and not found[part]:
-                found[part] = True
+            if maker >= 0 and is_backward[maker] and not marked[part]:
+                marked[part] = True
                 waiting.append(part)
-    return found
+    return marked
 
 
 def _casts(graph: OpGraph) -> BoolArray:
@@ -178,15 +178,15 @@ def _roots(m: MemoryTables, made: BoolArray, here: BoolArray) -> tuple[IntArray,
     whatever it is a view of where it was made. `made` says which values (V,) the device makes,
     `here` which reads (as `m.reads`) are by its operators.
     """
-    there = made.copy()
-    there[m.reads[here]] = True
+    present = made.copy()
+    present[m.reads[here]] = True
     root = np.where(made & (m.base >= 0), m.base, np.arange(len(m.base)))
     while True:
         further = root[root]
         if np.array_equal(further, root):
             break
         root = further
-    return root, there & (root == np.arange(len(root)))
+    return root, present & (root == np.arange(len(root)))
 
 
 def _last_uses(
@@ -199,10 +199,10 @@ def _last_uses(
     m = facts.memory
     last_read = np.full(len(root), -1, dtype=np.int64)
     np.maximum.at(last_read, root[m.reads[here]], facts.reader[here])
-    mine = np.flatnonzero(made)
-    until = np.where(m.is_output[mine], n - 1, m.producer[mine])
+    values = np.flatnonzero(made)
+    until = np.where(m.is_output[values], n - 1, m.producer[values])
     last = last_read.copy()
-    np.maximum.at(last, root[mine], until)
+    np.maximum.at(last, root[values], until)
     return last, last_read
 
 

@@ -51,12 +51,12 @@ def refuse_torn_groups(graph: OpGraph, assignment: Assignment) -> None:
     homes = assignment.devices_of_partition
     for op in np.flatnonzero(graph.group != np.arange(graph.n_ops)).tolist():
         first = int(graph.group[op])
-        here, there = (homes[int(assignment.partition_of[o])] for o in (first, op))
-        if here != there:
+        here, elsewhere = (homes[int(assignment.partition_of[o])] for o in (first, op))
+        if here != elsewhere:
             raise SpecError(
                 f"operators {_named(graph, first)} and {_named(graph, op)} must share a device:"
                 " one changes the other's result in place or takes a part of it, or granularity="
-                f" keeps their modules whole; they are on {_listed(here)} and {_listed(there)};"
+                f" keeps their modules whole; they are on {_listed(here)} and {_listed(elsewhere)};"
                 " put both on one"
             )
 

@@ -49,7 +49,7 @@ def _others(problem: Problem) -> list[IntArray]:
     """Return what is found by memory alone, and by pairs if the graph is small."""
     small = len(atomic_units(problem.graph)[0]) - 1 <= EXACT_UNITS
     combined = combine_pairs(problem) if small else None
-    found = [] if combined is None else [combined]
+    starts = [] if combined is None else [combined]
     with suppress(InfeasibleError):
-        found.append(size_based(problem).device_of)
-    return found
+        starts.append(size_based(problem).device_of)
+    return starts

@@ -82,8 +82,8 @@ def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str
             return None, _too_large(problem, group, needed, largest, equal=equal)
         # What fails together may fit apart, out of order.
         tried = range(len(memory) + 1, len(memory) + 9)
-        found = (n for n in tried if place_all(problem, [largest] * n) is not None)
-        used = next(found, 0)
+        sufficient = (n for n in tried if place_all(problem, [largest] * n) is not None)
+        used = next(sufficient, 0)
         if not used:
             each = show_bytes(largest)
             return (

@@ -79,8 +79,8 @@ def _last_op(graph: OpGraph, path: str) -> int:
     """Return the last forward operator of the module at `path`, and of those below it."""
     below = path + "."
     forward = range(graph.first_backward)
-    mine = [op for op in forward if f"{graph.modules[op]}.".startswith(below)]
-    if not mine or not path:
+    ops = [op for op in forward if f"{graph.modules[op]}.".startswith(below)]
+    if not ops or not path:
         prefixes = dict[str, None]()
         for of in dict.fromkeys(graph.modules):
             parts = of.split(".") if of else []
@@ -89,8 +89,8 @@ def _last_op(graph: OpGraph, path: str) -> int:
         raise SpecError(f"mode.cut_after names {path!r}, which the model does not have; {near}")
     # The check of a result stays with what makes the result, though it stands in another module.
     is_check = graph.is_check
-    made = [op for op in mine if not is_check[op]]
-    return int(np.max(made or mine))
+    made = [op for op in ops if not is_check[op]]
+    return int(np.max(made or ops))
 
 
 _SHARES = 8
@@ -173,15 +173,15 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
         stages = _interleaved(problem, line, chosen)
     else:
         slots = _slots(problem, line, chosen)
-        found = _in_a_row(problem, line, slots)
-        if found is None:
+        assignment = _in_a_row(problem, line, slots)
+        if assignment is None:
             # A whole model can need less than stages of it; of a schedule that is not known.
             alone = chosen.stages is None and chosen.schedule == "none"
             whole = single_device(problem) if alone else None
             if whole is None:
                 raise no_cut_fits(problem, line, chosen.stages, flight=slots.flights[0])
             return whole
-        stages = found
+        stages = assignment
     return _assignment(problem, line, stages)
 
 
@@ -198,12 +198,12 @@ def _by_name(problem: Problem, line: StageLine, options: PipelineOptions) -> lis
 
 def _devices_in_use(problem: Problem, line: StageLine, stages: int, interleave: int) -> int:
     """Return over how many devices that many stages go, or refuse them."""
-    devices, there = stages // interleave, problem.topology.n_devices
-    if devices > there:
+    devices, available = stages // interleave, problem.topology.n_devices
+    if devices > available:
         more = f" of {interleave} stages each" if interleave > 1 else ""
         raise SpecError(
             f"mode=pipeline was asked for {stages} stages on {devices} devices{more}, there are"
-            f" {there}; ask for fewer stages, or more on each device with mode.interleave"
+            f" {available}; ask for fewer stages, or more on each device with mode.interleave"
         )
     if stages > line.n_units:
         raise SpecError(

@@ -41,8 +41,8 @@ def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
         InfeasibleError: when that device is too small.
 
     """
-    found = single_device(problem)
-    if found is None:
+    assignment = single_device(problem)
+    if assignment is None:
         memory = [device.memory_bytes for device in problem.topology.devices]
         needed = whole_model_bytes(problem)
         raise InfeasibleError(
@@ -53,4 +53,4 @@ def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
             needed_bytes=needed,
             available_bytes=max(memory),
         )
-    return found
+    return assignment

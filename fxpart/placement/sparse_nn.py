@@ -78,9 +78,9 @@ def _units_by_table(graph: OpGraph) -> IntArray:
         parent.setdefault(group, group)
         for weight in graph.uses_of(op).tolist():
             other = root(first_use.setdefault(weight, group))
-            mine = root(group)
+            group_root = root(group)
             # Earlier groups stay the roots.
-            parent[max(mine, other)] = min(mine, other)
+            parent[max(group_root, other)] = min(group_root, other)
     number = {group: i for i, group in enumerate(sorted({root(group) for group in parent}))}
     unit = [number[root(g)] if g in parent else -1 for g in graph.group.tolist()]
     return np.array(unit, dtype=np.int64)
@@ -105,18 +105,18 @@ def _only_for_one_unit(graph: OpGraph, unit_of: IntArray) -> IntArray:
     reader_unit = np.full(graph.n_ops, none, dtype=np.int64)
     outputs: npt.NDArray[np.int64] = graph.value_producer[graph.value_is_output]
     reader_unit[outputs[outputs >= 0]] = several
-    found = np.full(graph.n_ops, none, dtype=np.int64)
+    unit_for = np.full(graph.n_ops, none, dtype=np.int64)
     for op in range(graph.n_ops - 1, -1, -1):
         if unit_of[op] < 0 and len(graph.uses_of(op)) == 0 and reader_unit[op] >= 0:
-            found[op] = reader_unit[op]
-        mine = unit_of[op] if unit_of[op] >= 0 else found[op]
+            unit_for[op] = reader_unit[op]
+        unit = unit_of[op] if unit_of[op] >= 0 else unit_for[op]
         for value in graph.reads_of(op).tolist():
             maker = int(graph.value_producer[value])
             if maker >= 0:
-                fresh = reader_unit[maker] == none and mine >= 0
-                same = fresh or reader_unit[maker] == mine
-                reader_unit[maker] = mine if same and mine >= 0 else several
-    return found
+                fresh = reader_unit[maker] == none and unit >= 0
+                same = fresh or reader_unit[maker] == unit
+                reader_unit[maker] = unit if same and unit >= 0 else several
+    return unit_for
 
 
 def sparse_nn(problem: Problem, _: NoOptions | None = None) -> Assignment:

@@ -53,14 +53,14 @@ def hooked_run(
     ran: list[int | None] = []
     torn: dict[str, None] = {}
     for op, module in enumerate(graph.modules):
-        found = dict.fromkeys([homes[holder] for holder in flow.holders[op]])
+        devices = dict.fromkeys([homes[holder] for holder in flow.holders[op]])
         for value, way in flow.reads[op]:
             seen_on = made_on[value] if moved_to[way] is None else moved_to[way]
             if seen_on is not None:
-                found[seen_on] = None
-        if len(found) > 1:
+                devices[seen_on] = None
+        if len(devices) > 1:
             torn[module] = None
-        device = next(iter(found), None)
+        device = next(iter(devices), None)
         ran.append(device)
         for value in flow.makes[op]:
             made_on[value] = None if graph.targets[op] in _MOVING else device
@@ -93,10 +93,10 @@ def _flow(graph: OpGraph) -> _Flow:
     ways: dict[tuple[str, ...], int] = {}
     reads = []
     for op, module in enumerate(graph.modules):
-        held = [_object_read(graph, value, module) for value in graph.reads_of(op).tolist()]
-        down = [_way(module, made_in[value]) for value in held]
+        objects = [_object_read(graph, value, module) for value in graph.reads_of(op).tolist()]
+        down = [_way(module, made_in[value]) for value in objects]
         places = [ways.setdefault(way, len(ways)) for way in down]
-        reads.append(tuple(zip(held, places, strict=True)))
+        reads.append(tuple(zip(objects, places, strict=True)))
     return _Flow(
         holders=tuple(
             tuple(owner(graph.weight_names[weight]) for weight in graph.uses_of(op).tolist())

@@ -80,22 +80,22 @@ def module_homes(
 
 def _holders(graph: OpGraph, names: Iterable[str]) -> list[str]:
     """Return the modules that hold a tensor, and those that use another module's as their own."""
-    found = dict.fromkeys(owner(name) for name in (*names, *graph.weight_names))
-    found.update(dict.fromkeys(user for user, _ in _ties(graph)))
-    return list(found)
+    holders = dict.fromkeys(owner(name) for name in (*names, *graph.weight_names))
+    holders.update(dict.fromkeys(user for user, _ in _ties(graph)))
+    return list(holders)
 
 
 @lru_cache(maxsize=_GRAPHS)
 def _ties(graph: OpGraph) -> tuple[tuple[str, str], ...]:
     """Return the pairs of a module and the holder, elsewhere, of a weight that it uses as well."""
-    found: dict[tuple[str, str], None] = {}
+    ties: dict[tuple[str, str], None] = {}
     holder = [owner(name) for name in graph.weight_names]
     for weight, op in zip(graph.uses.tolist(), graph.users.tolist(), strict=True):
         user = graph.modules[op]
         # A module may use the tensors of modules in it; others are its own by another name.
         if not is_within(holder[weight], user):
-            found[user, holder[weight]] = None
-    return tuple(found)
+            ties[user, holder[weight]] = None
+    return tuple(ties)
 
 
 def _refuse_unknown(graph: OpGraph, holders: Iterable[str], whole: Sequence[str]) -> None:
@@ -251,11 +251,11 @@ def _own_tensors(graph: OpGraph, names: Sequence[str]) -> list[str]:
 
     Buffers that are not saved need no entry: accelerate puts them on the main device.
     """
-    own = [name for name in names or graph.weight_names if not owner(name)]
-    return [name for name in own if not _CONSTANT.fullmatch(name)]
+    own_names = [name for name in names or graph.weight_names if not owner(name)]
+    return [name for name in own_names if not _CONSTANT.fullmatch(name)]
 
 
-def _entries(homes: Mapping[str, int], main: int, own: list[str]) -> dict[str, int]:
+def _entries(homes: Mapping[str, int], main: int, own_names: list[str]) -> dict[str, int]:
     """Return few entries that say `homes`, in the order of what they cover."""
     devices: dict[str, set[int]] = {"": {main}}
     place: dict[str, int] = {}
@@ -265,12 +265,12 @@ def _entries(homes: Mapping[str, int], main: int, own: list[str]) -> dict[str, i
             place.setdefault(parent, index)
     if len(devices[""]) == 1:
         return {"": main}
-    found = dict.fromkeys(own, main)
+    entries = dict.fromkeys(own_names, main)
     tops = dict.fromkeys(_entry_of(path, homes, devices) for path in homes if path)
     # Readers who go through the entries in order must meet what lies around first.
     for top in sorted(tops, key=lambda path: (place[path], len(path))):
-        found[top] = homes[top] if top in homes else min(devices[top])
-    return found
+        entries[top] = homes[top] if top in homes else min(devices[top])
+    return entries
 
 
 def _entry_of(path: str, homes: Mapping[str, int], devices: Mapping[str, set[int]]) -> str:
@@ -286,7 +286,7 @@ def _entry_of(path: str, homes: Mapping[str, int], devices: Mapping[str, set[int
 
 
 def _weight_bytes(graph: OpGraph, homes: Mapping[str, int]) -> dict[int, int]:
-    found = dict.fromkeys(sorted(set(homes.values())), 0)
+    bytes_of = dict.fromkeys(sorted(set(homes.values())), 0)
     for name, size in zip(graph.weight_names, graph.weight_bytes.tolist(), strict=True):
-        found[homes[owner(name)]] += size
-    return found
+        bytes_of[homes[owner(name)]] += size
+    return bytes_of

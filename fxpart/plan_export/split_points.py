@@ -41,7 +41,7 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
     stage = assignment.partition_of[ops]
     modules = [graph.modules[op] for op in ops.tolist()]
     calls = _single_calls(tuple(modules))
-    found: dict[str, SplitPlace] = {}
+    places: dict[str, SplitPlace] = {}
     for index in (1 + np.flatnonzero(stage[1:] != stage[:-1])).tolist():
         before, after = int(stage[index - 1]), int(stage[index])
         where = f"operator {graph.names[ops[index]]} of {modules[index] or 'the model itself'}"
@@ -50,14 +50,14 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
                 f"{where} is in partition {after} and comes right after partition {before}; stages"
                 f" are runs of operators, one after another: {_CHANGE}"
             )
-        cut = _cut(modules, index, calls, found)
+        cut = _cut(modules, index, calls, places)
         if cut is None:
             raise SpecError(
                 f"{where} begins partition {after} where no module that is called once begins or"
                 f" ends, or none that is not cut already; {_CHANGE}"
             )
-        found[cut[0]] = cut[1]
-    return found
+        places[cut[0]] = cut[1]
+    return places
 
 
 @lru_cache(maxsize=4)

@@ -58,8 +58,8 @@ def engine_peak_bytes(
     rows = ordered_actions(name, len(stages), 1, microbatches, training=training)
     results = [0] * (len(stages) - 1) + [result_bytes]
     return tuple(
-        _fixed(stage, microbatches) + _peak(stage, row, held, keeps_sent=name == "gpipe")
-        for stage, row, held in zip(stages, rows, results, strict=True)
+        _fixed(stage, microbatches) + _peak(stage, row, kept, keeps_sent=name == "gpipe")
+        for stage, row, kept in zip(stages, rows, results, strict=True)
     )
 
 
@@ -71,25 +71,25 @@ def _fixed(stage: EngineStage, microbatches: int) -> int:
 
 def _peak(stage: EngineStage, row: Sequence[Action], result: int, *, keeps_sent: bool) -> int:
     """Return the most of the rest; `result` bytes are held beside what the graph says."""
-    held, peak, backwards, forwards = 0, 0, 0, 0
+    live_bytes, peak, backwards, forwards = 0, 0, 0, 0
     for kind, _, _ in row:
         if kind == "F":
             # The results of the forward before are let go of when there are new ones.
             before = result if backwards and forwards == backwards else 0
-            peak = max(peak, held + before + stage.forward_peak_bytes + result)
-            held += stage.held_bytes + result
+            peak = max(peak, live_bytes + before + stage.forward_peak_bytes + result)
+            live_bytes += stage.held_bytes + result
             forwards += 1
             continue
-        own = held - (stage.held_bytes - stage.sent_bytes)
+        kept_bytes = live_bytes - (stage.held_bytes - stage.sent_bytes)
         if backwards:
-            peak = max(peak, own + stage.backward_peak_bytes)
+            peak = max(peak, kept_bytes + stage.backward_peak_bytes)
         else:
-            peak = max(peak, own + stage.first_backward_peak_bytes)
-            held += stage.gradient_bytes
-        held -= stage.held_bytes + result
+            peak = max(peak, kept_bytes + stage.first_backward_peak_bytes)
+            live_bytes += stage.gradient_bytes
+        live_bytes -= stage.held_bytes + result
         if keeps_sent:
-            held += stage.sent_bytes + stage.sent_gradient_bytes
+            live_bytes += stage.sent_bytes + stage.sent_gradient_bytes
         elif not backwards:
-            held += stage.sent_gradient_bytes
+            live_bytes += stage.sent_gradient_bytes
         backwards += 1
     return peak

@@ -42,8 +42,8 @@ class Crossing:
 
     def received(self, stage: int) -> BoolArray:
         """Return which values `stage` receives from the one before."""
-        found: BoolArray = (self.first < stage) & (self.last >= stage)
-        return found
+        received: BoolArray = (self.first < stage) & (self.last >= stage)
+        return received
 
 
 def crossing(graph: OpGraph, stage_of: IntArray) -> Crossing:
@@ -68,13 +68,13 @@ def crossing(graph: OpGraph, stage_of: IntArray) -> Crossing:
 
 def _trained(graph: OpGraph) -> BoolArray:
     """Return whether an operator computes real numbers that depend on weights. Length n."""
-    found = np.diff(graph.use_start) > 0
+    trained = np.diff(graph.use_start) > 0
     for op in range(graph.n_ops):
-        if not found[op]:
+        if not trained[op]:
             makers = graph.value_producer[graph.reads_of(op)]
-            found[op] = found[makers[makers >= 0]].any()
-        found[op] &= "float" in graph.dtypes[op]
-    return found
+            trained[op] = trained[makers[makers >= 0]].any()
+        trained[op] &= "float" in graph.dtypes[op]
+    return trained
 
 
 # What a stage makes in a process of torch's pipeline engine, and what becomes of each storage.
@@ -161,10 +161,10 @@ def engine_storages(cut: CutStep, stage: int) -> EngineStorages:
 
 def _lie_in(root: IntArray, values: IntArray) -> BoolArray:
     """Return which storages the given values lie in. Length V."""
-    found = np.zeros(len(root), dtype=np.bool_)
+    inside = np.zeros(len(root), dtype=np.bool_)
     homes = root[values]
-    found[homes[homes >= 0]] = True
-    return found
+    inside[homes[homes >= 0]] = True
+    return inside
 
 
 def _handed_on(cut: CutStep, root: IntArray, stage: int) -> tuple[IntArray, int]:
@@ -181,18 +181,18 @@ def _handed_on(cut: CutStep, root: IntArray, stage: int) -> tuple[IntArray, int]
 
 def _adds(cut: CutStep) -> BoolArray:
     """Return which operators add up parts of a gradient. Length n."""
-    found = np.zeros(cut.graph.n_ops, dtype=np.bool_)
-    found[cut.graph.readers[cut.parts[cut.graph.reads]]] = True
-    return found
+    adds = np.zeros(cut.graph.n_ops, dtype=np.bool_)
+    adds[cut.graph.readers[cut.parts[cut.graph.reads]]] = True
+    return adds
 
 
 def _own_parts(cut: CutStep, stage: int) -> IntArray:
     """Return the values that `stage` makes and that are its part of a gradient: sent, or added."""
-    graph, mine = cut.graph, cut.parts.copy()
-    mine[graph.reads[_adds(cut)[graph.readers]]] = True
-    values = np.flatnonzero(mine & (graph.value_producer >= 0))
-    own: IntArray = values[cut.stage_of[graph.value_producer[values]] == stage]
-    return own
+    graph, parts = cut.graph, cut.parts.copy()
+    parts[graph.reads[_adds(cut)[graph.readers]]] = True
+    values = np.flatnonzero(parts & (graph.value_producer >= 0))
+    stage_parts: IntArray = values[cut.stage_of[graph.value_producer[values]] == stage]
+    return stage_parts
 
 
 def _handed_back(cut: CutStep, stage: int) -> IntArray:

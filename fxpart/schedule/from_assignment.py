@@ -29,10 +29,10 @@ def update_bytes(graph: OpGraph, stage_of: IntArray, stage: int) -> tuple[int, i
         stage: the one that is asked about.
 
     """
-    mine = np.flatnonzero(graph.is_update & (stage_of == stage))
-    if not len(mine):
+    updates = np.flatnonzero(graph.is_update & (stage_of == stage))
+    if not len(updates):
         return 0, 0
-    values = np.flatnonzero(np.isin(graph.value_producer, mine))
+    values = np.flatnonzero(np.isin(graph.value_producer, updates))
     last = graph.value_producer.copy()
     np.maximum.at(last, graph.reads, graph.readers)
     last[graph.value_is_output] = graph.n_ops - 1
@@ -159,32 +159,32 @@ def _stages(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[St
         for those in (is_forward, ~is_forward & ~is_update, is_update)
     )
     before_updates = np.where(is_update, -1, stage_of)
-    found = []
+    costs = []
     for stage, device in enumerate(devices):
         same = [other for other in range(stage + 1) if devices[other] == device]
         weights = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same)))
         before = weight_bytes_of(problem.memory, np.flatnonzero(np.isin(stage_of, same[:-1])))
-        held = stage_bytes(problem.memory, before_updates, stage, first)
+        bytes_of_stage = stage_bytes(problem.memory, before_updates, stage, first)
         update_peak_bytes, update_kept_bytes = update_bytes(graph, stage_of, stage)
-        found.append(
+        costs.append(
             StageCost(
                 device=device,
                 forward_s=float(forward_s[stage]),
                 backward_s=float(backward_s[stage]),
                 weight_bytes=weights - before,
-                gradient_bytes=held.gradient,
-                input_bytes=held.inputs,
-                output_bytes=held.output,
-                saved_bytes=held.saved,
-                forward_peak_bytes=held.forward_peak,
-                backward_peak_bytes=held.backward_peak,
-                first_backward_peak_bytes=held.first_backward_peak,
+                gradient_bytes=bytes_of_stage.gradient,
+                input_bytes=bytes_of_stage.inputs,
+                output_bytes=bytes_of_stage.output,
+                saved_bytes=bytes_of_stage.saved,
+                forward_peak_bytes=bytes_of_stage.forward_peak,
+                backward_peak_bytes=bytes_of_stage.backward_peak,
+                first_backward_peak_bytes=bytes_of_stage.first_backward_peak,
                 update_s=float(update_s[stage]),
                 update_peak_bytes=update_peak_bytes,
                 update_kept_bytes=update_kept_bytes,
             )
         )
-    return found
+    return costs
 
 
 def _links(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[StageLink]:

@@ -87,17 +87,17 @@ def refuse_stuck(rows: Sequence[Sequence[Action]], place: Sequence[int]) -> None
 
 def _followers(costs: PipelineCosts) -> Followers:
     count = len(costs.stages)
-    found: Followers = [[] for _ in range(2 * count)]
+    followers: Followers = [[] for _ in range(2 * count)]
     for stage in range(count):
         # The backward of a stage needs what its forward saved.
-        found[stage].append((count + stage, None))
+        followers[stage].append((count + stage, None))
         if stage + 1 < count:
-            found[stage].append((stage + 1, None))
-            found[count + stage + 1].append((count + stage, None))
+            followers[stage].append((stage + 1, None))
+            followers[count + stage + 1].append((count + stage, None))
     for link in costs.links:
         first = 0 if link.kind == "F" else count
-        found[first + link.source].append((first + link.target, link))
-    return found
+        followers[first + link.source].append((first + link.target, link))
+    return followers
 
 
 # Which devices a pipeline is on, and what each of them runs in a step.
@@ -135,10 +135,10 @@ def _refuse_other_than_turns(homes: Sequence[int], devices: Sequence[int]) -> No
 
 
 def _refuse_astray(link: StageLink, stages: int) -> None:
-    there = min(link.source, link.target) >= 0 and max(link.source, link.target) < stages
+    inside = min(link.source, link.target) >= 0 and max(link.source, link.target) < stages
     forward = link.kind == "F" and link.source < link.target
     backward = link.kind == "B" and link.source > link.target
-    if not there or not (forward or backward):
+    if not inside or not (forward or backward):
         raise SpecError(
             f"a link of kind {link.kind} from stage {link.source} to {link.target} of"
             f" {stages} leads nowhere; F goes to a later stage, B to an earlier one"
@@ -153,26 +153,28 @@ def row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatch
 
     `costs` are of all stages of the pipeline.
     """
-    mine = dict.fromkeys(action.stage for action in row)
-    held = sum(costs[s].weight_bytes + microbatches * costs[s].input_bytes for s in mine)
-    peak, has_gradient = held, set[int]()
+    stages = dict.fromkeys(action.stage for action in row)
+    resident_bytes = sum(
+        costs[s].weight_bytes + microbatches * costs[s].input_bytes for s in stages
+    )
+    peak, has_gradient = resident_bytes, set[int]()
     for kind, _, stage in row:
         cost = costs[stage]
         if kind == "F":
-            peak = max(peak, held + cost.forward_peak_bytes)
-            held += cost.saved_bytes + cost.output_bytes
+            peak = max(peak, resident_bytes + cost.forward_peak_bytes)
+            resident_bytes += cost.saved_bytes + cost.output_bytes
             continue
         # What the micro-batch saved is part of the backward's peak.
-        held -= cost.saved_bytes
+        resident_bytes -= cost.saved_bytes
         if stage in has_gradient:
-            peak = max(peak, held + cost.backward_peak_bytes)
+            peak = max(peak, resident_bytes + cost.backward_peak_bytes)
         else:
-            peak = max(peak, held + cost.first_backward_peak_bytes)
-            held += cost.gradient_bytes
+            peak = max(peak, resident_bytes + cost.first_backward_peak_bytes)
+            resident_bytes += cost.gradient_bytes
             has_gradient.add(stage)
-    for stage in mine:
-        peak = max(peak, held + costs[stage].update_peak_bytes)
-        held += costs[stage].update_kept_bytes
+    for stage in stages:
+        peak = max(peak, resident_bytes + costs[stage].update_peak_bytes)
+        resident_bytes += costs[stage].update_kept_bytes
     return peak
 
 
@@ -280,30 +282,30 @@ def _sums(
     stages: Sequence[StageCost], devices: Sequence[int], free_s: Sequence[float]
 ) -> tuple[tuple[ReplicaSum, ...], list[float]]:
     """Return the sums of each device, which begin when it is free, and when each has them."""
-    found, done_s = [], list(free_s)
+    sums, done_s = [], list(free_s)
     for place, device in enumerate(devices):
         done_s[place] += sum(stage.reduce_s for stage in stages[place :: len(devices)])
         if done_s[place] > free_s[place]:
-            found.append(ReplicaSum(device, free_s[place], done_s[place]))
-    return tuple(found), done_s
+            sums.append(ReplicaSum(device, free_s[place], done_s[place]))
+    return tuple(sums), done_s
 
 
 def _updates(
     stages: Sequence[StageCost], devices: Sequence[int], free_s: Sequence[float]
 ) -> tuple[StageUpdate, ...]:
     """Return the updates of each device, which begin when it is free, stage after stage."""
-    found = []
+    updates = []
     for place, device in enumerate(devices):
         now_s = free_s[place]
         for stage in range(place, len(stages), len(devices)):
             taken_s = stages[stage].update_s
             if taken_s > 0:
-                found.append(StageUpdate(device, stage, now_s, now_s + taken_s))
+                updates.append(StageUpdate(device, stage, now_s, now_s + taken_s))
                 now_s += taken_s
-    return tuple(found)
+    return tuple(updates)
 
 
 def _busy_s(stages: Sequence[StageCost], row: Sequence[Action]) -> float:
-    own = dict.fromkeys(action.stage for action in row)
-    updates_s = sum(stages[stage].update_s for stage in own)
+    stages_of_row = dict.fromkeys(action.stage for action in row)
+    updates_s = sum(stages[stage].update_s for stage in stages_of_row)
     return sum(stages[action.stage].computing_s(action.kind) for action in row) + updates_s

@@ -78,8 +78,8 @@ def stage_bytes(
     root, last, is_result, inputs = stage_storages(memory, stage_of, stage)
     owner = np.flatnonzero(root == np.arange(len(root)))
     birth, last, is_result = memory.producer[owner], last[owner], is_result[owner]
-    own = stage_of[birth] == stage
-    size = np.where(own, memory.alloc_bytes[owner], memory.value_bytes[owner])
+    born_here = stage_of[birth] == stage
+    size = np.where(born_here, memory.alloc_bytes[owner], memory.value_bytes[owner])
     early = birth < first_backward
     saved = early & (last >= first_backward) & ~is_result
     n = len(stage_of)

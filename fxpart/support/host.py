@@ -45,14 +45,14 @@ def machine_key(device: str) -> dict[str, object]:
 
 def _gpu_models() -> list[str]:
     """Return the models that the driver lists, or nothing where it does not say."""
-    found = []
+    models = []
     for path in sorted(_NVIDIA.glob("*/information")):
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except OSError:
             continue
-        found += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
-    return found
+        models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
+    return models
 
 
 # Which version of a package is installed.

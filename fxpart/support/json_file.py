@@ -25,14 +25,14 @@ def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # of JSON or of UTF-8, or nested too deep
         raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); write it again") from error
-    found = document.get("schema") if isinstance(document, dict) else None
-    if found != schema:
-        raise SpecError(f"{path} is not a {schema} file, its schema is {found!r}")
-    said = document.get("version")
+    schema_found = document.get("schema") if isinstance(document, dict) else None
+    if schema_found != schema:
+        raise SpecError(f"{path} is not a {schema} file, its schema is {schema_found!r}")
+    number = document.get("version")
     # True is an int to Python.
-    if type(said) is not int or not 1 <= said <= version:
+    if type(number) is not int or not 1 <= number <= version:
         raise SpecError(
-            f"{path} has version {said!r}, this fxpart reads up to {version}; upgrade fxpart"
+            f"{path} has version {number!r}, this fxpart reads up to {version}; upgrade fxpart"
         )
     return dict(document)
 

@@ -49,8 +49,8 @@ def remove_abandoned(folder: Path, *, below: bool = False) -> None:
 
     """
     for entry in _entries(folder):
-        found = _NAME.fullmatch(entry.name)
-        if found and found[1] == _machine() != _UNKNOWN and not _is_alive(int(found[2])):
+        match = _NAME.fullmatch(entry.name)
+        if match and match[1] == _machine() != _UNKNOWN and not _is_alive(int(match[2])):
             with suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path)

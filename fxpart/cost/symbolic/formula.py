@@ -74,11 +74,11 @@ def as_sympy(
         sympy.Mul(*(symbol**power for symbol, power in zip(named, row, strict=True)))
         for row in exponents.tolist()
     ]
-    found = [
+    polynomials = [
         sympy.Add(*(sympy.sympify(c) * p for c, p in zip(row, products, strict=True) if c))
         for row in rows.tolist()
     ]
-    return found[0] if len(found) == 1 else sympy.Max(*found, evaluate=False)
+    return polynomials[0] if len(polynomials) == 1 else sympy.Max(*polynomials, evaluate=False)
 
 
 def _powers(names: tuple[str, ...], exponents: list[int], raised: str) -> list[str]:
@@ -92,16 +92,16 @@ def _powers(names: tuple[str, ...], exponents: list[int], raised: str) -> list[s
 
 def _terms(row: list[int] | list[float], products: list[str], times: str) -> list[str]:
     """Return coefficients times products, each with its sign; those that are zero left out."""
-    found: list[str] = []
+    terms: list[str] = []
     for coefficient, product in zip(row, products, strict=True):
         if not coefficient:
             continue
         size = abs(coefficient)
         number = str(size) if isinstance(size, int) else _decimal(size, times)
         term = product if product and size == 1 else times.join(filter(None, (number, product)))
-        plus, minus = ("+ ", "- ") if found else ("", "-")
-        found.append((minus if coefficient < 0 else plus) + term)
-    return found or ["0"]
+        plus, minus = ("+ ", "- ") if terms else ("", "-")
+        terms.append((minus if coefficient < 0 else plus) + term)
+    return terms or ["0"]
 
 
 def _decimal(number: float, times: str) -> str:
@@ -187,14 +187,14 @@ class MaxFormula:
         flat = np.stack([column.ravel() for column in columns])
         # In float first: an int64 that overflows does so without a word.
         powers = np.prod(flat[None].astype(np.float64) ** self.exponents[:, :, None], axis=1)
-        found: npt.NDArray[Any]
+        largest: npt.NDArray[Any]
         if self.is_exact:
             if (np.abs(self.rows).astype(np.float64) @ powers).max(initial=0.0) >= _MOST:
                 raise SpecError("the formula is more than an int64 holds; choose smaller sizes")
-            found = self.rows @ np.prod(flat[None] ** self.exponents[:, :, None], axis=1)
+            largest = self.rows @ np.prod(flat[None] ** self.exponents[:, :, None], axis=1)
         else:
-            found = self.rows @ powers
-        result: npt.NDArray[Any] = found.max(axis=0).reshape(columns[0].shape)
+            largest = self.rows @ powers
+        result: npt.NDArray[Any] = largest.max(axis=0).reshape(columns[0].shape)
         return result
 
     def row_polynomials(self, symbol: str, fixed: Mapping[str, int]) -> list[list[int | float]]:
@@ -211,15 +211,15 @@ class MaxFormula:
         self._known({**fixed, symbol: 1})
         values = {name: int(self._column(name, size)) for name, size in fixed.items()}
         free = self.symbols.index(symbol)
-        found = []
+        polynomials = []
         for row in self.rows.tolist():
             powers: list[int | float] = [0] * (int(self.exponents[:, free].max(initial=0)) + 1)
             for coefficient, exponents in zip(row, self.exponents.tolist(), strict=True):
                 named = zip(self.symbols, exponents, strict=True)
                 rest = math.prod(values[name] ** e for name, e in named if name != symbol)
                 powers[exponents[free]] += coefficient * rest
-            found.append(powers)
-        return found
+            polynomials.append(powers)
+        return polynomials
 
     def _known(self, sizes: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the symbols, if `sizes` has just those."""

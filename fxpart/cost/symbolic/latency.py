@@ -167,15 +167,15 @@ def latency_formula(
             `latency_formulas` gives one for each range of those.
 
     """
-    found = latency_formulas(symbolic, topology, latency, assignment, at, tolerance=tolerance)
-    if len(found) > 1:
-        first, second = (_named(symbolic.symbols, each.checked_at[0]) for each in found[:2])
+    formulas = latency_formulas(symbolic, topology, latency, assignment, at, tolerance=tolerance)
+    if len(formulas) > 1:
+        first, second = (_named(symbolic.symbols, each.checked_at[0]) for each in formulas[:2])
         raise SpecError(
             f"between {first} and {second} an operator begins or ends to work, or a result becomes"
-            f" too large for reuse: {len(found)} formulas; ask for sizes of one kind, or for"
+            f" too large for reuse: {len(formulas)} formulas; ask for sizes of one kind, or for"
             " latency_formulas"
         )
-    return found[0]
+    return formulas[0]
 
 
 def latency_formulas(
@@ -256,8 +256,8 @@ def _path_row(
     per_byte = 1.0 / topology.bytes_per_s[source, target]
     row += (placed.symbolic.coefficients["value_bytes"][value] * per_byte[:, None]).sum(axis=0)
     row[constant] += topology.latency_s[source, target].sum()
-    found: FloatArray = row
-    return found
+    coefficients: FloatArray = row
+    return coefficients
 
 
 def _named(symbols: tuple[str, ...], sizes: IntArray) -> str:

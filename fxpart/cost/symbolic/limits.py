@@ -68,10 +68,10 @@ def largest(
     if last < least:
         raise SpecError(f"most={most} must be {least} or more")
     rows = [(row, limit) for peak, limit in zip(peaks, limits, strict=True) for row in peak]
-    found = _largest(rows, least, last)
-    if found < least:
+    size = _largest(rows, least, last)
+    if size < least:
         raise _nothing_fits(peaks, limits, symbol, least)
-    return found
+    return size
 
 
 def _check(formulas: Sequence[MaxFormula], memory_bytes: int | Sequence[int] = 0) -> list[int]:

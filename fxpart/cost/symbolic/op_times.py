@@ -63,8 +63,8 @@ class OpTimes:
         """Return which values are large and cost something then. Length V."""
         large = (graph.value_alloc_bytes >= FRESH_BYTES) & (graph.value_producer >= 0)
         large &= self.fresh_s.any(axis=1)
-        found: npt.NDArray[np.bool_] = large & ~is_view(graph)[graph.value_producer]
-        return found
+        fresh: npt.NDArray[np.bool_] = large & ~is_view(graph)[graph.value_producer]
+        return fresh
 
 
 def of_one_size(latency: LatencySource) -> SpecError:

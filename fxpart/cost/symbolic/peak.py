@@ -48,8 +48,8 @@ def peak_formulas(
     formulas = []
     for device in range(n_devices):
         rows = np.unique(np.vstack(list(_live_rows(tables, assignment, device))), axis=0)
-        held = np.isin(assignment.partition_of, assignment.holds(device))
-        rows[:, constant] += weight_bytes_of(memory, np.flatnonzero(held))
+        on_device = np.isin(assignment.partition_of, assignment.holds(device))
+        rows[:, constant] += weight_bytes_of(memory, np.flatnonzero(on_device))
         formulas.append(
             max_formula(symbolic.symbols, symbolic.exponents, rows, "bytes", symbolic.ranges)
         )
@@ -65,10 +65,10 @@ def check_assignment(symbolic: SymbolicGraph, assignment: Assignment, n_devices:
         SpecError: for either.
 
     """
-    placed, there = len(assignment.partition_of), symbolic.graph.n_ops
-    if placed != there:
+    placed, expected = len(assignment.partition_of), symbolic.graph.n_ops
+    if placed != expected:
         raise SpecError(
-            f"the assignment places {placed} operators, the model has {there}; make it for this"
+            f"the assignment places {placed} operators, the model has {expected}; make it for this"
             " model"
         )
     named = [device for homes in assignment.devices_of_partition for device in homes]

@@ -38,8 +38,8 @@ def fill_in_order(
             break
 
         def holds(end: int, first: int = done, device: int = device, most: int = capacity) -> bool:
-            mine, rest = ops[start[first] : start[end]], ops[start[end] :]
-            device_of[mine], device_of[rest] = device, UNPLACED
+            unit_ops, rest = ops[start[first] : start[end]], ops[start[end] :]
+            device_of[unit_ops], device_of[rest] = device, UNPLACED
             return int(peak_on_device(memory, device_of, device, change)) <= most
 
         end = _longest(holds, done, count)
@@ -120,19 +120,20 @@ def _weight_bytes(problem: Problem, group: IntArray) -> int:
 def _tightest(
     problem: Problem,
     device_of: IntArray,
-    mine: IntArray,
+    unit_ops: IntArray,
     capacity_bytes: Sequence[int],
     change: IntArray,
 ) -> int:
-    """Return the device that holds `mine` as well with the least memory to spare, or `UNPLACED`.
+    """Return the device that holds `unit_ops` as well with the least memory to spare, or
+    `UNPLACED`.
 
     Only the device that takes an operator grows: others see the same values sent or received.
     """
     best, least = UNPLACED, 0
     for device, capacity in enumerate(capacity_bytes):
-        device_of[mine] = device
+        device_of[unit_ops] = device
         free = capacity - int(peak_on_device(problem.memory, device_of, device, change))
         if free >= 0 and (best == UNPLACED or free < least):
             best, least = device, free
-    device_of[mine] = UNPLACED
+    device_of[unit_ops] = UNPLACED
     return best

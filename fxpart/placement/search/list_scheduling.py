@@ -46,11 +46,11 @@ def _optimistic_s(t: CostTables) -> FloatArray:
                 reader = t.readers[j]
                 for here in range(devices):
                     least = np.inf
-                    for there in range(devices):
-                        takes = table[reader, there] + t.op_time_s[reader, there]
-                        if there != here:
-                            takes += t.link_latency_s[here, there]
-                            takes += t.value_bytes[value] * t.s_per_byte[here, there]
+                    for other in range(devices):
+                        takes = table[reader, other] + t.op_time_s[reader, other]
+                        if other != here:
+                            takes += t.link_latency_s[here, other]
+                            takes += t.value_bytes[value] * t.s_per_byte[here, other]
                         least = min(least, takes)
                     table[op, here] = max(table[op, here], least)
     return table
@@ -67,28 +67,28 @@ def _fetch(  # noqa: PLR0917 - inlined in the innermost loop
         maker = t.producer[value]
         if maker < 0:
             continue
-        there, source = s.finish_s[maker], device_of[maker]
+        available_s, source = s.finish_s[maker], device_of[maker]
         if source != device:
-            there = s.arrival_s[value, device]
-            if there < 0.0:
-                there = max(s.finish_s[maker], s.link_free[source, device])
-                there += t.link_latency_s[source, device]
-                there += t.value_bytes[value] * t.s_per_byte[source, device]
+            available_s = s.arrival_s[value, device]
+            if available_s < 0.0:
+                available_s = max(s.finish_s[maker], s.link_free[source, device])
+                available_s += t.link_latency_s[source, device]
+                available_s += t.value_bytes[value] * t.s_per_byte[source, device]
                 if commit:
-                    s.link_free[source, device] = there
-                    s.arrival_s[value, device] = there
-        start = max(start, there)
+                    s.link_free[source, device] = available_s
+                    s.arrival_s[value, device] = available_s
+        start = max(start, available_s)
     return float(start)
 
 
 @compiled
 def _weights_of_groups(m: MemoryTables, group: IntArray) -> IntArray:
     """Return the bytes of the weights that each group uses, at its first operator, shape (n,)."""
-    found = np.zeros(group.shape[0], dtype=np.int64)
+    weight_bytes = np.zeros(group.shape[0], dtype=np.int64)
     for op in range(group.shape[0]):
         for i in range(m.use_start[op], m.use_start[op + 1]):
-            found[group[op]] += m.weight_bytes[m.uses[i]]
-    return found
+            weight_bytes[group[op]] += m.weight_bytes[m.uses[i]]
+    return weight_bytes
 
 
 @compiled

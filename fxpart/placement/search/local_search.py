@@ -125,9 +125,9 @@ def _swap_partner(
         first = min(ops[start[unit]], ops[start[other]])
         last = max(ops[start[unit + 1] - 1], ops[start[other + 1] - 1])
         if estimate(s.costs, device_of, s.progress, first, last)[0] < latency:
-            found, _ = schedule(s.costs, device_of, s.log)
-            if found < latency and _fits(s, device_of, target) and _fits(s, device_of, source):
-                best, latency = other, found
+            latency_s, _ = schedule(s.costs, device_of, s.log)
+            if latency_s < latency and _fits(s, device_of, target) and _fits(s, device_of, source):
+                best, latency = other, latency_s
         _put(units, other, device_of, target)
     return best, latency
 
@@ -141,19 +141,21 @@ def _estimates(
     Idle devices of one kind all give the same: the first stands for them.
     """
     start, ops = units
-    mine = ops[start[unit] : start[unit + 1]]
-    was = device_of[mine]
+    unit_ops = ops[start[unit] : start[unit + 1]]
+    was = device_of[unit_ops]
     devices = s.sizes.shape[0]
-    found = np.full(devices, np.inf)
+    estimates = np.full(devices, np.inf)
     idle_tried = np.zeros(devices, dtype=np.bool_)
     for device in range(devices):
         if device == home or (s.used[device] == 0 and idle_tried[s.kind[device]]):
             continue
         idle_tried[s.kind[device]] |= s.used[device] == 0
         _put(units, unit, device_of, device)
-        found[device], _, _ = estimate(s.costs, device_of, s.progress, mine[0], mine[-1])
-    device_of[mine] = was
-    return found
+        estimates[device], _, _ = estimate(
+            s.costs, device_of, s.progress, unit_ops[0], unit_ops[-1]
+        )
+    device_of[unit_ops] = was
+    return estimates
 
 
 @compiled
@@ -169,8 +171,8 @@ def _try_unit(
 ) -> float:
     """Make the best move or swap of one unit if it lowers `latency`; return the latency then."""
     start, ops = units
-    mine = ops[start[unit] : start[unit + 1]]
-    was = device_of[mine]
+    unit_ops = ops[start[unit] : start[unit + 1]]
+    was = device_of[unit_ops]
     home = home_of(units, unit, device_of)
     best, best_device, best_partner = latency * (1.0 - s.min_gain), -1, -1
     estimated = _estimates(s, device_of, units, unit, home)
@@ -178,16 +180,16 @@ def _try_unit(
         if estimated[device] >= best:
             break
         _put(units, unit, device_of, device)
-        found, _ = schedule(s.costs, device_of, s.log)
-        if found < best:
+        latency_s, _ = schedule(s.costs, device_of, s.log)
+        if latency_s < best:
             if _fits_after(s, device_of, was, device):
-                best, best_device, best_partner = found, device, -1
+                best, best_device, best_partner = latency_s, device, -1
             elif home >= 0:
                 move = (unit, home, int(device))
                 partner, swapped = _swap_partner(s, device_of, units, move, best)
                 if partner >= 0:
                     best, best_device, best_partner = swapped, device, partner
-        device_of[mine] = was
+        device_of[unit_ops] = was
     if best_device < 0:
         return latency
     _put(units, unit, device_of, best_device)

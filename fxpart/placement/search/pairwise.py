@@ -61,11 +61,11 @@ def _map(s: _Tables, part_of: IntArray, parts: int) -> tuple[IntArray, float]:
     device_of = np.full(part_of.shape[0], -1, dtype=np.int64)
     left = s.sizes.copy()
     for part in range(parts):
-        mine, home = part_of == part, -1
-        if not mine.any():
+        in_part, home = part_of == part, -1
+        if not in_part.any():
             continue
         for device in np.argsort(left, kind="mergesort"):
-            device_of[mine] = device
+            device_of[in_part] = device
             peak = peak_on_device(s.memory, device_of, device, s.change)
             if peak <= s.sizes[device]:
                 home, left[device] = device, s.sizes[device] - peak
@@ -126,14 +126,14 @@ def _combine_all(s: _Tables, part_of: IntArray, parts: int) -> tuple[IntArray, f
     while True:
         edges = _edges(s.costs, part_of, parts)
         leads, level = _paths_and_levels(edges)
-        found, first, second = latency, -1, -1
+        best, first, second = latency, -1, -1
         for a in range(parts):
             for b in range(a + 1, parts):
                 if not _may_combine(edges, leads, level, a, b):
                     continue
                 _, candidate = _map(s, np.where(part_of == b, a, part_of), parts)
-                if candidate < found or (first < 0 and candidate <= found and candidate < np.inf):
-                    found, first, second = candidate, a, b
+                if candidate < best or (first < 0 and candidate <= best and candidate < np.inf):
+                    best, first, second = candidate, a, b
         if first < 0:
             return device_of, latency
         part_of = np.where(part_of == second, first, part_of)

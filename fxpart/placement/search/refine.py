@@ -60,17 +60,17 @@ def _sent_s(s: SearchTables, count: int) -> float:
 
 
 @compiled
-def _neighbours(t: CostTables, device_of: IntArray, mine: IntArray, devices: int) -> IntArray:
+def _neighbours(t: CostTables, device_of: IntArray, unit_ops: IntArray, devices: int) -> IntArray:
     """Return the devices that the operators read from, or that read from them."""
     near = np.zeros(devices, dtype=np.bool_)
-    for op in mine:
+    for op in unit_ops:
         for i in range(t.read_start[op], t.read_start[op + 1]):
             if t.producer[t.reads[i]] >= 0:
                 near[device_of[t.producer[t.reads[i]]]] = True
         for value in range(t.made_start[op], t.made_start[op + 1]):
             for j in range(t.reader_start[value], t.reader_start[value + 1]):
                 near[device_of[t.readers[j]]] = True
-    near[device_of[mine[0]]] = False
+    near[device_of[unit_ops[0]]] = False
     return np.flatnonzero(near)
 
 
@@ -88,22 +88,22 @@ def _combine_once(
     if worth_s < 0.0:
         worth_s = latency * max(s.min_gain, _ROUNDING)
     for unit in range(start.shape[0] - 1):
-        mine = ops[start[unit] : start[unit + 1]]
-        home = device_of[mine[0]]
-        for device in _neighbours(s.costs, device_of, mine, s.sizes.shape[0]):
-            device_of[mine] = device
-            found, count = schedule(s.costs, device_of, s.log)
+        unit_ops = ops[start[unit] : start[unit + 1]]
+        home = device_of[unit_ops[0]]
+        for device in _neighbours(s.costs, device_of, unit_ops, s.sizes.shape[0]):
+            device_of[unit_ops] = device
+            latency_s, count = schedule(s.costs, device_of, s.log)
             quieter = _sent_s(s, count)
             if (
-                found <= latency + worth_s
+                latency_s <= latency + worth_s
                 and quieter < sent_s * (1.0 - _ROUNDING)
                 and (device_of[group] == device_of).all()
                 and peak_on_device(s.memory, device_of, device, s.change) <= s.sizes[device]
                 and peak_on_device(s.memory, device_of, home, s.change) <= s.sizes[home]
             ):
-                latency, sent_s, home, joins = found, quieter, device, joins + 1
+                latency, sent_s, home, joins = latency_s, quieter, device, joins + 1
             else:
-                device_of[mine] = home
+                device_of[unit_ops] = home
     return joins, worth_s
 
 
@@ -152,9 +152,9 @@ def kick(  # noqa: PLR0917 - compiled: all by position
         trial = _kicked(device_of, units, s.sizes.shape[0], state)
         if (trial == device_of).all() or not _all_fit(s, trial):
             continue
-        found = improve(s, trial, units, max_passes)
-        if found < latency * (1.0 - s.min_gain):
-            latency = found
+        latency_s = improve(s, trial, units, max_passes)
+        if latency_s < latency * (1.0 - s.min_gain):
+            latency = latency_s
             device_of[:] = trial
     return float(latency)
 

@@ -46,16 +46,20 @@ class TableSizes:
 
     def needed_bytes(self, units: tuple[int, ...]) -> int:
         """Return what a device needs that holds `units`: a walk over the model, O(n + reads)."""
-        asked = tuple(sorted(units))
-        if asked not in self.known:
-            tables = np.concatenate([self.units[unit] for unit in asked])
-            mine = np.where(self.dense, _HERE, _ELSEWHERE).astype(np.int64)
-            mine[tables] = _HERE
-            others_turn = np.full(len(mine), _ELSEWHERE, dtype=np.int64)
+        key = tuple(sorted(units))
+        if key not in self.known:
+            tables = np.concatenate([self.units[unit] for unit in key])
+            device_of = np.where(self.dense, _HERE, _ELSEWHERE).astype(np.int64)
+            device_of[tables] = _HERE
+            others_turn = np.full(len(device_of), _ELSEWHERE, dtype=np.int64)
             others_turn[tables] = _HERE
-            live = max(int(live_bytes(self.memory, at, _HERE).max()) for at in (mine, others_turn))
-            self.known[asked] = weight_bytes_of(self.memory, np.flatnonzero(mine == _HERE)) + live
-        return self.known[asked]
+            live = max(
+                int(live_bytes(self.memory, at, _HERE).max()) for at in (device_of, others_turn)
+            )
+            self.known[key] = (
+                weight_bytes_of(self.memory, np.flatnonzero(device_of == _HERE)) + live
+            )
+        return self.known[key]
 
 
 def table_sizes(problem: Problem, units: list[IntArray]) -> TableSizes:
@@ -109,10 +113,10 @@ def _of_one_unit(
     highest = np.full(len(item_bytes), -1, dtype=np.int64)
     np.minimum.at(lowest, items, toucher)
     np.maximum.at(highest, items, toucher)
-    one = (lowest == highest) & (lowest >= 0)
-    found = np.zeros(count, dtype=np.int64)
-    np.add.at(found, lowest[one], item_bytes[one])
-    return found
+    single = (lowest == highest) & (lowest >= 0)
+    sizes = np.zeros(count, dtype=np.int64)
+    np.add.at(sizes, lowest[single], item_bytes[single])
+    return sizes
 
 
 Bins = list[tuple[int, ...]]
@@ -129,20 +133,20 @@ def packed_tightly(sizes: TableSizes, order: list[int], capacity_bytes: int) -> 
     O(tables x devices), and about one walk over the model for each table.
     """
     bins: Bins = []
-    held = np.zeros(0, dtype=np.int64)
+    used_bytes = np.zeros(0, dtype=np.int64)
     for unit in order:
         added = int(sizes.unit_bytes[unit])
-        room = np.flatnonzero(sizes.least_bytes + held + added <= capacity_bytes)
+        room = np.flatnonzero(sizes.least_bytes + used_bytes + added <= capacity_bytes)
         # A stable sort: of equally full devices, the first.
-        for index in room[np.argsort(-held[room], kind="stable")].tolist():
+        for index in room[np.argsort(-used_bytes[room], kind="stable")].tolist():
             trial = (*bins[index], unit)
             if sizes.needed_bytes(trial) <= capacity_bytes:
                 bins[index] = trial
-                held[index] += added
+                used_bytes[index] += added
                 break
         else:
             bins.append((unit,))
-            held = np.append(held, added)
+            used_bytes = np.append(used_bytes, added)
     return bins
 
 
@@ -158,7 +162,7 @@ def packed_by_search(
     for _ in range(_MOST_STEPS):
         if not stack:
             return None
-        bins, held = stack.pop()
+        bins, used_bytes = stack.pop()
         place = sum(map(len, bins))
         if place == len(order):
             if all(sizes.needed_bytes(tables) <= capacity_bytes for tables in bins):
@@ -168,10 +172,10 @@ def packed_by_search(
         added = int(sizes.unit_bytes[unit])
         # Devices are alike: of the empty ones, one is enough. What is pushed last is tried first.
         if len(bins) < most_bins:
-            stack.append(([*bins, (unit,)], [*held, added]))
-        for index in sorted(range(len(bins)), key=lambda i: (held[i], -i)):
-            if sizes.least_bytes + held[index] + added <= capacity_bytes:
-                trial, bytes_held = list(bins), list(held)
+            stack.append(([*bins, (unit,)], [*used_bytes, added]))
+        for index in sorted(range(len(bins)), key=lambda i: (used_bytes[i], -i)):
+            if sizes.least_bytes + used_bytes[index] + added <= capacity_bytes:
+                trial, bytes_held = list(bins), list(used_bytes)
                 trial[index] = (*bins[index], unit)
                 bytes_held[index] += added
                 stack.append((trial, bytes_held))
@@ -195,16 +199,16 @@ def spread_by_time(
     """
     count = op_time_s.shape[1]
     bins: Bins = [()] * count
-    held, busy_s = np.zeros(count, dtype=np.int64), np.zeros(count)
+    used_bytes, busy_s = np.zeros(count, dtype=np.int64), np.zeros(count)
     for unit in order:
         after_s = busy_s + op_time_s[sizes.units[unit]].sum(axis=0)
         added = int(sizes.unit_bytes[unit])
-        room = np.flatnonzero(sizes.least_bytes + held + added <= capacity_bytes)
-        for index in room[np.lexsort((held[room], after_s[room]))].tolist():
+        room = np.flatnonzero(sizes.least_bytes + used_bytes + added <= capacity_bytes)
+        for index in room[np.lexsort((used_bytes[room], after_s[room]))].tolist():
             trial = (*bins[index], unit)
             if sizes.needed_bytes(trial) <= capacity_bytes:
                 bins[index] = trial
-                held[index] += added
+                used_bytes[index] += added
                 busy_s[index] = after_s[index]
                 break
         else:

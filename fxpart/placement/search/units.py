@@ -63,8 +63,8 @@ def stretch_of_operators(graph: OpGraph) -> IntArray:
     # A stretch ends where everything that began in it has ended.
     ends = np.maximum.accumulate(last) == np.arange(count)
     stretch_of_position = np.concatenate([[0], np.cumsum(ends)[:-1]])
-    _, found = np.unique(stretch_of_position[position], return_inverse=True)
-    return found.astype(np.int64)
+    _, stretch_of = np.unique(stretch_of_position[position], return_inverse=True)
+    return stretch_of.astype(np.int64)
 
 
 def module_units(graph: OpGraph) -> list[Units]:

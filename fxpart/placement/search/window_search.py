@@ -208,14 +208,14 @@ def _bytes_of_units(s: SearchTables, units: Units) -> IntArray:
     """Return the weights of each unit and what it makes, in bytes."""
     start, ops = units
     m = s.memory
-    found = np.zeros(start.shape[0] - 1, dtype=np.int64)
-    for unit in range(found.shape[0]):
+    unit_bytes = np.zeros(start.shape[0] - 1, dtype=np.int64)
+    for unit in range(unit_bytes.shape[0]):
         for op in ops[start[unit] : start[unit + 1]]:
             for i in range(m.use_start[op], m.use_start[op + 1]):
-                found[unit] += m.weight_bytes[m.uses[i]]
+                unit_bytes[unit] += m.weight_bytes[m.uses[i]]
             for value in range(m.made_start[op], m.made_start[op + 1]):
-                found[unit] += m.alloc_bytes[value]
-    return found
+                unit_bytes[unit] += m.alloc_bytes[value]
+    return unit_bytes
 
 
 @compiled
@@ -231,11 +231,11 @@ def _improve_window(
     if (device_of[first : last + 1] == was).all():
         return latency
     touched = np.unique(np.concatenate((was, device_of[first : last + 1])))
-    found, _ = schedule(s.costs, device_of, s.log)
-    if found < latency * (1.0 - s.min_gain):
-        found = refreshed(s, device_of)
+    latency_s, _ = schedule(s.costs, device_of, s.log)
+    if latency_s < latency * (1.0 - s.min_gain):
+        latency_s = refreshed(s, device_of)
         if _measure_room(s, device_of, touched, window.room):
-            return found
+            return latency_s
     device_of[first : last + 1] = was
     refreshed(s, device_of)
     _measure_room(s, device_of, touched, window.room)
@@ -263,9 +263,9 @@ def improve_windows(s: SearchTables, device_of: IntArray, units: Units, max_pass
             last = min(first + WINDOW, n) - 1
             inside = _units_inside(units, device_of, first, last)
             window = _Window(inside, first, last, room, bytes_of_unit)
-            found = _improve_window(s, units, device_of, window, latency)
-            if found < latency:
-                latency = found
+            improved = _improve_window(s, units, device_of, window, latency)
+            if improved < latency:
+                latency = improved
                 stale[at : at + 3] = True
         if not stale[1:-1].any():
             break

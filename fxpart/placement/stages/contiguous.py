@@ -71,20 +71,20 @@ def _weights_fail(
     """
     count = use_start.shape[0] - 1
     fails = np.full(count + 1, count + 1, dtype=np.int64)
-    held = np.zeros(weight_bytes.shape[0], dtype=np.int64)
+    seen = np.zeros(weight_bytes.shape[0], dtype=np.int64)
     end, used = 0, 0
     for start in range(count):
         while end < count and used <= memory_bytes:
             for i in range(use_start[end], use_start[end + 1]):
-                used += weight_bytes[uses[i]] if held[uses[i]] == 0 else 0
-                held[uses[i]] += 1
+                used += weight_bytes[uses[i]] if seen[uses[i]] == 0 else 0
+                seen[uses[i]] += 1
             end += 1
         if used <= memory_bytes:
             break
         fails[start] = end
         for i in range(use_start[start], use_start[start + 1]):
-            held[uses[i]] -= 1
-            used -= weight_bytes[uses[i]] if held[uses[i]] == 0 else 0
+            seen[uses[i]] -= 1
+            used -= weight_bytes[uses[i]] if seen[uses[i]] == 0 else 0
     return fails
 
 
@@ -177,12 +177,12 @@ def _ahead(starts: BoolArray, limit: IntArray) -> BoolArray:
         if starts[start] and limit[start] > start:
             change[start + 1] += 1
             change[limit[start] + 1] -= 1
-    found = np.empty(count, dtype=np.bool_)
+    reachable = np.empty(count, dtype=np.bool_)
     covered = 0
     for end in range(count):
         covered += change[end]
-        found[end] = covered > 0
-    return found
+        reachable[end] = covered > 0
+    return reachable
 
 
 @compiled
@@ -192,10 +192,10 @@ def _behind(ends: BoolArray, limit: IntArray) -> BoolArray:
     upto = np.zeros(count + 1, dtype=np.int64)
     for end in range(count):
         upto[end + 1] = upto[end] + ends[end]
-    found = np.empty(count, dtype=np.bool_)
+    reachable = np.empty(count, dtype=np.bool_)
     for start in range(count):
-        found[start] = upto[limit[start] + 1] > upto[start + 1]
-    return found
+        reachable[start] = upto[limit[start] + 1] > upto[start + 1]
+    return reachable
 
 
 def _bisect(allows: Callable[[float], bool], high_s: float, low_s: float = 0.0) -> float:
@@ -301,11 +301,11 @@ class StageSolver:
         """Return for each slot, and after the last, the cuts from which loads allow the rest."""
         ends = np.zeros(self._line.n_units + 1, dtype=np.bool_)
         ends[-1] = True
-        found = [ends]
+        reachable = [ends]
         for limit in reversed(limits):
-            ends = _behind(found[-1], limit)
-            found.append(ends | found[-1] if self._slots.may_skip else ends)
-        return found[::-1]
+            ends = _behind(reachable[-1], limit)
+            reachable.append(ends | reachable[-1] if self._slots.may_skip else ends)
+        return reachable[::-1]
 
     def _cuts(self, bound_s: float, *, with_memory: bool = True) -> list[IntArray] | None:
         """Return how far a stage may reach on each slot from each cut, or None if none is enough.
@@ -318,7 +318,7 @@ class StageSolver:
             return limits if rest[0][0] else None
         here = np.zeros(self._line.n_units + 1, dtype=np.bool_)
         here[0] = True
-        found = []
+        cuts = []
         for slot, limit in enumerate(limits):
             here &= rest[slot]
             # Where only an empty slot leads on, memory does not matter.
@@ -329,15 +329,15 @@ class StageSolver:
             reach = self._slot_reach[slot]
             self._settle(starts, limit, reach)
             fits = np.where(useful, np.minimum(limit, reach.fits), np.arange(len(limit)))
-            found.append(fits)
+            cuts.append(fits)
             after = _ahead(useful, fits)
             here = after | here if self._slots.may_skip else after
-        return found if here[-1] else None
+        return cuts if here[-1] else None
 
     def _choose(self, bound_s: float) -> list[Stretch]:
         """Return the most even stages within the bound, for which there are some."""
         limits = self._cuts(bound_s)
         assert limits is not None, "the bound was found to allow a cut"
         devices, may_skip = self._slots.devices, self._slots.may_skip
-        found = most_even(self._line, devices, limits, may_skip=may_skip)
-        return [Stretch(begin, end, devices[slot]) for begin, end, slot in found]
+        stretches = most_even(self._line, devices, limits, may_skip=may_skip)
+        return [Stretch(begin, end, devices[slot]) for begin, end, slot in stretches]

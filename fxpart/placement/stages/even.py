@@ -63,29 +63,29 @@ def lowest_parabolas(  # noqa: PLR0917 - compiled code takes no keywords
                 right -= 1
                 _sink(tree, right, right * width - size, width, i, x, rank, base, apex)
             left, right, width = left // 2, right // 2, 2 * width
-    found = np.empty(count, dtype=np.int64)
+    lowest = np.empty(count, dtype=np.int64)
     for place in range(count):
         best, node = -1, place + size
         while node:
             if tree[node] >= 0 and _lower(tree[node], best, x[place], rank, base, apex):
                 best = tree[node]
             node //= 2
-        found[place] = best
-    return found
+        lowest[place] = best
+    return lowest
 
 
 @compiled
 def _lower(  # noqa: PLR0917 - compiled code takes no keywords
-    one: int, other: int, x: float, rank: IntArray, base: FloatArray, apex: FloatArray
+    first: int, other: int, x: float, rank: IntArray, base: FloatArray, apex: FloatArray
 ) -> bool:
-    """Return whether `one` goes before `other`, which is -1 for none, at `x`."""
+    """Return whether `first` goes before `other`, which is -1 for none, at `x`."""
     if other < 0:
         return True
-    if rank[one] != rank[other]:
-        return bool(rank[one] > rank[other])
-    mine = base[one] + (x - apex[one]) ** 2
+    if rank[first] != rank[other]:
+        return bool(rank[first] > rank[other])
+    first_value = base[first] + (x - apex[first]) ** 2
     its = base[other] + (x - apex[other]) ** 2
-    return bool(mine < its or (mine == its and one < other))
+    return bool(first_value < its or (first_value == its and first < other))
 
 
 @compiled
@@ -167,12 +167,12 @@ def most_even(
         ways.append(_ways(line.load_before_s[devices[slot]], limit, begins))
     last = range(len(ways)) if may_skip else [len(ways) - 1]
     slot = min(last, key=lambda s: (-int(ways[s].stages[-1]), float(ways[s].squares[-1])))
-    found, end = [], line.n_units
+    stretches, end = [], line.n_units
     while slot >= 0:
         begin = int(ways[slot].begin[end])
-        found.append((begin, end, slot))
+        stretches.append((begin, end, slot))
         slot, end = int(ways[slot].before[end]), begin
-    return found[::-1]
+    return stretches[::-1]
 
 
 def _begins_after(
@@ -222,12 +222,12 @@ def _ways(load_before_s: FloatArray, limit: IntArray, begins: _Begins) -> _Ways:
         begins.squares,
         load_before_s[begins.cut] - begins.receive_s,
     )
-    there, count = np.flatnonzero(chosen >= 0), len(limit)
-    of = chosen[there]
+    open_cuts, count = np.flatnonzero(chosen >= 0), len(limit)
+    of = chosen[open_cuts]
     stages, squares = np.full(count, -1, dtype=np.int64), np.full(count, np.inf)
     begin, before = np.full((2, count), -1, dtype=np.int64)
-    begin[there], before[there] = begins.cut[of], begins.before[of]
-    stages[there] = begins.stages[of] + 1
-    time_s = load_before_s[there] - load_before_s[begin[there]] + begins.receive_s[of]
-    squares[there] = begins.squares[of] + time_s**2
+    begin[open_cuts], before[open_cuts] = begins.cut[of], begins.before[of]
+    stages[open_cuts] = begins.stages[of] + 1
+    time_s = load_before_s[open_cuts] - load_before_s[begin[open_cuts]] + begins.receive_s[of]
+    squares[open_cuts] = begins.squares[of] + time_s**2
     return _Ways(stages, squares, begin, before)

@@ -31,10 +31,10 @@ def stage_does_not_fit(
     sizes = problem.topology.memory_bytes
     worst = int(np.argmax(needed - sizes))
     need, have = int(needed[worst]), int(sizes[worst])
-    mine = [str(stage) for stage, device in enumerate(homes) if device == worst]
-    what = f"stage{'s' if len(mine) > 1 else ''} {', '.join(mine)}"
+    stages = [str(stage) for stage, device in enumerate(homes) if device == worst]
+    what = f"stage{'s' if len(stages) > 1 else ''} {', '.join(stages)}"
     return InfeasibleError(
-        f"pipeline: {what} of mode.cut_after={','.join(cut_after)} need{'' if mine[1:] else 's'}"
+        f"pipeline: {what} of mode.cut_after={','.join(cut_after)} need{'' if stages[1:] else 's'}"
         f" {show_bytes(need)} ({need} bytes), device {worst}"
         f" ({problem.topology.devices[worst].name}) has {show_bytes(have)} ({have} bytes)"
         f"{describe_reserve([problem.topology.devices[worst]])};"
@@ -59,10 +59,10 @@ def no_cut_fits(
     memory = [device.memory_bytes for device in devices[: (stages or len(devices)) // interleave]]
     needed, have = whole_model_bytes(problem), sum(memory)
     enough, change = _what_would_do(problem, line, max(memory), flight)
-    asked = f"into {stages} stages" if stages else f"into at most {len(devices)} stages"
+    request = f"into {stages} stages" if stages else f"into at most {len(devices)} stages"
     each = f", {interleave} on each device," if interleave > 1 else ""
     return InfeasibleError(
-        f"pipeline: no cut of the model {asked}{each} was found to fit: the whole needs"
+        f"pipeline: no cut of the model {request}{each} was found to fit: the whole needs"
         f" {show_bytes(needed)} ({needed} bytes), the devices of the stages have"
         f" {describe_devices(memory)} ({have} bytes){describe_reserve(devices)}; {change}",
         needed_bytes=needed,

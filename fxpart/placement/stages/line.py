@@ -57,14 +57,14 @@ class StageLine:
 
         """
         of_unit = np.repeat(np.array(of_stage, dtype=np.int64), np.diff(cuts))
-        found: IntArray = of_unit[self.unit_of]
-        return found
+        of_op: IntArray = of_unit[self.unit_of]
+        return of_op
 
     def receive_s(self, source: int, target: int) -> FloatArray:
         """Return how long device `target` receives what crosses each cut. Length U + 1."""
         latency_s = np.where(self.crossing_bytes > 0, self.link_latency_s[source, target], 0.0)
-        found: FloatArray = latency_s + self.crossing_bytes * self.s_per_byte[source, target]
-        return found
+        seconds: FloatArray = latency_s + self.crossing_bytes * self.s_per_byte[source, target]
+        return seconds
 
 
 def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:

@@ -79,9 +79,9 @@ def _next_shift(  # noqa: PLR0917 - compiled code takes no keywords
     total, trial = runs.shape[0] * steps.shape[0], cuts.copy()
     _, now_s, squares = _spread(row, cuts)
     for number in range(at, at + left):
-        found = number % total
-        first, last = runs[found // steps.shape[0]]
-        step = steps[found % steps.shape[0]]
+        shift = number % total
+        first, last = runs[shift // steps.shape[0]]
+        step = steps[shift % steps.shape[0]]
         if cuts[first] + step <= cuts[first - 1] or cuts[last] + step >= cuts[last + 1]:
             continue
         trial[first : last + 1] += step
@@ -91,7 +91,7 @@ def _next_shift(  # noqa: PLR0917 - compiled code takes no keywords
         if load_s <= most_s and (
             less or (then_s <= now_s and then_squares < squares * (1 - _LESS))
         ):
-            return int(found)
+            return int(shift)
     return -1
 
 
@@ -140,18 +140,18 @@ class CutShifter:
         most_s, total = _spread(row, cuts)[0], len(runs) * len(steps)
         at, left, tries = 0, total, 0
         while left > 0 and tries < _MOST_TRIES:
-            found = _next_shift(row, cuts, runs, steps, at, left, most_s)
-            if found < 0:
+            shift = _next_shift(row, cuts, runs, steps, at, left, most_s)
+            if shift < 0:
                 break
             trial, tries = cuts.copy(), tries + 1
-            first, last = runs[found // len(steps)]
-            trial[first : last + 1] += steps[found % len(steps)]
+            first, last = runs[shift // len(steps)]
+            trial[first : last + 1] += steps[shift % len(steps)]
             if self.fits(trial):
                 # The same again may help again.
-                cuts, at, left = trial, found, total
+                cuts, at, left = trial, shift, total
             else:
-                left -= (found - at) % total + 1
-                at = (found + 1) % total
+                left -= (shift - at) % total + 1
+                at = (shift + 1) % total
         return cuts
 
     def _runs(self) -> IntArray:

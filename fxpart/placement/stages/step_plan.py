@@ -131,25 +131,25 @@ class StepMemory:
         """Return the bytes of the weights of all stages of a device, each once."""
         if stretches not in self._weights:
             unit_of = self._line.unit_of
-            mine = [(unit_of >= begin) & (unit_of < end) for begin, end in stretches]
-            operators = np.flatnonzero(np.logical_or.reduce(mine))
+            in_stretch = [(unit_of >= begin) & (unit_of < end) for begin, end in stretches]
+            operators = np.flatnonzero(np.logical_or.reduce(in_stretch))
             self._weights[stretches] = weight_bytes_of(self._problem.memory, operators)
         return self._weights[stretches]
 
 
-def _cost(held: StretchBytes, device: int) -> StageCost:
+def _cost(stretch: StretchBytes, device: int) -> StageCost:
     """Return a stage without times, and without weights: a device may have some for several."""
-    results, kept = held.outputs, held.outputs + held.gradients
+    results, kept = stretch.outputs, stretch.outputs + stretch.gradients
     return StageCost(
         device=device,
         forward_s=0.0,
-        gradient_bytes=held.gradients,
-        input_bytes=held.inputs,
+        gradient_bytes=stretch.gradients,
+        input_bytes=stretch.inputs,
         output_bytes=results,
-        saved_bytes=held.saved,
-        forward_peak_bytes=held.forward_live,
-        backward_peak_bytes=max(0, held.backward_live - kept),
-        first_backward_peak_bytes=max(0, held.first_backward_live - results),
-        update_peak_bytes=max(0, held.update_live - kept),
-        update_kept_bytes=held.update_kept,
+        saved_bytes=stretch.saved,
+        forward_peak_bytes=stretch.forward_live,
+        backward_peak_bytes=max(0, stretch.backward_live - kept),
+        first_backward_peak_bytes=max(0, stretch.first_backward_live - results),
+        update_peak_bytes=max(0, stretch.update_live - kept),
+        update_kept_bytes=stretch.update_kept,
     )

@@ -26,7 +26,7 @@ def test_when_installed_it_lies_inside_the_package(tmp_path: Path) -> None:
 
 def test_without_any_the_installation_is_broken(tmp_path: Path) -> None:
     (tmp_path / "runner" / "config").mkdir(parents=True)
-    copy = str(shutil.copy(paths.__file__, tmp_path / "runner" / "config")
+    copy = str(shutil.copy(paths.__file__, tmp_path / "runner" / "config"))
     with pytest.raises(FileNotFoundError, match="reinstall"):
         runpy.run_path(copy)["conf_dir"]()
 
