@@ -84,7 +84,7 @@ def one_line(error: BaseException, most: int = 240) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-# Bytes as people read them.
+# Bytes in the units that messages use.
 
 
 def show_bytes(size: int) -> str:

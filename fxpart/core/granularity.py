@@ -97,7 +97,7 @@ def _root(parent: list[int], op: int) -> int:
     return op
 
 
-# How finely a model is captured. Without torch, so that a choice is checked before it loads.
+# Levels of capture, checked here so that a wrong choice is refused before torch is loaded.
 
 LEVELS = ("operator", "module")
 """``operator``: `torch.export`, any model. ``module``: `torch.fx.symbolic_trace`, plain ones."""

@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-# Operators added at the end of a graph, each of which stays with one that is there.
+# Operators appended to a graph, each kept on the device of an existing one.
 
 
 class AddedOperators(NamedTuple):

@@ -31,11 +31,9 @@ __all__ = [
 ]
 
 
-# Which partitions must run before which, and one order that keeps to it.
-#
-# A partition waits for those that it reads from. And where two are on one device for the same
-# input, the one whose operators come first in the graph runs first: devices run operators in graph
-# order.
+# The order in which partitions run. A partition waits for those that it reads from; of two on one
+# device for the same input, the one whose operators come first in the graph runs first, since
+# devices run operators in graph order.
 
 Edges = list[tuple[int, int]]
 """Distinct pairs of partitions of which the second waits for the first, sorted."""

@@ -14,8 +14,8 @@ def with_state(graph: OpGraph, weights: IntArray, tensors: Sequence[IntArray]) -
     """Return `graph` with further tensors beside its weights.
 
     Args:
-        graph: what is there beside a weight stays, as the tensors that it is.
-        weights: numbers of weights; one is there more than once where parts of it are kept apart.
+        graph: its weight state is kept and added to.
+        weights: numbers of weights; repeated where a weight has several tensors of state.
             Shape (G,).
         tensors: bytes, of each kind one tensor for each of `weights`. Shape (G,) each.
 

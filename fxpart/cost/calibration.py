@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 
-# What limits an operator: classes of operators that one rate holds for.
+# Classes of operators that share one rate, by what limits them.
 
 FRESH_BYTES = 2**25
 

@@ -1,4 +1,4 @@
-"""Every storage that lies on a device, what it is there for, and from when to when.
+"""Every storage on a device: its kind, and when it is allocated and freed.
 
 The same accounting as `fxpart.cost.kernels.device_memory`, storage by storage instead of summed up.
 """
@@ -214,7 +214,7 @@ def _kinds(
     maker = m.producer[values]
     of_gradient, of_output = np.zeros((2, len(root)), dtype=np.bool_)
     of_gradient[root[facts.is_gradient]] = True
-    # What updates make and keep to the end of the step, such as lists of `foreach`, nobody gets.
+    # What updates keep to the end of the step, such as lists of `foreach`, has no reader.
     of_updates = facts.is_update[np.maximum(m.producer, 0)]
     of_output[root[m.is_output & made & ~of_updates]] = True
     saved = ~facts.is_backward[maker] & facts.is_backward[last_read] & (last_read >= 0)

@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 
-# What times of operators can come from: a roofline, a profile, or a calibration.
+# Sources of operator times: a roofline, a profile, or a calibration.
 
 
 class LatencySource(Protocol):

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 
-# Whether an assignment that was made elsewhere can be carried out, and in which order.
+# Validate an assignment made elsewhere, and find the order that its partitions run in.
 
 
 def refuse_torn_groups(graph: OpGraph, assignment: Assignment) -> None:
@@ -101,7 +101,7 @@ def in_valid_order(graph: OpGraph, assignment: Assignment) -> Assignment:
     return Assignment(number[parts], tuple(assignment.devices_of_partition[p] for p in order))
 
 
-# The placement of an `assignment.json` for a model and devices that may be others.
+# Apply an `assignment.json` to a model and devices that may differ from those it was made for.
 
 
 def placed_by_file(
@@ -145,7 +145,7 @@ def _on_devices(saved: Assignment, changed: Mapping[int, int], topology: Topolog
     return Assignment(saved.partition_of, tuple(homes))
 
 
-# The placement that a device for each module means.
+# Apply a device for each module.
 
 _THE_REST = ("", "*")
 """Module paths that cover every operator; the second can be written on a command line."""
@@ -249,7 +249,7 @@ class AotBasedOptions:
                 f"mode.modules has the number {decimal[0]} for a path: 1.10 would be read as 1.1;"
                 " put it in quotes, in a file such as conf/mode/mine.yaml"
             )
-        # What is wrong with the file is said before the model is captured.
+        # An invalid file is refused before the model is captured.
         _ = self.saved
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What to say when a model does not fit: needed bytes, present bytes, and how many would do."""
+"""The error when a model does not fit: bytes needed, bytes available, devices that would do."""
 
 from collections.abc import Sequence
 from itertools import groupby

@@ -39,7 +39,7 @@ from fxpart.placement.stages.stretch_bytes import Flight
 __all__ = ["PipelineOptions", "named_cuts", "pipeline"]
 
 
-# Where the cuts are that are named by module paths: each after the last operator of its module.
+# Cuts named by module paths: each after the last operator of its module.
 
 
 def named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[int]:

@@ -21,9 +21,8 @@ from fxpart.plan_export.module_paths import is_within, owner, parents
 __all__ = ["DeviceMap", "device_map", "module_homes"]
 
 
-# One device for each module that holds tensors: the device where its operators are planned.
-#
-# Accelerate places whole modules. So all tensors of one module lie on one device, and so do tied
+# One device for each module that holds tensors, the one where its operators are planned. Accelerate
+# places whole modules. So all tensors of one module lie on one device, and so do tied
 # weights, whichever modules hold them, and everything in a module that is kept whole.
 
 # The plans of one graph share what follows from the graph alone.

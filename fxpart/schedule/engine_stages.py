@@ -23,7 +23,7 @@ __all__ = [
 ]
 
 
-# What the stages of a pipeline pass on when each hears from the one before only.
+# Values that stages pass on when each receives from the stage before it only.
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -77,7 +77,7 @@ def _trained(graph: OpGraph) -> BoolArray:
     return trained
 
 
-# What a stage makes in a process of torch's pipeline engine, and what becomes of each storage.
+# Storages that a stage allocates in a process of torch's pipeline engine, and their lifetimes.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -272,7 +272,7 @@ def _stage(cut: CutStep, stage: int) -> EngineStage:
         held_bytes=held_bytes,
         sent_bytes=made.bytes_of(made.sent) + made.copied_bytes,
         sent_gradient_bytes=made.bytes_of(made.returned),
-        # The copies are there at the end of the forward.
+        # The copies exist at the end of the forward.
         forward_peak_bytes=max(_forward_peak(cut, made), held_bytes),
         backward_peak_bytes=backward_peak_bytes,
         first_backward_peak_bytes=first_backward_peak_bytes,

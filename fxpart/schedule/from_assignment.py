@@ -14,13 +14,13 @@ from fxpart.schedule.stage_storages import peak_of_intervals, stage_bytes
 __all__ = ["stage_costs", "stages_of", "tied_parts", "update_bytes"]
 
 
-# What the updates of one stage's weights allocate at the end of a step.
+# Memory that the updates of one stage's weights allocate at the end of a step.
 
 
 def update_bytes(graph: OpGraph, stage_of: IntArray, stage: int) -> tuple[int, int]:
     """Return the most bytes at once that the updates of a stage make, and those that stay.
 
-    What stays is there until all updates of the device are done. Weights, their gradients and the
+    What stays is kept until all updates of the device are done. Weights, their gradients and the
     optimizer's state are not counted.
 
     Args:
@@ -41,7 +41,7 @@ def update_bytes(graph: OpGraph, stage_of: IntArray, stage: int) -> tuple[int, i
     return peak_of_intervals(birth, last, size, graph.n_ops), stays
 
 
-# Gradients of a weight that several stages use: which values are a stage's part of one.
+# Gradients of tied weights: which values are a stage's part of a sum.
 
 
 def tied_parts(graph: OpGraph, stage_of: IntArray) -> npt.NDArray[np.bool_]:

@@ -25,7 +25,7 @@ from fxpart.schedule.result import (
 __all__ = ["Progress", "device_rows", "refuse_stuck", "row_peak_bytes", "simulate_schedule"]
 
 
-# How far a simulated step is: what each action still waits for, and when links are free.
+# Progress of a simulated step: what each action still waits for, and when links are free.
 
 Followers = list[list[tuple[int, StageLink | None]]]
 
@@ -100,7 +100,7 @@ def _followers(costs: PipelineCosts) -> Followers:
     return followers
 
 
-# Which devices a pipeline is on, and what each of them runs in a step.
+# Devices of a pipeline, and the actions that each runs in a step.
 
 
 def device_rows(
@@ -145,7 +145,7 @@ def _refuse_astray(link: StageLink, stages: int) -> None:
         )
 
 
-# The most that a device of a pipeline holds at any time of a step.
+# Peak memory of a device over a step.
 
 
 def row_peak_bytes(costs: Sequence[StageCost], row: Sequence[Action], microbatches: int) -> int:

@@ -25,7 +25,7 @@ def _text_keys(item: object) -> object:
     return [_text_keys(value) for value in item] if isinstance(item, list | tuple) else item
 
 
-# What a file says, as a digest, and when somebody wrote to it.
+# Digests of files.
 
 LARGE_BYTES = 64 * 2**20
 """From here on a file, weights most likely, is known by its size and time: reading it takes long.

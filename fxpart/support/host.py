@@ -1,4 +1,7 @@
-"""What machine this is, said without torch: profiles of one are of no use on another."""
+"""Identify this machine and the installed packages, without torch.
+
+Measured times of one machine are of no use on another.
+"""
 
 import os
 import platform
@@ -53,9 +56,6 @@ def _gpu_models() -> list[str]:
             continue
         models += [line.partition(":")[2].strip() for line in lines if line.startswith("Model")]
     return models
-
-
-# Which version of a package is installed.
 
 
 @cache

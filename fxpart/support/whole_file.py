@@ -20,7 +20,7 @@ from fxpart.errors import CacheError, SpecError
 __all__ = ["new_folder", "remove_abandoned", "temporary_name", "whole_file", "write_whole"]
 
 
-# Names of files that are being written, and removing those whose writer was killed meanwhile.
+# Temporary names, and removing the files of writers that were killed.
 
 _NAME = re.compile(r"\.([0-9a-f]{8})_(\d+)_[0-9a-f]{8}\.tmp(?:-wal|-shm|-journal)?")
 """The ends are those of files that sqlite keeps beside a database."""
@@ -84,7 +84,7 @@ def _is_alive(process: int) -> bool:
         os.kill(process, 0)
     except ProcessLookupError:
         return False
-    except (OSError, OverflowError):  # somebody else's
+    except (OSError, OverflowError):  # of another program
         return True
     return True
 
@@ -126,17 +126,17 @@ def write_whole(path: Path, content: str | bytes, what: str, advice: str) -> Non
         temporary.write_bytes(data)
 
 
-# A folder that appears whole or not at all.
+# Folders that are whole or absent.
 
 
 @contextmanager
 def new_folder(folder: Path, mark: str) -> Iterator[Path]:
     """Yield a folder to write into; it takes the place of `folder` when all is written.
 
-    A folder that is there and has a file called `mark` is of the same kind and is replaced.
+    An existing folder with a file called `mark` is of the same kind and is replaced.
 
     Raises:
-        SpecError: when `folder` is there and is of another kind.
+        SpecError: when `folder` exists and is of another kind.
         CacheError: when it cannot be written.
 
     """

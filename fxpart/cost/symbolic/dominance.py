@@ -47,7 +47,7 @@ def undominated(exponents: IntArray, rows: npt.NDArray[Any]) -> npt.NDArray[Any]
     safe = np.abs(kept).astype(np.float64) @ shift < _MOST
     # Without the shift, coefficients that are all at least as large are sufficient too.
     shifted = kept @ shift if safe.all() else kept
-    # A row is never above one of smaller sum: whoever dominates it comes before it.
+    # A row never dominates one of larger sum, so what dominates it comes before it.
     order = np.argsort(-shifted.sum(axis=1), kind="stable")
     rounding = _ROUNDING if np.issubdtype(kept.dtype, np.floating) else 0.0
     stays = order[_first_above(shifted[order], rounding)]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["MaxFormula", "as_latex", "as_sympy", "as_text", "max_formula"]
 
 
-# A maximum of polynomials as text, as LaTeX and as a sympy expression.
+# A maximum of polynomials as text, LaTeX, and a sympy expression.
 
 _TERMS = 3
 _NEXT = "\\\\\n& "

@@ -126,7 +126,7 @@ def _of_calibration(
 ) -> tuple[FloatArray, FloatArray]:
     """Return seconds a FLOP and seconds a byte of each operator, as they were fitted.
 
-    The rate of an operator depends on its class: it is asked for, with FLOPs and nothing else.
+    The rate of an operator depends on its class, so it is queried with FLOPs alone.
     """
     graph = symbolic.graph
     computes = symbolic.coefficients["flops"].any(axis=1)

@@ -65,7 +65,7 @@ def _longest(holds: Callable[[int], bool], first: int, count: int) -> int:
     return good
 
 
-# Place a whole model by memory alone: fill in order, then what is left where there is room.
+# Place a whole model by memory alone: fill in order, then put what is left where it fits.
 
 _MOST_TRIALS = 200_000
 """Largest product of groups and devices for which a second packing is tried: some seconds."""
@@ -124,8 +124,7 @@ def _tightest(
     capacity_bytes: Sequence[int],
     change: IntArray,
 ) -> int:
-    """Return the device that holds `unit_ops` as well with the least memory to spare, or
-    `UNPLACED`.
+    """Return the device that takes `unit_ops` with the least memory to spare, or `UNPLACED`.
 
     Only the device that takes an operator grows: others see the same values sent or received.
     """

@@ -18,7 +18,7 @@ from fxpart.cost.tables import MemoryTables
 __all__ = ["TableSizes", "packed_by_search", "packed_tightly", "spread_by_time", "table_sizes"]
 
 
-# What a device needs for some embedding tables and, in its turn, the dense rest of the model.
+# Memory that a device needs for a set of embedding tables and the dense rest of the model.
 
 BoolArray = npt.NDArray[np.bool_]
 _HERE, _ELSEWHERE = 0, 1

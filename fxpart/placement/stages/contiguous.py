@@ -33,7 +33,7 @@ from fxpart.support.compiled import compiled
 __all__ = ["EQUAL_LOADS", "Reach", "Slots", "StageSolver", "Stretch", "reach_of", "settle"]
 
 
-# How far a pipeline stage may reach until its device is full; asked only where it matters.
+# How far a stage may reach before its device is full; evaluated only where memory can bind.
 
 
 class Reach(NamedTuple):
@@ -66,7 +66,7 @@ def _weights_fail(
         use_start: CSR starts into `uses` by unit. Length U + 1.
         uses: weights that each unit uses.
         weight_bytes: bytes of each weight.
-        memory_bytes: what there is.
+        memory_bytes: of each device.
 
     """
     count = use_start.shape[0] - 1

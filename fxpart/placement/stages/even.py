@@ -17,11 +17,9 @@ from fxpart.support.compiled import compiled
 __all__ = ["lowest_parabolas", "most_even"]
 
 
-# Which of many parabolas is lowest at each of a row of places, each there on a stretch of them.
-#
-# A Li Chao tree over the places: two of the parabolas differ by a straight line, so they cross once
-# at most, and a node need keep only the one that is lower in its middle; the other may be lower on
-# one side of it, and goes there.
+# Lower envelope of parabolas, each defined on a range of places, by a Li Chao tree: two of the
+# parabolas differ by a straight line and so cross at most once; a node keeps the one that is lower
+# in its middle and hands the other to the side where it may be lower.
 
 
 @compiled

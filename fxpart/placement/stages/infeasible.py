@@ -1,4 +1,4 @@
-"""What to say when no cut into stages fits: what is needed, what there is, what would do."""
+"""The error when no cut into stages fits: memory needed, memory available, what would fit."""
 
 from collections.abc import Sequence
 

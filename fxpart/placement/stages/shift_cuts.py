@@ -32,7 +32,7 @@ _ROUNDS = 2.0
 _LESS = 1e-9
 """The share by which a number must fall to count as less."""
 _MOST_TRIES = 1000
-"""Shifts of which the memory is asked for, before the search is content with what it has."""
+"""Shifts whose memory is evaluated before the search stops."""
 _MOST_REPAIRS = 200
 """The same for a search for any cuts that fit, before it gives up."""
 
