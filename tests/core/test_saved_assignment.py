@@ -96,7 +96,7 @@ def _foreign(document: dict[str, Any]) -> None:
         (_hollow, "partition 1 has no operators"),
         (_twice, "operator op0 twice, in partitions 0 and 1; keep one"),
         (_newer, "has version 2, this fxpart reads up to 1; upgrade fxpart"),
-        (_foreign, "is not a fxpart.core.assignment file, its schema is 'theirs'"),
+        (_foreign, "is not a fxpart.assignment file, its schema is 'theirs'"),
     ],
 )
 def test_a_spoiled_assignment_is_refused(
@@ -117,7 +117,7 @@ def test_a_spoiled_assignment_is_refused(
         (b'{"schema":', "is damaged"),
         (b"\xff\xfe", "is damaged"),
         (b"[" * 100_000, "is damaged"),
-        (b"[1]", "is not a fxpart.core.assignment file"),
+        (b"[1]", "is not a fxpart.assignment file"),
     ],
 )
 def test_a_file_that_is_something_else_is_refused(

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.runner.fork_server import fork_command
+
 MODEL = """
 import os
 import signal
@@ -78,8 +80,15 @@ class Done:
         return lines[0].removeprefix("error: ")
 
 
-def run(folder: Path, *arguments: str, program: tuple[str, str] = COMMAND) -> Done:
-    """Run the command in `folder`, or the Python that `program` says."""
+def run(
+    folder: Path, *arguments: str, program: tuple[str, str] = COMMAND, bare: bool = False
+) -> Done:
+    """Run the command in `folder`, or the Python that `program` says, in a process of its own.
+
+    The process has its imports from `tests.runner.fork_server`; not so where it is to be `bare`.
+    """
+    if not bare:
+        return Done(*fork_command(folder, program, arguments, 300))
     done = subprocess.run(
         [sys.executable, *program, *arguments],
         cwd=folder,

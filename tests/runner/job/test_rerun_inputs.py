@@ -150,11 +150,11 @@ def test_what_did_not_fit_or_failed_has_kept_its_files_and_no_others(here: Path)
     assert now.tags["error"] == was.tags["error"]
     failed, was = ran(here, *FILES["mode.assignment"])
     assert failed.error is not None
-    assert "plan.json is not a fxpart.core.assignment file" in failed.error
+    assert "plan.json is not a fxpart.assignment file" in failed.error
     Path("plan.json").unlink()
     repeated, now = again(here, was.run_id)
     assert repeated.error is not None
-    assert "mode.assignment.json is not a fxpart.core.assignment file" in repeated.error
+    assert "mode.assignment.json is not a fxpart.assignment file" in repeated.error
 
 
 @pytest.mark.usefixtures("store")

@@ -1,0 +1,158 @@
+"""Commands in processes of their own that need not import everything again.
+
+Nearly all of a command's seconds in a test are imports of torch, MLflow and Hydra. One process for
+each test worker forks itself for each command: the child gets the folder, environment and arguments
+of the command, runs it as ``python -m runner`` would, and ends as that does, with its own exit code
+or signal. What a child had to import, the server imports before the next one. What depends on a
+bare start is tested with a bare start (`tests/test_layers.py`, ``run(..., bare=True)``).
+"""
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory, mkdtemp
+
+__all__ = ["fork_command"]
+
+
+@cache
+def _server() -> "subprocess.Popen[str]":
+    """Return this process's server, started with the first command."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.runner.fork_server"],
+        cwd=Path(__file__).resolve().parents[2],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@cache
+def _modules_file() -> Path:
+    """Return the file in which the last child names its modules."""
+    return Path(mkdtemp()) / "modules.txt"
+
+
+def fork_command(
+    folder: Path, program: tuple[str, str], arguments: Sequence[str], timeout_s: float
+) -> tuple[int, str, str]:
+    """Run ``python PROGRAM ARGUMENTS`` in `folder`; return its code, as Popen has it, and its text.
+
+    `program` is ``("-m", module)`` or ``("-c", code)``.
+
+    Raises:
+        subprocess.TimeoutExpired: when it takes longer than `timeout_s`; it is killed.
+    """
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    with TemporaryDirectory() as texts:
+        out, err = (Path(texts) / name for name in ("out", "err"))
+        request = {
+            "folder": str(folder),
+            "environment": dict(os.environ),
+            "program": program,
+            "arguments": list(arguments),
+            "out": str(out),
+            "err": str(err),
+            "modules": str(_modules_file()),
+            "timeout_s": timeout_s,
+        }
+        server.stdin.write(json.dumps(request) + "\n")
+        server.stdin.flush()
+        code = json.loads(server.stdout.readline())
+        if code is None:
+            raise subprocess.TimeoutExpired([*program, *arguments], timeout_s, err.read_text())
+        return code, out.read_text(), err.read_text()
+
+
+def _serve() -> None:
+    """Fork for each request on stdin; answer with the exit code on stdout."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is no answer
+    for line in sys.stdin:
+        request = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            answers.close()
+            _become(request)
+            return
+        answers.write(json.dumps(_code_of(child, request["timeout_s"])) + "\n")
+        answers.flush()
+        _import_as(Path(request["modules"]))
+
+
+def _import_as(modules: Path) -> None:
+    """Import the modules that a child left the names of; one that was killed left none."""
+    if not modules.exists():
+        return
+    for name in modules.read_text().split():
+        with suppress(Exception):  # the command will say what is wrong with it
+            import_module(name)
+
+
+def _leave_names(modules: Path) -> None:
+    """Write the names of what this process has imported, but for modules of a test's own."""
+    homes = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[2]))
+    names = [
+        name
+        for name, module in list(sys.modules.items())
+        if (getattr(module, "__file__", None) or "").startswith(homes) and name != "__main__"
+    ]
+    modules.write_text("\n".join(names))
+
+
+def _code_of(child: int, timeout_s: float) -> int | None:
+    """Return how a child ended, None if it had to be killed for its time."""
+    expired = []
+
+    def kill(*_: object) -> None:
+        expired.append(True)
+        os.kill(child, signal.SIGKILL)
+
+    signal.signal(signal.SIGALRM, kill)
+    signal.setitimer(signal.ITIMER_REAL, timeout_s)
+    _, status = os.waitpid(child, 0)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    return None if expired else os.waitstatus_to_exitcode(status)
+
+
+def _become(request: dict[str, object]) -> None:
+    """Run the requested program in this process, as a new interpreter would."""
+    import runpy
+
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for descriptor, target in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
+        flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        opened = os.open(str(target), flags)
+        os.dup2(opened, descriptor)
+        os.close(opened)
+    os.chdir(str(request["folder"]))
+    environment = request["environment"]
+    assert isinstance(environment, dict)
+    os.environ.clear()
+    os.environ.update(environment)
+    atexit.register(_leave_names, Path(str(request["modules"])))
+    program, arguments = request["program"], request["arguments"]
+    assert isinstance(program, list)
+    assert isinstance(arguments, list)
+    kind, text = program
+    sys.path[0] = str(Path.cwd()) if kind == "-m" else ""
+    sys.argv = ["-c" if kind == "-c" else text, *arguments]
+    if kind == "-m":
+        runpy.run_module(text, run_name="__main__", alter_sys=True)
+    else:
+        exec(compile(text, "<string>", "exec"), {"__name__": "__main__"})
+
+
+if __name__ == "__main__":
+    _serve()
