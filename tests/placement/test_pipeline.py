@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fxpart.core.graph import IntArray, OpGraph
@@ -157,9 +157,9 @@ def _cut_with_its_backward(this: Problem, count: int) -> float:
 @given(st.integers(0, 10_000), st.integers(2, 8), st.integers(1, 3))
 def test_a_training_step_is_cut_with_its_backward(seed: int, n: int, count: int) -> None:
     this = _tight(random_training_graph(seed, n), seed, count, share=9.0)
-    if count <= stage_line(this).n_units:
-        found = _cut_with_its_backward(this, count)
-        assert found == pytest.approx(_best(this, tuple(range(count))))
+    assume(count <= stage_line(this).n_units)
+    largest_load = _cut_with_its_backward(this, count)
+    assert largest_load == pytest.approx(_best(this, tuple(range(count))))
 
 
 def test_a_training_step_in_little_memory_is_hardly_ever_refused_in_vain() -> None:
