@@ -17,14 +17,14 @@ __all__ = ["Served", "kill_server", "start_server"]
 
 _START_S = 120
 _LOOK_S = 0.05
-# What a store of runs does not need, and takes longer to start than all else.
+# A store of runs does not need these, and they take longer to start than all else.
 _QUIET = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
 
 
 def start_server(
     command: Sequence[str], folder: Path, log: Path, port: int
 ) -> "subprocess.Popen[bytes]":
-    """Start `command` in `folder` with one worker at that port; return it when it answers.
+    """Start `command` in `folder` with one worker at that port; return when it answers.
 
     It has a process group of its own, for `kill_server`.
 
@@ -55,7 +55,7 @@ def _wait_until_up(process: "subprocess.Popen[bytes]", port: int, log: Path) -> 
         with suppress(urllib.error.URLError, TimeoutError, ConnectionError):
             urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
             return
-        time.sleep(_LOOK_S)  # it says nowhere that it is ready
+        time.sleep(_LOOK_S)  # nothing else tells that it is ready
     raise RuntimeError(f"the server was not up after {_START_S} s: {log.read_text()[-2000:]}")
 
 
@@ -67,7 +67,7 @@ def kill_server(process: "subprocess.Popen[bytes]") -> None:
 
 
 class Served:
-    """Serves the store of a folder, always at the same address."""
+    """A server for the store of a folder, always at the same address."""
 
     def __init__(self, folder: Path, database: Path) -> None:
         self._folder, self._database, self._port = folder, database, free_port()

@@ -1,4 +1,4 @@
-"""A PostgreSQL of one's own for as long as it is needed, where its programs are installed."""
+"""A temporary PostgreSQL server, where its programs are installed."""
 
 import os
 import shutil
@@ -17,21 +17,22 @@ PASSWORD = "a secret word"
 
 def postgres_programs() -> Path | None:
     """Return the folder of `initdb` and `pg_ctl`, None where they are not installed."""
-    found = shutil.which("initdb")
-    places = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    return places[-1] if places else None
+    on_path = shutil.which("initdb")
+    if on_path:
+        return Path(on_path).parent
+    return max(Path("/usr/lib/postgresql").glob("*/bin"), default=None)
 
 
 @contextmanager
 def postgres(programs: Path) -> Iterator[str]:
     """Start a server on loopback; yield its URI, to which the name of a database is added.
 
-    Nothing is forced to the disk, and all of it is gone in the end.
+    Nothing is forced to the disk, and all of it is removed in the end.
     """
-    # Its user must get there, which is not true of every temporary folder.
+    # Its user must be able to reach the folder, which is not true of every temporary one.
     folder = Path(tempfile.mkdtemp(prefix="fxpart-postgres-"))
     as_user: dict[str, Any] = {"cwd": folder}
-    if os.geteuid() == 0:  # as which it does not run
+    if os.geteuid() == 0:  # PostgreSQL refuses to run as root
         shutil.chown(folder, "postgres")
         as_user["user"] = "postgres"
     port, data = free_port(), folder / "data"
@@ -63,7 +64,7 @@ def new_database(server: str, name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a port of loopback that nobody listens on."""
+    """Return a free port of loopback."""
     with closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,7 +1,7 @@
 """``python -m benchmarks.writers``: many processes log runs into one store, and all is checked.
 
 Each run has parameters, 20 metrics, a series of 300 points, tags, a table and two files. Every
-value is read back through MLflow's own client and compared.
+value is read back through MLflow's client and compared.
 """
 
 import argparse
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 __all__ = ["Logged", "log_at_once", "wrong_values"]
 
 _METRICS, _POINTS, _PARAMS = 20, 300, 12
-_START_S = 600.0  # of sixteen, on a machine with two cores that does something else
+_START_S = 600.0  # for sixteen processes on two busy cores
 _STORES = ("sqlite", "postgresql")
 _LOOK_S = 1.0
-"""Between looks whether a writer that says nothing has failed."""
+"""Between looks whether a silent writer has failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +51,8 @@ class Logged:
 def log_at_once(uri: str | None, root: Path, writers: int, runs: int) -> Logged:
     """Let `writers` processes log `runs` runs each, all at the same time, and return their times.
 
-    They open the store themselves, and make it if it is missing; each has logged one more run
-    before. Raises RuntimeError when one
-    fails; it has said why on stderr.
+    They open the store themselves, and make it if it is missing; each logs one more run before the
+    clock starts. Raises RuntimeError when one fails, after its traceback on stderr.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["mlflow.store.tracking.sqlalchemy_store", __name__])
@@ -90,13 +89,13 @@ def _write(
     barrier: "Barrier",
     times: "Queue[list[float]]",
 ) -> None:
-    """Log runs; send back when all were ready, and when each was logged."""
+    """Log runs; send back the times when all were ready and when each run was logged."""
     uri, root = place
     tracker = open_tracker(TrackingConfig(uri=uri), root)
     moments = []
     for number in range(runs + 1):
         if number == 1:
-            # The first run, and all that a process does once, is no matter of the others.
+            # What a process does once is not measured.
             gc.collect()
             barrier.wait(_START_S)
             moments.append(time.perf_counter())
@@ -138,52 +137,52 @@ def _series(writer: int) -> list[tuple[int, float]]:
 
 
 def wrong_values(uri: str | None, root: Path, writers: int, runs: int) -> list[str]:
-    """Return what is not in the store as `log_at_once` had it written: nothing, if all is well."""
+    """Return what differs in the store from what `log_at_once` wrote."""
     from mlflow import MlflowClient
 
     client = MlflowClient(uri or f"sqlite:///{root / 'outputs' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("fxpart")
     assert experiment is not None
-    found: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     wrong: list[str] = []
     token = None
     while True:
         page = client.search_runs([experiment.experiment_id], max_results=1000, page_token=token)
         for run in page:
-            if run.info.run_name in found:
+            if run.info.run_name in stored:
                 wrong.append(f"{run.info.run_name} is there twice")
-            found[run.info.run_name] = run
+            stored[run.info.run_name] = run
         token = page.token
         if not token:
             break
     for writer in range(writers):
         for number in range(runs + 1):
-            kept = found.pop(f"{writer}-{number}", None)
-            wrong += _wrong_of(client, kept, writer, number)
-    return [*wrong, *(f"nobody wrote {name}" for name in sorted(found))]
+            run = stored.pop(f"{writer}-{number}", None)
+            wrong += _wrong_of(client, run, writer, number)
+    return [*wrong, *(f"nobody wrote {name}" for name in sorted(stored))]
 
 
-def _wrong_of(client: Any, kept: Any, writer: int, number: int) -> list[str]:  # noqa: ANN401
+def _wrong_of(client: Any, run: Any, writer: int, number: int) -> list[str]:  # noqa: ANN401
     name = f"{writer}-{number}"
-    if kept is None:
+    if run is None:
         return [f"{name} is missing"]
     last = _series(writer)[-1][1]
-    history = client.get_metric_history(kept.info.run_id, "memory_gib")
-    files = Path(kept.info.artifact_uri.removeprefix("file://"))
+    history = client.get_metric_history(run.info.run_id, "memory_gib")
+    files = Path(run.info.artifact_uri.removeprefix("file://"))
     parts: dict[str, tuple[object, object]] = {
-        "status": (kept.info.status, "FINISHED"),
-        "params": (kept.data.params, _params(name)),
-        "metrics": (kept.data.metrics, _metrics(writer, number) | {"memory_gib": last}),
+        "status": (run.info.status, "FINISHED"),
+        "params": (run.data.params, _params(name)),
+        "metrics": (run.data.metrics, _metrics(writer, number) | {"memory_gib": last}),
         "series": ([(point.step, point.value) for point in history], _series(writer)),
-        "tag": (kept.data.tags.get("note"), name),
-        "outcome": (kept.data.tags.get("outcome"), "finished"),
+        "tag": (run.data.tags.get("note"), name),
+        "outcome": (run.data.tags.get("outcome"), "finished"),
         "file": ((files / "config" / "resolved.yaml").read_text(), name * 500),
         "table": (
             json.loads((files / "devices.json").read_text()),
             {"columns": ["device", "name"], "data": [[0, name], [1, name]]},
         ),
     }
-    return [f"{name}: wrong {part}" for part, (is_, should) in parts.items() if is_ != should]
+    return [f"{name}: wrong {part}" for part, (value, right) in parts.items() if value != right]
 
 
 def main() -> int:
@@ -192,9 +191,9 @@ def main() -> int:
     parser.add_argument("--writers", type=int, default=16)
     parser.add_argument("--runs", type=int, default=20, help="of each writer")
     parser.add_argument("--stores", nargs="+", choices=_STORES, default=_STORES)
-    asked = parser.parse_args()
+    options = parser.parse_args()
     rows, wrong = [], []
-    for store in asked.stores:
+    for store in options.stores:
         with ExitStack() as stack:
             root = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             uri = None
@@ -204,13 +203,13 @@ def main() -> int:
                     print("postgresql: not installed")
                     continue
                 uri = new_database(stack.enter_context(postgres(programs)), "runs")
-            logged = log_at_once(uri, root, asked.writers, asked.runs)
-            found = wrong_values(uri, root, asked.writers, asked.runs)
-        wrong += [f"{store}: {line}" for line in found]
+            logged = log_at_once(uri, root, options.writers, options.runs)
+            wrong_here = wrong_values(uri, root, options.writers, options.runs)
+        wrong += [f"{store}: {line}" for line in wrong_here]
         run_ms = sorted(1e3 * seconds for seconds in logged.run_s)
         figures = (statistics.median(run_ms), run_ms[-1], 1e3 * logged.total_s / len(run_ms))
-        cells = [store, str(asked.writers), str(len(run_ms)), f"{logged.total_s:.1f}"]
-        rows.append([*cells, *(f"{figure:.0f}" for figure in figures), str(len(found))])
+        cells = [store, str(options.writers), str(len(run_ms)), f"{logged.total_s:.1f}"]
+        rows.append([*cells, *(f"{figure:.0f}" for figure in figures), str(len(wrong_here))])
     heads = [
         "store",
         "writers",

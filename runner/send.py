@@ -1,4 +1,4 @@
-"""``python -m runner.send``: log the runs that were kept on disk while the store was gone."""
+"""``python -m runner.send``: log the runs that were kept on disk while their store was gone."""
 
 import sys
 from contextlib import suppress
@@ -21,12 +21,12 @@ _COMMAND = "python -m runner.send"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What the command line asks for."""
+    """The arguments of the command line."""
 
     folder: Path
-    """Runs are looked for below."""
+    """The runs to send lie below it."""
     uri: str | None
-    """Where they go; None: where each was meant to go."""
+    """The store that they go to; None for the one that each was meant for."""
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
 
 
 def parsed(arguments: "Sequence[str]") -> Request:
-    """Return what `arguments` ask for. Raises `SpecError` for what means nothing here."""
+    """Return the request that `arguments` make. Raises `SpecError` for any that are unknown."""
     parser = Parser(
         prog=_COMMAND,
         description="Log the runs that could not be logged when they ended: each has left a file"
@@ -54,12 +54,12 @@ def parsed(arguments: "Sequence[str]") -> Request:
         help="tracking.uri of the store that they go to, with its password if it has one (the"
         " store that each was meant for)",
     )
-    asked = parser.parse_args(arguments)
-    if not asked.folder.is_dir():
+    options = parser.parse_args(arguments)
+    if not options.folder.is_dir():
         raise SpecError(
-            f"there is no folder {asked.folder}; {_COMMAND} takes the one with the runs"
+            f"there is no folder {options.folder}; {_COMMAND} takes the one with the runs"
         )
-    return Request(asked.folder, asked.uri)
+    return Request(options.folder, options.uri)
 
 
 def _send(request: Request) -> int:
@@ -98,7 +98,7 @@ def _send(request: Request) -> int:
 
 
 class _Trackers:
-    """The trackers of stores and experiments, each opened once; one that fails is not again."""
+    """The trackers of stores and experiments, each opened once, even if it fails."""
 
     def __init__(self, uri: str | None) -> None:
         self._uri = uri
@@ -117,21 +117,21 @@ class _Trackers:
                 self._opened[place] = open_tracker(config, Path.cwd())
             except FxpartError as error:
                 self._opened[place] = error
-        found = self._opened[place]
-        if isinstance(found, FxpartError):
-            raise found
+        tracker = self._opened[place]
+        if isinstance(tracker, FxpartError):
+            raise tracker
         parent = run.tags.get("mlflow.parentRunId")
         if parent:
-            self._parents[parent] = found
-        return found
+            self._parents[parent] = tracker
+        return tracker
 
     def close_sweeps(self) -> None:
-        """End the sweeps of what was sent that could not end themselves, and are not under way."""
+        """End the sweeps of the runs that were sent, if they are RUNNING and nobody runs them."""
         from runner.job.locks import Locks, sweep_lock
 
         locks = Locks(Path.cwd())
         for parent, tracker in self._parents.items():
-            with suppress(FxpartError):  # what is sent is sent
+            with suppress(FxpartError):  # the runs are sent all the same
                 sweep = tracker.run(parent)
                 key = sweep_lock(sweep.tags.get("sweep_key", ""))
                 if sweep.status == "RUNNING" and not locks.is_held_elsewhere(key):

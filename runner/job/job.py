@@ -35,9 +35,8 @@ from runner.job.run_names import run_name
 from runner.output.result_files import Status
 from runner.output.terminal import device_table, progress, show, summary_line, without_progress
 from runner.output.text_files import write_text
-from runner.tracking.announce import announce_page
 from runner.tracking.open_tracker import open_tracker
-from runner.tracking.tracker import ALL_BUT_INPUTS, RunLog
+from runner.tracking.tracker import ALL_BUT_INPUTS, RunLog, announce_page
 
 __all__ = [
     "RESULT_FILE",

@@ -186,7 +186,7 @@ def _asked_for(config: "Config", identity: JobIdentity) -> tuple[TrackingConfig,
             )
     if config.tracking.name != "mlflow":
         return config.tracking, run_id  # which the tracker refuses in its own words
-    from runner.tracking.mlflow_find import find_run  # MLflow takes 1 to 2 s
+    from runner.tracking.mlflow_runs import find_run  # MLflow takes 1 to 2 s
 
     found = find_run(config.tracking, identity.root, run_id)
     if "tracking.experiment" in asked:

@@ -33,7 +33,7 @@ def _report(request: Request) -> int:
     from runner.output.terminal import show
     from runner.report.from_store import all_runs, chosen_sweep, sweep_from_store, sweeps_of
     from runner.report.table import show_sweep
-    from runner.tracking.mlflow_reading import open_stored
+    from runner.tracking.mlflow_runs import open_stored
 
     config = TrackingConfig(uri=request.uri, experiment=request.experiment)
     source = open_stored(config, Path.cwd())
@@ -115,8 +115,8 @@ class _Written:
 
 def _log(config: "TrackingConfig", parent: "LoggedRun", path: Path) -> None:
     from runner.errors import TrackingError
-    from runner.tracking.announce import announce_page
     from runner.tracking.open_tracker import open_tracker
+    from runner.tracking.tracker import announce_page
 
     try:
         tracker = open_tracker(config, Path.cwd())

@@ -14,7 +14,7 @@ from runner.job.identity import override_values, without_elsewhere
 from runner.job.job import TRACEBACK_FILE
 from runner.job.run_names import run_name
 from runner.output.terminal import counted, show
-from runner.tracking.announce import announce_page
+from runner.tracking.tracker import announce_page
 
 if TYPE_CHECKING:
     from runner.report.rows import SweepData, SweepRow

@@ -1,51 +1,65 @@
-"""The runs of an MLflow store: which are settled, which were cut off, and marking them so."""
+"""The runs of an MLflow store: finding them, and marking those that came to nothing.
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+MLflow's search joins conditions with "and" only. It takes 5 ms, and 1 ms for each run that it
+finds.
+"""
 
-from runner.tracking.mlflow_database import Database
-from runner.tracking.mlflow_search import (
-    DatabaseSearch,
-    Search,
-    ServerSearch,
-    logged_run,
-    run_of_id,
-)
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import SpecError, nearest_names
+from runner.config.passwords import without_password
+from runner.config.sections import TrackingConfig
+from runner.errors import TrackingError
+from runner.tracking.mlflow_opening import Store
+from runner.tracking.mlflow_store import reach, refusals, sqlite_path, store_uri
 from runner.tracking.mlflow_values import tag_texts
-from runner.tracking.open_run import OUTCOME
 from runner.tracking.tracker import LoggedRun
+from runner.tracking.unsent import OUTCOME
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
-__all__ = ["PARENT", "SWEEPS", "MlflowRuns"]
+__all__ = ["PARENT", "FoundRun", "MlflowRuns", "find_run", "open_stored", "unknown_run"]
 
 PARENT, SWEEPS = "mlflow.parentRunId", "sweeps"
 _SETTLED = {"finished": "FINISHED", "infeasible": "FAILED"}
 """Outcomes that are results, and the status of a run with each."""
 _ONGOING = ("RUNNING", "SCHEDULED")
 _SWEEPS_CHARS = 7900
-"""Of the tag that lists a run's sweeps: a store keeps 8,000, some 460 sweeps; more are left out."""
+"""Of the tag that lists a run's sweeps. A store keeps 8,000, so some 460 sweeps."""
+_PAGE = 1000
+_FEW = 8
+"""So many values of a tag are searched for one by one at once."""
+_READ_PER_VALUE = 4
+"""For each of more values so many runs are read, before they too are searched for one by one."""
 
 
 class MlflowRuns:
-    """The runs of one experiment. All methods raise MLflow's own errors, and sqlalchemy's."""
+    """The runs of one experiment. Methods raise MLflow's own errors, or `TrackingError`."""
 
-    def __init__(
-        self, client: "MlflowClient", experiment_id: str, database: Database | None
-    ) -> None:
-        """Take the `database` where the store is one, None for a server."""
-        self._client, self._database = client, database
-        self.search: Search = (
-            DatabaseSearch(database, experiment_id)
-            if database
-            else ServerSearch(client, experiment_id)
-        )
+    def __init__(self, store: Store) -> None:
+        self._store, self._client = store, store.client
 
-    def one(self, run_id: str) -> LoggedRun | None:
+    def run(self, run_id: str) -> LoggedRun | None:
         """Return the run of that id, None when there is none."""
-        found = run_of_id(self._client, run_id)
-        return logged_run(found) if found else None
+        stored = _stored_run(self._client, run_id)
+        return _logged_run(stored) if stored else None
+
+    def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
+        """Return the runs that have all these tags with these values, the oldest first."""
+        runs = self._search(_condition(tags))
+        return _oldest_first(run for run in runs if tags.items() <= run.tags.items())
+
+    def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
+        """Return the runs that belong to a sweep, those of others too, the oldest first."""
+        condition = f"tags.kind = 'run' and tags.{SWEEPS} LIKE '% {sweep_id} %'"
+        return _oldest_first(self._search(condition))
 
     def settled(
         self,
@@ -57,18 +71,26 @@ class MlflowRuns:
 
         One whose process died between its last value and its end is ended here.
         """
-        found = self.search.with_values(tag, values, OUTCOME, tuple(_SETTLED))
-        results = [run for run in found if run.tags.get(OUTCOME) in _SETTLED]
+        narrowed = [_condition({OUTCOME: outcome}) for outcome in _SETTLED]
+        results = [run for run in self._having(tag, values, narrowed) if _is_settled(run)]
         newest = {run.tags[tag]: run for run in results if stands(run)}
-        for run in newest.values():
-            if run.status in _ONGOING:
-                self._client.set_terminated(run.run_id, _SETTLED[run.tags[OUTCOME]])
+        self._end(newest.values())
         return newest
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
-        """Return the runs with one of these values that came to no result, the oldest first."""
-        found = self.search.with_values(tag, values, OUTCOME, ())
-        return [run for run in found if run.tags.get(OUTCOME) not in _SETTLED]
+        """Return the runs with one of these values that came to no result, the oldest first.
+
+        A result whose process died before the run's end is ended here.
+        """
+        runs = self._having(tag, values, ["attributes.status != 'FINISHED'"])
+        self._end(run for run in runs if _is_settled(run))
+        return [run for run in runs if not _is_settled(run)]
+
+    def _end(self, settled: Iterable[LoggedRun]) -> None:
+        """End those runs with a result that are still under way."""
+        for run in settled:
+            if run.status in _ONGOING:
+                self._client.set_terminated(run.run_id, _SETTLED[run.tags[OUTCOME]])
 
     def mark_cut_off(self, run_id: str, reason: str) -> None:
         """Mark a run whose process died; done again after a kill half-way, it completes the mark.
@@ -77,41 +99,235 @@ class MlflowRuns:
         """
         self._leave_sweep(run_id, "cut_off_from", {"error": reason})
         self._client.set_terminated(run_id, "KILLED")
-        self._tag({run_id: {OUTCOME: "cut_off", "kind": "cut_off"}})
+        self._tag(run_id, {OUTCOME: "cut_off", "kind": "cut_off"})
 
     def supersede(self, run_id: str) -> None:
         """Take a failed run out of its sweep; its status and its error stay."""
         self._leave_sweep(run_id, "superseded_in", {})
-        self._tag({run_id: {"kind": "superseded"}})
+        self._tag(run_id, {"kind": "superseded"})
 
     def _leave_sweep(self, run_id: str, was_in: str, tags: Mapping[str, str]) -> None:
         """Keep the parent's id under another name, so that no table of its runs counts it."""
         parent = self._client.get_run(run_id).data.tags.get(PARENT)
-        self._tag({run_id: {**tags, **({was_in: parent} if parent else {})}})
+        self._tag(run_id, {**tags, **({was_in: parent} if parent else {})})
         if parent:
             self._client.delete_tag(run_id, PARENT)
 
-    def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
-        """Add a sweep to the tag of each run that lacks it."""
-        if self._database:
-            self._database.add_word(run_ids, SWEEPS, sweep_id, _SWEEPS_CHARS)
-            return
-        listed = {run.run_id: run.sweeps for run in self.search.by_id(run_ids)}
-        self._tag(
-            {
-                run_id: {SWEEPS: f" {' '.join([*sweeps, sweep_id])} "}
-                for run_id, sweeps in listed.items()
-                if sweep_id not in sweeps and len(" ".join(sweeps)) + 2 < _SWEEPS_CHARS
-            }
-        )
-
-    def _tag(self, tags: Mapping[str, Mapping[str, str]]) -> None:
-        """Set tags by run id: at once in a database, else with one request for each run."""
-        texts = {run_id: tag_texts(some) for run_id, some in tags.items()}
-        if self._database:
-            self._database.set_tags(texts)
-            return
+    def _tag(self, run_id: str, tags: Mapping[str, str]) -> None:
         from mlflow.entities import RunTag
 
-        for run_id, some in texts.items():
-            self._client.log_batch(run_id, tags=[RunTag(k, v) for k, v in some.items()])
+        texts = tag_texts(tags)
+        self._client.log_batch(run_id, tags=[RunTag(key, text) for key, text in texts.items()])
+
+    def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
+        """Add a sweep to the tag of each run that lacks it.
+
+        Of two sweeps that join a run at once, both are kept in a SQLite file. Elsewhere one may
+        lose the run from its tables, until it is started again.
+        """
+        for run_id in run_ids:
+            with self._store.writing():
+                sweeps = self._client.get_run(run_id).data.tags.get(SWEEPS, "").split()
+                if sweep_id not in sweeps and len(" ".join(sweeps)) + 2 < _SWEEPS_CHARS:
+                    self._client.set_tag(run_id, SWEEPS, f" {' '.join([*sweeps, sweep_id])} ")
+
+    def _having(
+        self, tag: str, values: Collection[str], narrowed: Sequence[str]
+    ) -> list[LoggedRun]:
+        """Return the runs, no sweeps, whose `tag` has one of `values`, the oldest first.
+
+        Of those that meet none of the conditions `narrowed`, some or all may be left out.
+        """
+        wanted = dict.fromkeys(values)
+        runs = self._read_through(narrowed, len(wanted)) if len(wanted) > _FEW else None
+        if runs is None:
+            runs = [
+                run
+                for value in wanted
+                for run in self._search(_condition({"kind": "run", tag: value}))
+            ]
+        return _oldest_first(run for run in runs if run.tags.get(tag) in wanted)
+
+    def _read_through(self, conditions: Sequence[str], values: int) -> list[LoggedRun] | None:
+        """Return all runs, no sweeps, that meet one of the conditions; None for too many."""
+        most = _READ_PER_VALUE * values
+        runs: list[LoggedRun] = []
+        for condition in conditions:
+            rest = most + 1 - len(runs)
+            runs += islice(self._search(f"tags.kind = 'run' and {condition}", rest), rest)
+            if len(runs) > most:
+                return None
+        return runs
+
+    def _search(self, condition: str, most: int = _PAGE) -> Iterator[LoggedRun]:
+        """Yield the active runs that meet `condition`, the oldest first; `most` in one request."""
+        token: str | None = None
+        while True:
+            with refusals(self._store.uri):
+                page: Any = self._client.search_runs(
+                    [self._store.experiment_id],
+                    condition,
+                    max_results=min(most, _PAGE),
+                    order_by=["attributes.start_time ASC"],
+                    page_token=token,
+                )
+            yield from map(_logged_run, page)
+            token = page.token
+            if not token:
+                return
+
+
+def _stored_run(client: "MlflowClient", run_id: str) -> "Run | None":
+    from mlflow.exceptions import MlflowException
+
+    try:
+        return client.get_run(run_id)
+    except MlflowException as error:
+        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
+            return None
+        raise
+
+
+def _logged_run(run: "Run") -> LoggedRun:
+    info, data = run.info, run.data
+    return LoggedRun(
+        run_id=info.run_id,
+        name=info.run_name or "",
+        status=info.status,
+        params=data.params,
+        metrics=data.metrics,
+        tags=data.tags,
+        start_ms=info.start_time,
+        end_ms=info.end_time,
+    )
+
+
+def _is_settled(run: LoggedRun) -> bool:
+    return run.tags.get(OUTCOME) in _SETTLED
+
+
+def _oldest_first(runs: Iterable[LoggedRun]) -> list[LoggedRun]:
+    return sorted(runs, key=lambda run: (run.start_ms, run.run_id))
+
+
+def _condition(tags: Mapping[str, str]) -> str:
+    """Return the search for runs with these tags, but for values that have both kinds of quotes."""
+    quoted = {
+        tag: next((f"{quote}{value}{quote}" for quote in "'\"" if quote not in value), None)
+        for tag, value in tags.items()
+    }
+    return " and ".join(f"tags.`{tag}` = {value}" for tag, value in quoted.items() if value)
+
+
+# Reading a store that exists: nothing is made.
+
+
+def open_stored(config: TrackingConfig, root: Path) -> MlflowRuns:
+    """Return the runs of an experiment as its store has them; `root` is where outputs lie.
+
+    Raises `TrackingError` for a store or an experiment that does not exist, or does not answer.
+    """
+    uri = store_uri(config, root)
+    database = sqlite_path(uri)
+    if database is not None and not _has_content(database):
+        raise TrackingError(
+            f"there are no runs at {database}; run something first, or name another store: --uri"
+        )
+    client = _client(uri)
+    with refusals(uri):
+        experiment = client.get_experiment_by_name(config.experiment)
+        if experiment is not None and experiment.lifecycle_stage != "deleted":
+            return MlflowRuns(Store(client, uri, experiment.experiment_id))
+        names = [experiment.name for experiment in client.search_experiments()]
+    raise TrackingError(
+        f"there is no experiment {config.experiment!r} at {without_password(uri)};"
+        f" {nearest_names(config.experiment, names)}"
+    )
+
+
+def _has_content(database: Path) -> bool:
+    return database.is_file() and database.stat().st_size > 0
+
+
+def _client(uri: str) -> "MlflowClient":
+    reach(uri)
+    from mlflow import MlflowClient  # takes 1 to 2 s
+
+    with refusals(uri):
+        return MlflowClient(tracking_uri=uri)
+
+
+# One run by how its id begins, whichever experiment it is in.
+
+_LEAST = 6
+"""Characters of an id that may stand for it."""
+_ID = re.compile(r"[0-9A-Za-z]+")
+_WHOLE = 32
+"""Characters of a whole id."""
+_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRun:
+    """A run, and the name of the experiment that it is in."""
+
+    run_id: str
+    experiment: str
+
+
+def find_run(config: TrackingConfig, root: Path, beginning: str) -> FoundRun:
+    """Return the run whose id has this beginning, in the store that `config` means.
+
+    Raises:
+        SpecError: when there is none, or more than one, or the beginning is too short.
+        TrackingError: for a store that cannot be read.
+
+    """
+    uri = store_uri(config, root)
+    if len(beginning) < _LEAST:
+        raise SpecError(
+            f"{beginning!r} is too short for a run's id; give its first {_LEAST} characters or more"
+        )
+    database = sqlite_path(uri)
+    if database is not None and not _has_content(database):
+        raise unknown_run(beginning, uri)
+    client = _client(uri)
+    with refusals(uri):
+        runs = _runs_beginning(client, beginning) if _ID.fullmatch(beginning) else []
+        if len(runs) == 1:
+            info = runs[0].info
+            return FoundRun(info.run_id, client.get_experiment(info.experiment_id).name)
+    if not runs:
+        raise unknown_run(beginning, uri)
+    ids = ", ".join(sorted(run.info.run_id for run in runs)[:_SHOWN])
+    more = ", ..." if len(runs) > _SHOWN else ""
+    raise SpecError(f"several runs begin with {beginning!r}; give more of one: {ids}{more}")
+
+
+def unknown_run(beginning: str, uri: str) -> SpecError:
+    """Return the error for an id that no run at `uri` has."""
+    return SpecError(
+        f"there is no run {beginning!r} at {without_password(uri)}; MLflow shows a run's id in its"
+        " page, and tracking.uri= names another store"
+    )
+
+
+def _runs_beginning(client: "MlflowClient", beginning: str) -> "list[Run]":
+    """Return runs whose ids have this beginning, at most one more than are shown."""
+    if len(beginning) == _WHOLE:
+        run = _stored_run(client, beginning)
+        return [run] if run else []
+    condition = f"attributes.run_id LIKE '{beginning}%'"
+    page = client.search_runs(list(_experiment_ids(client)), condition, max_results=_SHOWN + 1)
+    # A store may not tell upper from lower case.
+    return [run for run in page if run.info.run_id.startswith(beginning)]
+
+
+def _experiment_ids(client: "MlflowClient") -> Iterator[str]:
+    token: str | None = None
+    while True:
+        page: Any = client.search_experiments(page_token=token)
+        yield from (experiment.experiment_id for experiment in page)
+        token = page.token
+        if not token:
+            return

@@ -13,29 +13,25 @@ from runner.config.passwords import without_password
 from runner.config.paths import shown_path
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
-from runner.tracking.mlflow_artifacts import keep_files, read_file
-from runner.tracking.mlflow_database import open_database
-from runner.tracking.mlflow_find import unknown_run
-from runner.tracking.mlflow_page import page_of, write_view
-from runner.tracking.mlflow_runs import PARENT, SWEEPS, MlflowRuns
-from runner.tracking.mlflow_store import StoreError, open_store, refusals, sqlite_path, store_uri
+from runner.tracking.mlflow_opening import Store, open_store
+from runner.tracking.mlflow_runs import PARENT, MlflowRuns, unknown_run
+from runner.tracking.mlflow_store import StoreError, refusals, sqlite_path, store_uri
+from runner.tracking.mlflow_view import page_of, write_view
 from runner.tracking.mlflow_write import (
-    MadeRun,
-    Store,
     fill_and_close,
     find_or_make,
     make_run,
+    read_file,
     write_some,
 )
-from runner.tracking.open_run import OpenRun, now_ms
 from runner.tracking.tracker import ComparisonPage, LoggedRun, RunLog, RunStatus, UnsentRun
-from runner.tracking.unsent import write_unsent
+from runner.tracking.unsent import OpenRun, now_ms, write_unsent
 
 __all__ = ["MlflowTracker", "shared_tracker"]
 
 _log = logging.getLogger(__name__)
 _PAUSE_S = 30.0
-"""For so long a store that failed is not asked again: a thousand jobs must not each wait for it."""
+"""For so long a store that failed is not tried again: a thousand jobs must not each wait for it."""
 
 
 class MlflowTracker:
@@ -49,7 +45,7 @@ class MlflowTracker:
         self._config, self._root = config, root
         self.uri = store_uri(config, root)
         """Of the store, with its password."""
-        self._open: Store | None = None
+        self._opened: Store | None = None
         self._failed: StoreError | None = None
         self._retry_s = 0.0
         try:
@@ -66,23 +62,24 @@ class MlflowTracker:
 
     @contextmanager
     def _store(self) -> Iterator[Store]:
-        """Yield the store; what fails is a `TrackingError`, at once while it is gone."""
+        """Yield the store. Its failures are `TrackingError`, at once while it is gone."""
         if self._failed and time.monotonic() < self._retry_s:
             raise StoreError(self._failed.what)
         try:
-            if self._open is None:
-                client, uri, experiment_id = open_store(self._config, self._root)
-                database = open_database(uri)
-                runs = MlflowRuns(client, experiment_id, database)
-                place = client.get_experiment(experiment_id).artifact_location
-                self._open = Store(client, experiment_id, place, database, runs)
+            if self._opened is None:
+                self._opened = open_store(self._config, self._root)
             with refusals(self.uri):
-                yield self._open
+                yield self._opened
         except StoreError as error:
             if error.is_gone:
                 self._failed, self._retry_s = error, time.monotonic() + _PAUSE_S
             raise
         self._failed = None
+
+    @contextmanager
+    def _runs(self) -> Iterator[MlflowRuns]:
+        with self._store() as store:
+            yield MlflowRuns(store)
 
     @contextmanager
     def start(
@@ -95,12 +92,13 @@ class MlflowTracker:
     ) -> Iterator[RunLog]:
         """Open a run; see `Tracker.start`.
 
-        Parameters go first, so that a process that is killed outright still shows what it was.
+        It is made with its parameters, so that a process that is killed shows what it ran.
         """
         parent = {PARENT: parent_run_id} if parent_run_id else {}
-        run = _LiveRun(run_name, params, {"kind": "run", **parent, **(tags or {})}, self.place)
+        run = OpenRun(run_name, params, {"kind": "run", **parent, **(tags or {})}, self.place)
         try:
-            self._begin(run)
+            with self._store() as store:
+                run.run_id = make_run(store, run.name, run.tags, run.start_ms, run.params)
         except TrackingError:
             if folder is None:
                 raise
@@ -111,18 +109,14 @@ class MlflowTracker:
             raise
         self._end(run, folder)
 
-    def _begin(self, run: "_LiveRun") -> None:
-        with self._store() as store:
-            run.made = make_run(store, run.name, run.tags, run.start_ms, run.params)
-            run.run_id = run.made.run_id
-
-    def _end(
-        self, run: "_LiveRun", folder: Path | None, error: BaseException | None = None
-    ) -> None:
-        """Log all of the run, or keep it in `folder`; an `error` matters more than its mark."""
+    def _end(self, run: OpenRun, folder: Path | None, error: BaseException | None = None) -> None:
+        """Log all of the run, or keep it in `folder`; an `error` of the run comes first."""
         ended = run.ended(folder or Path.cwd(), error)
+        rest = replace(ended, params={}) if run.run_id else ended
         try:
-            self._write(run, ended, folder or Path.cwd())
+            with self._store() as store:
+                run.run_id = run.run_id or find_or_make(store, ended)
+                fill_and_close(store, run.run_id, rest, folder or Path.cwd())
         except TrackingError as failed:
             if folder is not None:
                 _keep(run, ended, folder, failed)
@@ -131,28 +125,15 @@ class MlflowTracker:
             else:
                 _log.warning("the run %s could not be marked as failed: %s", run.run_id, failed)
 
-    def _write(self, run: "_LiveRun", ended: UnsentRun, folder: Path) -> None:
-        if run.made is None:
-            run.run_id = self._send(ended, folder)
-            return
-        with self._store() as store:
-            fill_and_close(store, run.made, replace(ended, params={}), folder)
-
     def send(self, run: UnsentRun, folder: Path) -> None:
         """Log a run that was kept in `folder`; see `Tracker.send`."""
-        self._send(run, folder)
-
-    def _send(self, run: UnsentRun, folder: Path) -> str:
         with self._store() as store:
-            made = find_or_make(store, run)
-            fill_and_close(store, made, run, folder)
-            return made.run_id
+            fill_and_close(store, find_or_make(store, run), run, folder)
 
     def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> str:
         """Open the parent run of a sweep and return its id."""
         with self._store() as store:
-            all_tags = {"kind": "sweep", **(tags or {})}
-            return make_run(store, name, all_tags, now_ms()).run_id
+            return make_run(store, name, {"kind": "sweep", **(tags or {})}, now_ms())
 
     def reopen_sweep(self, run_id: str) -> None:
         """Mark a parent run as running again."""
@@ -171,8 +152,7 @@ class MlflowTracker:
         if parent_run_id is None:
             return
         with self._store() as store:
-            write_some(store, parent_run_id, metrics or {}, tags or {})
-            keep_files(store.client, parent_run_id, files)
+            write_some(store.client, parent_run_id, metrics or {}, tags or {}, files)
 
     def finish_sweep(self, parent_run_id: str | None, status: RunStatus = "FINISHED") -> None:
         """Close the parent run of a sweep."""
@@ -183,26 +163,26 @@ class MlflowTracker:
 
     def run(self, run_id: str) -> LoggedRun:
         """Return one run. Raises `SpecError` when there is none of that id."""
-        with self._store() as store:
-            found = store.runs.one(run_id)
-        if found is None:
+        with self._runs() as runs:
+            run = runs.run(run_id)
+        if run is None:
             raise unknown_run(run_id, self.uri)
-        return found
+        return run
 
     def read_artifact(self, run_id: str, path: str) -> bytes | None:
-        """Return what a run's file says, None when the run has no file at `path`."""
+        """Return the content of a run's file, None when the run has no file at `path`."""
         with self._store() as store:
             return read_file(store.client, run_id, path)
 
     def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
         """Return the runs that have all these tags with these values, the oldest first."""
-        with self._store() as store:
-            return store.runs.search.having(tags)
+        with self._runs() as runs:
+            return runs.runs(tags)
 
     def runs_of_sweep(self, sweep_id: str) -> list[LoggedRun]:
         """Return the runs that belong to a sweep, those of others too, the oldest first."""
-        with self._store() as store:
-            return store.runs.search.containing(SWEEPS, f" {sweep_id} ")
+        with self._runs() as runs:
+            return runs.runs_of_sweep(sweep_id)
 
     def settled(
         self,
@@ -210,29 +190,29 @@ class MlflowTracker:
         values: Collection[str],
         stands: Callable[[LoggedRun], bool] = lambda _run: True,
     ) -> dict[str, LoggedRun]:
-        """Return, by its value of `tag`, the newest result that stands; see `Tracker.settled`."""
-        with self._store() as store:
-            return store.runs.settled(tag, values, stands)
+        """Return, by value of `tag`, the newest result that `stands`; see `Tracker.settled`."""
+        with self._runs() as runs:
+            return runs.settled(tag, values, stands)
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
-        """Return the runs with one of these values that came to no result, the oldest first."""
-        with self._store() as store:
-            return store.runs.unfinished(tag, values)
+        """Return the runs with one of these values that have no result, the oldest first."""
+        with self._runs() as runs:
+            return runs.unfinished(tag, values)
 
     def mark_cut_off(self, run_id: str, reason: str) -> None:
         """Mark a run whose process died: KILLED, and no longer of its sweep."""
-        with self._store() as store:
-            store.runs.mark_cut_off(run_id, reason)
+        with self._runs() as runs:
+            runs.mark_cut_off(run_id, reason)
 
     def supersede(self, run_id: str) -> None:
-        """Take a failed run, which is done again, out of its sweep; the error stays with it."""
-        with self._store() as store:
-            store.runs.supersede(run_id)
+        """Take a failed run, whose job is run again, out of its sweep; its error stays."""
+        with self._runs() as runs:
+            runs.supersede(run_id)
 
     def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
         """Note that these runs belong to a sweep too."""
-        with self._store() as store:
-            store.runs.join_sweep(run_ids, sweep_id)
+        with self._runs() as runs:
+            runs.join_sweep(run_ids, sweep_id)
 
     def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage | None:
         """Write the view and return its address; without the view the address still opens."""
@@ -241,26 +221,19 @@ class MlflowTracker:
                 write_view(store.client, store.experiment_id, parent_run_id)
         except TrackingError as error:
             _log.warning("the comparison page keeps MLflow's own columns: %s", error)
-        if self._open is None:
+        if self._opened is None:
             return None
-        return page_of(self.uri, self._open.experiment_id, parent_run_id)
+        return page_of(self.uri, self._opened.experiment_id, parent_run_id)
 
 
-class _LiveRun(OpenRun):
-    """A run that the store may know already."""
-
-    made: MadeRun | None = None
-    """None while the store has not said that it made the run, with its parameters."""
-
-
-def _keep(run: _LiveRun, ended: UnsentRun, folder: Path, failed: TrackingError) -> None:
+def _keep(run: OpenRun, ended: UnsentRun, folder: Path, failed: TrackingError) -> None:
     what = failed.what if isinstance(failed, StoreError) else str(failed)
     try:
         run.unsent = write_unsent(folder, ended)
         kept = f"the run is kept in {shown_path(run.unsent)}; send it with `python -m runner.send`"
         run.problem = f"{what}; {kept}"
-    except CacheError as also:
-        run.problem = f"{what}; {also}"
+    except CacheError as unwritten:
+        run.problem = f"{what}; {unwritten}"
 
 
 _trackers: dict[tuple[object, ...], MlflowTracker] = {}
@@ -270,13 +243,14 @@ _trackers: dict[tuple[object, ...], MlflowTracker] = {}
 def shared_tracker(config: TrackingConfig, root: Path, *, must_answer: bool) -> MlflowTracker:
     """Return the tracker of this process for that store and experiment; see `open_tracker`."""
     uri = store_uri(config, root)
-    database = sqlite_path(uri)
-    # A file that was replaced is another store, and a connection does not outlive a fork.
-    file = database.stat().st_ino if database and database.exists() else None
-    key = (os.getpid(), uri, config.experiment, file)
-    if key not in _trackers:
+    if _key(config, uri) not in _trackers:
         tracker = MlflowTracker(config, root, must_answer=must_answer)
-        made = database.stat().st_ino if database and database.exists() else None
-        key = (os.getpid(), uri, config.experiment, made)
-        _trackers[key] = tracker
-    return _trackers[key]
+        _trackers[_key(config, uri)] = tracker  # of a file that may have been made meanwhile
+    return _trackers[_key(config, uri)]
+
+
+def _key(config: TrackingConfig, uri: str) -> tuple[object, ...]:
+    """Return what a tracker is shared by: a file that was replaced is another store."""
+    database = sqlite_path(uri)
+    file = database.stat().st_ino if database and database.exists() else None
+    return os.getpid(), uri, config.experiment, file

@@ -1,4 +1,4 @@
-"""What an MLflow store accepts: names, lengths, numbers and sizes of batches. No MLflow here."""
+"""What an MLflow store accepts: names, lengths, numbers and batch sizes. No MLflow here."""
 
 import math
 import re
@@ -11,17 +11,17 @@ from runner.tracking.tracker import Series
 __all__ = ["Batch", "batches", "finite_metrics", "legal_names", "param_texts", "tag_texts", "thin"]
 
 SERIES_POINTS = 300
-"""MLflow's charts draw 320 points of a series and choose them evenly, peak or not: with no more
-than that the peak is drawn."""
+"""MLflow's charts draw 320 evenly chosen points of a series, and so may miss the peak of a longer
+one."""
 
 _NAME_CHARS, _PARAM_CHARS, _TAG_CHARS = 250, 6000, 8000
 _REFUSED = re.compile(r"[^\w\-./: ]", re.ASCII)
-# All that one request may carry; sqlite takes more, servers do not.
+# The limits of one request at a server; a database takes more.
 _BATCH, _BATCH_PARAMS, _BATCH_TAGS = 1000, 100, 100
 
 
 class Batch(NamedTuple):
-    """What goes into one request."""
+    """The content of one request."""
 
     metrics: Sequence[Any]
     params: Sequence[Any]
@@ -48,7 +48,7 @@ def legal_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def finite_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics that are numbers: an infinite one would squash every chart."""
+    """Return the finite metrics: an infinite one would squash every chart."""
     names = legal_names(metrics)
     return {names[k]: float(v) for k, v in metrics.items() if math.isfinite(v)}
 
@@ -72,7 +72,7 @@ def _text(value: object) -> str:
 
 
 def _cut(text: str, most: int) -> str:
-    # What no database takes: half a character, and in PostgreSQL the character 0.
+    # No database takes half a character, and PostgreSQL not the character 0.
     text = text.encode(errors="replace").decode().replace("\0", "?")
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -87,9 +87,9 @@ def thin(series: Series, most: int = SERIES_POINTS) -> list[tuple[int, float]]:
 
 
 def batches(metrics: Sequence[Any], params: Sequence[Any], tags: Sequence[Any]) -> Iterator[Batch]:
-    """Yield all of it in as few requests as MLflow's limits allow, parameters first, tags last.
+    """Yield all values in as few requests as MLflow's limits allow, parameters first, tags last.
 
-    So whoever reads the last tag knows that all the rest is there.
+    So a run that has the last tag has all its values.
     """
     while metrics or params or tags:
         now_params, params = params[:_BATCH_PARAMS], params[_BATCH_PARAMS:]

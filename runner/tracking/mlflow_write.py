@@ -1,125 +1,114 @@
 """Writing one run to MLflow: made, filled and closed, in as few requests as it takes.
 
-Done again with the same record it changes nothing, so that a run whose writing was cut off half-way
-is completed, not doubled.
+A run that is written again, by its record, is completed and not doubled. It is made with its
+parameters when it begins. Its files follow when it ends, then its values, with the tag ``outcome``
+last, and then its status: a run that has the tag has everything.
 """
 
-import uuid
+import json
+import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from runner.tracking.mlflow_artifacts import LOGGED_ARTIFACTS, Target, keep_artifacts, logged_tables
-from runner.tracking.mlflow_database import Database, NewRun, Point, Values
-from runner.tracking.mlflow_runs import MlflowRuns
+from runner.output.text_files import json_text
+from runner.tracking.mlflow_opening import Store
 from runner.tracking.mlflow_values import batches, finite_metrics, legal_names, tag_texts
-from runner.tracking.open_run import OUTCOME, RECORD, now_ms
-from runner.tracking.tracker import UnsentRun
+from runner.tracking.tracker import ALL_BUT_INPUTS, INPUTS_FOLDER, Columns, UnsentRun
+from runner.tracking.unsent import OUTCOME, RECORD, UNSENT_FILE, now_ms
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
 
-__all__ = ["MadeRun", "Store", "fill_and_close", "find_or_make", "make_run", "write_some"]
+__all__ = [
+    "fill_and_close",
+    "find_or_make",
+    "keep_artifacts",
+    "make_run",
+    "read_file",
+    "write_some",
+]
 
-
-class Store(NamedTuple):
-    """An open store, and the experiment in it."""
-
-    client: "MlflowClient"
-    experiment_id: str
-    artifact_location: str
-    """Of the experiment, a URI; each run has a folder below."""
-    database: Database | None
-    """None where the store is a server."""
-    runs: MlflowRuns
-
-
-class MadeRun(NamedTuple):
-    """A run that the store knows, and where its files go."""
-
-    run_id: str
-    artifact_uri: str
+_LOGGED_ARTIFACTS = "mlflow.loggedArtifacts"
+"""The tag in which MLflow looks for tables."""
+_JOB_FILE = "job.json"
+"""Tells a launcher's process its job: folders of this machine, and no result."""
+_Point = tuple[str, float, int, int]
+"""Of a metric: its name, the value, the time in milliseconds since 1970, and the step."""
 
 
 def make_run(
-    to: Store,
+    store: Store,
     name: str,
     tags: Mapping[str, str],
     start_ms: int,
     params: Mapping[str, str] | None = None,
-) -> MadeRun:
-    """Return a new run, which is RUNNING since `start_ms`, with its tags and parameters."""
-    legal, known = tag_texts(tags), params or {}
-    if to.database:
-        run_id = uuid.uuid4().hex
-        place = f"{to.artifact_location}/{run_id}/artifacts"
-        new = NewRun(run_id, name or run_id, to.experiment_id, place, start_ms, legal, known)
-        to.database.make_run(new)
-        return MadeRun(run_id, place)
-    made: Run = to.client.create_run(
-        to.experiment_id, start_time=start_ms, run_name=name, tags=legal
-    )
-    _send(to.client, made.info.run_id, [], known, {})
-    return MadeRun(made.info.run_id, made.info.artifact_uri)
+) -> str:
+    """Make a run, which is RUNNING since `start_ms`, and return its id."""
+    with store.writing():
+        run = store.client.create_run(
+            store.experiment_id, start_time=start_ms, run_name=name, tags=tag_texts(tags)
+        )
+        run_id: str = run.info.run_id
+        _send(store.client, run_id, [], params or {}, {})
+    return run_id
 
 
-def find_or_make(to: Store, run: UnsentRun) -> MadeRun:
-    """Return the run of this record, made if the store has none.
+def find_or_make(store: Store, run: UnsentRun) -> str:
+    """Return the id of the run of this record, which is made if the store has none.
 
-    It may have one whose id never arrived here: the store went away after it had made it.
+    The store may have made it, and gone away before it could tell the id.
     """
-    found: list[Run] = to.client.search_runs(
-        [to.experiment_id], f"tags.{RECORD} = '{run.record_id}'", max_results=1
+    runs = store.client.search_runs(
+        [store.experiment_id], f"tags.{RECORD} = '{run.record_id}'", max_results=1
     )
-    if found:
-        return MadeRun(found[0].info.run_id, found[0].info.artifact_uri)
-    # Not yet what says that it is complete.
+    if runs:
+        return str(runs[0].info.run_id)
     tags = {key: value for key, value in run.tags.items() if key != OUTCOME}
-    return make_run(to, run.name, tags, run.start_ms)
+    return make_run(store, run.name, tags, run.start_ms)
 
 
-def fill_and_close(to: Store, made: MadeRun, run: UnsentRun, folder: Path) -> None:
-    """Log all of `run`, whose artifacts lie relative to `folder`, and close it.
-
-    The tag of the outcome is the last value to arrive: a run that has it has everything.
-    """
+def fill_and_close(store: Store, run_id: str, run: UnsentRun, folder: Path) -> None:
+    """Log all of `run`, whose artifacts lie relative to `folder`, and close it."""
     artifacts = folder / run.artifacts if run.artifacts is not None else None
-    target = Target(to.client, *made)
-    keep_artifacts(target, run.tables, artifacts, run.left_out)
+    keep_artifacts(store.client, run_id, run.tables, artifacts, run.left_out)
     points = [(name, value, run.end_ms, 0) for name, value in run.metrics.items()]
     names = legal_names(run.series)
     for name, series in run.series.items():
         points += [(names[name], value, run.end_ms, step) for step, value in series]
     tags = dict(run.tags)
     if run.tables:
-        tags[LOGGED_ARTIFACTS] = logged_tables(run.tables)
+        tags[_LOGGED_ARTIFACTS] = _table_list(run.tables)
     tags[OUTCOME] = tags.pop(OUTCOME)
-    if to.database:
-        values = Values(run.params, points, tag_texts(tags))
-        to.database.close_run(made.run_id, run.status, run.end_ms, values)
-    else:
-        _send(to.client, made.run_id, points, run.params, tags)
-        to.client.set_terminated(made.run_id, run.status, run.end_ms)
+    with store.writing():
+        _send(store.client, run_id, points, run.params, tags)
+        store.client.set_terminated(run_id, run.status, run.end_ms)
 
 
 def write_some(
-    to: Store, run_id: str, metrics: Mapping[str, float], tags: Mapping[str, str]
+    client: "MlflowClient",
+    run_id: str,
+    metrics: Mapping[str, float],
+    tags: Mapping[str, str],
+    files: Sequence[Path],
 ) -> None:
-    """Add metrics, those that are finite, and tags to a run."""
+    """Add finite metrics, tags, and files under their own names to a run."""
     time_ms = now_ms()
     points = [(name, value, time_ms, 0) for name, value in finite_metrics(metrics).items()]
-    _send(to.client, run_id, points, {}, tags)
+    _send(client, run_id, points, {}, tags)
+    for path in files:
+        client.log_artifact(run_id, str(path))
 
 
 def _send(
     client: "MlflowClient",
     run_id: str,
-    points: Sequence[Point],
+    points: Sequence[_Point],
     params: Mapping[str, str],
     tags: Mapping[str, str],
 ) -> None:
-    """Send it all in as few requests as it takes: one at a time costs up to 50 times more."""
+    """Send all of it in as few requests as possible: one for each value costs 50 times more."""
     from mlflow.entities import Metric, Param, RunTag
 
     numbers = [Metric(*point) for point in points]
@@ -127,3 +116,55 @@ def _send(
     labels = [RunTag(key, value) for key, value in tag_texts(tags).items()]
     for batch in batches(numbers, texts, labels):
         client.log_batch(run_id, batch.metrics, batch.params, batch.tags)
+
+
+# The files of a run.
+
+
+def keep_artifacts(
+    client: "MlflowClient",
+    run_id: str,
+    tables: Mapping[str, Columns],
+    folder: Path | None,
+    left_out: str | None,
+) -> None:
+    """Keep `tables`, and the content of `folder` but for the folder `left_out` in it.
+
+    With `ALL_BUT_INPUTS` left out, only the folder of inputs is kept. Raises OSError or MLflow's
+    own errors.
+    """
+    for entry in _entries(folder, left_out) if folder is not None and folder.is_dir() else []:
+        client.log_artifact(run_id, str(entry))
+    names = legal_names(tables)
+    for name, columns in tables.items():
+        # As `log_table` writes it; that one would bring pandas, and turn whole numbers into floats.
+        rows = list(zip(*columns.values(), strict=True))
+        text = json_text({"columns": list(columns), "data": rows})
+        client.log_text(run_id, text, f"{names[name]}.json")
+
+
+def _table_list(tables: Mapping[str, Columns]) -> str:
+    paths = [{"path": f"{name}.json", "type": "table"} for name in legal_names(tables).values()]
+    return json.dumps(paths)
+
+
+def _entries(folder: Path, left_out: str | None) -> list[Path]:
+    if left_out == ALL_BUT_INPUTS:
+        inputs = folder / INPUTS_FOLDER
+        return [inputs] if inputs.is_dir() else []
+    skipped = (left_out, UNSENT_FILE, _JOB_FILE)
+    return sorted(path for path in folder.iterdir() if path.name not in skipped)
+
+
+def read_file(client: "MlflowClient", run_id: str, path: str) -> bytes | None:
+    """Return the content of a run's file, None when the run has no file at `path`.
+
+    Raises OSError or MLflow's own errors.
+    """
+    siblings = client.list_artifacts(run_id, path.rpartition("/")[0])
+    if path not in [item.path for item in siblings if not item.is_dir]:
+        return None
+    # One file needs no bar.
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    with tempfile.TemporaryDirectory() as folder:
+        return Path(client.download_artifacts(run_id, path, folder)).read_bytes()

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
 
+from runner.output.terminal import show
+
 __all__ = [
     "ALL_BUT_INPUTS",
     "INPUTS_FOLDER",
@@ -17,35 +19,43 @@ __all__ = [
     "Series",
     "Tracker",
     "UnsentRun",
+    "announce_page",
 ]
 
 Series = Sequence[tuple[int, float]]
-"""A metric over steps: ``(step, value)``, steps rising."""
+"""A metric over steps: ``(step, value)``, in order of rising steps."""
 Columns = Mapping[str, Sequence[object]]
-"""A table: name of a column to its cells, all columns of one length."""
+"""A table: the name of each column to its cells; all columns have the same length."""
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
-
-
 INPUTS_FOLDER = "inputs"
 ALL_BUT_INPUTS = "all but inputs/"
-"""Said to be left out of a run's files, all are but those here. No folder has such a name."""
+"""As what is left out of a run's files: all but the folder of inputs. No folder has this name."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonPage:
-    """Where runs are compared, and what to start first."""
+    """Where runs are compared."""
 
     url: str
     """Opens the table of runs."""
     charts_url: str
     """Opens the same runs as charts."""
     command: str | None
-    """Serves the page from a store that is a file; None when a server is already there."""
+    """Serves the page from a store that is a database; None where the store is a server."""
+
+
+def announce_page(page: ComparisonPage | None) -> None:
+    """Print where runs are compared in MLflow, and the command that serves it if one is needed."""
+    if page is None:
+        return
+    if page.command:
+        show(f"dashboard: {page.command}")
+    show(f"compare:   {page.url}", f"charts:    {page.charts_url}")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LoggedRun:
-    """A run as the store has it. Of a metric over steps, `metrics` has the last value."""
+    """A run as the store has it. `metrics` has the last value of a metric over steps."""
 
     run_id: str
     name: str
@@ -55,7 +65,7 @@ class LoggedRun:
     metrics: Mapping[str, float]
     tags: Mapping[str, str]
     start_ms: int
-    """Since 1970, as is the end."""
+    """Milliseconds since 1970, as is the end."""
     end_ms: int | None
 
     @property
@@ -69,15 +79,15 @@ class RunLog(Protocol):
 
     @property
     def run_id(self) -> str | None:
-        """The store's name for the run; None when nothing is kept, or the store is gone."""
+        """The store's id of the run; None when nothing is tracked, or the store is gone."""
 
     @property
     def unsent(self) -> Path | None:
-        """The file that keeps the run until the store is back; known when the run is closed."""
+        """The file that keeps the run until the store is back, once the run is closed."""
 
     @property
     def problem(self) -> str | None:
-        """Why the run is in that file, and how it is sent, in one line; None when it was sent."""
+        """Why the run is in that file and how to send it, in one line; None if it was sent."""
 
     def log(
         self,
@@ -89,37 +99,37 @@ class RunLog(Protocol):
         left_out: str | None = None,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """Keep what the run found; values that are not finite are left out.
+        """Add results to the run; values that are not finite are left out.
 
-        It goes to the store when the run is closed, in one piece. Of `artifacts_dir` the folder
-        named `left_out` is not kept, or with `ALL_BUT_INPUTS` anything but that
-        of inputs. A long series is thinned to the maximum of each stretch.
+        They go to the store when the run is closed. Of `artifacts_dir` the folder named `left_out`
+        is not kept; with `ALL_BUT_INPUTS` only that of inputs is. A long series is thinned to the
+        maximum of each stretch.
         """
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class UnsentRun:
-    """All that is logged of one run, decided; times are in milliseconds since 1970."""
+    """One run that has ended, with all that is to be logged; times in milliseconds since 1970."""
 
     record_id: str
-    """Also a tag of the run: by it the store is asked whether the run is there already."""
+    """Also a tag of the run, by which it is found where a part of it was sent before."""
     name: str
     uri: str
-    """The store that it is meant for, without a password."""
+    """The store that the run is meant for, without a password."""
     experiment: str
     status: RunStatus
     start_ms: int
     end_ms: int
     run_id: str | None = None
-    """The store's name of the run, where it was made before the store went away."""
+    """The store's id of the run, if it was made before the store went away."""
     params: Mapping[str, str] = field(default_factory=dict)
     tags: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """At `end_ms`, as are the points of `series`: a point that is sent twice is one point."""
+    """All at `end_ms`, as are the points of `series`: a point that is sent twice is one point."""
     series: Mapping[str, Series] = field(default_factory=dict)
     tables: Mapping[str, Columns] = field(default_factory=dict)
     artifacts: str | None = None
-    """The folder of the run's files, relative to the folder that it is kept in."""
+    """The folder of the run's files, relative to the folder that the run is kept in."""
     left_out: str | None = None
     """The folder in `artifacts` that is not logged, or `ALL_BUT_INPUTS`."""
 
@@ -144,17 +154,17 @@ class Tracker(Protocol):
         parent_run_id: str | None = None,
         folder: Path | None = None,
     ) -> AbstractContextManager[RunLog]:
-        """Return a context in which the run is open, with tag ``outcome`` in the end.
+        """Return a context in which the run is open; it gets the tag ``outcome`` at its end.
 
-        An exception marks the run FAILED (an interrupt: KILLED) with the tag ``error``, and goes
-        on; so that a comparison shows it, an error also logs ``feasible`` 0.
+        An exception marks the run FAILED (an interrupt: KILLED) with the tag ``error``, and is
+        raised again. An error also logs ``feasible`` 0, so that comparisons show the run.
 
         With a `folder`, a store that fails raises nothing: the run is kept there, and
         `RunLog.problem` says so once the run is closed.
         """
 
     def start_sweep(self, name: str, tags: Mapping[str, str] | None = None) -> str | None:
-        """Open a run that others name as their parent, and return its id."""
+        """Open the parent run of a sweep and return its id."""
 
     def reopen_sweep(self, run_id: str) -> None:
         """Mark a parent run as running again."""
@@ -176,7 +186,7 @@ class Tracker(Protocol):
         """Return one run. Raises `SpecError` when there is none of that id."""
 
     def read_artifact(self, run_id: str, path: str) -> bytes | None:
-        """Return what a run's file says, None when the run has no file at `path`."""
+        """Return the content of a run's file, None when the run has no file at `path`."""
 
     def runs(self, tags: Mapping[str, str]) -> list[LoggedRun]:
         """Return the runs that have all these tags with these values, the oldest first."""
@@ -190,25 +200,22 @@ class Tracker(Protocol):
         values: Collection[str],
         stands: Callable[[LoggedRun], bool] = lambda _run: True,
     ) -> dict[str, LoggedRun]:
-        """Return, by its value of `tag`, the newest run that is finished or infeasible.
-
-        Of those that `stands` says still count.
-        """
+        """Return, by value of `tag`, the newest finished or infeasible run that `stands`."""
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
-        """Return the runs with one of these values that came to no result, the oldest first."""
+        """Return the runs with one of these values that have no result, the oldest first."""
 
     def mark_cut_off(self, run_id: str, reason: str) -> None:
         """Mark a run whose process died: KILLED, and no longer of its sweep."""
 
     def supersede(self, run_id: str) -> None:
-        """Take a failed run, which is done again, out of its sweep; the error stays with it."""
+        """Take a failed run, whose job is run again, out of its sweep; its error stays."""
 
     def join_sweep(self, run_ids: Sequence[str], sweep_id: str) -> None:
         """Note that these runs belong to a sweep too."""
 
     def send(self, run: UnsentRun, folder: Path) -> None:
-        """Log a run that was kept in `folder`; what the store has of it already is completed."""
+        """Log a run that was kept in `folder`; one that the store has in part is completed."""
 
     def comparison_page(self, parent_run_id: str | None = None) -> ComparisonPage | None:
-        """Prepare the page that compares one sweep's runs, or all runs, and say where it is."""
+        """Prepare the page that compares one sweep's runs, or all runs; return its address."""

@@ -1,24 +1,32 @@
-"""Runs that could not be logged: kept on disk, in the folder of the job, until the store is back.
+"""A run until it is in the store: collected while it is under way, and kept on disk if it must be.
 
-A file is written whole or not at all, and goes when its run is in the store. The store knows each
-run by its record from the moment it is made, so that a run that is sent twice is there once.
+Where the store fails, the run stays in the folder of its job until the store is back. The file is
+written whole or not at all, and removed when its run is in the store. The store knows each run by
+its record, so that a run that is sent twice is there once.
 """
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from fxpart.errors import SpecError
+from fxpart.errors import FxpartError, InfeasibleError, SpecError
 from fxpart.support.json_file import read_document
 from runner.output.text_files import write_json
-from runner.tracking.tracker import Tracker, UnsentRun
+from runner.tracking.mlflow_values import finite_metrics, param_texts, thin
+from runner.tracking.tracker import Columns, RunStatus, Series, Tracker, UnsentRun
 
 __all__ = [
+    "OUTCOME",
+    "RECORD",
     "UNSENT_FILE",
+    "OpenRun",
+    "now_ms",
     "read_unsent",
     "send_file",
     "send_unsent",
@@ -26,10 +34,112 @@ __all__ = [
     "write_unsent",
 ]
 
+OUTCOME, RECORD = "outcome", "record_id"
+"""Tags: how a run ended, which is logged last; and the record it comes from."""
+_FEASIBLE = "feasible"
+
+
+class OpenRun:
+    """Collects what belongs to one run. It is a `RunLog`."""
+
+    def __init__(
+        self,
+        name: str,
+        params: Mapping[str, object],
+        tags: Mapping[str, str],
+        place: tuple[str, str],
+    ) -> None:
+        """Begin now; `place` is a `Tracker.place`."""
+        self.name, self.record_id = name, secrets.token_hex(8)
+        self.params = param_texts(params)
+        self.tags = {**tags, RECORD: self.record_id}
+        self.start_ms = now_ms()
+        self.run_id: str | None = None
+        self.unsent: Path | None = None
+        self.problem: str | None = None
+        self._artifacts: Path | None = None
+        self._uri, self._experiment = place
+        self._metrics: dict[str, float] = {}
+        self._series: dict[str, Series] = {}
+        self._tables: dict[str, Columns] = {}
+        self._left_out: str | None = None
+
+    def log(
+        self,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        series: Mapping[str, Series] | None = None,
+        tables: Mapping[str, Columns] | None = None,
+        artifacts_dir: Path | None = None,
+        left_out: str | None = None,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """Collect; see `RunLog.log`."""
+        self._metrics |= metrics or {}
+        self._series |= {name: thin(points) for name, points in (series or {}).items()}
+        self._tables |= tables or {}
+        self.tags |= tags or {}
+        if artifacts_dir is not None:
+            self._artifacts, self._left_out = artifacts_dir, left_out
+
+    def ended(self, folder: Path, error: BaseException | None = None) -> UnsentRun:
+        """Return the run as it is to be logged, ended now, by `error` if there was one.
+
+        `folder` is where it is kept, if it must be.
+        """
+        status, outcome = _end_of(error)
+        metrics, tags = self._metrics, dict(self.tags)
+        if error is not None:
+            tags["error"] = _error_text(error)
+            if outcome != "cut_off":
+                metrics = {_FEASIBLE: 0.0, **metrics}
+        return UnsentRun(
+            record_id=self.record_id,
+            name=self.name,
+            uri=self._uri,
+            experiment=self._experiment,
+            status=status,
+            start_ms=self.start_ms,
+            end_ms=max(now_ms(), self.start_ms),
+            run_id=self.run_id,
+            params=self.params,
+            tags={**tags, OUTCOME: outcome},
+            metrics=finite_metrics(metrics),
+            series=self._series,
+            tables=self._tables,
+            artifacts=os.path.relpath(self._artifacts, folder) if self._artifacts else None,
+            left_out=self._left_out,
+        )
+
+
+def now_ms() -> int:
+    """Return the time in milliseconds since 1970."""
+    return int(time.time() * 1000)
+
+
+def _end_of(error: BaseException | None) -> tuple[RunStatus, str]:
+    if error is None:
+        return "FINISHED", "finished"
+    if isinstance(error, InfeasibleError):
+        return "FAILED", "infeasible"
+    # An interrupt, or the end of the process, is no result of the job.
+    return ("FAILED", "failed") if isinstance(error, Exception) else ("KILLED", "cut_off")
+
+
+def _error_text(error: BaseException) -> str:
+    """Return the message of our own errors, and of others the class too."""
+    message = str(error).strip()
+    if isinstance(error, FxpartError) and message:
+        return message
+    return f"{type(error).__name__}: {message}" if message else type(error).__name__
+
+
+# Runs kept on disk.
+
 UNSENT_FILE = "unsent.json"
-SCHEMA, VERSION = "fxpart.unsent", 1
+_SCHEMA, _VERSION = "fxpart.unsent", 1
 _COPIES = "mlartifacts"
-"""What MLflow keeps of the folders of jobs."""
+"""The folder in which MLflow copies the folders of jobs."""
 
 
 def write_unsent(folder: Path, run: UnsentRun) -> Path:
@@ -38,7 +148,7 @@ def write_unsent(folder: Path, run: UnsentRun) -> Path:
     Raises `CacheError` when the place cannot be written.
     """
     path = folder / UNSENT_FILE
-    write_json(path, {"schema": SCHEMA, "version": VERSION, **asdict(run)})
+    write_json(path, {"schema": _SCHEMA, "version": _VERSION, **asdict(run)})
     return path
 
 
@@ -47,50 +157,23 @@ def read_unsent(path: Path) -> UnsentRun:
 
     Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
     """
-    document = read_document(path, SCHEMA, VERSION)
-    known: dict[str, Any] = {}
+    document = read_document(path, _SCHEMA, _VERSION)
+    values: dict[str, Any] = {}
     for part in fields(UnsentRun):
         if part.name not in document:
             raise SpecError(f"{path} is damaged (no {part.name}); run the job again")
-        known[part.name] = document[part.name]
-    return UnsentRun(**known)
+        values[part.name] = document[part.name]
+    return UnsentRun(**values)
 
 
 def unsent_files(root: Path) -> list[Path]:
     """Return the files below `root` that keep runs, in the order of their names."""
-    found = []
+    paths = []
     for folder, inner, files in os.walk(root):
         inner[:] = sorted(name for name in inner if name != _COPIES)
         if UNSENT_FILE in files:
-            found.append(Path(folder) / UNSENT_FILE)
-    return found
-
-
-@contextmanager
-def _claimed(path: Path) -> Iterator[bool]:
-    """Hold `path` against other senders; yield whether it is ours and still there.
-
-    What falls with the process that holds it is only the claim: the file stays.
-    """
-    try:
-        file = path.open("r+b")  # which a network file system wants for a lock
-    except OSError:
-        yield False
-        return
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another process is at it, or nobody can tell
-            yield False
-            return
-        yield _is_at(path, file.fileno())
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    """Return whether `path` is still the file that was opened."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    return False
+            paths.append(Path(folder) / UNSENT_FILE)
+    return paths
 
 
 def send_unsent(root: Path, tracker: Tracker) -> int:
@@ -99,7 +182,7 @@ def send_unsent(root: Path, tracker: Tracker) -> int:
     Safe against a kill at any moment and against other senders: each run is logged once. A file
     that cannot be read is left alone; `python -m runner.send` names it.
 
-    Raises `TrackingError` when the store fails; what is not sent by then stays where it is.
+    Raises `TrackingError` when the store fails; the runs that are not sent by then stay on disk.
     """
     sent = 0
     for path in unsent_files(root):
@@ -109,10 +192,10 @@ def send_unsent(root: Path, tracker: Tracker) -> int:
 
 
 def send_file(path: Path, tracker_of: Callable[[UnsentRun], Tracker | None]) -> bool:
-    """Log the run that `path` keeps, where `tracker_of` has a tracker for it, and remove the file.
+    """Log the run that `path` keeps, if `tracker_of` has a tracker for it, and remove the file.
 
-    Return whether it did: not while another process is at it. Raises `SpecError` for a file that
-    cannot be read, and what the tracker raises.
+    Return whether it was sent; it is not while another process sends it. Raises `SpecError` for a
+    file that cannot be read, and the errors of the tracker.
     """
     with _claimed(path) as is_ours:
         if not is_ours:
@@ -124,3 +207,30 @@ def send_file(path: Path, tracker_of: Callable[[UnsentRun], Tracker | None]) -> 
         tracker.send(run, path.parent)
         path.unlink()
         return True
+
+
+@contextmanager
+def _claimed(path: Path) -> Iterator[bool]:
+    """Hold `path` against other senders; yield whether it is ours and still exists.
+
+    A process that dies loses its claim, and the file stays.
+    """
+    try:
+        file = path.open("r+b")  # for writing, without which a network file system has no locks
+    except OSError:
+        yield False
+        return
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # held by another process, or a file system without locks
+            yield False
+            return
+        yield _is_at(path, file.fileno())
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether `path` is still the file that was opened."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    return False

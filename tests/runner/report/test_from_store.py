@@ -17,7 +17,7 @@ from runner.report.from_store import (
     sweep_from_store,
     sweeps_of,
 )
-from runner.tracking.mlflow_reading import open_stored
+from runner.tracking.mlflow_runs import open_stored
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import Tracker
 

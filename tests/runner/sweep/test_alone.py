@@ -11,8 +11,7 @@ from runner.config.sections import TrackingConfig
 from runner.job import alone
 from runner.job.alone import at_work_alone, mark_cut_off_alone
 from runner.job.locks import Locks
-from runner.tracking.no_tracker import NoTracker
-from runner.tracking.open_tracker import open_tracker
+from runner.tracking.open_tracker import NoTracker, open_tracker
 from runner.tracking.tracker import LoggedRun, Tracker
 from tests.runner.command import OWN, SMALL, run
 

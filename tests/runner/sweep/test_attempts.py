@@ -13,18 +13,24 @@ import pytest
 from runner.config.sections import TrackingConfig
 from runner.job.attempts import set_aside, set_aside_held
 from runner.job.locks import LOCKS_TAG, Locks, sweep_lock
-from runner.tracking import mlflow_database, mlflow_tracker
+from runner.tracking import mlflow_tracker
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import RunLog, Tracker
+from tests.runner.tracked import impatient
+
+__all__ = ["impatient"]
 
 pytestmark = pytest.mark.usefixtures("store")
 
 
 @pytest.fixture
-def tracker(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Tracker:
+def tracker(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    impatient: None,
+) -> Tracker:
     """Of a folder in which nobody is at work."""
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(mlflow_database, "_LOCKED_MS", 50)
     monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0)
     return open_tracker(TrackingConfig(), folder)
 

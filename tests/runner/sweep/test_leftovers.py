@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fxpart.support.whole_file import temporary_name
-from runner.tracking.mlflow_schema import make_file
+from runner.tracking.mlflow_opening import make_file
 from tests.runner.command import OWN, SMALL, tracked_runs
 from tests.runner.several import run_several
 from tests.runner.sweep.sweeping import sweep
@@ -87,7 +87,7 @@ def test_a_database_that_was_never_made_is_removed(store: Path) -> None:
     half = _half_written(store.parent)
     beside = half.with_name(f"{half.name}-wal")
     beside.touch()
-    make_file(store, "file:///artifacts")
+    make_file(store)
     assert not half.exists()
     assert not beside.exists()
 

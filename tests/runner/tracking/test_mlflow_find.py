@@ -7,7 +7,7 @@ import pytest
 
 from fxpart.errors import SpecError
 from runner.config.sections import TrackingConfig
-from runner.tracking.mlflow_find import FoundRun, find_run
+from runner.tracking.mlflow_runs import FoundRun, find_run
 from runner.tracking.mlflow_tracker import MlflowTracker
 
 IDS = ("a05e2893" + "0" * 24, "a05e28b1" + "0" * 24, "123456e7" + "0" * 24)
@@ -18,7 +18,7 @@ def ids(tracker: MlflowTracker, tmp_path: Path) -> tuple[str, ...]:
     """Runs with ids of our choice, the last in an experiment of its own."""
     other = MlflowTracker(TrackingConfig(experiment="depth"), tmp_path)
     for place, run_id in ((tracker, IDS[0]), (tracker, IDS[1]), (other, IDS[2])):
-        with patch("runner.tracking.mlflow_write.uuid.uuid4") as made:
+        with patch("uuid.uuid4") as made:
             made.return_value.hex = run_id
             with place.start(run_id[:8], {}) as run:
                 pass

@@ -1,4 +1,4 @@
-"""What the tracker finds and marks: in SQL, and as it would at a server, over one real store."""
+"""What the tracker finds and marks, in one real store."""
 
 import os
 import shutil
@@ -12,11 +12,12 @@ from mlflow.entities import Metric
 
 from fxpart.errors import InfeasibleError, SpecError
 from runner.config.sections import TrackingConfig
-from runner.tracking import mlflow_search
-from runner.tracking.mlflow_database import open_database
+from runner.tracking import mlflow_runs
+from runner.tracking.mlflow_opening import Store
 from runner.tracking.mlflow_runs import MlflowRuns
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.open_tracker import open_tracker
+from tests.runner.tracked import experiment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
@@ -39,14 +40,9 @@ def client(tracker: MlflowTracker) -> MlflowClient:
     return MlflowClient(tracker.uri)
 
 
-@pytest.fixture(params=["sql", "search"])
-def runs(
-    request: pytest.FixtureRequest, tracker: MlflowTracker, client: MlflowClient
-) -> MlflowRuns:
-    experiment = client.get_experiment_by_name("fxpart")
-    assert experiment is not None
-    database = open_database(tracker.uri) if request.param == "sql" else None
-    return MlflowRuns(client, experiment.experiment_id, database)
+@pytest.fixture
+def runs(tracker: MlflowTracker, client: MlflowClient) -> MlflowRuns:
+    return MlflowRuns(Store(client, tracker.uri, experiment_of(client).experiment_id))
 
 
 @pytest.fixture
@@ -74,10 +70,19 @@ def _running(tracker: MlflowTracker, client: MlflowClient, key: str) -> str:
     return run_id
 
 
+@pytest.fixture(params=["read", "one_by_one"])
+def many_values(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How runs with one of many values are found: in a small store, and in a large one."""
+    if request.param == "one_by_one":
+        monkeypatch.setattr(mlflow_runs, "_READ_PER_VALUE", 0)
+    return str(request.param)
+
+
+@pytest.mark.usefixtures("many_values")
 def test_settled_is_the_newest_run_with_a_result(
     tracker: MlflowTracker, runs: MlflowRuns, own: str
 ) -> None:
-    keys = [f"{own}{number}" for number in range(12)]  # more than a server is asked for singly
+    keys = [f"{own}{number}" for number in range(40)]  # more than are searched for singly
     _run(tracker, "old", keys[0])
     newest = _run(tracker, "new", keys[0])
     infeasible = _run(tracker, "does not fit", keys[1], InfeasibleError("too small"))
@@ -109,10 +114,20 @@ def test_a_run_that_was_killed_just_before_its_end_is_settled_and_ended(
     assert info.end_time is not None
 
 
+def test_a_result_of_a_process_that_died_is_not_unfinished(
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+) -> None:
+    run_id = _running(tracker, client, own)
+    client.set_tag(run_id, "outcome", "finished")
+    assert runs.unfinished("config_key", [own]) == []
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+@pytest.mark.usefixtures("many_values")
 def test_unfinished_are_those_without_a_result(
     tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
 ) -> None:
-    keys = [f"{own}{number}" for number in range(5)]
+    keys = [f"{own}{number}" for number in range(40)]
     _run(tracker, "done", keys[0])
     _run(tracker, "does not fit", keys[1], InfeasibleError("too small"))
     expected = [
@@ -181,11 +196,11 @@ def test_runs_join_a_sweep_once(tracker: MlflowTracker, runs: MlflowRuns, own: s
     runs.join_sweep([second, first], f"{own}a1")
     runs.join_sweep([first], f"{own}a12")
     runs.join_sweep([first, second], f"{own}a1")
-    found = runs.search.containing("sweeps", f" {own}a1 ")
+    found = runs.runs_of_sweep(f"{own}a1")
     assert {run.run_id for run in found} == {first, second}
-    assert [run.run_id for run in runs.search.containing("sweeps", f" {own}a12 ")] == [first]
-    assert runs.search.by_id([first])[0].tags["sweeps"] == f" {own}a1 {own}a12 "
-    assert "sweeps" not in runs.search.by_id([alone])[0].tags
+    assert [run.run_id for run in runs.runs_of_sweep(f"{own}a12")] == [first]
+    assert tracker.run(first).tags["sweeps"] == f" {own}a1 {own}a12 "
+    assert "sweeps" not in tracker.run(alone).tags
     runs.join_sweep([], "nobody")
 
 
@@ -196,7 +211,7 @@ def test_of_very_many_sweeps_the_first_are_listed(
     with patch("runner.tracking.mlflow_runs._SWEEPS_CHARS", 40):
         for number in range(10):
             runs.join_sweep([run_id], f"sweep-{number}-{'x' * 6}")
-    listed = runs.search.by_id([run_id])[0].tags["sweeps"]
+    listed = tracker.run(run_id).tags["sweeps"]
     assert listed == " sweep-0-xxxxxx sweep-1-xxxxxx sweep-2-xxxxxx "
 
 
@@ -206,7 +221,7 @@ def test_any_value_of_a_tag_can_be_asked_for(
 ) -> None:
     run_id = tracker.start_sweep("odd", {"note": odd, "of": own})
     tracker.start_sweep("another", {"note": "a-b", "of": own})
-    assert [run.run_id for run in runs.search.having({"note": odd, "of": own})] == [run_id]
+    assert [run.run_id for run in runs.runs({"note": odd, "of": own})] == [run_id]
 
 
 def test_many_runs_come_page_by_page_oldest_first(
@@ -216,12 +231,11 @@ def test_many_runs_come_page_by_page_oldest_first(
     own: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mlflow_search, "_PAGE", 2)
-    monkeypatch.setattr("runner.tracking.mlflow_database._VALUES", 2)
+    monkeypatch.setattr(mlflow_runs, "_PAGE", 2)
     ids = [tracker.start_sweep(str(number), {"of": own}) for number in range(5)]
     deleted = tracker.start_sweep("deleted", {"of": own})
     client.delete_run(deleted)
-    found = runs.search.having({"of": own})
+    found = runs.runs({"of": own})
     assert sorted(run.run_id for run in found) == sorted(ids)
     times = [(run.start_ms, run.run_id) for run in found]
     assert times == sorted(times)

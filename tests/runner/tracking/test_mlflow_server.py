@@ -13,7 +13,7 @@ from benchmarks.mlflow_server import Served
 from runner import send
 from runner.config.sections import TrackingConfig
 from runner.tracking import mlflow_tracker
-from runner.tracking.mlflow_find import FoundRun, find_run
+from runner.tracking.mlflow_runs import FoundRun, find_run
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.unsent import unsent_files
 from tests.runner.command import SMALL

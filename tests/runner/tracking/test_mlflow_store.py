@@ -16,8 +16,9 @@ import pytest
 from fxpart.errors import FxpartError
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
-from runner.tracking import mlflow_schema, mlflow_store
-from runner.tracking.mlflow_store import open_store, store_uri
+from runner.tracking import mlflow_opening, mlflow_store
+from runner.tracking.mlflow_opening import open_store
+from runner.tracking.mlflow_store import store_uri
 from runner.tracking.open_tracker import open_tracker
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
@@ -135,7 +136,7 @@ def _use_with_others(root: Path, barrier: Barrier) -> None:
 def test_six_processes_make_and_use_one_store_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(
-        ["mlflow.store.tracking.sqlalchemy_store", "runner.tracking.mlflow_store"]
+        ["mlflow.store.tracking.sqlalchemy_store", "runner.tracking.mlflow_opening"]
     )
     barrier = context.Barrier(6)
     processes = [
@@ -203,7 +204,7 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
 def test_a_database_that_another_keeps_locked_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlflow_schema, "_LOCKED_S", 0.1)
+    monkeypatch.setattr(mlflow_opening, "_LOCKED_S", 0.1)
     with closing(sqlite3.connect(tmp_path / "runs.db")) as other:
         other.execute("CREATE TABLE experiments (name TEXT)")
         other.execute("BEGIN IMMEDIATE")

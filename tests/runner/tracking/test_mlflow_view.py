@@ -1,11 +1,23 @@
 """What the comparison page is told to show. A browser looks at it in `test_mlflow_dashboard`."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow import MlflowClient
 
-from runner.tracking.mlflow_view import comparison_view, sweep_filter
+from runner.tracking.mlflow_tracker import MlflowTracker
+from runner.tracking.mlflow_view import (
+    COLOR_TAG,
+    VIEW_TAG,
+    comparison_view,
+    page_of,
+    sweep_filter,
+)
+from tests.runner.tracked import PARAMS, experiment_of
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
 
 def state_of(parent: str | None, *swept: str) -> dict[str, Any]:
@@ -75,3 +87,82 @@ def test_the_order_is_that_of_our_ranking(
     state = state_of("abc", *swept)
     assert (state["orderByKey"], state["orderByAsc"]) == (f"metrics.`{key}`", least_first)
     assert f"metrics.`{key}`" in state["selectedColumns"]
+
+
+def test_comparison_page_of_a_sweep(
+    tracker: MlflowTracker, client: MlflowClient, tmp_path: Path
+) -> None:
+    parent = tracker.start_sweep("sweep · two")
+    ids = []
+    for latency in (2.0, 1.0):
+        with tracker.start("child", PARAMS, parent_run_id=parent) as run:
+            run.log(metrics={"latency_ms": latency})
+        ids.append(str(run.run_id))
+    client.set_tag(ids[1], COLOR_TAG, "#123456")
+    page = tracker.comparison_page(parent)
+    assert page is not None
+    experiment = experiment_of(client)
+    assert page.url == (
+        f"http://127.0.0.1:5000/#/experiments/{experiment.experiment_id}/runs"
+        f"?viewStateShareKey=fxpart-{parent}&workflowType=machine_learning"
+    )
+    assert page.charts_url == page.url + "&compareRunsMode=CHART"
+    assert page.command is not None
+    assert page.command.endswith(f"ui --backend-store-uri sqlite:///{tmp_path}/outputs/mlflow.db")
+    written = experiment.tags[f"{VIEW_TAG}fxpart-{parent}"]
+    assert len(written) < 5000  # what older servers take
+    view = json.loads(written)
+    assert view["name"] == "sweep · two"
+    state = json.loads(view["state"])
+    assert state["searchFilter"] == f"tags.`mlflow.parentRunId` = '{parent}'"
+    shown = client.search_runs([experiment.experiment_id], state["searchFilter"])
+    assert {run.info.run_id for run in shown} == set(ids)
+    colors = [client.get_run(run_id).data.tags[COLOR_TAG] for run_id in ids]
+    assert colors[1] == "#123456"
+    assert colors[0] != colors[1]
+
+
+def test_an_address_and_a_command_are_said_without_a_password() -> None:
+    page = page_of("http://me:a/secret@host:5000", "1", None)
+    assert page.url.startswith("http://host:5000/#/experiments/1/")
+    assert page.command is None
+    page = page_of("postgresql://me:a/secret@host/db?sslpassword=secret", "1", None)
+    assert page.command is not None
+    assert page.command.endswith("'postgresql://me:PASSWORD@host/db?sslpassword=PASSWORD'")
+
+
+def test_comparison_page_of_all_runs_leaves_sweeps_out(
+    tracker: MlflowTracker, client: MlflowClient
+) -> None:
+    parent = tracker.start_sweep("sweep")
+    with tracker.start("child", PARAMS, parent_run_id=parent) as child:
+        pass
+    with tracker.start("alone", PARAMS) as alone:
+        pass
+    page = tracker.comparison_page()
+    assert page is not None
+    assert "viewStateShareKey=fxpart-all&" in page.url
+    experiment = experiment_of(client)
+    state = json.loads(json.loads(experiment.tags[f"{VIEW_TAG}fxpart-all"])["state"])
+    shown = client.search_runs([experiment.experiment_id], state["searchFilter"])
+    assert {run.info.run_id for run in shown} == {child.run_id, alone.run_id}
+
+
+def test_a_page_that_cannot_be_prepared_still_has_an_address(
+    tracker: MlflowTracker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    database = tmp_path / "outputs" / "mlflow.db"
+    for suffix in ("-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
+    database.write_bytes(b"broken " * 10_000)
+    page = tracker.comparison_page()
+    assert page is not None
+    assert page.url.startswith("http://127.0.0.1:5000/#/experiments/")
+    assert "keeps MLflow's own columns" in caplog.text
+
+
+def test_a_tag_that_was_cut_off_does_not_cost_the_page(tracker: MlflowTracker) -> None:
+    parent = tracker.start_sweep("sweep", {"sweep_id": "a1", "swept": '["mode", "dev'})
+    page = tracker.comparison_page(parent)
+    assert page is not None
+    assert f"viewStateShareKey=fxpart-{parent}" in page.url

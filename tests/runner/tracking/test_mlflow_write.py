@@ -1,8 +1,8 @@
-"""A run that is written in SQL is the run that MLflow's own client would write."""
+"""One run in MLflow: what is written, and that a kill at any moment doubles or loses nothing."""
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,36 +12,22 @@ import pytest
 from mlflow import MlflowClient
 
 from runner.config.sections import TrackingConfig
-from runner.tracking.mlflow_database import Database
-from runner.tracking.mlflow_runs import MlflowRuns
-from runner.tracking.mlflow_write import Store, fill_and_close, find_or_make, make_run
-from runner.tracking.open_tracker import open_tracker
+from runner.tracking.mlflow_opening import Store, open_store
+from runner.tracking.mlflow_write import fill_and_close, find_or_make, keep_artifacts, make_run
 from runner.tracking.tracker import UnsentRun
+from runner.tracking.unsent import UNSENT_FILE
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
 
 @pytest.fixture(scope="module")
-def stores(
-    empty_store: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[dict[str, Store]]:
-    """One store, written in both ways."""
+def store(empty_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     root = tmp_path_factory.mktemp("write")
     (root / "outputs").mkdir()
     shutil.copy(empty_store, root / "outputs")
     with patch.dict(os.environ):
         os.environ.pop("MLFLOW_TRACKING_URI", None)
-        open_tracker(TrackingConfig(), root)
-        uri = f"sqlite:///{root / 'outputs' / 'mlflow.db'}"
-        client, database = MlflowClient(uri), Database(uri)
-        experiment = client.get_experiment_by_name("fxpart")
-        assert experiment is not None
-        known, place = experiment.experiment_id, experiment.artifact_location
-        runs = MlflowRuns(client, known, None)
-        yield {
-            "sql": Store(client, known, place, database, runs),
-            "client": Store(client, known, place, None, runs),
-        }
+        yield open_store(TrackingConfig(), root)
 
 
 @pytest.fixture
@@ -105,66 +91,133 @@ def _described(store: Store, run_id: str) -> dict[str, Any]:
 
 def _written(store: Store, folder: Path, record_id: str) -> str:
     run = _record(record_id)
-    made = make_run(store, run.name, {**run.tags, "outcome": ""}, run.start_ms, run.params)
-    fill_and_close(store, made, replace(run, params={}), folder)
-    return made.run_id
+    run_id = make_run(store, run.name, {**run.tags, "outcome": ""}, run.start_ms, run.params)
+    fill_and_close(store, run_id, replace(run, params={}), folder)
+    return run_id
 
 
-def test_both_ways_write_the_same(stores: dict[str, Store], folder: Path) -> None:
-    by_sql = _described(stores["sql"], _written(stores["sql"], folder, "a"))
-    assert by_sql == _described(stores["client"], _written(stores["client"], folder, "b"))
-    assert by_sql["times"] == (1_700_000_000_123, 1_700_000_002_456)
-    assert by_sql["metrics"]["latency_ms"] == 0.1 + 0.2
-    assert by_sql["history"]["memory_gib"] == [
-        (3, 1.0, 1_700_000_002_456),
-        (5, 2.5, 1_700_000_002_456),
-        (9, 0.5, 1_700_000_002_456),
-    ]
-    assert by_sql["metrics"]["memory_gib"] == 0.5
-    assert by_sql["files"] == ["config", "devices.json", "result.json"]
-    assert by_sql["inside"] == ["config/resolved.yaml"]
-    assert by_sql["tags"]["odd"] == "a?b?"
+def test_all_of_a_run_is_written(store: Store, folder: Path) -> None:
+    written = _described(store, _written(store, folder, "a"))
+    experiment = store.client.get_experiment(store.experiment_id)
+    tags = written.pop("tags")
+    assert written == {
+        "name": "kl_based · 4x16gb",
+        "status": "FINISHED",
+        "times": (1_700_000_000_123, 1_700_000_002_456),
+        "user": "somebody",
+        "stage": "active",
+        "params": {"mode": "kl_based", "empty": ""},
+        "metrics": {
+            "latency_ms": 0.1 + 0.2,
+            "feasible": 1.0,
+            "tiny": 5e-324,
+            "whole": 3.0,
+            "memory_gib": 0.5,
+            "peak_gib": 7.0,
+        },
+        "history": {
+            "latency_ms": [(0, 0.1 + 0.2, 1_700_000_002_456)],
+            "feasible": [(0, 1.0, 1_700_000_002_456)],
+            "tiny": [(0, 5e-324, 1_700_000_002_456)],
+            "whole": [(0, 3.0, 1_700_000_002_456)],
+            "memory_gib": [
+                (3, 1.0, 1_700_000_002_456),
+                (5, 2.5, 1_700_000_002_456),
+                (9, 0.5, 1_700_000_002_456),
+            ],
+            "peak_gib": [(0, 7.0, 1_700_000_002_456)],
+        },
+        "files": ["config", "devices.json", "result.json"],
+        "inside": ["config/resolved.yaml"],
+        "folder": f"{experiment.artifact_location}/ID/artifacts",
+    }
+    assert tags.keys() == {
+        *("outcome", "kind", "long", "odd"),
+        *("mlflow.user", "mlflow.runName", "mlflow.loggedArtifacts"),
+    }
+    assert (tags["outcome"], tags["odd"], len(tags["long"])) == ("finished", "a?b?", 8000)
 
 
 def test_mlflow_loads_a_table_from_the_runs_that_have_it(
-    stores: dict[str, Store], folder: Path, monkeypatch: pytest.MonkeyPatch
+    store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = stores["sql"]
     run_id = _written(store, folder, "t")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.client.tracking_uri)  # what it asks there
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store.uri)  # what it asks there
     frame = store.client.load_table(store.experiment_id, "devices.json", [run_id], ["run_id"])
     assert list(frame["name"]) == ["a", "b"]
     assert list(frame["load"].isna()) == [False, True]
     assert set(frame["run_id"]) == {run_id}
 
 
-@pytest.mark.parametrize("way", ["sql", "client"])
-def test_a_run_that_is_sent_again_is_there_once(
-    way: str, stores: dict[str, Store], folder: Path
-) -> None:
-    store, run = stores[way], _record(f"again-{way}")
+def test_a_run_that_is_sent_again_is_there_once(store: Store, folder: Path) -> None:
+    run = _record("again")
     first = find_or_make(store, run)  # and the process dies
-    assert "outcome" not in store.client.get_run(first.run_id).data.tags
+    assert "outcome" not in store.client.get_run(first).data.tags
     for _ in range(2):
-        made = find_or_make(store, run)
-        assert made.run_id == first.run_id
-        fill_and_close(store, made, run, folder)
-    assert len(store.client.get_metric_history(first.run_id, "memory_gib")) == 3
-    described = _described(store, first.run_id)
+        run_id = find_or_make(store, run)
+        assert run_id == first
+        fill_and_close(store, run_id, run, folder)
+    assert len(store.client.get_metric_history(first, "memory_gib")) == 3
+    described = _described(store, first)
     assert described["params"] == run.params
     assert described["tags"]["outcome"] == "finished"
 
 
-def test_a_run_that_fails_to_be_written_is_not_there_in_part(
-    stores: dict[str, Store], folder: Path
+_WRITES = ("create_run", "log_batch", "log_artifact", "log_text", "set_terminated")
+
+
+def _killed_at(number: int, *, after: bool) -> Callable[[Any], Any]:
+    """Return a wrapper under which the process dies at one of the client's writes."""
+    count = 0
+
+    def wrap(write: Any) -> Any:  # noqa: ANN401 (a method of MLflow's)
+        def dying(*arguments: Any, **options: Any) -> Any:  # noqa: ANN401
+            nonlocal count
+            count += 1
+            dies = count == number
+            if dies and not after:
+                raise KeyboardInterrupt
+            done = write(*arguments, **options)
+            if dies:
+                raise KeyboardInterrupt
+            return done
+
+        return dying
+
+    return wrap
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", range(1, 8))
+def test_a_sender_that_is_killed_at_any_write_leaves_one_whole_run(
+    number: int, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch, *, after: bool
 ) -> None:
-    store = stores["sql"]
-    run = _record("part")
-    made = find_or_make(store, run)
-    with (
-        patch("runner.tracking.mlflow_database._latest", side_effect=InterruptedError),
-        pytest.raises(InterruptedError),
-    ):
-        fill_and_close(store, made, run, folder)
-    kept = store.client.get_run(made.run_id)
-    assert (kept.info.status, kept.data.metrics, kept.data.params) == ("RUNNING", {}, {})
+    """They are: the run, a folder, a file, a table that is a file too, all values, the end."""
+    run = _record(f"killed-{number}-{after}")
+    with monkeypatch.context() as patched:
+        wrap = _killed_at(number, after=after)
+        for name in _WRITES:
+            patched.setattr(MlflowClient, name, wrap(getattr(MlflowClient, name)))
+        with pytest.raises(KeyboardInterrupt):
+            fill_and_close(store, find_or_make(store, run), run, folder)
+    tagged = f"tags.record_id = '{run.record_id}'"
+    for half in store.client.search_runs([store.experiment_id], tagged):
+        # Whoever has the outcome has everything.
+        assert "outcome" not in half.data.tags or len(half.data.metrics) == 6
+        assert half.info.status == "RUNNING" or "outcome" in half.data.tags
+    fill_and_close(store, find_or_make(store, run), run, folder)
+    (kept,) = store.client.search_runs([store.experiment_id], tagged)
+    whole = _described(store, _written(store, folder, f"whole-{number}-{after}"))
+    assert _described(store, kept.info.run_id) == whole
+
+
+def test_what_only_a_launcher_needs_is_left_out(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    (folder / "config").mkdir(parents=True)
+    (folder / "stages").mkdir()
+    for name in ("result.json", "job.json", UNSENT_FILE, "config/job.json"):
+        (folder / name).touch()
+    run_id = make_run(store, "files", {}, 0)
+    keep_artifacts(store.client, run_id, {}, folder, "stages")
+    paths = [item.path for at in ("", "config") for item in store.client.list_artifacts(run_id, at)]
+    assert paths == ["config", "result.json", "config/job.json"]

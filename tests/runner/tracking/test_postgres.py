@@ -11,8 +11,8 @@ from sqlalchemy import NullPool, create_engine, text
 from benchmarks.postgres import PASSWORD, new_database
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
-from runner.tracking.mlflow_find import FoundRun, find_run
-from runner.tracking.mlflow_schema import make_schema
+from runner.tracking.mlflow_opening import make_schema
+from runner.tracking.mlflow_runs import FoundRun, find_run
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.unsent import read_unsent, send_unsent
@@ -69,7 +69,7 @@ def test_runs_are_kept_in_a_database_that_several_make_at_once(
     _keep_and_send(tracker, client, tmp_path)
     _find(MlflowTracker(TrackingConfig(uri=uri), tmp_path))
     _say_no_password(tracker, tmp_path)
-    make_schema(uri, "file:///nowhere")  # which is there
+    make_schema(uri)  # which is there
 
 
 def _keep_and_send(tracker: MlflowTracker, client: MlflowClient, root: Path) -> None:

@@ -2,8 +2,10 @@ import json
 import math
 import multiprocessing
 import shutil
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -13,8 +15,7 @@ from fxpart.errors import InfeasibleError, SpecError
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_tracker import MlflowTracker
-from runner.tracking.no_tracker import NoTracker
-from runner.tracking.open_tracker import open_tracker
+from runner.tracking.open_tracker import NoTracker, open_tracker
 from tests.runner.tracked import PARAMS, experiment_of
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
@@ -194,10 +195,26 @@ def test_children_name_their_parent(tracker: MlflowTracker, client: MlflowClient
 def test_a_process_opens_a_store_once(tracker: MlflowTracker, tmp_path: Path) -> None:
     assert open_tracker(TrackingConfig(), tmp_path) is tracker
     assert open_tracker(TrackingConfig(experiment="else"), tmp_path) is not tracker
+
+
+def test_a_file_that_was_replaced_is_another_store(
+    tracker: MlflowTracker, empty_store: Path, tmp_path: Path
+) -> None:
+    with tracker.start("before", PARAMS):
+        pass
     database = tmp_path / "outputs" / "mlflow.db"
-    shutil.copy(database, tmp_path / "copy.db")
+    for suffix in ("-wal", "-shm"):
+        database.with_name(database.name + suffix).unlink(missing_ok=True)
+    shutil.copy(empty_store, tmp_path / "copy.db")
     (tmp_path / "copy.db").replace(database)
-    assert open_tracker(TrackingConfig(), tmp_path) is not tracker
+    other = open_tracker(TrackingConfig(), tmp_path)
+    assert other is not tracker
+    with other.start("after", PARAMS):
+        pass
+    assert [run.name for run in other.runs({"kind": "run"})] == ["after"]
+    with closing(sqlite3.connect(database)) as connection:
+        names = connection.execute("SELECT name FROM runs").fetchall()
+    assert names == [("after",)]
 
 
 def _log_in_a_fork(root: Path) -> None:

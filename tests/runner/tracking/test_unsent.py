@@ -17,12 +17,14 @@ from fxpart.errors import InfeasibleError, SpecError
 from runner import send
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
-from runner.tracking import mlflow_database, mlflow_tracker
+from runner.tracking import mlflow_tracker
 from runner.tracking.mlflow_tracker import MlflowTracker
-from runner.tracking.no_tracker import NoTracker
-from runner.tracking.open_tracker import open_tracker
+from runner.tracking.open_tracker import NoTracker, open_tracker
 from runner.tracking.tracker import UnsentRun
 from runner.tracking.unsent import read_unsent, send_unsent, unsent_files, write_unsent
+from tests.runner.tracked import impatient
+
+__all__ = ["impatient"]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
@@ -39,9 +41,8 @@ def root(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.fixture
-def tracker(root: Path, monkeypatch: pytest.MonkeyPatch) -> MlflowTracker:
+def tracker(root: Path, impatient: None) -> MlflowTracker:
     """A tracker that does not wait long for a store that another has locked."""
-    monkeypatch.setattr(mlflow_database, "_LOCKED_MS", 50)
     opened = open_tracker(TrackingConfig(), root)
     assert isinstance(opened, MlflowTracker)
     return opened

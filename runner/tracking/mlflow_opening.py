@@ -1,0 +1,214 @@
+"""Opening an MLflow store, and making it if it is missing: whole, or not at all.
+
+Six processes that open a missing MLflow database together leave five dead of a half-made schema,
+and one killed meanwhile leaves it half-made for good. So the first opening is guarded: a database
+file is made under another name and renamed, under a lock beside it; PostgreSQL makes its schema in
+one transaction, under a lock of its own.
+"""
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from functools import cache
+from pathlib import Path
+from threading import Thread
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
+from weakref import WeakSet
+
+from fxpart.support.whole_file import remove_abandoned, temporary_name
+from runner.config.sections import TrackingConfig
+from runner.errors import TrackingError
+from runner.tracking.mlflow_store import is_database, reach, refusals, sqlite_path, store_uri
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from sqlalchemy import Connection, Engine
+
+__all__ = ["Store", "make_file", "make_schema", "open_store"]
+
+_LOCKED_S = 20.0
+"""For so long another writer is waited for; MLflow has SQLite wait as long."""
+_SCHEMA_LOCK = 0x66787061
+"""Of PostgreSQL's advisory locks, the one for making the schema: ``fxpa`` in ASCII."""
+
+
+class Store(NamedTuple):
+    """An open store, and the experiment in it that runs are kept in."""
+
+    client: "MlflowClient"
+    uri: str
+    """With its password."""
+    experiment_id: str
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Return a context in which no other process here writes a run to the same file."""
+        database = sqlite_path(self.uri)
+        return nullcontext() if database is None else _turn(database)
+
+
+@contextmanager
+def _turn(database: Path) -> Iterator[None]:
+    """Wait for this process's turn to write, at most as long as SQLite would wait.
+
+    SQLite lets each writer try again after a pause that grows: of sixteen at once, some wait until
+    they fail. After the wait here SQLite decides.
+    """
+    with database.with_name(f"{database.name}.turn").open("wb") as file:  # closing it unlocks it
+        # The wait for such a lock has no deadline; a thread can be left behind.
+        locking = Thread(target=_lock, args=(file,), daemon=True)
+        locking.start()
+        locking.join(_LOCKED_S)
+        yield
+
+
+def _lock(file: BinaryIO) -> None:
+    with suppress(OSError):  # a file system without such locks, or a file that is closed by now
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def open_store(config: TrackingConfig, root: Path) -> Store:
+    """Open the store and its experiment; both are made if they are missing.
+
+    Safe for any number of processes at once. Raises `TrackingError` within about ten seconds when
+    the store is damaged, cannot be written, or does not answer.
+    """
+    uri = store_uri(config, root)
+    reach(uri)
+    from mlflow import MlflowClient  # takes 1 to 2 s
+
+    database = sqlite_path(uri)
+    artifacts = None
+    _watch_engines()
+    with refusals(uri):
+        if database is not None:
+            artifacts = (database.parent / "mlartifacts").as_uri()
+            make_file(database)
+            _disconnect(database)  # the file may have been replaced since MLflow opened it
+        elif is_database(uri):
+            artifacts = (root.resolve() / "outputs" / "mlartifacts").as_uri()
+            if uri.startswith("postgresql"):
+                make_schema(uri)
+        client = MlflowClient(tracking_uri=uri)
+        return Store(client, uri, _experiment_id(client, config.experiment, artifacts))
+
+
+def _experiment_id(client: "MlflowClient", name: str, artifacts: str | None) -> str:
+    """Return the id of the experiment, which is made if missing, by whichever process is first."""
+    from mlflow.exceptions import MlflowException
+
+    experiment = client.get_experiment_by_name(name)
+    if experiment is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=artifacts))
+        except MlflowException:
+            experiment = client.get_experiment_by_name(name)
+            if experiment is None:
+                raise
+    if experiment.lifecycle_stage == "deleted":
+        raise TrackingError(
+            f"experiment {name!r} is deleted; bring it back with `mlflow experiments restore"
+            f" --experiment-id {experiment.experiment_id}` or choose another: tracking.experiment="
+        )
+    return str(experiment.experiment_id)
+
+
+# The first opening of a database.
+
+
+def make_file(database: Path) -> None:
+    """Make the SQLite file `database` if it is missing, and its folder.
+
+    Raises SQLite's own error for a file that MLflow would retry for a minute, or spoil.
+    """
+    database.parent.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(database.parent)
+    if not _exists(database):
+        with database.with_name(f"{database.name}.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # which falls with the process
+            if not _exists(database):
+                _make_file(database)
+    _check_writable(database)
+
+
+def _exists(database: Path) -> bool:
+    return database.exists() and database.stat().st_size > 0
+
+
+def _make_file(database: Path) -> None:
+    from mlflow import MlflowClient
+
+    _watch_engines()
+    unfinished = database.with_name(temporary_name())
+    try:
+        MlflowClient(tracking_uri=f"sqlite:///{unfinished}")  # which makes its tables
+        _disconnect(unfinished)
+        with closing(sqlite3.connect(unfinished)) as connection:
+            # Stays in the file; it halves the time of each write, and readers no longer wait.
+            connection.execute("PRAGMA journal_mode=WAL")
+        unfinished.replace(database)
+    finally:
+        for suffix in ("", "-wal", "-shm", "-journal"):
+            unfinished.with_name(unfinished.name + suffix).unlink(missing_ok=True)
+
+
+def _check_writable(database: Path) -> None:
+    with closing(sqlite3.connect(database, timeout=_LOCKED_S, isolation_level=None)) as connection:
+        tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+        if "experiments" not in tables:
+            raise sqlite3.DatabaseError("the file is a database of something else, not of MLflow")
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute("ROLLBACK")
+
+
+def make_schema(uri: str) -> None:
+    """Make MLflow's tables in a PostgreSQL database that has none.
+
+    Raises SQLAlchemy's errors at once; MLflow itself would retry a wrong password for minutes.
+    """
+    from mlflow import MlflowClient
+    from sqlalchemy import NullPool, create_engine, text
+
+    # Each statement by itself: an open transaction would hold up those that make tables.
+    engine = create_engine(uri, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        if _has_schema(connection):
+            return
+        # The lock falls with the connection, so with a process that is killed.
+        connection.execute(text("SELECT pg_advisory_lock(:lock)"), {"lock": _SCHEMA_LOCK})
+        if not _has_schema(connection):
+            MlflowClient(tracking_uri=uri)
+
+
+def _has_schema(connection: "Connection") -> bool:
+    """Return whether the schema is whole: this table is made last, in the same transaction."""
+    from sqlalchemy import inspect
+
+    return inspect(connection).has_table("alembic_version")
+
+
+# MLflow keeps database connections open for as long as a process lives. They must be dropped where
+# the process is forked, and where the file is replaced by another.
+
+_engines: "WeakSet[Engine]" = WeakSet()
+"""SQLAlchemy's engines that have connected in this process, MLflow's among them."""
+
+
+@cache
+def _watch_engines() -> None:
+    from sqlalchemy import Engine, event
+
+    event.listen(Engine, "engine_connect", lambda opened: _engines.add(opened.engine))
+    os.register_at_fork(after_in_child=_forget_connections)
+
+
+def _forget_connections() -> None:
+    for engine in list(_engines):
+        engine.dispose(close=False)  # the parent process closes them
+
+
+def _disconnect(database: Path) -> None:
+    for engine in list(_engines):
+        if engine.url.database == str(database):
+            engine.dispose()
