@@ -1,116 +1,90 @@
 """`formulas.txt`, `formulas.tex`, `batch_sweep.csv` and `batch_sweep.svg` of a `BatchReport`."""
 
 from pathlib import Path
-from typing import NamedTuple
-
-import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.core.topology import Topology
 from fxpart.cost.symbolic.formula import MaxFormula
 from fxpart.cost.symbolic.sweep import BATCH
 from runner.experiment.batch_report import BatchReport
+from runner.output.plot import TEXT, Panel, Scale, axis_across, axis_up
 from runner.output.result_files import write_table
-from runner.output.svg import GREY, WARNING, Drawing, colour_of, ticks
+from runner.output.svg import LIGHT, Drawing, colour_of
 from runner.output.text_files import write_text
-from runner.output.units import Unit, size_unit, time_unit
+from runner.output.units import size_unit, time_unit
 
 __all__ = ["batch_sweep_svg", "sweep_columns", "write_batch_files"]
-
-
-# `batch_sweep.svg`: memory of each device, and latency, over the batch size.
 
 LEFT, RIGHT, TOP, WIDTH, HEIGHT, GAP = 84.0, 150.0, 70.0, 620.0, 220.0, 70.0
 """Margins, and the size of each of the two panels, in pixels."""
 
 
-class _Panel(NamedTuple):
-    """Where a panel begins, in pixels from the top, and what its upper end stands for."""
-
-    y: float
-    top: float
-
-    def level(self, value: float) -> float:
-        """Return the height of `value` in pixels from the top of the picture."""
-        return self.y + HEIGHT * (1 - value / (1.05 * self.top))
-
-
 def batch_sweep_svg(report: BatchReport, topology: Topology) -> str:
     """Return two panels: peak memory of each device against what it has, and latency."""
-    table = report.table
+    table, memory = report.table, topology.memory_bytes
     batch = table.sizes[:, table.symbols.index(BATCH)] * report.replicas
     title = "Memory and latency over the batch size"
     drawing = Drawing(title)
     drawing.text(LEFT, 28, title, size=17, bold=True)
-    memory = topology.memory_bytes
     used = [d for d in range(table.peak_bytes.shape[1]) if table.peak_bytes[:, d].max() > 0]
     # What is far above any memory would flatten the rest; so would a memory that is far away.
     most = int(table.peak_bytes.max())
     near = [size for size in memory[used].tolist() if size <= 2 * most]
     top = float(min(max([most, *near]), 2 * memory.max()))
-    unit, panel = size_unit(top), _Panel(TOP, top)
-    drawing.text(LEFT, TOP - 10, f"peak of tensors in {unit.name}", bold=True)
-    _frame(drawing, panel, unit)
+    unit = size_unit(top)
+    panel = _panel(drawing, TOP, f"peak of tensors in {unit.name}", batch.max(), top / unit.size)
     for device in used:
-        peaks = table.peak_bytes[:, device].astype(np.float64)
-        _line(drawing, batch, peaks, panel, device)
-        y = panel.level(min(float(peaks[-1]), top))
-        drawing.text(LEFT + WIDTH + 8, y + 4, f"device {device}", size=11, fill=colour_of(device))
+        peaks = table.peak_bytes[:, device] / unit.size
+        _draw_line(drawing, panel, batch, peaks, colour_of(device))
+        y = panel.y_of(min(float(peaks[-1]), top / unit.size))
+        fill = colour_of(device)
+        drawing.text(panel.right + 8, y + 4, f"device {device}", size=TEXT, fill=fill)
     for size in sorted(set(memory[used].tolist())):
         if size <= top:
-            y = panel.level(float(size))
-            drawing.path(f"M{LEFT:.0f} {y:.1f}h{WIDTH:.0f}", stroke=WARNING, width=2, dashes="6 3")
-            drawing.text(LEFT + 6, y - 5, f"memory {unit.show(size)}", size=11, fill=WARNING)
-    _mark_largest(drawing, report, batch)
-    _latency_panel(drawing, report, batch)
-    return drawing.svg(LEFT + WIDTH + RIGHT, TOP + 2 * HEIGHT + GAP + 50)
+            y = panel.y_of(size / unit.size)
+            line = f"M{panel.x:.0f} {y:.1f}h{panel.width:.0f}"
+            drawing.path(line, stroke=LIGHT.warn, width=2, dashes="6 3")
+            words = f"memory {unit.show(size)}"
+            drawing.text(panel.x + 6, y - 5, words, size=TEXT, fill=LIGHT.warn)
+    _mark_largest(drawing, panel, report)
+    times = time_unit(float(table.latency_s.max()))
+    latency = table.latency_s / times.size
+    most_time, name = float(latency.max()) or 1.0, f"latency in {times.name}"
+    panel = _panel(drawing, panel.base + GAP, name, batch.max(), most_time)
+    axis_across(drawing, panel, 8)
+    _draw_line(drawing, panel, batch, latency, colour_of(0))
+    drawing.text(panel.right, panel.base + 38, "batch size", anchor="end")
+    return drawing.svg(LEFT + WIDTH + RIGHT, panel.base + 50)
 
 
-def _latency_panel(drawing: Drawing, report: BatchReport, batch: IntArray) -> None:
-    base, latency = TOP + HEIGHT + GAP, report.table.latency_s
-    panel = _Panel(base, float(latency.max()) or 1.0)
-    unit = time_unit(panel.top)
-    drawing.text(LEFT, base - 10, f"latency in {unit.name}", bold=True)
-    _frame(drawing, panel, unit)
-    _line(drawing, batch, latency, panel, 0)
-    most = int(batch.max())
-    for tick in ticks(most, 8):
-        x = LEFT + WIDTH * tick / most
-        drawing.text(x, base + HEIGHT + 18, f"{tick:g}", size=11, anchor="middle", fill=GREY)
-    drawing.text(LEFT + WIDTH, base + HEIGHT + 38, "batch size", anchor="end")
+def _panel(drawing: Drawing, y: float, name: str, most_batch: float, top: float) -> Panel:
+    """Draw an empty panel up to `top`, with its name above it."""
+    across, up = Scale(0.0, float(most_batch)), Scale(0.0, 1.05 * top)
+    panel = Panel(LEFT, y, WIDTH, HEIGHT, across, up)
+    drawing.text(panel.x, y - 10, name, bold=True)
+    drawing.rect(panel.x, y, panel.width, panel.height, fill=LIGHT.back)
+    axis_up(drawing, panel, 4)
+    return panel
 
 
-def _mark_largest(drawing: Drawing, report: BatchReport, batch: IntArray) -> None:
-    """Draw where the largest batch that fits is, if it is in the picture."""
-    largest = report.max_global_batch_size
-    if not 0 < largest <= int(batch.max()):
-        return
-    x = LEFT + WIDTH * largest / int(batch.max())
-    drawing.path(f"M{x:.1f} {TOP:.1f}v{HEIGHT:.1f}", stroke=GREY, dashes="2 3")
-    said = f"at least {largest} fit" if report.no_larger else f"largest that fits: {largest}"
-    drawing.text(x - 6, TOP + 14, said, size=11, anchor="end", halo=True)
-
-
-def _frame(drawing: Drawing, panel: _Panel, unit: Unit) -> None:
-    drawing.rect(LEFT, panel.y, WIDTH, HEIGHT, fill="#f7f7f7")
-    for tick in ticks(panel.top / unit.size, 4):
-        level = panel.level(tick * unit.size)
-        drawing.path(f"M{LEFT:.0f} {level:.1f}h{WIDTH:.0f}", stroke="#dddddd")
-        drawing.text(LEFT - 8, level + 4, f"{tick:g}", size=11, anchor="end", fill=GREY)
-
-
-def _line(
-    drawing: Drawing, batch: IntArray, values: FloatArray, panel: _Panel, colour: int
+def _draw_line(
+    drawing: Drawing, panel: Panel, batch: IntArray, values: FloatArray, colour: str
 ) -> None:
     """Draw `values` over `batch`, as far as they are in the panel."""
-    most = int(batch.max())
-    inside = values <= panel.top
-    points = [
-        f"{LEFT + WIDTH * b / most:.1f} {panel.level(float(v)):.1f}"
-        for b, v in zip(batch[inside].tolist(), values[inside].tolist(), strict=True)
-    ]
-    if points:
-        drawing.path("M" + "L".join(points), stroke=colour_of(colour), width=2)
+    inside = values <= panel.up.high
+    pairs = zip(batch[inside].tolist(), values[inside].tolist(), strict=True)
+    drawing.line([panel.place(size, value) for size, value in pairs], stroke=colour)
+
+
+def _mark_largest(drawing: Drawing, panel: Panel, report: BatchReport) -> None:
+    """Draw where the largest batch that fits is, if it is in the picture."""
+    largest = report.max_global_batch_size
+    if not 0 < largest <= panel.across.high:
+        return
+    x = panel.x_of(largest)
+    drawing.path(f"M{x:.1f} {panel.y:.1f}v{panel.height:.1f}", stroke=LIGHT.muted, dashes="2 3")
+    words = f"at least {largest} fit" if report.no_larger else f"largest that fits: {largest}"
+    drawing.text(x - 6, panel.y + 14, words, size=TEXT, anchor="end", halo=True)
 
 
 def write_batch_files(folder: Path, report: BatchReport, topology: Topology) -> None:
@@ -122,7 +96,7 @@ def write_batch_files(folder: Path, report: BatchReport, topology: Topology) -> 
 
 
 def sweep_columns(report: BatchReport) -> dict[str, list[object]]:
-    """Return the sweep as columns; batches are those of all replicas together."""
+    """Return the sweep as columns; a batch is that of all replicas together."""
     table = report.table
     columns: dict[str, list[object]] = {
         name: (table.sizes[:, place] * (report.replicas if name == BATCH else 1)).tolist()
@@ -137,17 +111,13 @@ def sweep_columns(report: BatchReport) -> dict[str, list[object]]:
 
 
 def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:
-    """Return what each formula is of, as text, and in both notations."""
+    """Return what each formula is of, and the formula as text and in LaTeX."""
     unrounded = ", before the allocator rounds" if report.rounding_bytes > 1 else ""
-    found = [
-        (
-            f"peak bytes of tensors on device {device}{unrounded}{_range(peak)}",
-            peak.text(),
-            peak.latex(),
-        )
+    formulas = [
+        (f"peak bytes of tensors on device {device}{unrounded}{_range(peak)}", peak)
         for device, peak in enumerate(report.peaks)
     ]
-    found.append(("FLOPs of the whole model", report.flops.text(), report.flops.latex()))
+    formulas.append(("FLOPs of the whole model", report.flops))
     alone = ", without sums over replicas" if report.replicas > 1 else ""
     for latency in report.latencies:
         sizes = latency.checked_at
@@ -157,19 +127,19 @@ def _named_formulas(report: BatchReport) -> list[tuple[str, str, str]]:
             for name, a, b in zip(latency.formula.symbols, low, high, strict=True)
         )
         name = f"latency in seconds{alone}{unrounded}, equal to the simulation for {where}"
-        found.append((name, latency.formula.text(), latency.formula.latex()))
-    return found
+        formulas.append((name, latency.formula))
+    return [(name, formula.text(), formula.latex()) for name, formula in formulas]
 
 
 def _range(formula: MaxFormula) -> str:
-    """Return for what sizes a formula holds, where not for all."""
+    """Return for which sizes a formula holds; empty for all."""
     ends = [(name, *formula.range_of(name)) for name in formula.symbols]
-    said = [
+    ranges = [
         f"{name} from {low}" + (f" to {high}" if high is not None else "")
         for name, low, high in ends
         if low > 1 or high is not None
     ]
-    return f", for {' and '.join(said)}" if said else ""
+    return f", for {' and '.join(ranges)}" if ranges else ""
 
 
 def _formulas_text(report: BatchReport) -> str:

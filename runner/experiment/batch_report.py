@@ -1,4 +1,4 @@
-"""What a plan comes to at other batch sizes, from one capture: formulas, limits and a sweep."""
+"""What a plan costs at other batch sizes, from one capture: formulas, limits and a sweep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from fxpart.cost.symbolic.peak import cost_formula, peak_formulas
 from fxpart.cost.symbolic.sweep import BATCH, Sums, SweepTable, sweep
 from fxpart.cost.tables import LatencySource, memory_tables
 from fxpart.errors import InfeasibleError
-from runner.output.units import format_size
+from runner.output.units import GIB, format_size
 
 __all__ = ["BatchReport", "batch_line", "batch_metrics", "batch_report"]
 
@@ -25,10 +25,10 @@ class BatchReport:
     """One plan at other sizes. A batch is that of one replica, of `replicas`."""
 
     sizes: dict[str, int]
-    """What the plan was made for."""
+    """Those that the plan was made for."""
     replicas: int
     rounding_bytes: int
-    """What the allocator rounds tensors up to."""
+    """The allocator rounds tensors up to a multiple of it."""
     peaks: tuple[MaxFormula, ...]
     """Bytes of tensors on each device, before the allocator rounds them."""
     flops: MaxFormula
@@ -38,11 +38,11 @@ class BatchReport:
     max_batch_size: int
     """The largest that fits the devices, rounding included; 0 where none does."""
     no_larger: str | None
-    """Why no larger batch was looked at, where `max_batch_size` is not a limit of memory."""
+    """Why the search ended, where `max_batch_size` is not a limit of memory."""
     smallest_memory_bytes: tuple[int, ...]
     """What each device must have for tensors at `sizes`, rounding included."""
     table: SweepTable
-    """A row for each batch size, as it is planned: rounding and sums over replicas included."""
+    """A row for each batch size, rounding and sums over replicas included."""
 
     @property
     def max_global_batch_size(self) -> int:
@@ -61,17 +61,17 @@ def batch_report(
     most: int,
     sums: Sums | None = None,
 ) -> BatchReport:
-    """Return what `assignment` costs at batch sizes from 1 to `most`, and where its limits are.
+    """Return what `assignment` costs at batch sizes from 1 to `most`, and its limits.
 
     Args:
-        symbolic: what is placed, as it is placed.
-        problem: of it at `sizes`.
+        symbolic: the placed graph, its sizes symbolic.
+        problem: the same at `sizes`.
         assignment: of that problem.
         latency: how long operators take.
         sizes: a value for each symbol.
         rounding_bytes: what the allocator rounds to.
         most: the largest batch of the sweep.
-        sums: what replicas that share a batch add up; None where there is one.
+        sums: what replicas that share a batch add up; None for one replica.
 
     Raises:
         SpecError: for measured times, which hold for one size only.
@@ -110,7 +110,7 @@ def batch_report(
 
 
 def _no_larger(largest: int, captured_to: int | None) -> str | None:
-    """Return why nothing above `largest` was looked at, None where memory is the limit."""
+    """Return why the search ended at `largest`, None where memory is the limit."""
     if largest == captured_to:
         return "the model was captured up to there"
     return "the search ends there" if largest == MOST else None
@@ -118,7 +118,7 @@ def _no_larger(largest: int, captured_to: int | None) -> str | None:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Rounding:
-    """Peaks as the allocator rounds them, which is no polynomial."""
+    """Peaks of rounded sizes, for which there is no polynomial."""
 
     symbolic: SymbolicGraph
     assignment: Assignment
@@ -139,7 +139,7 @@ def _largest(
         high = largest_batch(peaks, limits, **fixed)
     except InfeasibleError:
         return 0
-    # Rounding only adds: what does not fit without it does not fit with it.
+    # Rounding only adds: no batch above `high` fits with it.
     least, _ = peaks[0].range_of(BATCH)
     low = least - 1
     while low < high:
@@ -153,15 +153,15 @@ def _largest(
 
 
 def batch_metrics(report: BatchReport) -> dict[str, float]:
-    """Return the metrics of a report; sizes are in GiB (2^30)."""
+    """Return the metrics of a report by name."""
     return {
         "max_batch_size": float(report.max_global_batch_size),
-        "smallest_device_memory_gib": max(report.smallest_memory_bytes) / 2**30,
+        "smallest_device_memory_gib": max(report.smallest_memory_bytes) / GIB,
     }
 
 
 def batch_line(report: BatchReport) -> str:
-    """Return where the limits are, in one line."""
+    """Return the limits in one line."""
     needed = max(report.smallest_memory_bytes)
     batch = report.sizes[BATCH] * report.replicas
     largest = str(report.max_global_batch_size)

@@ -1,4 +1,4 @@
-"""Carrying a plan out on this machine: `local` in this process, `pipeline` in one a stage."""
+"""A plan carried out on this machine: `local` in this process, `pipeline` in one per stage."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -39,24 +39,24 @@ __all__ = ["STAGES_FOLDER", "carry_out", "check_execute"]
 
 STAGES_FOLDER = "stages"
 _SEEDS = 2**63
-"""What torch takes as a seed is below."""
+"""Torch's seeds are below this."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Task:
-    """What is carried out."""
+    """A plan to carry out."""
 
     config: Config
     spec: ModelSpec
     real: "RealModel"
     problem: Problem
     planned: Assignment
-    """Of the operators of `problem`."""
+    """Places the operators of `problem`."""
     placed: Assignment
-    """Of the operators of `real`: of a training step the forward alone."""
+    """Places the operators of `real`: of a training step the forward alone."""
     schedule: ScheduleResult | None
     chain: "Chain | None"
-    """The stages, where they are run or kept as such."""
+    """The stages, where they are run or saved."""
 
 
 def check_execute(config: Config) -> None:
@@ -88,7 +88,7 @@ def check_execute(config: Config) -> None:
 
 
 def _refuse_other_measurements(config: Config) -> None:
-    """Refuse to predict a run on one device, or with so many threads, by times of another."""
+    """Refuse to predict a run by times measured on another device or number of threads."""
     for name in ("device", "threads") if is_measured(config.latency) else ():
         measured, run = getattr(config.latency, name), getattr(config.execute, name)
         if measured != run:
@@ -110,19 +110,19 @@ def carry_out(
 ) -> Measured:
     """Run the plan and return what was measured beside what was predicted.
 
-    With ``execute.save_stages``, the stages are kept in ``stages`` below `folder`.
+    With ``execute.save_stages`` the stages are saved in ``stages`` below `folder`.
 
     Raises:
-        FxpartError: when it cannot be run, or computes something else than the unsplit model.
+        FxpartError: when it cannot be run, or its results differ from the unsplit model's.
 
     """
     from fxpart.execution.device import torch_threads
 
     real, execute = subject.real, config.execute
-    assert real is not None, "what is carried out has been built"
+    assert real is not None, "a model to run has been built"
     placed = _forward_assignment(subject, real, assignment)
     if schedule is not None and execute.name == "pipeline":
-        # Partitions that follow each other on a device are one stage, there as in the schedule.
+        # Consecutive partitions of a device are one stage, as in the schedule.
         placed = _by_device(placed.device_of, schedule.devices)
     with torch_threads(execute.threads):
         in_stages = execute.name == "pipeline" or execute.save_stages
@@ -134,7 +134,7 @@ def carry_out(
 
 
 def _forward_assignment(subject: Subject, real: "RealModel", planned: Assignment) -> Assignment:
-    """Return the plan for what is run: of a training step its forward, where it was placed."""
+    """Return the placement of what is run: of a training step its forward."""
     if not subject.exported_names:
         return planned
     device_of = forward_devices(planned.device_of, subject.exported_names, real.graph)
@@ -150,7 +150,7 @@ def _by_device(device_of: IntArray, devices: Sequence[int]) -> Assignment:
 
 
 def _local(task: _Task) -> Measured:
-    """Return what a run in this process shows beside what was predicted, backward included."""
+    """Measure a run in this process, backward included."""
     from fxpart.execution.local import run_local
 
     problem, home = task.problem, task.planned.device_of
@@ -184,7 +184,7 @@ def _local(task: _Task) -> Measured:
 def _step_s(
     config: Config, problem: Problem, assignment: Assignment, schedule: ScheduleResult
 ) -> float:
-    """Return the predicted step on this machine, where stages may have to share cores."""
+    """Return the predicted time of a step on this machine, where stages may share cores."""
     if config.execute.device != "cpu":
         return schedule.step_s
     cores = max(1, available_cores() // config.execute.threads)
@@ -195,21 +195,21 @@ def _step_s(
 def _engine_peaks(
     real: "RealModel", problem: Problem, assignment: Assignment, schedule: ScheduleResult
 ) -> dict[int, int]:
-    """Return the bytes that the process of each device's stage is predicted to hold."""
+    """Return the bytes that each device's stage is predicted to hold in its process."""
     graph, training = real.graph, schedule.training
     peaks = engine_peak_bytes(
         schedule.name,
         engine_stages(problem, assignment),
         schedule.microbatches,
         training=training,
-        # The graph of a training step returns the loss, its forward what the engine keeps.
+        # A training step returns the loss, its forward what the engine keeps.
         result_bytes=int(graph.value_bytes[graph.value_is_output].sum()) if training else 0,
     )
     return dict(zip(schedule.devices, peaks, strict=True))
 
 
 def _run_stages(task: _Task, chain: "Chain") -> "PipelineRun":
-    """Run a step in a process for each stage."""
+    """Run a step in one process per stage."""
     from fxpart.execution.pipeline_run import run_pipeline
     from fxpart.execution.real_model import drawn_microbatches
 
@@ -226,15 +226,15 @@ def _run_stages(task: _Task, chain: "Chain") -> "PipelineRun":
 
 
 def _gradients_apart(run: "PipelineRun") -> float | None:
-    """Return the larger difference, of weights of one stage or of several; None without both."""
+    """Return the larger of the differences of tied and of other weights; None without both."""
     shares = (run.gradient_difference, run.tied_gradient_difference)
     return max((share for share in shares if share is not None), default=None)
 
 
 def _pipeline(task: _Task) -> Measured:
-    """Return what a step in a process for each stage shows beside what was predicted of it."""
+    """Measure a step in one process per stage."""
     chain, schedule = task.chain, task.schedule
-    assert chain is not None, "it was made where it is needed"
+    assert chain is not None, "a pipeline has stages"
     assert schedule is not None, "a pipeline has a schedule"
     run = _run_stages(task, chain)
     peaks = _engine_peaks(task.real, task.problem, task.planned, schedule)
@@ -271,4 +271,4 @@ def _save(real: "RealModel", chain: "Chain", folder: Path) -> None:
 
 
 WAYS: Mapping[str, Callable[[_Task], Measured]] = {"local": _local, "pipeline": _pipeline}
-"""What carries a plan out, beside ``none``."""
+"""The values of ``execute`` beside ``none``."""

@@ -1,7 +1,7 @@
 """One experiment: a typed `Config` in, a placement and its cost out.
 
-Where the plan is also carried out, `carried_out` adds what was measured. Nothing is written but
-stages, and these only when they are asked for.
+`carried_out` adds what was measured where the plan is also run. No file is written but stages, if
+`config` asks for them.
 """
 
 import time
@@ -48,7 +48,7 @@ LARGEST = 100
 """Tensors of each device that are listed at its peak."""
 
 
-# Without slots, for what is worked out when it is first asked for.
+# Without slots, for the cached property.
 @dataclass(frozen=True, eq=False)
 class Result:
     """What an experiment found."""
@@ -62,7 +62,7 @@ class Result:
     batch_size: int = 1
     """Examples in one input, of all replicas together."""
     measured_on: str | None = None
-    """What the operators were measured on, where their times come from measurements."""
+    """The device whose operators were measured, where times come from measurements."""
     schedule: ScheduleResult | None = None
     """The pipeline that was asked for."""
     replicas: Replicas | None = None
@@ -84,7 +84,7 @@ class Result:
 
 
 def model_spec(config: Config) -> ModelSpec:
-    """Return what `config.model` says as the library takes it; its batch is that of a replica."""
+    """Return `config.model` as the library takes it; its batch is that of a replica."""
     model = config.model
     return ModelSpec(
         name=model.name,
@@ -102,10 +102,10 @@ def plan(config: Config, spec: ModelSpec) -> Result:
     """Return the placement that `config` asks for and what it costs; `spec` is its `model_spec`.
 
     Raises:
-        FxpartError: for anything that the user can mend, the model not fitting among it.
+        FxpartError: for anything that the user can mend, such as a model that does not fit.
 
     """
-    # What is cheap to refuse is refused before the model is captured.
+    # Cheap checks come before the capture.
     check(config)
     place = make_mode(config.mode.name, config.mode.options)
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
@@ -156,7 +156,7 @@ def _batches(
     times: LatencySource,
     replicas: Replicas | None,
 ) -> BatchReport | None:
-    """Return what the plan comes to at other sizes, where that was asked for."""
+    """Return what the plan costs at other sizes, where `config` asks for that."""
     if subject.symbolic is None or config.capture.symbolic == "none":
         return None
     sums = None
@@ -176,12 +176,12 @@ def _batches(
 
 
 def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -> Result:
-    """Return `result`, which `plan` returned, with what was measured if `config` asks for that.
+    """Return the `result` of `plan` with what was measured, if `config` asks for a run.
 
-    Stages that are to be kept are written below `folder`.
+    Stages that are to be saved are written below `folder`.
 
     Raises:
-        FxpartError: when the plan cannot be carried out, or computes something else.
+        FxpartError: when the plan cannot be carried out, or its results differ.
 
     """
     if config.execute.name == "none":
@@ -200,10 +200,10 @@ def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -
 
 
 def check(config: Config) -> None:
-    """Refuse what can be refused without a model: what does not exist, or does not go together.
+    """Check all that can be checked without a model.
 
     Raises:
-        SpecError: in one line, with what to write instead.
+        SpecError: for what does not exist or does not go together, with what to write instead.
 
     """
     depth_of(config.granularity)
@@ -216,7 +216,7 @@ def check(config: Config) -> None:
     symbols_of(config)
     if config.batch_sweep < 1:
         raise SpecError(f"batch_sweep={config.batch_sweep} must be 1 or more")
-    # Before the latency, whose device and threads are those of the run where nothing else is said.
+    # Before the latency, whose device and threads are by default those of the run.
     check_execute(config)
     check_latency(config)
 
@@ -225,15 +225,12 @@ def _placed(config: Config, problem: Problem, place: Place) -> Assignment:
     try:
         assignment = place(problem)
     except InfeasibleError as error:
-        if not _finer_may_fit(problem, config.granularity):
+        room = int(problem.topology.memory_bytes.sum())
+        finer_may_fit = int(problem.memory.weight_bytes.sum()) <= room
+        if config.granularity == "operator" or not finer_may_fit:
             raise
         raise _with_advice(error, config.granularity) from error
     return saturate(problem, assignment) if config.devices.saturate_host else assignment
-
-
-def _finer_may_fit(problem: Problem, granularity: str) -> bool:
-    room = int(problem.topology.memory_bytes.sum())
-    return granularity != "operator" and int(problem.memory.weight_bytes.sum()) <= room
 
 
 def _with_advice(error: InfeasibleError, granularity: str) -> InfeasibleError:

@@ -1,27 +1,29 @@
-"""The numbers that sum up a run, under the names that every table, file and dashboard uses."""
+"""The values of a run's metrics; `runner.output.metrics` says what each of them is."""
 
 from runner.experiment.batch_report import batch_metrics
 from runner.experiment.experiment import Result
 from runner.experiment.measured import measured_metrics
-from runner.experiment.memory_report import training_bytes
+from runner.experiment.memory_report import training_metrics
 from runner.experiment.pipeline_schedule import schedule_metrics
 from runner.experiment.replicas import replica_metrics
+from runner.output.metrics import DEVICE_METRICS, SERIES
+from runner.output.units import GIB
 
-__all__ = ["GIB", "INFEASIBLE", "device_columns", "headline", "memory_series"]
-
-GIB = 2**30
+__all__ = ["INFEASIBLE", "device_columns", "headline", "memory_series"]
 
 INFEASIBLE = {"feasible": 0.0}
-"""All that a run without a placement has to say."""
+"""The metrics of a run without a placement."""
 
 
 def headline(result: Result) -> dict[str, float]:
-    """Return the metrics of a finished run; the unit is in the name, sizes are in GiB (2^30)."""
+    """Return the metrics of a finished run by name."""
     e, graph = result.evaluation, result.captured.graph
+    trains = bool(result.problem.graph.is_backward.any())
     return {
         "latency_ms": e.latency_s * 1e3,
         "throughput_per_s": e.throughput_per_s,
-        "examples_per_s": _examples_per_s(result),
+        # A schedule runs microbatches, each of the batch size.
+        "examples_per_s": (result.schedule or e).throughput_per_s * result.batch_size,
         "partitions": float(e.partitions),
         "devices_used": float(e.devices_used),
         "replicas": float(e.replicas),
@@ -36,7 +38,7 @@ def headline(result: Result) -> dict[str, float]:
         "partition_s": result.partition_s,
         "operators": float(graph.n_ops),
         "weights_gib": graph.total_weight_bytes / GIB,
-        **_training_metrics(result),
+        **(training_metrics(result.peaks) if trains else {}),
         **(replica_metrics(result.replicas) if result.replicas else {}),
         **(batch_metrics(result.batches) if result.batches else {}),
         **(schedule_metrics(result.schedule) if result.schedule else {}),
@@ -44,56 +46,21 @@ def headline(result: Result) -> dict[str, float]:
     }
 
 
-def _examples_per_s(result: Result) -> float:
-    """Return the throughput in examples, which runs of several batch sizes can be compared by.
-
-    A schedule runs microbatches, each of the batch size.
-    """
-    found = result.schedule or result.evaluation
-    return found.throughput_per_s * result.batch_size
-
-
-def _training_metrics(result: Result) -> dict[str, float]:
-    """Return, of a training step, what the fullest device holds of it at its peak."""
-    if not result.problem.graph.is_backward.any():
-        return {}
-    found = training_bytes(result.peaks)
-    return {f"{name}_gib": size / GIB for name, size in found.items()}
-
-
 def device_columns(result: Result) -> dict[str, list[object]]:
-    """Return the per-device table, a list for each column.
-
-    What is free is for tensors: less than what is not held, where some of it is reserved.
-    """
-    uses = result.evaluation.devices
-    columns: dict[str, list[object]] = {
-        "device": [use.logical_id for use in uses],
-        "accelerator": [use.name for use in uses],
-        "partitions": [len(use.partitions) for use in uses],
-        "operators": [use.operators for use in uses],
-        "weights_gib": [use.weight_bytes / GIB for use in uses],
-        "optimizer_state_gib": [use.state_bytes / GIB for use in uses],
-        "peak_gib": [use.peak_bytes / GIB for use in uses],
-        "static_gib": [use.static_bytes / GIB for use in uses],
-        "memory_gib": [use.total_bytes / GIB for use in uses],
-        "reserved_gib": [use.reserved_bytes / GIB for use in uses],
-        "free_gib": [use.free_bytes / GIB for use in uses],
-        "load_ms": [use.load_s * 1e3 for use in uses],
-        "received_gib": [use.received_bytes / GIB for use in uses],
+    """Return the table of devices, a list for each column, without optional columns of zeros."""
+    columns = {
+        metric.name: [metric.logged(use) for use in result.evaluation.devices]
+        for metric in DEVICE_METRICS
     }
-    # A run without an optimizer or a reserve has no columns of zeros for them.
-    for name in ("optimizer_state_gib", "reserved_gib"):
-        if not any(columns[name]):
-            del columns[name]
-    return columns
+    empty = {m.name for m in DEVICE_METRICS if m.optional and not any(columns[m.name])}
+    return {name: values for name, values in columns.items() if name not in empty}
 
 
-def memory_series(result: Result) -> list[tuple[int, float]]:
-    """Return GiB held while each operator runs, on the device that runs it, by operator index."""
+def memory_series(result: Result) -> dict[str, list[tuple[int, float]]]:
+    """Return GiB held while each operator runs, on its device: by metric, with the operator."""
     points = [
         (int(op), float(held) / GIB)
         for profile in result.evaluation.memory
         for op, held in zip(profile.op, profile.held_bytes, strict=True)
     ]
-    return sorted(points)
+    return {SERIES.name: sorted(points)}

@@ -1,10 +1,10 @@
-"""Where memory is fullest and what lies there, in the words of the terminal, files and MLflow."""
+"""Where memory is fullest and what is held there, for the terminal, files and MLflow."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from fxpart.cost.peak_tensors import DevicePeak, LiveTensor
 from fxpart.cost.storage_kinds import KINDS
-from runner.output.units import size_unit
+from runner.output.units import GIB, size_unit
 
 __all__ = [
     "MANY",
@@ -12,7 +12,7 @@ __all__ = [
     "peak_line",
     "peak_rows",
     "tensor_columns",
-    "training_bytes",
+    "training_metrics",
 ]
 
 MANY = dict(
@@ -32,19 +32,17 @@ MANY = dict(
     )
 )
 """What several storages of each kind are called."""
-
-_OF_TRAINING = ("optimizer state", "gradient", "saved activation")
 _WORTH_A_WORD = 0.01
-"""Kinds below this share of a peak are added up as other."""
+"""Kinds below this share of a peak are added up as "other"."""
 
 
 def fullest(peaks: Sequence[DevicePeak]) -> DevicePeak:
-    """Return the peak with the most bytes, of several the first device's."""
+    """Return the peak with the most bytes; of equal ones the first."""
     return max(peaks, key=lambda peak: peak.bytes)
 
 
 def peak_line(peaks: Sequence[DevicePeak]) -> str:
-    """Return where the fullest device has its peak, and what it holds then, in one line."""
+    """Return in one line where the fullest device has its peak, and what it holds there."""
     peak = fullest(peaks)
     unit = size_unit(peak.bytes)
     large = {
@@ -53,7 +51,7 @@ def peak_line(peaks: Sequence[DevicePeak]) -> str:
         if size >= _WORTH_A_WORD * peak.bytes
     }
     rest = peak.bytes - sum(large.values())
-    # What would be shown as 0.00 is not worth a word even added up.
+    # A remainder that would be shown as 0.00 is left out.
     shown = {**large, "other": rest} if float(unit.show(rest)) else large
     parts = ", ".join(f"{name} {unit.show(size)}" for name, size in shown.items())
     where = f"{peak.module or peak.op_name} ({peak.doing})"
@@ -61,17 +59,18 @@ def peak_line(peaks: Sequence[DevicePeak]) -> str:
     return f"device {peak.device} holds {held} at {where}: {parts}"
 
 
-def training_bytes(peaks: Sequence[DevicePeak]) -> Mapping[str, int]:
-    """Return what only training has, at the peak of the fullest device.
-
-    By ``optimizer_state``, ``gradients`` and ``saved_activations``; 0 for what is not there then.
-    """
-    peak = fullest(peaks)
-    return {MANY[kind].replace(" ", "_"): peak.by_kind.get(kind, 0) for kind in _OF_TRAINING}
+def training_metrics(peaks: Sequence[DevicePeak]) -> dict[str, float]:
+    """Return the metrics of what only training holds, at the peak of the fullest device."""
+    held_bytes = fullest(peaks).by_kind
+    return {
+        "optimizer_state_gib": held_bytes.get("optimizer state", 0) / GIB,
+        "gradients_gib": held_bytes.get("gradient", 0) / GIB,
+        "saved_activations_gib": held_bytes.get("saved activation", 0) / GIB,
+    }
 
 
 def peak_rows(peaks: Sequence[DevicePeak], top: int | None = None) -> list[dict[str, object]]:
-    """Return each peak as plain values, with its `top` largest tensors (None for all it has)."""
+    """Return each peak as plain values with its `top` largest tensors, or all that it lists."""
     return [
         {
             **{name: getattr(peak, name) for name in DevicePeak.__slots__},
@@ -85,10 +84,7 @@ def peak_rows(peaks: Sequence[DevicePeak], top: int | None = None) -> list[dict[
 
 
 def tensor_columns(peaks: Sequence[DevicePeak], top: int | None = None) -> dict[str, list[object]]:
-    """Return the `top` largest tensors at the peak of each device (None for all that are listed).
-
-    As a table: a list for each column.
-    """
+    """Return the `top` largest tensors at each device's peak, or all listed, as columns."""
     rows = [(peak, tensor) for peak in peaks for tensor in peak.tensors[:top]]
     return {
         "device": [peak.device for peak, _ in rows],

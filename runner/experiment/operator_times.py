@@ -1,4 +1,4 @@
-"""How long operators take, as the configuration asks: assumed, measured, or fitted to measures."""
+"""How long operators take: assumed, measured, or fitted to measurements."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ __all__ = ["check_latency", "is_measured", "operator_times"]
 
 
 def check_latency(config: Config) -> None:
-    """Raise `SpecError` for a source of times that does not exist or cannot be had."""
+    """Raise `SpecError` for a source of times that does not exist or cannot be used."""
     latency = config.latency
     if latency.source not in SOURCES:
         raise SpecError(
@@ -38,7 +38,7 @@ def check_latency(config: Config) -> None:
 
 
 def _check_measurable(config: Config) -> None:
-    """Refuse to measure what is not of the model itself, or at more sizes than one."""
+    """Refuse to measure operators that are not the model's own, or at more sizes than one."""
     if symbols_of(config):
         asked = (
             f"data_parallel={config.data_parallel}"
@@ -65,7 +65,7 @@ def is_measured(latency: LatencyConfig) -> bool:
 def operator_times(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
     """Return where the times of the subject's operators come from.
 
-    `model` is the `ModelSpec.key` of the model. Measurements are kept beside the captured graphs.
+    `model` is the `ModelSpec.key` of the model. Measurements are cached beside the captured graphs.
 
     Raises:
         FxpartError: when operators cannot be measured, or a calibration cannot be read.
@@ -93,7 +93,7 @@ def _fitted(config: Config, subject: Subject, model: Mapping[str, object]) -> La
 
 
 def _profile(config: Config, subject: Subject, model: Mapping[str, object]) -> OperatorProfile:
-    """Return the measured times of the subject's operators, from disk where they are there."""
+    """Return the measured times of the subject's operators, from the cache where they are in it."""
     latency, graph = config.latency, subject.captured.graph
     cache_dir = Path(config.capture.cache_dir) if config.capture.use_cache else None
     key = {
@@ -107,9 +107,9 @@ def _profile(config: Config, subject: Subject, model: Mapping[str, object]) -> O
         "repeats": latency.repeats,
     }
     path = profile_path(cache_dir, key, latency.device) if cache_dir else None
-    known = read_profile(path, graph) if path else None
-    if known is not None:
-        return known
+    cached = read_profile(path, graph) if path else None
+    if cached is not None:
+        return cached
     with progress(f"measuring {graph.n_ops} operators on {latency.device}"):
         measured = _measured(latency, subject, cache_dir)
     if path:
@@ -136,4 +136,4 @@ SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencyS
     "profiled": _profile,
     "calibrated": _fitted,
 }
-"""Where the times come from."""
+"""The values of ``latency.source``."""

@@ -12,7 +12,7 @@ from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_
 from fxpart.schedule.costs import PipelineCosts
 from runner.config.sections import Config
 from runner.output.terminal import counted
-from runner.output.units import format_s, format_size
+from runner.output.units import GIB, format_s, format_size
 
 __all__ = ["check_schedule", "schedule_line", "schedule_metrics", "scheduled"]
 
@@ -40,13 +40,13 @@ def check_schedule(config: Config) -> None:
 def scheduled(
     config: Config, problem: Problem, assignment: Assignment, sums: AllReduce | None = None
 ) -> ScheduleResult | None:
-    """Return the pipeline simulated, or None where no schedule was asked for.
+    """Return the simulated pipeline, or None without a schedule.
 
-    `sums` is what replicas sum: gradients and results once a step, after all that a device runs;
-    what is inside the model for each microbatch, in its forward.
+    `sums` is what replicas sum: gradients and results once a step, when a device has run all;
+    values inside the model for each microbatch, in its forward.
 
     Raises:
-        SpecError: for an assignment that is no row of stages.
+        SpecError: for an assignment that is no chain of stages.
         InfeasibleError: when the microbatches in flight do not fit a device.
 
     """
@@ -65,7 +65,7 @@ def scheduled(
 
 
 def _with_sums(costs: PipelineCosts, sums: AllReduce) -> PipelineCosts:
-    """Return `costs` with the sums of each device at its first stage."""
+    """Return `costs` with the sums of each device added to its first stage."""
     within_s, reduce_s = sums.within_s.tolist(), (sums.busy_s - sums.within_s).tolist()
     stages = list(costs.stages)
     for device in dict.fromkeys(stage.device for stage in stages):
@@ -77,17 +77,16 @@ def _with_sums(costs: PipelineCosts, sums: AllReduce) -> PipelineCosts:
 def _does_not_fit(
     result: ScheduleResult, spec: DeviceSpec, device: int, peak: int
 ) -> InfeasibleError:
-    there = spec.memory_bytes
-    # In a pass forward nothing is kept for a backward, so that the order changes little.
-    other = result.training and result.name != "1f1b"
-    order = ", schedule=1f1b, which keeps fewer activations," if other else ","
+    # A forward pass keeps nothing for a backward, so that another order changes little.
+    order_helps = result.training and result.name != "1f1b"
+    order = ", schedule=1f1b, which keeps fewer activations," if order_helps else ","
     return InfeasibleError(
         f"schedule={result.name} with {counted(result.microbatches, 'microbatch', 'microbatches')}"
         f" holds {show_bytes(peak)} ({peak} bytes) on device {device}, which has"
-        f" {show_bytes(there)} ({there} bytes){describe_reserve([spec])}; take smaller"
-        f" microbatches, fewer of them{order} more stages, or larger devices",
+        f" {show_bytes(spec.memory_bytes)} ({spec.memory_bytes} bytes){describe_reserve([spec])};"
+        f" take smaller microbatches, fewer of them{order} more stages, or larger devices",
         needed_bytes=peak,
-        available_bytes=there,
+        available_bytes=spec.memory_bytes,
     )
 
 
@@ -104,10 +103,10 @@ def schedule_line(result: ScheduleResult) -> str:
 
 
 def schedule_metrics(result: ScheduleResult) -> dict[str, float]:
-    """Return the metrics of a schedule; the unit is in the name, sizes are in GiB (2^30)."""
+    """Return the metrics of a schedule by name."""
     return {
         "step_ms": result.step_s * 1e3,
         "bubble_pct": result.bubble_fraction * 100,
         "microbatches_per_s": result.throughput_per_s,
-        "schedule_peak_gib": max(result.peak_bytes) / 2**30,
+        "schedule_peak_gib": max(result.peak_bytes) / GIB,
     }

@@ -1,4 +1,4 @@
-"""Data parallelism as a configuration asks for it: devices and batch dealt out to replicas."""
+"""Data parallelism: devices and batch dealt out to replicas, and what their sums cost."""
 
 from dataclasses import dataclass, replace
 
@@ -10,7 +10,8 @@ from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
 from runner.config.sections import Config
-from runner.output.units import format_s, format_size
+from runner.output.terminal import counted
+from runner.output.units import GIB, format_s, format_size
 
 __all__ = ["Replicas", "check_replicas", "replica_metrics", "replicas_line", "with_sums"]
 
@@ -24,7 +25,7 @@ class Replicas:
 
 
 def check_replicas(config: Config) -> None:
-    """Raise `SpecError` where replicas cannot be, or lack what they need."""
+    """Raise `SpecError` for replicas that do not go with the rest of `config`."""
     replicas = config.data_parallel
     check_replica_count(replicas)
     check_bucket_bytes(config.all_reduce.bucket_bytes)
@@ -56,7 +57,7 @@ def with_sums(
     parallel: DataParallel,
     partial: IntArray,
 ) -> tuple[Evaluation, Replicas]:
-    """Return `evaluation`, which is of one replica, with the sums over all of them in its times."""
+    """Return the `evaluation` of one replica with the sums over all in its times, and these."""
     cost = all_reduce_cost(
         problem,
         assignment,
@@ -73,9 +74,9 @@ def replicas_line(replicas: Replicas) -> str:
     """Return what replicas cost in one line."""
     cost, count = replicas.cost, replicas.parallel.n_replicas
     most = int(cost.busy_s.argmax())
-    n_devices = replicas.parallel.replica.n_devices
+    devices = counted(replicas.parallel.replica.n_devices, "device")
     return (
-        f"{count} replicas of {n_devices} device{'' if n_devices == 1 else 's'}; all-reduce of"
+        f"{count} replicas of {devices}; all-reduce of"
         f" {format_size(int(cost.reduced_bytes[most]))} on device {most} takes"
         f" {format_s(float(cost.busy_s[most]))}, of which {format_s(float(cost.exposed_s[most]))}"
         " are waited for"
@@ -83,11 +84,11 @@ def replicas_line(replicas: Replicas) -> str:
 
 
 def replica_metrics(replicas: Replicas) -> dict[str, float]:
-    """Return the metrics of replicas; the unit is in the name, sizes are in GiB (2^30)."""
+    """Return the metrics of replicas by name."""
     cost = replicas.cost
     return {
         "data_parallel": float(replicas.parallel.n_replicas),
-        "all_reduce_gib": float(cost.reduced_bytes.max()) / 2**30,
+        "all_reduce_gib": float(cost.reduced_bytes.max()) / GIB,
         "all_reduce_ms": float(cost.busy_s.max()) * 1e3,
         "exposed_all_reduce_ms": float(cost.exposed_s.max()) * 1e3,
     }

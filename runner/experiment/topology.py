@@ -1,4 +1,4 @@
-"""From three sections of the configuration to devices and links."""
+"""Devices and links from the configuration."""
 
 from fxpart.core.reserve import Reserve, with_reserve
 from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
@@ -13,7 +13,7 @@ def build_topology(
 ) -> Topology:
     """Return the devices, pool by pool, with `transfer_rate` between those of one machine.
 
-    Of each that is not the host itself, `reserve` is taken away; without one nothing is.
+    `reserve` is taken from the memory of each that is not the host itself.
 
     Raises:
         SpecError: for a number that makes no sense, machines that do not match the pools, or a
@@ -26,7 +26,13 @@ def build_topology(
             f"devices.nodes names the machines of {len(nodes)} pools, there are"
             f" {len(devices.pools)}; give one for each"
         )
-    taken = _reserve(reserve or ReserveConfig())
+    reserve = reserve or ReserveConfig()
+    taken = Reserve(
+        context_bytes=reserve.context_bytes,
+        workspace_bytes=reserve.workspace_bytes,
+        rounding_bytes=reserve.rounding_bytes,
+        fragmentation=reserve.fragmentation,
+    )
     built = tuple(
         _device(pool, node, taken)
         for pool, node in zip(devices.pools, nodes, strict=True)
@@ -37,17 +43,8 @@ def build_topology(
 
 
 def rounding_bytes(devices: DevicesConfig, reserve: ReserveConfig) -> int:
-    """Return what sizes are rounded to; 1 where every device is the host itself."""
+    """Return what sizes are rounded up to; 1 where every device is the host itself."""
     return 1 if all(pool.on_host for pool in devices.pools) else reserve.rounding_bytes
-
-
-def _reserve(reserve: ReserveConfig) -> Reserve:
-    return Reserve(
-        context_bytes=reserve.context_bytes,
-        workspace_bytes=reserve.workspace_bytes,
-        rounding_bytes=reserve.rounding_bytes,
-        fragmentation=reserve.fragmentation,
-    )
 
 
 def _device(pool: PoolConfig, node: int, reserve: Reserve) -> DeviceSpec:

@@ -1,4 +1,4 @@
-"""What a configuration says of a training step beyond the model: updates, recomputation."""
+"""The options of a training step: updates and recomputation."""
 
 from fxpart.core.optimizer import Optimizer
 from fxpart.core.phases import StepOptions
@@ -56,13 +56,13 @@ def check_training(config: Config) -> None:
 
 
 def _refuse_what_is_not_run(config: Config) -> None:
-    """Refuse to carry out what the runs here leave out, which the plan would then count."""
-    wrong = {
+    """Refuse to run what a run here leaves out and the plan would count."""
+    unsupported = {
         "optimizer=none": config.optimizer.name != "none",
         "phase.train_mode=false": config.phase.train_mode,
         "checkpointing=none": config.checkpointing != "none",
     }
-    missing = " ".join(override for override, is_wrong in wrong.items() if is_wrong)
+    missing = " ".join(override for override, is_set in unsupported.items() if is_set)
     if missing:
         raise SpecError(
             f"execute={config.execute.name} runs forward and backward to be compared with the"

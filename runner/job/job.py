@@ -254,7 +254,7 @@ def _log(result: Result, folder: Path, tracked: RunLog) -> None:
     tracked.log(
         # Cells of MLflow's tables show a number whole or cut off; seven digits are whole.
         metrics={name: float(f"{value:.7g}") for name, value in headline(result).items()},
-        series={"memory_gib": memory_series(result)},
+        series=memory_series(result),
         tables={
             "devices": device_columns(result),
             "largest_tensors": tensor_columns(result.peaks, SHOWN_TENSORS),

@@ -1,1 +1,1 @@
-"""What a run shows and writes: terminal, figures, text and JSON files."""
+"""What a run prints and writes: terminal, metrics, figures, traces, text and JSON files."""

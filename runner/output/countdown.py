@@ -1,7 +1,4 @@
-"""How far a long row of like things is: a bar on a terminal, a line now and then in a log.
-
-On stderr, as results may be piped elsewhere.
-"""
+"""Progress of many equal pieces of work on stderr: a bar on a terminal, else a line at times."""
 
 import sys
 from collections.abc import Callable
@@ -16,23 +13,23 @@ __all__ = ["Countdown", "say", "time_text"]
 
 _EVERY_S = 15.0
 """Between two lines in a log."""
-_TELLING = 3
-"""Things that have to be done before they say how long the others take."""
+_ENOUGH = 3
+"""Pieces that have to be done before the time of the others is estimated."""
 
 
 class Countdown:
-    """Counts `total` things, called by the plural `noun`."""
+    """Counts `total` pieces of work, named by the plural `noun`."""
 
     def __init__(self, noun: str, total: int) -> None:
         """Start the clock."""
         self._noun, self._total = noun, total
         self._done = self._ran = 0
-        self._start_s = self._said_s = self._first_end_s = monotonic()
+        self._start_s = self._line_s = self._first_end_s = monotonic()
         self._bar: Progress | None = None
 
     def start(self) -> None:
-        """Start the clock anew, and on a terminal the bar."""
-        self._start_s = self._said_s = monotonic()
+        """Start the clock again, and on a terminal the bar."""
+        self._start_s = self._line_s = monotonic()
         if sys.stderr.isatty():
             self._bar = _bar(self._noun, self._total)
             self._bar.start()
@@ -43,9 +40,9 @@ class Countdown:
             self._bar.stop()
 
     def add(self, tally: Callable[[], str], *, took_time: bool = True) -> None:
-        """Count one, which says nothing of the time to go unless it `took_time`.
+        """Count a piece, which counts for the estimate if it `took_time`.
 
-        `tally` returns in words how far it is.
+        `tally` returns the progress in words.
         """
         self._done += 1
         self._ran += took_time
@@ -53,25 +50,25 @@ class Countdown:
             self._first_end_s = monotonic()
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=self._done, tally=self._rest())
-        elif self._ran and self._done < self._total and monotonic() - self._said_s > _EVERY_S:
-            self._said_s = monotonic()
+        elif self._ran and self._done < self._total and monotonic() - self._line_s > _EVERY_S:
+            self._line_s = monotonic()
             say(f"{tally()}, {self._rest()}")
 
     @property
     def done(self) -> int:
-        """How many were counted."""
+        """The number of counted pieces."""
         return self._done
 
     @property
     def took(self) -> str:
-        """For instance `` in 3 min 40 s``; nothing where nothing took time."""
+        """The elapsed time, such as `` in 3 min 40 s``; empty where nothing took time."""
         return f" in {time_text(monotonic() - self._start_s)}" if self._ran else ""
 
     def _rest(self) -> str:
         left = self._total - self._done
-        if self._ran < _TELLING:
+        if self._ran < _ENOUGH:
             return f"{left} left"
-        # The first end is that of what comes once: processes that start, a model that is captured.
+        # Before the first end lies what comes once: processes start, a model is captured.
         each_s = (monotonic() - self._first_end_s) / (self._ran - 1)
         return f"{left} left, about {time_text(left * each_s)} to go"
 
@@ -87,7 +84,7 @@ def _bar(noun: str, total: int) -> "Progress":
         TextColumn("{task.fields[tally]}", markup=False),
         console=Console(stderr=True, markup=False, emoji=False),
         transient=True,
-        redirect_stdout=False,  # results may be piped elsewhere
+        redirect_stdout=False,  # stdout may be piped elsewhere
     )
     bar.add_task(noun, total=total, tally="")
     return bar
@@ -95,13 +92,13 @@ def _bar(noun: str, total: int) -> "Progress":
 
 def say(line: str) -> None:
     """Write a line to stderr."""
-    with suppress(OSError, ValueError):  # whoever read stderr may be gone
+    with suppress(OSError, ValueError):  # the reader of stderr may be gone
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
 
 def time_text(seconds: float) -> str:
-    """Return a time as a person says it: ``8 s``, ``3 min 20 s``, ``2 h 5 min``."""
+    """Return a time for people: ``8 s``, ``3 min 20 s``, ``2 h 5 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

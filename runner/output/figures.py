@@ -1,4 +1,4 @@
-"""The figures of a run: SVG files that open in any browser, without a network."""
+"""Which figures and traces a run gets; its two SVG files, which any browser opens offline."""
 
 from pathlib import Path
 
@@ -7,34 +7,24 @@ from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluation import Evaluation
 from fxpart.errors import SpecError
 from runner.output.memory_plot import memory_svg
-from runner.output.partition_plot import partition_overview_svg, partition_plot_svg, suits_boxes
-from runner.output.partition_summary import summarise
+from runner.output.partition_plot import partition_graph_svg
 from runner.output.text_files import write_text
 
-__all__ = [
-    "FIGURES",
-    "check_figures",
-    "memory_svg",
-    "partition_graph_svg",
-    "wants_figures",
-    "wants_traces",
-    "write_figures",
-]
+__all__ = ["check_figures", "wants_figures", "wants_traces", "write_figures"]
 
-FIGURES = ("auto", "all", "none")
-"""What ``figures=`` may be."""
+_CHOICES = ("auto", "all", "none")
 MOST_OPERATORS = 1000
-"""In a sweep ``auto`` draws no larger models: that would take longer than the rest of the job."""
+"""``auto`` draws no larger models in a sweep: that would take longer than the rest of the job."""
 
 
 def check_figures(figures: str) -> None:
-    """Raise `SpecError` for a choice of figures that does not exist."""
-    if figures not in FIGURES:
-        raise SpecError(f"figures={figures} does not exist; write {', '.join(FIGURES)}")
+    """Raise `SpecError` for a value of ``figures=`` that does not exist."""
+    if figures not in _CHOICES:
+        raise SpecError(f"figures={figures} does not exist; write {', '.join(_CHOICES)}")
 
 
 def wants_figures(figures: str, operators: int, *, in_sweep: bool) -> bool:
-    """Return whether the figures of a model of so many operators are drawn."""
+    """Return whether the figures of a model with so many operators are drawn."""
     small = not in_sweep or operators <= MOST_OPERATORS
     return figures == "all" or (figures == "auto" and small)
 
@@ -42,18 +32,6 @@ def wants_figures(figures: str, operators: int, *, in_sweep: bool) -> bool:
 def wants_traces(figures: str, *, in_sweep: bool) -> bool:
     """Return whether traces are written; those of a thousand jobs would fill a disk."""
     return figures == "all" or (figures == "auto" and not in_sweep)
-
-
-def partition_graph_svg(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> str:
-    """Return the partitions in lanes by device, and what is sent between them.
-
-    A few get a labelled box each and labelled arrows; of many only boxes are drawn, and what is
-    sent is added up by pair of devices.
-    """
-    summary = summarise(graph, assignment, evaluation)
-    if suits_boxes(summary):
-        return partition_plot_svg(summary, assignment, evaluation)
-    return partition_overview_svg(summary, evaluation)
 
 
 def write_figures(

@@ -1,4 +1,4 @@
-"""`memory.svg`: what each device holds over the time of one run, kind by kind, and what it has."""
+"""`memory.svg`: what each device holds over the time of one run, kind by kind, and its capacity."""
 
 from typing import NamedTuple
 
@@ -9,45 +9,46 @@ from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.cost.evaluation import DeviceUse, Evaluation
 from fxpart.cost.peak_tensors import doing, memory_by_kind
 from fxpart.cost.storage_kinds import KINDS
-from runner.output.svg import GREY, INK, PALETTE, WARNING, Drawing, text_width, ticks
+from runner.output.plot import Panel, Scale, axis_across, axis_up
+from runner.output.svg import LIGHT, Drawing, text_width
 from runner.output.units import Unit, size_unit, time_unit
 
 __all__ = ["memory_svg"]
 
-LEFT, RIGHT, TOP, BOTTOM, WIDTH = 84.0, 20.0, 84.0, 52.0, 820.0
-"""Margins of the panels and their width, in pixels."""
+LEFT, RIGHT, TOP, BOTTOM, WIDTH, GAP = 84.0, 20.0, 84.0, 52.0, 820.0, 30.0
+"""Margins of the panels, their width and what is between them, in pixels."""
 ZOOM_BELOW = 0.2
 """When no device fills this much of its memory, the axes end at the fullest one instead."""
 STEPS_PER_PIXEL = 2
 LAYERS = (
-    ("weights", ("weight",), PALETTE[0]),
-    ("optimizer state", ("optimizer state",), PALETTE[4]),
-    ("gradients", ("gradient",), PALETTE[1]),
-    ("saved activations", ("saved activation",), PALETTE[2]),
-    ("other tensors", ("input", "received", "output", "temporary"), PALETTE[3]),
+    ("weights", ("weight",), LIGHT.series[0]),
+    ("optimizer state", ("optimizer state",), LIGHT.series[4]),
+    ("gradients", ("gradient",), LIGHT.series[1]),
+    ("saved activations", ("saved activation",), LIGHT.series[2]),
+    ("other tensors", ("input", "received", "output", "temporary"), LIGHT.series[3]),
 )
 """What is drawn on top of each other, from below: its name, its kinds, its colour."""
+RESIDENT = 2
+"""The first of the layers stay the same over the run."""
 
 
-class _Panel(NamedTuple):
-    """Where one device is drawn, and what it is."""
+class _DevicePanel(NamedTuple):
+    """One device, and where it is drawn."""
 
     use: DeviceUse
     tops: IntArray
     """Bytes up to the top of each of `LAYERS` while each of its operators runs."""
     peak_at: str
     """What runs at its peak, where that is in the drawing."""
-    y: float
-    height: float
-    top_bytes: float
+    panel: Panel
+    """Bytes over seconds, both in the units of the axes."""
+    unit: Unit
 
-    @property
-    def base(self) -> float:
-        return self.y + self.height
+    def y_of(self, size_bytes: float) -> float:
+        return self.panel.y_of(size_bytes / self.unit.size)
 
-    def level(self, size: float) -> float:
-        """Return where so many bytes are on the page."""
-        return self.base - size * self.height / self.top_bytes
+    def text(self, size_bytes: float) -> str:
+        return self.unit.show(size_bytes)
 
 
 def memory_svg(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> str:
@@ -62,106 +63,106 @@ def memory_svg(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -
     tops = [use.peak_bytes if zoomed else max(use.peak_bytes, use.total_bytes) for use in used]
     most = max(1, *tops)
     unit, height = size_unit(most), 110.0 if len(used) <= 12 else 56.0
+    times = time_unit(evaluation.latency_s)
+    across = Scale(0.0, evaluation.latency_s / times.size or 1.0)
     title = f"Memory held over one run, in {unit.name}"
     drawing = Drawing(title)
     drawing.text(LEFT, 28, title, size=17, bold=True)
     kinds = memory_by_kind(graph, assignment, len(evaluation.devices))
     layers = {use.logical_id: _layers(kinds[use.logical_id], use) for use in used}
-    _draw_legend(drawing, [bool(layer.any()) for layer in _amounts(layers)], zoomed)
+    _draw_legend(drawing, list(layers.values()), zoomed)
     y = TOP
-    for use in used:
-        top = most if zoomed else max(use.peak_bytes, use.total_bytes)
-        tops_of, at = layers[use.logical_id], _peak_at(graph, evaluation, use)
-        _draw_panel(drawing, evaluation, _Panel(use, tops_of, at, y, height, 1.1 * top), unit)
-        y += height + 30
-    _draw_time_axis(drawing, evaluation.latency_s, y - 30)
-    return drawing.svg(LEFT + WIDTH + RIGHT, y - 30 + BOTTOM)
+    for use, own_top in zip(used, tops, strict=True):
+        top = most if zoomed else own_top
+        panel = Panel(LEFT, y, WIDTH, height, across, Scale(0.0, 1.1 * top / unit.size))
+        peak_at = _peak_at(graph, evaluation, use)
+        device = _DevicePanel(use, layers[use.logical_id], peak_at, panel, unit)
+        _draw_panel(drawing, evaluation, device)
+        y += height + GAP
+    bottom = y - GAP
+    below = Panel(LEFT, bottom, WIDTH, 5.0, across, Scale(0.0, 1.0))
+    axis_across(drawing, below, ticks=() if evaluation.latency_s else (0.0,))
+    drawing.text(LEFT + WIDTH, bottom + 38, f"time in {times.name}", anchor="end")
+    return drawing.svg(LEFT + WIDTH + RIGHT, bottom + BOTTOM)
 
 
 def _layers(kinds: IntArray, use: DeviceUse) -> IntArray:
     """Return the top of each of `LAYERS` in bytes, one more column at the end for what stays."""
     rows = [kinds[[KINDS.index(kind) for kind in members]].sum(axis=0) for _, members, _ in LAYERS]
-    stays = [use.weight_bytes, use.state_bytes, 0, 0, 0]
-    return np.cumsum(np.column_stack([np.array(rows), stays]), axis=0)
+    resident = [use.weight_bytes, use.state_bytes, 0, 0, 0]
+    return np.cumsum(np.column_stack([np.array(rows), resident]), axis=0)
 
 
-def _amounts(layers: dict[int, IntArray]) -> IntArray:
-    """Return the bytes of each of `LAYERS` (row), of all devices in a row."""
-    tops = np.concatenate(list(layers.values()), axis=1)
-    return np.diff(tops, axis=0, prepend=0)
-
-
-def _draw_legend(drawing: Drawing, present: list[bool], zoomed: bool) -> None:
+def _draw_legend(drawing: Drawing, layers: list[IntArray], zoomed: bool) -> None:
+    amounts = np.diff(np.concatenate(layers, axis=1), axis=0, prepend=0)
     x = LEFT
-    for (label, _, colour), there in zip(LAYERS, present, strict=True):
-        if not there:
-            continue
-        drawing.rect(x, 41, 14, 12, fill=colour)
-        drawing.text(x + 20, 52, label)
-        x += 36 + text_width(label, 12)
-    drawing.path(f"M{x:.0f} 47h22", stroke=WARNING, width=2, dashes="6 3")
-    says = "capacity (axes are cut: it is far above)" if zoomed else "capacity"
-    drawing.text(x + 28, 52, says)
+    for (label, _, colour), amount in zip(LAYERS, amounts, strict=True):
+        if amount.any():
+            drawing.rect(x, 41, 14, 12, fill=colour)
+            drawing.text(x + 20, 52, label)
+            x += 36 + text_width(label, 12)
+    drawing.path(f"M{x:.0f} 47h22", stroke=LIGHT.warn, width=2, dashes="6 3")
+    words = "capacity (axes are cut: it is far above)" if zoomed else "capacity"
+    drawing.text(x + 28, 52, words)
 
 
-def _draw_panel(drawing: Drawing, evaluation: Evaluation, panel: _Panel, unit: Unit) -> None:
+def _draw_panel(drawing: Drawing, evaluation: Evaluation, device: _DevicePanel) -> None:
     """Draw one device: grid, areas from the highest to the lowest, capacity, peak, words."""
-    use, y, height = panel.use, panel.y, panel.height
-    drawing.rect(LEFT, y, WIDTH, height, fill="#f7f7f7")
-    for tick in ticks(panel.top_bytes / unit.size, 3 if height > 80 else 2):
-        level = panel.level(tick * unit.size)
-        drawing.path(f"M{LEFT:.0f} {level:.1f}h{WIDTH:.0f}", stroke="#dddddd")
-        drawing.text(LEFT - 8, level + 4, f"{tick:g}", size=11, anchor="end", fill=GREY)
-    _draw_areas(drawing, evaluation, panel, unit)
-    _draw_capacity(drawing, panel, unit)
+    use, panel = device.use, device.panel
+    drawing.rect(panel.x, panel.y, panel.width, panel.height, fill=LIGHT.back)
+    axis_up(drawing, panel, 3 if panel.height > 80 else 2)
+    _draw_areas(drawing, evaluation, device)
+    _draw_capacity(drawing, device)
     waits = not len(evaluation.memory[use.logical_id].op)
     over = use.peak_bytes > use.memory_bytes
-    says = f"peak {unit.show(use.peak_bytes)} of {unit.show(use.total_bytes)} {unit.name}"
-    says += f", {unit.show(use.reserved_bytes)} reserved" if use.reserved_bytes else ""
-    says += ", does not fit" if over else ", waits for its turn" if waits else ""
+    words = f"peak {device.text(use.peak_bytes)} of {device.text(use.total_bytes)}"
+    words += f" {device.unit.name}"
+    words += f", {device.text(use.reserved_bytes)} reserved" if use.reserved_bytes else ""
+    words += ", does not fit" if over else ", waits for its turn" if waits else ""
     name = f"device {use.logical_id}: {use.name}"
-    drawing.text(LEFT, y - 6, name, bold=True)
-    room = int((WIDTH - text_width(name, 12)) / text_width("m", 12)) - len(says) - 8
-    says += f", at {_shortened(panel.peak_at, room)}" if panel.peak_at else ""
-    drawing.text(LEFT + WIDTH, y - 6, says, anchor="end", fill=WARNING if over else INK)
+    drawing.text(panel.x, panel.y - 6, name, bold=True)
+    room = int((panel.width - text_width(name, 12)) / text_width("m", 12)) - len(words) - 8
+    words += f", at {_shortened(device.peak_at, room)}" if device.peak_at else ""
+    fill = LIGHT.warn if over else LIGHT.ink
+    drawing.text(panel.right, panel.y - 6, words, anchor="end", fill=fill)
 
 
-def _draw_areas(drawing: Drawing, evaluation: Evaluation, panel: _Panel, unit: Unit) -> None:
+def _draw_areas(drawing: Drawing, evaluation: Evaluation, device: _DevicePanel) -> None:
     """Draw what is held, the highest first, so that each covers all above it but itself."""
-    profile = evaluation.memory[panel.use.logical_id]
+    panel, profile = device.panel, evaluation.memory[device.use.logical_id]
     span_s = evaluation.latency_s or 1.0
-    amounts = np.diff(panel.tops, axis=0, prepend=0)
+    amounts = np.diff(device.tops, axis=0, prepend=0)
     for index in reversed(range(len(LAYERS))):
         label, _, colour = LAYERS[index]
         if not amounts[index].any():
             continue
-        if index < 2:  # what stays
-            size, top = int(amounts[index, -1]), panel.level(float(panel.tops[index, -1]))
-            tip = f"{label} {unit.show(size)} {unit.name}"
-            drawing.rect(LEFT, top, WIDTH, panel.base - top, fill=colour, tip=tip)
+        if index < RESIDENT:
+            top = device.y_of(float(device.tops[index, -1]))
+            tip = f"{label} {device.text(int(amounts[index, -1]))} {device.unit.name}"
+            drawing.rect(panel.x, top, panel.width, panel.base - top, fill=colour, tip=tip)
         elif len(profile.op):
-            levels = panel.tops[index, :-1].astype(np.float64) * (panel.height / panel.top_bytes)
+            px_per_byte = panel.height / (panel.up.high * device.unit.size)
+            heights = device.tops[index, :-1].astype(np.float64) * px_per_byte
             end_s = float(evaluation.op_finish_s[profile.op[-1]])
-            outline = _outline(profile.start_s / span_s, levels, end_s / span_s, panel.base)
+            outline = _outline(profile.start_s / span_s, heights, end_s / span_s, panel.base)
             drawing.path(outline, fill=colour)
-    if panel.peak_at:
-        at = int(np.argmax(profile.held_bytes))
-        x = LEFT + WIDTH * float(profile.start_s[at]) / span_s
-        level = panel.level(panel.use.peak_bytes)
-        drawing.path(
-            f"M{x:.1f} {level:.1f}l-4 -7h8z", fill=INK, tip=f"the peak, at {panel.peak_at}"
-        )
+    if device.peak_at:
+        start_s = float(profile.start_s[int(np.argmax(profile.held_bytes))])
+        x, y = panel.x + panel.width * start_s / span_s, device.y_of(device.use.peak_bytes)
+        tip = f"the peak, at {device.peak_at}"
+        drawing.path(f"M{x:.1f} {y:.1f}l-4 -7h8z", fill=LIGHT.ink, tip=tip)
 
 
-def _draw_capacity(drawing: Drawing, panel: _Panel, unit: Unit) -> None:
-    use = panel.use
-    level = max(panel.level(use.memory_bytes), panel.y)
-    whole = max(panel.level(use.total_bytes), panel.y)
+def _draw_capacity(drawing: Drawing, device: _DevicePanel) -> None:
+    use, panel = device.use, device.panel
+    usable = max(device.y_of(use.memory_bytes), panel.y)
+    whole = max(device.y_of(use.total_bytes), panel.y)
     if use.reserved_bytes:
-        tip = f"reserved {unit.show(use.reserved_bytes)} {unit.name}"
-        drawing.rect(LEFT, whole, WIDTH, level - whole, fill=GREY, opacity=0.3, tip=tip)
-    line = f"M{LEFT:.0f} {level:.1f}h{WIDTH:.0f}"
-    drawing.path(line, stroke=WARNING, width=2, dashes="6 3")
+        tip = f"reserved {device.text(use.reserved_bytes)} {device.unit.name}"
+        size = panel.width, usable - whole
+        drawing.rect(panel.x, whole, *size, fill=LIGHT.muted, opacity=0.3, tip=tip)
+    line = f"M{panel.x:.0f} {usable:.1f}h{panel.width:.0f}"
+    drawing.path(line, stroke=LIGHT.warn, width=2, dashes="6 3")
 
 
 def _peak_at(graph: OpGraph, evaluation: Evaluation, use: DeviceUse) -> str:
@@ -192,13 +193,3 @@ def _outline(start: FloatArray, above: FloatArray, end: float, base: float) -> s
     y = (level[changes] / 10).tolist()
     steps = "".join(f"H{a:.1f}V{b:.1f}" for a, b in zip(x, y, strict=True))
     return f"M{x[0]:.1f} {base:.1f}{steps}H{LEFT + WIDTH * end:.1f}V{base:.1f}z"
-
-
-def _draw_time_axis(drawing: Drawing, latency_s: float, y: float) -> None:
-    unit = time_unit(latency_s)
-    for tick in ticks(latency_s / unit.size, 6):
-        x = LEFT + WIDTH * tick * unit.size / (latency_s or 1.0)
-        drawing.path(f"M{x:.1f} {y:.1f}v5", stroke=GREY)
-        drawing.text(x, y + 18, f"{tick:g}", size=11, anchor="middle", fill=GREY)
-    label = f"time in {unit.name}"
-    drawing.text(LEFT + WIDTH - text_width(label, 12) / 2, y + 38, label, anchor="middle")

@@ -1,4 +1,4 @@
-"""What the partitions of a placement hold, take and pass on: the numbers behind the graph of it."""
+"""What the partitions of a placement hold, take and pass on: the numbers of its graph."""
 
 from dataclasses import dataclass
 
@@ -14,27 +14,27 @@ __all__ = ["Edge", "PartitionSummary", "columns", "device_matrix", "summarise", 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """One partition reads what another makes."""
+    """A partition reads what another makes."""
 
     source: int
     target: int
     crosses: bool
     """Whether the two are on different devices."""
     sent_bytes: int
-    """What is sent for the target; 0 if all of it was sent for an earlier one on that device."""
+    """Sent for the target; 0 if all of it was sent for an earlier one on that device."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PartitionSummary:
-    """Arrays have one item for each partition."""
+    """The partitions in numbers; arrays have an item for each."""
 
     device: IntArray
     """Logical id of the device that computes it for the first input."""
     operators: IntArray
     weight_bytes: IntArray
-    """Weights that it uses, each once; two partitions may share some."""
+    """Weights that it uses, each once; partitions may share some."""
     time_s: FloatArray
-    """Time that its operators take, waiting left out."""
+    """Time of its operators, without waiting."""
     edges: tuple[Edge, ...]
     """By source, then target."""
 
@@ -71,9 +71,9 @@ def _edges(graph: OpGraph, assignment: Assignment) -> tuple[Edge, ...]:
     source, target = assignment.partition_of[maker], assignment.partition_of[reader]
     crosses = device_of[maker] != device_of[reader]
     # A value is sent to a device once: for the first partition there that reads it.
-    here = value * (int(device_of.max()) + 1) + device_of[reader]
+    arrival = value * (int(device_of.max()) + 1) + device_of[reader]
     first = np.zeros(len(value), dtype=np.bool_)
-    first[np.unique(here, return_index=True)[1]] = True
+    first[np.unique(arrival, return_index=True)[1]] = True
     sent = np.where(crosses & first, graph.value_bytes[value], 0)
     between = source != target
     pair, where = np.unique((source * count + target)[between], return_inverse=True)
@@ -95,7 +95,7 @@ def title_of(summary: PartitionSummary, evaluation: Evaluation) -> str:
 
 
 def columns(summary: PartitionSummary) -> list[int]:
-    """Return where each partition stands: right of all that it reads, never on one of its lane."""
+    """Return the column of each partition: right of all that it reads, its own in its lane."""
     sources: list[list[int]] = [[] for _ in summary.device]
     for edge in summary.edges:
         sources[edge.target].append(edge.source)

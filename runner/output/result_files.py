@@ -1,7 +1,6 @@
-"""`assignment.json` and `result.json`: what a run decided, and what came of it; and a table.
+"""The files `assignment.json` and `result.json` of a run, and tables as CSV.
 
-Both say which schema and version they follow. What `assignment.json` says, and how it is read, is
-in `fxpart.core.saved_assignment`.
+Both name their schema and version. `fxpart.core.saved_assignment` reads `assignment.json`.
 """
 
 import csv
@@ -43,7 +42,7 @@ def write_assignment(
     assignment: Assignment,
     model: Mapping[str, object],
 ) -> None:
-    """Write `assignment.json`. `model` is anything that JSON can say about the model.
+    """Write `assignment.json`. `model` is any JSON about the model.
 
     Raises `CacheError` when the place cannot be written.
     """
@@ -63,7 +62,7 @@ def device_rows(evaluation: Evaluation) -> list[dict[str, object]]:
 
 
 def schedule_document(result: ScheduleResult) -> dict[str, object]:
-    """Return what a schedule comes to, and a row of plain values for each device in use."""
+    """Return what a schedule costs, with a row of plain values for each device in use."""
     columns = zip(result.devices, result.busy_s, result.peak_bytes, strict=True)
     return {
         "name": result.name,
@@ -96,13 +95,23 @@ def write_result(
 ) -> None:
     """Write `result.json`: `metrics` and `devices` of a finished run, `error` of another.
 
-    `peaks` says where each device that computes is fullest and what lies there, `schedule` is of a
-    run that simulated one, `measured` of one that was carried out.
+    Args:
+        path: of the file.
+        status: how the run ended.
+        config: what was run.
+        metrics: by name.
+        devices: a row for each, see `device_rows`.
+        peaks: where each device that computes is fullest, and what it holds there.
+        schedule: of a run that simulated one.
+        measured: of a plan that was carried out.
+        error: why there is no result, or why a finished run could not be recorded.
+        sweep_id: of the sweep that ran it.
+        key: identity of the job, by which a sweep recognises it.
+        files_read: digests of what its model read, see `runner.job.files_read`.
 
-    A finished run has an `error` if it could not be recorded. `key` is the identity of the job, by
-    which a sweep knows it again, and `files_read` what its model read: see `runner.job.files_read`.
+    Raises:
+        CacheError: when the place cannot be written.
 
-    Raises `CacheError` when the place cannot be written.
     """
     document = {
         "schema": RESULT,
@@ -135,7 +144,7 @@ def write_table(path: Path, columns: Mapping[str, Sequence[object]]) -> None:
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """Return what a `result.json` says, as written.
+    """Return the document of a `result.json`.
 
     Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
     """
@@ -146,7 +155,7 @@ def read_result(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path} is damaged (no {absent[0]}); run it again")
     if not isinstance(document["metrics"], dict):
         raise SpecError(f"{path} is damaged (metrics without names); run it again")
-    # Files of earlier versions do not say what was read.
+    # Files of earlier versions lack it.
     if not isinstance(document.setdefault("files_read", {}), dict):
         raise SpecError(f"{path} is damaged (files without names); run it again")
     return document

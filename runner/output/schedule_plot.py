@@ -1,9 +1,8 @@
 """`schedule.svg`: which stage runs which microbatch when, a row for each device."""
 
-import math
-
 from fxpart.schedule import ReplicaSum, ScheduleResult, StageEvent, StageUpdate
-from runner.output.svg import GREY, INK, PALETTE, Drawing, text_width
+from runner.output.plot import Panel, Scale, axis_across
+from runner.output.svg import LIGHT, Drawing, text_width
 from runner.output.terminal import counted
 from runner.output.units import format_ids, format_s, format_size, time_unit
 
@@ -13,15 +12,14 @@ WIDTH, LEFT, TOP, MARGIN = 1120.0, 214.0, 74.0, 24.0
 ROW, GAP = 30.0, 10.0
 LOW_ROW, LOW_GAP = 16.0, 4.0
 MOST_HIGH = 24
-"""More devices than this have low rows, so that they are seen together."""
+"""More devices than this have low rows, so that all are seen together."""
 THINNEST = 0.5
-"""Pixels: what takes no time to speak of is seen too."""
+"""Pixels of what takes next to no time."""
 JOINED = 1.0
 """Pixels that several forwards, or backwards, of a stage may share."""
-MOST_TICKS = 8
 MOST_TIPS = 4000
 """Beyond this many boxes, words under the pointer would be most of the file."""
-COLOURS = {"F": PALETTE[0], "B": PALETTE[1], "S": PALETTE[3], "U": PALETTE[2]}
+COLOURS = dict(zip("FBUS", LIGHT.series, strict=False))
 WORDS = {"F": "forward", "B": "backward", "S": "sums over replicas", "U": "updates"}
 WHITE_SHARES = (0.0, 0.35, 0.6, 0.8)
 """Of the colours of a device's first, second, ... stages; later ones have the last."""
@@ -30,10 +28,8 @@ WHITE_SHARES = (0.0, 0.35, 0.6, 0.8)
 def schedule_svg(result: ScheduleResult) -> str:
     """Return the timeline of one step; a box is a forward or backward, with its microbatch.
 
-    Behind those of a device lie its sums over replicas, and the updates of each of its stages.
-
     The stages of a device share its row, later ones lighter. Forwards of a stage that would lie in
-    the same pixel are one box, and so are backwards.
+    the same pixel are one box, and so are backwards. Sums over replicas and updates come last.
     """
     work = "training step" if result.training else "step"
     drawing = Drawing(f"Schedule {result.name}: one {work}")
@@ -48,7 +44,7 @@ def schedule_svg(result: ScheduleResult) -> str:
     for row in range(len(result.devices)):
         _label(drawing, result, row)
     _boxes(drawing, result)
-    _ends(drawing, result)
+    _sums_and_updates(drawing, result)
     return drawing.svg(WIDTH, bottom + 30)
 
 
@@ -88,44 +84,32 @@ def _legend(drawing: Drawing, result: ScheduleResult) -> None:
         words = f"stages {format_ids(tuple(range(shade * devices, last)))}"
         drawing.text(x + 4, 52, words)
         x += 20 + text_width(words, 12)
-    for kind in [kind for kind, there in (("S", result.sums), ("U", result.updates)) if there]:
+    for kind in [kind for kind, parts in (("S", result.sums), ("U", result.updates)) if parts]:
         drawing.rect(x, 42, 12, 12, fill=COLOURS[kind])
         drawing.text(x + 18, 52, WORDS[kind])
         x += 34 + text_width(WORDS[kind], 12)
     if any(_has_number(result, event) for event in result.events):
-        drawing.text(x, 52, "the number is the microbatch", fill=GREY)
+        drawing.text(x, 52, "the number is the microbatch", fill=LIGHT.muted)
 
 
 def _label(drawing: Drawing, result: ScheduleResult, row: int) -> None:
     y, name = _y(result, row), f"device {result.devices[row]}"
     share = result.busy_s[row] / result.step_s if result.step_s > 0 else 0.0
-    said = f"{format_size(result.peak_bytes[row])}, {share:.0%} busy"
+    words = f"{format_size(result.peak_bytes[row])}, {share:.0%} busy"
     if _row_height(result)[0] < ROW:
         drawing.text(MARGIN, y + 12, name, size=11, bold=True)
-        drawing.text(LEFT - 10, y + 12, said, size=10, fill=GREY, anchor="end")
+        drawing.text(LEFT - 10, y + 12, words, size=10, fill=LIGHT.muted, anchor="end")
         return
     drawing.text(MARGIN, y + 13, name, bold=True)
-    drawing.text(MARGIN, y + 27, f"peak {said}", size=11, fill=GREY)
+    drawing.text(MARGIN, y + 27, f"peak {words}", size=11, fill=LIGHT.muted)
 
 
 def _axis(drawing: Drawing, result: ScheduleResult, bottom: float) -> None:
-    times = time_unit(result.step_s)
-    apart = _tick(result.step_s / times.size)
-    count = math.floor(result.step_s / times.size / apart) if apart > 0 else 0
-    for tick in range(count + 1):
-        x = _x(result, tick * apart * times.size)
-        drawing.path(f"M{x:.1f} {TOP - 6:.1f}V{bottom:.1f}", stroke="#dddddd")
-        anchor = "middle" if x < WIDTH - 2 * MARGIN else "end"
-        words = f"{tick * apart:.6g} {times.name}"
-        drawing.text(x, bottom + 16, words, size=11, fill=GREY, anchor=anchor)
-
-
-def _tick(whole: float) -> float:
-    """Return 1, 2 or 5 times a power of ten, so that `whole` has no more than `MOST_TICKS`."""
-    if whole <= 0:
-        return 0.0
-    power = 10.0 ** math.floor(math.log10(whole / MOST_TICKS))
-    return next(power * by for by in (1, 2, 5, 10) if whole / (power * by) <= MOST_TICKS)
+    times, top = time_unit(result.step_s), TOP - 6
+    across = Scale(0.0, result.step_s / times.size or 1.0)
+    panel = Panel(LEFT, top, WIDTH - LEFT - MARGIN, bottom - top, across, Scale(0.0, 1.0))
+    ticks = () if result.step_s > 0 else (0.0,)
+    axis_across(drawing, panel, 8, ticks, lambda tick: f"{tick:.6g} {times.name}")
 
 
 def _boxes(drawing: Drawing, result: ScheduleResult) -> None:
@@ -145,23 +129,18 @@ def _boxes(drawing: Drawing, result: ScheduleResult) -> None:
         _box(drawing, result, event, place, tips=len(boxes) <= MOST_TIPS)
 
 
-def _ends(drawing: Drawing, result: ScheduleResult) -> None:
-    """Draw what comes once, at the end of a step."""
+def _sums_and_updates(drawing: Drawing, result: ScheduleResult) -> None:
+    """Draw what a device does once, at the end of a step."""
     row_of = {device: row for row, device in enumerate(result.devices)}
-    found: list[tuple[str, str, ReplicaSum | StageUpdate]]
-    found = [("S", WORDS["S"], part) for part in result.sums]
-    found += [("U", f"{WORDS['U']} of stage {part.stage}", part) for part in result.updates]
-    for kind, words, part in found:
+    parts: list[tuple[str, str, ReplicaSum | StageUpdate]]
+    parts = [("S", WORDS["S"], part) for part in result.sums]
+    parts += [("U", f"{WORDS['U']} of stage {part.stage}", part) for part in result.updates]
+    for kind, words, part in parts:
         begin, end = _x(result, part.start_s), _x(result, part.finish_s)
-        width = max(end - begin, THINNEST)
-        drawing.rect(
-            begin,
-            _y(result, row_of[part.device]),
-            width - 0.8 if width > 3 else width,
-            _row_height(result)[0],
-            fill=COLOURS[kind],
-            tip=f"{words}: {format_s(part.start_s)} to {format_s(part.finish_s)}",
-        )
+        width, height = max(end - begin, THINNEST), _row_height(result)[0]
+        tip = f"{words}: {format_s(part.start_s)} to {format_s(part.finish_s)}"
+        y = _y(result, row_of[part.device])
+        drawing.rect(begin, y, _drawn_width(width), height, fill=COLOURS[kind], tip=tip)
 
 
 def _box(
@@ -180,19 +159,17 @@ def _box(
         f"{WORDS[event.kind]} of microbatch {event.microbatch}, stage {event.stage}:"
         f" {format_s(event.start_s)} to {format_s(event.finish_s)}"
     )
-    # A hair of white keeps neighbours apart where there is room for it.
-    drawing.rect(
-        begin,
-        y,
-        width - 0.8 if width > 3 else width,
-        height,
-        fill=_shaded(event.kind, shade),
-        tip=tip if tips else "",
-    )
+    fill = _shaded(event.kind, shade)
+    drawing.rect(begin, y, _drawn_width(width), height, fill=fill, tip=tip if tips else "")
     if _has_number(result, event):
-        colour = "#ffffff" if event.kind == "F" and shade == 0 else INK
+        colour = LIGHT.paper if event.kind == "F" and shade == 0 else LIGHT.ink
         middle, number = begin + width / 2, str(event.microbatch)
         drawing.text(middle, y + height / 2 + 4, number, size=11, fill=colour, anchor="middle")
+
+
+def _drawn_width(width: float) -> float:
+    """Return the width with a hair of white between neighbours, where there is room for it."""
+    return width - 0.8 if width > 3 else width
 
 
 def _has_number(result: ScheduleResult, event: StageEvent) -> bool:

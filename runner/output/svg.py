@@ -1,36 +1,83 @@
-"""A drawing in SVG, by hand: no script, no font file, no date, so equal input is equal text.
+"""SVG drawings by hand, and the colours of all figures and pages.
 
-Importing matplotlib takes longer than all of this, and rectangles, lines and words are enough.
+No script, no font file, no date, so equal input is equal text. Importing matplotlib takes longer
+than all of this, and rectangles, lines and words are enough.
 """
 
-import math
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from xml.sax.saxutils import escape, quoteattr
 
-__all__ = [
-    "GREY",
-    "HEAD",
-    "INK",
-    "PALETTE",
-    "WARNING",
-    "Drawing",
-    "colour_of",
-    "text_width",
-    "ticks",
-]
+__all__ = ["DARK", "HEAD", "IN_PAGE", "LIGHT", "Drawing", "Palette", "colour_of", "text_width"]
 
-
-PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#8C6D1F", "#5B4FA2", "#7F7F7F")
-"""Told apart with the common kinds of colour blindness (after Okabe and Ito); not `WARNING`."""
-WARNING = "#D55E00"
 HEAD = 10.0
-INK = "#222222"
-GREY = "#767676"
+"""Length of an arrow's head in pixels."""
 
 
-def colour_of(index: int) -> str:
-    """Return the colour of a device; the ninth has that of the first."""
-    return PALETTE[index % len(PALETTE)]
+@dataclass(frozen=True, slots=True)
+class Palette:
+    """The colours of a page or of a figure."""
+
+    paper: str
+    back: str
+    """Behind paper, or of an empty panel on it."""
+    ink: str
+    muted: str
+    faint: str
+    grid: str
+    accent: str
+    warn: str
+    good: str
+    series: tuple[str, ...]
+    """Told apart with the common kinds of colour blindness (after Okabe and Ito); not `warn`."""
+
+    def variables(self) -> dict[str, str]:
+        """Return the colours by the names that `IN_PAGE` uses."""
+        series = {f"c{index}": colour for index, colour in enumerate(self.series)}
+        return {name: getattr(self, name) for name in _NAMES} | series
+
+
+_NAMES = tuple(field.name for field in fields(Palette) if field.name != "series")
+LIGHT = Palette(
+    paper="#ffffff",
+    back="#f4f5f7",
+    ink="#1b1e23",
+    muted="#5d6570",
+    faint="#eef0f3",
+    grid="#dfe3e8",
+    accent="#0072b2",
+    warn="#c04a00",
+    good="#e4f1f9",
+    series=(
+        *("#0072b2", "#d98f00", "#00896a", "#b8558f"),
+        *("#3f9fd8", "#7d6216", "#5b4fa2", "#6d6d6d"),
+    ),
+)
+DARK = Palette(
+    paper="#1b1f26",
+    back="#12151a",
+    ink="#e8ebef",
+    muted="#a0a9b5",
+    faint="#242a33",
+    grid="#343c47",
+    accent="#56b4e9",
+    warn="#ff9a57",
+    good="#173247",
+    series=(
+        *("#56b4e9", "#f0b54a", "#3fcaa2", "#e79bc7"),
+        *("#9ad4f5", "#cfae58", "#a99ff0", "#b4b4b4"),
+    ),
+)
+IN_PAGE = Palette(
+    **{name: f"var(--{name})" for name in _NAMES},
+    series=tuple(f"var(--c{index})" for index in range(len(LIGHT.series))),
+)
+"""For a figure in a page whose style says what these are."""
+
+
+def colour_of(index: int, palette: Palette = LIGHT) -> str:
+    """Return the colour of a device or a line; the ninth has that of the first."""
+    return palette.series[index % len(palette.series)]
 
 
 def text_width(text: str, size: float) -> float:
@@ -39,15 +86,11 @@ def text_width(text: str, size: float) -> float:
 
 
 class Drawing:
-    """Collects shapes; coordinates are pixels from the top left, later shapes lie on top.
+    """Collects shapes; coordinates are pixels from the top left, later shapes lie on top."""
 
-    `paper` is the colour of the background; in a page that has colours of its own, all colours may
-    be CSS, such as ``var(--ink)``.
-    """
-
-    def __init__(self, title: str, paper: str = "#ffffff") -> None:
+    def __init__(self, title: str, palette: Palette = LIGHT) -> None:
+        self.palette = palette
         self._title = title
-        self._paper = paper
         self._shapes: list[str] = []
 
     def rect(
@@ -92,6 +135,12 @@ class Drawing:
             + _closed("path", tip)
         )
 
+    def line(self, points: Sequence[tuple[float, float]], stroke: str) -> None:
+        """Add a line through `points`; nothing where there are none."""
+        if points:
+            commands = "M" + "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+            self.path(commands, stroke=stroke, width=2)
+
     def text(
         self,
         x: float,
@@ -99,17 +148,21 @@ class Drawing:
         words: str,
         *,
         size: float = 12,
-        fill: str = INK,
+        fill: str = "",
         anchor: str = "start",
         bold: bool = False,
         halo: bool = False,
     ) -> None:
-        """Add a line of text with its baseline at `y`; `halo` keeps it legible over lines."""
+        """Add a line of text with its baseline at `y`, in ink unless `fill` says otherwise.
+
+        `halo` keeps it legible over lines.
+        """
+        ink, paper = fill or self.palette.ink, self.palette.paper
         self._shapes.append(
-            f'<text x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}" fill="{fill}"'
+            f'<text x="{_n(x)}" y="{_n(y)}" font-size="{_n(size)}" fill="{ink}"'
             + (f' text-anchor="{anchor}"' if anchor != "start" else "")
             + (' font-weight="bold"' if bold else "")
-            + (f' paint-order="stroke" stroke="{self._paper}" stroke-width="4"' if halo else "")
+            + (f' paint-order="stroke" stroke="{paper}" stroke-width="4"' if halo else "")
             + f">{escape(words)}</text>"
         )
 
@@ -128,7 +181,7 @@ class Drawing:
             ' font-family="Verdana, DejaVu Sans, sans-serif">\n'
             f"<title>{escape(self._title)}</title>\n"
             + (f"<defs>{heads}</defs>\n" if heads else "")
-            + f'<rect width="{_n(width)}" height="{_n(height)}" fill="{self._paper}"/>\n'
+            + f'<rect width="{_n(width)}" height="{_n(height)}" fill="{self.palette.paper}"/>\n'
             + "\n".join(self._shapes)
             + "\n</svg>\n"
         )
@@ -146,16 +199,3 @@ def _unless_1(attribute: str, value: float) -> str:
 
 def _closed(shape: str, tip: str) -> str:
     return f"><title>{escape(tip)}</title></{shape}>" if tip else "/>"
-
-
-# Round numbers for the axes of figures.
-
-
-def ticks(top: float, about: int) -> list[float]:
-    """Return round numbers from 0 to `top`, around `about` of them above 0."""
-    if top <= 0:
-        return [0.0]
-    rough = top / about
-    decade = 10.0 ** math.floor(math.log10(rough))
-    step = min((1, 2, 2.5, 5, 10), key=lambda factor: abs(factor * decade - rough)) * decade
-    return [float(f"{i * step:.6g}") for i in range(int(top / step) + 1)]

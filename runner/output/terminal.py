@@ -1,6 +1,6 @@
-"""What a run says in the terminal: tables and a summary line on stdout, progress on stderr.
+"""What a run prints: tables and a summary line on stdout, progress on stderr.
 
-Rich is imported where it is used, so that a run that only prints its help does not pay for it.
+Rich is imported where it is used, so that `--help` does not pay for it.
 """
 
 import os
@@ -13,6 +13,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, TextIO
 
 from fxpart.cost.evaluation import DeviceUse, Evaluation
+from runner.output.metrics import DEVICE_METRICS, DeviceMetric
 from runner.output.units import Unit, format_ids, format_size, size_unit, time_unit
 
 if TYPE_CHECKING:
@@ -33,28 +34,29 @@ __all__ = [
 
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 MOST_IDLE = 8
+"""Idle devices that have rows; of more only the number is shown."""
 PATIENCE_S = 1.0
-"""A stage that takes no longer than this is not worth a word."""
+"""Work that takes no longer is not reported."""
 
 
 def show(*parts: "Table | str") -> None:
-    """Print tables and lines to stdout.
+    """Print tables and lines to stdout: in colour on a terminal, elsewhere as plain text.
 
-    Colours only on a terminal; elsewhere plain text, 80 columns unless COLUMNS says otherwise.
+    There it is 80 columns wide unless COLUMNS says otherwise.
     """
     from rich.console import Console
 
     class Lasting(Console):
-        """Goes on without a reader; rich would end the program, before its result is recorded."""
+        """Survives a closed pipe; rich would end the program, before its result is recorded."""
 
         def on_broken_pipe(self) -> None:
             self.quiet = True
-            # What Python flushes at its exit must not fail either.
+            # Python's flush at exit must not fail either.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
     console = Lasting(markup=False, highlight=False, emoji=False)
     for part in parts:
-        # A line that is too long is the terminal's to wrap: cut by us it is two lines in a log.
+        # The terminal wraps a long line; wrapped here it would be two lines in a log.
         console.print(part, soft_wrap=isinstance(part, str))
 
 
@@ -90,63 +92,59 @@ def device_table(evaluation: Evaluation) -> "Table":
 
     Load is the time that a device computes, also in % of the latency. A name that all devices share
     is in the title, and so is what is reserved of them: free is what is left for tensors. The state
-    of an optimizer has a column where there is any. Of many idle devices only the number is said.
+    of an optimizer has a column where there is any. Of many idle devices only the number is shown.
     """
     devices = evaluation.devices
-    sizes = size_unit(max(use.total_bytes for use in devices))
-    held = size_unit(evaluation.peak_bytes)
-    received = size_unit(max(use.received_bytes for use in devices))
-    times = time_unit(evaluation.latency_s)
     names = {use.name for use in devices}
     alike = len(devices) > 1 and len(names) == 1
-    with_state = any(use.state_bytes for use in devices)
     reserved = reserve_text([use.reserved_bytes for use in devices])
     title = [counted(len(devices), "device"), names.pop() if alike else "", reserved]
     table = empty_table(", ".join(part for part in title if part))
-    add_numbers(table, "id")
-    if not alike:
-        table.add_column("accelerator", overflow="fold")
-    table.add_column("parts", overflow="fold")
-    state = [f"state\n{held.name}"] if with_state else []
-    add_numbers(table, "ops", f"weights\n{held.name}", *state, f"peak\n{held.name}")
-    add_numbers(table, f"memory\n{sizes.name}", f"free\n{sizes.name}")
-    add_numbers(table, f"load\n{times.name}", "load\n%", f"received\n{received.name}")
     idle = sum(1 for use in devices if not use.operators)
-    for use in devices:
-        cells = _device_cells(use, evaluation.latency_s, (held, sizes, received), times)
-        if not with_state:
-            del cells[5]
-        if alike:
-            del cells[1]
-        if use.operators or idle <= MOST_IDLE:
-            table.add_row(*cells, style="" if use.operators else "dim")
+    shown = [use for use in devices if use.operators or idle <= MOST_IDLE]
+    columns = _device_columns(table, evaluation, shown, with_names=not alike)
+    for use, *cells in zip(shown, *columns, strict=True):
+        table.add_row(*cells, style="" if use.operators else "dim")
     if idle > MOST_IDLE:
         table.caption = f"and {idle} idle devices"
     return table
 
 
-def _device_cells(
-    use: DeviceUse, latency_s: float, sizes: tuple[Unit, Unit, Unit], times: Unit
-) -> list[str]:
-    held, whole, received = sizes
-    partitions = format_ids(use.partitions)
-    if len(partitions) > 12:
-        partitions = f"{len(use.partitions)} parts"
-    share = use.load_s / latency_s if latency_s > 0 else 0.0
-    return [
-        str(use.logical_id),
-        use.name,
-        partitions,
-        str(use.operators),
-        held.show(use.weight_bytes),
-        held.show(use.state_bytes),
-        held.show(use.peak_bytes),
-        whole.show(use.total_bytes),
-        whole.show(use.free_bytes),
-        times.show(use.load_s),
-        f"{share * 100:.0f}",
-        received.show(use.received_bytes),
-    ]
+def _device_columns(
+    table: "Table", evaluation: Evaluation, shown: Sequence[DeviceUse], *, with_names: bool
+) -> list[list[str]]:
+    """Add the columns of `table`; return the cells of each, for the devices `shown`."""
+    devices, latency_s = evaluation.devices, evaluation.latency_s
+    units = {
+        "held": size_unit(evaluation.peak_bytes),
+        "memory": size_unit(max(use.total_bytes for use in devices)),
+        "load": time_unit(latency_s),
+        "received": size_unit(max(use.received_bytes for use in devices)),
+    }
+    columns = []
+    for metric in DEVICE_METRICS:
+        empty = metric.optional and not any(map(metric.amount, devices))
+        if not metric.heading or empty or (metric.name == "accelerator" and not with_names):
+            continue
+        unit = units.get(metric.scale)
+        if metric.name in ("accelerator", "partitions"):
+            table.add_column(metric.heading, overflow="fold")
+        else:
+            add_numbers(table, f"{metric.heading}\n{unit.name}" if unit else metric.heading)
+        columns.append([_device_cell(metric, use, unit) for use in shown])
+        if metric.name == "load_ms":
+            add_numbers(table, f"{metric.heading}\n%")
+            shares = [use.load_s / latency_s if latency_s > 0 else 0.0 for use in shown]
+            columns.append([f"{share * 100:.0f}" for share in shares])
+    return columns
+
+
+def _device_cell(metric: DeviceMetric, use: DeviceUse, unit: Unit | None) -> str:
+    if metric.name == "partitions":
+        ids = format_ids(use.partitions)
+        return ids if len(ids) <= 12 else f"{len(use.partitions)} parts"
+    amount = metric.amount(use)
+    return unit.show(float(amount)) if unit else str(amount)
 
 
 def reserve_text(reserved_bytes: Sequence[int]) -> str:
@@ -186,7 +184,7 @@ def empty_table(title: str) -> "Table":
 
 @contextmanager
 def without_progress() -> Iterator[None]:
-    """Keep `progress` silent in the block, as for the jobs of a sweep."""
+    """Keep `progress` silent in the block, as in the jobs of a sweep."""
     before = _QUIET.set(True)
     try:
         yield
@@ -196,10 +194,10 @@ def without_progress() -> Iterator[None]:
 
 @contextmanager
 def progress(label: str) -> Iterator[None]:
-    """Say on stderr that `label` is under way, but only if it takes more than a second.
+    """Report on stderr that `label` is under way, if it takes more than a second.
 
-    A terminal shows a spinner and the elapsed time meanwhile. In the end, everywhere, one line says
-    how long it took; a log gets no more than that line. Nothing is said in `without_progress`.
+    A terminal shows a spinner with the elapsed time. In the end a line says how long it took, in a
+    log too. Nothing is reported in `without_progress`.
     """
     if _QUIET.get():
         yield
@@ -216,13 +214,13 @@ def progress(label: str) -> Iterator[None]:
             spinner.stop()
         elapsed_s = monotonic() - start_s
         if elapsed_s > PATIENCE_S:
-            with suppress(OSError, ValueError):  # whoever read stderr may be gone
+            with suppress(OSError, ValueError):  # the reader of stderr may be gone
                 out.write(f"{label} {outcome} {elapsed_s:.1f} s\n")
                 out.flush()
 
 
 class _LateSpinner:
-    """A spinner that starts by itself after `PATIENCE_S`, unless it was stopped by then."""
+    """A spinner that starts after `PATIENCE_S`, unless it was stopped by then."""
 
     def __init__(self, label: str, stream: TextIO, start_s: float) -> None:
         self._label, self._stream, self._start_s = label, stream, start_s
@@ -243,7 +241,7 @@ class _LateSpinner:
             TimeElapsedColumn(),
             console=Console(file=self._stream, markup=False, emoji=False),
             transient=True,
-            redirect_stdout=False,  # results may be piped elsewhere; they must not end up here
+            redirect_stdout=False,  # stdout may be piped elsewhere
         )
         with self._lock:
             if not self._stopped:

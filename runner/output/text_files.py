@@ -1,4 +1,4 @@
-"""Text and JSON files of a run: whole or absent, and the same text for the same content."""
+"""Text and JSON files of a run: written whole or not at all, equal for equal content."""
 
 import json
 import math
@@ -29,8 +29,8 @@ def write_json(path: Path, document: Mapping[str, object]) -> None:
 def json_text(document: Mapping[str, object]) -> str:
     """Return `document` as JSON with sorted keys: the same text for the same content.
 
-    Numpy numbers and arrays become numbers and lists, paths become strings, and numbers that JSON
-    has no word for (infinite, not a number) become null. Anything else is a TypeError.
+    Numpy numbers and arrays become numbers and lists, paths become strings, and numbers that are
+    not finite become null. Anything else that JSON lacks is a TypeError.
 
     The text is that of `json.dumps` with an indent of 1, which is ten times slower: it encodes in C
     only what it does not indent.
@@ -39,18 +39,18 @@ def json_text(document: Mapping[str, object]) -> str:
 
 
 _PLAIN = frozenset({str, int, bool, type(None)})
-"""What is encoded as it is."""
+"""Types that are encoded as they are."""
 
 
 @lru_cache(maxsize=64)
 def _encoder(depth: int) -> json.JSONEncoder:
-    """Return what encodes a list or mapping of plain values, whose lines begin at `depth`."""
+    """Return an encoder of lists and mappings of plain values with lines that begin at `depth`."""
     separators = (",\n" + " " * depth, ": ")
     return json.JSONEncoder(sort_keys=True, allow_nan=False, separators=separators)
 
 
 def _text(item: object, depth: int) -> str:
-    """Return `item` as JSON; what is in it begins `depth` blanks from the left."""
+    """Return `item` as JSON, its members `depth` blanks from the left."""
     if isinstance(item, np.ndarray | np.generic):
         return _text(item.tolist(), depth)
     if isinstance(item, float):

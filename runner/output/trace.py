@@ -1,11 +1,12 @@
-"""`trace.json`: the simulated run in the Chrome trace format, which ui.perfetto.dev opens.
+"""`trace.json` and `schedule_trace.json`: a simulated run, and a simulated step of a pipeline.
 
-Each device is a process; its threads are the computation and one for each link that it receives
-from, so that nothing in a thread overlaps. A counter shows the memory that the device holds.
+Both are in the Chrome trace format, which ui.perfetto.dev opens. Each device is a process; its
+threads are the computation and one for each device that it receives from, so that nothing in a
+thread overlaps. In `trace.json` a counter shows the memory that the device holds.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 
@@ -14,58 +15,116 @@ import numpy as np
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.cost.evaluation import Evaluation
-from fxpart.schedule import ReplicaSum, ScheduleResult, StageUpdate
+from fxpart.schedule import (
+    ReplicaSum,
+    ScheduleResult,
+    StageEvent,
+    StageTransfer,
+    StageUpdate,
+)
 from runner.output.text_files import write_text
 
-__all__ = [
-    "COMPUTE",
-    "FIRST_LINK",
-    "Event",
-    "about",
-    "microseconds",
-    "schedule_trace_document",
-    "trace_document",
-    "trace_text",
-    "write_schedule_trace",
-    "write_trace",
-]
+__all__ = ["schedule_trace_document", "trace_document", "write_schedule_trace", "write_trace"]
 
-
-COMPUTE = 1
+_COMPUTE = 1
 """Thread of the computation. Viewers give process 0 and thread 0 meanings of their own."""
-FIRST_LINK = 2
+_FIRST_LINK = 2
 """Thread of what comes from device 0."""
-
-Event = dict[str, object]
+_KINDS = {"F": "forward", "B": "backward"}
+_Event = dict[str, object]
+_Span = tuple[str, str, int, int, dict[str, object]]
+"""Name, category, device, thread and arguments of something that takes time."""
 
 
 def write_trace(path: Path, graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> None:
     """Write `trace_document` to `path`. Raises `CacheError` when the place cannot be written."""
-    write_text(path, trace_text(trace_document(graph, assignment, evaluation)))
+    _write(path, trace_document(graph, assignment, evaluation))
 
 
-def trace_text(document: Mapping[str, object]) -> str:
-    """Return a trace as JSON without blanks, since it is long."""
-    return json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n"
+def write_schedule_trace(path: Path, result: ScheduleResult) -> None:
+    """Write `schedule_trace_document` to `path`. Raises `CacheError` when that cannot be done."""
+    _write(path, schedule_trace_document(result))
+
+
+def _write(path: Path, document: Mapping[str, object]) -> None:
+    # Without blanks, since it is long.
+    write_text(path, json.dumps(document, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def trace_document(
     graph: OpGraph, assignment: Assignment, evaluation: Evaluation
 ) -> dict[str, object]:
-    """Return the trace: names first, then all events in order of time.
+    """Return the trace of the first input: names first, then all events in order of time.
 
-    Times (``ts``, ``dur``) are microseconds from the start of the run, to the nanosecond.
+    Times (``ts``, ``dur``) are microseconds from the start, to the nanosecond.
     """
+    moves = evaluation.transfers
+    links = zip(moves.target.tolist(), moves.source.tolist(), strict=True)
+    # A replica that waits for its turn does nothing in the run of the first input.
+    busy = [use for use in evaluation.devices if len(evaluation.memory[use.logical_id].op)]
+    names = _names({use.logical_id: f"device {use.logical_id}: {use.name}" for use in busy}, links)
     events = [
         *_compute_events(graph, assignment, evaluation),
         *_transfer_events(graph, evaluation),
         *_memory_events(evaluation),
     ]
+    return _document(names, events)
+
+
+def schedule_trace_document(result: ScheduleResult) -> dict[str, object]:
+    """Return the trace of a step: names first, then all events in order of time.
+
+    Times (``ts``, ``dur``) are microseconds from the start, to the nanosecond. Sums over replicas
+    and updates are in the thread of the computation.
+    """
+    links = [(_device(result, s.target), _device(result, s.source)) for s in result.transfers]
+    names = _names({device: f"device {device}" for device in sorted(result.devices)}, links)
+    return _document(names, [*_action_events(result), *_sent_events(result), *_end_events(result)])
+
+
+def _document(names: list[_Event], events: list[_Event]) -> dict[str, object]:
     events.sort(key=itemgetter("ts"))
-    return {"displayTimeUnit": "ms", "traceEvents": [*_names(evaluation), *events]}
+    return {"displayTimeUnit": "ms", "traceEvents": [*names, *events]}
 
 
-def microseconds(start_s: FloatArray, finish_s: FloatArray) -> tuple[list[float], list[float]]:
+def _names(devices: Mapping[int, str], links: Iterable[tuple[int, int]]) -> list[_Event]:
+    """Return what names and orders processes and threads; `links` are (target, source)."""
+    threads = [(device, _COMPUTE, "compute") for device in devices]
+    threads += [(to, _FIRST_LINK + source, f"receive from {source}") for to, source in set(links)]
+    events = []
+    for device, name in devices.items():
+        events.append(_about("process_name", device, _COMPUTE, {"name": name}))
+        events.append(_about("process_sort_index", device, _COMPUTE, {"sort_index": device}))
+    for device, thread, name in sorted(threads):
+        events.append(_about("thread_name", device, thread, {"name": name}))
+        events.append(_about("thread_sort_index", device, thread, {"sort_index": thread}))
+    return events
+
+
+def _about(kind: str, device: int, thread: int, args: _Event) -> _Event:
+    return {"name": kind, "ph": "M", "ts": 0.0, "pid": device + 1, "tid": thread, "args": args}
+
+
+def _spans(start_s: FloatArray, finish_s: FloatArray, spans: Iterable[_Span]) -> list[_Event]:
+    """Return an event for each of `spans`, with its times."""
+    return [
+        {
+            "name": name,
+            "cat": category,
+            "ph": "X",
+            "ts": ts,
+            "dur": duration,
+            "pid": device + 1,
+            "tid": thread,
+            "args": args,
+        }
+        for (name, category, device, thread, args), ts, duration in zip(
+            spans, *_microseconds(start_s, finish_s), strict=True
+        )
+    ]
+
+
+def _microseconds(start_s: FloatArray, finish_s: FloatArray) -> tuple[list[float], list[float]]:
     """Return starts and durations that stay apart when a viewer cuts them to whole nanoseconds.
 
     Viewers multiply by 1000 and drop what is behind the point, and they throw away an event that
@@ -79,199 +138,67 @@ def microseconds(start_s: FloatArray, finish_s: FloatArray) -> tuple[list[float]
     return both[0].tolist(), both[1].tolist()
 
 
-def _compute_events(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> list[Event]:
-    start_us, duration_us = microseconds(evaluation.op_start_s, evaluation.op_finish_s)
+# A run.
+
+
+def _compute_events(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> list[_Event]:
     partition_of = assignment.partition_of.tolist()
     device_of = assignment.device_of.tolist()
     flops, moved_bytes = graph.flops.tolist(), graph.moved_bytes.tolist()
-    return [
-        {
-            "name": graph.names[op],
-            "cat": "compute",
-            "ph": "X",
-            "ts": start_us[op],
-            "dur": duration_us[op],
-            "pid": device_of[op] + 1,
-            "tid": COMPUTE,
-            "args": {
+    spans: Iterable[_Span] = (
+        (
+            graph.names[op],
+            "compute",
+            device_of[op],
+            _COMPUTE,
+            {
                 "module": graph.modules[op],
                 "target": graph.targets[op],
                 "partition": partition_of[op],
                 "flops": flops[op],
                 "moved_bytes": moved_bytes[op],
             },
-        }
+        )
         for op in range(graph.n_ops)
-    ]
+    )
+    return _spans(evaluation.op_start_s, evaluation.op_finish_s, spans)
 
 
-def _transfer_events(graph: OpGraph, evaluation: Evaluation) -> list[Event]:
+def _transfer_events(graph: OpGraph, evaluation: Evaluation) -> list[_Event]:
     moves = evaluation.transfers
-    start_us, duration_us = microseconds(moves.start_s, moves.finish_s)
     rows = zip(moves.value.tolist(), moves.source.tolist(), moves.target.tolist(), strict=True)
-    return [
-        {
-            "name": graph.value_names[value],
-            "cat": "transfer",
-            "ph": "X",
-            "ts": start_us[i],
-            "dur": duration_us[i],
-            "pid": target + 1,
-            "tid": FIRST_LINK + source,
-            "args": {
+    spans: Iterable[_Span] = (
+        (
+            graph.value_names[value],
+            "transfer",
+            target,
+            _FIRST_LINK + source,
+            {
                 "bytes": int(graph.value_bytes[value]),
                 "from_device": source,
                 "to_device": target,
             },
-        }
-        for i, (value, source, target) in enumerate(rows)
-    ]
+        )
+        for value, source, target in rows
+    )
+    return _spans(moves.start_s, moves.finish_s, spans)
 
 
-def _memory_events(evaluation: Evaluation) -> list[Event]:
+def _memory_events(evaluation: Evaluation) -> list[_Event]:
     """Return the memory of each device whenever it changes; the last value stays to the end."""
-    events: list[Event] = []
+    events: list[_Event] = []
     for device, profile in enumerate(evaluation.memory):
-        held_bytes = profile.held_bytes
-        changes = np.flatnonzero(np.diff(held_bytes, prepend=-1))
-        start_us, _ = microseconds(profile.start_s[changes], profile.start_s[changes])
+        changes = np.flatnonzero(np.diff(profile.held_bytes, prepend=-1))
+        start_us, _ = _microseconds(profile.start_s[changes], profile.start_s[changes])
+        pid = device + 1
         events += [
-            {
-                "name": "memory_bytes",
-                "ph": "C",
-                "ts": ts,
-                "pid": device + 1,
-                "args": {"held": held},
-            }
-            for ts, held in zip(start_us, held_bytes[changes].tolist(), strict=True)
+            {"name": "memory_bytes", "ph": "C", "ts": ts, "pid": pid, "args": {"held": held}}
+            for ts, held in zip(start_us, profile.held_bytes[changes].tolist(), strict=True)
         ]
     return events
 
 
-def _names(evaluation: Evaluation) -> list[Event]:
-    moves = evaluation.transfers
-    links = sorted(set(zip(moves.target.tolist(), moves.source.tolist(), strict=True)))
-    # A replica that waits for its turn does nothing in the run of the first input.
-    busy = [use for use in evaluation.devices if len(evaluation.memory[use.logical_id].op)]
-    threads = [(use.logical_id, COMPUTE, "compute") for use in busy]
-    threads += [(to, FIRST_LINK + source, f"receive from {source}") for to, source in links]
-    events: list[Event] = []
-    for use in busy:
-        name = {"name": f"device {use.logical_id}: {use.name}"}
-        events.append(about("process_name", use.logical_id, name))
-        order = {"sort_index": use.logical_id}
-        events.append(about("process_sort_index", use.logical_id, order))
-    for device, thread, label in sorted(threads):
-        events.append(about("thread_name", device, {"name": label}, thread))
-        events.append(about("thread_sort_index", device, {"sort_index": thread}, thread))
-    return events
-
-
-def about(kind: str, device: int, args: Mapping[str, object], thread: int = COMPUTE) -> Event:
-    """Return what names or orders the process of `device`, or a thread of it."""
-    return {
-        "name": kind,
-        "ph": "M",
-        "ts": 0.0,
-        "pid": device + 1,
-        "tid": thread,
-        "args": dict(args),
-    }
-
-
-# `schedule_trace.json`: a step of the pipeline in the Chrome trace format, as `trace.json` is.
-#
-# Each device is a process; its threads are the computation, in which sums over replicas stand too,
-# and one for each device that it receives from.
-
-_WORDS = {"F": "forward", "B": "backward"}
-
-
-def write_schedule_trace(path: Path, result: ScheduleResult) -> None:
-    """Write `schedule_trace_document` to `path`. Raises `CacheError` when that cannot be done."""
-    write_text(path, trace_text(schedule_trace_document(result)))
-
-
-def schedule_trace_document(result: ScheduleResult) -> dict[str, object]:
-    """Return the trace: names first, then all events in order of time.
-
-    Times (``ts``, ``dur``) are microseconds from the start of the step, to the nanosecond.
-    """
-    events = [
-        *_schedule_trace_compute_events(result),
-        *_schedule_trace_transfer_events(result),
-        *_end_events(result),
-    ]
-    events.sort(key=itemgetter("ts"))
-    return {"displayTimeUnit": "ms", "traceEvents": [*_schedule_trace_names(result), *events]}
-
-
-def _schedule_trace_compute_events(result: ScheduleResult) -> list[Event]:
-    start_us, duration_us = microseconds(
-        np.array([event.start_s for event in result.events]),
-        np.array([event.finish_s for event in result.events]),
-    )
-    return [
-        {
-            "name": f"{_WORDS[event.kind]} {event.microbatch}",
-            "cat": _WORDS[event.kind],
-            "ph": "X",
-            "ts": start_us[i],
-            "dur": duration_us[i],
-            "pid": event.device + 1,
-            "tid": COMPUTE,
-            "args": {"stage": event.stage, "microbatch": event.microbatch},
-        }
-        for i, event in enumerate(result.events)
-    ]
-
-
-def _schedule_trace_transfer_events(result: ScheduleResult) -> list[Event]:
-    start_us, duration_us = microseconds(
-        np.array([sent.start_s for sent in result.transfers]),
-        np.array([sent.finish_s for sent in result.transfers]),
-    )
-    return [
-        {
-            "name": f"after {_WORDS[sent.kind]} {sent.microbatch}",
-            "cat": "transfer",
-            "ph": "X",
-            "ts": start_us[i],
-            "dur": duration_us[i],
-            "pid": _device(result, sent.target) + 1,
-            "tid": FIRST_LINK + _device(result, sent.source),
-            "args": {
-                "bytes": sent.sent_bytes,
-                "from_stage": sent.source,
-                "to_stage": sent.target,
-                "microbatch": sent.microbatch,
-            },
-        }
-        for i, sent in enumerate(result.transfers)
-    ]
-
-
-def _end_events(result: ScheduleResult) -> list[Event]:
-    """Return what comes once, at the end of a step."""
-    parts: list[ReplicaSum | StageUpdate] = [*result.sums, *result.updates]
-    names = ["sums over replicas"] * len(result.sums)
-    names += [f"updates of stage {update.stage}" for update in result.updates]
-    start_us, duration_us = microseconds(
-        np.array([part.start_s for part in parts]), np.array([part.finish_s for part in parts])
-    )
-    return [
-        {
-            "name": names[i],
-            "cat": "sums" if i < len(result.sums) else "updates",
-            "ph": "X",
-            "ts": start_us[i],
-            "dur": duration_us[i],
-            "pid": part.device + 1,
-            "tid": COMPUTE,
-            "args": {},
-        }
-        for i, part in enumerate(parts)
-    ]
+# A step of a pipeline.
 
 
 def _device(result: ScheduleResult, stage: int) -> int:
@@ -279,15 +206,52 @@ def _device(result: ScheduleResult, stage: int) -> int:
     return result.devices[stage % len(result.devices)]
 
 
-def _schedule_trace_names(result: ScheduleResult) -> list[Event]:
-    pairs = {(_device(result, s.target), _device(result, s.source)) for s in result.transfers}
-    threads = [(device, COMPUTE, "compute") for device in result.devices]
-    threads += [(to, FIRST_LINK + source, f"receive from {source}") for to, source in sorted(pairs)]
-    events: list[Event] = []
-    for device in sorted(result.devices):
-        events.append(about("process_name", device, {"name": f"device {device}"}))
-        events.append(about("process_sort_index", device, {"sort_index": device}))
-    for device, thread, label in sorted(threads):
-        events.append(about("thread_name", device, {"name": label}, thread))
-        events.append(about("thread_sort_index", device, {"sort_index": thread}, thread))
-    return events
+def _action_events(result: ScheduleResult) -> list[_Event]:
+    spans: Iterable[_Span] = (
+        (
+            f"{_KINDS[event.kind]} {event.microbatch}",
+            _KINDS[event.kind],
+            event.device,
+            _COMPUTE,
+            {"stage": event.stage, "microbatch": event.microbatch},
+        )
+        for event in result.events
+    )
+    return _spans(*_times(result.events), spans)
+
+
+def _sent_events(result: ScheduleResult) -> list[_Event]:
+    spans: Iterable[_Span] = (
+        (
+            f"after {_KINDS[sent.kind]} {sent.microbatch}",
+            "transfer",
+            _device(result, sent.target),
+            _FIRST_LINK + _device(result, sent.source),
+            {
+                "bytes": sent.sent_bytes,
+                "from_stage": sent.source,
+                "to_stage": sent.target,
+                "microbatch": sent.microbatch,
+            },
+        )
+        for sent in result.transfers
+    )
+    return _spans(*_times(result.transfers), spans)
+
+
+def _end_events(result: ScheduleResult) -> list[_Event]:
+    """Return what comes once, at the end of a step."""
+    sums: list[_Span]
+    sums = [("sums over replicas", "sums", part.device, _COMPUTE, {}) for part in result.sums]
+    updates: list[_Span] = [
+        (f"updates of stage {part.stage}", "updates", part.device, _COMPUTE, {})
+        for part in result.updates
+    ]
+    parts: list[ReplicaSum | StageUpdate] = [*result.sums, *result.updates]
+    return _spans(*_times(parts), [*sums, *updates])
+
+
+def _times(
+    parts: Sequence[StageEvent | StageTransfer | ReplicaSum | StageUpdate],
+) -> tuple[FloatArray, FloatArray]:
+    return np.array([part.start_s for part in parts]), np.array([part.finish_s for part in parts])

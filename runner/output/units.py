@@ -2,7 +2,9 @@
 
 from typing import NamedTuple
 
-__all__ = ["Unit", "format_ids", "format_s", "format_size", "size_unit", "time_unit"]
+__all__ = ["GIB", "Unit", "format_ids", "format_s", "format_size", "size_unit", "time_unit"]
+
+GIB = 2**30
 
 
 class Unit(NamedTuple):

@@ -1,26 +1,109 @@
 """``python -m runner.report``: the ranked table and the report of a sweep, from MLflow alone."""
 
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fxpart.errors import SpecError
-from runner.cli.ending import reported
-from runner.report.request import ALL, Request, parsed
+from runner.cli.ending import Parser, reported
+from runner.report.sweep_data import LATEST, SweepData
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from runner.config.sections import TrackingConfig
     from runner.report.from_store import RunSource
-    from runner.report.rows import SweepData
     from runner.tracking.tracker import LoggedRun
 
-__all__ = ["main"]
+__all__ = ["Request", "main", "parsed"]
 
+_ALL = "all"
 _LISTED = 5
 """Other sweeps that are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the command line asks for."""
+
+    experiment: str
+    sweep: str
+    """``latest``, ``all`` or the id of a sweep's run."""
+    against: str | None
+    """The id of the run of the sweep that it is compared with."""
+    uri: str | None
+    """Of the store; None for the default one."""
+    output: Path
+    """Folder of the report."""
+    rows: int
+    """Of the table in the terminal."""
+
+
+def parsed(arguments: Sequence[str]) -> Request:
+    """Return what `arguments` ask for. Raises `SpecError` for what makes no sense here."""
+    given = _parser().parse_args(arguments)
+    if given.rows < 1:
+        raise SpecError(f"--rows {given.rows} shows nothing; give 1 or more")
+    sweep, against = _sweeps(given.sweep or [], given.against or [])
+    folder = re.sub(r"[^\w.-]+", "_", given.experiment).strip(".") or "_"
+    output = Path(given.output or Path("outputs", "reports", folder))
+    return Request(given.experiment, sweep, against, given.uri, output, given.rows)
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="python -m runner.report",
+        description="Rank the jobs of a sweep and write its report, from MLflow alone. It may still"
+        " be under way.",
+    )
+    parser.add_argument(
+        "experiment",
+        nargs="?",
+        default="fxpart",
+        help="MLflow's experiment: fxpart if left out, or a named experiment's name",
+    )
+    parser.add_argument(
+        "--sweep",
+        action="append",
+        metavar="RUN_ID|latest|all",
+        help="which sweep: the newest if left out; all: all runs of the experiment as one",
+    )
+    parser.add_argument(
+        "--against",
+        action="append",
+        metavar="RUN_ID",
+        help="compare it job by job with an earlier sweep: its id, or 8 characters of it",
+    )
+    parser.add_argument(
+        "--uri",
+        help="MLflow's store; if left out $MLFLOW_TRACKING_URI, or else outputs/mlflow.db",
+    )
+    parser.add_argument(
+        "--output", metavar="FOLDER", help="of report.html: outputs/reports/EXPERIMENT if left out"
+    )
+    parser.add_argument(
+        "--rows", type=int, default=20, help="of the table here, 20 if left out; the report has all"
+    )
+    return parser
+
+
+def _sweeps(asked: list[str], against: list[str]) -> tuple[str, str | None]:
+    """Return the one sweep that is asked for and the one that it is compared with."""
+    if len(asked) > 1:
+        raise SpecError(
+            f"--sweep {' and --sweep '.join(asked)}: a report is of one sweep; to compare two, say"
+            f" --sweep {asked[-1]} --against {asked[0]}"
+        )
+    if len(against) > 1:
+        raise SpecError(
+            f"--against {' and --against '.join(against)}: two sweeps are compared; give one"
+        )
+    sweep = asked[0] if asked else LATEST
+    if against and _ALL in (sweep, *against):
+        raise SpecError("two sweeps are compared, not all; give an id to --sweep and to --against")
+    return sweep, against[0] if against else None
 
 
 def main() -> int:
@@ -38,21 +121,20 @@ def _report(request: Request) -> int:
     config = TrackingConfig(uri=request.uri, experiment=request.experiment)
     source = open_stored(config, Path.cwd())
     sweeps = sweeps_of(source)
-    if request.sweep == ALL:
+    if request.sweep == _ALL:
         parent = None
         data = all_runs(source, sweeps, request.experiment)
     else:
         parent = chosen_sweep(sweeps, request.sweep, request.experiment)
         if request.against is not None:
             other = chosen_sweep(sweeps, request.against, request.experiment)
-            return _compare(request, source, config, other, parent)
+            _compare(request, source, config, other, parent)
+            return 0
         show(f"sweep:     {_named(parent)}")
         data = sweep_from_store(source, parent)
-    written = _Written(request.output / "report.html", data)
     show_sweep(data, request.rows, f"--rows {len(data.rows)}")
-    written.write()
+    _write(request.output / "report.html", data, config, parent)
     if parent is not None:
-        written.log(config, parent)
         _list_others([sweep for sweep in sweeps if sweep is not parent])
     return 0
 
@@ -63,12 +145,12 @@ def _compare(
     config: "TrackingConfig",
     before: "LoggedRun",
     after: "LoggedRun",
-) -> int:
+) -> None:
     from runner.output.terminal import show
     from runner.report.compare import compared
-    from runner.report.compare_html import comparison_html
-    from runner.report.compare_table import show_comparison
     from runner.report.from_store import sweep_from_store, sweep_keys
+    from runner.report.html import comparison_html
+    from runner.report.table import show_comparison
 
     if before is after:
         raise SpecError(
@@ -78,42 +160,34 @@ def _compare(
     show(f"after:     {_named(after)} ({ids[0]})", f"before:    {_named(before)} ({ids[1]})")
     # What one of them swept, the other's jobs have a value of too.
     keys = sweep_keys(source, (before, after))
-    found = compared(*(sweep_from_store(source, one, keys) for one in (before, after)))
-    show_comparison(found, request.rows)
+    comparison = compared(*(sweep_from_store(source, run, keys) for run in (before, after)))
+    show_comparison(comparison, request.rows)
     path = request.output / f"{ids[0]}_against_{ids[1]}.html"
-    section = comparison_html(found, f"{_named(before)} ({ids[1]})")
-    written = _Written(path, found.after, section)
-    written.write()
-    written.log(config, after)
-    return 0
+    section = comparison_html(comparison, f"{_named(before)} ({ids[1]})")
+    _write(path, comparison.after, config, after, section)
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """A report: a file here, and one in the store."""
+def _write(
+    path: Path,
+    data: SweepData,
+    config: "TrackingConfig",
+    parent: "LoggedRun | None",
+    first: str = "",
+) -> None:
+    """Write the report, which begins with the section `first`, here and to the sweep's run."""
+    from runner.config.paths import shown_path
+    from runner.output.terminal import show
+    from runner.report.html import kept_copy, write_report
 
-    path: Path
-    data: "SweepData"
-    first: str = ""
-    """A section to begin with."""
-
-    def write(self) -> None:
-        from runner.config.paths import shown_path
-        from runner.output.terminal import show
-        from runner.report.written import write_report
-
-        write_report(self.path, self.data, first=self.first)
-        show(f"report:    {shown_path(self.path)}")
-
-    def log(self, config: "TrackingConfig", parent: "LoggedRun") -> None:
-        """Add it to the sweep's run, and say where runs are compared, if the store takes it."""
-        from runner.report.written import kept_copy
-
-        with kept_copy(self.path, self.data, first=self.first) as copy:
+    write_report(path, data, first=first)
+    show(f"report:    {shown_path(path)}")
+    if parent is not None:
+        with kept_copy(path, data, first=first) as copy:
             _log(config, parent, copy)
 
 
 def _log(config: "TrackingConfig", parent: "LoggedRun", path: Path) -> None:
+    """Log the file to the sweep's run, and say where runs are compared, if the store takes it."""
     from runner.errors import TrackingError
     from runner.tracking.open_tracker import open_tracker
     from runner.tracking.tracker import announce_page
@@ -142,8 +216,6 @@ def _list_others(sweeps: "Sequence[LoggedRun]") -> None:
 
 
 def _named(sweep: "LoggedRun") -> str:
-    from datetime import UTC, datetime
-
     started = datetime.fromtimestamp(sweep.start_ms / 1e3, UTC)
     under_way = ", under way" if sweep.status == "RUNNING" else ""
     return f"{sweep.name}, started {started:%Y-%m-%d %H:%M} UTC{under_way}"

@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from runner.output.terminal import counted
-from runner.report.measures import Measure, finished, measures_of
-from runner.report.model_values import model_keys, model_label
-from runner.report.ranking import models_first
-from runner.report.reasons import STATUS_WORDS, settings_text
-from runner.report.rows import SweepData, SweepRow
-from runner.report.scale import in_order
-from runner.report.settings import CHOICES, varied
+from runner.report.findings import settings_text, status_word
+from runner.report.ranking import Measure, finished, measures_of, memory_of
+from runner.report.sweep_data import (
+    CHOICES,
+    SweepData,
+    SweepRow,
+    in_order,
+    model_keys,
+    model_label,
+    models_first,
+    varied,
+)
 
 __all__ = [
     "Comparison",
@@ -29,8 +34,8 @@ __all__ = [
     "why_none",
 ]
 
-
-_PEAKS = ("peak_memory_gib", "schedule_peak_gib")
+_MODELS = 8
+"""Models of which the best jobs are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +66,7 @@ class Comparison:
     keys: tuple[str, ...]
     """Settings that the jobs of one sweep differ in, those that make another model first."""
     time: Measure
-    """What jobs are ranked by: the less, the better."""
+    """What jobs are ranked by."""
     memory: Measure
     pairs: tuple[Pair, ...]
     """What fits in one of the two alone first, then by the largest change."""
@@ -75,7 +80,7 @@ class Comparison:
 
     @property
     def same_runs(self) -> int:
-        """How many pairs are one run that both sweeps count as theirs."""
+        """How many pairs are one run that belongs to both sweeps."""
         return sum(1 for p in self.pairs if p.before.run_id and p.before.run_id == p.after.run_id)
 
     def model_of(self, row: SweepRow) -> str:
@@ -104,10 +109,10 @@ def compared(before: SweepData, after: SweepData) -> Comparison:
     """
     rows = (*before.rows, *after.rows)
     aside = _apart(before.rows, after.rows)
-    matched = {key for row in rows for key in row.settings} - aside
-    pairs, only_before, only_after = _matched(before.rows, after.rows, sorted(matched))
+    matched_by = sorted({key for row in rows for key in row.settings} - aside)
+    pairs, only_before, only_after = _matched(before.rows, after.rows, matched_by)
     measures = measures_of(rows)
-    time, memory = measures[0], next(m for m in measures if m.key in _PEAKS)
+    time, memory = measures[0], memory_of(measures)
     swept = tuple(dict.fromkeys((*after.swept, *before.swept)))
     together = replace(after, rows=rows, swept=swept)
     return Comparison(
@@ -124,10 +129,7 @@ def compared(before: SweepData, after: SweepData) -> Comparison:
 
 
 def change_pct(pair: Pair, measure: Measure) -> float | None:
-    """Return by how much the measure of a pair grew, in %; None without two results.
-
-    Infinite for what was 0.
-    """
+    """Return by how much the measure of a pair grew, in %, infinite from 0; None without two."""
     if not (finished(pair.before) and finished(pair.after)):
         return None
     before, after = measure.value(pair.before), measure.value(pair.after)
@@ -140,36 +142,37 @@ def change_pct(pair: Pair, measure: Measure) -> float | None:
 
 def unlike(comparison: Comparison) -> list[Difference]:
     """Return the settings of which the two sweeps share no value: why no job is in both."""
-    before, after = (_values(data.rows) for data in (comparison.before, comparison.after))
+    before, after = _values(comparison.before.rows), _values(comparison.after.rows)
     return [
-        Difference(key, _listed(before.get(key)), _listed(after.get(key)))
+        Difference(key, _listed(before[key]), _listed(after[key]))
         for key in comparison.keys
-        if not before.get(key, set()) & after.get(key, set())
+        if not before[key] & after[key]
     ]
 
 
-def _listed(values: set[str] | None) -> str:
+def _listed(values: set[str]) -> str:
     return ",".join(in_order(dict.fromkeys(values))) if values else "not set"
 
 
-def _values(rows: Sequence[SweepRow]) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = defaultdict(set)
+def _values(rows: Sequence[SweepRow]) -> defaultdict[str, set[str]]:
+    """Return the values of each setting, none for an unknown one."""
+    values: defaultdict[str, set[str]] = defaultdict(set)
     for row in rows:
         for key, text in row.settings.items():
-            found[key].add(text)
-    return found
+            values[key].add(text)
+    return values
 
 
 def _apart(before: Sequence[SweepRow], after: Sequence[SweepRow]) -> set[str]:
-    """Return the keys with at most one value in each of the two, and not the same.
+    """Return the settings with at most one value in each sweep, and not the same.
 
     So is an option that only one of the two knows.
     """
-    ours, theirs = _values(before), _values(after)
+    old, new = _values(before), _values(after)
     return {
         key
-        for key in ours.keys() | theirs.keys()
-        if len(a := ours.get(key, set())) <= 1 and len(b := theirs.get(key, set())) <= 1 and a != b
+        for key in {**old, **new}
+        if max(len(old[key]), len(new[key])) <= 1 and old[key] != new[key]
     }
 
 
@@ -177,36 +180,36 @@ def _differences(
     before: Sequence[SweepRow], after: Sequence[SweepRow], aside: set[str]
 ) -> tuple[Difference, ...]:
     """Return what is worth saying of the keys `aside`: not what follows from another of them."""
-    found = []
+    differences = []
     for key in dict.fromkeys(key for row in (*before, *after) for key in row.settings):
         if key not in aside or ("." in key and key.partition(".")[0] in aside):
             continue
-        ours, theirs = ({row.settings.get(key) for row in rows} for rows in (before, after))
+        old, new = ({row.settings.get(key) for row in rows} for rows in (before, after))
         # What some jobs of a sweep lack follows from something else, such as the mode.
-        if len(ours) == 1 and len(theirs) == 1:
-            found.append(Difference(key, ours.pop() or "not set", theirs.pop() or "not set"))
-    return tuple(found)
+        if len(old) == 1 and len(new) == 1:
+            differences.append(Difference(key, old.pop() or "not set", new.pop() or "not set"))
+    return tuple(differences)
 
 
 def _matched(
     before: Sequence[SweepRow], after: Sequence[SweepRow], keys: Sequence[str]
 ) -> tuple[list[Pair], tuple[SweepRow, ...], tuple[SweepRow, ...]]:
     """Return the pairs, and the jobs that are in one of the two alone."""
-    waiting: dict[tuple[str | None, ...], list[SweepRow]] = defaultdict(list)
+
+    def identity(row: SweepRow) -> tuple[str | None, ...]:
+        return tuple(row.settings.get(key) for key in keys)
+
+    unmatched: dict[tuple[str | None, ...], list[SweepRow]] = defaultdict(list)
     for row in before:
-        waiting[_name(row, keys)].append(row)
+        unmatched[identity(row)].append(row)
     pairs, new = [], []
     for row in after:
-        alike = waiting[_name(row, keys)]
+        alike = unmatched[identity(row)]
         if alike:
             pairs.append(Pair(alike.pop(0), row))
         else:
             new.append(row)
-    return pairs, tuple(row for rows in waiting.values() for row in rows), tuple(new)
-
-
-def _name(row: SweepRow, keys: Sequence[str]) -> tuple[str | None, ...]:
-    return tuple(row.settings.get(key) for key in keys)
+    return pairs, tuple(row for rows in unmatched.values() for row in rows), tuple(new)
 
 
 def _order(pair: Pair, time: Measure, memory: Measure) -> tuple[int, float]:
@@ -216,10 +219,7 @@ def _order(pair: Pair, time: Measure, memory: Measure) -> tuple[int, float]:
     return {1: 0, 2: 1, 0: 2}[results], -largest
 
 
-# What a comparison of two sweeps says beside its table, in the terminal and in the report.
-
-_MODELS = 8
-"""Models of which the best jobs are named."""
+# What stands beside the table of a comparison, in the terminal and in the report.
 
 
 def title(comparison: Comparison) -> str:
@@ -231,13 +231,13 @@ def title(comparison: Comparison) -> str:
         for key in CHOICES
         if rows and key in rows[0].settings and key not in aside and key not in comparison.keys
     ]
-    apart = [f"{d.key}={d.before} before and {d.after} after" for d in comparison.differences]
-    return ", ".join([f"{counted(len(comparison.pairs), 'job')} in both", *shared, *apart])
+    differ = [f"{d.key}={d.before} before and {d.after} after" for d in comparison.differences]
+    return ", ".join([f"{counted(len(comparison.pairs), 'job')} in both", *shared, *differ])
 
 
 def cost_text(row: SweepRow, measure: Measure) -> str:
     """Return a number of a job, or why there is none."""
-    return measure.text(row) if finished(row) else STATUS_WORDS.get(row.status, "failed")
+    return measure.text(row) if finished(row) else status_word(row)
 
 
 def change_text(pair: Pair, measure: Measure) -> str:
@@ -250,16 +250,16 @@ def change_text(pair: Pair, measure: Measure) -> str:
 
 
 def best_lines(comparison: Comparison) -> list[str]:
-    """Return the best job before and after, a line for each model of at most some."""
+    """Return the best job before and after, a line for each of the first models."""
     before, after = (comparison.best(d) for d in (comparison.before, comparison.after))
     models = list(dict.fromkeys((*before, *after)))
     lines = []
     for model in models[:_MODELS]:
-        ours, theirs = before.get(model), after.get(model)
-        said = [f"before {_named(comparison, ours)}", f"after {_named(comparison, theirs)}"]
-        change = change_text(Pair(ours, theirs), comparison.time) if ours and theirs else "-"
+        old, new = before.get(model), after.get(model)
+        sides = f"before {_named(comparison, old)}; after {_named(comparison, new)}"
+        change = change_text(Pair(old, new), comparison.time) if old and new else "-"
         grew = f" ({change} %)" if change != "-" else ""
-        lines.append(f"best{f' of {model}' if model else ''}: {'; '.join(said)}{grew}")
+        lines.append(f"best{f' of {model}' if model else ''}: {sides}{grew}")
     if len(models) > _MODELS:
         lines.append(f"… and {counted(len(models) - _MODELS, 'more model')}")
     return lines
@@ -279,8 +279,7 @@ def _named(comparison: Comparison, row: SweepRow | None) -> str:
 def only_lines(comparison: Comparison, most: int | None = None) -> list[str]:
     """Return a line for each job that is in one of the two alone, of each at most `most`."""
     lines = []
-    sides = (("before", comparison.only_before), ("after", comparison.only_after))
-    for side, rows in sides:
+    for side, rows in (("before", comparison.only_before), ("after", comparison.only_after)):
         for row in rows[:most]:
             cost = cost_text(row, comparison.time)
             unit = f" {comparison.time.unit}" if finished(row) else ""
@@ -295,5 +294,5 @@ def why_none(comparison: Comparison) -> str:
     """Return why no job is in both; empty when one is."""
     if comparison.pairs:
         return ""
-    found = [f"{d.key}={d.before} before, {d.after} after" for d in unlike(comparison)]
-    return f"no job is in both: {'; '.join(found) or 'their settings differ in turn'}"
+    differ = [f"{d.key}={d.before} before, {d.after} after" for d in unlike(comparison)]
+    return f"no job is in both: {'; '.join(differ) or 'their settings differ in turn'}"

@@ -1,4 +1,4 @@
-"""A sweep as the files of its jobs have it: for runs that no store keeps."""
+"""A sweep as the files of its jobs have it, for runs that no store keeps."""
 
 import re
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from fxpart.errors import SpecError
 from runner.job.files import RESULT_FILE
 from runner.job.identity import Choices, override_values, parameters
 from runner.report.from_store import config_value
-from runner.report.rows import SweepData, SweepRow
+from runner.report.sweep_data import SweepData, SweepRow
 from runner.tracking.mlflow_values import finite_metrics, param_texts
 
 __all__ = ["sweep_from_files"]
@@ -48,14 +48,14 @@ def _row(
         if result.get("sweep") != sweep_id:
             return None
         settings = _settings(result, swept)
-        # MLflow gets seven digits too.
+        # As MLflow has them, to seven digits.
         rounded = {k: float(f"{v:.7g}") for k, v in result["metrics"].items() if v is not None}
         metrics = finite_metrics(rounded)
     except (SpecError, KeyError, TypeError, ValueError, AttributeError) as error:
         if started_ms is not None and path.stat().st_mtime * 1e3 < started_ms:
             return None
-        said = str(error) if isinstance(error, SpecError) else f"{path} is damaged; run it again"
-        return SweepRow(path.parent.name, {}, {}, "failed", said, None, str(path.parent))
+        why = str(error) if isinstance(error, SpecError) else f"{path} is damaged; run it again"
+        return SweepRow(path.parent.name, {}, {}, "failed", why, None, str(path.parent))
     return SweepRow(
         name=path.parent.name,
         settings=settings,
@@ -74,7 +74,7 @@ def _settings(result: Mapping[str, Any], swept: tuple[str, ...]) -> dict[str, st
     described = result["config"]
     choices, overrides = described["choices"], described["overrides"]
     resolved = described.get("resolved")
-    if resolved is None:  # its configuration made no sense: what was asked for is all there is
+    if resolved is None:  # a configuration that made no sense has only its overrides
         return param_texts({**override_values(overrides), **choices})
     config = config_from_document(resolved)
     settings = param_texts(parameters(config, Choices(**choices), overrides))
@@ -86,5 +86,5 @@ def _settings(result: Mapping[str, Any], swept: tuple[str, ...]) -> dict[str, st
 
 
 def _numbers_by_size(path: Path) -> list[str | int]:
-    # Text and numbers alternate, so that like is compared with like.
+    # Text and numbers alternate, so that text is compared with text.
     return [int(p) if p.isdigit() else p for p in re.split(r"([0-9]+)", str(path))]

@@ -1,4 +1,4 @@
-"""A sweep as the store of runs has it."""
+"""A sweep as the store of runs has it: which one, its jobs, and where their files are."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from fxpart.errors import SpecError, nearest_names
 from runner.config.tags import config_text
-from runner.report.job_folders import job_folders
-from runner.report.request import LATEST
-from runner.report.rows import SweepData, SweepRow
+from runner.report.sweep_data import LATEST, SweepData, SweepRow
 
 if TYPE_CHECKING:
     from runner.tracking.tracker import LoggedRun
 
 __all__ = [
-    "LATEST",
     "RunSource",
     "all_runs",
     "chosen_sweep",
     "config_value",
+    "job_folders",
     "sweep_from_runs",
     "sweep_from_store",
     "sweep_keys",
@@ -27,11 +25,12 @@ __all__ = [
     "swept_keys",
 ]
 
-
-# Which sweep of an experiment a report is of.
-
 _LEAST_PREFIX = 4
 """Characters of a run's id that may stand for it."""
+_RESULT = "result.json"
+"""What each job leaves, also one that does not fit."""
+_STATUSES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "cut_off"}
+"""Of runs that do not say their outcome; others are under way."""
 
 
 class RunSource(Protocol):
@@ -62,12 +61,12 @@ def chosen_sweep(sweeps: "Sequence[LoggedRun]", asked: str, experiment: str) -> 
     if asked == LATEST:
         return sweeps[0]
     wanted = asked if len(asked) >= _LEAST_PREFIX else f"{asked}?"
-    found = [sweep for sweep in sweeps if sweep.run_id.startswith(wanted)]
-    if len(found) == 1:
-        return found[0]
-    if found:
+    matches = [sweep for sweep in sweeps if sweep.run_id.startswith(wanted)]
+    if len(matches) == 1:
+        return matches[0]
+    if matches:
         raise SpecError(
-            f"{len(found)} sweeps of {experiment!r} begin with {asked!r}; give all of it"
+            f"{len(matches)} sweeps of {experiment!r} begin with {asked!r}; give all of it"
         )
     ids = [sweep.run_id for sweep in sweeps]
     raise SpecError(
@@ -91,13 +90,7 @@ def all_runs(source: RunSource, sweeps: "Sequence[LoggedRun]", experiment: str) 
     )
 
 
-_STATUSES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "cut_off"}
-"""Of runs that do not say their outcome; others are under way."""
-
-
-def sweep_from_store(
-    source: "RunSource", parent: "LoggedRun", also: Iterable[str] = ()
-) -> SweepData:
+def sweep_from_store(source: RunSource, parent: "LoggedRun", also: Iterable[str] = ()) -> SweepData:
     """Return the sweep of `parent` with all runs that belong to it, each job once.
 
     `source` is a tracker, or the runs of a store that is only read. `also` are keys that each job
@@ -118,14 +111,14 @@ def sweep_from_store(
     )
 
 
-def sweep_keys(source: "RunSource", parents: "Sequence[LoggedRun]") -> tuple[str, ...]:
-    """Return all settings that a job of one of the sweeps of `parents` has, or that one swept."""
+def sweep_keys(source: RunSource, parents: "Sequence[LoggedRun]") -> tuple[str, ...]:
+    """Return the settings that the sweeps of `parents` swept, and those of their jobs."""
     swept = [key for parent in parents for key in swept_keys(parent)]
     runs = [run for parent in parents for run in _jobs_of(source, parent)]
     return tuple(dict.fromkeys((*swept, *(key for run in runs for key in run.params))))
 
 
-def _jobs_of(source: "RunSource", parent: "LoggedRun") -> "list[LoggedRun]":
+def _jobs_of(source: RunSource, parent: "LoggedRun") -> "list[LoggedRun]":
     """Return the runs of the jobs of the sweep of `parent`, the oldest first."""
     sweep = parent.tags.get("sweep_id")
     runs = (
@@ -140,8 +133,28 @@ def _roots(runs: "Sequence[LoggedRun]", sweeps: "Sequence[LoggedRun]") -> list[P
     A job that another sweep has settled lies in the folder of that one.
     """
     ran = {run.tags.get("mlflow.parentRunId") for run in runs}
-    mine = [sweep for index, sweep in enumerate(sweeps) if index == 0 or sweep.run_id in ran]
-    return [Path(folder) for sweep in mine if (folder := sweep.tags.get("folder"))]
+    tags = [sweep.tags for i, sweep in enumerate(sweeps) if i == 0 or sweep.run_id in ran]
+    return [Path(folder) for tag in tags if (folder := tag.get("folder"))]
+
+
+def job_folders(roots: Iterable[Path]) -> dict[str, str]:
+    """Return the folders of the jobs below `roots` by the keys of the jobs.
+
+    Of several folders of one job the one that was written last counts. What is missing or cannot be
+    read is left out: a store may have another machine's folders.
+    """
+    newest: dict[str, tuple[int, str]] = {}
+    for root in dict.fromkeys(roots):
+        for path in root.rglob(_RESULT) if root.is_absolute() else ():
+            try:
+                result = json.loads(path.read_bytes())
+                written_ns = path.stat().st_mtime_ns
+            except (OSError, ValueError):
+                continue
+            key = result.get("key") if isinstance(result, dict) else None
+            if isinstance(key, str):
+                newest[key] = max(newest.get(key, (0, "")), (written_ns, str(path.parent)))
+    return {key: folder for key, (_, folder) in newest.items()}
 
 
 def sweep_from_runs(
@@ -206,21 +219,21 @@ def _row(run: "LoggedRun", wanted: Sequence[str], folders: Mapping[str, str]) ->
 def _config(tags: Mapping[str, str]) -> Mapping[str, Any]:
     """Return the resolved configuration, which lies in pieces in the tags; empty without one."""
     try:
-        found = json.loads(config_text(tags) or "{}")
+        config = json.loads(config_text(tags) or "{}")
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return config if isinstance(config, dict) else {}
 
 
 def config_value(config: Mapping[str, Any], key: str) -> str | None:
     """Return the value of a dotted key as a parameter's text; of a section its name."""
-    found: Any = config
+    value: Any = config
     for part in key.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(value, Mapping) or part not in value:
             return None
-        found = found[part]
-    if isinstance(found, Mapping):
-        found = found.get("name")
-    if found is None:
+        value = value[part]
+    if isinstance(value, Mapping):
+        value = value.get("name")
+    if value is None:
         return None
-    return str(found).lower() if isinstance(found, bool) else str(found)
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,11 +2,10 @@
 
 from typing import NamedTuple
 
-from runner.output.svg import Drawing, text_width
-from runner.report.plot import ACCENT, INK, MUTED, PAPER, WARN, cut_text
+from runner.output.plot import TEXT, cut_text, scale_of
+from runner.output.svg import IN_PAGE, Drawing, text_width
 from runner.report.ranking import Ranking
-from runner.report.scale import in_order, scale_of
-from runner.report.settings import cell
+from runner.report.sweep_data import cell, in_order
 
 __all__ = ["heat_map_keys", "heat_map_svg"]
 
@@ -40,27 +39,29 @@ def heat_map_svg(ranking: Ranking, model: str, keys: tuple[str, str]) -> str:
     words = [f"{keys[0]} ↓", *rows]
     left = min(max(text_width(word, 11) for word in words), _MOST_LABEL) + 14
     wide = min(max((_WIDEST - left) / len(columns), 26.0), 130.0)
-    drawing = Drawing(f"{ranking.by.label}: {keys[0]} by {keys[1]}", PAPER)
+    drawing = Drawing(f"{ranking.by.label}: {keys[0]} by {keys[1]}", IN_PAGE)
     _name_axes(drawing, keys, left)
     _name_values(drawing, (rows, columns), left, wide)
-    found = [time for time in best.values() if time is not None]
-    scale = scale_of(found) if found else None
+    times = [time for time in best.values() if time is not None]
+    scale = scale_of(times) if times else None
     for (value, other), time in best.items():
         x, y = left + wide * columns.index(other), _TOP + _HIGH * rows.index(value)
         pair = f"{keys[0]}={value} {keys[1]}={other}"
         if time is None or scale is None:
-            box = _Box(x, y, wide, _no_fit(wide), f"{pair}: does not fit", WARN, WARN, 0.1)
+            warn = IN_PAGE.warn
+            box = _Box(x, y, wide, _no_fit(wide), f"{pair}: does not fit", warn, warn, 0.1)
         else:
             tip = f"{pair}: {time:,.3f} {ranking.by.unit}"
             shade = round(0.06 + 0.5 * (1 - scale.at(time)), 3)
-            box = _Box(x, y, wide, _number(time, wide), tip, ACCENT, INK, shade)
-        _draw(drawing, box, leads=time is not None and time == min(found))
+            number = _number(time, wide)
+            box = _Box(x, y, wide, number, tip, IN_PAGE.accent, IN_PAGE.ink, shade)
+        _draw(drawing, box, leads=time is not None and time == min(times))
     return drawing.svg(left + wide * len(columns) + 2, _TOP + _HIGH * len(rows) + 4)
 
 
 def _name_axes(drawing: Drawing, keys: tuple[str, str], left: float) -> None:
-    drawing.text(left, 16, f"{keys[1]} →", size=11, fill=MUTED)
-    drawing.text(left - 8, 16, f"{keys[0]} ↓", size=11, fill=MUTED, anchor="end")
+    drawing.text(left, 16, f"{keys[1]} →", size=TEXT, fill=IN_PAGE.muted)
+    drawing.text(left - 8, 16, f"{keys[0]} ↓", size=TEXT, fill=IN_PAGE.muted, anchor="end")
 
 
 def _name_values(
@@ -71,13 +72,13 @@ def _name_values(
         if wide > _ROOMY:
             middle = left + wide * (j + 0.5)
             text = cut_text(value, wide - 2)
-            drawing.text(middle, 44, text, size=11, fill=INK, anchor="middle")
+            drawing.text(middle, 44, text, size=TEXT, anchor="middle")
         else:  # in two lines that take turns
             text = cut_text(value, 2 * wide - 4, 9)
-            drawing.text(left + wide * j, 38 + 12 * (j % 2), text, size=9, fill=INK)
+            drawing.text(left + wide * j, 38 + 12 * (j % 2), text, size=9)
     for i, value in enumerate(rows):
         text = cut_text(value, _MOST_LABEL)
-        drawing.text(left - 8, _TOP + _HIGH * i + 19, text, size=11, fill=INK, anchor="end")
+        drawing.text(left - 8, _TOP + _HIGH * i + 19, text, size=TEXT, anchor="end")
 
 
 class _Box(NamedTuple):
@@ -101,12 +102,11 @@ def _draw(drawing: Drawing, box: _Box, *, leads: bool) -> None:
         _HIGH - 2,
         fill=box.fill,
         opacity=box.shade,
-        stroke=INK if leads else "none",
+        stroke=IN_PAGE.ink if leads else "none",
         radius=3,
         tip=box.tip,
     )
-    size = 11 if box.wide > _ROOMY else 9
-    middle = box.x + box.wide / 2
+    middle, size = box.x + box.wide / 2, TEXT if box.wide > _ROOMY else 9
     drawing.text(
         middle, box.y + 19, box.words, size=size, fill=box.ink, anchor="middle", bold=leads
     )

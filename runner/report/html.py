@@ -1,228 +1,400 @@
-"""The report of a sweep: one HTML file that needs no network, no script and no other file."""
+"""The report of a sweep: one HTML file that needs no network and no other file.
 
+The pages are made from the templates beside this file; here is what they show.
+"""
+
+import math
+import os
 import re
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
-from html import escape
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from fxpart.errors import CacheError
+from runner.output.svg import DARK, LIGHT
 from runner.output.terminal import counted
+from runner.output.text_files import write_text
+from runner.report.compare import (
+    Comparison,
+    Pair,
+    best_lines,
+    change_pct,
+    change_text,
+    cost_text,
+    only_lines,
+    title,
+    why_none,
+)
+from runner.report.findings import counts_text, status_word, sweep_reasons, verdict
 from runner.report.heat_map import heat_map_keys, heat_map_svg
-from runner.report.html_table import MOST_ROWS, links_html, table_html
-from runner.report.page_style import CSS, SCRIPT
 from runner.report.parameter_plot import parameter_figure
 from runner.report.pareto_plot import pareto_figure
-from runner.report.ranking import Ranking, ranked
-from runner.report.reasons import sweep_reasons
-from runner.report.rows import SweepData
-from runner.report.settings import cell, shared_settings
-from runner.report.verdict import counts_text, verdict
+from runner.report.ranking import Measure, Ranking, best_rows, finished, ranked
+from runner.report.sweep_data import SweepData, SweepRow, cell, headings, shared_settings
 
-__all__ = ["report_html"]
+__all__ = ["comparison_html", "job_links", "kept_copy", "report_html", "write_report"]
 
+_MOST_ROWS = 16
+"""Rows that are shown at first: what fits a screen beside the plot."""
 _ROW_PX, _CARD_PX = 27.0, 66.0
 """About how high a row of the table is, and what surrounds a figure."""
 _INSTEAD = 3
-"""Models of which more than the best is said."""
+"""Models of which more than the best is named."""
 _MODELS = 8
 """Models that get a sentence, and figures; of more the table is enough."""
-# No request can leave the page, whatever a name in it says.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
+_OPEN = 6
+"""As many jobs without a counterpart are listed; more at a click."""
+_SYLLABLE = re.compile(r"(?<=micro)(?=batch)|(?<=check)(?=pointing)")
+_MARKS = {
+    "best": ("★", "best"),
+    "pareto": ("◆", "Pareto-optimal"),
+    "equal": ("=", "costs the same as one above"),
+    "": ("", ""),
+}
+_SHOWN_FILES = {
+    "partition_graph.svg": "graph",
+    "memory.svg": "memory",
+    "schedule.svg": "schedule",
+}
+"""What a person looks at of a job, and what a link to it says."""
+_Link = tuple[str, str]
+"""An address, and the words of the link."""
+
+
+@cache
+def _templates() -> Environment:
+    templates = Environment(
+        loader=PackageLoader("runner.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    templates.filters["hyphenated"] = lambda name: Markup("&shy;").join(_SYLLABLE.split(name))
+    return templates
+
+
+# Files.
+
+
+def write_report(path: Path, data: SweepData, *, first: str = "") -> None:
+    """Write the report to `path`, with links to the files of its jobs.
+
+    `first` is a section to begin with. Raises `CacheError` when the place cannot be written.
+    """
+    write_text(path, report_html(data, path.parent, first=first))
+
+
+@contextmanager
+def kept_copy(path: Path, data: SweepData, *, first: str = "") -> Iterator[Path]:
+    """Yield a temporary file named as `path` with the report as a store keeps it: without links.
+
+    Raises `CacheError` when there is no place for it.
+    """
+    try:
+        made = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
+    except OSError as error:
+        raise CacheError(f"cannot make a temporary file: {error.strerror}; set TMPDIR") from None
+    with made as folder:
+        copy = Path(folder, path.name)
+        write_text(copy, report_html(data, first=first))
+        yield copy
+
+
+# The report.
 
 
 def report_html(data: SweepData, place: Path | None = None, *, first: str = "") -> str:
     """Return the report as a whole page; equal sweeps give equal text.
 
-    With the folder `place`, where the report is to be, the table has links to the files of the
-    jobs. `first` is a section to begin with.
+    With the folder `place`, where the report is to be, it has links to the files of the jobs.
+    `first` is a section to begin with.
     """
     ranking = ranked(data)
-    drawn = _drawn(ranking)
-    parts = [
-        _header(ranking, place),
-        first,
-        _first_look(ranking, drawn[:1], place),
-        *(_figures(ranking, model) for model in drawn[1:]),
-        _of_all_models(ranking),
-        _left_out(ranking, drawn),
-        _reasons(ranking),
-        _repeat(ranking),
+    drawn = _drawn_models(ranking)
+    table_px = _ROW_PX * min(len(data.rows), _MOST_ROWS) + 110.0
+    grids = [
+        _columns(_figures(ranking, model), 0.0 if index else table_px)
+        for index, model in enumerate(drawn)
     ]
-    title = escape(data.title)
+    if over_models := _figures_over_models(ranking):
+        grids.append(_columns(over_models, 0.0))
+    rest = len(ranking.models) - len(drawn)
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f'<title>{title}</title><link rel="icon" href="data:,"><style>{CSS}</style></head>\n'
-        f"<body><main>\n{''.join(part for part in parts if part)}</main>"
-        f"<script>{SCRIPT}</script></body></html>\n"
+        _templates()
+        .get_template("report.html")
+        .render(
+            data=data,
+            ranking=ranking,
+            light=LIGHT,
+            dark=DARK,
+            facts=_facts(ranking),
+            counts=counts_text(ranking),
+            verdicts=[
+                _ModelVerdict.of(ranking, model, place) for model in ranking.models[:_MODELS]
+            ],
+            more_models=_more_models(len(ranking.models) - _MODELS),
+            first=Markup(first),
+            settings=list(headings(ranking.keys).values()),
+            rows=_table_rows(ranking, place),
+            most_rows=_MOST_ROWS,
+            notes=_mark_notes(ranking),
+            grids=grids,
+            table_beside=bool(drawn),
+            not_drawn=_more_models(rest) if drawn else "",
+            reasons=sweep_reasons(data),
+            best_run=ranking.finished[0].row.run_id if ranking.finished else None,
+        )
     )
 
 
-def _header(ranking: Ranking, place: Path | None) -> str:
+def _more_models(count: int) -> str:
+    return counted(count, "more model") if count > 0 else ""
+
+
+def _facts(ranking: Ranking) -> str:
     data = ranking.data
     facts = [counted(len(data.rows), "job")]
     facts += [f"{k}={v}" for k, v in shared_settings(data, ranking.keys).items()]
     if data.started_ms is not None:
         started = datetime.fromtimestamp(data.started_ms / 1e3, UTC)
         facts.append(f"started {started:%Y-%m-%d %H:%M} UTC")
-    asked = f'<p class="question">{escape(data.question)}</p>' if data.question else ""
-    counts = "".join(
-        f'<li class="{status}">{escape(words)}</li>' for status, words in counts_text(ranking)
-    )
-    return (
-        f"<header><h1>{escape(data.title)}</h1><p>{escape(' · '.join(facts))}</p>{asked}"
-        f'<ul class="counts">{counts}</ul></header>\n{_verdicts(ranking, place)}'
-    )
+    return " · ".join(facts)
 
 
-def _verdicts(ranking: Ranking, place: Path | None) -> str:
-    if not ranking.finished:
-        words = "No job has a result yet." if ranking.count("running") else "No job has a result."
-        return f'<div class="verdict"><p>{words}</p></div>\n'
-    several = len(ranking.models) > 1
-    blocks = []
-    for model in ranking.models[:_MODELS]:
-        found = verdict(ranking, model)
-        name = f"<strong>{escape(model)}</strong>: " if several else "<strong>Best:</strong> "
-        instead = found.instead if len(ranking.models) <= _INSTEAD else ()
-        lines = "".join(f"<li>{escape(line)}</li>" for line in instead)
-        items = f"<ul>{lines}</ul>" if lines else ""
-        links = links_html(ranking.of_model(model)[0].row, place)
-        leads = f" {links}" if links else ""
-        blocks.append(f"<p>{name}{escape(found.sentence)}{leads}</p>{items}")
-    if (rest := len(ranking.models) - _MODELS) > 0:
-        blocks.append(f"<p>… and {counted(rest, 'more model')} in the table</p>")
-    return f'<div class="verdict">{"".join(blocks)}</div>\n'
+class _ModelVerdict(NamedTuple):
+    """What is said of one model at the top."""
+
+    name: str
+    sentence: str
+    links: list[_Link]
+    instead: tuple[str, ...]
+
+    @classmethod
+    def of(cls, ranking: Ranking, model: str, place: Path | None) -> "_ModelVerdict":
+        answer = verdict(ranking, model)
+        name, sentence = ("Best:", f" {answer.sentence}")
+        if len(ranking.models) > 1:
+            name, sentence = model, f": {answer.sentence}"
+        links = job_links(ranking.of_model(model)[0].row, place)
+        instead = answer.instead if len(ranking.models) <= _INSTEAD else ()
+        return cls(name, sentence, links, instead)
 
 
-def _drawn(ranking: Ranking) -> tuple[str, ...]:
+# Its table: the best first for each model, those without a result last. It can be read without
+# script; with it, a click on a heading sorts. More than a screen of rows are behind a checkbox.
+
+
+class _Number(NamedTuple):
+    """A cell with a number."""
+
+    text: str
+    value: float | None
+    """What it is sorted by."""
+    css: str = "n"
+    title: str = ""
+
+    @property
+    def key(self) -> str:
+        return "" if self.value is None else f"{self.value:.7g}"
+
+
+class _TableRow(NamedTuple):
+    css: str
+    settings: list[str]
+    numbers: list[_Number]
+    run_id: str | None
+    folder_name: str
+    links: list[_Link]
+    mark: str = ""
+    mark_title: str = ""
+
+
+def _table_rows(ranking: Ranking, place: Path | None) -> list[_TableRow]:
+    shown = best_rows(ranking, _MOST_ROWS)
+    visible = {id(row) for row in (*shown, *ranking.others[: _MOST_ROWS - len(shown)])}
+    rows = []
+    models = [row.model for row in ranking.finished]
+    is_next = [False, *(before != after for before, after in pairwise(models))]
+    for ranked_row, begins_model in zip(ranking.finished, is_next, strict=False):
+        css = ["best"] * ranked_row.best + ["next"] * begins_model
+        css += ["more"] * (id(ranked_row) not in visible)
+        numbers = [
+            _Number(measure.text(ranked_row.row), measure.value(ranked_row.row))
+            for measure in ranking.measures
+        ]
+        row = _table_row(ranking, ranked_row.row, place, numbers, css)
+        mark, words = _MARKS[ranked_row.mark]
+        rows.append(row._replace(mark=mark, mark_title=words))
+    for other in ranking.others:
+        css = ["none"] + ["more"] * (id(other) not in visible)
+        numbers = [_Number(status_word(other), None, "n status", (other.error or "")[:300])]
+        numbers += [_Number("-", None)] * (len(ranking.measures) - 1)
+        rows.append(_table_row(ranking, other, place, numbers, css))
+    return rows
+
+
+def _table_row(
+    ranking: Ranking,
+    row: SweepRow,
+    place: Path | None,
+    numbers: list[_Number],
+    css: Sequence[str],
+) -> _TableRow:
+    settings = [cell(row, key) for key in ranking.keys]
+    folder_name = (row.folder or "").rpartition("/")[2]
+    # Of several links the others are in the job's folder: a row has no room for them.
+    links = job_links(row, place)[:1]
+    return _TableRow(" ".join(css), settings, numbers, row.run_id, folder_name, links)
+
+
+def _mark_notes(ranking: Ranking) -> str:
+    notes = "★ best, ◆ Pareto-optimal: no other is as good in time, peak memory and devices used"
+    if any(row.mark == "equal" for row in ranking.finished):
+        notes += ", = costs the same as one above"
+    return notes
+
+
+def job_links(row: SweepRow, place: Path | None) -> list[_Link]:
+    """Return links to the job's folder and to those of its figures that exist.
+
+    Addresses are relative to the folder `place`, so that both can be moved together; without one
+    there are no links.
+    """
+    if place is None or row.folder is None or not (folder := Path(row.folder)).is_dir():
+        return []
+    # Without the slash, links in the folder's page would be looked for beside it.
+    links = [(f"{_address(folder, place)}/", "files")]
+    figures = ((folder / name, words) for name, words in _SHOWN_FILES.items())
+    return links + [(_address(path, place), words) for path, words in figures if path.is_file()]
+
+
+def _address(path: Path, place: Path) -> str:
+    relative = Path(os.path.relpath(path.resolve(), place.resolve())).as_posix()
+    # A first part with a colon would be read as a protocol.
+    return f"./{quote(relative)}"
+
+
+# Its figures.
+
+
+class _Figure(NamedTuple):
+    title: str
+    svg: Markup
+    note: str = ""
+
+    @property
+    def height_px(self) -> float:
+        height = re.search(r'<svg [^>]*?height="([\d.]+)"', self.svg)
+        return (float(height[1]) if height else 0.0) + _CARD_PX
+
+
+def _drawn_models(ranking: Ranking) -> tuple[str, ...]:
     """Return the models that get figures: of several those with jobs to compare."""
     if len(ranking.models) == 1:
         return ranking.models
     return tuple(model for model in ranking.models if len(ranking.of_model(model)) > 1)[:_MODELS]
 
 
-def _first_look(ranking: Ranking, models: Sequence[str], place: Path | None) -> str:
-    """Return the table beside the figures of the only one of `models`, if there is one."""
-    least = f"by {ranking.by.name}, least first"
-    notes = "★ best, ◆ Pareto-optimal: no other is as good in time, peak memory and devices used"
-    if any(row.mark == "equal" for row in ranking.finished):
-        notes += ", = costs the same as one above"
-    table = (
-        f'<section class="long"><h2>Ranking <small class="muted">{least}</small></h2>'
-        f'{table_html(ranking, place)}<p class="muted">{notes}</p></section>'
-    )
-    if not models:
-        return f"{table}\n"
-    model = models[0]
-    rows = min(len(ranking.data.rows), MOST_ROWS)
-    beside = [_pareto(ranking, model), _heat_map(ranking, model), *_parameters(ranking, model)]
-    return _two_columns([table], beside, _ROW_PX * rows + 110.0)
-
-
-def _pareto(ranking: Ranking, model: str) -> str:
-    title = f"{ranking.by.name.capitalize()} against memory{_of(ranking, model)}"
-    return _figure(title, pareto_figure(ranking, model))
-
-
-def _of(ranking: Ranking, model: str) -> str:
-    return f", {model}" if len(ranking.models) > 1 else ""
-
-
-def _figure(title: str, svg: str, note: str = "") -> str:
-    if not svg:
-        return ""
-    said = f'<p class="muted">{escape(note)}</p>' if note else ""
-    return f"<section><h2>{escape(title)}</h2><figure>{svg}</figure>{said}</section>"
-
-
-def _heat_map(ranking: Ranking, model: str) -> str:
-    keys = heat_map_keys(ranking)
-    if keys is None:
-        return ""
-    rest = [key for key in ranking.keys if key not in (*keys, *ranking.model_keys)]
-    note = f"the best over {', '.join(rest)}" if rest else ""
-    title = f"{ranking.by.name.capitalize()} by {keys[0]} and {keys[1]}{_of(ranking, model)}"
-    return _figure(title, heat_map_svg(ranking, model, keys), note)
-
-
-def _figures(ranking: Ranking, model: str) -> str:
-    """Return the figures of a model that is not the first, whose figures are beside the table."""
-    parts = [_pareto(ranking, model), _heat_map(ranking, model), *_parameters(ranking, model)]
-    return _two_columns([], parts, 0.0)
-
-
-def _parameters(ranking: Ranking, model: str) -> list[str]:
-    """Return the figure of each parameter that varies for the model."""
+def _figures(ranking: Ranking, model: str) -> list[_Figure]:
+    """Return the figures of one model: trade-off, heat map, and each parameter that varies."""
     several = len(ranking.models) > 1
-    rows = [r for r in ranking.data.rows if not several or ranking.model_of(r) == model]
-    own = [key for key in ranking.keys if key not in ranking.model_keys]
-    keys = [key for key in own if len({cell(row, key) for row in rows}) > 1]
-    title = ranking.by.name.capitalize()
-    return [
-        _figure(f"{title} by {key}{_of(ranking, model)}", parameter_figure(ranking, model, key))
-        for key in keys
-    ]
+    time, of_model = ranking.by.name.capitalize(), f", {model}" if several else ""
+    own_keys = [key for key in ranking.keys if key not in ranking.model_keys]
+    pareto = Markup(pareto_figure(ranking, model))
+    figures = [_Figure(f"{time} against memory{of_model}", pareto)]
+    if keys := heat_map_keys(ranking):
+        rest = [key for key in own_keys if key not in keys]
+        note = f"the best over {', '.join(rest)}" if rest else ""
+        name = f"{time} by {keys[0]} and {keys[1]}{of_model}"
+        figures.append(_Figure(name, Markup(heat_map_svg(ranking, model, keys)), note))
+    rows = [row for row in ranking.data.rows if not several or ranking.model_of(row) == model]
+    for key in own_keys:
+        if len({cell(row, key) for row in rows}) > 1:
+            svg = Markup(parameter_figure(ranking, model, key))
+            figures.append(_Figure(f"{time} by {key}{of_model}", svg))
+    return [figure for figure in figures if figure.svg]
 
 
-def _of_all_models(ranking: Ranking) -> str:
+def _figures_over_models(ranking: Ranking) -> list[_Figure]:
     """Return a figure for each parameter that makes another model, such as the number of layers."""
-    title = ranking.by.name.capitalize()
+    time = ranking.by.name.capitalize()
     figures = [
-        _figure(f"{title} by {key}", parameter_figure(ranking, None, key))
+        _Figure(f"{time} by {key}", Markup(parameter_figure(ranking, None, key)))
         for key in ranking.model_keys
     ]
-    return _two_columns([], figures, 0.0) if any(figures) else ""
+    return [figure for figure in figures if figure.svg]
 
 
-def _two_columns(left: list[str], figures: list[str], left_px: float) -> str:
+def _columns(figures: Sequence[_Figure], left_px: float) -> tuple[list[_Figure], list[_Figure]]:
     """Return the figures in two columns, each in the one that is shorter so far.
 
-    `left` is what the first column begins with, `left_px` about how high that is.
+    Above those of the first column something `left_px` high is to stand.
     """
-    columns, heights = [list(left), []], [left_px, 0.0]
+    columns: tuple[list[_Figure], list[_Figure]] = ([], [])
+    heights = [left_px, 0.0]
     for figure in figures:
-        if figure:
-            index = 0 if heights[0] < heights[1] or (not left and heights[0] == heights[1]) else 1
-            columns[index].append(figure)
-            heights[index] += _height_px(figure)
-    both = "".join(f"<div>{''.join(column)}</div>" for column in columns)
-    return f'<div class="grid">{both}</div>\n'
+        index = 0 if heights[0] < heights[1] or (not left_px and heights[0] == heights[1]) else 1
+        columns[index].append(figure)
+        heights[index] += figure.height_px
+    return columns
 
 
-def _height_px(figure: str) -> float:
-    found = re.search(r'<svg [^>]*?height="([\d.]+)"', figure)
-    return (float(found[1]) if found else 0.0) + _CARD_PX
+# Two sweeps job by job.
 
 
-def _left_out(ranking: Ranking, drawn: Sequence[str]) -> str:
-    rest = len(ranking.models) - len(drawn)
-    if rest <= 0 or not drawn:
-        return ""
-    return f'<p class="muted">{counted(rest, "more model")} in the table, without figures</p>\n'
+def comparison_html(comparison: Comparison, named: str) -> str:
+    """Return a section with every pair, the largest change first, and what is in one sweep alone.
 
-
-def _reasons(ranking: Ranking) -> str:
-    lines = sweep_reasons(ranking.data)
-    if not lines:
-        return ""
-    items = "".join(f"<li>{escape(line)}</li>" for line in lines)
-    return f'<section><h2>Without a result</h2><ul class="reasons">{items}</ul></section>\n'
-
-
-def _repeat(ranking: Ranking) -> str:
-    parts = []
-    if ranking.data.command:
-        parts.append(
-            f"<p>The sweep; what is there already is not run again:</p>"
-            f"<pre>{escape(ranking.data.command)}</pre>"
+    `named` says which sweep it is compared with. A click on a heading sorts.
+    """
+    measures = (comparison.time, comparison.memory)
+    lines, only = best_lines(comparison), only_lines(comparison)
+    if same := comparison.same_runs:
+        lines.insert(0, f"{counted(same, 'job')}: one run that both sweeps have")
+    return (
+        _templates()
+        .get_template("comparison.html")
+        .render(
+            named=named,
+            title=title(comparison),
+            settings=list(headings(comparison.keys).values()),
+            costs=[
+                (m.name, (f"before, {m.unit}", f"after, {m.unit}", "change, %")) for m in measures
+            ],
+            rows=[_pair_row(comparison, pair) for pair in comparison.pairs],
+            why_none=why_none(comparison),
+            lines=lines,
+            only=only,
+            only_words=f"{counted(len(only), 'job')} in one of the two alone",
+            most_open=_OPEN,
         )
-    best = ranking.finished[0].row.run_id if ranking.finished else None
-    if best:
-        named = "first" if len(ranking.models) > 1 else "best"
-        parts.append(
-            f"<p>One run, here the {named}, by its id in the last column:</p>"
-            f"<pre>python -m runner rerun={escape(best)}</pre>"
-        )
-    return f"<section><h2>Repeat</h2>{''.join(parts)}</section>\n" if parts else ""
+    )
+
+
+def _pair_row(comparison: Comparison, pair: Pair) -> dict[str, list[str] | list[_Number]]:
+    numbers = []
+    for measure in (comparison.time, comparison.memory):
+        for row in (pair.before, pair.after):
+            value = measure.value(row) if finished(row) else None
+            numbers.append(_Number(cost_text(row, measure), value))
+        numbers.append(_change(pair, measure))
+    return {"settings": [cell(pair.after, key) for key in comparison.keys], "numbers": numbers}
+
+
+def _change(pair: Pair, measure: Measure) -> _Number:
+    change = change_pct(pair, measure)
+    if change is None or math.isinf(change) or change == 0:
+        value = None if change is None or math.isinf(change) else change
+        return _Number(change_text(pair, measure), value)
+    is_better = (change > 0) == (measure.metric.better == "higher")
+    return _Number(change_text(pair, measure), change, "n better" if is_better else "n worse")

@@ -2,13 +2,11 @@
 
 from collections.abc import Sequence
 
-from runner.output.svg import Drawing, text_width
+from runner.output.plot import TEXT, Panel, cut_text, frame, legend, mark, scale_of
+from runner.output.svg import IN_PAGE, Drawing, text_width
 from runner.output.terminal import counted
-from runner.report.measures import Measure, number
-from runner.report.plot import INK, MUTED, PAPER, Panel, cut_text, frame, legend, mark
-from runner.report.ranking import RankedRow, Ranking, frontier
-from runner.report.scale import scale_of
-from runner.report.settings import cell
+from runner.report.ranking import RankedRow, Ranking, frontier, number
+from runner.report.sweep_data import cell
 
 __all__ = ["pareto_figure", "point_tip"]
 
@@ -31,8 +29,10 @@ def pareto_figure(ranking: Ranking, model: str) -> str:
     ]
     if not rows:
         return ""
-    places = [_values(ranking, row) for row in rows]
-    drawing = Drawing(f"{ranking.by.label} against peak memory", PAPER)
+    places = [
+        (ranking.memory.value(row.row) or 0.0, ranking.by.value(row.row) or 0.0) for row in rows
+    ]
+    drawing = Drawing(f"{ranking.by.label} against peak memory", IN_PAGE)
     panel = Panel(
         LEFT,
         TOP,
@@ -41,12 +41,8 @@ def pareto_figure(ranking: Ranking, model: str) -> str:
         scale_of([x for x, _ in places]),
         scale_of([y for _, y in places], below=0.12),
     )
-    frame(
-        drawing,
-        panel,
-        f"peak memory of the fullest device, {ranking.memory.unit}",
-        ranking.by.label,
-    )
+    below = f"peak memory of the fullest device, {ranking.memory.unit}"
+    frame(drawing, panel, below, ranking.by.label)
     _frontier_line(drawing, panel, places)
     _draw_points(drawing, panel, ranking, list(zip(rows, places, strict=True)))
     _label_best(drawing, panel, ranking, rows[0], places[0])
@@ -59,57 +55,46 @@ def _draw_points(
     ranking: Ranking,
     points: Sequence[tuple[RankedRow, tuple[float, float]]],
 ) -> None:
-    """Draw the jobs, the optimal ones on top, and say what their marks mean."""
+    """Draw the jobs, the optimal ones on top, and a legend of their marks."""
     counts = sorted({_used(row) for row, _ in points})
     for row, place in sorted(points, key=lambda point: point[0].pareto):
         size = 6.5 if row.best else 5.0 if row.pareto else 4.0
-        index, tip = _class(counts, _used(row)), point_tip(ranking, row)
+        index = min(counts.index(_used(row)), _CLASSES - 1)
+        tip = point_tip(ranking, row)
         mark(drawing, panel.place(*place), index, tip, solid=row.pareto, size=size)
-    side = LEFT + panel.width + 16
-    drawing.text(side, TOP + 8, "devices used", size=11, fill=MUTED)
+    side = panel.right + 16
+    drawing.text(side, TOP + 8, "devices used", size=TEXT, fill=IN_PAGE.muted)
     legend(drawing, side, TOP + 28, _class_names(counts))
     below = TOP + 28 + 18 * min(len(counts), _CLASSES) + 10
     for line, words in enumerate(("solid:", "Pareto-optimal", "hollow:", "the others")):
-        drawing.text(side, below + 15 * line, words, size=10, fill=MUTED)
+        drawing.text(side, below + 15 * line, words, size=10, fill=IN_PAGE.muted)
 
 
 def _used(row: RankedRow) -> int:
     return int(number(row.row, "devices_used") or 0)
 
 
-def _values(ranking: Ranking, row: RankedRow) -> tuple[float, float]:
-    return ranking.memory.value(row.row) or 0.0, ranking.by.value(row.row) or 0.0
-
-
 def point_tip(ranking: Ranking, row: RankedRow) -> str:
     """Return what shows under the pointer: the settings and what they cost."""
     settings = " ".join(f"{key}={cell(row.row, key)}" for key in ranking.keys)
     used = number(row.row, "devices_used")
-    costs = [f"{_amount(ranking.by, row)}", f"{_amount(ranking.memory, row)}"]
+    costs = [f"{m.text(row.row)} {m.unit}" for m in (ranking.by, ranking.memory)]
     costs += [f"{counted(int(used), 'device')} used"] if used is not None else []
     return f"{settings or row.row.name}\n{', '.join(costs)}"
-
-
-def _amount(measure: Measure, row: RankedRow) -> str:
-    return f"{measure.text(row.row)} {measure.unit}"
 
 
 def _frontier_line(drawing: Drawing, panel: Panel, places: Sequence[tuple[float, float]]) -> None:
     """Draw the steps below which there is no job."""
     optimal = frontier(places)
-    on_it = sorted({place for place, mine in zip(places, optimal, strict=True) if mine})
-    if len(on_it) < 2:
+    corners = sorted({place for place, is_on in zip(places, optimal, strict=True) if is_on})
+    if len(corners) < 2:
         return
-    x, y = panel.place(*on_it[0])
+    x, y = panel.place(*corners[0])
     steps = [f"M{x:.1f} {y:.1f}"]
-    for place in on_it[1:]:
+    for place in corners[1:]:
         x, y = panel.place(*place)
         steps.append(f"H{x:.1f}V{y:.1f}")
-    drawing.path("".join(steps), stroke=MUTED, width=1.5, dashes="5 3")
-
-
-def _class(counts: Sequence[int], count: int) -> int:
-    return min(counts.index(count), _CLASSES - 1)
+    drawing.path("".join(steps), stroke=IN_PAGE.muted, width=1.5, dashes="5 3")
 
 
 def _class_names(counts: Sequence[int]) -> list[str]:
@@ -130,8 +115,8 @@ def _label_best(
     named = " · ".join(cell(row.row, key) for key in keys)
     words = cut_text(f"best: {named}" if named else "best", panel.width - 20)
     x, y = panel.place(*place)
-    left = x + 10 + text_width(words, 11) > panel.x + panel.width
+    left = x + 10 + text_width(words, 11) > panel.right
     anchor, offset = ("end", -10.0) if left else ("start", 10.0)
     if left and x - 10 - text_width(words, 11) < panel.x:
-        anchor, offset, x, y = "end", 0.0, panel.x + panel.width - 4, y + 16
-    drawing.text(x + offset, y + 16, words, size=11, fill=INK, anchor=anchor, bold=True, halo=True)
+        anchor, offset, x, y = "end", 0.0, panel.right - 4, y + 16
+    drawing.text(x + offset, y + 16, words, size=TEXT, anchor=anchor, bold=True, halo=True)

@@ -1,19 +1,165 @@
-"""The jobs of a sweep in order: the best first, and what no other beats marked."""
+"""The jobs of a sweep in order, and the metrics to show of them.
+
+The best job comes first, and what no other beats in everything is marked.
+"""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from runner.report.measures import Measure, finished, measures_of, number
-from runner.report.model_values import model_keys, model_label, model_order
-from runner.report.rows import SweepData, SweepRow
-from runner.report.settings import cell, varied
+from runner.output.metrics import BY_NAME, METRICS, Metric
+from runner.report.sweep_data import (
+    SweepData,
+    SweepRow,
+    cell,
+    model_keys,
+    model_label,
+    model_order,
+    models_first,
+    varied,
+)
 
-__all__ = ["RankedRow", "Ranking", "best_rows", "frontier", "models_first", "ranked"]
+__all__ = [
+    "Measure",
+    "RankedRow",
+    "Ranking",
+    "best_rows",
+    "finished",
+    "frontier",
+    "measures_of",
+    "memory_of",
+    "number",
+    "ranked",
+]
 
 
-# The Pareto frontier: what nothing else beats in everything at once.
+# What jobs are compared by.
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A metric as a report shows it."""
+
+    metric: Metric
+    unit: str
+    """The metric's or a smaller one, so that its numbers have digits."""
+    scale: float = 1.0
+    """From the metric's unit to that unit."""
+
+    @property
+    def key(self) -> str:
+        """The name of the metric."""
+        return self.metric.name
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.metric.heading
+
+    @property
+    def label(self) -> str:
+        """Name and unit, such as ``latency, ms``."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
+    def value(self, row: SweepRow) -> float | None:
+        """Return the number of `row` in this unit, or None."""
+        value = number(row, self.key)
+        return None if value is None else value * self.scale
+
+    def text(self, row: SweepRow) -> str:
+        """Return the number of `row` as it is shown, ``-`` for none."""
+        value = self.value(row)
+        return "-" if value is None else format(value, self.metric.format)
+
+
+_SMALLER = {
+    "ms": (("us", 1e3), ("ns", 1e6)),
+    "GiB": (("MiB", 2.0**10), ("KiB", 2.0**20)),
+}
+"""Units below, and how many of them one is."""
+_LEAST = 0.1
+"""A column whose largest number is less shows too few digits: it gets a smaller unit."""
+_PEAKS = ("peak_memory_gib", "schedule_peak_gib")
+
+
+def number(row: SweepRow, key: str) -> float | None:
+    """Return the metric `key` of `row`, or what it follows from; None when it has none."""
+    derived = _DERIVED.get(key)
+    return derived(row.metrics) if derived else row.metrics.get(key)
+
+
+def _example_ms(metrics: Mapping[str, float]) -> float | None:
+    rate = metrics.get("examples_per_s")
+    return 1e3 / rate if rate else None
+
+
+def _microbatch_ms(metrics: Mapping[str, float]) -> float | None:
+    if metrics.get("step_ms") is None:
+        return None
+    # What takes no time has no finite rate, and an infinite one is not kept.
+    rate = metrics.get("microbatches_per_s")
+    return 1e3 / rate if rate else 0.0
+
+
+_DERIVED: dict[str, Callable[[Mapping[str, float]], float | None]] = {
+    "example_ms": _example_ms,
+    "microbatch_ms": _microbatch_ms,
+}
+
+
+def finished(row: SweepRow) -> bool:
+    """Return whether `row` has a result to compare."""
+    return row.status == "finished" and row.metrics.get("latency_ms") is not None
+
+
+def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
+    """Return what to show of `rows`; they are ranked by the first.
+
+    Where batch sizes differ, that is the time per example. Where all results have a schedule, it is
+    the time per microbatch, since their steps may have different numbers of them.
+    """
+    done = [row for row in rows if finished(row)]
+    scheduled = bool(done) and all(number(row, "microbatch_ms") is not None for row in done)
+    sizes = {row.settings.get("model.batch_size") for row in done}
+    metrics = [metric for metric in METRICS if _has_column(metric, done, scheduled=scheduled)]
+    if len(sizes) > 1 and all(number(row, "example_ms") is not None for row in done):
+        metrics.insert(0, BY_NAME["example_ms"])
+    elif scheduled:
+        metrics.insert(0, BY_NAME["microbatch_ms"])
+    return tuple(_legible(metric, done) for metric in metrics)
+
+
+def _has_column(metric: Metric, done: Sequence[SweepRow], *, scheduled: bool) -> bool:
+    values = {number(row, metric.name) for row in done}
+    replicated = any((number(row, "replicas") or 0) > 1 for row in done)
+    return {
+        "": False,
+        "always": True,
+        "plain": not scheduled,
+        "scheduled": scheduled,
+        "replicated": replicated and not scheduled,
+        "differs": len(values) > 1,
+        "some": bool(values - {None}),
+    }[metric.column]
+
+
+def _legible(metric: Metric, rows: Sequence[SweepRow]) -> Measure:
+    """Return `metric` in a unit in which its numbers have digits."""
+    values = [value for row in rows if (value := number(row, metric.name)) is not None]
+    most, measure = max(values, default=0.0), Measure(metric, metric.unit)
+    for unit, scale in _SMALLER.get(metric.unit, ()):
+        if 0 < most * measure.scale < _LEAST:
+            measure = replace(measure, unit=unit, scale=scale)
+    return measure
+
+
+def memory_of(measures: Sequence[Measure]) -> Measure:
+    """Return the peak memory of the fullest device, which `measures_of` always has."""
+    return next(measure for measure in measures if measure.key in _PEAKS)
+
+
+# The Pareto frontier.
 
 
 def frontier(points: Sequence[tuple[float, ...]]) -> list[bool]:
@@ -39,6 +185,8 @@ def _dominates(better: tuple[float, ...], worse: tuple[float, ...]) -> bool:
     return better != worse and all(b <= w for b, w in zip(better, worse, strict=True))
 
 
+# The ranking.
+
 Mark = Literal["best", "pareto", "equal", ""]
 
 
@@ -60,7 +208,7 @@ class RankedRow:
 
     @property
     def mark(self) -> Mark:
-        """What is to be said of it: of equal ones only the first is said to be good."""
+        """How it is marked: of equal ones only the first as good."""
         if self.repeats and (self.best or self.pareto):
             return "equal"
         return "best" if self.leads else "pareto" if self.pareto else ""
@@ -74,7 +222,7 @@ class Ranking:
     keys: tuple[str, ...]
     """Settings that the jobs differ in, those that make another model first."""
     measures: tuple[Measure, ...]
-    """The first is what the jobs are ranked by."""
+    """What to show; the jobs are ranked by the first."""
     finished: tuple[RankedRow, ...]
     """By model, then the best first."""
     others: tuple[SweepRow, ...]
@@ -82,13 +230,13 @@ class Ranking:
 
     @property
     def by(self) -> Measure:
-        """What the jobs are ranked by: the less, the better."""
+        """What the jobs are ranked by."""
         return self.measures[0]
 
     @property
     def memory(self) -> Measure:
         """Peak memory of the fullest device."""
-        return next(measure for measure in self.measures if measure.key in _PEAKS)
+        return memory_of(self.measures)
 
     @property
     def model_keys(self) -> tuple[str, ...]:
@@ -113,9 +261,6 @@ class Ranking:
         return Counter(row.status for row in self.others)[status]
 
 
-_PEAKS = ("peak_memory_gib", "schedule_peak_gib")
-
-
 def ranked(data: SweepData) -> Ranking:
     """Return the jobs in order of the measure that suits them.
 
@@ -123,22 +268,16 @@ def ranked(data: SweepData) -> Ranking:
     goes by their settings.
     """
     measures, keys = measures_of(data.rows), models_first(varied(data))
-    models = model_keys(keys)
-    by, peak = measures[0].key, next(m.key for m in measures if m.key in _PEAKS)
-    costs_of = (by, "devices_used", peak)
-    done = sorted(
-        (row for row in data.rows if finished(row)), key=lambda row: _rank(row, costs_of, keys)
-    )
-    named = [model_label(row, models) for row in done]
-    best: dict[str, float] = {}
-    for row, model in zip(done, named, strict=True):
-        best.setdefault(model, number(row, by) or 0.0)
-    optimal = _optimal(done, named, by, peak)
+    models, criteria = model_keys(keys), (measures[0].key, "devices_used", memory_of(measures).key)
+    done = sorted(filter(finished, data.rows), key=lambda row: _rank(row, criteria, keys))
+    names = [model_label(row, models) for row in done]
     costs = [
-        (model, *(number(row, key) for key in costs_of))
-        for row, model in zip(done, named, strict=True)
+        (model, *(_cost(row, key) for key in criteria))
+        for row, model in zip(done, names, strict=True)
     ]
-    firsts = {cost: index for index, cost in reversed(list(enumerate(costs)))}
+    first_of = {cost: index for index, cost in reversed(list(enumerate(costs)))}
+    leader_of = {model: index for index, model in reversed(list(enumerate(names)))}
+    optimal = _optimal(done, names, criteria)
     return Ranking(
         data=data,
         keys=keys,
@@ -147,48 +286,44 @@ def ranked(data: SweepData) -> Ranking:
             RankedRow(
                 row,
                 model,
-                best=(number(row, by) or 0.0) == best[model],
+                best=(costs[index][1] or 0.0) == (costs[leader_of[model]][1] or 0.0),
                 pareto=optimal[index],
-                repeats=firsts[costs[index]] < index,
-                leads=index == 0 or named[index - 1] != model,
+                repeats=first_of[costs[index]] < index,
+                leads=leader_of[model] == index,
             )
-            for index, (row, model) in enumerate(zip(done, named, strict=True))
+            for index, (row, model) in enumerate(zip(done, names, strict=True))
         ),
         others=tuple(row for row in data.rows if not finished(row)),
     )
 
 
-def models_first(keys: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `keys`, those that make another model before the others."""
-    models = model_keys(keys)
-    return (*models, *(key for key in keys if key not in models))
+def _cost(row: SweepRow, key: str) -> float | None:
+    """Return the metric `key` of `row` so that less is better."""
+    value = number(row, key)
+    return -value if value is not None and BY_NAME[key].better == "higher" else value
 
 
-def _optimal(rows: list[SweepRow], models: list[str], by: str, peak: str) -> list[bool]:
+def _optimal(rows: list[SweepRow], models: list[str], criteria: Sequence[str]) -> list[bool]:
     """Return for each row whether it is Pareto-optimal among those of its model."""
-    found = [False] * len(rows)
+    optimal = [False] * len(rows)
     for model in dict.fromkeys(models):
-        mine = [i for i, other in enumerate(models) if other == model]
-        # What one of them does not say cannot be compared.
-        said = [k for k in (by, peak, "devices_used") if _all_say([rows[i] for i in mine], k)]
-        points = [tuple(number(rows[i], key) or 0.0 for key in said) for i in mine]
-        for i, optimal in zip(mine, frontier(points), strict=True):
-            found[i] = optimal
-    return found
-
-
-def _all_say(rows: list[SweepRow], key: str) -> bool:
-    return all(number(row, key) is not None for row in rows)
+        indices = [index for index, other in enumerate(models) if other == model]
+        # What one of them lacks cannot be compared.
+        columns = [[_cost(rows[index], key) for index in indices] for key in criteria]
+        known = [[cost or 0.0 for cost in column] for column in columns if None not in column]
+        points = list(zip(*known, strict=True))
+        for index, is_optimal in zip(indices, frontier(points), strict=True):
+            optimal[index] = is_optimal
+    return optimal
 
 
 _Rank = tuple[tuple[tuple[bool, float, str], ...], tuple[float, ...], tuple[str, ...]]
 
 
-def _rank(row: SweepRow, costs: tuple[str, ...], keys: tuple[str, ...]) -> _Rank:
+def _rank(row: SweepRow, criteria: Sequence[str], keys: tuple[str, ...]) -> _Rank:
     """Return what a job is sorted by: the same wherever the sweep was read from."""
-    model = model_order(row, model_keys(keys))
-    numbers = tuple(number(row, key) or 0.0 for key in costs)
-    return model, numbers, tuple(cell(row, key) for key in keys)
+    costs = tuple(_cost(row, key) or 0.0 for key in criteria)
+    return model_order(row, model_keys(keys)), costs, tuple(cell(row, key) for key in keys)
 
 
 def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:
@@ -199,7 +334,7 @@ def best_rows(ranking: Ranking, most: int) -> list[RankedRow]:
     room, kept = most, 0
     # One more of each model in turn, until there is no room.
     while room > 0:
-        room -= sum(1 for rows in by_model if len(rows) > kept)
+        room -= sum(len(rows) > kept for rows in by_model)
         kept += 1
     chosen = [row for rows in by_model for row in rows[:kept]]
     return chosen if room == 0 else _without_last(by_model, kept, -room)

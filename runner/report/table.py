@@ -1,63 +1,63 @@
-"""The ranked table of a sweep in the terminal."""
+"""The tables of a report in the terminal: jobs ranked, and two sweeps job by job."""
 
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from runner.output.terminal import add_numbers, counted, empty_table, show
-from runner.report.measures import Measure
-from runner.report.ranking import RankedRow, Ranking, best_rows, ranked
-from runner.report.reasons import STATUS_WORDS, sweep_reasons
-from runner.report.rows import SweepData, SweepRow
-from runner.report.settings import cell, headings, in_parts, shared_settings
+from runner.report.compare import (
+    Comparison,
+    Pair,
+    best_lines,
+    change_text,
+    cost_text,
+    only_lines,
+    title,
+    why_none,
+)
+from runner.report.findings import status_word, sweep_reasons
+from runner.report.ranking import Measure, RankedRow, Ranking, best_rows, ranked
+from runner.report.sweep_data import (
+    SweepData,
+    SweepRow,
+    cell,
+    headings,
+    in_parts,
+    shared_settings,
+)
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["MOST_ROWS", "show_sweep"]
+__all__ = ["show_comparison", "show_sweep"]
 
-MOST_ROWS = 20
-"""What fits a terminal beside the command and the reasons."""
 _Cell = Callable[[SweepRow, str], str]
 """The setting of a row by a key, as it is shown."""
 _MOST_REASONS = 8
 _GAP = 2
 """Blanks between columns."""
-_SPARE = (
-    "step_ms",
-    "optimality_gap_pct",
-    "bubble_pct",
-    "partitions",
-    "throughput_per_s",
-    "time_error_pct",
-    "devices_used",
-)
-"""Measures that a narrow terminal does without, the first first."""
-_LAST = "measured_ms"
-"""What goes only where settings have several lines already."""
+_SPARE = 7
+"""`Metric.spare` up to which a column is left out before long settings are broken into lines."""
 _MARKS = {"best": "*", "pareto": "+", "equal": "=", "": ""}
 _MARGIN = 4
 """The column of marks, and a blank at the end."""
-_HYPHENATED = {"microbatches": "micro-\nbatches", "checkpointing": "check-\npointing"}
-"""Headings that are wider than what stands below them, and would be cut anywhere."""
-_MEASURE_HEADINGS = {
-    "microbatch_ms": "{unit} per\nmicro-\nbatch",
-    "example_ms": "{unit} per\nexample",
-    "devices_used": "devices\nused",
-    "measured_ms": "measured\n{unit}",
+_HYPHENATED = {
+    "microbatch": "micro-\nbatch",
+    "microbatches": "micro-\nbatches",
+    "checkpointing": "check-\npointing",
 }
+"""Words of headings that are wider than the cells below."""
 
 
 def show_sweep(data: SweepData, most: int | None, all_with: str = "-v") -> None:
-    """Print the ranked table, at most `most` rows of it (None: all), and why others are missing.
+    """Print the ranked table, at most `most` rows of it (None: all), and why jobs have no result.
 
-    `all_with` is what to say for all rows.
+    `all_with` is the option that shows all rows.
 
     The best comes first for each model, those without a result last; a choice that all share is in
     the title. The best of each model has a ``*``; what else is Pareto-optimal in time, peak memory
-    and devices used a ``+``; of equals only the first, the others a ``=``. Where the terminal is
-    too narrow for all numbers, the less important ones are left out; then settings of several parts
-    get several lines.
+    and devices used a ``+``; of equals only the first, the others a ``=``. A narrow terminal lacks
+    the less important numbers, or has settings of several parts in several lines.
     """
     from rich.console import Console
 
@@ -65,8 +65,8 @@ def show_sweep(data: SweepData, most: int | None, all_with: str = "-v") -> None:
     room = len(data.rows) if most is None else max(most, 1)
     rows = best_rows(ranking, room)
     others = ranking.others[: room - len(rows)]
-    table = _table(ranking, rows, others, Console().width)
-    notes = _notes(ranking, rows, len(others), all_with)
+    table = _ranking_table(ranking, rows, others, Console().width)
+    notes = _ranking_notes(ranking, rows, len(others), all_with)
     # A table would break its title at its own width.
     show(_title(ranking), table, *notes, *sweep_reasons(data, _MOST_REASONS))
 
@@ -78,7 +78,7 @@ def _title(ranking: Ranking) -> str:
     return ", ".join([counted(len(data.rows), "run"), *under_way, *shared])
 
 
-def _table(
+def _ranking_table(
     ranking: Ranking, rows: Sequence[RankedRow], others: Sequence[SweepRow], columns: int
 ) -> "Table":
     """Return `rows`, which have a result, and `others`, of one width that suits `columns`."""
@@ -98,7 +98,7 @@ def _table(
         if several and after and after.model != row.model:
             table.add_section()
     for other in others:
-        word = _status_word(other)
+        word = status_word(other)
         blank = ["-"] * (len(measures) - 1)
         table.add_row("", *(show_cell(other, key) for key in keys), word, *blank, style="dim")
     return table
@@ -110,22 +110,17 @@ def _broken(heading: str, widest: int) -> str:
     return whole if len(whole) <= widest else whole.replace(" ", "\n")
 
 
-def _status_word(row: SweepRow) -> str:
-    return STATUS_WORDS.get(row.status, "failed")
-
-
 def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cell]:
     """Return the measures that there is room for, and how settings are shown."""
     widths = {measure: _number_width(ranking, measure) for measure in ranking.measures}
-    kept = list(ranking.measures)
-    for show_cell, spare in ((cell, _SPARE), (in_parts, (*_SPARE, _LAST))):
+    kept = ranking.measures
+    for show_cell, most_spare in ((cell, _SPARE), (in_parts, _SPARE + 1)):
         used = _settings_width(ranking, show_cell)
-        kept = list(ranking.measures)
-        for key in (None, *spare):
-            kept = [measure for measure in kept if measure.key != key]
+        for left_out in range(most_spare + 1):
+            kept = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
             if used + sum(widths[measure] for measure in kept) <= columns:
-                return tuple(kept), show_cell
-    return tuple(kept), in_parts
+                return kept, show_cell
+    return kept, in_parts
 
 
 def _settings_width(ranking: Ranking, show_cell: _Cell) -> int:
@@ -142,7 +137,7 @@ def _number_width(ranking: Ranking, measure: Measure) -> int:
     # Columns of numbers break where a heading says so, and nowhere else.
     heading = [len(line) for line in _heading(measure).splitlines()]
     # The first column of numbers has the word for those without a result.
-    words = [len(_status_word(row)) for row in ranking.others] if measure is ranking.by else []
+    words = [len(status_word(row)) for row in ranking.others] if measure is ranking.by else []
     return _GAP + max(*heading, *numbers, *words, 0)
 
 
@@ -152,13 +147,14 @@ def _width(text: str) -> int:
 
 
 def _heading(measure: Measure) -> str:
-    form = _MEASURE_HEADINGS.get(measure.key)
-    if form:
-        return form.format(unit=measure.unit)
-    return f"{measure.name}\n{measure.unit}" if measure.unit else measure.name
+    if per := measure.metric.per:
+        return f"{measure.unit} per\n{_HYPHENATED.get(per, per)}"
+    return f"{measure.name}\n{measure.unit}" if measure.unit else measure.name.replace(" ", "\n")
 
 
-def _notes(ranking: Ranking, shown: Sequence[RankedRow], others: int, all_with: str) -> list[str]:
+def _ranking_notes(
+    ranking: Ranking, shown: Sequence[RankedRow], others: int, all_with: str
+) -> list[str]:
     lines = []
     left = len(ranking.finished) - len(shown)
     left_others = len(ranking.others) - others
@@ -167,14 +163,81 @@ def _notes(ranking: Ranking, shown: Sequence[RankedRow], others: int, all_with: 
         counts += [f"{left_others} without a result"] if left_others else []
         lines.append(f"not shown: {', '.join(counts)}; {all_with} shows all")
     if shown:
-        least = {
-            "latency_ms": "lowest latency",
-            "microbatch_ms": "least time per microbatch",
-            "example_ms": "least time per example",
-        }[ranking.by.key]
-        lines.append(f"* {least}" + (" for its model" if len(ranking.models) > 1 else ""))
+        least = "least" if ranking.by.metric.per else "lowest"
+        of_model = " for its model" if len(ranking.models) > 1 else ""
+        lines.append(f"* {least} {ranking.by.name}{of_model}")
     if any(row.mark == "pareto" for row in shown):
         lines.append("+ Pareto-optimal in time, peak and devices used")
     if any(row.mark == "equal" for row in shown):
         lines.append("= costs the same as one above")
     return lines
+
+
+# Two sweeps.
+
+_MOST_ONLY = 8
+
+
+def show_comparison(comparison: Comparison, most: int) -> None:
+    """Print what each job cost before and after, at most `most` rows, and the best of each.
+
+    The largest change comes first. Where the terminal is too narrow, memory is only its change.
+    """
+    from rich.console import Console
+
+    show(title(comparison))
+    if comparison.pairs:
+        show(_comparison_table(comparison, most, Console().width))
+    notes = _comparison_notes(comparison, most)
+    show(*notes, *best_lines(comparison), *only_lines(comparison, _MOST_ONLY))
+
+
+def _comparison_notes(comparison: Comparison, most: int) -> list[str]:
+    count, same = len(comparison.pairs), comparison.same_runs
+    lines = [why_none(comparison)] if not count else []
+    if count > most:
+        lines.append(f"not shown: {count - most} that change less; --rows {count} shows all")
+    if same:
+        lines.append(f"{counted(same, 'job')} of {count}: one run that both sweeps have")
+    return lines
+
+
+def _comparison_table(comparison: Comparison, most: int, columns: int) -> "Table":
+    settings = list(headings(comparison.keys).values())
+    heads = [*settings, *_change_headings(comparison.time), *_change_headings(comparison.memory)]
+    every = range(len(heads))
+    # The peaks themselves are what a narrow terminal does without, before settings are broken.
+    fewer = [index for index in every if index not in (len(heads) - 3, len(heads) - 2)]
+    for show_cell, kept in ((cell, every), (cell, fewer), (in_parts, fewer)):
+        rows = [_comparison_cells(comparison, pair, show_cell) for pair in comparison.pairs[:most]]
+        widths = [_GAP + _widest([heads[i], *(row[i] for row in rows)]) for i in kept]
+        if sum(widths) + 1 <= columns:
+            break
+    table = empty_table("")
+    for index in kept:
+        if index < len(settings):
+            table.add_column(heads[index], overflow="fold")
+        else:
+            add_numbers(table, heads[index])
+    for row in rows:
+        table.add_row(*(row[index] for index in kept))
+    return table
+
+
+def _change_headings(measure: Measure) -> list[str]:
+    per = measure.metric.per
+    name = f"time per\n{_HYPHENATED.get(per, per)}" if per else measure.name
+    sides = [f"{name}\n{side}\n{measure.unit}" for side in ("before", "after")]
+    return [*sides, f"{name}\nchange\n%"]
+
+
+def _comparison_cells(comparison: Comparison, pair: Pair, show_cell: _Cell) -> list[str]:
+    cells = [show_cell(pair.after, key) for key in comparison.keys]
+    for measure in (comparison.time, comparison.memory):
+        cells += [cost_text(row, measure) for row in (pair.before, pair.after)]
+        cells.append(change_text(pair, measure))
+    return cells
+
+
+def _widest(cells: Sequence[str]) -> int:
+    return max(len(line) for text in cells for line in text.splitlines())

@@ -17,7 +17,7 @@ from runner.output.terminal import counted, show
 from runner.tracking.tracker import announce_page
 
 if TYPE_CHECKING:
-    from runner.report.rows import SweepData, SweepRow
+    from runner.report.sweep_data import SweepData, SweepRow
     from runner.sweep.session import Session
 
 __all__ = ["sum_up"]
@@ -32,8 +32,8 @@ def sum_up(session: "Session") -> None:
 
     It is 0 when a job has a result, and the others at most do not fit.
     """
+    from runner.report.html import write_report
     from runner.report.table import show_sweep
-    from runner.report.written import write_report
 
     problems = session.problems
     if any(end.status == "lost" for end in session.ends.values()):
@@ -96,7 +96,7 @@ def _data(session: "Session", problems: list[str]) -> "SweepData":
 
 def _lost_rows(session: "Session") -> list["SweepRow"]:
     """Return the jobs that no run stands for: those of attempts that were cut off are set aside."""
-    from runner.report.rows import SweepRow
+    from runner.report.sweep_data import SweepRow
 
     return [
         SweepRow(
@@ -115,7 +115,7 @@ def _lost_rows(session: "Session") -> list["SweepRow"]:
 
 def _record(session: "Session", report: Path, data: "SweepData", problems: list[str]) -> None:
     """Log what came of the whole, and say where to look at it."""
-    from runner.report.written import kept_copy
+    from runner.report.html import kept_copy
 
     counts = Counter(end.status for end in session.ends.values())
     metrics = {"jobs": len(session.ends), **{f"jobs_{name}": n for name, n in counts.items()}}

@@ -21,6 +21,8 @@ from runner.tracking.tracker import ComparisonPage
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+from runner.output.metrics import BY_NAME, page_columns
+
 __all__ = [
     "COLOR_TAG",
     "RUN_COLORS",
@@ -58,22 +60,12 @@ come from the run's id, and often two runs of four get the same."""
 _COLUMN_WIDTHS = {
     "params.`mode`": 100,
     "params.`devices`": 110,
-    "metrics.`latency_ms`": 100,
-    "metrics.`peak_memory_gib`": 130,
-    "metrics.`partitions`": 85,
-    "metrics.`step_ms`": 90,
-    "metrics.`bubble_pct`": 100,
-    "metrics.`measured_ms`": 115,
-    "metrics.`time_error_pct`": 120,
+    **{f"metrics.`{name}`": width for name, width in page_columns(common=True).items()},
     "params.`transfer_rate`": 105,
     "params.`model`": 120,
     "params.`schedule`": 95,
     "params.`microbatches`": 110,
-    "metrics.`feasible`": 75,
-    "metrics.`devices_used`": 105,
-    "metrics.`transfer_gib`": 95,
-    "metrics.`throughput_per_s`": 130,
-    "metrics.`optimality_gap_pct`": 140,
+    **{f"metrics.`{name}`": width for name, width in page_columns(common=False).items()},
     "tags.`error`": 300,
 }
 _RATES = {"model.batch_size": "examples_per_s", "microbatches": "microbatches_per_s"}
@@ -115,10 +107,8 @@ def sweep_order(swept: Sequence[str]) -> tuple[str, bool]:
     Where sizes differ, a latency says little: the order is that of our own ranking, where all runs
     have the metric.
     """
-    for key, metric in _RATES.items():
-        if key in swept:
-            return metric, False
-    return "latency_ms", True
+    metric = next((_RATES[key] for key in _RATES if key in swept), "latency_ms")
+    return metric, BY_NAME[metric].better == "lower"
 
 
 def _width(key: str) -> int:

@@ -13,8 +13,8 @@ from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from fxpart.errors import SpecError, nearest_names
-from runner.experiment.metric_names import ALWAYS, OF_SOME_JOBS
 from runner.job.swept_job import JobEnd
+from runner.output.metrics import METRICS
 from runner.sweep.axes import Axis
 from runner.sweep.optuna.space import Dimension, Interval, Space, keys_of
 
@@ -209,7 +209,7 @@ def refuse_unknown_metrics(goals: Sequence[Goal]) -> None:
 
     Whether one has a metric that depends on it, such as ``step_ms``, is known when it has finished.
     """
-    known = (*ALWAYS, *OF_SOME_JOBS)
+    known = [metric.name for metric in METRICS]
     for goal in goals:
         if goal.metric not in known:
             raise SpecError(_no_metric(goal.metric, known))
@@ -304,7 +304,8 @@ class Search:
             if _is_done(end):
                 self._lacking.append(end)
             # Of a metric that all jobs have, the number was not finite: that is no mistake yet.
-            named = all(goal.metric in ALWAYS for goal in self._goals)
+            always = {metric.name for metric in METRICS if not metric.jobs}
+            named = all(goal.metric in always for goal in self._goals)
             if len(self._lacking) >= _LACKING and not named:
                 self.refuse_unknown()
             return

@@ -18,7 +18,7 @@ from runner.experiment.memory_report import (
     peak_line,
     peak_rows,
     tensor_columns,
-    training_bytes,
+    training_metrics,
 )
 from runner.output.result_files import read_result, write_result, write_table
 from tests.cost.training_step import step
@@ -71,10 +71,10 @@ def test_every_kind_has_a_name_for_many() -> None:
 
 
 def test_what_only_training_has_is_0_where_it_is_not_there() -> None:
-    assert training_bytes(step_peaks()) == {
-        "optimizer_state": 25,
-        "gradients": 20,
-        "saved_activations": 0,
+    assert training_metrics(step_peaks()) == {
+        "optimizer_state_gib": 25 / GIB,
+        "gradients_gib": 20 / GIB,
+        "saved_activations_gib": 0,
     }
 
 

@@ -10,14 +10,14 @@ from fxpart.errors import CacheError, SpecError
 from runner.output.figures import (
     MOST_OPERATORS,
     check_figures,
-    memory_svg,
-    partition_graph_svg,
     wants_figures,
     wants_traces,
     write_figures,
 )
-from runner.output.partition_plot import suits_boxes
+from runner.output.memory_plot import memory_svg
+from runner.output.partition_plot import partition_graph_svg, suits_boxes
 from runner.output.partition_summary import Edge, columns, device_matrix, summarise
+from runner.output.svg import DARK, IN_PAGE, LIGHT
 from tests.cost.training_step import step
 from tests.runner.scene import Scene, fork, long_chain, scene
 from tests.sketch import Sketch, devices, random_graph
@@ -250,3 +250,11 @@ def test_what_is_drawn(
 def test_a_choice_that_does_not_exist_is_refused() -> None:
     with pytest.raises(SpecError, match="figures=every does not exist; write auto, all, none"):
         check_figures("every")
+
+
+def test_all_colours_are_of_one_palette() -> None:
+    palette = set(LIGHT.variables().values())
+    for svg in (graph_of(fork()), graph_of(long_chain(600, 300, 4)), memory_of(trained())):
+        assert set(re.findall(r"(?:fill|stroke)=\"(#[^\"]+)", svg)) <= palette
+    assert set(DARK.variables()) == set(LIGHT.variables())
+    assert set(IN_PAGE.variables().values()) == {f"var(--{name})" for name in LIGHT.variables()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from runner.report.rows import SweepData, SweepRow
+from runner.report.sweep_data import SweepData, SweepRow
 
 SETTINGS = {"model": "gpt2", "mode": "kl_based", "devices": "2x80gb", "transfer_rate": "pcie4"}
 METRICS = {

@@ -14,10 +14,9 @@ from runner.report.compare import (
     unlike,
     why_none,
 )
-from runner.report.compare_html import comparison_html
-from runner.report.compare_table import show_comparison
-from runner.report.html import report_html
-from runner.report.rows import SweepRow
+from runner.report.html import comparison_html, report_html
+from runner.report.sweep_data import SweepRow
+from runner.report.table import show_comparison
 from tests.runner.report.sweeps import row, sweep, unfit
 from tests.runner.report.test_html import EVIL, Tags
 

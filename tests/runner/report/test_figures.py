@@ -10,7 +10,7 @@ from runner.report.heat_map import heat_map_keys, heat_map_svg
 from runner.report.parameter_plot import parameter_figure
 from runner.report.pareto_plot import pareto_figure
 from runner.report.ranking import ranked
-from runner.report.rows import SweepData
+from runner.report.sweep_data import SweepData
 from tests.runner.report.sweeps import row, sweep, unfit
 
 SVG = "{http://www.w3.org/2000/svg}"

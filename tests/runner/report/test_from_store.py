@@ -10,13 +10,13 @@ from fxpart.errors import InfeasibleError, SpecError
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.report.from_store import (
-    LATEST,
     all_runs,
     chosen_sweep,
     config_value,
     sweep_from_store,
     sweeps_of,
 )
+from runner.report.sweep_data import LATEST
 from runner.tracking.mlflow_runs import open_stored
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import Tracker

@@ -6,8 +6,9 @@ from itertools import product
 
 import pytest
 
+from runner.output.svg import DARK, IN_PAGE, LIGHT
 from runner.report.html import report_html
-from runner.report.rows import SweepData, SweepRow
+from runner.report.sweep_data import SweepData, SweepRow
 from tests.runner.report.sweeps import row, sweep, unfit
 
 EVIL = '<script>alert("x")</script>&\'"'
@@ -180,3 +181,13 @@ def test_of_many_models_some_are_said() -> None:
     words = Tags(report_html(of_layers(range(1, 12)))).words
     assert [word for word in words if word.startswith("n_layer=")][-1] == "n_layer=8"
     assert "… and 3 more models in the table" in words
+
+
+def test_the_pages_colours_follow_its_style() -> None:
+    page = report_html(large(50))
+    style, body = page.split("</style>")
+    for palette in (LIGHT, DARK):
+        assert all(f"--{name}:{colour};" in style for name, colour in palette.variables().items())
+    used = set(re.findall(r"(?:fill|stroke)=\"([^\"]+)", body)) - {"none"}
+    assert used
+    assert used <= set(IN_PAGE.variables().values())

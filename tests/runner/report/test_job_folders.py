@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 import pytest
 
-from runner.report.html import report_html
-from runner.report.job_folders import job_folders, job_links
+from runner.report.from_store import job_folders
+from runner.report.html import job_links, report_html
 from tests.runner.report.sweeps import row, sweep
 from tests.runner.report.test_html import Tags
 

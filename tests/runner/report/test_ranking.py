@@ -1,11 +1,13 @@
-"""The order of a sweep's jobs, and what is shown of them."""
+"""The order of a sweep's jobs, what is shown of them, and the Pareto frontier."""
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from runner.report.ranking import ranked
-from runner.report.settings import headings, varied
+from runner.report.ranking import frontier, ranked
+from runner.report.sweep_data import headings, varied
 from tests.runner.report.sweeps import row, sweep, unfit
 
 
@@ -144,3 +146,24 @@ def test_models_are_named_by_all_that_tells_them_apart() -> None:
     assert ranked(sweep(rows)).models == ("gpt2 n_layer=2", "gpt2 n_layer=4", "x:f")
     factories = [row(1.0, model__factory=name) for name in ("x:f", "x:g")]
     assert ranked(sweep(factories)).models == ("factory=x:f", "factory=x:g")
+
+
+POINTS = st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=30)
+
+
+def test_a_frontier_by_hand() -> None:
+    points = [(1.0, 9.0), (2.0, 5.0), (2.0, 6.0), (3.0, 5.0), (9.0, 1.0), (1.0, 9.0)]
+    assert frontier(points) == [True, True, False, False, True, True]
+    assert frontier([]) == []
+
+
+@given(POINTS)
+def test_it_is_what_the_definition_says(points: list[tuple[int, int, int]]) -> None:
+    expected = [
+        not any(
+            all(o <= m for o, m in zip(other, mine, strict=True)) and other != mine
+            for other in points
+        )
+        for mine in points
+    ]
+    assert frontier(points) == expected

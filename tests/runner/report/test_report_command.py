@@ -13,10 +13,9 @@ import pytest
 
 from fxpart.errors import InfeasibleError, SpecError
 from runner.config.sections import TrackingConfig
-from runner.report.__main__ import main
+from runner.report.__main__ import main, parsed
 from runner.report.from_files import sweep_from_files
 from runner.report.from_store import sweep_from_store, sweeps_of
-from runner.report.request import parsed
 from runner.tracking.mlflow_runs import open_stored
 from runner.tracking.open_tracker import open_tracker
 from tests.runner.command import OWN, Done, run, tracked_runs

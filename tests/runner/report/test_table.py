@@ -5,7 +5,7 @@ from typing import TypeAlias
 import pytest
 
 from runner.report.ranking import best_rows, ranked
-from runner.report.rows import SweepData
+from runner.report.sweep_data import SweepData
 from runner.report.table import show_sweep
 from tests.runner.report.sweeps import row, sweep, unfit
 

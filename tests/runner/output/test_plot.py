@@ -1,10 +1,10 @@
-"""Axes and the order of values."""
+"""Scales and their ticks."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.report.scale import as_number, in_order, scale_of, tick_text
+from runner.output.plot import Scale, scale_of, tick_text
 
 FLOATS = st.floats(0, 1e9, allow_subnormal=False).filter(lambda value: value == 0 or value > 1e-6)
 
@@ -28,23 +28,11 @@ def test_what_is_far_apart_gets_a_logarithmic_axis() -> None:
     assert scale_of([0.0, 64.0]).log is False
 
 
-@pytest.mark.parametrize(
-    ("best", "order"),
-    [
-        ({"16": 1.0, "2": 3.0, "1e1": 2.0}, ["2", "1e1", "16"]),
-        ({"16x16gb": 1.0, "2x80gb": 2.0, "2x16gb": 9.0}, ["2x16gb", "2x80gb", "16x16gb"]),
-        ({"single": None, "kl_based": 2.0, "optimal": 1.0}, ["optimal", "kl_based", "single"]),
-        ({"none": 1.0, "1f1b": 2.0}, ["none", "1f1b"]),
-    ],
-)
-def test_the_order_of_values(best: dict[str, float | None], order: list[str]) -> None:
-    assert in_order(best) == order
+def test_a_scale_from_zero_has_round_numbers_up_to_its_end() -> None:
+    assert Scale(0.0, 9000.0).ticks(8) == [1000.0 * count for count in range(10)]
+    assert Scale(0.0, 220.0).ticks(3) == [0, 50, 100, 150, 200]
+    assert Scale(0.0, 0.3).ticks(6) == [0, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3]
 
 
 def test_numbers_as_text() -> None:
-    assert [as_number(text) for text in ("8", "1e3", "nan", "inf", "x", "")] == [
-        8,
-        1e3,
-        *[None] * 4,
-    ]
     assert [tick_text(value) for value in (1250.0, 0.5, 12.0)] == ["1,250", "0.5", "12"]

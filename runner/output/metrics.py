@@ -1,0 +1,299 @@
+"""The metrics of a run: what each is called, its unit and digits, what it means, what shows it.
+
+The tables of the terminal, MLflow's comparison page, reports and their ranking, the check of
+``hydra.sweeper.metric`` and docs/metrics.md, which ``python -m runner.output.metrics`` prints, are
+made from `METRICS` and `DEVICE_METRICS`. A new metric is a row here, and a value under its name in
+`runner.experiment`.
+"""
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from runner.output.units import GIB
+
+if TYPE_CHECKING:
+    from fxpart.cost.evaluation import DeviceUse
+
+__all__ = [
+    "BY_NAME",
+    "DERIVED",
+    "DEVICE_METRICS",
+    "METRICS",
+    "SERIES",
+    "DeviceMetric",
+    "Metric",
+    "PageColumn",
+    "metrics_page",
+    "page_columns",
+]
+
+Column = Literal["", "always", "plain", "scheduled", "replicated", "differs", "some"]
+"""When a report has a column of a metric: never, always, where not all jobs have a schedule, where
+all have one, where a job without one has replicas, where jobs differ in it, where a job has it."""
+
+
+class PageColumn(NamedTuple):
+    """A column of MLflow's comparison page."""
+
+    place: int
+    """The columns stand in this order, those from 10 on behind the most common parameters."""
+    width: int
+    """In pixels."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """A number of a run."""
+
+    name: str
+    """As MLflow, ``result.json`` and ``hydra.sweeper.metric`` have it."""
+    unit: str
+    """Empty for a count."""
+    format: str
+    """Digits, as Python's `format` takes them."""
+    better: Literal["lower", "higher"] | None
+    sentence: str
+    jobs: str = ""
+    """What a job needs to log it; empty for what every placement has."""
+    heading: str = ""
+    """What reports call it; empty for what they do not show."""
+    per: str = ""
+    """What a time is of, where not of one input."""
+    column: Column = ""
+    spare: int = 0
+    """Narrow terminals leave out columns in this order; 0 always stays."""
+    page: PageColumn | None = None
+
+
+_LOWER: Literal["lower"] = "lower"
+_HIGHER: Literal["higher"] = "higher"
+_TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
+_SCHEDULE, _RUN = "schedule", "execute"
+
+# fmt: off
+METRICS = (
+    Metric("latency_ms", "ms", ",.3f", _LOWER, "Simulated time of one input through the model.",
+           heading="latency", column="plain", page=PageColumn(1, 100)),
+    Metric("optimality_gap_pct", "%", ".1f", _LOWER,
+           "How far the latency is above the lower bound.",
+           heading="gap", column="plain", spare=2, page=PageColumn(15, 140)),
+    Metric("peak_memory_gib", "GiB", ".3f", _LOWER,
+           "The most that any device holds at once: weights, inputs and live tensors.",
+           heading="peak", column="plain", page=PageColumn(2, 130)),
+    Metric("throughput_per_s", "per s", ",.2f", _HIGHER,
+           "Inputs in a stream: 1 / the largest load of any device or link.",
+           heading="inputs", column="replicated", spare=5, page=PageColumn(14, 130)),
+    Metric("examples_per_s", "per s", ",.2f", _HIGHER,
+           "Examples in a stream of inputs, or in the microbatches of a schedule."),
+    Metric("schedule_peak_gib", "GiB", ".3f", _LOWER,
+           "The most that any device holds in a step of the schedule.",
+           _SCHEDULE, heading="peak", column="scheduled"),
+    Metric("step_ms", "ms", ",.3f", _LOWER,
+           "Simulated time of a step: all microbatches, sums over replicas, updates.",
+           _SCHEDULE, heading="step", column="scheduled", spare=1, page=PageColumn(4, 90)),
+    Metric("bubble_pct", "%", ".1f", _LOWER,
+           "Share of the devices' time in a step in which they wait.",
+           _SCHEDULE, heading="bubble", column="scheduled", spare=3, page=PageColumn(5, 100)),
+    Metric("microbatches_per_s", "per s", ",.2f", _HIGHER, "Microbatches, step after step.",
+           _SCHEDULE),
+    Metric("devices_used", "", ".0f", _LOWER, "Devices that compute anything.",
+           heading="devices used", column="differs", spare=7, page=PageColumn(12, 105)),
+    Metric("partitions", "", ".0f", None,
+           "Runs of operators of one device in which nothing has to come back from another.",
+           heading="parts", column="always", spare=4, page=PageColumn(3, 85)),
+    Metric("replicas", "", ".0f", None,
+           "Devices that hold the partition with the most copies, which take inputs in turn."),
+    Metric("feasible", "", ".0f", _HIGHER,
+           "1 for a plan that fits; 0, and no other metric, where none does.",
+           page=PageColumn(11, 75)),
+    Metric("static_memory_gib", "GiB", ".3f", _LOWER,
+           "The most that any device would hold if nothing were ever freed."),
+    Metric("transfer_gib", "GiB", ".3f", _LOWER, "Sent between devices for one input.",
+           page=PageColumn(13, 95)),
+    Metric("lower_bound_ms", "ms", ",.3f", None,
+           "No placement on these devices has a lower latency."),
+    Metric("critical_path_ms", "ms", ",.3f", _LOWER,
+           "Longest path with transfers, as if a device ran any number of operators at once."),
+    Metric("operators", "", ".0f", None, "Operators of the captured graph."),
+    Metric("weights_gib", "GiB", ".3f", None, "All weights of the model, each once."),
+    Metric("capture_s", "s", ".2f", None, "Wall time of the capture, or of reading it from disk."),
+    Metric("partition_s", "s", ".2f", _LOWER, "Wall time of the mode."),
+    Metric("gradients_gib", "GiB", ".3f", _LOWER,
+           "Gradients at the peak of the fullest device.", _TRAINING),
+    Metric("optimizer_state_gib", "GiB", ".3f", _LOWER,
+           "What the optimizer keeps, at the peak of the fullest device.", _TRAINING),
+    Metric("saved_activations_gib", "GiB", ".3f", _LOWER,
+           "What the backward waits for, at the peak of the fullest device.", _TRAINING),
+    Metric("data_parallel", "", ".0f", None, "Replicas that share the batch.", _REPLICAS),
+    Metric("all_reduce_gib", "GiB", ".3f", _LOWER,
+           "The most that any device sums over the replicas.", _REPLICAS),
+    Metric("all_reduce_ms", "ms", ",.3f", _LOWER,
+           "The most time that any device takes for these sums.", _REPLICAS),
+    Metric("exposed_all_reduce_ms", "ms", ",.3f", _LOWER,
+           "The most of that time that any device waits.", _REPLICAS),
+    Metric("max_batch_size", "", ".0f", _HIGHER,
+           "The largest batch that fits the plan, of all replicas together.", _SYMBOLIC),
+    Metric("smallest_device_memory_gib", "GiB", ".3f", _LOWER,
+           "What the fullest device needs for tensors at this batch size.", _SYMBOLIC),
+    Metric("measured_ms", "ms", ",.3f", _LOWER,
+           "Median time of an input, or of a step, as run here.",
+           _RUN, heading="measured", column="some", spare=8, page=PageColumn(6, 115)),
+    Metric("time_error_pct", "%", "+.1f", None, "How far the prediction is above `measured_ms`.",
+           _RUN, heading="error", column="some", spare=6, page=PageColumn(7, 120)),
+    Metric("predicted_ms", "ms", ",.3f", None, "Prediction for the way in which it was run.", _RUN),
+    Metric("measured_throughput_per_s", "per s", ",.2f", _HIGHER,
+           "Inputs, or microbatches, as run here.", _RUN),
+    Metric("measured_peak_gib", "GiB", ".3f", _LOWER,
+           "The most live tensors on any device or stage, weights included.", _RUN),
+    Metric("predicted_peak_gib", "GiB", ".3f", None, "Prediction of `measured_peak_gib`.", _RUN),
+    Metric("peak_error_pct", "%", "+.1f", None,
+           "How far the prediction is above `measured_peak_gib`.", _RUN),
+    Metric("max_difference", "", ".2g", _LOWER,
+           "Largest difference from the results, or the loss, of the unsplit model.", _RUN),
+    Metric("allocator_peak_gib", "GiB", ".3f", _LOWER,
+           "The most that torch's allocator gave out on any CUDA device of a local run.", _RUN),
+    Metric("unsplit_ms", "ms", ",.3f", None,
+           "Median time of the unsplit model beside a local run.", _RUN),
+    Metric("gradient_difference", "", ".2g", _LOWER,
+           "Largest share by which a gradient of training differs from the unsplit model's.", _RUN),
+)
+"""What jobs log, in the order of a report's columns."""
+
+DERIVED = (
+    Metric("example_ms", "ms", ",.3f", _LOWER,
+           "1 / `examples_per_s`: what jobs of several batch sizes are ranked by.",
+           heading="time per example", per="example"),
+    Metric("microbatch_ms", "ms", ",.3f", _LOWER,
+           "1 / `microbatches_per_s`: what jobs are ranked by that all have a schedule.",
+           _SCHEDULE, heading="time per microbatch", per="microbatch"),
+)
+"""What reports work out of the metrics of a job."""
+
+SERIES = Metric("memory_gib", "GiB", ".3f", None,
+                "Held while an operator runs, on its device; the step is the operator's number.")
+"""What MLflow draws as a line."""
+# fmt: on
+
+BY_NAME = {metric.name: metric for metric in (*METRICS, *DERIVED, SERIES)}
+
+
+def page_columns(*, common: bool) -> dict[str, int]:
+    """Return the metrics of MLflow's comparison page in order, and the widths of their columns.
+
+    The `common` ones stand before the most common parameters, the others behind these.
+    """
+    columns = [(metric.page, metric.name) for metric in METRICS if metric.page]
+    return {name: page.width for page, name in sorted(columns) if (page.place < 10) is common}
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMetric:
+    """A column of the table of devices, in the terminal and in MLflow."""
+
+    name: str
+    """As MLflow's table ``devices`` has it."""
+    unit: str
+    """There; the terminal takes one that suits the numbers."""
+    field: str
+    """Of `DeviceUse`, in bytes or seconds where the unit is of these."""
+    sentence: str
+    heading: str = ""
+    """In the terminal; empty for what it does not show."""
+    scale: Literal["", "held", "memory", "load", "received"] = ""
+    """Columns of the terminal that share a unit."""
+    optional: bool = False
+    """Whether it is left out where it is 0 for all devices."""
+
+    def amount(self, use: "DeviceUse") -> float | str:
+        """Return the number, in bytes or seconds, or the name."""
+        value: float | str | tuple[int, ...] = getattr(use, self.field)
+        return len(value) if isinstance(value, tuple) else value
+
+    def logged(self, use: "DeviceUse") -> object:
+        """Return what MLflow's table has, in `unit`."""
+        amount = self.amount(use)
+        if isinstance(amount, str) or not self.unit:
+            return amount
+        return amount / GIB if self.unit == "GiB" else amount * 1e3
+
+
+# fmt: off
+DEVICE_METRICS = (
+    DeviceMetric("device", "", "logical_id", "Its number, from 0.", "id"),
+    DeviceMetric("accelerator", "", "name", "What it is.", "accelerator"),
+    DeviceMetric("partitions", "", "partitions", "Partitions that it holds.", "parts"),
+    DeviceMetric("operators", "", "operators", "Operators of these.", "ops"),
+    DeviceMetric("weights_gib", "GiB", "weight_bytes", "Weights of these.", "weights", "held"),
+    DeviceMetric("optimizer_state_gib", "GiB", "state_bytes",
+                 "What an optimizer keeps for the weights.", "state", "held", optional=True),
+    DeviceMetric("peak_gib", "GiB", "peak_bytes", "The most that it holds at once.",
+                 "peak", "held"),
+    DeviceMetric("static_gib", "GiB", "static_bytes",
+                 "What it would hold if nothing were ever freed."),
+    DeviceMetric("memory_gib", "GiB", "total_bytes", "Its memory.", "memory", "memory"),
+    DeviceMetric("reserved_gib", "GiB", "reserved_bytes", "What of that is not for tensors.",
+                 optional=True),
+    DeviceMetric("free_gib", "GiB", "free_bytes", "What is left for tensors at the peak.",
+                 "free", "memory"),
+    DeviceMetric("load_ms", "ms", "load_s", "Time that it computes for one input.",
+                 "load", "load"),
+    DeviceMetric("received_gib", "GiB", "received_bytes", "Sent to it for one input.",
+                 "received", "received"),
+)
+"""In the order of the columns."""
+# fmt: on
+
+
+_PAGE = """\
+# Metrics
+
+Printed by `python -m runner.output.metrics` from the tables in `runner/output/metrics.py`. What the
+numbers mean exactly: [accounting.md](accounting.md).
+
+## Of a job
+
+In `result.json`, in MLflow, and for `hydra.sweeper.metric`. Some need a part of the configuration.
+
+{jobs}
+
+Reports work these out:
+
+{derived}
+
+MLflow draws this one as a line:
+
+{series}
+
+## Of each device
+
+In MLflow's table `devices`, most of them in the terminal.
+
+{devices}
+"""
+
+
+def metrics_page() -> str:
+    """Return docs/metrics.md."""
+    devices = [(f"`{m.name}`", m.unit, m.sentence) for m in DEVICE_METRICS]
+    return _PAGE.format(
+        jobs=_metrics_table(sorted(METRICS, key=lambda metric: bool(metric.jobs))),
+        derived=_metrics_table(DERIVED),
+        series=_metrics_table([SERIES]),
+        devices=_table(("column", "unit", "what it is"), devices),
+    )
+
+
+def _metrics_table(metrics: Iterable[Metric]) -> str:
+    rows = [(f"`{m.name}`", m.unit, m.better or "", m.jobs, m.sentence) for m in metrics]
+    return _table(("metric", "unit", "better", "needs", "what it is"), rows)
+
+
+def _table(headings: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = (headings, ("---",) * len(headings), *rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(metrics_page())

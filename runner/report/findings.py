@@ -1,0 +1,204 @@
+"""What a sweep found, in words: the best of each model, and why jobs have no result."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from runner.output.terminal import counted
+from runner.report.ranking import Measure, RankedRow, Ranking, number
+from runner.report.sweep_data import CHOICES, SweepData, SweepRow, cell, varied
+
+__all__ = [
+    "Verdict",
+    "counts_text",
+    "settings_text",
+    "status_word",
+    "sweep_reasons",
+    "verdict",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The answer for one model."""
+
+    model: str
+    sentence: str
+    """The best, by how much it is better, and what it costs."""
+    instead: tuple[str, ...]
+    """What to take when devices or memory matter more, one line each."""
+
+
+def verdict(ranking: Ranking, model: str) -> Verdict:
+    """Return the answer for `model`, which has a result."""
+    rows = ranking.of_model(model)
+    best = rows[0]
+    times = [ranking.by.value(row.row) or 0.0 for row in rows]
+    equal = sum(row.best for row in rows) - 1
+    also = f" (and {counted(equal, 'other')} equal to it)" if equal else ""
+    sentence = f"{_settings(ranking, best)}{also}: {_time(ranking, best)}"
+    middle, worst = median(times), max(times)
+    if len(rows) == 1:
+        sentence += ", the only result"
+    elif worst > times[0]:
+        sentence += (
+            f", {_less(times[0], middle)} less than the median of {len(rows)} results and"
+            f" {_less(times[0], worst)} less than the slowest"
+        )
+    else:
+        sentence += f", as all {len(rows)} results"
+    return Verdict(model, f"{sentence}. {_costs(ranking, best)}", _instead(ranking, rows))
+
+
+def _settings(ranking: Ranking, row: RankedRow) -> str:
+    keys = [key for key in ranking.keys if key not in ranking.model_keys]
+    return " ".join(f"{key}={cell(row.row, key)}" for key in keys) or row.row.name
+
+
+def _amount(measure: Measure, row: RankedRow) -> str:
+    return f"{measure.text(row.row)} {measure.unit}"
+
+
+def _time(ranking: Ranking, row: RankedRow) -> str:
+    per = ranking.by.metric.per
+    return _amount(ranking.by, row) + (f" per {per}" if per else "")
+
+
+def _less(least: float, other: float) -> str:
+    return f"{(1 - least / other) * 100:.1f} %" if other > 0 else "0.0 %"
+
+
+def _costs(ranking: Ranking, row: RankedRow) -> str:
+    used, peak = number(row.row, "devices_used"), _amount(ranking.memory, row)
+    if used is None:
+        return f"Its fullest device holds {peak}."
+    if used == 1:
+        return f"It uses 1 device, which holds {peak}."
+    return f"It uses {used:.0f} devices, the fullest of which holds {peak}."
+
+
+def _instead(ranking: Ranking, rows: tuple[RankedRow, ...]) -> tuple[str, ...]:
+    """Return the Pareto-optimal ones with the fewest devices and with the least memory."""
+    best = rows[0]
+    merits: dict[int, list[str]] = {}
+    for merit, key in (("fewest devices", "devices_used"), ("least memory", ranking.memory.key)):
+        # Of equals the one with the shortest settings: no box with devices left idle.
+        candidates = [
+            (value, ranking.by.value(row.row) or 0.0, len(_settings(ranking, row)), index)
+            for index, row in enumerate(rows)
+            if row.pareto and (value := number(row.row, key)) is not None
+        ]
+        least, *_, index = min(candidates, default=(0.0, 0.0, 0, 0))
+        if least < (number(best.row, key) or 0.0):
+            merits.setdefault(index, []).append(merit)
+    return tuple(
+        f"{' and '.join(names).capitalize()}: {_compared(ranking, rows[index], best)}"
+        for index, names in merits.items()
+    )
+
+
+def _compared(ranking: Ranking, row: RankedRow, best: RankedRow) -> str:
+    time, least = ranking.by.value(row.row) or 0.0, ranking.by.value(best.row) or 0.0
+    more = f" (+{(time / least - 1) * 100:.1f} %)" if least > 0 else ""
+    used = number(row.row, "devices_used")
+    devices = f", {counted(int(used), 'device')}" if used is not None else ""
+    costs = f"{_time(ranking, row)}{more}, {_amount(ranking.memory, row)}{devices}"
+    return f"{_settings(ranking, row)}, {costs}"
+
+
+def counts_text(ranking: Ranking) -> list[tuple[str, str]]:
+    """Return how many jobs ended in which way: ``(status, words)``, only of those there are."""
+    count = ranking.count
+    counts = (
+        ("infeasible", count("infeasible"), _fit(count("infeasible"))),
+        ("failed", count("failed") + count("lost"), "failed"),
+        ("cut_off", count("cut_off"), "cut off"),
+        ("running", count("running"), "running"),
+    )
+    done = ("finished", f"{len(ranking.finished)} finished")
+    return [done, *((status, f"{n} {words}") for status, n, words in counts if n)]
+
+
+def _fit(count: int) -> str:
+    return "does not fit" if count == 1 else "do not fit"
+
+
+# Why jobs have no result: alike reasons once, with what their jobs have in common.
+
+_GROUP_WORDS = {
+    "infeasible": "do not fit",
+    "failed": "failed",
+    "lost": "were lost",
+    "cut_off": "were cut off",
+    "running": "are running",
+}
+_LOST = "lost: its process was killed"
+_ALONE = 2
+"""As many alike have a line each."""
+_MOST_VALUES = 4
+_NUMBER = re.compile(r"\d[\d.,]*")
+
+
+def status_word(row: SweepRow) -> str:
+    """Return the status of a job without a result as a table shows it."""
+    return row.status.replace("_", " ") if row.status in _GROUP_WORDS else "failed"
+
+
+def sweep_reasons(data: SweepData, most: int | None = None) -> list[str]:
+    """Return why jobs have no result, a line for each, and one for many whose reasons are alike.
+
+    Reasons are alike when they differ only in numbers and in the jobs' own settings; the first one
+    is quoted. Of more than `most` lines the last says how many are left out. Jobs that run have no
+    line.
+    """
+    groups: dict[tuple[str, str], list[SweepRow]] = {}
+    for row in data.rows:
+        if row.status not in ("finished", "running") or (row.error and row.status == "finished"):
+            groups.setdefault((row.status, _pattern(row)), []).append(row)
+    shown = varied(data)
+    # What all share says nothing, unless there is nothing else.
+    keys = [key for key in dict.fromkeys([*CHOICES, *shown]) if key in shown] or list(CHOICES)
+    lines = [line for rows in groups.values() for line in _lines(rows, keys)]
+    if most is not None and len(lines) > most:
+        left_out = len(lines) - most + 1
+        lines = [*lines[: most - 1], f"and {left_out} more reasons; the report has all"]
+    return lines
+
+
+def _pattern(row: SweepRow) -> str:
+    """Return the reason without what differs from job to job."""
+    text = row.error or ""
+    for value in row.settings.values():
+        if len(value) > 1 and not value.isdigit():
+            text = text.replace(value, "$")
+    return _NUMBER.sub("#", text)
+
+
+def _lines(rows: Sequence[SweepRow], keys: Sequence[str]) -> list[str]:
+    if len(rows) <= _ALONE:
+        return [f"{settings_text([row], keys)}: {_reason(row)}" for row in rows]
+    same = len({row.error for row in rows}) == 1
+    first = _reason(rows[0])
+    return [
+        f"{len(rows)} jobs {_GROUP_WORDS.get(rows[0].status, 'say')}"
+        f" ({settings_text(rows, keys)}): {first if same else f'such as: {first}'}"
+    ]
+
+
+def _reason(row: SweepRow) -> str:
+    if row.error:
+        return row.error
+    return _LOST if row.status == "lost" else row.status.replace("_", " ")
+
+
+def settings_text(rows: Sequence[SweepRow], keys: Sequence[str]) -> str:
+    """Return the settings of `rows` as overrides; of many values only their number."""
+    parts = []
+    for key in keys:
+        if not any(key in row.settings for row in rows):
+            continue
+        values = list(dict.fromkeys(cell(row, key) for row in rows))
+        few = len(values) <= _MOST_VALUES
+        parts.append(f"{key}={','.join(values)}" if few else f"{len(values)} values of {key}")
+    return (" " if all("=" in part for part in parts) else ", ").join(parts)

@@ -1,0 +1,208 @@
+"""A sweep as its report sees it, wherever it was read from, and which of its settings are shown."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = [
+    "CHOICES",
+    "LATEST",
+    "SweepData",
+    "SweepRow",
+    "as_number",
+    "cell",
+    "headings",
+    "in_order",
+    "in_parts",
+    "model_keys",
+    "model_label",
+    "model_order",
+    "models_first",
+    "shared_settings",
+    "varied",
+]
+
+LATEST = "latest"
+"""What stands for the newest sweep of an experiment."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepRow:
+    """A job of a sweep, and what came of it."""
+
+    name: str
+    settings: Mapping[str, str]
+    """Parameters as text, by key: the choices bare, others dotted."""
+    metrics: Mapping[str, float]
+    """By the names of `runner.output.metrics`."""
+    status: str
+    """``finished``, ``infeasible``, ``failed``, ``lost`` (its process was killed), ``cut_off`` or
+    ``running``."""
+    error: str | None
+    """Why there is no result, in one line."""
+    run_id: str | None
+    """Of the run in MLflow, None where none is kept."""
+    folder: str | None
+    """Where its files are, None where that is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepData:
+    """A sweep and its jobs."""
+
+    title: str
+    question: str
+    """What the sweep was to answer; may be empty."""
+    swept: tuple[str, ...]
+    """The keys that have several values, in the order of the command."""
+    rows: tuple[SweepRow, ...]
+    started_ms: int | None
+    """Since 1970 UTC."""
+    command: str | None
+    """What to type to run the sweep again."""
+
+
+# Which settings have a column, and what the columns are called.
+
+CHOICES = ("model", "mode", "devices", "transfer_rate")
+_PART = re.compile(r"(?<=[_+,:/])(?=[^_+,:/])")
+"""Where a long setting may be broken into lines."""
+
+
+def cell(row: SweepRow, key: str) -> str:
+    """Return the setting as it is shown, ``-`` where the job has none."""
+    return row.settings.get(key, "-")
+
+
+def in_parts(row: SweepRow, key: str) -> str:
+    """Return the setting in several lines, one for each part of it."""
+    return _PART.sub("\n", cell(row, key))
+
+
+def varied(data: SweepData) -> tuple[str, ...]:
+    """Return the keys to show: the swept keys, and what else the jobs differ in.
+
+    Left out is what says the same as a key before it (the factory that a model is named after),
+    and what follows from the swept keys, or from one key before it (the options of a mode).
+    """
+    rows = data.rows
+    keys = dict.fromkeys([*CHOICES, *data.swept, *(key for row in rows for key in row.settings)])
+    shown: dict[str, tuple[str, ...]] = {}
+    for key in keys:
+        cells = tuple(cell(row, key) for row in rows)
+        if len(set(cells)) < 2 or (key not in CHOICES and cells in shown.values()):
+            continue
+        if key in CHOICES or key in data.swept or not _follows(key, cells, shown, data.swept):
+            shown[key] = cells
+    return tuple(shown)
+
+
+def _follows(
+    key: str, cells: Sequence[str], shown: dict[str, tuple[str, ...]], swept: Sequence[str]
+) -> bool:
+    """Return whether the column `cells` says nothing that columns before it do not."""
+    together = [shown[name] for name in swept if name in shown]
+    if together and _decide(list(zip(*together, strict=True)), cells):
+        return True
+    group = key.partition(".")[0]
+    return any(_decide(known, cells) for name, known in shown.items() if name in (group, *CHOICES))
+
+
+def _decide(known: Sequence[object], cells: Sequence[str]) -> bool:
+    """Return whether equal items of `known` always stand beside equal `cells`."""
+    seen: dict[object, str] = {}
+    return all(seen.setdefault(k, text) == text for k, text in zip(known, cells, strict=True))
+
+
+def shared_settings(data: SweepData, shown: Sequence[str]) -> dict[str, str]:
+    """Return the choices that all jobs share, which have no column."""
+    if not data.rows:
+        return {}
+    first = data.rows[0]
+    return {k: cell(first, k) for k in CHOICES if k not in shown and k in first.settings}
+
+
+def headings(keys: Sequence[str]) -> dict[str, str]:
+    """Return the last part of each key, or all of it where another ends alike."""
+    last = [key.rpartition(".")[2] for key in keys]
+    names = (name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True))
+    return {key: name.replace("_", " ") for key, name in zip(keys, names, strict=True)}
+
+
+# The values of a setting in their order.
+
+_DIGITS = re.compile(r"(\d+(?:\.\d+)?)")
+
+
+def as_number(text: str) -> float | None:
+    """Return the number that `text` is, None for other words and for what is not finite."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def in_order(best: Mapping[str, float | None]) -> list[str]:
+    """Return the values of a setting in their order, given the best result of each.
+
+    Numbers go by size, and so do names with numbers in them, such as ``2x16gb`` before ``16x16gb``;
+    names alone have no order of their own and go by their result, the best first.
+    """
+    numbers = {text: as_number(text) for text in best}
+    if all(value is not None for value in numbers.values()):
+        return sorted(best, key=lambda text: numbers[text] or 0.0)
+    if all(_DIGITS.search(text) for text in best):
+        return sorted(best, key=_digits_by_size)
+    times = {text: math.inf if time is None else time for text, time in best.items()}
+    return sorted(best, key=lambda text: (times[text], text))
+
+
+def _digits_by_size(text: str) -> list[tuple[int, float, str]]:
+    parts = [part for part in _DIGITS.split(text) if part]
+    return [(0, float(p), "") if p[0].isdigit() else (1, 0.0, p) for p in parts]
+
+
+# Which settings make another model, and what the models of a sweep are called.
+
+_MODEL = ("model", "model.architecture", "model.factory", "model.config", "model.factory_args")
+_MODEL_PARTS = ("model.config.", "model.factory_args.")
+
+
+def model_keys(keys: Sequence[str]) -> tuple[str, ...]:
+    """Return those of `keys` whose values make different models, which are not compared.
+
+    Batch size, length and dtype leave a model what it is.
+    """
+    return tuple(key for key in keys if key in _MODEL or key.startswith(_MODEL_PARTS))
+
+
+def models_first(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """Return `keys`, those that make another model before the others."""
+    models = model_keys(keys)
+    return (*models, *(key for key in keys if key not in models))
+
+
+def model_label(row: SweepRow, keys: Sequence[str]) -> str:
+    """Return what the model of `row` is called where models differ in `keys`.
+
+    That is its name, as ``gpt2``, or what tells it from the others: ``gpt2 n_layer=12``.
+    """
+    last = [key.rpartition(".")[2] for key in keys]
+    parts = [
+        cell(row, key) if key == "model" else f"{key if last.count(name) > 1 else name}={text}"
+        for key, name in zip(keys, last, strict=True)
+        if (text := row.settings.get(key)) is not None  # None where it is another model's setting
+    ]
+    return " ".join(parts) or cell(row, "model")
+
+
+def model_order(row: SweepRow, keys: Sequence[str]) -> tuple[tuple[bool, float, str], ...]:
+    """Return what models are sorted by: names alphabetically, numbers by their size."""
+    order = [(True, 0.0, cell(row, "model"))]
+    for key in keys:
+        text = cell(row, key)
+        number = None if key == "model" else as_number(text)
+        order.append((number is None, number or 0.0, text))
+    return tuple(order)

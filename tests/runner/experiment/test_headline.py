@@ -1,0 +1,57 @@
+"""Every metric that a job logs is a row of the table, and the other way round."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from runner.experiment.experiment import Result, model_spec, plan
+from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
+from runner.experiment.measured import measured_metrics
+from runner.output.metrics import DEVICE_METRICS, METRICS, SERIES
+from tests.runner.command import OWN
+from tests.runner.composed import read
+from tests.runner.experiment.test_measured import PIPELINE
+
+
+def _planned(*overrides: str) -> Result:
+    config = read(*OWN, "+model.factory_args.layers=2", *overrides)
+    return plan(config, model_spec(config))
+
+
+def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    plain = _planned("devices=2x16gb")
+    always = set(headline(plain))
+    assert always == {metric.name for metric in METRICS if not metric.jobs}
+    assert set(INFEASIBLE) <= always
+    assert list(memory_series(plain)) == [SERIES.name]
+    jobs = {
+        "schedule": _planned("devices=2x16gb", "mode=pipeline", "schedule=gpipe", "microbatches=2"),
+        "phase=training": _planned("devices=2x16gb", "phase=training", "reserve=cuda"),
+        "data_parallel": _planned("devices=2x16gb", "model.batch_size=2", "data_parallel=2"),
+        "capture.symbolic": _planned(
+            "devices=2x16gb", "capture.symbolic=batch", "model.batch_size=2"
+        ),
+    }
+    logged = {needs: set(headline(result)) - always for needs, result in jobs.items()}
+    measured = replace(PIPELINE, unsplit_s=0.01, allocator_peak_bytes=(1,))
+    logged["execute"] = set(measured_metrics(measured))
+    assert logged == {
+        needs: {metric.name for metric in METRICS if metric.jobs == needs}
+        for needs in {metric.jobs for metric in METRICS} - {""}
+    }
+    columns = {*device_columns(plain), *device_columns(jobs["phase=training"])}
+    assert columns == {metric.name for metric in DEVICE_METRICS}
+
+
+def test_a_column_of_zeros_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    plain = _planned("devices=2x16gb")
+    columns = device_columns(plain)
+    assert "optimizer_state_gib" not in columns
+    assert columns["device"] == [0, 1]
+    uses = plain.evaluation.devices
+    assert columns["partitions"] == [len(use.partitions) for use in uses]
+    assert columns["memory_gib"] == [use.total_bytes / 2**30 for use in uses]
+    assert columns["load_ms"] == [use.load_s * 1e3 for use in uses]
