@@ -3,8 +3,8 @@
 from omegaconf import OmegaConf
 
 from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
-from runner.config.accelerators import read_accelerator
 from runner.config.paths import conf_dir
+from runner.config.specs import read_accelerator
 
 __all__ = ["machine_topology"]
 

@@ -28,8 +28,8 @@ from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import FxpartError
 from fxpart.placement import Place, make_mode, size_based
+from runner.config import choices
 from runner.config import read as config
-from runner.config import specs
 from runner.config.paths import conf_dir
 from runner.config.read import read_config
 from runner.config.sections import Config
@@ -42,9 +42,9 @@ __all__ = ["MAKERS"]
 def _configured(*overrides: str) -> Config:
     """Return the shipped configuration with `overrides`, as the command composes it."""
     config.register()
-    specs.register()
+    choices.register()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return read_config(compose("config", overrides=specs.quote_numbers(overrides)))
+        return read_config(compose("config", overrides=choices.quoted_overrides(overrides)))
 
 
 def _inference_graph(model: str) -> OpGraph:

@@ -3,6 +3,7 @@
 import sys
 from dataclasses import replace
 from pathlib import Path
+from string import Template
 from typing import TYPE_CHECKING
 
 from fxpart.errors import FxpartError
@@ -29,21 +30,25 @@ def _compose_and_run() -> int:
     import hydra
 
     from runner.cli.arguments import hydra_arguments
+    from runner.cli.composing import composing, show_package, work_begins
     from runner.cli.ending import exit_code
-    from runner.cli.shown_config import heeded_warnings, show_package
-    from runner.config import specs
+    from runner.config import choices
     from runner.config.read import register
     from runner.sweep.launchers.extras import prefer_own_launchers
 
     register()
-    specs.register()
-    _tell_of_unread_choices()
+    choices.register()
+    _warn_of_unread_choices()
     prefer_own_launchers()
-    sys.argv[1:] = specs.quote_text(specs.quote_numbers(hydra_arguments(sys.argv[1:])))
-    finished: list[int] = []
+    sys.argv[1:] = arguments = choices.quoted_overrides(hydra_arguments(sys.argv[1:]))
+    if _is_plain_help(arguments):
+        _print_help(arguments[1:])
+        return 0
+    codes: list[int] = []
 
     @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
     def job(config: "DictConfig") -> str:
+        work_begins()
         from runner.config.read import read_tracking
         from runner.sweep.snapshot import JOB_KEY, TRACKING_KEY
 
@@ -52,19 +57,45 @@ def _compose_and_run() -> int:
 
             return run_job_file(Path(config[JOB_KEY]), read_tracking(config[TRACKING_KEY]))
         status, code = run_composed(config)
-        finished.append(code)
+        codes.append(code)
         return status
 
-    with heeded_warnings():
-        if any(one.startswith("--package=") for one in sys.argv[1:]):
-            show_package(job)
+    packages = [flag.partition("=")[2] for flag in arguments if flag.startswith("--package=")]
+    with composing():
+        if packages:
+            show_package(job, packages[0])
         else:
             job()
     swept = exit_code()
-    return swept if swept is not None else max(finished, default=0)
+    return swept if swept is not None else max(codes, default=0)
 
 
-def _tell_of_unread_choices() -> None:
+def _is_plain_help(arguments: list[str]) -> bool:
+    """Return whether no other flag and no setting of Hydra's own stands beside ``--help``."""
+    return arguments[:1] == ["--help"] and not any(
+        text.startswith("-") or text.lstrip("+~").startswith("hydra") for text in arguments[1:]
+    )
+
+
+def _print_help(overrides: list[str]) -> None:
+    """Print what Hydra prints for ``--help``, in less time.
+
+    For templates that ask for it, as ours does not, Hydra lists each group of choices first.
+    """
+    from hydra import compose, initialize_config_dir
+    from omegaconf import OmegaConf, open_dict
+
+    from runner.cli.composing import composing
+
+    with composing(), initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = compose("config", overrides, return_hydra_config=True)
+    template = Template(config.hydra.help.template)
+    with open_dict(config):
+        del config["hydra"]
+    sys.stdout.write(f"{template.substitute(CONFIG=OmegaConf.to_yaml(config))}\n")
+
+
+def _warn_of_unread_choices() -> None:
     unread = unread_choices()
     if unread:
         sys.stderr.write(
@@ -77,7 +108,7 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
     from hydra.core.hydra_config import HydraConfig
     from hydra.utils import get_original_cwd
 
-    from runner.cli.arguments import refuse_alone
+    from runner.cli.arguments import refuse_sweep_settings
     from runner.config.read import read_config, read_tracking
     from runner.job.identity import Choices
     from runner.job.job import JobIdentity, is_kept, keep_failure
@@ -96,7 +127,7 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
     try:
         identity = replace(identity, tracking=read_tracking(composed.tracking))
         config = read_config(composed)
-        refuse_alone(config)
+        refuse_sweep_settings(config)
     except Exception as error:
         if not is_kept(identity, error):
             raise

@@ -119,16 +119,19 @@ def _config(preset: str, overrides: "Sequence[str]") -> "Config":
 
     from fxpart.core.granularity import check_level
     from fxpart.core.phases import check_phase
+    from runner.cli.composing import composing
+    from runner.config import choices
     from runner.config import read as config
-    from runner.config import specs
     from runner.config.paths import conf_dir
     from runner.experiment.operator_times import check_latency
 
     config.register()
-    specs.register()
-    quoted = specs.quote_numbers([f"model={preset}", *overrides])
+    choices.register()
+    quoted = choices.quoted_overrides([f"model={preset}", *overrides])
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        read = config.read_config(compose("config", overrides=quoted))
+        with composing():
+            composed = compose("config", overrides=quoted)
+        read = config.read_config(composed)
     check_level(read.capture.level)
     check_phase(read.phase.name, read.capture.level)
     check_latency(read)

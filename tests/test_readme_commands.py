@@ -14,8 +14,8 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from fxpart.core.data_parallel import split_topology
 from fxpart.placement import make_mode
 from runner.cli.arguments import hydra_arguments
+from runner.config import choices
 from runner.config import read as config
-from runner.config import specs
 from runner.config.paths import conf_dir
 from runner.experiment.experiment import check, model_spec
 from runner.experiment.topology import build_topology
@@ -39,8 +39,8 @@ COMMANDS = list(dict.fromkeys(command for page in PAGES for command in _commands
 def _of_first_job(overrides: list[str]) -> tuple[list[str], bool]:
     """Return the overrides with the first value of what is swept, and whether anything is."""
     config.register()
-    specs.register()
-    given = specs.quote_text(specs.quote_numbers(overrides))
+    choices.register()
+    given = choices.quoted_overrides(overrides)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         loader = GlobalHydra.instance().config_loader()
         parsed = OverridesParser.create(config_loader=loader).parse_overrides(given)

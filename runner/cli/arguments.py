@@ -5,26 +5,124 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, nearest_names
+from runner.cli.ending import Parser
 from runner.config.paths import conf_dir, shown_path, user_conf_dir
 
 if TYPE_CHECKING:
-    from argparse import ArgumentParser
-
     from runner.config.sections import Config
 
-__all__ = ["check_flags", "hydra_arguments", "refuse_alone"]
+__all__ = ["hydra_arguments", "refuse_sweep_settings"]
+
+_SWITCHES = {
+    "--help": "-h",
+    "--hydra-help": None,
+    "--version": None,
+    "--resolve": None,
+    "--run": "-r",
+    "--multirun": "-m",
+    "--shell-completion": "-sc",
+    "--verbose": "-v",  # ours; the others here and below are Hydra's
+}
+_OPTIONS = {
+    "--cfg": "-c",
+    "--package": "-p",
+    "--config-path": "-cp",
+    "--config-name": "-cn",
+    "--config-dir": "-cd",
+    "--experimental-rerun": None,
+    "--info": "-i",
+}
+_CHOICES = {
+    "--cfg": ("job", "hydra", "all"),
+    "--info": ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath"),
+}
+_CHOSEN_BY_SLASH = ("hydra.launcher", "hydra.sweeper")
+"""Groups of Hydra's own, whose sections have the same name but for a dot."""
 
 
-# Hydra's own flags: what they name must be there.
+def hydra_arguments(arguments: Sequence[str]) -> list[str]:
+    """Return what Hydra is given: flags first, since it takes none after an override.
+
+    ``-v`` becomes the override ``verbose=true``. ``rerun=ID`` is given a folder that says so: what
+    the run is called is known when its configuration is read.
+
+    Raises:
+        SpecError: for flags that Hydra does not have, or that lack their value or lead nowhere, and
+            for overrides without a key.
+
+    """
+    parsed, unknown = _parser().parse_known_intermixed_args(arguments)
+    if unknown:
+        _refuse_flag(unknown[0])
+    given = vars(parsed)
+    _check_flags(given)
+    overrides, is_verbose = given.pop("overrides"), given.pop("verbose")
+    for override in overrides:
+        _refuse_keyless(override)
+    flags = [_flag(name, value) for name, value in given.items() if value not in (None, False)]
+    if is_verbose:
+        overrides.append("verbose=true")
+    reruns = [text.partition("=")[2] for text in overrides if text.startswith("rerun=")]
+    has_folder = any(text.startswith("hydra.run.dir=") for text in overrides)
+    if reruns and not given["multirun"] and not has_folder:
+        overrides.append(
+            "hydra.run.dir=outputs/runs/${now:%Y-%m-%d_%H-%M-%S-%f}_rerun_" + reruns[0][:8]
+        )
+    return [*flags, *overrides]
 
 
-def check_flags(given: MutableMapping[str, Any]) -> None:
-    """Refuse flags that lead nowhere; make a relative ``--config-path`` one of this folder.
+def refuse_sweep_settings(config: "Config") -> None:
+    """Refuse settings that are about sweeps where there is one run.
 
     Raises:
         SpecError: in one line.
 
     """
+    for name in ("where", "zip"):
+        if getattr(config, name):
+            raise SpecError(f"{name}= is about the jobs of a sweep; add -m, or leave it out")
+    if config.rerun == "":
+        raise SpecError("rerun= names no run; give the run's id, which MLflow's page of it shows")
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m runner", add_help=False)
+    parser.add_argument("overrides", nargs="*")
+    for flag, short in _SWITCHES.items():
+        parser.add_argument(flag, *filter(None, [short]), action="store_true")
+    for flag, short in _OPTIONS.items():
+        # --info alone is --info all.
+        alone: Any = {"nargs": "?", "const": "all"} if flag == "--info" else {}
+        names = [flag, *filter(None, [short])]
+        parser.add_argument(*names, choices=_CHOICES.get(flag), **alone)
+    return parser
+
+
+def _flag(name: str, value: object) -> str:
+    flag = f"--{name.replace('_', '-')}"
+    return flag if value is True else f"{flag}={value}"
+
+
+def _refuse_flag(flag: str) -> None:
+    if "=" in flag.strip("-") and not flag.startswith("-="):
+        raise SpecError(f"{flag} is no flag; write {flag.lstrip('-')}, without -")
+    near = f"{nearest_names(flag, [*_SWITCHES, *_OPTIONS])}; " if flag.startswith("--") else ""
+    raise SpecError(
+        f"{flag} is no flag; {near}-m runs a sweep, -v says more, --cfg job shows the values,"
+        " --help all that can be chosen"
+    )
+
+
+def _refuse_keyless(override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not key.strip("+~ "):
+        raise SpecError(f"{override!r} has no key; write key=value, such as mode=kl_based")
+    if equals and key in _CHOSEN_BY_SLASH and not value.startswith("{"):
+        raise SpecError(f"{override} is chosen with a slash; write {key.replace('.', '/')}={value}")
+
+
+def _check_flags(given: MutableMapping[str, Any]) -> None:
+    """Refuse flags that lead nowhere; make a relative ``--config-path`` one of this folder."""
     if given["experimental_rerun"] is not None:
         raise SpecError(
             "--experimental-rerun is Hydra's and reads files that are not written here; a logged"
@@ -56,109 +154,19 @@ def _refuse_missing(flag: str, folder: str) -> None:
 
 
 def _check_name(name: str | None, folders: list[str | Path | None], primary: str | None) -> None:
-    """Refuse a configuration that no folder has."""
-    looked = [Path(folder) for folder in folders if folder]
-    known = {path.stem for folder in looked for path in folder.glob("*.yaml")}
-    asked = "config" if name is None else name.removesuffix(".yaml")
-    if asked and any((folder / f"{asked}.yaml").is_file() for folder in looked):
+    """Refuse a ``--config-name`` that no folder has."""
+    searched = [Path(folder) for folder in folders if folder]
+    known = {path.stem for folder in searched for path in folder.glob("*.yaml")}
+    file_name = "config" if name is None else name.removesuffix(".yaml")
+    if file_name and any((folder / f"{file_name}.yaml").is_file() for folder in searched):
         return
     if name is None:
         raise SpecError(
             f"--config-path {primary}: there is no config.yaml in it, of which every run is made;"
             " to add choices of your own, write --config-dir"
         )
-    where = ", ".join(_shown(folder) for folder in looked)
-    raise SpecError(f"--config-name {name!r} is in none of {where}; {nearest_names(name, known)}")
-
-
-def _shown(folder: Path) -> str:
-    return "fxpart's own conf" if folder == conf_dir() else shown_path(folder.absolute())
-
-
-_COMMAND = "python -m runner"
-_CHOSEN_BY_SLASH = ("hydra.launcher", "hydra.sweeper")
-"""Groups of Hydra's own, whose sections have the same name but for a dot."""
-
-
-def refuse_alone(config: "Config") -> None:
-    """Refuse what is said of a sweep where there is one run.
-
-    Raises:
-        SpecError: in one line.
-
-    """
-    for name in ("where", "zip"):
-        if getattr(config, name):
-            raise SpecError(f"{name}= is about the jobs of a sweep; add -m, or leave it out")
-    if config.rerun == "":
-        raise SpecError("rerun= names no run; give the run's id, which MLflow's page of it shows")
-
-
-def hydra_arguments(arguments: Sequence[str]) -> list[str]:
-    """Return what Hydra is given: flags first, since it takes none after an override.
-
-    ``-v`` becomes the override ``verbose=true``. ``rerun=ID`` is given a folder that says so: what
-    the run is called is known when its configuration is read.
-
-    Raises:
-        SpecError: for flags that Hydra does not have, or that lack their value, and for overrides
-            without a key.
-
-    """
-    parser = _parser()
-    found, unknown = parser.parse_known_intermixed_args(arguments)
-    if unknown:
-        _refuse_flag(unknown[0], parser)
-    given = vars(found)
-    check_flags(given)
-    overrides, is_verbose = given.pop("overrides"), given.pop("verbose")
-    for one in overrides:
-        _refuse_keyless(one)
-    flags = [_flag(name, value) for name, value in given.items() if value not in (None, False)]
-    if is_verbose:
-        overrides.append("verbose=true")
-    again = [one.partition("=")[2] for one in overrides if one.startswith("rerun=")]
-    if (
-        again
-        and not given["multirun"]
-        and not any(one.startswith("hydra.run.dir=") for one in overrides)
-    ):
-        overrides.append(
-            "hydra.run.dir=outputs/runs/${now:%Y-%m-%d_%H-%M-%S-%f}_rerun_" + again[0][:8]
-        )
-    return [*flags, *overrides]
-
-
-def _parser() -> "ArgumentParser":
-    """Return Hydra's own parser with ``-v``; a mistake is an error of ours."""
-    from hydra._internal.utils import get_args_parser
-
-    from runner.cli.ending import Parser
-
-    parser = Parser(prog=_COMMAND, add_help=False, parents=[get_args_parser()])
-    parser.add_argument("--verbose", "-v", action="store_true")
-    return parser
-
-
-def _flag(name: str, value: object) -> str:
-    flag = f"--{name.replace('_', '-')}"
-    return flag if value is True else f"{flag}={value}"
-
-
-def _refuse_flag(asked: str, parser: "ArgumentParser") -> None:
-    if "=" in asked.strip("-") and not asked.startswith("-="):
-        raise SpecError(f"{asked} is no flag; write {asked.lstrip('-')}, without -")
-    known = [flag for flag in parser._option_string_actions if flag.startswith("--")]
-    near = f"{nearest_names(asked, known)}; " if asked.startswith("--") else ""
-    raise SpecError(
-        f"{asked} is no flag; {near}-m runs a sweep, -v says more, --cfg job shows the values,"
-        " --help all that can be chosen"
+    where = ", ".join(
+        "fxpart's own conf" if folder == conf_dir() else shown_path(folder.absolute())
+        for folder in searched
     )
-
-
-def _refuse_keyless(override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not key.strip("+~ "):
-        raise SpecError(f"{override!r} has no key; write key=value, such as mode=kl_based")
-    if equals and key in _CHOSEN_BY_SLASH and not value.startswith("{"):
-        raise SpecError(f"{override} is chosen with a slash; write {key.replace('.', '/')}={value}")
+    raise SpecError(f"--config-name {name!r} is in none of {where}; {nearest_names(name, known)}")

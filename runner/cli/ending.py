@@ -2,12 +2,13 @@
 
 import argparse
 import os
+import select
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from fxpart.errors import SpecError
 from runner.cli.mistakes import explain
@@ -15,7 +16,6 @@ from runner.cli.mistakes import explain
 __all__ = ["USER_ERROR", "Parser", "exit_code", "remember", "reported"]
 
 
-_FULL_ERROR = "HYDRA_FULL_ERROR"
 USER_ERROR = 2
 """Exit code when the user can mend it: a wrong override, a model that does not fit."""
 
@@ -25,15 +25,30 @@ class _TerminatedError(KeyboardInterrupt):
 
 
 def reported(work: Callable[[], int]) -> int:
-    """Run `work` and return its exit code; what a user can mend is one line, and `USER_ERROR`.
+    """Run `work` and return its exit code: `USER_ERROR`, with one line, for a mistake of the user.
 
-    With ``HYDRA_FULL_ERROR=1`` it is a traceback. An interrupt and SIGTERM are said, with what
-    was noted to them, and end the command with their own codes.
+    With ``HYDRA_FULL_ERROR=1`` a mistake is a traceback. Interrupts and SIGTERM print one line,
+    with the notes of the exception, and a pipe closed by its reader, such as ``head``, prints
+    nothing; all three end the command with the exit codes of a shell.
     """
-    wants_traceback = os.environ.get(_FULL_ERROR) == "1"
     try:
-        with _sigterm_raises(), _hydra_raises():
+        try:
+            return _reported(work)
+        finally:
+            sys.stdout.flush()  # Python's own flush, at exit, would complain of a closed pipe
+    except BrokenPipeError:
+        if not _let_go_of_closed_pipes():
+            raise
+        return 128 + signal.SIGPIPE
+
+
+def _reported(work: Callable[[], int]) -> int:
+    wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    try:
+        with _sigterm_raises():
             return work()
+    except BrokenPipeError:
+        raise
     except _TerminatedError as error:
         sys.stderr.write(f"terminated{_noted(error)}\n")
         return 128 + signal.SIGTERM
@@ -49,28 +64,28 @@ def reported(work: Callable[[], int]) -> int:
 
 
 def _noted(error: KeyboardInterrupt) -> str:
-    """Return what was noted on the way out: of a sweep, how far it came and how it goes on."""
+    """Return the notes of `error`: of a sweep, how far it came and how to resume it."""
     notes = "; ".join(getattr(error, "__notes__", ()))
     return f": {notes}" if notes else ""
 
 
-@contextmanager
-def _hydra_raises() -> Iterator[None]:
-    """Let mistakes out of Hydra as exceptions; it would print them in its own words and exit."""
-    before = os.environ.get(_FULL_ERROR)
-    os.environ[_FULL_ERROR] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[_FULL_ERROR]
-        else:
-            os.environ[_FULL_ERROR] = before
+def _let_go_of_closed_pipes() -> bool:
+    """Redirect stdout and stderr to nowhere if they have no reader; return whether one had none."""
+    closed = [stream for stream in (sys.stdout, sys.stderr) if _has_no_reader(stream)]
+    for stream in closed:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return bool(closed)
+
+
+def _has_no_reader(stream: TextIO) -> bool:
+    polled = select.poll()
+    polled.register(stream, 0)  # a pipe without a reader is reported whatever is asked for
+    return bool(polled.poll(0))
 
 
 @contextmanager
 def _sigterm_raises() -> Iterator[None]:
-    """Raise `_TerminatedError` on the first SIGTERM inside; a second one ends the process."""
+    """Raise `_TerminatedError` on the first SIGTERM; a second one ends the process."""
 
     def stop(number: int, _: object) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -86,27 +101,23 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-# Command lines in which a mistake is one line.
-
-
 class Parser(argparse.ArgumentParser):
-    """Raises `SpecError` for what it cannot read, where Python's own ends the program."""
+    """A parser that raises `SpecError` where Python's own prints and exits."""
 
     def error(self, message: str) -> NoReturn:
         """Raise `SpecError` with `message` and where the help is."""
         raise SpecError(f"{message}; see {self.prog} --help")
 
 
-# How the sweeps of this process ended: Hydra returns nothing from a sweep.
-
 _codes: list[int] = []
+"""Exit codes of the sweeps that this process led: Hydra returns nothing from a sweep."""
 
 
 def remember(code: int) -> None:
-    """Keep the exit code of a sweep that this process led."""
+    """Keep the exit code of a sweep."""
     _codes.append(code)
 
 
 def exit_code() -> int | None:
-    """Return the largest of them, None if this process led no sweep."""
+    """Return the largest code of this process's sweeps, None if it led none."""
     return max(_codes, default=None)

@@ -1,82 +1,48 @@
 """Mistakes as one line: what was asked, what there is, what to change.
 
-Hydra and OmegaConf know what is wrong but say it over several lines; here their exceptions are
-taken apart and put into the form that all our errors have.
+Hydra and OmegaConf know what is wrong but say it over several lines, with hints about their inner
+workings. Here their exceptions, by type, public attributes and messages, are put into the form that
+all our errors have; where those do not tell, Hydra's own words are joined to one line.
 """
 
 import re
-from collections.abc import Sequence
-from traceback import walk_tb
+import shlex
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fxpart.errors import FxpartError, nearest_names
-from runner.cli.refused_override import refused_value, unreadable
+from runner.config.passwords import without_password
+from runner.config.paths import conf_dir, shown_path, user_conf_dir
 
-__all__ = ["explain"]
+if TYPE_CHECKING:
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import MarkedYAMLError  # type: ignore[import-untyped]
 
-_NOISE = (
-    "object_type",
-    "reference_type",
-    "full_key",
-    "To append",
-    "Config search path",
-    "See http",
-)
+__all__ = ["explain", "unreadable_override"]
 
 
 def explain(error: BaseException) -> str | None:
     """Return the mistake behind `error` as one line, or None when it is not the user's."""
-    from runner.cli.hydra_settings import refused_setting
-    from runner.cli.refused_file import refused_file
+    chain = list(_with_causes(error))
+    ours = next((link for link in chain if isinstance(link, FxpartError)), None)
+    if ours is not None:
+        return " ".join(str(ours).split())
+    if not any(map(_is_hydras, chain)):
+        return None
+    line = _of_override(chain) or _of_file(chain) or _of_setting(chain) or _own_words(chain)
+    return " ".join(line.split())
 
-    chain: list[BaseException] = []
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield `error` and what it came from."""
     step: BaseException | None = error
-    while step is not None and step not in chain:
-        chain.append(step)
-        # What was under way when a bug came up is not its cause; Hydra does not say `from`.
+    passed: list[BaseException] = []
+    while step is not None and step not in passed:
+        passed.append(step)
+        yield step
+        # What was under way when a bug came up is not its cause; Hydra does not write `from`.
         step = step.__cause__ or (step.__context__ if _is_hydras(step) else None)
-    for link in chain:
-        if isinstance(link, FxpartError):
-            return _with_file(" ".join(str(link).split()), chain)
-        inside = _inside_of_null(link)
-        if inside:
-            return inside
-    for refused in (_refused, refused_file, _reference, refused_setting):
-        line = refused(chain)
-        if line:
-            return " ".join(line.split())
-    # What Hydra and the parser of YAML raise themselves, they raise at what they were given.
-    said = [str(link) for link in chain if _is_hydras(link) or _raiser(link) in ("hydra", "yaml")]
-    return _hydra_line("\n".join(said)) if said else _folder_line(error)
-
-
-def _with_file(line: str, chain: Sequence[BaseException]) -> str:
-    from runner.cli.refused_file import file_behind
-
-    where = file_behind(chain)
-    return f"{where}: {line}" if where else line
-
-
-def _reference(chain: Sequence[BaseException]) -> str | None:
-    from omegaconf.errors import OmegaConfBaseException
-
-    from runner.config.read import broken_reference
-
-    said = (broken_reference(one) for one in chain if isinstance(one, OmegaConfBaseException))
-    return next((one for one in said if one), None)
-
-
-def _refused(chain: Sequence[BaseException]) -> str | None:
-    """Return the line for an override that Hydra names, None where it is about something else."""
-    from hydra.errors import OverrideParseException
-
-    said = "\n".join(map(str, chain))
-    for link in chain:
-        if isinstance(link, OverrideParseException):
-            return unreadable(link.override, said)
-        merged = re.match(r"Error merging override (.*)", str(link), re.DOTALL)
-        if merged:
-            return refused_value(merged[1], said)
-    return None
 
 
 def _is_hydras(error: BaseException) -> bool:
@@ -86,63 +52,212 @@ def _is_hydras(error: BaseException) -> bool:
     return isinstance(error, HydraException | OmegaConfBaseException)
 
 
-def _raiser(error: BaseException) -> str:
-    """Return the top-level package whose code raised `error` itself, files aside."""
-    if isinstance(error, OSError):
-        return ""
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
-    return str(frames[-1].f_globals.get("__name__")).partition(".")[0] if frames else ""
+def _messages(chain: Sequence[BaseException]) -> str:
+    """Return what the exceptions say, each from a line of its own."""
+    shown = (
+        # What `composing` raises has the words of what Hydra raised.
+        str(link) if _is_worded(link) else f"{type(link).__name__}: {link}"
+        for link in chain
+        if link.__cause__ is None or str(link) != str(link.__cause__)
+    )
+    return "\n".join(shown)
 
 
-def _inside_of_null(error: BaseException) -> str | None:
-    """Return the line for a value that is set inside of one that is null; OmegaConf asserts."""
-    if not isinstance(error, AssertionError) or _raiser(error) != "omegaconf":
-        return None
-    for frame, _ in walk_tb(error.__traceback__):
-        key = frame.f_locals.get("key")
-        if frame.f_code.co_name == "update" and isinstance(key, str) and "." in key:
-            above, _, last = key.rpartition(".")
-            return (
-                f"{above} is null, so {key} cannot be set; give all of it: {above}={{{last}: ...}}"
-            )
+# What was typed.
+
+
+def _of_override(chain: Sequence[BaseException]) -> str | None:
+    """Return the line for an override that cannot be read, or whose value is refused."""
+    from hydra.errors import OverrideParseException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from runner.config.wrong_values import refused_by_omegaconf
+
+    for link in chain:
+        if isinstance(link, OverrideParseException):
+            return unreadable_override(link.override, _messages(chain))
+        merged = re.match(r"Error merging override (.*)", str(link), re.DOTALL)
+        if merged and isinstance(link.__cause__, OmegaConfBaseException):
+            return refused_by_omegaconf(link.__cause__, merged[1])
     return None
 
 
-def _folder_line(error: BaseException) -> str | None:
-    """Return the line for a folder of the user's that Hydra, not we, could not make or fill."""
-    if not isinstance(error, OSError) or error.filename is None:
+_REASON = re.compile(
+    r"token recognition error at: .+|(?:extraneous|mismatched) input '[^']*'"
+    r"|no viable alternative at input .+|missing \w+ at .+|\w+ while evaluating .+"
+)
+"""What Hydra's grammar, or one of its functions, stumbled over."""
+_TOO_EARLY = ("mismatched input '<EOF>'", "it ends too early")
+
+
+def unreadable_override(override: str, message: str) -> str:
+    """Return what is wrong with an override that Hydra's grammar refuses with `message`.
+
+    A password in the value is left out, and with it what Hydra quotes of the value.
+    """
+    key, equals, value = override.partition("=")
+    shown = without_password(override)
+    if not equals:
+        return f"{shown} has no =; write key=value, such as mode=kl_based"
+    function = re.search(r"Unknown function '(\w+)'\s+Available: ([\w,]+)", message)
+    if function:
+        near = nearest_names(function[1], function[2].split(","))
+        return f"{shown}: there is no function {function[1]}; {near}"
+    reason = _REASON.search(message) if shown == override else None
+    why = f": {reason[0].replace(*_TOO_EARLY)}" if reason else ""
+    quoted = without_password(shlex.quote(f'{key}="{value}"'))
+    # A list or a mapping in quotes would be text.
+    as_it_is = value[:1] in ("[", "{") or set("\"'") & set(value)
+    return f"{shown} cannot be read{why}; mend it" + (
+        "" if as_it_is else f", or quote it: {quoted}"
+    )
+
+
+# What stands in a file.
+
+
+def _of_file(chain: Sequence[BaseException]) -> str | None:
+    """Return the line for a file, a key or a value that is refused, None if it is about neither."""
+    from hydra.errors import MissingConfigException
+    from omegaconf.errors import InterpolationResolutionError, OmegaConfBaseException
+    from yaml import MarkedYAMLError
+
+    for link in chain:
+        if isinstance(link, MarkedYAMLError):
+            return _bad_yaml(link)
+        if isinstance(link, UnicodeDecodeError):
+            return f"{_file_with(link.object)} is not UTF-8 text ({link}); save it as UTF-8"
+        if isinstance(link, OSError) and link.filename:
+            return _not_accessible(link)
+        if isinstance(link, MissingConfigException) and link.missing_cfg_file:
+            group, _, name = link.missing_cfg_file.rpartition("/")
+            near = nearest_names(name, link.options) if link.options else "--help lists the choices"
+            return f"{_file_named(chain)}{group}={name} does not exist; {near}"
+        if isinstance(link, OmegaConfBaseException) and (
+            link.full_key is not None or isinstance(link, InterpolationResolutionError)
+        ):
+            return _of_value(link, _file_named(chain))
+    return None
+
+
+def _of_value(error: "OmegaConfBaseException", where: str) -> str | None:
+    from runner.config.wrong_values import refused_by_omegaconf
+
+    if error.full_key == "_dummy_":  # an entry of a defaults list, of which Hydra says more
         return None
-    modules = [str(frame.f_globals.get("__name__")) for frame, _ in walk_tb(error.__traceback__)]
-    callers = [name for name in modules if name.partition(".")[0] not in ("pathlib", "os")]
-    if not callers or callers[-1].partition(".")[0] not in ("hydra", "omegaconf"):
-        return None
+    if where.endswith(".yaml: ") and where.split("/")[-2:-1] == [error.full_key]:
+        return (
+            f"{where}there is no section {error.full_key}; with `# @package _global_` as its first"
+            " line, its keys are those of the whole configuration"
+        )
+    return f"{where}{refused_by_omegaconf(error)}"
+
+
+def _bad_yaml(error: "MarkedYAMLError") -> str:
+    mark = error.problem_mark or error.context_mark
+    if mark is None:
+        return f"a file of the configuration is not valid YAML: {error}"
+    at = f"line {mark.line + 1}, column {mark.column + 1}"
+    return f"{shown_path(Path(mark.name))} is not valid YAML: {at}: {error.problem}"
+
+
+def _file_with(text: bytes) -> str:
+    """Return the user's file that begins with `text`."""
+    mine = user_conf_dir()
+    files = sorted(mine.rglob("*.yaml")) if mine else []
+    found = (shown_path(path) for path in files if path.read_bytes().startswith(text))
+    return next(found, "a file of the configuration")
+
+
+def _not_accessible(error: OSError) -> str:
+    if str(error.filename).endswith(".yaml"):
+        return f"{shown_path(Path(error.filename))} cannot be read: {error.strerror}"
     return (
         f"cannot write {error.filename}: {error.strerror}; choose another folder with"
         " hydra.run.dir= or, for a sweep, hydra.sweep.dir="
     )
 
 
-def _hydra_line(said: str) -> str:
-    """Return what Hydra says as one line, with the nearest names where it lacks them."""
+def _file_named(chain: Sequence[BaseException]) -> str:
+    """Return the file that Hydra names by its choice, such as ``In 'model/mine': ...``, or ""."""
+    said = _messages(chain)
+    named = re.search(r"\b[Ii]n '?([\w./-]+)'?(?:[:,]|$)", said, re.MULTILINE)
+    if named is None or (conf_dir() / f"{named[1]}.yaml").is_file():
+        return ""
+    path = (user_conf_dir() or Path()) / f"{named[1]}.yaml"
+    return f"{shown_path(path)}: " if path.is_file() else ""
+
+
+# Choices and settings.
+
+_MEANINGS = (
+    (
+        r"Multiple values for ([\w/]+)|^([\w/]+)\S* appears more than once in the final defaults",
+        "{0} is chosen twice; write {0}=..., without +, and in a file `- override /{0}: ...`",
+    ),
+    (
+        r"In '.*': Could not override '(\w+)@[^']+'\.\s+Did you mean to override \w+\?",
+        "override /{0} would be for the section that the file is in; write"
+        " `override /{0}@_global_.{0}: ...`",
+    ),
+    (
+        r"In '.*': Could not override '([\w/]+)",
+        "override {0} overrides nothing; write `override /GROUP: ...` for what --help lists",
+    ),
+    (
+        r"(?:Ambiguous value for argument|Sweep parameters) '([^']*)'",
+        "{0} has several values; add -m for a sweep over them",
+    ),
+    (r"maximum recursion depth", "a defaults list leads back to itself; leave that entry out"),
+    (r"Invalid loaded object type", "a file holds a single value; write `key: value` lines"),
+    (
+        r"Unexpected type for root|AttributeError: 'NoneType' object has no attribute 'get'",
+        "what is null has no values to set; give it first those of another section, such as"
+        " devices.between_nodes='${{transfer_rate}}'",
+    ),
+    (
+        r"Input config does not have a `_target_` field",
+        "hydra.launcher and hydra.sweeper are chosen with a slash, hydra/launcher=joblib; in a file"
+        " by an entry of its defaults, `- override /hydra/launcher: joblib`",
+    ),
+    (
+        r"^KeyError: '(\w+)'$",
+        "the environment has no {0}, which hydra.job.env_copy names; set it, or leave it out",
+    ),
+)
+"""What Hydra says where that alone would not help, and what it means."""
+
+
+def _of_setting(chain: Sequence[BaseException]) -> str | None:
     from runner.config.wrong_values import unknown_key
 
-    options = re.search(
-        r"Available options in '([^']+)':\s*(.*?)(?:Config search path|\n\s*\n|\Z)", said, re.DOTALL
-    )
-    missing = re.search(r"Could not find '([^']+)'", said)
-    if missing and options:
-        group, names = options.group(1), options.group(2).split()
-        asked = missing.group(1).removeprefix(group).removeprefix("/")
-        return f"{group}={asked} does not exist; {nearest_names(asked, names)}"
-    unknown = re.search(r"Key '([^']+)' (?:not in '\w+'|is not in struct)", said)
-    path = re.search(r"full_key: (\S+)", said)
-    if unknown and path:
-        return unknown_key(path.group(1))
-    several = re.search(r"Ambiguous value for argument '([^']*)'", said)
-    if several:
-        return f"{several.group(1)} has several values; add -m for a sweep over them"
-    lines = [line.strip() for line in said.splitlines() if line.strip()]
-    kept = [line for line in dict.fromkeys(lines) if not line.startswith(_NOISE)]
+    said = _messages(chain)
+    deleted = re.search(r"Could not delete from config\. '([^']+)' does not exist", said)
+    if deleted and (unknown := unknown_key(deleted[1])):
+        return f"~{deleted[1]}: {unknown}"
+    for pattern, meaning in _MEANINGS:
+        found = re.search(pattern, said, re.MULTILINE)
+        if found:
+            groups = [without_password(text) for text in found.groups() if text]
+            return f"{_file_named(chain)}{meaning.format(*groups)}"
+    return None
+
+
+_NOISE = re.compile(r"object_type|reference_type|full_key|To append|Config search path|See http")
+
+
+def _own_words(chain: Sequence[BaseException]) -> str:
+    """Return what Hydra says, joined to one line."""
+    lines = [line.strip().rstrip(";.:,") for line in _messages(chain).splitlines()]
     # OmegaConf's own text before it fills in what it is about; the filled one stands beside it.
-    line = "; ".join(line.rstrip(";.") for line in kept if "$VALUE" not in line)
-    return line or "Hydra refuses this, and does not say why; HYDRA_FULL_ERROR=1 shows where"
+    kept = [line for line in lines if line and "$VALUE" not in line and not _NOISE.match(line)]
+    said = without_password("; ".join(dict.fromkeys(kept))) or "Hydra refuses this"
+    if not kept or not all(map(_is_worded, chain)):
+        said += "; HYDRA_FULL_ERROR=1 shows where"
+    where = _file_named(chain)
+    return where + re.sub(r"^In '?[^:]*: ", "", said) if where else said
+
+
+def _is_worded(error: BaseException) -> bool:
+    """Return whether the message of `error` is meant for users, as that of a KeyError is not."""
+    return _is_hydras(error) or isinstance(error, ValueError | OSError | Warning | RecursionError)

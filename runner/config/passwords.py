@@ -14,10 +14,9 @@ _LOGIN = re.compile(r"(?<=://)(?P<user>[^:/?#]*)(?::(?P<word>.*))?@(?=[^@]*$)", 
 
 
 def without_password(uri: str) -> str:
-    """Return a tracking URI as it may be shown and kept: without the password and the user.
+    """Return a tracking URI as it may be shown and stored: without the password and the user.
 
-    Of an address that can be read in two ways, rather too much is left out than a part of a
-    password left in.
+    Where an address can be read in two ways, too much is left out rather than too little.
     """
     shown = _SECRET.sub(r"\1***", uri)
     login = _LOGIN.search(shown)
@@ -27,7 +26,7 @@ def without_password(uri: str) -> str:
 
 
 def password_to_fill_in(uri: str) -> str:
-    """Return a tracking URI for a command that a person types: PASSWORD stands where it goes."""
+    """Return a tracking URI for a command that a person completes: with PASSWORD in its place."""
     shown = _SECRET.sub(r"\1PASSWORD", uri)
     login = _LOGIN.search(shown)
     if login is None or not login["word"]:
@@ -40,11 +39,11 @@ def hide_password(text: str, uri: str) -> str:
     login = _LOGIN.search(_SECRET.sub(r"\1***", uri))
     words = [match[2] for match in _SECRET.finditer(uri)]
     if login and login["word"]:
-        # Whoever takes the address apart finds a host or a port in it, and says so.
+        # A library that splits the address may take a part of the password for a host or a port.
         parts = re.split(r"[/:#?@]", login["word"])
         words += [login["word"], *(part for part in parts if len(part) > 2)]
-    # As it was given, and as it is read; the longest first.
-    spelled = {one for word in words if word for one in (word, unquote(word), unquote_plus(word))}
-    for word in sorted(spelled, key=lambda one: (-len(one), one)):
+    # Quoted and unquoted; the longest first.
+    spellings = {way(word) for word in words if word for way in (str, unquote, unquote_plus)}
+    for word in sorted(spellings, key=lambda word: (-len(word), word)):
         text = text.replace(word, "***")
     return text

@@ -1,8 +1,8 @@
-"""Where the shipped configuration lies."""
+"""Where the configuration lies: the shipped ``conf/``, and that of the working directory."""
 
 from pathlib import Path
 
-__all__ = ["conf_dir", "plugins_dir", "shown_path", "user_conf_dir"]
+__all__ = ["conf_dir", "conf_dirs", "plugins_dir", "shown_path", "unread_choices", "user_conf_dir"]
 
 
 def conf_dir() -> Path:
@@ -11,8 +11,8 @@ def conf_dir() -> Path:
     Hydra takes a relative path to mean different things under ``python -m`` and under an installed
     command, so it is always given this absolute one.
     """
-    here = Path(__file__).resolve().parent.parent
-    candidates = (here / "conf", here.parent / "conf")
+    package = Path(__file__).resolve().parent.parent
+    candidates = (package / "conf", package.parent / "conf")
     for candidate in candidates:
         if (candidate / "config.yaml").is_file():
             return candidate
@@ -25,17 +25,22 @@ def user_conf_dir() -> Path | None:
 
     What lies there adds to the shipped choices: ``conf/model/mine.yaml`` makes ``model=mine``.
     """
-    mine = Path.cwd() / "conf"
-    return mine if mine.is_dir() and mine.resolve() != conf_dir() else None
+    folder = Path.cwd() / "conf"
+    return folder if folder.is_dir() and folder.resolve() != conf_dir() else None
+
+
+def conf_dirs() -> list[Path]:
+    """Return the shipped ``conf/`` and the user's, if there is one; the first wins."""
+    return [folder for folder in (conf_dir(), user_conf_dir()) if folder]
 
 
 def unread_choices() -> list[str]:
     """Return the files in the user's ``conf/`` that have the name of a shipped one."""
-    mine, shipped = user_conf_dir(), conf_dir()
-    if mine is None:
+    folder, shipped = user_conf_dir(), conf_dir()
+    if folder is None:
         return []
-    named = (path.relative_to(mine) for path in mine.glob("**/*.yaml"))
-    return sorted(f"conf/{path.as_posix()}" for path in named if (shipped / path).is_file())
+    names = (path.relative_to(folder) for path in folder.glob("**/*.yaml"))
+    return sorted(f"conf/{name.as_posix()}" for name in names if (shipped / name).is_file())
 
 
 def plugins_dir() -> Path:
@@ -45,5 +50,5 @@ def plugins_dir() -> Path:
 
 def shown_path(path: Path) -> str:
     """Return the path as the user would type it."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+    folder = Path.cwd()
+    return str(path.relative_to(folder)) if path.is_relative_to(folder) else str(path)

@@ -8,8 +8,6 @@ from typing import Any
 
 from omegaconf import MISSING
 
-from fxpart.cost.all_reduce import BUCKET_BYTES
-
 __all__ = [
     "AllReduceConfig",
     "CaptureConfig",
@@ -152,7 +150,7 @@ class OptimizerConfig:
 class AllReduceConfig:
     """How replicas of data parallelism add up gradients."""
 
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int = 25 * 2**20  # BUCKET_BYTES of fxpart, without numpy's import
     gradient_as_bucket_view: bool = False
     """Whether gradients lie in the buckets, or are copied into them."""
 
@@ -197,7 +195,7 @@ class ExecuteConfig:
 
 @dataclass
 class CaptureConfig:
-    """How the model's graph is come by."""
+    """How the model's graph is captured."""
 
     level: str = "operator"
     cache_dir: str = MISSING

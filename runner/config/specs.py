@@ -1,57 +1,161 @@
-"""Hydra plugins: choices made from a name, such as ``devices=4x16gb``, and a user's own ``conf/``.
+"""What a spec stands for: ``4x16gb`` or ``2xh100`` as devices, ``25gbit`` as a transfer rate.
 
-Call `register` before Hydra composes anything. Afterwards a name is looked for in the shipped
-files, then in ``conf/`` of the working directory, then read as a spec; whatever remains is refused
-here, in one line, because Hydra's own refusal knows neither the grammar nor the nearest names.
+A size stands for an accelerator of the table ``conf/accelerator``, one YAML file each.
 """
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from difflib import get_close_matches
-from textwrap import fill
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.object_type import ObjectType
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.core.plugins import Plugins
-from hydra.errors import ConfigCompositionException, HydraException
-from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
-from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError  # type: ignore[import-untyped]
 
-from fxpart.core.device_spec import DEVICE_GRAMMAR
-from fxpart.errors import SpecError, nearest_names
-from runner.config.accelerators import accelerator_files, device_pools
+from fxpart.core.device_spec import PoolSpec, parse_devices, parse_size_bytes
+from fxpart.errors import SpecError, show_bytes
 from runner.config.paths import conf_dir, user_conf_dir
 
 __all__ = [
-    "DEVICE_PRESETS",
     "TRANSFER_GRAMMAR",
-    "ConfSearchPath",
-    "SpecSource",
-    "UnknownChoiceError",
-    "choices_text",
-    "experiments_text",
+    "accelerator_files",
+    "device_pools",
     "looks_like_rate",
-    "questions",
-    "quote_numbers",
-    "quote_text",
-    "register",
+    "read_accelerator",
     "transfer_rate",
 ]
 
+_CLASS_BYTES = 2**30
+"""A card sold as 16 GB holds up to 16 GiB: 16gib is of the same class as 16gb."""
+_NEEDED = ("memory", "flops_per_s", "memory_bandwidth_bytes_per_s", "source")
 
-# A transfer rate as one word: ``16gb``, ``25gbit``, ``16e9``.
+
+def accelerator_files() -> dict[str, Path]:
+    """Return the file of each accelerator by name: shipped ones, then the working directory's."""
+    folders = [folder / "accelerator" for folder in (user_conf_dir(), conf_dir()) if folder]
+    # Where both have a name, the shipped file wins, as in every other group.
+    return {path.stem.lower(): path for folder in folders for path in sorted(folder.glob("*.yaml"))}
+
+
+def read_accelerator(path: Path) -> dict[str, Any]:
+    """Return what an accelerator's file says, with `memory_bytes` in place of `memory`.
+
+    Raises:
+        SpecError: for a file that is damaged or does not say all that is needed.
+
+    """
+    try:
+        stat = path.stat()
+    except OSError as error:
+        raise SpecError(f"accelerator file {path} cannot be read: {error}") from error
+    entry = _read_file(path, (stat.st_mtime_ns, stat.st_size))
+    return {**entry, "flops_per_s": dict(entry["flops_per_s"])}
+
+
+@lru_cache(maxsize=256)
+def _read_file(path: Path, state: tuple[int, int]) -> dict[str, Any]:
+    """Return what the file says; `state` changes with it. A sweep asks for the same many times."""
+    try:
+        table = OmegaConf.to_container(OmegaConf.load(path))
+    except (OmegaConfBaseException, YAMLError, OSError) as error:
+        reason = " ".join(str(error).split())
+        raise SpecError(f"accelerator file {path} cannot be read: {reason}") from error
+    values = table if isinstance(table, dict) else {}
+    missing = [key for key in _NEEDED if key not in values]
+    if missing:
+        raise SpecError(
+            f"accelerator file {path} does not state {', '.join(missing)};"
+            " see the files of conf/accelerator"
+        )
+    try:
+        memory_bytes = parse_size_bytes(str(values["memory"]))
+    except SpecError as error:
+        raise SpecError(f"accelerator file {path}: {error}") from error
+    entry = {str(key): value for key, value in values.items() if key != "memory"}
+    _check_numbers(path, entry)
+    return {**entry, "memory_bytes": memory_bytes}
+
+
+def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
+    rates = entry["flops_per_s"]
+    if not isinstance(rates, Mapping) or not rates:
+        raise SpecError(
+            f"accelerator file {path}: flops_per_s is {rates}; give a rate for each dtype, such as"
+            " float32: 19.5e12"
+        )
+    if not isinstance(entry.get("on_host", False), bool):
+        raise SpecError(
+            f"accelerator file {path}: on_host must be true or false, is {entry['on_host']}"
+        )
+    numbers = {f"flops_per_s.{dtype}": rate for dtype, rate in rates.items()}
+    numbers["memory_bandwidth_bytes_per_s"] = entry["memory_bandwidth_bytes_per_s"]
+    if entry.get("stands_for_gb") is not None:
+        numbers["stands_for_gb"] = entry["stands_for_gb"]
+    for key, number in numbers.items():
+        # True is an int to Python.
+        plain = isinstance(number, int | float) and not isinstance(number, bool)
+        if not plain or not 0 < number < math.inf:
+            raise SpecError(
+                f"accelerator file {path}: {key} must be a positive number, is {number}"
+            )
+
+
+def device_pools(spec: str) -> list[dict[str, Any]]:
+    """Return the pools that `spec` names, with numbers from the table of accelerators.
+
+    A size stands for the accelerator of the smallest memory class that is not smaller, or of the
+    largest class, with the memory that the spec gives.
+
+    Raises:
+        SpecError: for a spec that cannot be read.
+
+    """
+    files = accelerator_files()
+    pools = parse_devices(spec, files)
+    sized = any(pool.accelerator is None for pool in pools)
+    needed = files if sized else [pool.accelerator for pool in pools if pool.accelerator]
+    table = {name: read_accelerator(files[name]) for name in needed}
+    return [_pool(pool, table) for pool in pools]
+
+
+def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    name, memory_bytes = pool.accelerator, pool.memory_bytes
+    if name is None:
+        name = _accelerator_of_class(memory_bytes or 0, table)
+    note = ""
+    if memory_bytes and memory_bytes != table[name]["memory_bytes"]:
+        note = f"; memory {show_bytes(memory_bytes)} as asked for"
+    entry = table[name]
+    return {
+        "count": pool.count,
+        "name": name,
+        "memory_bytes": memory_bytes or entry["memory_bytes"],
+        "flops_per_s": dict(entry["flops_per_s"]),
+        "memory_bandwidth_bytes_per_s": entry["memory_bandwidth_bytes_per_s"],
+        "on_host": entry.get("on_host", False),
+        "source": f"{entry['source']}{note}",
+    }
+
+
+def _accelerator_of_class(memory_bytes: int, table: Mapping[str, Mapping[str, Any]]) -> str:
+    classes = {
+        round(entry["stands_for_gb"] * _CLASS_BYTES): name
+        for name, entry in table.items()
+        if entry.get("stands_for_gb")
+    }
+    at_least = [size for size in classes if size >= memory_bytes]
+    return classes[min(at_least) if at_least else max(classes)]
+
+
+# Transfer rates.
 
 TRANSFER_GRAMMAR = (
     "a rate one way, in bytes per second such as 16gb or 16e9, or in bits per second such as 25gbit"
 )
 """How a transfer rate is written, for messages and help."""
-
+_HOW = f"write {TRANSFER_GRAMMAR}"
 _RATE = re.compile(r"([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)([a-z/]*)")
 _PER_S = {
     "": 1.0,
@@ -77,280 +181,16 @@ def transfer_rate(spec: str) -> dict[str, Any]:
         SpecError: for an unknown unit or a rate that is not positive and finite.
 
     """
-    asked = f"transfer_rate={spec}"
-    found = _RATE.fullmatch(spec.strip().lower())
-    if not found or found[2] not in _PER_S:
+    match = _RATE.fullmatch(spec.strip().lower())
+    if match is None or match[2] not in _PER_S:
         units = ", ".join(unit for unit in _PER_S if unit)
-        raise SpecError(f"{asked}: not a number with one of {units}, or bare; {_HOW}")
-    bytes_per_s = float(found[1]) * _PER_S[found[2]]
+        raise SpecError(f"transfer_rate={spec}: not a number with one of {units}, or bare; {_HOW}")
+    bytes_per_s = float(match[1]) * _PER_S[match[2]]
     if not 0 < bytes_per_s < math.inf:
-        raise SpecError(f"{asked}: the rate must be positive and finite; {_HOW}")
+        raise SpecError(f"transfer_rate={spec}: the rate must be positive and finite; {_HOW}")
     return {
         "name": spec,
         "bytes_per_s": bytes_per_s,
         "latency_s": _LATENCY_S,
         "source": "rate as asked for; latency assumed",
     }
-
-
-_HOW = f"write {TRANSFER_GRAMMAR}"
-
-
-# The named experiments, ``conf/experiment``: what each of them asks.
-
-FOLDER = "experiment"
-"""The group of them."""
-
-_QUESTION = re.compile(r"^question:[ \t]*(.+(?:\n[ \t]+.+)*)$", re.MULTILINE)
-
-
-def questions() -> dict[str, str]:
-    """Return the question of each named experiment by its name, those of the user's included.
-
-    A file that asks none has an empty one. The shipped file wins, as where it is chosen.
-    """
-    found: dict[str, str] = {}
-    for folder in (above / FOLDER for above in (conf_dir(), user_conf_dir()) if above):
-        for path in sorted(folder.glob("**/*.yaml")):
-            name = path.relative_to(folder).with_suffix("").as_posix()
-            found.setdefault(name, _question(path.read_text(encoding="utf-8", errors="replace")))
-    return dict(sorted(found.items()))
-
-
-def _question(text: str) -> str:
-    """Return the value of ``question``; YAML's own parser takes longer than all else in --help."""
-    asked = _QUESTION.search(text)
-    return " ".join(asked[1].split()).strip("'\"") if asked else ""
-
-
-def experiments_text() -> str:
-    """Return what ``--help`` lists: a line for each experiment, longer ones folded."""
-    asked = questions()
-    wide = max(map(len, asked), default=0) + 2
-    return "".join(
-        fill(f"{name:<{wide}}{question}".rstrip(), 100, subsequent_indent=" " * wide) + "\n"
-        for name, question in asked.items()
-    )
-
-
-DEVICE_PRESETS = tuple(f"{count}x{gb}gb" for gb in (16, 24, 40, 80) for count in (1, 2, 4, 8))
-"""Specs that ``--help`` lists and ``devices=glob(4x*)`` finds; any other can be written too."""
-
-_TABLE = "accelerator"
-"""A folder of ``conf/`` that specs look into, and nobody chooses from."""
-
-_WITHOUT = "experiment"
-"""The only group that a run needs no choice of."""
-
-_FREE_TEXT = ("where", "question")
-"""What is written as a user would say it."""
-
-_SPEC_START = re.compile(r"[-+.\d]|.*\+")
-_BETWEEN_CHOICES = re.compile(r"([,()\s]+)")
-_FUNCTION = re.compile(r"(\w+)\((.*)\)")
-_NUMBER = re.compile(
-    r"[-+]?(?:(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:e[-+]?\d+)?|inf|nan)", re.IGNORECASE
-)
-
-
-class UnknownChoiceError(SpecError, ConfigCompositionException):
-    """A choice that is neither a file nor a spec. Hydra prints it without a traceback."""
-
-
-def _devices(spec: str) -> dict[str, Any]:
-    return {"spec": spec, "pools": device_pools(spec), "nodes": None, "between_nodes": None}
-
-
-_MAKERS: dict[str, Callable[[str], dict[str, Any]]] = {
-    "devices": _devices,
-    "transfer_rate": transfer_rate,
-}
-
-
-class SpecSource(ConfigSource):
-    """Makes a config from its name; must be the last source but Hydra's schema."""
-
-    @staticmethod
-    def scheme() -> str:
-        """Return the scheme that Hydra finds this source by."""
-        return "spec"
-
-    def available(self) -> bool:
-        """Return True: there is nothing to be missing."""
-        return True
-
-    def is_group(self, config_path: str) -> bool:
-        """Return whether configs of this group can be made from a name."""
-        return config_path in _MAKERS
-
-    def is_config(self, config_path: str) -> bool:
-        """Return whether `config_path` starts as a spec does; a wrong one is refused when loaded.
-
-        Raises:
-            UnknownChoiceError: for another name in one of our groups; no source before had it.
-
-        """
-        group, _, name = config_path.removesuffix(".yaml").partition("/")
-        # Hydra asks for "None" where nothing is chosen by default: experiment: null.
-        if name in ("", "None") or not _is_our_group(group):
-            return False
-        if _is_spec(group, name):
-            return True
-        raise UnknownChoiceError(_refusal(group, name))
-
-    def load_config(self, config_path: str) -> ConfigResult:
-        """Return the config that the name says.
-
-        Raises:
-            UnknownChoiceError: when it says nothing.
-
-        """
-        group, _, name = config_path.removesuffix(".yaml").partition("/")
-        if group not in _MAKERS:
-            raise ConfigLoadError(f"no spec is known for {config_path}")
-        return ConfigResult(
-            provider=self.provider,
-            path=self.full_path(),
-            config=OmegaConf.create(_make(group, name)),
-            header={"package": None},
-        )
-
-    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return names that can be loaded: examples, for there is no end of specs."""
-        if config_path == "devices" and results_filter is not ObjectType.GROUP:
-            return list(DEVICE_PRESETS)
-        return []
-
-
-class ConfSearchPath(SearchPathPlugin):
-    """Adds ``conf/`` of the working directory, and after it the specs."""
-
-    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Append to `search_path`: what comes first wins."""
-        mine = user_conf_dir()
-        if mine:
-            search_path.append("fxpart-user", f"file://{mine}")
-        search_path.append("fxpart-spec", "spec://")
-
-
-def register() -> None:
-    """Make Hydra know the specs and the user's ``conf/``; a second call changes nothing."""
-    plugins = Plugins.instance()
-    plugins.register(SpecSource)
-    plugins.register(ConfSearchPath)
-    OmegaConf.register_new_resolver("fxpart_choices", choices_text, replace=True)
-    OmegaConf.register_new_resolver("fxpart_experiments", experiments_text, replace=True)
-
-
-def choices_text() -> str:
-    """Return what ``--help`` lists: a line for each group with the choices that have a name.
-
-    Hydra's own listing takes the table of accelerators for a group of choices.
-    """
-    folders = [folder for folder in (conf_dir(), user_conf_dir()) if folder]
-    named: dict[str, set[str]] = {"devices": set(DEVICE_PRESETS)}
-    for folder in folders:
-        for path in folder.glob("*/**/*.yaml"):
-            group, _, name = path.relative_to(folder).with_suffix("").as_posix().partition("/")
-            if group not in (_TABLE, "hydra", "experiment"):
-                named.setdefault(group, set()).add(name)
-    return "".join(f"{group}: {', '.join(sorted(named[group]))}\n" for group in sorted(named))
-
-
-def quote_numbers(overrides: Sequence[str]) -> list[str]:
-    """Return command-line `overrides` with bare numbers quoted where they choose from a group.
-
-    Hydra reads ``transfer_rate=16e9`` as a number and then refuses numbers as choices.
-
-    Raises:
-        SpecError: for a function of numbers, or a choice from the table of accelerators.
-
-    """
-    return [_quote(override) for override in overrides]
-
-
-def quote_text(overrides: Sequence[str]) -> list[str]:
-    """Return command-line `overrides` with ``where=`` and ``question=`` quoted where they need it.
-
-    Hydra has a grammar for values, which a condition or a sentence hardly ever follows.
-    """
-    return [_quoted_text(override) for override in overrides]
-
-
-def _quoted_text(override: str) -> str:
-    key, equals, text = override.partition("=")
-    if not equals or key not in _FREE_TEXT:
-        return override
-    with suppress(HydraException):
-        parsed = OverridesParser.create().parse_override(override)
-        if not parsed.is_sweep_override() and isinstance(parsed.value(), str | None):
-            return override
-    return f"{key}={QuotedString(text, Quote.single).with_quotes()}"
-
-
-def _quote(override: str) -> str:
-    key, equals, value = override.partition("=")
-    group = key.lstrip("+")
-    if key.startswith("~") and key[1:] != _WITHOUT and _is_our_group(key[1:]):
-        raise SpecError(f"{override}: a run needs one; choose another, {key[1:]}=...")
-    if not equals or not _is_our_group(group):
-        return override
-    if value.startswith("["):
-        raise SpecError(f"{override}: one is chosen, not a list; write {group}={value.strip('[]')}")
-    if group == _TABLE:
-        meant = ",".join(f"1x{name}" for name in value.split(","))
-        raise SpecError(f"{override}: accelerators are chosen by devices; write devices={meant}")
-    function = _FUNCTION.fullmatch(value)
-    if function and function[1] == "choice":  # which takes quotes away again
-        return _quote(f"{key}={function[2]}")
-    if value.count("(") != value.count(")"):
-        return override  # Hydra refuses it as it was typed
-    parts = _BETWEEN_CHOICES.split(value)
-    quoted = "".join(f"'{one}'" if _NUMBER.fullmatch(one) else one for one in parts)
-    if function and quoted != value:
-        raise SpecError(f"{override}: {group} is chosen by name; list the choices with commas")
-    return f"{key}={quoted}"
-
-
-def _is_our_group(group: str) -> bool:
-    # Hydra's own groups have choices in its schema, which is asked after this source.
-    if not group or group.partition("/")[0] == "hydra":
-        return False
-    folders = [folder for folder in (conf_dir(), user_conf_dir()) if folder]
-    return any((folder / group).is_dir() for folder in folders)
-
-
-def _is_spec(group: str, name: str) -> bool:
-    if group == "devices":
-        return bool(_SPEC_START.match(name)) or name.lower() in accelerator_files()
-    return group == "transfer_rate" and looks_like_rate(name)
-
-
-def _make(group: str, name: str) -> dict[str, Any]:
-    try:
-        return _MAKERS[group](name)
-    except SpecError as error:
-        # 2x_dgx_h10 starts like a spec; what it means is the file 2x_dgx_h100.
-        meant = get_close_matches(name, _files(group), n=1, cutoff=0.8)
-        hint = f"; nearest file: {meant[0]}" if meant else ""
-        raise UnknownChoiceError(f"{error}{hint}") from error
-
-
-def _files(group: str) -> list[str]:
-    folders = [folder / group for folder in (conf_dir(), user_conf_dir()) if folder]
-    found = (path for folder in folders for path in sorted(folder.glob("*.yaml")))
-    return [path.stem for path in found if path.is_file()]
-
-
-def _refusal(group: str, name: str) -> str:
-    known = _files(group)
-    grammar = ""
-    if group == "devices":
-        known += accelerator_files()
-        grammar = f"; or write {DEVICE_GRAMMAR}"
-    elif group == "transfer_rate":
-        grammar = f"; or write {TRANSFER_GRAMMAR}"
-    mine = user_conf_dir()
-    if mine and (mine / group / f"{name}.yml").is_file():
-        return f"{group}={name} does not exist; rename conf/{group}/{name}.yml to {name}.yaml"
-    return f"{group}={name} does not exist; {nearest_names(name, known)}{grammar}"

@@ -1,11 +1,11 @@
-"""A run's configuration as plain values and as tags of a tracker, to run it again as it was.
+"""A run's configuration as JSON and as tags of a tracker, from which it is run again.
 
-The tags ``config.0``, ``config.1`` and so on, put together, are one line of JSON. Where a run is
-kept is no part of it: that may hold a password.
+The tags ``config.0``, ``config.1`` and so on, joined, are one line of JSON. The section
+``tracking`` is left out: it may hold a password.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
@@ -27,19 +27,18 @@ PREFIX = "config."
 PIECE_LENGTH = 5000
 """Characters of one tag at most: stores keep 5000 to 8000."""
 _PAIRS = "(pairs)"
-"""The one key of a mapping that stands for one with keys that JSON does not have."""
-_ELSEWHERE = "tracking"
+"""The only key of a mapping that stands for one whose keys are not all text."""
 
 
 def config_document(config: Config) -> dict[str, object]:
-    """Return `config` in types that JSON has; `config_from_document` is the way back."""
+    """Return `config` in JSON's types; `config_from_document` is the inverse."""
     document = _plain(asdict(config))
     assert isinstance(document, dict), "keys of a dataclass are text"
     return document
 
 
 def config_from_document(document: Mapping[str, object]) -> Config:
-    """Return the configuration that `config_document` has written; what is left out is as usual.
+    """Return the configuration of a `config_document`; what is left out has its default.
 
     Raises:
         SpecError: for a document that is not of this form, in one line.
@@ -53,8 +52,9 @@ def config_from_document(document: Mapping[str, object]) -> Config:
 
 
 def config_tags(config: Config) -> dict[str, str]:
-    """Return tags of at most `PIECE_LENGTH` characters that say `config`, its tracking left out."""
-    document = {key: value for key, value in config_document(config).items() if key != _ELSEWHERE}
+    """Return `config`, without its tracking, as tags of at most `PIECE_LENGTH` characters."""
+    document = config_document(config)
+    del document["tracking"]
     text = json.dumps(document, separators=(",", ":"))
     starts = range(0, len(text), PIECE_LENGTH)
     return {
@@ -64,16 +64,16 @@ def config_tags(config: Config) -> dict[str, str]:
 
 
 def config_text(tags: Mapping[str, str]) -> str:
-    """Return the JSON that a run's `tags` hold in pieces; empty when they hold none."""
+    """Return the JSON that a run's `tags` hold in pieces, "" if they hold none."""
     numbers = range(len(tags))
     return "".join(tags[name] for number in numbers if (name := f"{PREFIX}{number}") in tags)
 
 
 def config_from_tags(tags: Mapping[str, str]) -> Config:
-    """Return the configuration that a run's `tags` say; its tracking is the usual one.
+    """Return the configuration that a run's `tags` hold, with the default tracking.
 
     Raises:
-        SpecError: when they say none, or not all of one, in one line.
+        SpecError: if they hold none, or not all of one, in one line.
 
     """
     text = config_text(tags)
@@ -99,7 +99,7 @@ def _damaged(what: str) -> SpecError:
 
 
 def _plain(item: object) -> object:
-    """Return `item` with mappings that JSON can say: a number as a key is another than its text."""
+    """Return `item` with mappings that JSON has: it makes text of keys that are numbers."""
     if isinstance(item, Mapping):
         if all(isinstance(key, str) and key != _PAIRS for key in item):
             return {key: _plain(value) for key, value in item.items()}
@@ -132,33 +132,25 @@ def _section(section: type[_Made], values: object, path: str) -> _Made:
     )
 
 
-def _value(hint: object, value: object, path: str) -> object:
-    """Return `value` as a field of the type `hint` has it."""
+def _value(hint: object, value: Any, path: str) -> object:  # noqa: ANN401 - whatever was logged
+    """Return `value` converted to the type `hint` of a field."""
     if isinstance(hint, UnionType):  # with None
         if value is None:
             return None
-        (hint,) = (one for one in get_args(hint) if one is not NoneType)
+        (hint,) = (kind for kind in get_args(hint) if kind is not NoneType)
     if isinstance(hint, type) and is_dataclass(hint):
         return _section(hint, value, f"{path}.")
     kind = get_origin(hint) or hint
     if kind is float and type(value) is int:
         return float(value)
-    # Of `True` Python says that it is an int.
+    # isinstance would take True for an int.
     if kind is not Any and type(value) is not kind:
         name = kind.__name__ if isinstance(kind, type) else str(kind)
         raise _damaged(f"{path} is {value!r}, which is not of the type {name}")
-    make = _MEMBERS.get(kind)
-    return value if make is None else make(hint, value, path)
-
-
-def _list(hint: object, value: Any, path: str) -> object:  # noqa: ANN401 - of whatever is logged
-    (inner,) = get_args(hint)
-    return [_value(inner, one, f"{path}.{place}") for place, one in enumerate(value)]
-
-
-def _dict(hint: object, value: Any, path: str) -> object:  # noqa: ANN401
-    _, inner = get_args(hint)
-    return {key: _value(inner, one, f"{path}.{key}") for key, one in value.items()}
-
-
-_MEMBERS: Mapping[object, Callable[[object, Any, str], object]] = {list: _list, dict: _dict}
+    if kind is list:
+        (inner,) = get_args(hint)
+        return [_value(inner, item, f"{path}.{index}") for index, item in enumerate(value)]
+    if kind is dict:
+        _, inner = get_args(hint)
+        return {key: _value(inner, item, f"{path}.{key}") for key, item in value.items()}
+    return value

@@ -1,147 +1,155 @@
-"""What of a configuration file does not fit the sections that the configuration has."""
+"""What OmegaConf refuses of a key, a value or a reference, in one line.
 
-from collections.abc import Callable, Mapping, Sequence
+Only its exceptions' types, public attributes and messages are read.
+"""
+
+import re
 from dataclasses import fields, is_dataclass
-from enum import Enum
-from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from omegaconf import BooleanNode, FloatNode, IntegerNode, StringNode
-from omegaconf.errors import ValidationError
+from omegaconf import OmegaConf
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    GrammarParseError,
+    InterpolationResolutionError,
+    OmegaConfBaseException,
+)
 
-from fxpart.errors import nearest_names
+from fxpart.core.device_spec import parse_size_bytes
+from fxpart.errors import SpecError, nearest_names
+from runner.config import sections
 from runner.config.passwords import without_password
 from runner.config.paths import conf_dir
 
-__all__ = ["unknown_key", "wrong_value"]
+__all__ = ["refused_by_omegaconf", "typed_key", "unknown_key"]
 
-_READERS: dict[object, tuple[Callable[[object], object], str]] = {
-    bool: (BooleanNode, "must be true or false"),
-    int: (IntegerNode, "must be a whole number"),
-    float: (FloatNode, "must be a number"),
-    str: (StringNode, "must be text"),
-}
-"""OmegaConf's own reading of what a file may hold, and what it takes."""
-_MOST_SHOWN = 80
-"""Characters of a value."""
+_LONGEST_VALUE = 80
+"""Characters of a value that are shown."""
 
 
-def wrong_value(values: Mapping[Any, Any], section: type, path: str = "") -> str | None:
-    """Return what is wrong with the first of `values` that `section` does not take, None if all do.
+def refused_by_omegaconf(error: OmegaConfBaseException, override: str = "") -> str:
+    """Return what is wrong, starting with the key or the `override` that it is about.
 
-    `values` are those of a file, unresolved; `section` is the dataclass of what stands at `path`.
-    References to other values, ``${...}``, are taken for right.
+    Without `override` the value stands in a file. Passwords are left out.
     """
-    known = get_type_hints(section)
-    for key, value in values.items():
-        here = f"{path}.{key}" if path else str(key)
-        if key not in known:
-            return _unknown(here, str(key), known, value)
-        said = _mismatch(value, known[key], here)
-        if said:
-            return said
-    return None
+    if isinstance(error, InterpolationResolutionError | GrammarParseError):
+        return _broken_reference(error)
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        return _unknown_in_section(error)
+    return _wrong_value(error, override)
 
 
-def unknown_key(path: str) -> str:
-    """Return what to write instead of a key that the configuration does not have."""
-    from runner.config.sections import Config
+def typed_key(error: OmegaConfBaseException) -> str:
+    """Return the key that `error` is about as it is typed: ``a.0.b`` for OmegaConf's ``a[0].b``."""
+    return re.sub(r"\[(\d+)\]", r".\1", error.full_key or "")
 
-    known = {field.name: field.type for field in fields(Config)}
+
+# Keys.
+
+
+def unknown_key(path: str) -> str | None:
+    """Return that the configuration has no `path`, and what to write; None if it has one."""
     section, _, key = path.partition(".")
-    if section == "hydra":  # what there is depends on the launcher and the sweeper chosen
-        package = path.rpartition(".")[0]
+    if section == "hydra":  # its keys depend on the launcher and the sweeper chosen
+        package = path.rpartition(".")[0] or section
         return f"{path} does not exist; --cfg hydra --package {package} shows what does"
-    inside = known.get(section)
-    if not key or inside is None or not hasattr(inside, "__dataclass_fields__"):
-        # A key that stands in a section, asked for without it: saturate_host.
-        homes = [
-            f"{name}.{section}"
-            for name, kind in known.items()
-            if section in getattr(kind, "__dataclass_fields__", {})
-        ]
-        near = f"did you mean {homes[0]}?" if homes else nearest_names(section, known)
-        return f"{path} does not exist; {near}"
-    near = nearest_names(key, inside.__dataclass_fields__)
-    return f"{path} does not exist; in {section}, {near}"
+    known = {field.name: field.type for field in fields(sections.Schema)}
+    names = _field_names(known.get(section))
+    if path in known or key in names:
+        return None
+    if key and names:
+        return f"{path} does not exist; in {section}, {nearest_names(key, names)}"
+    # A key may be asked for without its section: saturate_host.
+    homes = [name for name, kind in known.items() if section in _field_names(kind)]
+    near = f"did you mean {homes[0]}.{section}?" if homes else nearest_names(section, known)
+    return f"{path} does not exist; {near}"
 
 
-def _unknown(path: str, key: str, known: Mapping[str, Any], value: object) -> str:
-    above, _, _ = path.removesuffix(key).rpartition(".")
+def _field_names(kind: object) -> list[str]:
+    return [field.name for field in fields(kind)] if is_dataclass(kind) else []
+
+
+def _unknown_in_section(error: OmegaConfBaseException) -> str:
+    path, key, section = typed_key(error), str(error.key), error.object_type
+    above = path.removesuffix(key).rstrip(".")
     if "." in key:
-        first, _, rest = key.rpartition(".")
-        nested = ": {".join([*first.split("."), f"{rest}: {_shown(value)}"])
-        return f"{path} has a dot; in a file write {nested}{'}' * key.count('.')}"
-    if not above or above.partition(".")[0] == "hydra":
-        return unknown_key(path)
+        nested = f"{key.replace('.', ': {')}: ...{'}' * key.count('.')}"
+        return f"{path} has a dot; in a file write {nested}"
     if above == key:
         return f"{path} does not exist; leave out `{key}:`, all of the file is that section"
-    return f"{path} does not exist; in {above}, {nearest_names(key, known)}"
+    if path.startswith("hydra") or section is sections.Schema or not is_dataclass(section):
+        return unknown_key(path) or f"{path} does not exist here"
+    # Inside a list OmegaConf knows the key, but not where the list stands.
+    inside = f"in {above}, " if above else ""
+    return f"{path} does not exist; {inside}{nearest_names(key, _field_names(section))}"
 
 
-def _mismatch(value: object, kind: object, path: str) -> str | None:
-    if kind is Any or (isinstance(value, str) and (value == "???" or "${" in value)):
-        return None
-    if get_origin(kind) in (Union, UnionType):
-        inside = [one for one in get_args(kind) if one is not NoneType]
-        is_optional = len(inside) < len(get_args(kind))
-        only = inside[0] if len(inside) == 1 else Any
-        return None if value is None and is_optional else _mismatch(value, only, path)
-    if value is None:
-        return f"{path} needs a value, null is none"
-    if is_dataclass(kind) or get_origin(kind) is dict:
-        return _of_mapping(value, kind, path)
-    return (_of_list if get_origin(kind) is list else _of_scalar)(value, kind, path)
+# Values.
+
+_MEANINGS = (
+    (r"is not a valid bool", "must be true or false"),
+    (r"could not be converted to Integer", "must be a whole number"),
+    (r"could not be converted to Float", "must be a number"),
+    (r"to string", "must be text"),
+    (r"is not Optional|Incompatible value 'None'", "needs a value, null is none"),
+    (r"expected one of \[(.*)\]", "must be one of {0}"),
+    (r"does not support deletion", "cannot be taken away; give it another value"),
+)
+"""What OmegaConf says of a value, and what that means."""
 
 
-def _of_mapping(value: object, kind: object, path: str) -> str | None:
-    if not isinstance(value, Mapping):
-        return _not_a_mapping(value, kind, path)
-    if is_dataclass(kind):
-        assert isinstance(kind, type)
-        return wrong_value(value, kind, path)
-    said = (_mismatch(one, get_args(kind)[1], f"{path}.{key}") for key, one in value.items())
-    return next((one for one in said if one), None)
+def _wrong_value(error: OmegaConfBaseException, override: str) -> str:
+    said = str(error).partition("\n")[0]
+    key = typed_key(error)
+    value = _shown_value(error, said)
+    if override:
+        asked = without_password(override)
+        # One value of a list or a mapping.
+        if key != override.partition("=")[0].lstrip("+~"):
+            asked = f"{asked}: {value}"
+    else:
+        asked = f"{key}: {value}" if key else value
+    for pattern, meaning in _MEANINGS:
+        found = re.search(pattern, said)
+        if found:
+            return f"{asked} {meaning.format(*found.groups())}{_in_bytes(key, error.value)}"
+    if "is not a ListConfig" in said:
+        return (
+            f"{asked} must be a list, such as {key}=[{'mode,devices' if key == 'zip' else '...'}]"
+        )
+    several = re.search(r"is not a subclass of (\w+)|Cannot assign", said)
+    class_name = (several and several[1]) or ""
+    if several and (key or class_name in sections.__all__):
+        return _needs_several(asked, key, value, class_name)
+    if class_name.endswith("LauncherConf"):
+        said += "; a launcher is chosen in defaults: `- override /hydra/launcher: joblib`"
+    return f"{key}: {without_password(said)}" if key else without_password(said)
 
 
-def _not_a_mapping(value: object, kind: object, path: str) -> str:
-    asked = f"{path}: {_shown(value)}"
-    group = path.replace(".", "/")
-    if isinstance(value, str) and (conf_dir() / group).is_dir():
-        return f"{asked} is a choice; write it in defaults: `- override /{group}: {_shown(value)}`"
-    if is_dataclass(kind):
-        names = ", ".join(one.name for one in fields(kind))
-        return f"{asked} must be several values; there are: {names}"
-    return f"{asked} must be several values; write {path.rpartition('.')[2]}: {{name: value}}"
+def _needs_several(asked: str, key: str, value: str, class_name: str) -> str:
+    """Return the line for one value in place of a section, whose class may be known."""
+    section = getattr(sections, class_name, None)
+    if not key:  # where whole files are merged, only the class is named
+        known = fields(sections.Schema)
+        key = next((field.name for field in known if section and field.type is section), "")
+        asked = f"{key}: {value}" if key else asked
+    if "=" not in asked and key and (conf_dir() / key).is_dir() and value[:1] not in ("[", "{"):
+        return f"{asked} is a choice; write it in defaults: `- override /{key}: {value}`"
+    names = _field_names(section)
+    hint = f"there are: {', '.join(names)}" if names else f"write {key}={{name: value}}"
+    return f"{asked} must be several values; {hint}"
 
 
-def _of_list(value: object, kind: object, path: str) -> str | None:
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        return f"{path}: {_shown(value)} must be a list, such as [...]"
-    said = (_mismatch(one, get_args(kind)[0], f"{path}.{index}") for index, one in enumerate(value))
-    return next((one for one in said if one), None)
+def _shown_value(error: OmegaConfBaseException, said: str) -> str:
+    in_message = re.search(r"value: (.*)", said)
+    value = in_message[1] if error.value is None and in_message else error.value
+    text = " ".join(without_password("null" if value is None else str(value)).split())
+    return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
 
 
-def _of_scalar(value: object, kind: object, path: str) -> str | None:
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        names = [one.name for one in kind]
-        return None if value in names else f"{path}: {_shown(value)} must be {' or '.join(names)}"
-    if kind not in _READERS:
-        return None
-    reader, meaning = _READERS[kind]
-    try:
-        reader(value)
-    except ValidationError:
-        return f"{path}: {_shown(value)} {meaning}{_in_bytes(value, path)}"
-    return None
-
-
-def _in_bytes(value: object, path: str) -> str:
+def _in_bytes(key: str, value: object) -> str:
     """Return the number that a size with a unit stands for."""
-    from fxpart.core.device_spec import parse_size_bytes
-    from fxpart.errors import SpecError
-
-    if not path.endswith("_bytes") or not isinstance(value, str):
+    if not key.endswith("_bytes") or not isinstance(value, str):
         return ""
     try:
         return f", such as {parse_size_bytes(value)}"
@@ -149,6 +157,61 @@ def _in_bytes(value: object, path: str) -> str:
         return ""
 
 
-def _shown(value: object) -> str:
-    text = " ".join(without_password(str(value)).split())
-    return text if len(text) <= _MOST_SHOWN else f"{text[: _MOST_SHOWN - 3]}..."
+# References, ``${section.key}``.
+
+_REFERENCES = (
+    (
+        r"key 'hydra\.runtime\.choices\.(\w+)' not found",
+        "needs one choice of {0}; write {0}=..., and no list and no ~",
+    ),
+    (r"Interpolation key '([^']*)' not found", "refers to {0}, which does not exist"),
+    (
+        r"Environment variable '([^']+)' not found",
+        "needs the environment variable {0}; set it, or write ${{oc.env:{0},default}}",
+    ),
+    (
+        r"Unsupported interpolation type ([\w.]+)",
+        "asks for ${{{0}:...}}, which there is not; write ${{section.key}} or ${{oc.env:NAME}}",
+    ),
+    (r"[Rr]ecursi", "refers to itself; write a value"),
+    (
+        r"(?:resolving|dereferencing) interpolation\b[^:]*: ([^\n]*)",
+        "cannot be worked out ({0}); mend it",
+    ),
+    (
+        r"(.*(?:input|at) '.*)",
+        "has a reference that cannot be read ({0}); write ${{section.key}}",
+    ),
+)
+"""What OmegaConf says of a reference, and what that means."""
+
+
+def _broken_reference(error: OmegaConfBaseException) -> str:
+    said = str(error).partition("\n    full_key")[0]
+    line = without_password(said)
+    for pattern, meaning in _REFERENCES:
+        found = re.search(pattern, said)
+        if found:
+            line = meaning.format(*map(without_password, found.groups()))
+            break
+    missing = re.fullmatch(r"refers to (?!hydra)(.+), which does not exist", line)
+    if missing:
+        line += (unknown_key(missing[1]) or "").partition(" does not exist")[2]
+    text = _unresolved_text(error)
+    value = f"={without_password(text)}" if text else ""
+    return f"{typed_key(error) or 'a value'}{value} {line}"
+
+
+def _unresolved_text(error: OmegaConfBaseException) -> str:
+    """Return how the value with the reference is written, "" where that cannot be told."""
+    if isinstance(error.value, str):
+        return error.value
+    if not OmegaConf.is_config(error.parent_node):
+        return ""
+    node: object = OmegaConf.to_container(error.parent_node, resolve=False)
+    for name in str(error.key).split("."):
+        if isinstance(node, list) and name.isdigit():
+            node = node[int(name)]
+        else:
+            node = node.get(name) if isinstance(node, dict) else None
+    return node if isinstance(node, str) else ""

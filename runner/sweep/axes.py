@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, nearest_names
-from runner.cli.refused_override import unreadable
-from runner.config.specs import quote_numbers
+from runner.cli.mistakes import unreadable_override
+from runner.config.choices import quoted_overrides
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -75,11 +75,11 @@ def _of_params(
     for key, value in params.items():
         if str(key).lstrip("+") in typed:
             continue
-        (text,) = quote_numbers([f"{key}={_as_typed(str(key), value, parser)}"])
+        (text,) = quoted_overrides([f"{key}={_as_typed(str(key), value, parser)}"])
         try:
             parsed += parser.parse_overrides([text])
         except HydraException as error:
-            raise SpecError(f"{_PARAMS}: {unreadable(text, str(error))}") from error
+            raise SpecError(f"{_PARAMS}: {unreadable_override(text, str(error))}") from error
         if parsed[-1].is_sweep_override() and parsed[-1].is_hydra_override():
             raise SpecError(f"{_PARAMS}: {key} is Hydra's own and cannot be swept; leave it out")
     return parsed

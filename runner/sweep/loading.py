@@ -14,6 +14,7 @@ from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.errors import ConfigCompositionException
 from omegaconf import DictConfig, OmegaConf
 
+from runner.cli.composing import composing
 from runner.sweep.merging import NotApartError, Part, SectionStore
 
 if TYPE_CHECKING:
@@ -92,7 +93,8 @@ class SweepLoad:
             HydraException: for overrides that mean nothing.
 
         """
-        composed: DictConfig = self._loader.load_sweep_config(self._master, list(overrides))
+        with composing():
+            composed: DictConfig = self._loader.load_sweep_config(self._master, list(overrides))
         return composed
 
     def quick(self, overrides: Sequence[str]) -> tuple[DictConfig, dict[str, Any]] | None:

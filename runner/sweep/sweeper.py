@@ -41,8 +41,10 @@ class RunnerSweeper(Sweeper):
 
     def sweep(self, arguments: list[str]) -> None:
         """Run the sweep that the command line asks for."""
+        from runner.cli.composing import work_begins
         from runner.sweep.launchers.check_settings import check_launcher
 
+        work_begins()
         _, _, config = self._given
         _check_settings(config)
         check_launcher(config)

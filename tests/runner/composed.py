@@ -5,8 +5,8 @@ from typing import cast
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from runner.config import choices
 from runner.config import read as config
-from runner.config import specs
 from runner.config.paths import conf_dir
 from runner.config.read import read_config
 from runner.config.sections import Config
@@ -41,8 +41,8 @@ def composed_with_hydra(*overrides: str) -> DictConfig:
 
 def _compose(overrides: tuple[str, ...], *, with_hydra: bool) -> DictConfig:
     config.register()
-    specs.register()
-    quoted = specs.quote_numbers(overrides)
+    choices.register()
+    quoted = choices.quoted_overrides(overrides)
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         return compose("config", overrides=quoted, return_hydra_config=with_hydra)
 

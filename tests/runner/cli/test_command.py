@@ -77,6 +77,15 @@ def test_what_does_not_fit_says_what_would(folder: Path) -> None:
     assert not (folder / "outputs" / "big" / "assignment.json").exists()
 
 
+def test_help_is_what_hydra_prints(folder: Path) -> None:
+    ours = run(folder, "--help", "mode=single")
+    hydras = run(folder, "--help", "--run", "mode=single")  # with another flag it is Hydra's own
+    assert ours == hydras
+    assert ours.code == 0
+    assert "mode=kl_based " in ours.out
+    assert "name: single" in ours.out
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

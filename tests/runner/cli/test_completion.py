@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from runner.config.specs import DEVICE_PRESETS, questions
+from runner.config.choices import DEVICE_PRESETS, questions
 from tests.runner.command import run
 
 

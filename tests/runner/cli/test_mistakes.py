@@ -1,13 +1,14 @@
-"""Which errors are the user's, and what is said of them."""
+"""Which errors are the user's, and the one line for each; those in files are tested beside."""
 
 from collections.abc import Callable
-from pathlib import Path
 
-from hydra.errors import HydraException
+import pytest
+from hydra.errors import ConfigCompositionException, HydraException
 
 from fxpart.errors import SpecError
-from runner.cli.mistakes import explain
+from runner.cli.mistakes import explain, unreadable_override
 from tests.runner.composed import composed
+from tests.runner.refused import refused_line
 
 
 def caught(act: Callable[[], object]) -> Exception:
@@ -53,33 +54,120 @@ def test_a_bug_is_not_the_users_whatever_was_under_way() -> None:
     assert explain(caught(_bug_while_handling)) is None
 
 
-def test_a_folder_is_the_users_only_where_hydra_makes_it(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    ours = caught((tmp_path / "file" / "x").mkdir)
-    assert explain(ours) is None
-    namespace: dict[str, object] = {"__name__": "hydra.core.utils", "path": tmp_path / "file" / "x"}
-    hydras = caught(lambda: exec("path.mkdir()", namespace))
-    assert explain(hydras) == (
-        f"cannot write {tmp_path}/file/x: Not a directory; choose another folder with"
-        " hydra.run.dir= or, for a sweep, hydra.sweep.dir="
-    )
+def test_what_only_hydra_words_is_said_in_its_words() -> None:
+    assert explain(HydraException("No way.\n  See http://x\n  Or so;")) == "No way; Or so"
+    nothing = "Hydra refuses this; HYDRA_FULL_ERROR=1 shows where"
+    assert explain(ConfigCompositionException("")) == nothing
+    for said in ("", "it is odd"):
+        error = ConfigCompositionException(said)
+        error.__cause__ = ZeroDivisionError(said)
+        line = f"ZeroDivisionError{said and ': '}{said}; HYDRA_FULL_ERROR=1 shows where"
+        assert explain(error) == line
 
 
-def test_a_value_inside_of_null_is_the_users() -> None:
-    line = explain(caught(lambda: composed("devices.between_nodes.latency_s=1")))
-    assert line == (
-        "devices.between_nodes is null, so devices.between_nodes.latency_s cannot be set;"
-        " give all of it: devices.between_nodes={latency_s: ...}"
-    )
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("gpt2", "gpt2 has no =; write key=value, such as mode=kl_based"),
+        (
+            "devices=range(1",
+            "devices=range(1 cannot be read: no viable alternative at input 'range(1'; mend it, or"
+            " quote it: 'devices=\"range(1\"'",
+        ),
+        ("model.config={a:[1}", "cannot be read: no viable alternative at input '{a:[1}'; mend it"),
+        ("mode=a)", "mode=a) cannot be read: extraneous input ')'; mend it, or quote it"),
+        ("model.name='a", "model.name='a cannot be read: token recognition error at: ''a'; mend"),
+        ("devices=2x16gb,,4x16gb", "cannot be read: extraneous input ','; mend it, or quote it"),
+        ("reserve=none,", "reserve=none, cannot be read: it ends too early; mend it, or quote it"),
+        ("model.name=a:b=c", "cannot be read: mismatched input '='; mend it, or quote it"),
+        ("model.batch_size=rang(1,3)", "there is no function rang; nearest: range"),
+        ("model.batch_size=range()", "evaluating 'range()': missing a required argument: 'start'"),
+        ("resume=maybe", "resume=maybe must be true or false"),
+        ("zip=devices", "zip=devices must be a list, such as zip=[mode,devices]"),
+        ("model.batch_size=x", "model.batch_size=x must be a whole number"),
+        ("devices.pools.0.memory_bytes=2gb", "=2gb must be a whole number, such as 2000000000"),
+        ("latency.op_overhead_s=x", "latency.op_overhead_s=x must be a number"),
+        ("model.name=[1]", "model.name=[1] must be text"),
+        ("model.batch_size=null", "model.batch_size=null needs a value, null is none"),
+        ("devices.nodes=[0,b]", "devices.nodes=[0,b]: b must be a whole number"),
+        (
+            "devices.pools=[3]",
+            "devices.pools=[3]: 3 must be several values; there are: count, name",
+        ),
+        ("devices.pools=[{coutn: 1}]", "coutn does not exist; nearest: count"),
+        ("all_reduce=3", "all_reduce=3 must be several values; there are: bucket_bytes, "),
+        ("model.config=3", "must be several values; write model.config={name: value}"),
+        ("hydra.mode=MULTI", "hydra.mode=MULTI must be one of RUN, MULTIRUN"),
+        ("model.batch=3", "model.batch does not exist; in model, nearest: batch_size"),
+        ("modle.name=a", "modle does not exist; nearest: mode, model"),
+        ("saturate_host=true", "saturate_host does not exist; did you mean devices.saturate_host?"),
+        ("~model.name", "~model.name cannot be taken away; give it another value"),
+        ("~nosuch", "~nosuch: nosuch does not exist; there are: "),
+        ("~where", "Could not delete from config. 'where' does not exist"),
+    ],
+)
+def test_a_value_or_key_that_is_refused(override: str, said: str) -> None:
+    assert said in refused_line(lambda: composed(override))
 
 
-def test_a_key_that_a_launcher_does_not_have() -> None:
-    line = explain(caught(lambda: composed("hydra/launcher=joblib", "hydra.launcher.jobs=2")))
-    assert line == (
-        "hydra.launcher.jobs does not exist; --cfg hydra --package hydra.launcher shows what does"
-    )
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (
+            "+batch_sweep=3",
+            "An item is already at 'batch_sweep'; Either remove + prefix: 'batch_sw",
+        ),
+        ("+model=gpt2", "model is chosen twice; write model=..., without +, and in a file"),
+        ("++model=gpt2", "force-add of config groups is not supported: '++model=gpt2'"),
+        ("~model", "~model: a run needs one; choose another, model=..."),
+        ("model=[gpt2]", "model=[gpt2]: one is chosen, not a list; write model=gpt2"),
+        ("model=null", "model=null names nothing; give a name, which --help lists"),
+        ("mode@x=single", "Could not override 'mode@x'; Did you mean to override mode?"),
+        ("devices=${no}", "Error resolving interpolation '${no}', possible interpolation keys: "),
+        ("mode=single,kl_based", "mode=single,kl_based has several values; add -m for a sweep"),
+        ("model.batch_size=range(1,3)", "range(1,3) has several values; add -m for a sweep"),
+        ("hydra/launcher=jobli", "hydra/launcher=jobli does not exist; nearest: joblib"),
+        ("hydra.launcher.jobs=2", "does not exist; --cfg hydra --package hydra.launcher shows"),
+        ("hydra.searchpath=x", "hydra.searchpath must be a list of strings. Got: x"),
+        (
+            "hydra.job.env_copy=[NO_SUCH]",
+            "the environment has no NO_SUCH, which hydra.job.env_copy",
+        ),
+    ],
+)
+def test_a_choice_or_setting_that_is_refused(override: str, said: str) -> None:
+    assert said in refused_line(lambda: composed(override))
 
 
-def test_a_launcher_that_does_not_exist() -> None:
-    line = explain(caught(lambda: composed("hydra/launcher=jobli")))
-    assert line == "hydra/launcher=jobli does not exist; nearest: joblib"
+@pytest.mark.parametrize("override", ["latency_s=1", "latency_s=x"])
+def test_values_of_what_is_null_are_set_another_way(override: str) -> None:
+    key, _, value = override.partition("=")
+    for typed in (f"between_nodes.{override}", f"between_nodes={{{key}: {value}}}"):
+        line = refused_line(lambda typed=typed: composed(f"devices.{typed}"))  # type: ignore[misc]
+        assert line.startswith("what is null has no values to set; give it first those of another")
+    first = line.rpartition(" ")[2].replace("'", "")
+    devices = composed(first, "devices.between_nodes.latency_s=1").devices
+    assert (devices.between_nodes.name, devices.between_nodes.latency_s) == ("pcie4", 1)
+
+
+def test_a_password_is_not_said() -> None:
+    override = "tracking.uri=postgresql://me:wo#rd@host/runs"
+    line = unreadable_override(override, "LexerNoViableAltException: ...\nerror at: 'me:wo#rd'")
+    assert line.startswith("tracking.uri=postgresql://host/runs cannot be read; mend it, or quote")
+    assert "rd@" not in line
+    assert "wo#" not in line
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["sort({uri},1)", "int({uri})", "range({uri},2)", "[{uri}]", "{uri}:(", "'{uri}${{no}}'"],
+)
+def test_a_password_in_a_value_is_not_said(value: str) -> None:
+    override = f"tracking.uri={value.format(uri='postgresql://me:geheim@host/runs')}"
+
+    def read_uri() -> str:
+        return str(composed(override).tracking.uri)
+
+    line = refused_line(read_uri)
+    assert "geheim" not in line
+    assert "tracking.uri" in line

@@ -11,10 +11,10 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from fxpart.placement import make_mode
+from runner.config import choices
 from runner.config import read as config
-from runner.config import specs
+from runner.config.choices import experiments_text, questions
 from runner.config.paths import conf_dir
-from runner.config.specs import experiments_text, questions
 from runner.experiment.experiment import check, model_spec
 from runner.experiment.topology import build_topology
 from runner.sweep.axes import Axis, read_axes
@@ -40,7 +40,7 @@ LATENCIES = "attributes.status = 'FINISHED' and metrics.latency_ms > 0"
 def swept(*arguments: str) -> tuple[DictConfig, tuple[Axis, ...], list[Composed]]:
     """Return the configuration of a sweep that is one without ``-m``, its axes and its jobs."""
     config.register()
-    specs.register()
+    choices.register()
     with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fxpart"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None

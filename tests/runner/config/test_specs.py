@@ -1,21 +1,13 @@
-"""Choices made from a name, and a user's own ``conf/``."""
+"""What a spec stands for, and the table of accelerators, a user's own among them."""
 
 from pathlib import Path
 
 import pytest
-from hydra.errors import ConfigCompositionException
-from omegaconf import OmegaConf
 
 from fxpart.errors import SpecError
-from runner.config.accelerators import device_pools
-from runner.config.specs import (
-    DEVICE_PRESETS,
-    SpecSource,
-    choices_text,
-    quote_numbers,
-    transfer_rate,
-)
-from tests.runner.composed import GROUPS, composed, read
+from runner.config.paths import conf_dir
+from runner.config.specs import accelerator_files, device_pools, read_accelerator, transfer_rate
+from tests.runner.composed import composed, read
 
 GIVEN = """\
 memory: 6gb
@@ -26,16 +18,12 @@ source: a test
 
 
 @pytest.fixture
-def user_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return an empty ``conf/`` of the working directory, which is changed to its parent."""
+def user_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty ``conf/accelerator`` of the working directory."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "conf").mkdir()
-    return tmp_path / "conf"
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+    folder = tmp_path / "conf" / "accelerator"
+    folder.mkdir(parents=True)
+    return folder
 
 
 def names_of(spec: str) -> list[str]:
@@ -100,36 +88,6 @@ def test_names_and_sizes_compose(spec: str, pools: list[tuple[str, int, int]]) -
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("devices=4x16", "devices=4x16: size '16' has no unit"),
-        ("devices=0x16gb", "devices=0x16gb: count 0"),
-        ("devices=4x16gbb", "unknown unit 'gbb'"),
-        ("devices=4xa10000", "nearest: a100_80gb, a100_40gb, a10"),
-        ("devices=-1", "devices=-1: size '-1' must be positive"),
-        ("devices=0", "devices=0: size '0' must be positive"),
-        ("devices=dgx_h10", "devices=dgx_h10 does not exist; nearest: dgx_h100"),
-        ("devices=2x_dgx_h10", "nearest file: 2x_dgx_h100"),
-        ("devices=laptop", "COUNTxSIZE or COUNTxACCELERATOR"),
-        ("transfer_rate=-1", "transfer_rate=-1: the rate must be positive and finite"),
-        ("transfer_rate=0", "the rate must be positive and finite"),
-        ("transfer_rate=1e999", "the rate must be positive and finite"),
-        ("transfer_rate=16gbps", "not a number with one of mb, gb, tb, mbit, gbit, tbit"),
-        ("transfer_rate=pci4", "transfer_rate=pci4 does not exist; nearest: pcie4"),
-        ("mode=kl_basd", "mode=kl_basd does not exist; nearest: kl_based"),
-        ("model=llama2_13", "model=llama2_13 does not exist; nearest: llama2_13b"),
-        ("tracking=mlfow", "tracking=mlfow does not exist; nearest: mlflow"),
-    ],
-)
-def test_a_wrong_choice_is_one_line_of_ours(override: str, said: str) -> None:
-    with pytest.raises(ConfigCompositionException) as caught:
-        composed(override)
-    assert isinstance(caught.value, SpecError)
-    assert said in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
     ("spec", "bytes_per_s"),
     [
         ("16e9", 16e9),
@@ -153,101 +111,8 @@ def test_what_is_no_rate_is_refused() -> None:
         transfer_rate("16 apples")
 
 
-def test_quoting_touches_only_numbers_that_choose() -> None:
-    given = [
-        "transfer_rate=16e9,pcie4,-1",
-        "devices=0",
-        "model.batch_size=4",
-        "-m",
-        "tracking=none",
-    ]
-    assert quote_numbers(given) == [
-        "transfer_rate='16e9',pcie4,'-1'",
-        "devices='0'",
-        "model.batch_size=4",
-        "-m",
-        "tracking=none",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("given", "quoted"),
-    [
-        ("transfer_rate=choice(16e9,32e9)", "transfer_rate='16e9','32e9'"),
-        ("transfer_rate=nan,-inf,info", "transfer_rate='nan','-inf',info"),
-        ("transfer_rate=choice(pcie4, 1)", "transfer_rate=pcie4, '1'"),
-        ("devices=glob(4x*)", "devices=glob(4x*)"),
-        ("mode=shuffle(single,kl_based)", "mode=shuffle(single,kl_based)"),
-        ("model.batch_size=range(1,3)", "model.batch_size=range(1,3)"),
-    ],
-)
-def test_functions_of_choices(given: str, quoted: str) -> None:
-    assert quote_numbers([given]) == [quoted]
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("transfer_rate=range(1,3)", "list the choices with commas"),
-        ("transfer_rate=choice(shuffle(16e9,32e9))", "list the choices with commas"),
-        ("accelerator=h100", "write devices=1xh100"),
-        ("+accelerator=h100,t4", "write devices=1xh100,1xt4"),
-    ],
-)
-def test_what_cannot_be_chosen_is_refused(given: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        quote_numbers([given])
-
-
-def test_the_help_lists_what_can_be_chosen(user_conf: Path) -> None:
-    write(user_conf / "model/sub/mine.yaml", "name: mine\n")
-    write(user_conf / "hydra/output/x.yaml", "\n")
-    lines = dict(line.split(": ") for line in choices_text().splitlines())
-    assert set(lines) == set(GROUPS)
-    assert {"llama2_13b", "sub/mine"} <= set(lines["model"].split(", "))
-    assert {"dgx_h100", "4x16gb"} <= set(lines["devices"].split(", "))
-
-
-def test_every_listed_preset_can_be_loaded() -> None:
-    source = SpecSource("test", "spec://")
-    listed = source.list("devices", None)
-    assert listed == list(DEVICE_PRESETS)
-    assert "8x80gb" in listed
-    for name in listed:
-        count, size = name.split("x")
-        (pool,) = OmegaConf.select(source.load_config(f"devices/{name}").config, "pools")
-        assert pool["count"] == int(count)
-        assert pool["memory_bytes"] == int(size.removesuffix("gb")) * 10**9
-
-
-def test_hydras_own_groups_are_left_to_hydra() -> None:
-    assert not SpecSource("test", "spec://").is_config("hydra/launcher/basic")
-
-
-def test_a_users_file_adds_a_choice(user_conf: Path) -> None:
-    write(user_conf / "model/mine.yaml", "name: mine\narchitecture: GPT2LMHeadModel\n")
-    assert read("model=mine").model.name == "mine"
-
-
-def test_a_users_file_wins_over_the_spec_of_its_name(user_conf: Path) -> None:
-    write(user_conf / "devices/4x16gb.yaml", "defaults: [1xh100, _self_]\nspec: my four\n")
-    devices = read("devices=4x16gb").devices
-    assert (devices.spec, devices.pools[0].name) == ("my four", "h100")
-
-
-def test_a_shipped_file_wins_over_the_users(user_conf: Path) -> None:
-    write(user_conf / "mode/single.yaml", "name: other\n")
-    assert read("mode=single").mode.name == "single"
-
-
-def test_a_users_choice_is_among_the_nearest(user_conf: Path) -> None:
-    write(user_conf / "model/zebra.yaml", "name: zebra\n")
-    with pytest.raises(SpecError, match="nearest: zebra"):
-        composed("model=zebr")
-
-
-def test_a_users_accelerator_can_be_named(user_conf: Path) -> None:
-    write(user_conf / "accelerator/Mine.yaml", GIVEN)
+def test_a_users_accelerator_can_be_named(user_table: Path) -> None:
+    (user_table / "Mine.yaml").write_text(GIVEN)
     (pool,) = read("devices=3xmine").devices.pools
     assert (pool.count, pool.memory_bytes, pool.flops_per_s) == (
         3,
@@ -256,8 +121,8 @@ def test_a_users_accelerator_can_be_named(user_conf: Path) -> None:
     )
 
 
-def test_a_users_accelerator_can_stand_for_a_class(user_conf: Path) -> None:
-    write(user_conf / "accelerator/mine.yaml", GIVEN + "stands_for_gb: 6\n")
+def test_a_users_accelerator_can_stand_for_a_class(user_table: Path) -> None:
+    (user_table / "mine.yaml").write_text(GIVEN + "stands_for_gb: 6\n")
     assert names_of("6gb+8gb") == ["mine", "rtx_3070"]
 
 
@@ -274,11 +139,46 @@ def test_a_users_accelerator_can_stand_for_a_class(user_conf: Path) -> None:
         (GIVEN + "stands_for_gb: six\n", "stands_for_gb must be a positive number, is six"),
     ],
 )
-def test_a_damaged_accelerator_file_is_named(user_conf: Path, text: str, said: str) -> None:
-    path = user_conf / "accelerator/mine.yaml"
-    write(path, text)
+def test_a_damaged_accelerator_file_is_named(user_table: Path, text: str, said: str) -> None:
+    path = user_table / "mine.yaml"
+    path.write_text(text)
     with pytest.raises(SpecError) as caught:
         composed("devices=mine")
     assert str(path) in str(caught.value)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_one_core_is_slower_than_any_accelerator() -> None:
+    core = read_accelerator(accelerator_files()["cpu"])
+    assert 1e10 <= core["flops_per_s"]["float32"] <= 2e11
+    assert 5e9 <= core["memory_bandwidth_bytes_per_s"] < 2e11
+
+
+@pytest.mark.parametrize("name", sorted({*accelerator_files()} - {"cpu"}))
+def test_every_accelerator_is_plausible(name: str) -> None:
+    entry = read_accelerator(accelerator_files()[name])
+    rates = entry["flops_per_s"]
+    assert 8e9 <= entry["memory_bytes"] <= 192e9
+    assert 2e11 <= entry["memory_bandwidth_bytes_per_s"] <= 6e12
+    assert rates["float64"] <= rates["float32"] < rates["float16"] <= 1.4e15
+    assert rates.get("bfloat16", rates["float16"]) == rates["float16"]
+    assert entry["source"]
+
+
+def test_the_table_has_the_shipped_files_only() -> None:
+    shipped = {path.stem for path in (conf_dir() / "accelerator").glob("*.yaml")}
+    assert set(accelerator_files()) == shipped
+    assert len(shipped) >= 15
+
+
+def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    text = "memory: {}gb\nflops_per_s: {{float32: 1.0e12}}\n"
+    text += "memory_bandwidth_bytes_per_s: 7.0e9\nsource: a test\n"
+    path.write_text(text.format(6))
+    first = read_accelerator(path)
+    first["flops_per_s"]["float32"] = 0.0  # what one caller does with it is no other's
+    assert read_accelerator(path)["flops_per_s"] == {"float32": 1e12}
+    path.write_text(text.format(16))
+    assert (first["memory_bytes"], read_accelerator(path)["memory_bytes"]) == (6e9, 16e9)

@@ -11,8 +11,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
+from runner.config import choices
 from runner.config import read as config
-from runner.config import specs
 from runner.config.paths import conf_dir
 from runner.sweep.axes import read_axes
 from runner.sweep.composition import Composed, Load, compose_grid, compose_one
@@ -66,7 +66,7 @@ class Scene:
         return CountedLoad(self.loader, self.master)
 
     def grid(self, load: Load, *overrides: str) -> list[Composed]:
-        return compose_grid(load, *read_axes(specs.quote_numbers(overrides), None, None, None))
+        return compose_grid(load, *read_axes(choices.quoted_overrides(overrides), None, None, None))
 
     def hydras(self, overrides: Sequence[str]) -> DictConfig:
         """Return a job composed on its own, by Hydra alone."""
@@ -83,7 +83,7 @@ def scene_in(folder: Path) -> Iterator[Scene]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         config.register()
-        specs.register()
+        choices.register()
         with initialize_config_dir(str(conf_dir()), version_base="1.3"):
             yield Scene(GlobalHydra.instance().config_loader())
 

@@ -7,7 +7,7 @@ from hydra.types import HydraContext, RunMode
 
 from runner.cli import ending as exit_codes
 from runner.cli.arguments import hydra_arguments
-from runner.config import specs
+from runner.config import choices
 from runner.config.paths import conf_dir
 from runner.config.read import register
 from runner.sweep.grid import run_grid
@@ -18,8 +18,8 @@ __all__ = ["sweep"]
 def sweep(*arguments: str) -> int:
     """Run the sweep of the command line in the working directory; return its exit code."""
     register()
-    specs.register()
-    given = specs.quote_text(specs.quote_numbers(hydra_arguments(arguments)))
+    choices.register()
+    given = choices.quoted_overrides(hydra_arguments(arguments))
     with initialize_config_dir(str(conf_dir()), version_base="1.3", job_name="fxpart"):
         hydra = GlobalHydra.instance().hydra
         assert hydra is not None

@@ -12,8 +12,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from fxpart.errors import SpecError
+from runner.config import choices
 from runner.config import read as config
-from runner.config import specs
 from runner.config.paths import conf_dir
 from runner.sweep.axes import Axis, read_axes
 
@@ -21,7 +21,7 @@ from runner.sweep.axes import Axis, read_axes
 @pytest.fixture(scope="module")
 def loader() -> Iterator[ConfigLoader]:
     config.register()
-    specs.register()
+    choices.register()
     with initialize_config_dir(str(conf_dir()), version_base="1.3"):
         yield GlobalHydra.instance().config_loader()
 

@@ -8,7 +8,7 @@ from hydra.errors import HydraException
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runner.config import specs
+from runner.config import choices
 from runner.sweep.axes import read_axes
 from runner.sweep.composition import Load, compose_grid, compose_one
 from tests.runner.sweep.composing import Scene, assert_same, scene_in
@@ -72,7 +72,7 @@ def test_each_job_is_what_hydra_composes(
     scene: Scene, overrides: list[str], data: st.DataObject
 ) -> None:
     load = scene.load()
-    fixed, axes = read_axes(specs.quote_numbers(overrides), None, None, None)
+    fixed, axes = read_axes(choices.quoted_overrides(overrides), None, None, None)
     try:
         jobs = compose_grid(load, fixed, axes)
     except REFUSALS as refused:

@@ -1,0 +1,67 @@
+"""A reader that has gone, as `head` goes: the command ends without a word."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.runner.command import COMMAND, OWN, SMALL
+
+CLOSED = 128 + signal.SIGPIPE
+
+
+def run_without_reader(folder: Path, *arguments: str, closed: str = "stdout") -> tuple[int, str]:
+    """Run the command with a pipe that nobody reads; return its exit code and the other stream."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with subprocess.Popen(
+        [sys.executable, *COMMAND, *arguments],
+        cwd=folder,
+        text=True,
+        stdout=writing if closed == "stdout" else subprocess.PIPE,
+        stderr=writing if closed == "stderr" else subprocess.PIPE,
+    ) as running:
+        os.close(writing)
+        out, err = running.communicate(timeout=120)
+    return running.returncode, out or err or ""
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["--cfg", "all"], ["--cfg", "job", "-p", "model"]]
+)
+def test_what_hydra_prints_ends_quietly(folder: Path, arguments: list[str]) -> None:
+    assert run_without_reader(folder, *arguments) == (CLOSED, "")
+
+
+@pytest.mark.parametrize("program", ["runner", "runner.report", "runner.send", "runner.calibrate"])
+def test_help_through_head(folder: Path, program: str) -> None:
+    """With `head` itself, of which nobody knows when it closes the pipe."""
+    done = subprocess.run(
+        ["bash", "-c", f"{sys.executable} -m {program} --help | head -1; echo ${{PIPESTATUS[0]}}"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[1] in ("0", str(CLOSED))
+
+
+def test_a_run_is_carried_out_without_a_reader(folder: Path) -> None:
+    own = [*OWN, SMALL, "mode=size_based", "tracking=none", "hydra.run.dir=outputs/one"]
+    code, err = run_without_reader(folder, *own)
+    assert code == 0
+    assert "Traceback" not in err
+    assert "error" not in err
+    result = json.loads((folder / "outputs" / "one" / "result.json").read_text())
+    assert result["status"] == "finished"
+
+
+def test_a_mistake_that_nobody_reads_ends_quietly(folder: Path) -> None:
+    assert run_without_reader(folder, "mode=nosuch", closed="stderr") == (CLOSED, "")
+    assert run_without_reader(folder, "mode=nosuch")[0] == 2

@@ -1,0 +1,171 @@
+"""What can be chosen: names that are specs, a user's own ``conf/``, and how choices are typed."""
+
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import ConfigCompositionException
+from omegaconf import OmegaConf
+
+from fxpart.errors import SpecError
+from runner.config.choices import DEVICE_PRESETS, SpecSource, choices_text, quoted_overrides
+from tests.runner.composed import GROUPS, composed, read
+
+
+@pytest.fixture
+def user_conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return an empty ``conf/`` of the working directory, which is changed to its parent."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    return tmp_path / "conf"
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("devices=4x16", "devices=4x16: size '16' has no unit"),
+        ("devices=0x16gb", "devices=0x16gb: count 0"),
+        ("devices=4x16gbb", "unknown unit 'gbb'"),
+        ("devices=4xa10000", "nearest: a100_80gb, a100_40gb, a10"),
+        ("devices=-1", "devices=-1: size '-1' must be positive"),
+        ("devices=0", "devices=0: size '0' must be positive"),
+        ("devices=dgx_h10", "devices=dgx_h10 does not exist; nearest: dgx_h100"),
+        ("devices=2x_dgx_h10", "nearest file: 2x_dgx_h100"),
+        ("devices=laptop", "COUNTxSIZE or COUNTxACCELERATOR"),
+        ("transfer_rate=-1", "transfer_rate=-1: the rate must be positive and finite"),
+        ("transfer_rate=0", "the rate must be positive and finite"),
+        ("transfer_rate=1e999", "the rate must be positive and finite"),
+        ("transfer_rate=16gbps", "not a number with one of mb, gb, tb, mbit, gbit, tbit"),
+        ("transfer_rate=pci4", "transfer_rate=pci4 does not exist; nearest: pcie4"),
+        ("mode=kl_basd", "mode=kl_basd does not exist; nearest: kl_based"),
+        ("model=llama2_13", "model=llama2_13 does not exist; nearest: llama2_13b"),
+        ("tracking=mlfow", "tracking=mlfow does not exist; nearest: mlflow"),
+    ],
+)
+def test_a_wrong_choice_is_one_line_of_ours(override: str, said: str) -> None:
+    with pytest.raises(ConfigCompositionException) as caught:
+        composed(override)
+    assert isinstance(caught.value, SpecError)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_quoting_touches_only_numbers_that_choose() -> None:
+    given = [
+        "transfer_rate=16e9,pcie4,-1",
+        "devices=0",
+        "model.batch_size=4",
+        "-m",
+        "tracking=none",
+    ]
+    assert quoted_overrides(given) == [
+        "transfer_rate='16e9',pcie4,'-1'",
+        "devices='0'",
+        "model.batch_size=4",
+        "-m",
+        "tracking=none",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "quoted"),
+    [
+        ("transfer_rate=choice(16e9,32e9)", "transfer_rate='16e9','32e9'"),
+        ("transfer_rate=nan,-inf,info", "transfer_rate='nan','-inf',info"),
+        ("transfer_rate=choice(pcie4, 1)", "transfer_rate=pcie4, '1'"),
+        ("devices=glob(4x*)", "devices=glob(4x*)"),
+        ("mode=shuffle(single,kl_based)", "mode=shuffle(single,kl_based)"),
+        ("model.batch_size=range(1,3)", "model.batch_size=range(1,3)"),
+    ],
+)
+def test_functions_of_choices(given: str, quoted: str) -> None:
+    assert quoted_overrides([given]) == [quoted]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("transfer_rate=range(1,3)", "list the choices with commas"),
+        ("transfer_rate=choice(shuffle(16e9,32e9))", "list the choices with commas"),
+        ("accelerator=h100", "write devices=1xh100"),
+        ("+accelerator=h100,t4", "write devices=1xh100,1xt4"),
+    ],
+)
+def test_what_cannot_be_chosen_is_refused(given: str, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        quoted_overrides([given])
+
+
+def test_the_help_lists_what_can_be_chosen(user_conf: Path) -> None:
+    write(user_conf / "model/sub/mine.yaml", "name: mine\n")
+    write(user_conf / "hydra/output/x.yaml", "\n")
+    lines = dict(line.split(": ") for line in choices_text().splitlines())
+    assert set(lines) == set(GROUPS)
+    assert {"llama2_13b", "sub/mine"} <= set(lines["model"].split(", "))
+    assert {"dgx_h100", "4x16gb"} <= set(lines["devices"].split(", "))
+
+
+def test_every_listed_preset_can_be_loaded() -> None:
+    source = SpecSource("test", "spec://")
+    listed = source.list("devices", None)
+    assert listed == list(DEVICE_PRESETS)
+    assert "8x80gb" in listed
+    for name in listed:
+        count, size = name.split("x")
+        (pool,) = OmegaConf.select(source.load_config(f"devices/{name}").config, "pools")
+        assert pool["count"] == int(count)
+        assert pool["memory_bytes"] == int(size.removesuffix("gb")) * 10**9
+
+
+def test_hydras_own_groups_are_left_to_hydra() -> None:
+    assert not SpecSource("test", "spec://").is_config("hydra/launcher/basic")
+
+
+def test_a_users_file_adds_a_choice(user_conf: Path) -> None:
+    write(user_conf / "model/mine.yaml", "name: mine\narchitecture: GPT2LMHeadModel\n")
+    assert read("model=mine").model.name == "mine"
+
+
+def test_a_users_file_wins_over_the_spec_of_its_name(user_conf: Path) -> None:
+    write(user_conf / "devices/4x16gb.yaml", "defaults: [1xh100, _self_]\nspec: my four\n")
+    devices = read("devices=4x16gb").devices
+    assert (devices.spec, devices.pools[0].name) == ("my four", "h100")
+
+
+def test_a_shipped_file_wins_over_the_users(user_conf: Path) -> None:
+    write(user_conf / "mode/single.yaml", "name: other\n")
+    assert read("mode=single").mode.name == "single"
+
+
+def test_a_users_choice_is_among_the_nearest(user_conf: Path) -> None:
+    write(user_conf / "model/zebra.yaml", "name: zebra\n")
+    with pytest.raises(SpecError, match="nearest: zebra"):
+        composed("model=zebr")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'n_devices > 2 or mode == "single"',
+        "mode in ['single', \"kl_based\"]",
+        '"a" == mode or mode == "b"',
+        "Which mode, and why?",
+        "[1,2]",
+        "It's a \\ here",
+        "plain",
+    ],
+)
+def test_free_text_comes_through_as_it_is(text: str) -> None:
+    for key in ("where", "question"):
+        (quoted,) = quoted_overrides([f"{key}={text}"])
+        assert OverridesParser.create().parse_override(quoted).value() == text
+
+
+@pytest.mark.parametrize("given", ["where='a > 2'", "where=null", "-m", "mode=a,b", "where"])
+def test_what_needs_no_quotes_gets_none(given: str) -> None:
+    assert quoted_overrides([given]) == [given]
