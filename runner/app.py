@@ -34,7 +34,7 @@ def _compose_and_run() -> int:
     from runner.cli.ending import exit_code
     from runner.config import choices
     from runner.config.read import register
-    from runner.sweep.launchers.extras import prefer_own_launchers
+    from runner.sweep.launchers.work import prefer_own_launchers
 
     register()
     choices.register()
@@ -50,11 +50,9 @@ def _compose_and_run() -> int:
     def job(config: "DictConfig") -> str:
         work_begins()
         from runner.config.read import read_tracking
-        from runner.sweep.snapshot import JOB_KEY, TRACKING_KEY
+        from runner.sweep.launching import JOB_KEY, TRACKING_KEY, run_job_file
 
         if JOB_KEY in config:  # of a sweep, in a process that its launcher started
-            from runner.sweep.one_job import run_job_file
-
             return run_job_file(Path(config[JOB_KEY]), read_tracking(config[TRACKING_KEY]))
         status, code = run_composed(config)
         codes.append(code)

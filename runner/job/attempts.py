@@ -1,92 +1,171 @@
-"""Attempts that came to nothing: marked, and taken out of the tables of their sweeps."""
+"""Attempts that came to nothing: found, marked and done again, however a process ended.
 
-from collections.abc import Collection, Iterable
+What holds when a run or a sweep is killed at any time and started again, or runs beside others:
+
+1. Whoever runs a job of a sweep holds the lock of the job's key, whoever leads a sweep that of the
+   sweep, and a single run one of its own. A lock falls with its process (`runner.job.locks`).
+2. A run that the store calls RUNNING, and whose lock is free, was cut off. Whoever finds it takes
+   the lock, sends what is kept on disk (the run may have ended while the store was gone) and, if it
+   came to no result, marks it: KILLED, ``kind=cut_off``, in the table of no sweep.
+3. A job is run under its lock, and only if the store has no result of it; one that it has joins
+   the sweep. The store is asked when the sweep begins, and again under the lock if another process
+   may have been at the job since. What failed in the sweep is superseded and done again; what
+   failed in another one is left to that.
+4. A sweep has one parent run, found by the sweep's key and open while the sweep's lock is held. A
+   second process with the same sweep is refused.
+5. A result that the store did not take stays in the job's folder, and is sent before a sweep asks
+   what is missing (`runner.tracking.unsent`).
+6. Files appear whole. What is being written bears its process's name, and goes when a sweep or a
+   job begins in its folder after that process has died (`fxpart.support.whole_file`).
+"""
+
+import secrets
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from runner.job.locks import LOCKS_TAG, Locks, sweep_lock
+from fxpart.errors import CacheError
+from runner.errors import TrackingError
+from runner.job.locks import LOCKS_TAG, Locks
+from runner.output.text_files import write_text
 from runner.tracking.tracker import LoggedRun, Tracker
 from runner.tracking.unsent import send_unsent
 
-__all__ = ["CUT_OFF", "set_aside", "set_aside_held"]
+__all__ = ["at_work_alone", "mark_cut_off_alone", "set_aside", "set_aside_held"]
 
-CUT_OFF = "cut off: its process ended before it did"
-"""What is said of a run whose process was killed."""
+_CUT_OFF = "cut off: its process ended before it did"
+"""The error of a run whose process was killed."""
 
 
 def set_aside(
-    tracker: Tracker,
-    keys: Collection[str],
-    locks: Locks,
-    root: Path,
-    sweep: str,
-    *,
-    others: bool,
-) -> dict[str, tuple[str, ...]]:
-    """Mark the attempts at these jobs that came to nothing; return whose sweeps they were, by key.
+    tracker: Tracker, keys: Collection[str], locks: Locks, root: Path, sweep: str
+) -> None:
+    """Mark the attempts at jobs of `sweep` that came to nothing, by rules 2 and 3 above.
 
-    Those whose process died are marked in every sweep; those that failed, in `sweep`, and with
-    `others` in all sweeps that are over: one that is under way tells of its failures itself. Left
-    alone is a run that another process is at (whoever wants its job waits for its lock), one that
-    was started in a folder whose locks cannot be seen from here, and somebody's single run, which
-    is part of no sweep. Raises `TrackingError`.
+    A job that another process is at is left alone: whoever wants it waits for its lock. So is a run
+    that was started in a folder whose locks cannot be seen from here, and a single run. Raises
+    `TrackingError`.
     """
-    found = _attempts(tracker, keys, locks)
-    failed_in = {one for run in found if run.status == "FAILED" for one in run.sweeps} - {sweep}
-    over = {one for one in failed_in if others and not _is_under_way(tracker, one, locks)}
-    at_rest = [run for run in found if run.status != "RUNNING"]
-    sweeps = _mark(tracker, at_rest, sweep, over)
-    for key in dict.fromkeys(run.tags["config_key"] for run in found if run.status == "RUNNING"):
-        # Only under its lock is it sure that nobody ends the run, or begins it, meanwhile.
-        if locks.take(key):
-            try:
-                held = set_aside_held(tracker, key, locks, root, sweep)
-            finally:
-                locks.release(key)
-            sweeps[key] = (*sweeps.get(key, ()), *held)
-    return sweeps
+    for key in dict.fromkeys(run.tags["config_key"] for run in _attempts(tracker, keys, locks)):
+        with locks.held(key, wait=False) as is_ours:
+            if is_ours:
+                set_aside_held(tracker, key, locks, root, sweep)
 
 
-def set_aside_held(
-    tracker: Tracker, key: str, locks: Locks, root: Path, sweep: str
-) -> tuple[str, ...]:
-    """Do the same for one job whose lock the caller holds; failures of other sweeps stay.
-
-    Results that are kept below `root` are logged before: a run that seems to have died may have
-    ended while the store was gone.
-    """
-    found = _attempts(tracker, [key], locks)
-    if any(run.status == "RUNNING" for run in found) and send_unsent(root / "outputs", tracker):
-        found = _attempts(tracker, [key], locks)
-    return _mark(tracker, found, sweep, set()).get(key, ())
+def set_aside_held(tracker: Tracker, key: str, locks: Locks, root: Path, sweep: str) -> None:
+    """Do the same for one job whose lock the caller holds."""
+    attempts = _attempts(tracker, [key], locks)
+    if any(run.status == "RUNNING" for run in attempts) and send_unsent(root / "outputs", tracker):
+        attempts = _attempts(tracker, [key], locks)
+    for run in attempts:
+        if run.status != "FAILED":
+            tracker.mark_cut_off(run.run_id, _CUT_OFF)
+        elif sweep in run.sweeps:
+            tracker.supersede(run.run_id)
 
 
 def _attempts(tracker: Tracker, keys: Collection[str], locks: Locks) -> list[LoggedRun]:
-    """Return the runs of sweeps that came to no result, but for those of other folders' locks."""
+    """Return the runs of sweeps without a result, those RUNNING only if their locks tell."""
+    visible = [locks.name] if locks.are_supported else []
     return [
         run
         for run in tracker.unfinished("config_key", keys)
-        if run.sweeps and (run.status != "RUNNING" or run.tags.get(LOCKS_TAG) == locks.name)
+        if run.sweeps and (run.status != "RUNNING" or run.tags.get(LOCKS_TAG) in visible)
     ]
 
 
-def _is_under_way(tracker: Tracker, sweep: str, locks: Locks) -> bool:
-    """Return whether another process is at the sweep, as far as can be seen from here."""
-    parents = tracker.runs({"kind": "sweep", "sweep_id": sweep})
-    return any(locks.is_held_elsewhere(sweep_lock(one.tags["sweep_key"])) for one in parents)
+# Single runs have no sweep that would look for them. Each leaves a mark while it is at work, and
+# the next command in its folder finds the marks whose locks are free.
+
+_TAG = "alone"
+_MARKS = Path("outputs") / ".alone"
+"""A file for each run at work: it holds where the run is logged, and its name is the run's tag."""
 
 
-def _mark(
-    tracker: Tracker, runs: Iterable[LoggedRun], sweep: str, over: set[str]
-) -> dict[str, tuple[str, ...]]:
-    """Mark runs, but for failures in other sweeps than `sweep` and those that are `over`."""
-    sweeps: dict[str, tuple[str, ...]] = {}
-    for run in runs:
-        key = run.tags["config_key"]
-        if run.status != "FAILED":
-            tracker.mark_cut_off(run.run_id, CUT_OFF)
-        elif sweep in run.sweeps or over.issuperset(run.sweeps):
-            tracker.supersede(run.run_id)
-        else:
-            continue
-        sweeps[key] = (*sweeps.get(key, ()), *run.sweeps)
-    return sweeps
+@contextmanager
+def at_work_alone(tracker: Tracker, root: Path) -> Iterator[Mapping[str, str]]:
+    """Hold the lock of a run that was started in `root`; yield the tags by which it is found.
+
+    No tags where nothing can be written below `root`, and where the tracker keeps nothing: such a
+    run is never found.
+    """
+    if not any(tracker.place):
+        yield {}
+        return
+    with suppress(TrackingError):  # the next command tries again
+        mark_cut_off_alone(tracker, root)
+    name = secrets.token_hex(8)
+    try:
+        locks = Locks(root)
+    except CacheError:
+        yield {}
+        return
+    # Before the mark: a mark without its lock is that of a run that is dead.
+    with locks.held(_lock(name)), _marked(root / _MARKS / name, _text(tracker, locks)) as is_marked:
+        yield {_TAG: name} if is_marked else {}
+
+
+@contextmanager
+def _marked(mark: Path, text: str) -> Iterator[bool]:
+    """Have a file say `text` in here; yield whether it could be written."""
+    try:
+        write_text(mark, text)
+    except CacheError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        with suppress(OSError):
+            mark.unlink()
+
+
+def mark_cut_off_alone(tracker: Tracker, root: Path) -> None:
+    """Mark the single runs in the tracker that were started in `root` and cut off.
+
+    None where the file system cannot tell. Raises `TrackingError`.
+    """
+    dead = _dead_marks(tracker, root)
+    if not dead:
+        return
+    for run in tracker.unfinished(_TAG, [mark.name for mark in dead]):
+        if run.status == "RUNNING":
+            tracker.mark_cut_off(run.run_id, _CUT_OFF)
+    for mark in dead:
+        with suppress(OSError):
+            mark.unlink()
+
+
+def _dead_marks(tracker: Tracker, root: Path) -> list[Path]:
+    """Return the marks of runs in the tracker whose process is gone."""
+    # A name with a dot is of a file that is being written.
+    marks = sorted(path for path in (root / _MARKS).glob("*") if not path.name.startswith("."))
+    if not marks:
+        return []
+    try:
+        locks = Locks(root)
+    except CacheError:
+        return []
+    if not locks.are_supported:
+        return []
+    text = _text(tracker, locks)
+    return [
+        mark
+        for mark in marks
+        if _read(mark) == text and not locks.is_held_elsewhere(_lock(mark.name))
+    ]
+
+
+def _text(tracker: Tracker, locks: Locks) -> str:
+    return "\n".join((*tracker.place, locks.name))
+
+
+def _read(mark: Path) -> str | None:
+    try:
+        return mark.read_text(encoding="utf-8")
+    except (OSError, ValueError):  # its run has ended since, or it is damaged
+        return None
+
+
+def _lock(name: str) -> str:
+    return f"alone {name}"

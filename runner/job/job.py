@@ -19,7 +19,7 @@ from runner.experiment.measured import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.replicas import replicas_line
-from runner.job.alone import at_work_alone
+from runner.job.attempts import at_work_alone
 from runner.job.files import (
     RESULT_FILE,
     SHOWN_TENSORS,

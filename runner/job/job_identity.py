@@ -161,5 +161,4 @@ def job_tags(config: Config | None, identity: JobIdentity) -> Mapping[str, str]:
 
 def _sweep_tags(sweep: SweepIds, root: Path) -> dict[str, str]:
     """Return which sweeps the job belongs to, and whose locks say whether it is at work."""
-    sweeps = " ".join(dict.fromkeys((*sweep.also, sweep.sweep)))
-    return {"sweeps": f" {sweeps} ", LOCKS_TAG: Locks(root).name}
+    return {"sweeps": f" {sweep.sweep} ", LOCKS_TAG: Locks(root).name}

@@ -1,8 +1,7 @@
-"""Who runs which job: one lock for each key, which falls with the process that holds it.
+"""Who is at work: locks that fall with the process that holds them, ``kill -9`` included.
 
-A run that MLflow calls RUNNING is at work if its key is locked, and was cut off if it is not. The
-locks are bytes of one file, by ``fcntl``: they reach over processes, over machines that share the
-folder, and not beyond the life of their process, ``kill -9`` included.
+A lock is a byte of one file below ``outputs``, by ``fcntl``: it reaches over processes, and over
+machines that share the folder.
 """
 
 import errno
@@ -29,9 +28,89 @@ _OFFSETS = 2**60
 _COUNT_BYTES, _NAME_BYTES = 8, 16
 """What the file holds: how many jobs were begun, and a random name."""
 _HELD: set[tuple[int, str]] = set()
-"""By file, the keys that this process holds; a lock of one's own is never in one's way."""
-_OWN: Counter[int] = Counter()
+"""By file, the keys whose locks this process holds."""
+_BEGUN: Counter[int] = Counter()
 """By file, the jobs that this process has begun."""
+
+
+def sweep_lock(sweep_key: str) -> str:
+    """Return the key that the process with a whole sweep holds."""
+    return f"sweep {sweep_key}"
+
+
+class Locks:
+    """The locks of all runs and sweeps that are started in one folder."""
+
+    def __init__(self, root: Path) -> None:
+        """Find them below ``outputs`` of `root`. Raises `CacheError` if that cannot be written."""
+        self._file = _opened(root.resolve() / "outputs" / ".jobs.lock", os.getpid())
+
+    @contextmanager
+    def held(self, key: str, *, wait: bool = True) -> Iterator[bool]:
+        """Hold the lock of `key`, after its holder if `wait`; yield whether it is this process's.
+
+        It always is on a file system that has no locks. Not for a lock that the process holds
+        already.
+        """
+        is_ours = self._set(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), key)
+        if not is_ours:
+            yield False
+            return
+        _HELD.add((self._file, key))
+        try:
+            yield True
+        finally:
+            self._set(fcntl.LOCK_UN, key)
+            _HELD.discard((self._file, key))
+
+    def is_held_elsewhere(self, key: str) -> bool:
+        """Return whether another process holds the lock of `key`."""
+        if (self._file, key) in _HELD:
+            return False  # to take it and give it back would lose it
+        with self.held(key, wait=False) as is_ours:
+            return not is_ours
+
+    def _set(self, operation: int, key: str) -> bool:
+        """Return False where another process is in the way."""
+        try:
+            fcntl.lockf(self._file, operation, 1, _byte(key))
+        except OSError as error:
+            if error.errno in _BUSY:
+                return False
+            if error.errno not in _UNSUPPORTED:
+                raise
+        return True
+
+    @property
+    def are_supported(self) -> bool:
+        """Whether the file system has locks at all: without them nobody is known to be at work."""
+        try:
+            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _byte("are they supported"))
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            return False
+        return True
+
+    @property
+    def name(self) -> str:
+        """What tells these locks from those of other folders, on whichever machine."""
+        return os.pread(self._file, _NAME_BYTES, _COUNT_BYTES).hex()
+
+    @property
+    def others_begun(self) -> int:
+        """How many jobs other processes have begun since this one first asked for these locks."""
+        return self._count() - _BEGUN[self._file]
+
+    def count_begun(self) -> None:
+        """Count a job that this process begins, for others to see, while its lock is held."""
+        with self.held("count"):
+            count = self._count() + 1
+            os.pwrite(self._file, count.to_bytes(_COUNT_BYTES, "big"), 0)
+            _BEGUN[self._file] += 1
+
+    def _count(self) -> int:
+        return int.from_bytes(os.pread(self._file, _COUNT_BYTES, 0), "big")
 
 
 @cache
@@ -52,94 +131,6 @@ def _opened(path: Path, _process: int) -> int:
             f"cannot write {path}: {error.strerror}; make the folder writable, or start the sweep"
             " in another one"
         ) from error
-
-
-def sweep_lock(sweep_key: str) -> str:
-    """Return the key that the process with a whole sweep holds."""
-    return f"sweep {sweep_key}"
-
-
-class Locks:
-    """The locks of all sweeps that are started in one folder."""
-
-    def __init__(self, root: Path) -> None:
-        """Find them below ``outputs`` of `root`. Raises `CacheError` if that cannot be written."""
-        self._file = _opened(root.resolve() / "outputs" / ".jobs.lock", os.getpid())
-
-    def take(self, key: str, *, wait: bool = False) -> bool:
-        """Take the lock of `key`, after its holder if `wait`; return whether it is ours now.
-
-        On a file system that has no locks it is always ours.
-        """
-        is_ours = self._set(fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), key)
-        if is_ours:
-            _HELD.add((self._file, key))
-        return is_ours
-
-    def release(self, key: str) -> None:
-        """Give the lock of `key` back."""
-        self._set(fcntl.LOCK_UN, key)
-        _HELD.discard((self._file, key))
-
-    def _set(self, operation: int, key: str) -> bool:
-        """Return False where another process is in the way."""
-        try:
-            fcntl.lockf(self._file, operation, 1, _byte(key))
-        except OSError as error:
-            if error.errno in _BUSY:
-                return False
-            if error.errno not in _UNSUPPORTED:
-                raise
-        return True
-
-    @property
-    def work(self) -> bool:
-        """Whether the file system has locks at all."""
-        try:
-            fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _byte("work"))
-        except OSError as error:
-            if error.errno not in _UNSUPPORTED:
-                raise
-            return False
-        return True
-
-    @property
-    def name(self) -> str:
-        """What tells these locks from those of other folders, on whichever machine."""
-        return os.pread(self._file, _NAME_BYTES, _COUNT_BYTES).hex()
-
-    @property
-    def others_begun(self) -> int:
-        """How many jobs other processes have begun since this one first asked for these locks."""
-        return self._count() - _OWN[self._file]
-
-    def count_begun(self) -> None:
-        """Count a job that this process has begun, for others to see, while its lock is held."""
-        with self.held("count"):
-            count = self._count() + 1
-            os.pwrite(self._file, count.to_bytes(_COUNT_BYTES, "big"), 0)
-            _OWN[self._file] += 1
-
-    def _count(self) -> int:
-        return int.from_bytes(os.pread(self._file, _COUNT_BYTES, 0), "big")
-
-    def is_held_elsewhere(self, key: str) -> bool:
-        """Return whether another process holds the lock of `key`."""
-        if (self._file, key) in _HELD:
-            return False  # to take it and give it back would lose it
-        if not self.take(key):
-            return True
-        self.release(key)
-        return False
-
-    @contextmanager
-    def held(self, key: str) -> Iterator[None]:
-        """Hold the lock of `key`, after whoever holds it."""
-        self.take(key, wait=True)
-        try:
-            yield
-        finally:
-            self.release(key)
 
 
 def _byte(key: str) -> int:

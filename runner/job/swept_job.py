@@ -17,8 +17,6 @@ class SweepIds:
     """In `result.json` and in the tags of each job."""
     parent_run: str | None
     """The sweep's run in MLflow, where one is kept."""
-    also: tuple[str, ...] = ()
-    """Other sweeps that have the job, in which an attempt at it came to nothing."""
     swept: tuple[str, ...] = ()
     """The keys that have several values in the sweep, which its jobs are named by."""
 

@@ -48,21 +48,21 @@ def read_axes(
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser = OverridesParser.create(config_loader=config_loader)  # type: ignore[arg-type]
-    asked = parser.parse_overrides(list(overrides))
-    typed = [override.get_key_element().lstrip("+") for override in asked]
+    parsed = parser.parse_overrides(list(overrides))
+    typed = [override.get_key_element().lstrip("+") for override in parsed]
     # Of a key that is given twice the last counts, where the first stands: as in Hydra.
     last: dict[str, Override] = {}
-    for override in [*_of_params(params or {}, typed, parser), *asked]:
+    for override in [*_of_params(params or {}, typed, parser), *parsed]:
         last[override.get_key_element()] = override
     fixed = tuple(str(one.input_line) for one in last.values() if not one.is_sweep_override())
-    found: dict[str, list[str]] = {}
+    overrides_of: dict[str, list[str]] = {}
     for override in last.values():
         if override.is_sweep_override():
             key = override.get_key_element().lstrip("+")
-            if key in found:
+            if key in overrides_of:
                 raise SpecError(f"{key} is swept twice, with + and without; leave one out")
-            found[key] = _values(override)
-    return fixed, _zipped(found, _zip_lists(zips))
+            overrides_of[key] = _values(override)
+    return fixed, _zipped(overrides_of, _zip_lists(zips))
 
 
 def _of_params(
@@ -91,7 +91,7 @@ def _as_typed(key: str, value: object, parser: "OverridesParser") -> str:
         return value if isinstance(value, str) else _one_as_typed(value, parser)
     if not value:
         raise SpecError(f"{_PARAMS}: {key} is an empty list; give it values or leave it out")
-    return ",".join(_one_as_typed(one, parser) for one in value)
+    return ",".join(_one_as_typed(item, parser) for item in value)
 
 
 def _one_as_typed(value: object, parser: "OverridesParser") -> str:
@@ -125,50 +125,52 @@ def _values(override: "Override") -> list[str]:
 def _zip_lists(zips: Sequence[object] | None) -> list[list[str]]:
     """Return the lists of keys that turn together."""
     given: list[Any] = list(zips or [])
-    lists = given if any(isinstance(one, list | tuple) for one in given) else [given]
-    for one in lists:
-        if not isinstance(one, list | tuple) or not all(isinstance(key, str) for key in one):
+    lists = given if any(isinstance(item, list | tuple) for item in given) else [given]
+    for keys in lists:
+        if not isinstance(keys, list | tuple) or not all(isinstance(key, str) for key in keys):
             raise SpecError(
                 f"zip={_shown(given)} is neither a list of keys nor of such lists; write"
                 " zip=[mode,devices] or zip=[[mode,devices],[microbatches,schedule]]"
             )
-    return [list(one) for one in lists if one]
+    return [list(keys) for keys in lists if keys]
 
 
 def _shown(zips: object) -> str:
     if isinstance(zips, list | tuple):
-        return f"[{','.join(_shown(one) for one in zips)}]"
+        return f"[{','.join(_shown(item) for item in zips)}]"
     return str(zips)
 
 
-def _zipped(found: Mapping[str, list[str]], lists: Sequence[Sequence[str]]) -> tuple[Axis, ...]:
+def _zipped(
+    overrides_of: Mapping[str, list[str]], lists: Sequence[Sequence[str]]
+) -> tuple[Axis, ...]:
     """Return the axes; one of several keys stands where the first of them does."""
     partners: dict[str, Sequence[str]] = {}
     for keys in lists:
-        _check_zip(keys, found)
+        _check_zip(keys, overrides_of)
         for key in keys:
             if key in partners:
                 raise SpecError(f"zip={_shown(lists)}: {key} is there twice; leave one out")
             partners[key] = keys
     axes, done = [], set()
-    for key in found:
+    for key in overrides_of:
         if key in done:
             continue
-        keys = sorted(partners.get(key, [key]), key=list(found).index)
+        keys = sorted(partners.get(key, [key]), key=list(overrides_of).index)
         done.update(keys)
-        rows = zip(*(found[one] for one in keys), strict=True)
+        rows = zip(*(overrides_of[key] for key in keys), strict=True)
         axes.append(Axis(tuple(keys), tuple(dict.fromkeys(rows))))
     return tuple(axes)
 
 
-def _check_zip(keys: Sequence[str], found: Mapping[str, list[str]]) -> None:
+def _check_zip(keys: Sequence[str], overrides_of: Mapping[str, list[str]]) -> None:
     for key in keys:
-        if key not in found:
-            near = nearest_names(key, found) if found else "no key is"
+        if key not in overrides_of:
+            near = nearest_names(key, overrides_of) if overrides_of else "no key is"
             raise SpecError(f"zip={_shown(keys)}: {key} is not swept; {near}")
-    lengths = {key: len(found[key]) for key in keys}
+    lengths = {key: len(overrides_of[key]) for key in keys}
     if len(set(lengths.values())) > 1:
-        said = ", ".join(f"{key} has {count}" for key, count in lengths.items())
+        counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
         raise SpecError(
-            f"zip={_shown(keys)} needs as many values of each key; {said}; add or leave out some"
+            f"zip={_shown(keys)} needs as many values of each key; {counts}; add or leave out some"
         )

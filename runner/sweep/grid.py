@@ -11,11 +11,10 @@ from runner.job.run_names import sweep_title
 from runner.job.swept_job import Job
 from runner.job.values import for_jobs, open_names
 from runner.output.terminal import counted, show
-from runner.sweep.about import About, command_line
 from runner.sweep.axes import Axis, read_axes
-from runner.sweep.composition import Composed, compose_grid, make_job
-from runner.sweep.loading import SweepLoad
-from runner.sweep.session import Session
+from runner.sweep.composition import Composed, SweepLoad, compose_grid, make_job
+from runner.sweep.parent_run import SweepSpec, command_line
+from runner.sweep.session import opened_session
 from runner.sweep.sum_up import sum_up
 from runner.sweep.where import parse_where
 
@@ -42,7 +41,7 @@ def run_grid(
 
     """
     axes, jobs = _jobs(context, config, arguments)
-    about = About(
+    spec = SweepSpec(
         title=_title(axes, config),
         key=stable_digest({"jobs": [job.key for job in jobs]})[:16],
         swept=_swept(axes),
@@ -54,7 +53,7 @@ def run_grid(
     )
     _refuse_shared_mistake(jobs)
     _say_same(jobs)
-    with Session(config, task_function, about) as session:
+    with opened_session(config, task_function, spec) as session:
         session.run(jobs)
     sum_up(session)
 
@@ -77,7 +76,7 @@ def _jobs(
 
 def _refuse_shared_mistake(jobs: Sequence[Job]) -> None:
     """Refuse a sweep of which no job could be run, for one reason, before anything is kept."""
-    said = set()
+    errors = set()
     for job in jobs:
         error = job.error
         if job.config is not None:
@@ -87,9 +86,9 @@ def _refuse_shared_mistake(jobs: Sequence[Job]) -> None:
                 error = str(wrong)
         if error is None:
             return
-        said.add(error)
-    if len(said) == 1:
-        raise SpecError(*said)
+        errors.add(error)
+    if len(errors) == 1:
+        raise SpecError(*errors)
 
 
 def _swept(axes: Sequence[Axis]) -> tuple[str, ...]:
@@ -109,32 +108,37 @@ def _chosen(composed: Sequence[Composed], where: str | None) -> list[Job]:
     """Return the jobs that `where` keeps, numbered as they stand in the whole grid."""
     kept = list(enumerate(composed))
     if where:
-        names = open_names([one.config for one in composed if one.config is not None])
+        names = open_names([job.config for job in composed if job.config is not None])
         condition = parse_where(where, names)
         kept = [
-            (index, one)
-            for index, one in kept
-            if one.config is None or condition.holds(one.config, one.choices)
+            (index, job)
+            for index, job in kept
+            if job.config is None or condition.holds(job.config, job.choices)
         ]
     if not kept:
         raise SpecError(
             f"where={where!r} leaves none of {counted(len(composed), 'job')}; change it, or leave"
             " it out"
         )
-    return [make_job(index, one) for index, one in kept]
+    return [make_job(index, job) for index, job in kept]
 
 
 def _say_same(jobs: Sequence[Job]) -> None:
     """Say which jobs are the same as an earlier one: names differ, nothing that decides does."""
     first: dict[str, Job] = {}
-    said: dict[tuple[str, str], None] = {}
+    pairs: dict[tuple[str, str], None] = {}
     for job in jobs:
         known = first.setdefault(job.key, job)
         if known is not job:
-            mine = " ".join(one for one in job.overrides if one not in known.overrides)
-            its = " ".join(one for one in known.overrides if one not in job.overrides)
-            said[mine, its] = None
-    for mine, its in list(said)[:_MOST_SAME]:
-        show(f"same:      {mine} is the same as {its}, run once")
-    if len(said) > _MOST_SAME:
-        show(f"same:      and {len(said) - _MOST_SAME} more pairs")
+            left = _but(job, known)
+            right = _but(known, job)
+            pairs[left, right] = None
+    for left, right in list(pairs)[:_MOST_SAME]:
+        show(f"same:      {left} is the same as {right}, run once")
+    if len(pairs) > _MOST_SAME:
+        show(f"same:      and {len(pairs) - _MOST_SAME} more pairs")
+
+
+def _but(job: Job, other: Job) -> str:
+    """Return the overrides that `job` has and the other does not."""
+    return " ".join(override for override in job.overrides if override not in other.overrides)

@@ -6,19 +6,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fxpart.errors import FxpartError
 from runner.cli.ending import USER_ERROR, remember
 from runner.config.paths import shown_path
 from runner.errors import TrackingError
 from runner.job.files_read import changed_file
 from runner.job.identity import override_values, without_elsewhere
-from runner.job.job import TRACEBACK_FILE
+from runner.job.job import RESULT_FILE, TRACEBACK_FILE
 from runner.job.run_names import run_name
+from runner.output.result_files import read_result
 from runner.output.terminal import counted, show
+from runner.sweep.session import Session, job_folder
 from runner.tracking.tracker import announce_page
 
 if TYPE_CHECKING:
     from runner.report.sweep_data import SweepData, SweepRow
-    from runner.sweep.session import Session
 
 __all__ = ["sum_up"]
 
@@ -27,7 +29,7 @@ _SHOWN = 20
 """Rows of the table in the terminal; the report has all."""
 
 
-def sum_up(session: "Session") -> None:
+def sum_up(session: Session) -> None:
     """Print the ranking, write and log the report, and remember the exit code.
 
     It is 0 when a job has a result, and the others at most do not fit.
@@ -35,28 +37,12 @@ def sum_up(session: "Session") -> None:
     from runner.report.html import write_report
     from runner.report.table import show_sweep
 
-    problems = session.problems
-    if any(end.status == "lost" for end in session.ends.values()):
-        problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
-    results = [end for end in session.ends.values() if end.status in ("finished", "infeasible")]
-    files = [changed_file(end.files_read, session.root) for end in results]
-    changed = [file for file in files if file is not None]
-    if changed:
-        problems.append(
-            f"{counted(len(changed), 'job')} read {changed[0]} before it was changed; the same"
-            " command runs what it changes again"
-        )
-    unsent = sum(end.status == "finished" and bool(end.error) for end in session.ends.values())
-    if unsent:
-        folder = shown_path(session.folder)
-        problems.append(
-            f"{counted(unsent, 'result')} could not be logged and stayed on disk; log them later"
-            f" with python -m runner.send {folder}, or with the same command"
-        )
+    problems = session.parent.problems
+    problems += _of_jobs(session)
     data = _data(session, problems)
-    show_sweep(data, None if session.is_verbose else _SHOWN)
-    show(*session.notes())
-    path = session.folder / REPORT_FILE
+    show_sweep(data, None if session.config.verbose else _SHOWN)
+    show(*_lost_files(session))
+    path = session.parent.folder / REPORT_FILE
     write_report(path, data)
     _record(session, path, data, problems)
     ends = session.ends.values()
@@ -71,12 +57,35 @@ def sum_up(session: "Session") -> None:
     remember(0 if well else USER_ERROR)
 
 
-def _data(session: "Session", problems: list[str]) -> "SweepData":
+def _of_jobs(session: Session) -> list[str]:
+    """Return what is to be said of jobs that are lost, outdated, or only on disk."""
+    problems = []
+    if any(end.status == "lost" for end in session.ends.values()):
+        problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
+    results = [end for end in session.ends.values() if end.status in ("finished", "infeasible")]
+    files = [changed_file(end.files_read, session.root) for end in results]
+    changed = [file for file in files if file is not None]
+    if changed:
+        problems.append(
+            f"{counted(len(changed), 'job')} read {changed[0]} before it was changed; the same"
+            " command runs what it changes again"
+        )
+    unsent = sum(end.status == "finished" and bool(end.error) for end in session.ends.values())
+    if unsent:
+        folder = shown_path(session.parent.folder)
+        problems.append(
+            f"{counted(unsent, 'result')} could not be logged and stayed on disk; log them later"
+            f" with python -m runner.send {folder}, or with the same command"
+        )
+    return problems
+
+
+def _data(session: Session, problems: list[str]) -> "SweepData":
     """Return what the tables show: from the store, or from the files if it keeps nothing."""
     from runner.report.from_files import sweep_from_files
     from runner.report.from_store import sweep_from_store
 
-    about, ids = session.about, session.ids
+    spec, ids = session.spec, session.parent.ids
     if ids.parent_run is not None:
         try:
             stored = sweep_from_store(session.tracker, session.tracker.run(ids.parent_run))
@@ -84,23 +93,23 @@ def _data(session: "Session", problems: list[str]) -> "SweepData":
         except TrackingError as error:
             problems.append(str(error))
     return sweep_from_files(
-        session.folder,
+        session.parent.folder,
         ids.sweep,
-        title=about.title,
-        question=about.question,
-        swept=about.swept,
+        title=spec.title,
+        question=spec.question,
+        swept=spec.swept,
         started_ms=session.started_ms,
-        command=about.command,
+        command=spec.command,
     )
 
 
-def _lost_rows(session: "Session") -> list["SweepRow"]:
+def _lost_rows(session: Session) -> list["SweepRow"]:
     """Return the jobs that no run stands for: those of attempts that were cut off are set aside."""
     from runner.report.sweep_data import SweepRow
 
     return [
         SweepRow(
-            name=run_name(job.choices, job.overrides, session.about.swept),
+            name=run_name(job.choices, job.overrides, session.spec.swept),
             settings={**asdict(job.choices), **override_values(without_elsewhere(job.overrides))},
             metrics={},
             status="lost",
@@ -113,17 +122,49 @@ def _lost_rows(session: "Session") -> list["SweepRow"]:
     ]
 
 
-def _record(session: "Session", report: Path, data: "SweepData", problems: list[str]) -> None:
+def _record(session: Session, report: Path, data: "SweepData", problems: list[str]) -> None:
     """Log what came of the whole, and say where to look at it."""
     from runner.report.html import kept_copy
 
     counts = Counter(end.status for end in session.ends.values())
     metrics = {"jobs": len(session.ends), **{f"jobs_{name}": n for name, n in counts.items()}}
     show(f"report:    {shown_path(report)}")
-    parent = session.ids.parent_run
+    parent = session.parent.ids.parent_run
     try:
         with kept_copy(report, data) as copy:
             session.tracker.log_sweep(parent, metrics=metrics, files=[copy])
         announce_page(session.tracker.comparison_page(parent))
     except TrackingError as error:
         problems.append(str(error))
+
+
+def _lost_files(session: Session) -> list[str]:
+    """Return a line about jobs with a result in the store, and none in their own folder.
+
+    The store is believed: it has all that the tables show. Nothing is said of a job that has no
+    folder, whose files were thrown away on purpose, nor of one that another sweep has run.
+    """
+    parent = session.parent
+    lost = []
+    for key, end in session.ends.items():
+        if not (end.known and end.run_id and end.parent_run == parent.ids.parent_run):
+            continue
+        place = parent.folder / job_folder(session.jobs[key], session.config)
+        if place.is_dir() and not _is_sound(place / RESULT_FILE):
+            lost.append((place, end.run_id))
+    if not lost:
+        return []
+    place, run_id = lost[0]
+    which = f"{shown_path(place)}, run {run_id}" + (", ..." if len(lost) > 1 else "")
+    return [
+        f"files:     {RESULT_FILE} of {counted(len(lost), 'settled job')} is damaged or not there"
+        f" ({which}); what is shown is from MLflow, which has those runs whole"
+    ]
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        read_result(path)
+    except FxpartError:
+        return False
+    return True

@@ -59,8 +59,8 @@ class Condition:
             SpecError: for a comparison that means nothing, such as of text with a number.
 
         """
-        found = _evaluate(self._tree, lambda name: look_up(name, config, choices), self.text)
-        return _truth(found, self._tree, self.text)
+        value = _evaluate(self._tree, lambda name: look_up(name, config, choices), self.text)
+        return _truth(value, self._tree, self.text)
 
 
 def parse_where(text: str, names: Collection[str] = ()) -> Condition:
@@ -84,10 +84,10 @@ def parse_where(text: str, names: Collection[str] = ()) -> Condition:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         if isinstance(error, SpecError):
             raise
-        said = error.msg if isinstance(error, SyntaxError) else "it cannot be read"
-        raise _wrong(text, f"{said}; write {_ALLOWED}, and names such as mode or n_devices") from (
-            error
-        )
+        reason = error.msg if isinstance(error, SyntaxError) else "it cannot be read"
+        raise _wrong(
+            text, f"{reason}; write {_ALLOWED}, and names such as mode or n_devices"
+        ) from (error)
     return Condition(text, tree)
 
 
@@ -134,13 +134,13 @@ def _constant(node: ast.Constant, look: _Look, text: str) -> Value:
 
 
 def _list(node: ast.List | ast.Tuple, look: _Look, text: str) -> Value:
-    return [_evaluate(one, look, text) for one in node.elts]
+    return [_evaluate(item, look, text) for item in node.elts]
 
 
 def _and_or(node: ast.BoolOp, look: _Look, text: str) -> bool:
     ends_at = isinstance(node.op, ast.Or)
-    for one in node.values:
-        if _truth(_evaluate(one, look, text), one, text) is ends_at:
+    for operand in node.values:
+        if _truth(_evaluate(operand, look, text), operand, text) is ends_at:
             return ends_at
     return not ends_at
 
@@ -176,8 +176,8 @@ def _compare(node: ast.Compare, look: _Look, text: str) -> bool:
         try:
             holds = _pair(sign, left, right)
         except TypeError as error:
-            said = f"{ast.unparse(left_node)} ({_kind(left)}) and {ast.unparse(right_node)}"
-            raise _wrong(text, f"{said} ({_kind(right)}) cannot be compared") from error
+            sides = f"{ast.unparse(left_node)} ({_kind(left)}) and {ast.unparse(right_node)}"
+            raise _wrong(text, f"{sides} ({_kind(right)}) cannot be compared") from error
         if not holds:
             return False
         left, left_node = right, right_node
@@ -212,7 +212,7 @@ def _is_in(left: Value, right: Value) -> bool:
         return left is not None and left in right
     if not isinstance(right, list):
         raise TypeError
-    return any(_is_equal(left, one) for one in right)
+    return any(_is_equal(left, item) for item in right)
 
 
 def _kind(value: Value) -> str:
@@ -237,8 +237,8 @@ def _truth(value: Value, node: ast.expr, text: str) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        said = f"{ast.unparse(node)} is {_kind(value)}, neither true nor false"
-        raise _wrong(text, f'{said}; compare it, such as mode == "single"')
+        reason = f"{ast.unparse(node)} is {_kind(value)}, neither true nor false"
+        raise _wrong(text, f'{reason}; compare it, such as mode == "single"')
     return value
 
 

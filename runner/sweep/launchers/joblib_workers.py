@@ -8,8 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError
-from runner.sweep.launchers.extras import needs
-from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, run_ticket
+from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, needs, run_ticket
 from runner.sweep.launchers.worker import (
     GRACE_S,
     held_back,

@@ -49,14 +49,14 @@ def end_session(leader: int) -> None:
 
 def _of_session(leader: int) -> list[int]:
     """Return the processes of a session; none where there is no ``/proc``."""
-    found = []
+    processes = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # gone meanwhile
             # A name in parentheses, which may hold anything, then state, parent, group, session.
             state, _, _, session = path.read_text(errors="replace").rpartition(")")[2].split()[:4]
             if int(session) == leader and state not in _GONE:
-                found.append(int(path.parent.name))
-    return found
+                processes.append(int(path.parent.name))
+    return processes
 
 
 _PROGRAM = "runner.sweep.launchers.ray_driver"
@@ -152,17 +152,17 @@ def _answer(connection: "Connection[Any, Any]") -> list[Any]:
 
     """
     while True:
-        said: list[Any]
-        kind, *said = connection.recv()
+        rest: list[Any]
+        kind, *rest = connection.recv()
         if kind in (ENDED, CONNECTED):
-            return said
+            return rest
         if kind == REFUSED:
-            raise SpecError(said[0])
+            raise SpecError(rest[0])
         if kind == BROKEN:
-            raise LostJobError(said[0])
+            raise LostJobError(rest[0])
         if kind == NOTED:
             with suppress(OSError, ValueError):  # whoever read stderr may be gone
-                sys.stderr.write(f"{said[0]}\n")
+                sys.stderr.write(f"{rest[0]}\n")
 
 
 def _driver() -> _Driver:
@@ -176,18 +176,18 @@ def _driver() -> _Driver:
 
 
 def _start() -> _Driver:
-    ours, theirs = Pipe()
-    with theirs:
+    our_end, driver_end = Pipe()
+    with driver_end:
         # Nothing is imported from the working directory that would not be imported here. In a
         # session of its own it hears no Ctrl-C of the terminal: the pipe tells it what to do.
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", _PROGRAM, str(theirs.fileno())],
+            [sys.executable, "-P", "-m", _PROGRAM, str(driver_end.fileno())],
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": python_path()},
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(driver_end.fileno(),),
             start_new_session=True,
         )
-    return _Driver(process, ours)
+    return _Driver(process, our_end)
 
 
 def _let_go() -> str:

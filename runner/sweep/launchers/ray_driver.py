@@ -43,8 +43,8 @@ def main() -> None:
     os.set_inheritable(handle, False)  # by it the sweep sees that this process is gone
     connection: Connection[Any, Any] = Connection(handle)
     launches: SimpleQueue[Any] = SimpleQueue()
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)  # when there is nothing to break off
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # when there is nothing to break off
     with suppress(KeyboardInterrupt), interruptible():
         threading.Thread(target=_listen, args=(connection, launches), daemon=True).start()
         while _run(connection, launches.get()):
@@ -70,9 +70,9 @@ def _listen(connection: "Connection[Any, Any]", launches: "SimpleQueue[Any]") ->
 def _run(connection: "Connection[Any, Any]", launch: tuple[Any, ...]) -> bool:
     """Run the jobs of one launch and send how each ends; return whether there may be another."""
 
-    def tell(*said: object) -> None:
+    def tell(*message: object) -> None:
         with suppress(OSError):  # the sweep is gone, and the interrupt for that on its way
-            connection.send(said)
+            connection.send(message)
 
     try:
         work, tickets, init, remote = launch

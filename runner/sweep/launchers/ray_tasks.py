@@ -8,9 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
-from runner.sweep.launchers.extras import needs
 from runner.sweep.launchers.ray_address import LOCAL, address_of, check_address
-from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, python_path, run_ticket
+from runner.sweep.launchers.work import (
+    LostJobError,
+    Ticket,
+    Work,
+    failed,
+    needs,
+    python_path,
+    run_ticket,
+)
 from runner.sweep.launchers.worker import GRACE_S
 
 if TYPE_CHECKING:
@@ -32,14 +39,14 @@ def lacking(remote: Mapping[str, Any], machines: Sequence[Mapping[str, Any]]) ->
     `remote` are the options of its task, `machines` what ``ray.nodes`` returns. What others use at
     the moment counts as there.
     """
-    own = {name: remote.get(name) for name in _NAMES}
-    every: dict[str, Any] = {**own, **(remote.get("resources") or {})}
-    wanted: dict[str, float] = {name: amount for name, amount in every.items() if amount}
-    there = [machine["Resources"] for machine in machines if machine["Alive"]]
+    options = {name: remote.get(name) for name in _NAMES}
+    amounts: dict[str, Any] = {**options, **(remote.get("resources") or {})}
+    wanted: dict[str, float] = {name: amount for name, amount in amounts.items() if amount}
+    alive = [machine["Resources"] for machine in machines if machine["Alive"]]
     # Without any machine nothing is known yet.
-    if not there or any(_fits(wanted, one) for one in there):
+    if not alive or any(_fits(wanted, machine) for machine in alive):
         return None
-    alone = {name: n for name, n in wanted.items() if not any(_fits({name: n}, m) for m in there)}
+    alone = {name: n for name, n in wanted.items() if not any(_fits({name: n}, m) for m in alive)}
     return ", ".join(f"{name}={amount:g}" for name, amount in (alone or wanted).items())
 
 
@@ -137,17 +144,17 @@ def _has_token() -> bool:
 def _connect(address: str, init: Mapping[str, Any]) -> None:
     import ray
 
-    given = {name: v for name, v in init.items() if v is not None and name != "address"}
+    settings = {name: v for name, v in init.items() if v is not None and name != "address"}
     check_address(address)
-    environment = dict(given.pop("runtime_env", {}))
+    environment = dict(settings.pop("runtime_env", {}))
     paths = {"PYTHONPATH": python_path()}
     environment["env_vars"] = {**paths, **environment.get("env_vars", {})}
     if address != LOCAL:
         for name in ("num_cpus", "num_gpus", "include_dashboard"):
-            given.pop(name, None)  # a cluster that is there has its own
-    heard = signal.getsignal(signal.SIGTERM)
+            settings.pop(name, None)  # a cluster that is there has its own
+    handler = signal.getsignal(signal.SIGTERM)
     try:
-        ray.init(address=address, runtime_env=environment, **given)
+        ray.init(address=address, runtime_env=environment, **settings)
     except (ConnectionError, RuntimeError, TypeError, ValueError, OSError) as error:
         raise SpecError(
             f"no Ray cluster at {address}: {one_line(error)}; start one with `ray start --head`"
@@ -157,7 +164,7 @@ def _connect(address: str, init: Mapping[str, Any]) -> None:
     finally:
         # Ray takes SIGTERM for a crash, and would leave its processes behind.
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, heard)
+            signal.signal(signal.SIGTERM, handler)
 
 
 def _check_room(address: str, remote: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -195,8 +202,8 @@ def _stop(running: list[Any]) -> None:
     import ray
 
     for force in (False, True):
-        for one in running:
-            ray.cancel(one, force=force)
+        for task in running:
+            ray.cancel(task, force=force)
         if running:
             running = ray.wait(running, num_returns=len(running), timeout=GRACE_S)[1]
     ray.shutdown()

@@ -3,19 +3,26 @@
 import io
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
-from runner.sweep.launchers.extras import needs
-from runner.sweep.launchers.slurm_queue import cancel, in_queue
-from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, python_path, run_ticket
+from runner.sweep.launchers.work import (
+    LostJobError,
+    Ticket,
+    Work,
+    failed,
+    needs,
+    python_path,
+    run_ticket,
+)
 from runner.sweep.launchers.worker import (
     GRACE_S,
     environment,
@@ -29,7 +36,7 @@ if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
     from submitit import Executor
 
-__all__ = ["deal", "over_local", "over_slurm"]
+__all__ = ["deal", "over_local", "over_slurm", "refuse_without_slurm"]
 
 _LOOK_S = 0.25
 _ASK_S = 5.0
@@ -116,9 +123,9 @@ def over_local(
                         _Started(executor.submit(run_local_bundle, work, bundle), bundle)
                     )
             time.sleep(_LOOK_S)  # submitit has nothing that one could wait for
-            for one in [one for one in running if one.job.done()]:
-                running.remove(one)
-                yield from _ends(one)
+            for started in [started for started in running if started.job.done()]:
+                running.remove(started)
+                yield from _ends(started)
     except BaseException:
         _stop_local(running)
         raise
@@ -148,16 +155,16 @@ def over_slurm(
     try:
         while running:
             time.sleep(_LOOK_S)  # there is nothing that one could wait for
-            ended = [one for one in running if one.job.paths.result_pickle.exists()]
+            ended = [started for started in running if started.job.paths.result_pickle.exists()]
             if not ended and time.monotonic() - asked_s > _ASK_S:
                 asked_s = time.monotonic()
-                queued = in_queue([one.job.job_id for one in running])
-                ended = [one for one in running if one.job.job_id not in queued]
-            for one in ended:
-                running.remove(one)
-                yield from _ends(one)
+                queued = _in_queue([started.job.job_id for started in running])
+                ended = [started for started in running if started.job.job_id not in queued]
+            for started in ended:
+                running.remove(started)
+                yield from _ends(started)
     except BaseException:
-        cancel([one.job.job_id for one in running])
+        _cancel([started.job.job_id for started in running])
         raise
 
 
@@ -166,10 +173,10 @@ def _executor(cluster: str, settings: Mapping[str, Any]) -> "Executor":
         import submitit
     logging.getLogger("submitit").setLevel(logging.ERROR)
     common = ("timeout_min", "nodes", "tasks_per_node", "cpus_per_task", "mem_gb", "name")
-    given = {name: value for name, value in settings.items() if name not in _OWN}
+    options = {name: value for name, value in settings.items() if name not in _OWN}
     parameters = {
         name if name in (*common, "gpus_per_node", "stderr_to_stdout") else f"{cluster}_{name}": v
-        for name, v in given.items()
+        for name, v in options.items()
         if v is not None
     }
     if cluster == "slurm":
@@ -184,8 +191,8 @@ def _executor(cluster: str, settings: Mapping[str, Any]) -> "Executor":
     try:
         executor.update_parameters(**parameters)
     except (NameError, TypeError, ValueError) as error:
-        said = str(error).partition("\n")[0]
-        raise SpecError(f"hydra.launcher: {said}") from error
+        reason = str(error).partition("\n")[0]
+        raise SpecError(f"hydra.launcher: {reason}") from error
     return executor
 
 
@@ -199,17 +206,19 @@ def _private(settings: Mapping[str, Any]) -> str:
     return folder
 
 
-def _ends(one: _Started) -> Iterator[tuple[int, "JobReturn"]]:
+def _ends(started: _Started) -> Iterator[tuple[int, "JobReturn"]]:
     """Yield how the jobs of a process that is over have ended."""
-    if one.job.paths.result_pickle.exists():
+    if started.job.paths.result_pickle.exists():
         try:
-            yield from one.job.result()
+            yield from started.job.result()
             return
         except Exception as error:
             lost = LostJobError(_said(error))
     else:
-        lost = LostJobError(f"its process was killed; what it said is in {one.job.paths.stderr}")
-    for ticket in one.tickets:
+        lost = LostJobError(
+            f"its process was killed; what it said is in {started.job.paths.stderr}"
+        )
+    for ticket in started.tickets:
         yield ticket.index, failed(ticket, lost)
 
 
@@ -223,10 +232,53 @@ def _said(error: BaseException) -> str:
 def _stop_local(running: Sequence[_Started]) -> None:
     """Interrupt the jobs, give them time to say so, and end what is left."""
     for number in (signal.SIGTERM, signal.SIGKILL):  # the first is passed on to the jobs
-        for one in running:
+        for started in running:
             with suppress(ProcessLookupError):
-                os.kill(int(one.job.job_id), number)
+                os.kill(int(started.job.job_id), number)
         end_s = time.monotonic() + GRACE_S
-        while time.monotonic() < end_s and not all(one.job.done() for one in running):
+        while time.monotonic() < end_s and not all(started.job.done() for started in running):
             time.sleep(_LOOK_S)  # a job tells by a file that it has ended
-        running = [one for one in running if not one.job.done()]
+        running = [started for started in running if not started.job.done()]
+
+
+# What Slurm still has of the jobs, by its own commands: they need no accounting database.
+
+_COMMANDS = ("sbatch", "srun", "squeue", "scancel")
+_ANSWER_S = 60.0
+
+
+def refuse_without_slurm() -> None:
+    """Raise `SpecError` on a machine that has no commands of Slurm's."""
+    missing = [name for name in _COMMANDS if shutil.which(name) is None]
+    if missing:
+        raise SpecError(
+            f"there is no Slurm here (no {', '.join(missing)} on PATH); start the sweep on a"
+            " machine of the cluster, or try it with hydra/launcher=submitit_local"
+        )
+
+
+def _in_queue(job_ids: Collection[str]) -> list[str]:
+    """Return those of `job_ids`, such as ``17_3``, that wait or run; all, if Slurm is silent."""
+    arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
+    command = ["squeue", "--noheader", "--array", "--format=%i %A_%a", f"--jobs={','.join(arrays)}"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return list(job_ids)
+    if done.returncode and "Invalid job id" not in done.stderr:
+        return list(job_ids)  # a controller that restarts: the jobs go on meanwhile
+    listed = done.stdout.split()
+    return [job_id for job_id in job_ids if job_id in listed]
+
+
+def _cancel(job_ids: Collection[str]) -> None:
+    """Have Slurm end the jobs, and wait a little until it has; they hear a SIGTERM first."""
+    if not job_ids:
+        return
+    arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)
+    subprocess.run(["scancel", *arrays], capture_output=True, timeout=_ANSWER_S, check=False)
+    end_s = time.monotonic() + 2 * GRACE_S
+    while time.monotonic() < end_s and _in_queue(job_ids):
+        time.sleep(_LOOK_S)  # Slurm tells nobody, it is asked

@@ -1,30 +1,32 @@
-"""What a launcher's processes are given: the sweep once, then a ticket for each job."""
+"""What all launchers share: what their processes are given, how a job's end is said, and extras.
+
+A process gets the sweep once, then a ticket for each job.
+"""
 
 import os
 import sys
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra.plugins.launcher import Launcher
-
 from fxpart.errors import FxpartError, SpecError, one_line
 
 if TYPE_CHECKING:
     from hydra.core.utils import JobReturn
-    from hydra.types import HydraContext, TaskFunction
+    from hydra.types import HydraContext
     from omegaconf import DictConfig
 
 __all__ = [
     "LostJobError",
-    "SpreadLauncher",
     "Ticket",
     "Work",
     "failed",
+    "needs",
     "pack",
+    "prefer_own_launchers",
     "python_path",
     "run_ticket",
     "why",
@@ -83,8 +85,8 @@ def python_path() -> str:
     """
     installed = (sys.prefix, sys.base_prefix)
     paths = [str(Path(path).resolve()) for path in sys.path]
-    own = [path for path in paths if not path.startswith(installed)]
-    return os.pathsep.join(dict.fromkeys(own))
+    not_installed = [path for path in paths if not path.startswith(installed)]
+    return os.pathsep.join(dict.fromkeys(not_installed))
 
 
 def run_ticket(work: Work, ticket: Ticket) -> "JobReturn":
@@ -154,8 +156,8 @@ def failed(ticket: Ticket, error: BaseException) -> "JobReturn":
     """Return how a job ended that raised `error`, which is kept in words: not all can travel."""
     from hydra.core.utils import JobReturn, JobStatus
 
-    ours = isinstance(error, FxpartError)
-    kept = LostJobError(" ".join(str(error).split()) if ours else one_line(error))
+    is_ours = isinstance(error, FxpartError)
+    kept = LostJobError(" ".join(str(error).split()) if is_ours else one_line(error))
     return JobReturn(overrides=list(ticket.overrides), status=JobStatus.FAILED, _return_value=kept)
 
 
@@ -169,59 +171,36 @@ def why(ends: Sequence["JobReturn"]) -> str | None:
     return None
 
 
-# What our launchers share: jobs become tickets, and each gets an end, whatever happens to it.
+# What a launcher needs that a plain installation does not have.
 
 
-class SpreadLauncher(Launcher):
-    """A launcher that has other processes run the jobs."""
+@contextmanager
+def needs(launcher: str, package: str, extra: str) -> Iterator[None]:
+    """Import `package` in here; without it, say in one line how to install it.
 
-    def __init__(self, **settings: object) -> None:
-        """Keep what the configuration says, in `settings`, as plain values."""
-        from omegaconf import OmegaConf
+    Raises:
+        SpecError: when the package is not installed.
 
-        self.settings: dict[str, Any] = {
-            name: OmegaConf.to_container(value, resolve=True)
-            if OmegaConf.is_config(value)
-            else value
-            for name, value in settings.items()
-        }
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != package:
+            raise
+        raise SpecError(
+            f"hydra/launcher={launcher} needs {package}; pip install 'fxpart[{extra}]'"
+        ) from error
 
-    def setup(
-        self,
-        *,
-        hydra_context: "HydraContext",
-        task_function: "TaskFunction",
-        config: "DictConfig",
-    ) -> None:
-        """Keep what Hydra hands over."""
-        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
 
-    def launch(
-        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
-    ) -> list["JobReturn"]:
-        """Run the jobs and return how each ended, in their order.
+def prefer_own_launchers() -> None:
+    """Make Hydra forget launchers of other packages that have the name of one of ours.
 
-        A job whose process dies has failed with `LostJobError`; the others go on.
+    Hydra would check our configuration against theirs. Call it after Hydra's look for plugins.
+    """
+    from hydra.core.config_store import ConfigStore
 
-        Raises:
-            FxpartError: where no job can be started at all.
+    from runner.config.paths import conf_dir
 
-        """
-        # Hydra imports every launcher, for `--help` too: what one needs is imported when it runs.
-        pass
-
-        Path(str(self.config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
-        tickets = [
-            Ticket(initial_job_idx + at, tuple(overrides))
-            for at, overrides in enumerate(job_overrides)
-        ]
-        work = pack(self.hydra_context, self.config, self.task_function)
-        ends = dict(self.spread(work, tickets))
-        silent = LostJobError("its process ended without a result")
-        return [ends.get(one.index) or failed(one, silent) for one in tickets]
-
-    @abstractmethod
-    def spread(
-        self, work: "Work", tickets: Sequence["Ticket"]
-    ) -> Iterator[tuple[int, "JobReturn"]]:
-        """Yield each job's number and how it ended, as they end."""
+    known = ConfigStore.instance().repo.get("hydra", {}).get("launcher", {})
+    for path in (conf_dir() / "hydra" / "launcher").glob("*.yaml"):
+        known.pop(path.name, None)

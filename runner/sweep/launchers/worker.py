@@ -99,22 +99,22 @@ def interruptible() -> Iterator[None]:
     def hear(_number: int, _frame: object) -> None:
         nonlocal heard
         heard = True
-        for one in _HEARD:
-            signal.signal(one, signal.SIG_IGN)
+        for number in _HEARD:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {one: signal.signal(one, hear) for one in _HEARD}
-    held = signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+    before = {number: signal.signal(number, hear) for number in _HEARD}
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if not heard:  # else the process is about to end, and has nothing more to hear
-            for one, handler in before.items():
-                signal.signal(one, handler)
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
 # How many threads the numerical libraries of a worker may start.

@@ -72,13 +72,15 @@ class Space:
 
     def samples(self) -> list[tuple[str, ...]]:
         """Return the overrides of jobs in which each listed value stands at least once."""
-        first = [one.low if isinstance(one, Interval) else 0 for one in self.dimensions]
-        found = [self.at(first)]
+        first = [
+            dimension.low if isinstance(dimension, Interval) else 0 for dimension in self.dimensions
+        ]
+        jobs = [self.at(first)]
         for place, dimension in enumerate(self.dimensions):
             if not isinstance(dimension, Interval):
                 others = range(1, len(dimension.values))
-                found += [self.at([*first[:place], n, *first[place + 1 :]]) for n in others]
-        return found
+                jobs += [self.at([*first[:place], n, *first[place + 1 :]]) for n in others]
+        return jobs
 
     def at(self, values: Sequence[float]) -> tuple[str, ...]:
         """Return the overrides of the job at `values`, one for each dimension.
@@ -124,11 +126,11 @@ def read_space(
     others = {key: value for key, value in (params or {}).items() if _key(key) not in typed}
     searched = {text: _numbers(text) for text in overrides}
     named = {key: _numbers(f"{key}={value}") for key, value in others.items()}
-    numbers = [found for found in (*named.values(), *searched.values()) if found]
+    numbers = [dimension for dimension in (*named.values(), *searched.values()) if dimension]
     _refuse_zipped([_key(number.key) for number in numbers], zips)
     fixed, axes = read_axes(
-        [text for text, found in searched.items() if not found],
-        {key: others[key] for key, found in named.items() if not found},
+        [text for text, dimension in searched.items() if not dimension],
+        {key: others[key] for key, dimension in named.items() if not dimension},
         zips,
         config_loader,
     )

@@ -110,12 +110,12 @@ def make_sampler(name: str, dimensions: Sequence[Dimension], seed: int | None) -
     if name not in SAMPLERS:
         near = nearest_names(name, list(SAMPLERS))
         raise SpecError(f"hydra.sweeper.sampler={name} does not exist; {near}")
-    return SAMPLERS[name]({_name(one): places(one) for one in dimensions}, seed)
+    return SAMPLERS[name]({_name(dimension): places(dimension) for dimension in dimensions}, seed)
 
 
 def distributions(dimensions: Sequence[Dimension]) -> "dict[str, BaseDistribution]":
     """Return what Optuna draws from, in the order of `dimensions`; of listed values the places."""
-    return {_name(one): _distribution(one) for one in dimensions}
+    return {_name(dimension): _distribution(dimension) for dimension in dimensions}
 
 
 def _name(dimension: Dimension) -> str:
@@ -201,7 +201,7 @@ def read_goals(metric: object, direction: object) -> tuple[Goal, ...]:
         )
     if len(set(metrics)) < len(metrics):
         raise SpecError(f"hydra.sweeper.metric names one twice: {', '.join(metrics)}")
-    return tuple(Goal(one, _direction(way)) for one, way in zip(metrics, directions, strict=True))
+    return tuple(Goal(name, _direction(way)) for name, way in zip(metrics, directions, strict=True))
 
 
 def refuse_unknown_metrics(goals: Sequence[Goal]) -> None:
@@ -215,22 +215,22 @@ def refuse_unknown_metrics(goals: Sequence[Goal]) -> None:
             raise SpecError(_no_metric(goal.metric, known))
 
 
-def _no_metric(asked: str, known: Iterable[str]) -> str:
-    near = nearest_names(asked, known)
-    return f"hydra.sweeper.metric={asked} is no metric of a finished job; {near}"
+def _no_metric(metric: str, known: Iterable[str]) -> str:
+    near = nearest_names(metric, known)
+    return f"hydra.sweeper.metric={metric} is no metric of a finished job; {near}"
 
 
-def _direction(asked: str) -> Direction:
+def _direction(text: str) -> Direction:
     for known in _DIRECTIONS:
-        if asked == known:
+        if text == known:
             return known
-    near = nearest_names(asked, _DIRECTIONS)
-    raise SpecError(f"hydra.sweeper.direction={asked} does not exist; {near}")
+    near = nearest_names(text, _DIRECTIONS)
+    raise SpecError(f"hydra.sweeper.direction={text} does not exist; {near}")
 
 
 def _listed(given: object) -> list[str]:
     if isinstance(given, Sequence) and not isinstance(given, str):
-        return [str(one) for one in given]
+        return [str(item) for item in given]
     return [str(given)]
 
 
@@ -264,9 +264,9 @@ class Search:
         What was proposed before is passed over: it is no news to the sampler. So is, as a bad one,
         a proposal whose overrides are not `wanted`.
         """
-        found: list[Proposal] = []
+        proposals: list[Proposal] = []
         in_vain, size = 0, self._space.size()
-        while len(found) < most and (size is None or len(self._asked) < size):
+        while len(proposals) < most and (size is None or len(self._asked) < size):
             if in_vain >= _PATIENCE:
                 if size is None:
                     break
@@ -281,13 +281,13 @@ class Search:
                 self._tell(trial.number, None, failed=known)
                 continue
             in_vain = 0
-            found.append(Proposal(trial.number, self._jobs, overrides))
+            proposals.append(Proposal(trial.number, self._jobs, overrides))
             self._jobs += 1
-        return found
+        return proposals
 
     def _unasked(self) -> dict[str, int]:
         """Return the first combination that was never proposed, of a space that has an end."""
-        for values in product(*(places(one) for one in self._space.dimensions)):
+        for values in product(*(places(dimension) for dimension in self._space.dimensions)):
             if self._space.at(values) not in self._asked:
                 return dict(zip(self._distributions, values, strict=True))
         raise AssertionError("all combinations were proposed")
@@ -298,8 +298,8 @@ class Search:
         Raises `SpecError` when the first few that finished have none: the metric is a mistake.
         """
         values = [_number(goal.metric, end) for goal in self._goals] if _is_done(end) else [None]
-        found = tuple(value for value in values if value is not None)
-        if len(found) < len(values):
+        numbers = tuple(value for value in values if value is not None)
+        if len(numbers) < len(values):
             self._tell(proposal.trial, None)
             if _is_done(end):
                 self._lacking.append(end)
@@ -309,8 +309,8 @@ class Search:
             if len(self._lacking) >= _LACKING and not named:
                 self.refuse_unknown()
             return
-        self._tell(proposal.trial, found)
-        self._trials.append(Trial(proposal.job, proposal.overrides, found))
+        self._tell(proposal.trial, numbers)
+        self._trials.append(Trial(proposal.job, proposal.overrides, numbers))
 
     def refuse_unknown(self) -> None:
         """Raise `SpecError` when jobs finished, but none of them with a number for each goal."""
@@ -318,10 +318,10 @@ class Search:
             return
         last = self._lacking[-1]
         metrics = {name for name in last.metrics if _number(name, last) is not None}
-        asked = next(goal.metric for goal in self._goals if goal.metric not in metrics)
+        missing = next(goal.metric for goal in self._goals if goal.metric not in metrics)
         raise SpecError(
-            f"hydra.sweeper.metric={asked} is a number of no finished job;"
-            f" {nearest_names(asked, sorted(metrics))}"
+            f"hydra.sweeper.metric={missing} is a number of no finished job;"
+            f" {nearest_names(missing, sorted(metrics))}"
         )
 
     def _tell(self, number: int, values: Sequence[float] | None, *, failed: bool = False) -> None:
@@ -343,13 +343,13 @@ class Search:
         kept: list[Trial] = []
         for trial in sorted(self._trials, key=lambda trial: trial.job):
             if not any(self._as_good(other, trial) for other in kept):
-                kept = [one for one in kept if not self._as_good(trial, one)]
+                kept = [earlier for earlier in kept if not self._as_good(trial, earlier)]
                 kept.append(trial)
         return kept
 
-    def _as_good(self, one: Trial, other: Trial) -> bool:
+    def _as_good(self, trial: Trial, other: Trial) -> bool:
         """Return whether `one` is in no goal worse than `other`."""
-        triples = zip(self._goals, one.values, other.values, strict=True)
+        triples = zip(self._goals, trial.values, other.values, strict=True)
         return not any(goal.better(theirs, than=ours) for goal, ours, theirs in triples)
 
 
@@ -359,9 +359,9 @@ def _is_done(end: JobEnd) -> bool:
 
 def _number(metric: str, end: JobEnd) -> float | None:
     """Return the metric as the tracker keeps it, so that a result told again is the same."""
-    found = end.metrics.get(metric)
+    value = end.metrics.get(metric)
     # A file has none where the number was not finite.
-    return float(f"{found:.7g}") if found is not None and math.isfinite(found) else None
+    return float(f"{value:.7g}") if value is not None and math.isfinite(value) else None
 
 
 @contextmanager

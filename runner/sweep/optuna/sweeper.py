@@ -14,12 +14,11 @@ from runner.job.identity import without_elsewhere
 from runner.job.swept_job import Job
 from runner.job.values import deciding, for_jobs
 from runner.output.terminal import counted, show
-from runner.sweep.about import command_line
-from runner.sweep.composition import compose_one, make_job
-from runner.sweep.loading import SweepLoad
+from runner.sweep.composition import SweepLoad, compose_one, make_job
 from runner.sweep.optuna.space import Space, keys_of, read_space
 from runner.sweep.optuna.study import Goal, Search, Trial, read_goals, refuse_unknown_metrics
-from runner.sweep.session import About, Session
+from runner.sweep.parent_run import SweepSpec, command_line
+from runner.sweep.session import Session, opened_session
 from runner.sweep.sum_up import sum_up
 from runner.sweep.where import parse_where
 
@@ -59,21 +58,19 @@ def run_optuna(
 
     """
     if importlib.util.find_spec("optuna") is None:
-        raise SpecError(
-            "hydra/sweeper=optuna needs optuna; pip install -c constraints.txt '.[optuna]'"
-        )
+        raise SpecError("hydra/sweeper=optuna needs optuna; pip install 'fxpart[optuna]'")
     sweeper = _plain(config.hydra.sweeper)
     settings = _settings(sweeper)
     refuse_unknown_metrics(settings.goals)
     zips = _plain(config.zip) if config.zip else None
-    asked = read_space(arguments, sweeper["params"], zips, context.config_loader)
-    space = replace(asked, fixed=for_jobs(asked.fixed))
+    whole = read_space(arguments, sweeper["params"], zips, context.config_loader)
+    space = replace(whole, fixed=for_jobs(whole.fixed))
     search = Search(space, settings.goals, settings.sampler, settings.seed)
     jobs = _Jobs(context, config)
     # Each file is read now: an edit of conf/ changes nothing in a search that has begun.
     samples = [jobs.of(overrides).key for overrides in space.samples()]
-    about = _about(config, arguments, space, settings, samples)
-    with Session(config, task_function, about) as session:
+    spec = _spec(config, arguments, space, settings, samples)
+    with opened_session(config, task_function, spec) as session:
         has_more = _run(search, settings, session, jobs)
         best = search.best()
         if best:
@@ -107,13 +104,13 @@ def _settings(sweeper: dict[str, Any]) -> _Settings:
     )
 
 
-def _about(
+def _spec(
     config: "DictConfig",
     arguments: Sequence[str],
     space: Space,
     settings: _Settings,
     samples: Sequence[str],
-) -> About:
+) -> SweepSpec:
     """Return what the sweep is; with more trials it is the same, and goes on.
 
     `samples` are keys of jobs of it, which differ where a file or the code has changed.
@@ -131,14 +128,14 @@ def _about(
         "experiment": experiment,
     }
     size = space.size()
-    hydras = [str(one) for one in config.hydra.overrides.hydra]
-    return About(
+    of_hydra = [str(override) for override in config.hydra.overrides.hydra]
+    return SweepSpec(
         title=f"{experiment or 'sweep'} optuna: {' · '.join(keys)}",
         key=stable_digest(identity)[:16],
         swept=tuple(keys),
         overrides=without_elsewhere(arguments),
         total=min(settings.n_trials, size) if size is not None else settings.n_trials,
-        command=command_line([*(one for one in hydras if one.startswith(_OURS)), *arguments]),
+        command=command_line([*(text for text in of_hydra if text.startswith(_OURS)), *arguments]),
         question=config.question,
         experiment=experiment,
     )
@@ -177,9 +174,11 @@ def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> 
         proposals = search.ask(most, jobs.wants) if in_vain < _PATIENCE else []
         if not proposals:
             return False
-        asked = [replace(jobs.of(one.overrides), index=one.job) for one in proposals]
+        proposed = [
+            replace(jobs.of(proposal.overrides), index=proposal.job) for proposal in proposals
+        ]
         # In the order of asking, whichever ended first: else the next proposals would differ.
-        for proposal, end in zip(proposals, session.run(asked), strict=True):
+        for proposal, end in zip(proposals, session.run(proposed), strict=True):
             search.tell(proposal, end)
         in_vain = in_vain + 1 if len(session.ends) == done else 0
     return True
@@ -198,7 +197,7 @@ def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs
     }
     # What is not known is said so too: an earlier command may have known another best.
     with suppress(TrackingError):  # the end of the sweep says so
-        session.tracker.log_sweep(session.ids.parent_run, metrics=metrics, tags=tags)
+        session.tracker.log_sweep(session.parent.ids.parent_run, metrics=metrics, tags=tags)
 
 
 def _lines(

@@ -18,8 +18,7 @@ from runner.config.paths import conf_dir
 from runner.experiment.experiment import check, model_spec
 from runner.experiment.topology import build_topology
 from runner.sweep.axes import Axis, read_axes
-from runner.sweep.composition import Composed, compose_grid
-from runner.sweep.loading import SweepLoad
+from runner.sweep.composition import Composed, SweepLoad, compose_grid
 from tests.runner.command import OWN
 from tests.runner.several import run_several
 

@@ -1,8 +1,9 @@
 """Sweeps composed in a user's folder, whose files are made to hang together."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import initialize_config_dir
@@ -15,8 +16,7 @@ from runner.config import choices
 from runner.config import read as config
 from runner.config.paths import conf_dir
 from runner.sweep.axes import read_axes
-from runner.sweep.composition import Composed, Load, compose_grid, compose_one
-from runner.sweep.loading import SweepLoad
+from runner.sweep.composition import Composed, Load, SweepLoad, compose_grid, compose_one
 
 FILES = {
     # Says what kl_based says anyway: whoever compares values alone does not see it.
@@ -49,9 +49,9 @@ class CountedLoad(SweepLoad):
 
     full = 0
 
-    def __call__(self, overrides: Sequence[str]) -> DictConfig:
+    def in_full(self, overrides: Sequence[str]) -> tuple[DictConfig, Mapping[str, Any]]:
         self.full += 1
-        return super().__call__(overrides)
+        return super().in_full(overrides)
 
 
 class Scene:
@@ -68,9 +68,9 @@ class Scene:
     def grid(self, load: Load, *overrides: str) -> list[Composed]:
         return compose_grid(load, *read_axes(choices.quoted_overrides(overrides), None, None, None))
 
-    def hydras(self, overrides: Sequence[str]) -> DictConfig:
+    def hydras(self, overrides: Sequence[str]) -> tuple[DictConfig, Mapping[str, Any]]:
         """Return a job composed on its own, by Hydra alone."""
-        return self.load()(overrides)
+        return self.load().in_full(overrides)
 
 
 @contextmanager

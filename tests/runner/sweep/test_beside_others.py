@@ -11,7 +11,7 @@ import pytest
 from fxpart.errors import SpecError
 from runner.config.sections import TrackingConfig
 from runner.sweep import session
-from runner.sweep.one_job import run_job_file
+from runner.sweep.launching import run_job_file
 from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
 from tests.runner.sweep.launchers.driven import wait_for
 from tests.runner.sweep.sweeping import sweep
@@ -167,10 +167,14 @@ def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
     assert sweep(*common, factories, "mode=kl_based") == 0
     runs = tracked_runs(here, "tags.kind = 'run'")
     assert Counter(one.info.status for one in runs) == {"FINISHED": 2}
-    # The sweep that died has the result, too.
-    assert sorted(len(one.data.tags["sweeps"].split()) for one in runs) == [1, 2]
     (dead,) = tracked_runs(here, "tags.kind = 'cut_off'")
     assert dead.info.status == "KILLED"
+    # The sweep that died is started again: it has the result, too, and closes its own run.
+    assert sweep(*theirs[1:]) == 0
+    runs = tracked_runs(here, "tags.kind = 'run'")
+    assert sorted(len(one.data.tags["sweeps"].split()) for one in runs) == [1, 1, 2]
+    parents = tracked_runs(here, "tags.kind = 'sweep'")
+    assert [one.info.status for one in parents] == ["FINISHED"] * 2
 
 
 @pytest.mark.usefixtures("store")
@@ -187,7 +191,7 @@ def test_a_lost_job_that_another_sweep_settles_meanwhile_is_not_lost(
             assert run(here, "-m", *swept, "mode=size_based,single,kl_based").code == 0
         return "they are gone"
 
-    monkeypatch.setattr(session, "run_elsewhere", loses_all)
+    monkeypatch.setattr(session, "launch", loses_all)
     assert sweep(*swept, "hydra/launcher=joblib") == 0
     assert capsys.readouterr().err.splitlines()[-1].startswith("2 of 2 jobs done (2 before)")
     assert len(tracked_runs(here, "tags.kind = 'run'")) == 3

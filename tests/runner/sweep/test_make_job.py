@@ -5,8 +5,8 @@ from dataclasses import replace
 from fxpart.errors import SpecError
 from runner.experiment.experiment import model_spec
 from runner.job.identity import Choices, config_key, inputs_key
-from runner.sweep.about import command_line
 from runner.sweep.composition import Composed, make_job
+from runner.sweep.parent_run import command_line
 from tests.runner.composed import read
 
 CHOICES = Choices("gpt2", "single", "2x16gb", "pcie4")

@@ -5,7 +5,7 @@ import pytest
 from runner.job.swept_job import JobEnd
 from runner.output import countdown
 from runner.output.countdown import time_text
-from runner.sweep.progress import SweepProgress
+from runner.sweep.session import SweepProgress
 
 
 def _end(status: str, *, known: bool = False) -> JobEnd:
@@ -14,9 +14,10 @@ def _end(status: str, *, known: bool = False) -> JobEnd:
 
 def test_a_log_gets_one_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     with SweepProgress(6) as jobs:
-        jobs.add(_end("finished", known=True))
+        jobs.add("known", _end("finished", known=True))
         for status in ("finished", "infeasible", "failed", "lost"):
-            jobs.add(_end(status))
+            jobs.add(status, _end(status))
+            jobs.add(status, _end(status))  # heard of twice, by its file and at the end
     said = capsys.readouterr().err
     assert said == "5 of 6 jobs done (1 before, 1 does not fit, 2 failed) in 0 s\n"
 
@@ -26,7 +27,7 @@ def test_an_interrupt_is_said_by_the_end_of_the_command(
 ) -> None:
     jobs = SweepProgress(6)
     jobs.__enter__()
-    jobs.add(_end("finished"))
+    jobs.add("one", _end("finished"))
     jobs.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None)
     assert capsys.readouterr().err == ""
     assert jobs.tally == "1 of 6 jobs done"
@@ -39,9 +40,9 @@ def test_a_long_sweep_says_how_far_it_is(
     monkeypatch.setattr(countdown, "monotonic", lambda: clock[0])
     with SweepProgress(6) as jobs:
         # The first one captures the model, too.
-        for took_s in (100, 40, 40, 40):
+        for key, took_s in enumerate((100, 40, 40, 40)):
             clock[0] += took_s
-            jobs.add(_end("finished"))
+            jobs.add(str(key), _end("finished"))
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "1 of 6 jobs done, 5 left",
@@ -59,8 +60,8 @@ def test_a_terminal_sees_a_bar(
 
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     with SweepProgress(2) as jobs:
-        jobs.add(_end("finished"))
-        jobs.add(_end("finished"))
+        jobs.add("one", _end("finished"))
+        jobs.add("two", _end("finished"))
     said = capsys.readouterr().err
     assert re.search(r"2 of 2 jobs done in 0 s\n$", said)
 

@@ -20,10 +20,13 @@ from hydra.types import HydraContext
 from omegaconf import DictConfig, OmegaConf
 
 from runner.cli.ending import reported
-from runner.plugins.hydra_plugins.fxpart_joblib import JoblibLauncher
-from runner.plugins.hydra_plugins.fxpart_ray import RayLauncher
-from runner.plugins.hydra_plugins.fxpart_submitit import LocalLauncher, SlurmLauncher
-from runner.sweep.launchers.work import SpreadLauncher
+from runner.plugins.hydra_plugins.fxpart_plugins import (
+    JoblibLauncher,
+    LocalLauncher,
+    RayLauncher,
+    SlurmLauncher,
+    SpreadLauncher,
+)
 
 LAUNCHERS: dict[str, type[SpreadLauncher]] = {
     "joblib": JoblibLauncher,

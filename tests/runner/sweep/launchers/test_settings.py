@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 
 from fxpart.errors import SpecError
 from runner.sweep.launchers import ray_address
-from runner.sweep.launchers.extras import needs, prefer_own_launchers
 from runner.sweep.launchers.joblib_workers import worker_count
 from runner.sweep.launchers.ray_address import answers_http2, check_address
 from runner.sweep.launchers.ray_tasks import over_ray
 from runner.sweep.launchers.submitit_jobs import deal, over_local, over_slurm
-from runner.sweep.launchers.work import Ticket, Work
+from runner.sweep.launchers.work import Ticket, Work, needs, prefer_own_launchers
 from runner.sweep.launchers.worker import environment, thread_counts
 from tests.runner.sweep.launchers.driven import settings
 
@@ -87,7 +86,7 @@ def test_an_extra_that_is_not_installed() -> None:
     with pytest.raises(SpecError) as caught, needs("ray", "no_such_package", "ray"):
         import no_such_package.inside  # type: ignore[import-not-found]  # noqa: F401
     assert str(caught.value) == (
-        "hydra/launcher=ray needs no_such_package; pip install -c constraints.txt '.[ray]'"
+        "hydra/launcher=ray needs no_such_package; pip install 'fxpart[ray]'"
     )
 
 

@@ -4,14 +4,14 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from fxpart.errors import SpecError
-from runner.sweep.launchers.check_settings import check_cores, check_launcher
+from runner.sweep.check_settings import check_cores, check_launcher
 from tests.runner.composed import composed_with_hydra
 
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have all packages there: no launcher is started."""
-    monkeypatch.setattr("runner.sweep.launchers.check_settings.find_spec", lambda _: True)
+    monkeypatch.setattr("runner.sweep.check_settings.find_spec", lambda _: True)
     monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
@@ -114,7 +114,7 @@ def test_a_launcher_of_somebody_elses_is_not_read() -> None:
 
 
 def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("runner.sweep.launchers.check_settings.find_spec", lambda _: None)
+    monkeypatch.setattr("runner.sweep.check_settings.find_spec", lambda _: None)
     with pytest.raises(SpecError, match=r"hydra/launcher=ray needs ray; pip install .*\[ray\]"):
         check_launcher(_config("ray"))
     with pytest.raises(SpecError, match=r"submitit_slurm needs submitit; .*\[parallel\]"):

@@ -12,7 +12,7 @@ import pytest
 
 from runner.config.sections import TrackingConfig
 from runner.job.attempts import set_aside, set_aside_held
-from runner.job.locks import LOCKS_TAG, Locks, sweep_lock
+from runner.job.locks import LOCKS_TAG, Locks
 from runner.tracking import mlflow_tracker
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import RunLog, Tracker
@@ -55,48 +55,52 @@ def _tags(tracker: Tracker, run: RunLog) -> Mapping[str, str]:
 
 
 def test_what_another_folder_may_be_at_is_left_alone(tracker: Tracker, locks: Locks) -> None:
-    with _begun(tracker, None) as theirs, _begun(tracker, locks) as mine:
-        assert set_aside(tracker, ["abc"], locks, Path(), "mine", others=True) == {"abc": ("one",)}
-        assert (_tags(tracker, theirs)["kind"], _tags(tracker, mine)["kind"]) == ("run", "cut_off")
+    with _begun(tracker, None) as elsewhere, _begun(tracker, locks) as dead:
+        set_aside(tracker, ["abc"], locks, Path(), "mine")
+        kinds = [_tags(tracker, run)["kind"] for run in (elsewhere, dead)]
+        assert kinds == ["run", "cut_off"]
 
 
-def test_somebodys_single_run_is_left_alone(tracker: Tracker, locks: Locks) -> None:
+def test_a_single_run_is_left_alone(tracker: Tracker, locks: Locks) -> None:
     with _begun(tracker, locks, sweeps="") as single:
-        assert set_aside(tracker, ["abc"], locks, Path(), "mine", others=True) == {}
+        set_aside(tracker, ["abc"], locks, Path(), "mine")
         assert _tags(tracker, single)["kind"] == "run"
 
 
-@pytest.mark.parametrize("of", ["one", "two"])
-def test_under_the_lock_a_failure_is_set_aside_in_its_own_sweep(
-    tracker: Tracker, locks: Locks, of: str
+def test_a_job_that_another_process_is_at_is_left_alone(
+    tracker: Tracker, locks: Locks, folder: Path
+) -> None:
+    hold = "from pathlib import Path; from runner.job.locks import *"
+    hold += "\nwith Locks(Path.cwd()).held('abc'): print(flush=True); input()"
+    holder = [sys.executable, "-c", hold]
+    with _begun(tracker, locks) as run:
+        with subprocess.Popen(holder, cwd=folder, stdin=PIPE, stdout=PIPE, text=True) as at_work:
+            assert at_work.stdout
+            assert at_work.stdout.readline() == "\n"
+            set_aside(tracker, ["abc"], locks, Path(), "one")
+            assert _tags(tracker, run)["kind"] == "run"
+            at_work.communicate("\n")
+        set_aside(tracker, ["abc"], locks, Path(), "one")
+        assert _tags(tracker, run)["kind"] == "cut_off"
+
+
+def test_without_locks_nobody_knows_who_is_at_work(
+    tracker: Tracker, locks: Locks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Locks, "are_supported", False)
+    with _begun(tracker, locks) as run:
+        set_aside(tracker, ["abc"], locks, Path(), "one")
+        assert _tags(tracker, run)["kind"] == "run"
+
+
+@pytest.mark.parametrize("sweep", ["one", "two"])
+def test_a_failure_is_set_aside_in_its_own_sweep(
+    tracker: Tracker, locks: Locks, sweep: str
 ) -> None:
     with pytest.raises(ValueError, match="bad"), _begun(tracker, locks) as failed:
         raise ValueError("bad")
-    with locks.held("abc"):
-        aside = set_aside_held(tracker, "abc", locks, Path(), of)
-    assert aside == (("one",) if of == "one" else ())
-    assert _tags(tracker, failed)["kind"] == ("superseded" if of == "one" else "run")
-
-
-def test_a_failure_is_left_to_its_sweep_while_that_is_under_way(
-    tracker: Tracker, locks: Locks, folder: Path
-) -> None:
-    tracker.start_sweep("theirs", {"sweep_id": "one", "sweep_key": "their key"})
-    with pytest.raises(ValueError, match="bad"), _begun(tracker, locks):
-        raise ValueError("bad")
-
-    def aside(*, others: bool) -> Mapping[str, tuple[str, ...]]:
-        return set_aside(tracker, ["abc"], locks, Path(), "two", others=others)
-
-    hold = f"from runner.job.locks import *; Locks(Path.cwd()).take({sweep_lock('their key')!r})"
-    holder = [sys.executable, "-c", f"from pathlib import Path; {hold}; print(); input()"]
-    with subprocess.Popen(holder, cwd=folder, stdin=PIPE, stdout=PIPE, text=True) as under_way:
-        assert under_way.stdout
-        assert under_way.stdout.readline() == "\n"
-        assert aside(others=True) == {}
-        under_way.communicate("\n")
-    assert aside(others=False) == {}
-    assert aside(others=True) == {"abc": ("one",)}
+    set_aside(tracker, ["abc"], locks, Path(), sweep)
+    assert _tags(tracker, failed)["kind"] == ("superseded" if sweep == "one" else "run")
 
 
 def test_a_run_that_ended_while_the_store_was_gone_is_a_result(
@@ -110,7 +114,7 @@ def test_a_run_that_ended_while_the_store_was_gone_is_a_result(
     assert run.unsent
     assert run.unsent.is_file()
     with locks.held("abc"):
-        assert set_aside_held(tracker, "abc", locks, folder, "mine") == ()
+        set_aside_held(tracker, "abc", locks, folder, "mine")
     assert not run.unsent.exists()
     assert _tags(tracker, run)["kind"] == "run"
     assert set(tracker.settled("config_key", ["abc"])) == {"abc"}

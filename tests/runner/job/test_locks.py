@@ -18,9 +18,10 @@ locks = Locks(Path.cwd())
 HOLD = f"""
 {ASK}
 locks.count_begun()
-assert locks.take(sys.argv[1])
-print("held", flush=True)
-time.sleep(300)  # longer than the test: it is killed
+with locks.held(sys.argv[1], wait=False) as is_ours:
+    assert is_ours
+    print("held", flush=True)
+    time.sleep(300)  # longer than the test: it is killed
 """
 
 
@@ -38,15 +39,18 @@ def holder(tmp_path: Path) -> "subprocess.Popen[str]":
 def test_a_lock_falls_with_its_process(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:
     locks = Locks(tmp_path)
     assert locks.is_held_elsewhere("mine")
-    assert not locks.take("mine")
+    with locks.held("mine", wait=False) as is_ours:
+        assert not is_ours
     assert not locks.is_held_elsewhere("another")
     os.kill(holder.pid, signal.SIGKILL)
     holder.communicate()
     assert not locks.is_held_elsewhere("mine")
-    with locks.held("mine"):
+    asking = [sys.executable, "-c", f"{ASK}print(locks.is_held_elsewhere('mine'))"]
+    with locks.held("mine") as is_ours:
+        assert is_ours
         assert not locks.is_held_elsewhere("mine")
-        held = [sys.executable, "-c", f"{ASK}print(locks.take('mine'))"]
-        assert subprocess.check_output(held, cwd=tmp_path, text=True) == "False\n"
+        assert subprocess.check_output(asking, cwd=tmp_path, text=True) == "True\n"
+    assert subprocess.check_output(asking, cwd=tmp_path, text=True) == "False\n"
 
 
 def test_what_others_begun_is_counted(tmp_path: Path, holder: "subprocess.Popen[str]") -> None:

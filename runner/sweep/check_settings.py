@@ -1,4 +1,4 @@
-"""The settings of our launchers, read before any job starts: one that is wrong fails all jobs."""
+"""The settings of our sweepers and launchers, read before any job: a wrong one fails all jobs."""
 
 import os
 from collections.abc import Mapping
@@ -7,48 +7,41 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, nearest_names
-from runner.sweep.launchers.extras import needs
+from runner.config.paths import conf_dir
 from runner.sweep.launchers.ray_address import LOCAL, address_of, check_address
-from runner.sweep.launchers.slurm_queue import refuse_without_slurm
+from runner.sweep.launchers.submitit_jobs import refuse_without_slurm
+from runner.sweep.launchers.work import needs
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["check_cluster", "check_cores", "check_launcher"]
+__all__ = ["check_cluster", "check_cores", "check_launcher", "check_sweeper"]
 
 
-# Whether Ray could run a job at all, asked before anything of a sweep is kept.
-
-
-def check_cluster(given: Mapping[str, Any]) -> None:
-    """Connect to a cluster that is there already, for the sweep to come; one here starts later.
+def check_sweeper(config: "DictConfig") -> None:
+    """Refuse settings of the chosen sweeper that it does not have.
 
     Raises:
-        SpecError: in one line, where nobody answers or Ray cannot connect.
+        SpecError: in one line.
 
     """
-    init = given["init"]
-    address = address_of(init)
-    if address == LOCAL:
-        return
-    check_address(address)
-    from runner.sweep.launchers.ray_apart import connect_apart
+    from omegaconf import DictConfig, OmegaConf
 
-    connect_apart(init)
-
-
-def check_cores(given: Mapping[str, Any]) -> None:
-    """Refuse jobs that ask for more cores than a cluster of this machine is given: Ray waits."""
-    named = given["init"].get("num_cpus")
-    there = os.cpu_count() if named is None else named  # Ray takes no more by itself
-    asked = given["remote"].get("num_cpus", 1)  # Ray's own number where none is given
-    if address_of(given["init"]) == LOCAL and asked and there is not None and asked > there:
-        what = f"the {there} of this machine"
-        if named is not None:
-            what = f"hydra.launcher.init.num_cpus={named}"
+    # A choice of the user's may name a sweeper of ours.
+    section = config.hydra.sweeper
+    shipped = map(OmegaConf.load, sorted((conf_dir() / "hydra" / "sweeper").glob("*.yaml")))
+    known = next(
+        (settings for settings in shipped if settings._target_ == section.get("_target_")), section
+    )
+    for name in section:
+        if name not in known:
+            near = nearest_names(str(name), map(str, known))
+            raise SpecError(f"hydra.sweeper.{name} does not exist; {near}")
+    params = section.get("params")
+    if params is not None and not isinstance(params, DictConfig):
         raise SpecError(
-            f"hydra.launcher.remote.num_cpus={asked:g} is more than {what}; no job could start; ask"
-            " for fewer, or give the cluster more"
+            f"hydra.sweeper.params={params} must be keys with their values, such as"
+            " 'hydra.sweeper.params={devices: \"2x16gb,4x16gb\"}'"
         )
 
 
@@ -119,10 +112,10 @@ _RULES: Mapping[str, _Rules] = {
     },
 }
 _TARGETS = {
-    "hydra_plugins.fxpart_joblib.JoblibLauncher": "joblib",
-    "hydra_plugins.fxpart_ray.RayLauncher": "ray",
-    "hydra_plugins.fxpart_submitit.LocalLauncher": "submitit_local",
-    "hydra_plugins.fxpart_submitit.SlurmLauncher": "submitit_slurm",
+    "hydra_plugins.fxpart_plugins.JoblibLauncher": "joblib",
+    "hydra_plugins.fxpart_plugins.RayLauncher": "ray",
+    "hydra_plugins.fxpart_plugins.LocalLauncher": "submitit_local",
+    "hydra_plugins.fxpart_plugins.SlurmLauncher": "submitit_slurm",
 }
 _OPEN = ("submitit_local", "submitit_slurm")
 """Which take settings of submitit's that are not in our files; submitit itself refuses others."""
@@ -149,23 +142,23 @@ def check_launcher(config: "DictConfig") -> None:
     launcher = _TARGETS.get(str(section.get("_target_")))
     if launcher is None:
         return
-    given: Any = OmegaConf.to_container(section, resolve=True)
+    settings: Any = OmegaConf.to_container(section, resolve=True)
     for path, rule in _RULES[launcher].items():
-        rule.refuse(path, _at(given, path))
+        rule.refuse(path, _at(settings, path))
     _need(launcher)
     if launcher not in _OPEN:
-        _refuse_unknown(given, launcher)
+        _refuse_unknown(settings, launcher)
     if launcher == "joblib":
-        _check_workers(given["n_jobs"])
+        _check_workers(settings["n_jobs"])
     elif launcher == "ray":
-        check_cores(given)
-        check_cluster(given)
+        check_cores(settings)
+        check_cluster(settings)
     elif launcher == "submitit_slurm":
         refuse_without_slurm()
 
 
-def _at(given: Mapping[str, Any], path: str) -> object:
-    value: Any = given
+def _at(settings: Mapping[str, Any], path: str) -> object:
+    value: Any = settings
     for key in path.split("."):
         if not isinstance(value, Mapping):
             above = path.rpartition(".")[0]
@@ -184,9 +177,9 @@ def _need(launcher: str) -> None:
             raise ModuleNotFoundError(name=package)
 
 
-def _refuse_unknown(given: Mapping[str, Any], launcher: str) -> None:
+def _refuse_unknown(settings: Mapping[str, Any], launcher: str) -> None:
     known = {path.partition(".")[0] for path in _RULES[launcher]}
-    for key in given:
+    for key in settings:
         if key not in known and not key.startswith("_"):
             raise SpecError(f"{_SECTION}.{key} does not exist; {nearest_names(key, known)}")
 
@@ -203,3 +196,38 @@ def _shown(value: object) -> str:
     """Return `value` as it is typed."""
     words = {None: "null", True: "true", False: "false"}
     return words[value] if value is None or isinstance(value, bool) else str(value)
+
+
+# Whether Ray could run a job at all: it would wait for ever, or try for long.
+
+
+def check_cluster(settings: Mapping[str, Any]) -> None:
+    """Connect to a cluster that is there already, for the sweep to come; one here starts later.
+
+    Raises:
+        SpecError: in one line, where nobody answers or Ray cannot connect.
+
+    """
+    init = settings["init"]
+    address = address_of(init)
+    if address == LOCAL:
+        return
+    check_address(address)
+    from runner.sweep.launchers.ray_apart import connect_apart
+
+    connect_apart(init)
+
+
+def check_cores(settings: Mapping[str, Any]) -> None:
+    """Refuse jobs that ask for more cores than a cluster of this machine is given: Ray waits."""
+    named = settings["init"].get("num_cpus")
+    cores = os.cpu_count() if named is None else named  # Ray takes no more by itself
+    wanted = settings["remote"].get("num_cpus", 1)  # Ray's own number where none is given
+    if address_of(settings["init"]) == LOCAL and wanted and cores is not None and wanted > cores:
+        what = f"the {cores} of this machine"
+        if named is not None:
+            what = f"hydra.launcher.init.num_cpus={named}"
+        raise SpecError(
+            f"hydra.launcher.remote.num_cpus={wanted:g} is more than {what}; no job could start;"
+            " ask for fewer, or give the cluster more"
+        )

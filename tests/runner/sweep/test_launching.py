@@ -10,7 +10,8 @@ from runner.config.sections import TrackingConfig
 from runner.job.identity import Choices
 from runner.job.swept_job import SweepIds
 from runner.sweep.composition import Composed, make_job
-from runner.sweep.snapshot import Placed, read_placed, write_placed
+from runner.sweep.launching import read_placed, write_placed
+from runner.sweep.one_job import Placed
 from tests.runner.composed import read
 
 
@@ -20,9 +21,8 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     config = replace(read("mode=single"), tracking=tracking)
     job = make_job(3, Composed(("mode=single",), config, choices, None))
     assert job.inputs is not None
-    placed = Placed(
-        job, tmp_path / "job", tmp_path, SweepIds("a", "b", ("c",), ("mode",)), tracking, True
-    )
+    ids = SweepIds("a", "b", ("mode",))
+    placed = Placed(job, tmp_path / "job", tmp_path, ids, tracking, True)
     path = tmp_path / "job.json"
     write_placed(path, placed)
     assert "secret" not in path.read_text()

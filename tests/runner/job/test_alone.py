@@ -8,10 +8,10 @@ import pytest
 
 from fxpart.errors import CacheError
 from runner.config.sections import TrackingConfig
-from runner.job import alone
-from runner.job.alone import at_work_alone, mark_cut_off_alone
+from runner.job import attempts
+from runner.job.attempts import at_work_alone, mark_cut_off_alone
 from runner.job.locks import Locks
-from runner.tracking.open_tracker import NoTracker, open_tracker
+from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import LoggedRun, Tracker
 from tests.runner.command import OWN, SMALL, run
 
@@ -19,8 +19,8 @@ MARKS = Path("outputs") / ".alone"
 AT_WORK = """
 import sys, time
 from pathlib import Path
-from runner.job.alone import at_work_alone
 from runner.config.sections import TrackingConfig
+from runner.job.attempts import at_work_alone
 from runner.tracking.open_tracker import open_tracker
 with at_work_alone(open_tracker(TrackingConfig(), Path.cwd()), Path.cwd()) as tags:
     print(tags["alone"], flush=True)
@@ -31,6 +31,10 @@ with at_work_alone(open_tracker(TrackingConfig(), Path.cwd()), Path.cwd()) as ta
 @pytest.fixture
 def tracker(store: Path, folder: Path) -> Tracker:
     return open_tracker(TrackingConfig(), folder)
+
+
+def nowhere(folder: Path) -> Tracker:
+    return open_tracker(TrackingConfig(name="none"), folder)
 
 
 def only_run(tracker: Tracker) -> LoggedRun:
@@ -64,7 +68,7 @@ def test_a_run_at_work_is_left_alone(folder: Path, tracker: Tracker) -> None:
         assert only_run(tracker).status == "RUNNING"
         process.kill()
         process.communicate()
-        mark_cut_off_alone(NoTracker(), folder)  # another store: not its run
+        mark_cut_off_alone(nowhere(folder), folder)  # another store: not its run
         assert (folder / MARKS / name).exists()
         mark_cut_off_alone(tracker, folder)
         assert only_run(tracker).status == "KILLED"
@@ -72,7 +76,7 @@ def test_a_run_at_work_is_left_alone(folder: Path, tracker: Tracker) -> None:
 
 
 def test_where_nothing_is_kept_nothing_is_found_out(tmp_path: Path) -> None:
-    with at_work_alone(NoTracker(), tmp_path) as tags:
+    with at_work_alone(nowhere(tmp_path), tmp_path) as tags:
         assert tags == {}
     assert not list(tmp_path.iterdir())
 
@@ -87,6 +91,18 @@ def test_a_folder_that_cannot_be_written_keeps_no_run_from_being_done(
         assert tags == {}
 
 
+def test_a_mark_that_cannot_be_written_leaves_no_lock_behind(
+    folder: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / MARKS).write_text("a file, where the folder of marks would be")
+    monkeypatch.setattr("secrets.token_hex", lambda _: "known")
+    with at_work_alone(tracker, folder) as tags:
+        assert tags == {}
+    ask = "from pathlib import Path; from runner.job.locks import Locks; import sys"
+    ask += "; sys.exit(Locks(Path.cwd()).is_held_elsewhere('alone known'))"
+    assert subprocess.run([sys.executable, "-c", ask], cwd=folder, check=False).returncode == 0
+
+
 def test_marks_that_say_nothing_are_left_alone(
     folder: Path, tracker: Tracker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +115,7 @@ def test_marks_that_say_nothing_are_left_alone(
     assert {mark.name for mark in (folder / MARKS).iterdir()} == set(marks)
     (folder / MARKS / "dead").write_text(text)
     for locks in (_no_locks, _Without):  # nobody can tell whether it is at work
-        monkeypatch.setattr(alone, "Locks", locks)
+        monkeypatch.setattr(attempts, "Locks", locks)
         mark_cut_off_alone(tracker, folder)
         assert (folder / MARKS / "dead").exists()
     monkeypatch.undo()
@@ -114,4 +130,4 @@ def _no_locks(_: Path) -> Locks:
 class _Without(Locks):
     """On a file system that has none."""
 
-    work = False
+    are_supported = False

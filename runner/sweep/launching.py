@@ -1,0 +1,231 @@
+"""Jobs in other processes: written as files, handed to a launcher, read and run where that says.
+
+Hydra's launchers compose each job again when it starts, from whatever ``conf/`` says by then. Here
+they get a loader that composes nothing: it points to the job's file.
+"""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fxpart.errors import FxpartError, SpecError, one_line
+from fxpart.support.json_file import read_document, what_is_wrong
+from runner.config.sections import Config, TrackingConfig
+from runner.config.tags import config_document, config_from_document
+from runner.job.identity import Choices
+from runner.job.job import RESULT_FILE
+from runner.job.swept_job import Job, JobEnd, SweepIds
+from runner.output.text_files import write_json
+from runner.sweep.launchers.work import why
+from runner.sweep.one_job import Placed, end_in_folder, run_placed
+from runner.tracking.open_tracker import open_tracker
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = [
+    "JOB_KEY",
+    "TRACKING_KEY",
+    "JobFileLoader",
+    "is_in_process",
+    "launch",
+    "read_placed",
+    "run_job_file",
+    "write_placed",
+]
+
+JOB_KEY = "job_file"
+"""Of the configuration that a launcher hands to a job: the path of its file."""
+TRACKING_KEY = "tracking"
+"""Of the same: where it is logged, which may hold a password and so stands in no file of ours."""
+
+_IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+_JOB_FILE = "job.json"
+_SCHEMA, _VERSION = "fxpart.job", 1
+_LOOK_S = 0.5
+"""Between two looks at which jobs have ended: no launcher of Hydra's tells meanwhile."""
+
+
+def is_in_process(config: "DictConfig") -> bool:
+    """Return whether the launcher that was chosen runs the jobs in this process."""
+    return str(config.hydra.launcher.get("_target_")) == _IN_PROCESS
+
+
+# In the sweep's own process.
+
+
+def launch(
+    placed: Sequence[Placed],
+    task_function: Callable[[Any], Any],
+    config: "DictConfig",
+    ended: Callable[[str, JobEnd], None],
+) -> str | None:
+    """Run the jobs with the launcher that `config` names; `ended` hears of each, by its key.
+
+    It hears of those alone that left a result. Returns in one line why the launcher broke off, None
+    if it came to its end.
+
+    Raises:
+        FxpartError: for a folder that cannot be written, or a launcher that can start nothing.
+
+    """
+    from hydra._internal.callbacks import Callbacks
+    from hydra.core.plugins import Plugins
+    from hydra.types import HydraContext
+
+    batch = []
+    for one in placed:
+        one.folder.mkdir(parents=True, exist_ok=True)
+        # What an earlier attempt left is not the end of this one.
+        (one.folder / RESULT_FILE).unlink(missing_ok=True)
+        path = one.folder / _JOB_FILE
+        write_placed(path, one)
+        batch.append([f"{JOB_KEY}={path}", *one.job.overrides])
+    loader: Any = JobFileLoader()
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=HydraContext(config_loader=loader, callbacks=Callbacks()),
+        task_function=task_function,
+        config=config,
+    )
+    with _watched(placed, ended):
+        try:
+            return why(launcher.launch(batch, initial_job_idx=0))
+        except FxpartError:
+            raise  # no job can be started at all
+        # Whatever a pool, a cluster or its client raises when a process is killed: the results of
+        # the other jobs matter more.
+        except Exception as error:
+            return one_line(error)
+
+
+@contextmanager
+def _watched(placed: Sequence[Placed], ended: Callable[[str, JobEnd], None]) -> Iterator[None]:
+    """Tell `ended` of each job that leaves a result, from another thread, and at last from here."""
+    left = list(placed)
+    stop = threading.Event()
+
+    def look() -> None:
+        for one in list(left):
+            end = end_in_folder(one.folder, one.sweep.sweep)
+            if end is not None:
+                left.remove(one)
+                ended(one.job.key, end)
+
+    def watch() -> None:
+        while not stop.wait(_LOOK_S):
+            look()
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        watcher.join()
+        look()
+
+
+class JobFileLoader:
+    """Takes the place of Hydra's composition in a launcher; travels to any process."""
+
+    def load_sweep_config(
+        self, master_config: "DictConfig", sweep_overrides: Sequence[str]
+    ) -> "DictConfig":
+        """Return Hydra's own part of `master_config`, and of the job where its file is.
+
+        The first of `sweep_overrides` is ``job_file=PATH``, the others are what the job is made of,
+        for the launcher's log.
+        """
+        from omegaconf import DictConfig, OmegaConf, open_dict
+
+        first, *overrides = sweep_overrides
+        path = Path(first.partition("=")[2])
+        composed = DictConfig(
+            {
+                "hydra": copy.deepcopy(master_config.hydra),
+                JOB_KEY: str(path),
+                TRACKING_KEY: copy.deepcopy(master_config.tracking),
+            }
+        )
+        OmegaConf.set_struct(composed, True)
+        with open_dict(composed):
+            composed.hydra.overrides.task = list(overrides)
+            composed.hydra.sweep.dir = str(path.parent.parent)
+            composed.hydra.sweep.subdir = path.parent.name
+        return composed
+
+
+# In the process of a job.
+
+
+def run_job_file(path: Path, tracking: TrackingConfig) -> str:
+    """Run the job that a launcher was given, and return its status.
+
+    It may start long after the sweep did, or after a sweep that is gone: what has a result by then
+    is not run again.
+    """
+    placed = read_placed(path, tracking)
+    tracker = open_tracker(placed.tracking, placed.root, must_answer=False)
+    return run_placed(placed, tracker, others_begun=None).status
+
+
+def write_placed(path: Path, placed: Placed) -> None:
+    """Write the job to `path`. Raises `CacheError` when the place cannot be written."""
+    job = placed.job
+    document = {
+        "schema": _SCHEMA,
+        "version": _VERSION,
+        "index": job.index,
+        "overrides": job.overrides,
+        "choices": asdict(job.choices),
+        "config": _without_tracking(job.config) if job.config else None,
+        "error": job.error,
+        "key": job.key,
+        "inputs": job.inputs,
+        "folder": placed.folder,
+        "root": placed.root,
+        "sweep": asdict(placed.sweep),
+        "resume": placed.resume,
+    }
+    write_json(path, document)
+
+
+def _without_tracking(config: Config) -> dict[str, object]:
+    document = config_document(config)
+    return {key: value for key, value in document.items() if key != TRACKING_KEY}
+
+
+def read_placed(path: Path, tracking: TrackingConfig) -> Placed:
+    """Return the job at `path`, to be logged by `tracking`.
+
+    Raises `SpecError` when the file is missing or damaged.
+    """
+    document = read_document(path, _SCHEMA, _VERSION)
+    try:
+        settings: Mapping[str, Any] | None = document["config"]
+        config = config_from_document(settings) if settings is not None else None
+        job = Job(
+            index=document["index"],
+            overrides=tuple(document["overrides"]),
+            choices=Choices(**document["choices"]),
+            config=replace(config, tracking=tracking) if config else None,
+            error=document["error"],
+            key=document["key"],
+            inputs=document["inputs"],
+        )
+        ids = document["sweep"]
+        return Placed(
+            job=job,
+            folder=Path(document["folder"]),
+            root=Path(document["root"]),
+            sweep=SweepIds(ids["sweep"], ids["parent_run"], tuple(ids["swept"])),
+            tracking=tracking,
+            resume=bool(document["resume"]),
+        )
+    except (KeyError, TypeError) as error:
+        wrong = what_is_wrong(error)
+        raise SpecError(f"{path} is damaged ({wrong}); start the sweep again") from error

@@ -1,0 +1,195 @@
+"""What a sweep is beside its jobs: its identity, its run in the tracker, and its folder."""
+
+import json
+import secrets
+import shlex
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxpart.errors import CacheError, SpecError
+from fxpart.support.whole_file import remove_abandoned
+from runner.config.paths import shown_path
+from runner.config.read import read_tracking
+from runner.errors import TrackingError
+from runner.job.attempts import mark_cut_off_alone
+from runner.job.identity import without_elsewhere
+from runner.job.job_identity import environment_tags
+from runner.job.locks import Locks, sweep_lock
+from runner.job.swept_job import SweepIds
+from runner.tracking.open_tracker import open_tracker
+from runner.tracking.tracker import LoggedRun, RunStatus, Tracker
+from runner.tracking.unsent import send_unsent
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["ParentRun", "SweepSpec", "command_line", "how_to_go_on", "opened_parent"]
+
+
+@dataclass(frozen=True, slots=True)
+class SweepSpec:
+    """What a sweep is, beside its jobs."""
+
+    title: str
+    key: str
+    """The sweep's identity: the same command finds what it began."""
+    swept: tuple[str, ...]
+    """The keys that have several values, in their order."""
+    overrides: tuple[str, ...]
+    total: int
+    """How many jobs there will be."""
+    command: str
+    """What to type to run it again."""
+    question: str = ""
+    experiment: str = ""
+    """The named experiment, where it is one."""
+
+
+def command_line(overrides: Sequence[str]) -> str:
+    """Return the command that runs the sweep of these overrides, its tracking left out."""
+    # What is for Hydra stays: another sweeper makes another sweep.
+    kept = without_elsewhere(overrides, ("tracking",))
+    return " ".join(["python -m runner -m", *map(shlex.quote, kept)])
+
+
+@dataclass(frozen=True, slots=True)
+class ParentRun:
+    """The run that stands for a sweep, open; without one where no store is kept."""
+
+    tracker: Tracker
+    root: Path
+    """Where the sweep was started."""
+    ids: SweepIds
+    folder: Path
+    """Where the folders of the jobs go."""
+    resume_hint: str
+    """How a sweep that is broken off goes on, in words that follow a semicolon."""
+    others_begun: int
+    """That of the `Locks`, from before the store was asked anything."""
+    problems: list[str]
+    """What went wrong with the sweep itself."""
+
+
+@contextmanager
+def opened_parent(config: "DictConfig", spec: SweepSpec, root: Path) -> Iterator[ParentRun]:
+    """Hold the sweep's lock, and have its parent run open, which is found or made.
+
+    It is closed as killed if the sweep is broken off.
+
+    Raises:
+        SpecError: when another process is at the same sweep.
+        TrackingError: for a store that does not work.
+
+    """
+    tracker = open_tracker(read_tracking(config.tracking), root)
+    locks = Locks(root)  # after the store: one that is refused leaves nothing behind
+    with locks.held(sweep_lock(spec.key), wait=False) as is_ours:
+        if not is_ours:
+            raise SpecError(
+                f"another process is at this sweep ({spec.title}); wait until it ends, or stop it"
+            )
+        parent = _found_or_made(config, spec, tracker, root, locks.others_begun)
+        status: RunStatus = "KILLED"
+        try:
+            yield parent
+            status = "FINISHED"
+        finally:
+            try:
+                tracker.finish_sweep(parent.ids.parent_run, status)
+            except TrackingError as gone:
+                # The results matter more, as what broke the sweep does.
+                parent.problems.append(str(gone))
+
+
+def _found_or_made(
+    config: "DictConfig", spec: SweepSpec, tracker: Tracker, root: Path, others_begun: int
+) -> ParentRun:
+    earlier = _earlier(spec, tracker, root) if config.resume else None
+    folder = _folder(config, earlier)
+    _remove_half_written(config, folder, root)
+    # Nothing below fails once the run is open: it would stay so.
+    if earlier:
+        tracker.reopen_sweep(earlier.run_id)
+        ids = SweepIds(earlier.tags["sweep_id"], earlier.run_id, spec.swept)
+    else:
+        sweep = secrets.token_hex(8)
+        run_id = tracker.start_sweep(spec.title, _tags(spec, sweep, folder))
+        # Where nothing is kept, the files of an earlier start are known by the same id.
+        ids = SweepIds(sweep if run_id else spec.key, run_id, spec.swept)
+    is_lost = ids.parent_run is None and not _asks_for_folder(config)
+    hint = how_to_go_on(resumes=bool(config.resume), needs_folder=folder if is_lost else None)
+    return ParentRun(tracker, root, ids, folder, hint, others_begun, [])
+
+
+def _earlier(spec: SweepSpec, tracker: Tracker, root: Path) -> LoggedRun | None:
+    """Return the newest run of the sweep; what earlier commands left in the folder is settled."""
+    send_unsent(root / "outputs", tracker)
+    mark_cut_off_alone(tracker, root)
+    runs = tracker.runs({"kind": "sweep", "sweep_key": spec.key})
+    return runs[-1] if runs else None
+
+
+def _folder(config: "DictConfig", earlier: LoggedRun | None) -> Path:
+    """Make the folder that is asked for, or else was before; tell it to launchers, who use it."""
+    from omegaconf import open_dict
+
+    folder = Path(str(config.hydra.sweep.dir)).resolve()
+    if earlier and not _asks_for_folder(config):
+        before = Path(earlier.tags.get("folder", ""))
+        folder = before if before.is_absolute() and before.is_dir() else folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"cannot write {folder}: {error.strerror}; choose another folder with hydra.sweep.dir="
+        ) from error
+    with open_dict(config):
+        config.hydra.sweep.dir = str(folder)
+    return folder
+
+
+def _asks_for_folder(config: "DictConfig") -> bool:
+    overrides = config.hydra.overrides.hydra
+    return any(str(override).startswith("hydra.sweep.dir=") for override in overrides)
+
+
+def _remove_half_written(config: "DictConfig", folder: Path, root: Path) -> None:
+    """Remove what dead processes were writing; in the folder of a job the job does that itself."""
+    from omegaconf import OmegaConf
+
+    cache = OmegaConf.select(config, "capture.cache_dir", throw_on_resolution_failure=False)
+    for place in (folder, root / "outputs", *([Path(str(cache))] if cache else [])):
+        remove_abandoned(place)
+
+
+def _tags(spec: SweepSpec, sweep: str, folder: Path) -> dict[str, str]:
+    """Return the tags of the run that stands for the sweep whose id is `sweep`."""
+    tags = {
+        "kind": "sweep",
+        "sweep_id": sweep,
+        "sweep_key": spec.key,
+        "swept": json.dumps(spec.swept),
+        "folder": str(folder),
+        "overrides": json.dumps(spec.overrides),
+        "command": spec.command,
+        "question": spec.question,
+        "experiment": spec.experiment,
+        **environment_tags(),
+    }
+    return {name: text for name, text in tags.items() if text}
+
+
+def how_to_go_on(*, resumes: bool, needs_folder: Path | None) -> str:
+    """Return what to type, in words that follow a semicolon.
+
+    `resumes` is whether the command takes up earlier results; `needs_folder` is the folder of
+    results that the next command is to be told of, since no store keeps them.
+    """
+    changes = [] if resumes else ["without resume=false"]
+    if needs_folder is not None:
+        changes.append(f"with hydra.sweep.dir={shown_path(needs_folder)}")
+    text = " and ".join(changes)
+    return f"the same command{' ' if text else ''}{text} goes on"
