@@ -94,10 +94,9 @@ def _machine(devices: str) -> tuple[Topology, LatencyModel]:
 
 
 def _kept(file: str) -> OpGraph:
-    kept = read_graph(Path(file))
-    if kept is None:
+    graph = read_graph(Path(file))
+    if graph is None:
         raise SystemExit(f"{file} holds no graph; capture it first")
-    graph, _ = kept
     return graph
 
 

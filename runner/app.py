@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from runner.config.sections import Config
-    from runner.job.job import JobIdentity, Outcome
+    from runner.job.identity import JobIdentity
+    from runner.job.job import Outcome
 
 __all__ = ["main"]
 
@@ -108,8 +109,8 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
 
     from runner.cli.arguments import refuse_sweep_settings
     from runner.config.read import read_config, read_tracking
-    from runner.job.identity import Choices
-    from runner.job.job import JobIdentity, is_kept, keep_failure
+    from runner.job.identity import Choices, JobIdentity
+    from runner.job.job import is_kept, keep_failure
 
     hydra_config = HydraConfig.get()
     chosen = hydra_config.runtime.choices

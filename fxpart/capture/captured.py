@@ -1,9 +1,11 @@
-"""A model's graph: from the cache when it is there, else built, captured and kept.
+"""A model's graph, of one size or in symbols: from the cache, or captured and kept.
 
-Torch is imported only when a capture is needed: a warm start costs a file's reading.
+Torch is imported only when a capture is needed: a warm start reads one file.
 """
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +18,7 @@ from fxpart.capture.cache import (
     write_graph,
     write_symbolic,
 )
-from fxpart.capture.models.factory_source import factory_as_read, factory_place, loaded_sources
-from fxpart.capture.models.files_read import files_read_by, note_files
+from fxpart.capture.models.factory_source import factory_as_imported
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.symbolic.dims import SymbolicDim
 from fxpart.core.granularity import check_level
@@ -40,17 +41,51 @@ __all__ = [
 ]
 
 
+SYMBOLIC = {"none": (), "batch": ("batch",), "batch_and_seq_len": ("batch", "seq_len")}
+"""What ``capture.symbolic`` may be, and the symbols that it names."""
+_FIELDS = {"batch": "batch_size", "seq_len": "seq_len"}
+"""The field of `ModelSpec` that each symbol takes the place of."""
+_EXAMPLE = 4
+"""What each symbol is, or is near, in the example inputs of the capture that all sizes share."""
 _USUAL = StepOptions()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CapturedGraph:
-    """A graph and how it was come by."""
+    """A graph, and whether it was captured now."""
 
     graph: OpGraph
     seconds: float
     """Time to read it, or to build and capture it."""
     from_cache: bool
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class CapturedSymbolic:
+    """A graph in symbols, and whether it was captured now."""
+
+    symbolic: SymbolicGraph
+    """Its `SymbolicGraph.value_batch_dim` is that of `fxpart.analyze_batch_dims`."""
+    seconds: float
+    """Time to read it, or to build and capture it."""
+    from_cache: bool
+
+
+def step_key(phase: str, *, train_mode: bool, options: StepOptions) -> dict[str, object]:
+    """Return what of a training step decides its graph beside the model; empty in inference."""
+    return {"train_mode": train_mode, **asdict(options)} if phase == "training" else {}
+
+
+def symbols_named(name: str) -> tuple[str, ...]:
+    """Return the symbols that a choice of `SYMBOLIC` names.
+
+    Raises:
+        SpecError: for another choice.
+
+    """
+    if name not in SYMBOLIC:
+        raise SpecError(f"capture.symbolic={name} does not exist; {nearest_names(name, SYMBOLIC)}")
+    return SYMBOLIC[name]
 
 
 def captured_graph(
@@ -69,7 +104,7 @@ def captured_graph(
 
     Raises:
         SpecError: for a model, an input shape, a level or a phase that does not exist.
-        CaptureError: for a model that cannot be built or captured.
+        CaptureError: for a model that cannot be built or captured, or whose files change meanwhile.
         CacheError: when the cache cannot be written.
 
     """
@@ -78,24 +113,28 @@ def captured_graph(
     begin = time.perf_counter()
     step = step_key(phase, train_mode=train_mode, options=options)
     path = cached_path(cache_dir, cache_key(spec.key(), level, phase, step)) if cache_dir else None
-    kept = read_graph(path, factory_place(spec.factory)) if path else None
-    if kept is not None:
-        graph, read_then = kept
-        note_files(spec.factory, read_then)
+    graph = read_graph(path) if path else None
+    if graph is not None:
         return CapturedGraph(graph, time.perf_counter() - begin, from_cache=True)
-    # What a forward imports, and opens, is read while it is captured.
-    with factory_as_read(spec.factory):
+    with _unchanged(spec):
         graph = _capture(spec, level, phase, train_mode=train_mode, options=options)
     if path:
-        sources = loaded_sources() if spec.factory else ()
-        read_now, place = files_read_by(spec.factory), factory_place(spec.factory)
-        write_graph(path, graph, sources, files_read=read_now, place=place)
+        write_graph(path, graph)
     return CapturedGraph(graph, time.perf_counter() - begin, from_cache=False)
 
 
-def step_key(phase: str, *, train_mode: bool, options: StepOptions) -> dict[str, object]:
-    """Return what of a training step decides its graph beside the model; empty in inference."""
-    return {"train_mode": train_mode, **asdict(options)} if phase == "training" else {}
+@contextmanager
+def _unchanged(spec: ModelSpec) -> Iterator[None]:
+    """Raise `CaptureError` if a file that the model is made of is changed in the block."""
+    before = spec.key() if spec.factory else None
+    # What a forward imports, it imports while it is captured.
+    with factory_as_imported(spec.factory, spec.depends_on):
+        yield
+    if before is not None and spec.key() != before:
+        raise CaptureError(
+            f"a file that factory={spec.factory} is made of changed meanwhile; leave it as it is,"
+            " and start again"
+        )
 
 
 def _capture(
@@ -113,41 +152,6 @@ def _capture(
     return capture_graph(built.module, built.args, built.kwargs, level)
 
 
-# A model captured once for all sizes of its batch: from the cache when it is there.
-#
-# As `fxpart.capture.captured`, with sizes that are symbols. Torch is imported only when a capture
-# is needed.
-SYMBOLIC = {"none": (), "batch": ("batch",), "batch_and_seq_len": ("batch", "seq_len")}
-"""What ``capture.symbolic`` may be, and the symbols that it names."""
-_FIELDS = {"batch": "batch_size", "seq_len": "seq_len"}
-"""The field of `ModelSpec` that each symbol takes the place of."""
-_EXAMPLE = 4
-"""What each symbol is, or is near, in the example inputs of the capture that all sizes share."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class CapturedSymbolic:
-    """A graph in symbols and how it was come by."""
-
-    symbolic: SymbolicGraph
-    """Its `SymbolicGraph.value_batch_dim` is that of `fxpart.analyze_batch_dims`."""
-    seconds: float
-    """Time to read it, or to build and capture it."""
-    from_cache: bool
-
-
-def symbols_named(name: str) -> tuple[str, ...]:
-    """Return the symbols that a choice of `SYMBOLIC` names.
-
-    Raises:
-        SpecError: for another choice.
-
-    """
-    if name not in SYMBOLIC:
-        raise SpecError(f"capture.symbolic={name} does not exist; {nearest_names(name, SYMBOLIC)}")
-    return SYMBOLIC[name]
-
-
 def captured_symbolic(
     spec: ModelSpec,
     symbols: tuple[str, ...],
@@ -159,36 +163,37 @@ def captured_symbolic(
 ) -> CapturedSymbolic:
     """Return the graph of the model that `spec` names, for any value of `symbols`.
 
-    All sizes share one capture and its entry of the cache. Where that does not hold for the sizes
+    All sizes share one capture and its entry in the cache. Where that does not hold for the sizes
     of `spec`, or there is none, the model is captured near those, for an entry of their own. So
-    what comes back is the same whatever was asked for before; it still may not hold for the sizes
+    what comes back is the same whatever was captured before; it still may not hold for the sizes
     of `spec`, as `SymbolicGraph.ranges` says.
 
     Raises:
         SpecError: for a model, a symbol or a phase that does not exist.
-        CaptureError: for a model that cannot be captured with these sizes symbolic.
+        CaptureError: for a model that cannot be captured with these sizes symbolic, or whose files
+            change meanwhile.
         CacheError: when the cache cannot be written.
 
     """
     check_phase(phase)
     begin = time.perf_counter()
-    own = _Task(spec, symbols, cache_dir, phase, train_mode, options)
-    shared = own.shared()
-    known = None
-    for task in (own, shared):
-        known = task.read()
-        if known is not None and _holds(known, spec):
-            return CapturedSymbolic(known, time.perf_counter() - begin, from_cache=True)
-    # What is known now is the shared one, which does not hold.
-    found = _for_all_sizes(shared, spec) if known is None else None
-    if found is None:
-        found = own.capture()
-    return CapturedSymbolic(found, time.perf_counter() - begin, from_cache=False)
+    near = _SymbolicCapture(spec, symbols, cache_dir, phase, train_mode, options)
+    shared = near.for_every_size()
+    kept = None
+    for capture in (near, shared):
+        kept = capture.read()
+        if kept is not None and _holds(kept, spec):
+            return CapturedSymbolic(kept, time.perf_counter() - begin, from_cache=True)
+    # What is kept now is the shared one, which does not hold.
+    symbolic = _shared_capture(shared, spec) if kept is None else None
+    if symbolic is None:
+        symbolic = near.capture()
+    return CapturedSymbolic(symbolic, time.perf_counter() - begin, from_cache=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
-    """What is captured, and where it is kept."""
+class _SymbolicCapture:
+    """A capture in symbols, and where it is kept."""
 
     spec: ModelSpec
     """Its sizes that are symbols are near those of the example inputs."""
@@ -197,47 +202,43 @@ class _Task:
     phase: str
     train_mode: bool
     options: StepOptions
-    for_all_sizes: bool = False
+    is_shared: bool = False
+    """Whether it is the capture that all sizes share."""
 
-    def shared(self) -> "_Task":
+    def for_every_size(self) -> "_SymbolicCapture":
         """Return the capture that all sizes share."""
         spec = self.spec
         if "batch" in self.symbols:
             spec = replace(spec, batch_size=_EXAMPLE)
         if "seq_len" in self.symbols and spec.seq_len is not None:
             spec = replace(spec, seq_len=_EXAMPLE)
-        return replace(self, spec=spec, for_all_sizes=True)
+        return replace(self, spec=spec, is_shared=True)
 
     def path(self) -> Path | None:
-        """Return where it is kept, None where nothing is."""
+        """Return where it is kept, None without a cache."""
         if self.cache_dir is None:
             return None
         model = {**self.spec.key(), "symbols": list(self.symbols)}
-        if self.for_all_sizes:
+        if self.is_shared:
             model |= {_FIELDS[symbol]: symbol for symbol in self.symbols}
         step = step_key(self.phase, train_mode=self.train_mode, options=self.options)
         key = cache_key(model, "operator", self.phase, step, symbolic=True)
         return cached_path(self.cache_dir, key)
 
     def read(self) -> SymbolicGraph | None:
-        """Return what is kept, None where nothing is."""
+        """Return what is in the cache."""
         path = self.path()
-        kept = None if path is None else read_symbolic(path, factory_place(self.spec.factory))
-        if kept is None:
-            return None
-        symbolic, read_then = kept
-        note_files(self.spec.factory, read_then)
-        return symbolic
+        return read_symbolic(path) if path else None
 
     def capture(self) -> SymbolicGraph:
-        """Return what is captured now, and keep it."""
+        """Capture it now, and keep it."""
         # These import torch and transformers: seconds that a warm start does not pay.
         from fxpart.capture.batch_dim.analyze import analyze_batch_dims, value_batch_dims
         from fxpart.capture.models.symbolic_inputs import symbolic_inputs
         from fxpart.capture.symbolic.api import fitted_graph, symbolic_program
 
-        # What a forward imports, and opens, is read while it is captured.
-        with factory_as_read(self.spec.factory):
+        path = self.path()
+        with _unchanged(self.spec):
             inputs = symbolic_inputs(self.spec, self.symbols)
             built = inputs.built
             if self.phase == "training":
@@ -255,16 +256,12 @@ class _Task:
         report = analyze_batch_dims(program.program, _batch_dims(program, inputs.dims))
         dims = value_batch_dims(report, symbolic.graph.value_names)
         symbolic = replace(symbolic, value_batch_dim=dims)
-        path = self.path()
         if path is not None:
-            factory = self.spec.factory
-            sources = loaded_sources() if factory else ()
-            read_now, place = files_read_by(factory), factory_place(factory)
-            write_symbolic(path, symbolic, sources, files_read=read_now, place=place)
+            write_symbolic(path, symbolic)
         return symbolic
 
 
-def _for_all_sizes(shared: _Task, spec: ModelSpec) -> SymbolicGraph | None:
+def _shared_capture(shared: _SymbolicCapture, spec: ModelSpec) -> SymbolicGraph | None:
     """Return the capture that all sizes share if it holds for those of `spec`."""
     try:
         symbolic = shared.capture()

@@ -1,19 +1,38 @@
-"""Equal things as equal text, and the hash of it: how configurations and models are told apart."""
+"""Digests by which configurations, models, files and source code are told apart."""
 
+import ast
 import hashlib
 import json
+import os
+import warnings
 from collections.abc import Mapping
-from functools import lru_cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import Path
 
-__all__ = ["LARGE_BYTES", "file_digest", "file_stamp", "stable_digest"]
+from fxpart.errors import CacheError
+from fxpart.support.whole_file import write_whole
+
+__all__ = [
+    "LARGE_BYTES",
+    "code_digest",
+    "file_digest",
+    "file_stamp",
+    "parsed_source",
+    "source_digest",
+    "stable_digest",
+]
+
+LARGE_BYTES = 64 * 2**20
+"""From here on a file, weights most likely, is known by its size and time: reading it takes long.
+"""
 
 
 def stable_digest(parts: Mapping[str, object]) -> str:
     """Return the SHA-256 of `parts` as JSON with sorted keys, as 64 hex digits.
 
-    Whatever JSON has no word for counts as what `str` says of it. Keys count as text: YAML knows
-    numbers too, and the two cannot be sorted.
+    What JSON has no type for counts as its `str`. Keys count as text: YAML knows numbers too, and
+    the two cannot be sorted.
     """
     text = json.dumps(_text_keys(parts), sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -25,31 +44,103 @@ def _text_keys(item: object) -> object:
     return [_text_keys(value) for value in item] if isinstance(item, list | tuple) else item
 
 
-# Digests of files.
-
-LARGE_BYTES = 64 * 2**20
-"""From here on a file, weights most likely, is known by its size and time: reading it takes long.
-"""
-
-
 def file_stamp(path: Path) -> tuple[int, ...]:
     """Return what changes whenever somebody writes to the file. Raises `OSError`."""
-    is_now = path.stat()
-    return (is_now.st_mtime_ns, is_now.st_ctime_ns, is_now.st_size, is_now.st_ino)
+    status = path.stat()
+    return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of what the file says, in hex; it is read again only after a change.
+    """Return the SHA-256 of a file's content, in hex; it is read again only after a change.
 
     Of a file of `LARGE_BYTES` or more it is that of its size and the time of its last change.
     Raises `OSError`.
     """
-    return _digest(path, file_stamp(path))
+    return _file_digest(path, file_stamp(path))
 
 
 @lru_cache(maxsize=1024)
-def _digest(path: Path, stamp: tuple[int, ...]) -> str:
+def _file_digest(path: Path, stamp: tuple[int, ...]) -> str:
     mtime_ns, _, size_bytes, _ = stamp
     if size_bytes >= LARGE_BYTES:
         return hashlib.sha256(f"{size_bytes} bytes, {mtime_ns} ns".encode()).hexdigest()
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+# Source code by what it does. Parsing the library takes some 0.3 s, reading it 4 ms: so digests of
+# folders are kept on disk, by the digest of the bytes that they were made of.
+
+
+def parsed_source(content: bytes) -> ast.Module | None:
+    """Return the syntax tree of Python source, None of what does not parse."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's, of invalid escapes and the like
+        try:
+            return ast.parse(content)
+        except (SyntaxError, ValueError, RecursionError):
+            return None
+
+
+def source_digest(content: bytes, tree: ast.Module | None) -> str:
+    """Return the SHA-256, in hex, of Python source without comments, docstrings and formatting.
+
+    `tree` is the `parsed_source` of `content`, which is known by its bytes where there is none. Any
+    string that stands alone as a statement counts as a docstring.
+    """
+    if tree is not None:
+        with suppress(RecursionError):
+            content = _tree_text(tree).encode()
+    return hashlib.sha256(content).hexdigest()
+
+
+def _tree_text(item: object) -> str:
+    """Return a syntax tree as text. Empty fields are left out: later Pythons have more of them."""
+    if isinstance(item, ast.AST):
+        fields = [(name, getattr(item, name, None)) for name in item._fields]
+        texts = [f"{name}={_tree_text(value)}" for name, value in fields if value not in (None, [])]
+        return f"{type(item).__name__}({','.join(texts)})"
+    if isinstance(item, list):
+        return f"[{','.join(_tree_text(value) for value in item if not _is_docstring(value))}]"
+    return repr(item)
+
+
+def _is_docstring(item: object) -> bool:
+    return (
+        isinstance(item, ast.Expr)
+        and isinstance(item.value, ast.Constant)
+        and isinstance(item.value.value, str)
+    )
+
+
+@cache
+def code_digest(place: Path) -> str:
+    """Return the `source_digest` of a file, or of all modules in a folder with their names.
+
+    It is worked out once a process: what is imported already does not change with its file.
+    """
+    files = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    contents = {file.relative_to(place).as_posix(): file.read_bytes() for file in files}
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    kept = _cache_dir() / f"code-{stable_digest({**digests, 'digest.py': _own_digest()})[:32]}"
+    with suppress(OSError, UnicodeDecodeError):
+        known = kept.read_text(encoding="ascii")
+        if len(known) == len(_own_digest()):  # after a power cut it may be empty
+            return known
+    digest = stable_digest(
+        {name: source_digest(text, parsed_source(text)) for name, text in contents.items()}
+    )
+    with suppress(CacheError):  # then it is worked out again
+        write_whole(kept, digest, str(kept), "make the folder writable")
+    return digest
+
+
+@cache
+def _own_digest() -> str:
+    """Return the digest of this file, since digests that it made otherwise are of no use."""
+    return file_digest(Path(__file__))
+
+
+def _cache_dir() -> Path:
+    """Return where captured graphs are kept too, unless the configuration says otherwise."""
+    home = os.environ.get("XDG_CACHE_HOME") or f"{os.environ.get('HOME', '.')}/.cache"
+    return Path(home) / "fxpart"

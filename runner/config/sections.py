@@ -55,6 +55,8 @@ class ModelConfig:
     batch_size: int = 1
     seq_len: int | None = None
     dtype: str = "float32"
+    depends_on: list[str] = field(default_factory=list)
+    """Files that decide what the factory builds, beside the modules that it imports."""
 
 
 @dataclass

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 
 from fxpart.capture.captured import CapturedGraph
-from fxpart.capture.models.factory_source import factory_as_read
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import share_of_batch, split_topology
@@ -35,8 +34,7 @@ from runner.experiment.measured import Measured
 from runner.experiment.operator_times import check_latency, operator_times
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
-from runner.experiment.shared_graphs import placed_graph, shared_subject
-from runner.experiment.subject import Subject, symbols_of
+from runner.experiment.subject import Subject, placed_graph, shared_subject, symbols_of
 from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.output.figures import check_figures
@@ -95,6 +93,7 @@ def model_spec(config: Config) -> ModelSpec:
         batch_size=share_of_batch(model.batch_size, config.data_parallel),
         seq_len=model.seq_len,
         dtype=model.dtype,
+        depends_on=tuple(model.depends_on),
     )
 
 
@@ -186,7 +185,7 @@ def carried_out(config: Config, spec: ModelSpec, result: Result, folder: Path) -
     """
     if config.execute.name == "none":
         return result
-    with progress(f"running {spec.name}"), factory_as_read(spec.factory):
+    with progress(f"running {spec.name}"):
         measured = carry_out(
             config,
             spec,

@@ -1,8 +1,14 @@
-"""What a run plans for: a captured graph, and the model itself where the plan is carried out."""
+"""What a run plans for: a captured graph, and the model itself where the plan is carried out.
+
+A sweep places one model hundreds of times, so a process keeps the latest few in memory.
+"""
 
 import time
-from dataclasses import dataclass, field, replace
+from collections import OrderedDict
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from fxpart.capture.captured import (
@@ -12,14 +18,16 @@ from fxpart.capture.captured import (
     captured_symbolic,
     symbols_named,
 )
-from fxpart.capture.models.factory_source import factory_as_read
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.granularity import group_operators
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.optimizer import with_optimizer
 from fxpart.core.phases import check_phase
+from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.cost.all_reduce import partial_values, with_buckets
 from fxpart.errors import CaptureError, SpecError
+from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.training import is_training, optimizer_of, step_options
 
@@ -30,7 +38,10 @@ if TYPE_CHECKING:
 
     from fxpart.execution.real_model import RealModel
 
-__all__ = ["Subject", "subject_of", "symbols_of"]
+__all__ = ["MOST_KEPT", "Subject", "placed_graph", "shared_subject", "subject_of", "symbols_of"]
+
+MOST_KEPT = 4
+"""Graphs of each sort that are kept in memory."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -50,6 +61,67 @@ class Subject:
     """The value of each of its symbols."""
     partial: IntArray | None = None
     """With several replicas, the values that they sum."""
+
+
+_kept: OrderedDict[str, Subject] = OrderedDict()
+"""By `_key`, the latest used last."""
+_lock = Lock()
+
+
+def shared_subject(config: Config, spec: ModelSpec) -> Subject:
+    """Return what `subject_of` does, from memory if this process has had it before.
+
+    What is run, and what is captured without a cache, is made anew each time.
+
+    Raises:
+        FxpartError: for a model that cannot be built, captured or held.
+
+    """
+    begin = time.perf_counter()
+    key = _key(config, spec)
+    if key is None:
+        return subject_of(config, spec)
+    with _lock:
+        subject = _kept.get(key)
+        if subject is not None:
+            _kept.move_to_end(key)
+            seconds = time.perf_counter() - begin
+            captured = replace(subject.captured, seconds=seconds, from_cache=True)
+            return replace(subject, captured=captured)
+    subject = subject_of(config, spec)
+    if _key(config, spec) == key:  # no file of the model has changed meanwhile
+        with _lock:
+            _kept[key] = subject
+            while len(_kept) > MOST_KEPT:
+                _kept.popitem(last=False)
+    return subject
+
+
+def _key(config: Config, spec: ModelSpec) -> str | None:
+    """Return the hash of all that decides the subject, None for one that is not shared."""
+    if config.execute.name != "none" or not config.capture.use_cache:
+        return None
+    parts = {
+        "model": spec.key(),
+        "capture": asdict(config.capture),
+        "phase": asdict(config.phase),
+        "optimizer": asdict(config.optimizer),
+        "checkpointing": config.checkpointing,
+        "data_parallel": config.data_parallel,
+        "all_reduce": asdict(config.all_reduce),
+    }
+    return stable_digest(parts)
+
+
+@lru_cache(maxsize=MOST_KEPT)
+def placed_graph(graph: OpGraph, rounding_bytes: int, granularity: str) -> OpGraph:
+    """Return `graph` as it is placed: sizes as the allocator rounds them, operators in groups.
+
+    Raises:
+        SpecError: for a multiple below 1, or a granularity that does not exist.
+
+    """
+    return group_operators(rounded(graph, rounding_bytes), granularity)
 
 
 def subject_of(config: Config, spec: ModelSpec) -> Subject:
@@ -74,10 +146,9 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
     from fxpart.execution.real_model import real_model
 
     begin = time.perf_counter()
-    with factory_as_read(spec.factory):  # what a forward opens counts too
-        real = real_model(spec, seed=config.execute.seed, device=config.execute.device)
-        if phase == "training":
-            return _training_step(real, begin)
+    real = real_model(spec, seed=config.execute.seed, device=config.execute.device)
+    if phase == "training":
+        return _training_step(real, begin)
     captured = CapturedGraph(real.graph, time.perf_counter() - begin, from_cache=False)
     return Subject(captured, lambda: real.program, real)
 
@@ -127,26 +198,27 @@ def _captured_symbolic(
             options=step_options(config),
         )
     except (CaptureError, SpecError) as error:
-        said, hint, _ = str(error).partition("; set capture.symbolic=none")
+        reason, hint, _ = str(error).partition("; set capture.symbolic=none")
         if not hint or symbols_named(cache.symbolic):
             raise
-        # Nobody asked for symbols: replicas did.
-        asked = f"data_parallel={config.data_parallel}"
-        raise type(error)(f"{said}; {asked} needs a symbolic batch, set data_parallel=1") from error
+        # The symbols are there for the replicas, and were not asked for.
+        raise type(error)(
+            f"{reason}; data_parallel={config.data_parallel} needs a symbolic batch, set"
+            " data_parallel=1"
+        ) from error
 
 
 def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
-    found = _captured_symbolic(config, spec, symbols)
-    symbolic = found.symbolic
-    symbolic = on_graph(symbolic, _with_updates(config, symbolic.graph))
+    known = _captured_symbolic(config, spec, symbols)
+    symbolic = on_graph(known.symbolic, _with_updates(config, known.symbolic.graph))
     partial = None
     if config.data_parallel > 1:
         partial = partial_values(symbolic.graph, symbolic.value_batch_dim)
         if not config.all_reduce.gradient_as_bucket_view:
             symbolic = on_graph(symbolic, with_buckets(symbolic.graph, partial))
-    given = {"batch": spec.batch_size, "seq_len": spec.seq_len}
-    sizes = {symbol: size for symbol in symbols if (size := given[symbol]) is not None}
-    captured = CapturedGraph(symbolic.at(**sizes), found.seconds, found.from_cache)
+    size_of = {"batch": spec.batch_size, "seq_len": spec.seq_len}
+    sizes = {symbol: size for symbol in symbols if (size := size_of[symbol]) is not None}
+    captured = CapturedGraph(symbolic.at(**sizes), known.seconds, known.from_cache)
     return Subject(
         captured,
         lambda: _program(config, spec),

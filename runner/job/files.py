@@ -1,28 +1,29 @@
-"""The files of one job: its plan, its figures, its configuration, and what came of it."""
+"""The files of one job: what it reads, its plan, its figures, its configuration, and its result."""
 
+import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
-from fxpart.core.saved_assignment import ASSIGNMENT_FILE
+from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
 from fxpart.errors import SpecError
 from fxpart.plan_export import device_map, split_points
+from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
 from runner.config.sections import Config
 from runner.experiment.batch_files import write_batch_files
 from runner.experiment.experiment import Result
 from runner.experiment.headline import INFEASIBLE, headline
 from runner.experiment.memory_report import peak_rows, tensor_columns
-from runner.job.files_read import job_files_read
-from runner.job.identity import without_elsewhere
-from runner.job.job_identity import JobIdentity
+from runner.job.identity import JobIdentity, without_elsewhere
 from runner.output.figures import wants_figures, wants_traces, write_figures
 from runner.output.result_files import (
     Status,
@@ -36,51 +37,127 @@ from runner.output.schedule_plot import schedule_svg
 from runner.output.terminal import progress
 from runner.output.text_files import write_json, write_text
 from runner.output.trace import write_schedule_trace, write_trace
+from runner.tracking.tracker import INPUTS_FOLDER
 
 __all__ = [
+    "INPUTS_TAG",
     "RESULT_FILE",
     "SHOWN_TENSORS",
+    "InputFile",
+    "inputs_of",
+    "inputs_tag",
+    "kept_name",
+    "named_files",
+    "read_inputs",
+    "with_file",
     "write_finished",
+    "write_inputs",
     "write_plan",
     "write_plan_files",
     "write_unfinished",
 ]
 
 
-# The plan in the words of other tools: `device_map.json` and `split_points.json`.
+# Files that the configuration names and the job reads. Copies of them are kept in `inputs/` of the
+# job's folder and of its run in the tracker, each called after its key, so that the run can be
+# repeated. A tag of the run holds their digests.
+
+INPUTS_TAG = "inputs"
+_ASSIGNMENT, _CALIBRATION = "mode.assignment", "latency.file"
 
 
-def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> None:
-    """Write what other tools can carry out of the plan; what they cannot is left out.
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """A file that the configuration names, as it was when the job began."""
 
-    ``device_map.json`` is for Hugging Face accelerate; ``device_map_notes.json`` says how far it is
-    the plan. ``split_points.json`` is for ``torch.distributed.pipelining``, and only for stages
-    that begin where a module begins or ends. Neither is there for a plan with replicas, nor the
-    second for a training step, whose forward torch cuts by itself.
+    key: str
+    """Of the configuration, such as ``latency.file``."""
+    content: bytes
+
+    @property
+    def digest(self) -> str:
+        """Its SHA-256, in hex."""
+        return sha256(self.content).hexdigest()
+
+
+def named_files(config: Config) -> dict[str, Path]:
+    """Return the files that `config` names and that decide its result, by their keys.
+
+    They count in the job's key, see `runner.job.identity`.
+    """
+    files: dict[str, Path] = {}
+    saved = config.mode.options.get("assignment")
+    if config.mode.name == "aot_based" and isinstance(saved, str) and saved:
+        files[_ASSIGNMENT] = assignment_path(saved)
+    if config.latency.file:
+        files[_CALIBRATION] = Path(config.latency.file)
+    return files
+
+
+def with_file(config: Config, key: str, place: str) -> Config:
+    """Return `config` with another file under a key of `named_files`."""
+    if key == _CALIBRATION:
+        return replace(config, latency=replace(config.latency, file=place))
+    options = {**config.mode.options, "assignment": place}
+    return replace(config, mode=replace(config.mode, options=options))
+
+
+def read_inputs(config: Config) -> tuple[InputFile, ...]:
+    """Return the content of the `named_files`; mostly there are none.
+
+    One that cannot be read is left out: the job refuses it, in words of its own.
+    """
+    files = []
+    for key, path in named_files(config).items():
+        with suppress(OSError):
+            files.append(InputFile(key, path.read_bytes()))
+    return tuple(files)
+
+
+def kept_name(key: str) -> str:
+    """Return the path of the copy under that key, relative to the folder of the job or its run."""
+    return f"{INPUTS_FOLDER}/{key}.json"
+
+
+def write_inputs(files: Sequence[InputFile], folder: Path) -> None:
+    """Write `files` to the folder of a job, and remove those of an earlier attempt there.
 
     Raises `CacheError` when the place cannot be written.
     """
-    if assignment.replicas > 1:
-        return
-    found = device_map(graph, assignment)
-    computing = int((~graph.is_check).sum())
-    # As it is: what reads it takes paths and devices alone.
-    write_json(folder / "device_map.json", found.entries)
-    notes = {
-        "main_device": found.main_device,
-        "weight_bytes": {str(device): size for device, size in found.weight_bytes.items()},
-        "operators": computing,
-        "operators_elsewhere": len(found.moved),
-        "divided_modules": found.torn,
-    }
-    write_json(folder / "device_map_notes.json", notes)
-    if assignment.n_partitions < 2 or bool(np.any(graph.is_backward)):
-        return
-    with suppress(SpecError):  # most plans cut inside of modules: then there are no such points
-        write_json(folder / "split_points.json", split_points(graph, assignment))
+    contents = {file.key: file.content for file in files}
+    for key in (_ASSIGNMENT, _CALIBRATION):
+        path = folder / kept_name(key)
+        if key in contents:
+            write_whole(path, contents[key], str(path), "choose another output folder")
+        else:
+            with suppress(OSError):
+                path.unlink()
 
 
-RESULT_FILE = "result.json"
+def inputs_tag(files: Sequence[InputFile]) -> dict[str, str]:
+    """Return the tag with the digests of a run's files; none where it has none."""
+    return {INPUTS_TAG: json.dumps({file.key: file.digest for file in files})} if files else {}
+
+
+def inputs_of(run_id: str, tags: Mapping[str, str]) -> dict[str, str]:
+    """Return the digests in the `inputs_tag`, by key; none for a run from before there were any.
+
+    Raises:
+        SpecError: for a tag that somebody else wrote, in one line.
+
+    """
+    text = tags.get(INPUTS_TAG, "{}")
+    try:
+        return {str(key): str(digest) for key, digest in json.loads(text).items()}
+    except (ValueError, AttributeError) as error:
+        raise SpecError(
+            f"the tag {INPUTS_TAG} of run {run_id} is damaged ({text[:40]!r}), so the files that it"
+            " read are not known; run it again from its overrides"
+        ) from error
+
+
+# The plan.
+
 SHOWN_TENSORS = 10
 """The largest tensors of each device in `result.json` and in MLflow's table."""
 
@@ -103,7 +180,7 @@ def write_plan(
             write_batch_files(folder, result.batches, result.problem.topology)
         in_sweep = identity.sweep is not None
         if wants_figures(config.figures, graph.n_ops, in_sweep=in_sweep):
-            # Of what was placed: there sizes are as the allocator rounds them.
+            # Of the graph that was placed: its sizes are as the allocator rounds them.
             write_figures(folder, result.problem.graph, placed, evaluation)
             if result.schedule:
                 write_text(folder / "schedule.svg", schedule_svg(result.schedule))
@@ -112,6 +189,67 @@ def write_plan(
             if result.schedule:
                 write_schedule_trace(folder / "schedule_trace.json", result.schedule)
         _write_config(config, identity)
+
+
+def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> None:
+    """Write the plan for other tools, as far as they can carry it out.
+
+    ``device_map.json`` is for Hugging Face accelerate; ``device_map_notes.json`` says how far it is
+    the plan. ``split_points.json`` is for ``torch.distributed.pipelining``, and only for stages
+    that begin where a module begins or ends. Neither is there for a plan with replicas, nor the
+    second for a training step, whose forward torch cuts by itself.
+
+    Raises `CacheError` when the place cannot be written.
+    """
+    if assignment.replicas > 1:
+        return
+    mapped = device_map(graph, assignment)
+    computing = int((~graph.is_check).sum())
+    # Bare: accelerate takes paths and devices alone.
+    write_json(folder / "device_map.json", mapped.entries)
+    notes = {
+        "main_device": mapped.main_device,
+        "weight_bytes": {str(device): size for device, size in mapped.weight_bytes.items()},
+        "operators": computing,
+        "operators_elsewhere": len(mapped.moved),
+        "divided_modules": mapped.torn,
+    }
+    write_json(folder / "device_map_notes.json", notes)
+    if assignment.n_partitions < 2 or bool(np.any(graph.is_backward)):
+        return
+    with suppress(SpecError):  # most plans cut inside of modules: then there are no such points
+        write_json(folder / "split_points.json", split_points(graph, assignment))
+
+
+def _write_config(config: Config, identity: JobIdentity) -> None:
+    folder = identity.folder / "config"
+    sections = asdict(_public(config)).items()
+    # A value is not hashable, its pickle is.
+    text = "".join(_section_yaml(key, pickle.dumps(value)) for key, value in sections)
+    write_text(folder / "resolved.yaml", text)
+    overrides = "".join(f"{override}\n" for override in without_elsewhere(identity.overrides))
+    write_text(folder / "overrides.txt", overrides)
+
+
+@lru_cache(maxsize=256)
+def _section_yaml(key: str, pickled: bytes) -> str:
+    """Return one section as YAML. Jobs of a sweep share most of theirs, and all take 7 ms."""
+    from omegaconf import OmegaConf
+
+    return str(OmegaConf.to_yaml({key: pickle.loads(pickled)}))
+
+
+def _public(config: Config) -> Config:
+    """Return `config` without a password."""
+    tracking = config.tracking
+    if not tracking.uri:
+        return config
+    return replace(config, tracking=replace(tracking, uri=without_password(tracking.uri)))
+
+
+# What came of the job.
+
+RESULT_FILE = "result.json"
 
 
 def write_finished(
@@ -138,7 +276,6 @@ def write_finished(
         error=error,
         sweep_id=identity.sweep.sweep if identity.sweep else None,
         key=key,
-        files_read=job_files_read(config, identity.root),
     )
 
 
@@ -157,7 +294,6 @@ def write_unfinished(
         error=error,
         sweep_id=identity.sweep.sweep if identity.sweep else None,
         key=key,
-        files_read=job_files_read(config, identity.root),
     )
 
 
@@ -167,29 +303,3 @@ def _described(config: Config | None, identity: JobIdentity) -> dict[str, object
         "overrides": without_elsewhere(identity.overrides),
         "resolved": asdict(_public(config)) if config else None,
     }
-
-
-def _write_config(config: Config, identity: JobIdentity) -> None:
-    folder = identity.folder / "config"
-    sections = asdict(_public(config)).items()
-    # A value is not hashable, what it is pickled as is.
-    text = "".join(_section_yaml(key, pickle.dumps(value)) for key, value in sections)
-    write_text(folder / "resolved.yaml", text)
-    overrides = "".join(f"{override}\n" for override in without_elsewhere(identity.overrides))
-    write_text(folder / "overrides.txt", overrides)
-
-
-@lru_cache(maxsize=256)
-def _section_yaml(key: str, pickled: bytes) -> str:
-    """Return one section as YAML. Jobs of a sweep share most of theirs, and all take 7 ms."""
-    from omegaconf import OmegaConf
-
-    return str(OmegaConf.to_yaml({key: pickle.loads(pickled)}))
-
-
-def _public(config: Config) -> Config:
-    """Return `config` without a password."""
-    tracking = config.tracking
-    if not tracking.uri:
-        return config
-    return replace(config, tracking=replace(tracking, uri=without_password(tracking.uri)))

@@ -1,17 +1,22 @@
-"""What a job is called and known by: its choices, its parameters, its key."""
+"""Who a job is: what was asked for, where its results go, and the key that it is known again by.
+
+A job's key is a hash of what decides its result on this machine. Names, folders and where it is
+logged are no part of it, nor are comments and docstrings of the code.
+"""
 
 import platform
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 import fxpart
 from fxpart.core.saved_assignment import assignment_path
-from fxpart.support.digest import stable_digest
+from fxpart.errors import FxpartError, SpecError
+from fxpart.support.digest import code_digest, stable_digest
 from fxpart.support.host import installed_version, machine_key
 from runner.config.sections import (
     Config,
@@ -20,25 +25,25 @@ from runner.config.sections import (
     LatencyConfig,
     LinkConfig,
     ModeConfig,
+    TrackingConfig,
 )
+from runner.experiment.experiment import model_spec
 
 __all__ = [
+    "ALIKE_IN_ALL_JOBS",
     "Choices",
+    "JobIdentity",
+    "SweepIds",
     "config_key",
+    "deciding",
+    "for_jobs",
+    "identified",
     "inputs_key",
+    "latency_settings",
     "override_values",
-    "parameters",
+    "refuse_changed",
     "without_elsewhere",
 ]
-
-
-_FXPART = Path(fxpart.__file__).parent
-_EXPERIMENT = Path(__file__).resolve().parent.parent / "experiment"
-"""The room of the runner that decides a metric: an edit elsewhere costs no sweep its results."""
-_SECTION = re.compile(r"[./@=]")
-"""What ends the name of a section in an override."""
-_MEASURED = ("device", "threads", "repeats")
-"""What decides measured times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,138 @@ class Choices:
     mode: str
     devices: str
     transfer_rate: str
+
+
+@dataclass(frozen=True, slots=True)
+class SweepIds:
+    """What a job knows of the sweep that it belongs to."""
+
+    sweep: str
+    """In `result.json` and in the tags of each job."""
+    parent_run: str | None
+    """The sweep's run in MLflow, where one is kept."""
+    swept: tuple[str, ...] = ()
+    """The keys that have several values in the sweep, which its jobs are named by."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """A job, where it was started, and where its results go."""
+
+    choices: Choices
+    overrides: tuple[str, ...]
+    """What was asked for on the command line."""
+    folder: Path
+    """Where its files go."""
+    root: Path
+    """Where the user started it; MLflow's default store lies in ``outputs`` below."""
+    sweep: SweepIds | None = None
+    """The sweep that it is a job of."""
+    key: str | None = None
+    """Its `config_key`, where that is known already."""
+    inputs: str | None = None
+    """Its `inputs_key` where that is known already, from when the sweep began."""
+    tracking: TrackingConfig | None = None
+    """Where it is logged if its configuration makes no sense; else the configuration says it."""
+
+
+def identified(config: Config | None, identity: JobIdentity) -> JobIdentity:
+    """Return `identity` with its key and inputs, those that are not known already taken now.
+
+    Without them where the model does not exist: that is refused when the job runs, where its error
+    is logged.
+    """
+    if config is None or (identity.key and identity.inputs):
+        return identity
+    try:
+        inputs = inputs_key(config, model_spec(config).key())
+    except FxpartError:
+        return identity
+    key = identity.key or config_key(config, inputs)
+    return replace(identity, key=key, inputs=identity.inputs or inputs)
+
+
+def refuse_changed(config: Config, identity: JobIdentity) -> None:
+    """Refuse a job if what decides its result has changed since its key was taken.
+
+    Raises:
+        SpecError: in one line.
+
+    """
+    known = identity.inputs
+    if known is not None and inputs_key(config, model_spec(config).key()) != known:
+        raise SpecError(
+            "what decides the result was changed after this began: a source file of the model, a"
+            " file that the configuration names, fxpart or torch; give the same command again"
+        )
+
+
+# Overrides: what was typed, as Hydra lists it.
+
+_SECTION = re.compile(r"[./@=]")
+"""What ends the name of a section in an override."""
+_SWEEP_ALONE = ("question", "resume", "where", "zip", "rerun")
+"""What is asked of a sweep, and is nothing to a job of it."""
+ALIKE_IN_ALL_JOBS = (*_SWEEP_ALONE, "tracking", "figures", "verbose")
+"""What all jobs share, and no result depends on."""
+
+
+def override_values(overrides: Sequence[str]) -> dict[str, str]:
+    """Return ``{key: value}`` of overrides as Hydra lists them, without its marks and quotes."""
+    values: dict[str, str] = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
+        values[key.lstrip("+~")] = value[1:-1] if quoted else value
+    return values
+
+
+def without_elsewhere(
+    overrides: Iterable[str], aside: Collection[str] = ("tracking", "hydra")
+) -> tuple[str, ...]:
+    """Return the overrides that say what is run.
+
+    Not where it is kept, which may hold a password, nor what is for Hydra: `aside` are the sections
+    that are left out.
+    """
+    return tuple(
+        override
+        for override in overrides
+        if _SECTION.split(override.lstrip("+~"), maxsplit=1)[0] not in aside
+    )
+
+
+def for_jobs(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that the jobs of a sweep are composed with."""
+    return without_elsewhere(overrides, _SWEEP_ALONE)
+
+
+def deciding(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that decide results: those that make a sweep another one."""
+    return without_elsewhere(overrides, (*ALIKE_IN_ALL_JOBS, "hydra"))
+
+
+# The key: the configuration without names and places, the model, the code and, where times are
+# measured, the machine.
+
+_FXPART = Path(fxpart.__file__).parent
+_EXPERIMENT = Path(__file__).resolve().parent.parent / "experiment"
+_DECIDING = (
+    "core",  # graphs, devices, assignments
+    "capture",  # the graph that a model becomes
+    "cost",  # the time and memory that an assignment takes
+    "placement",  # the assignment
+    "schedule",  # the step of a pipeline
+    "support/compiled.py",  # the arithmetic of compiled loops
+    "support/random_numbers.py",  # the draws of a search
+)
+"""The code of the library that every result goes through. An edit elsewhere (plan_export,
+torch_compat, the other files of support) costs nobody a result; nor does one of the runner outside
+of its room `experiment`, where metrics are made."""
+_MEASURING = ("execution",)
+"""The code that the results of jobs go through that run something on this machine."""
+_MEASURED = ("device", "threads", "repeats")
+"""The settings that decide measured times."""
 
 
 def config_key(config: Config, inputs: str) -> str:
@@ -63,10 +200,9 @@ def config_key(config: Config, inputs: str) -> str:
 def inputs_key(config: Config, model: Mapping[str, object]) -> str:
     """Return the hash of what decides the result on any machine.
 
-    No names, and not where it is kept or logged; the source of fxpart and of what decides metrics
-    here is a part of it. `model` is the `ModelSpec.key` of the configuration's model: of a factory
-    it knows the sources.
+    `model` is the `ModelSpec.key` of the configuration's model: of a factory it knows the sources.
     """
+    rooms = (*_DECIDING, *(_MEASURING if _measured_devices(config) else ()))
     parts = {
         "model": model,
         "level": config.capture.level,
@@ -86,22 +222,10 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "execute": _execute_numbers(config.execute),
         "mode": _mode_numbers(config.mode),
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
-        "code": _code_digest(_FXPART),
-        "runner": _code_digest(_EXPERIMENT),
+        "code": {room: code_digest(_FXPART / room) for room in rooms},
+        "runner": code_digest(_EXPERIMENT),
     }
     return stable_digest(parts)
-
-
-@cache
-def _code_digest(root: Path) -> str:
-    """Return a hash of a package's source: a version says little of what is being worked on."""
-    paths = sorted(root.rglob("*.py"))
-    digest = sha256()
-    for path in paths:
-        content = path.read_bytes()
-        # With lengths, so that no text can pass from one file to the next.
-        digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
-    return digest.hexdigest()
 
 
 def _measured_devices(config: Config) -> list[str]:
@@ -153,7 +277,7 @@ def _mode_numbers(mode: ModeConfig) -> dict[str, object]:
 
 def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
     """Return where the times of operators come from, without names."""
-    numbers = _latency_settings(latency)
+    numbers = latency_settings(latency)
     if latency.file:
         # A file that cannot be read is refused later, in words of its own.
         with suppress(OSError):
@@ -161,7 +285,7 @@ def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
     return {"source": latency.source, **numbers}
 
 
-def _latency_settings(latency: LatencyConfig) -> dict[str, object]:
+def latency_settings(latency: LatencyConfig) -> dict[str, object]:
     """Return the fields that count for this source."""
     own = {
         "roofline": ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s"),
@@ -183,86 +307,3 @@ def _execute_numbers(execute: ExecuteConfig) -> dict[str, object]:
 
 def _link_numbers(link: LinkConfig) -> dict[str, float]:
     return {"bytes_per_s": link.bytes_per_s, "latency_s": link.latency_s}
-
-
-def override_values(overrides: Sequence[str]) -> dict[str, str]:
-    """Return ``{key: value}`` of overrides as Hydra lists them, without its marks and quotes."""
-    values: dict[str, str] = {}
-    for override in overrides:
-        key, _, value = override.partition("=")
-        quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "'\""
-        values[key.lstrip("+~")] = value[1:-1] if quoted else value
-    return values
-
-
-def without_elsewhere(
-    overrides: Iterable[str], aside: Collection[str] = ("tracking", "hydra")
-) -> tuple[str, ...]:
-    """Return the overrides that say what is run: not where it is kept, which may hold a password.
-
-    Nor what is for Hydra. `aside` are the sections that are left out.
-    """
-    return tuple(one for one in overrides if _SECTION.split(one.lstrip("+~"), 1)[0] not in aside)
-
-
-def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> dict[str, object]:
-    """Return the parameters to log: the four choices bare, what they leave open dotted.
-
-    What follows from a choice (the size of a named device, say) is not repeated: a comparison
-    would show it as three more columns that differ. What was overridden is logged wherever it is,
-    save for the tracking: where a run is kept is no part of it, and may hold a password.
-    """
-    settings = asdict(config)
-    kept: dict[str, object] = {**asdict(choices)}
-    model = settings["model"]
-    from_model = ("batch_size", "seq_len", "dtype", "config", "factory", "factory_args")
-    open_choices: dict[str, object] = {
-        "model": {k: model[k] for k in from_model},
-        "mode": settings["mode"]["options"],
-        "latency": _latency_settings(config.latency),
-        "capture": {"level": config.capture.level},
-    }
-    kept.update(_flat(open_choices))
-    kept.update(_chosen(config))
-    for key, value in override_values(overrides).items():
-        # A mapping, such as model.config={a: 1}, is there key by key already.
-        known = any(name == key or name.startswith(f"{key}.") for name in kept)
-        aside = key.startswith("tracking.") or key == "model.name"  # which is `model`
-        if "." in key and not known and not aside:
-            kept[key] = value
-    return kept
-
-
-def _chosen(config: Config) -> dict[str, object]:
-    """Return the other choices; some only of runs that have them.
-
-    Elsewhere they would be columns of the same word.
-    """
-    kept: dict[str, object] = {}
-    kept["granularity"] = config.granularity
-    kept["latency"] = config.latency.name
-    kept["phase"] = config.phase.name
-    if config.phase.name == "training":
-        kept["optimizer"], kept["checkpointing"] = config.optimizer.name, config.checkpointing
-    if config.data_parallel > 1:
-        kept["data_parallel"] = config.data_parallel
-    if config.capture.symbolic != "none":
-        kept["capture.symbolic"] = config.capture.symbolic
-    kept["reserve"] = config.reserve.name
-    if config.schedule.name != "none":
-        kept["schedule"], kept["microbatches"] = config.schedule.name, config.microbatches
-    if config.execute.name != "none":
-        kept["execute"] = config.execute.name
-        execute = {k: v for k, v in asdict(config.execute).items() if k != "name"}
-        kept.update(_flat({"execute": execute}))
-    return kept
-
-
-def _flat(nested: Mapping[str, object], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for key, value in nested.items():
-        if isinstance(value, Mapping):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        elif value is not None:
-            flat[f"{prefix}{key}"] = value
-    return flat

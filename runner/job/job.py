@@ -1,7 +1,7 @@
 """One job from config to files, terminal and tracker; every outcome is kept, a failure too."""
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -23,15 +23,21 @@ from runner.job.attempts import at_work_alone
 from runner.job.files import (
     RESULT_FILE,
     SHOWN_TENSORS,
+    inputs_tag,
+    read_inputs,
     write_finished,
+    write_inputs,
     write_plan,
     write_unfinished,
 )
-from runner.job.files_read import files_tags, job_files_read
-from runner.job.identity import override_values, parameters, without_elsewhere
-from runner.job.input_files import InputFile, inputs_tag, read_inputs, write_inputs
-from runner.job.job_identity import JobIdentity, identified, job_tags, refuse_changed
-from runner.job.run_names import run_name
+from runner.job.identity import (
+    JobIdentity,
+    identified,
+    override_values,
+    refuse_changed,
+    without_elsewhere,
+)
+from runner.job.record import job_tags, parameters, run_name
 from runner.output.result_files import Status
 from runner.output.terminal import device_table, progress, show, summary_line, without_progress
 from runner.output.text_files import write_text
@@ -41,7 +47,6 @@ from runner.tracking.tracker import ALL_BUT_INPUTS, RunLog, announce_page
 __all__ = [
     "RESULT_FILE",
     "TRACEBACK_FILE",
-    "JobIdentity",
     "Outcome",
     "is_kept",
     "keep_failure",
@@ -51,7 +56,112 @@ __all__ = [
 ]
 
 
-# What one job says in the terminal when it runs alone.
+TRACEBACK_FILE = "traceback.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The outcome of a job."""
+
+    status: Status
+    error: str | None = None
+    """One line, for a job that did not finish or could not be recorded."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Those of `runner.experiment.headline`; of a job that failed, none."""
+    run_id: str | None = None
+    """Of its run in the tracker."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How far a job has come, for what is kept of it when it fails."""
+
+    result: Result | None = None
+    """The result that is in its files."""
+    log: RunLog | None = None
+    unlogged: str | None = None
+    """Why there is no log."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the job is not in the tracker, None where it is."""
+        return self.log.problem if self.log else self.unlogged
+
+
+def is_kept(identity: JobIdentity, error: Exception) -> bool:
+    """Return whether `error` becomes an outcome: a user's mistake, and in a sweep a bug too.
+
+    The bug of one job must not cost the results of the others; alone, it shows its traceback.
+    """
+    return isinstance(error, FxpartError) or identity.sweep is not None
+
+
+def run_job(config: Config, identity: JobIdentity) -> Outcome:
+    """Run one experiment, write its files, print it, and log it.
+
+    An error that `is_kept` becomes the outcome; any other is raised. Both mark the run as failed in
+    the tracker. A result that cannot be logged stays a result, with an error. The job of a sweep
+    prints nothing, unless it is verbose.
+    """
+    identity = identified(config, identity)
+    so_far = _Progress()
+    verbose = identity.sweep is None or config.verbose
+    try:
+        with nullcontext() if verbose else without_progress():
+            _run_tracked(config, identity, so_far, verbose=verbose)
+    except Exception as error:
+        if not is_kept(identity, error):
+            raise
+        return _failed(config, identity, error, so_far)
+    assert so_far.result is not None, "a job that raises nothing has a result"
+    run_id = so_far.log.run_id if so_far.log else None
+    return Outcome("finished", metrics=headline(so_far.result), run_id=run_id)
+
+
+def _run_tracked(
+    config: Config, identity: JobIdentity, so_far: _Progress, *, verbose: bool
+) -> None:
+    tracker = open_tracker(config.tracking, identity.root, must_answer=identity.sweep is None)
+    alone: AbstractContextManager[Mapping[str, str]] = (
+        nullcontext({}) if identity.sweep else at_work_alone(tracker, identity.root)
+    )
+    inputs = read_inputs(config)
+    with (
+        alone as tags,
+        tracker.start(
+            _name(identity),
+            parameters(config, identity.choices, identity.overrides),
+            {**job_tags(config, identity), **inputs_tag(inputs), **tags},
+            identity.sweep.parent_run if identity.sweep else None,
+            identity.folder,
+        ) as so_far.log,
+    ):
+        write_inputs(inputs, identity.folder)
+        if inputs:  # with the run, too, however that ends
+            so_far.log.log(artifacts_dir=identity.folder, left_out=ALL_BUT_INPUTS)
+        spec = model_spec(config)
+        model = spec.key()
+        try:
+            result = plan(config, spec)
+        except InfeasibleError:  # a result, too
+            refuse_changed(config, identity)
+            raise
+        refuse_changed(config, identity)
+        # Before the plan is carried out: if that fails, the plan is there.
+        write_plan(config, identity, result, model)
+        if verbose:
+            show_plan(result)
+        result = carried_out(config, spec, result, identity.folder)
+        write_finished(config, identity, result, key=identity.key)
+        so_far.result = result
+        if verbose:
+            show_end(result, identity.folder)
+        with progress("logging to MLflow"):
+            _log(result, identity.folder, so_far.log)
+    if so_far.log.problem:
+        raise TrackingError(so_far.log.problem)
+    if identity.sweep is None:
+        announce_page(tracker.comparison_page())
 
 
 def show_plan(result: Result) -> None:
@@ -75,112 +185,6 @@ def show_end(result: Result, folder: Path) -> None:
     show(f"files:     {shown_path(folder)}")
 
 
-TRACEBACK_FILE = "traceback.txt"
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What came of a job."""
-
-    status: Status
-    error: str | None = None
-    """One line, for a job that did not finish or could not be recorded."""
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """Those of `runner.experiment.headline`; of a job that failed, none."""
-    run_id: str | None = None
-    """Of its run in the tracker."""
-
-
-@dataclass(slots=True)
-class _Progress:
-    """How far a job has come, for what is kept when it goes no further."""
-
-    result: Result | None = None
-    """What is in its files."""
-    log: RunLog | None = None
-    unlogged: str | None = None
-    """Why there is no log."""
-
-    @property
-    def problem(self) -> str | None:
-        """Why the job is not in the tracker, None where it is."""
-        return self.log.problem if self.log else self.unlogged
-
-
-def is_kept(identity: JobIdentity, error: Exception) -> bool:
-    """Return whether `error` becomes an outcome: a user's mistake, and in a sweep a bug too.
-
-    The bug of one job must not cost the results of the others; alone, it shows its traceback.
-    """
-    return isinstance(error, FxpartError) or identity.sweep is not None
-
-
-def run_job(config: Config, identity: JobIdentity) -> Outcome:
-    """Run one experiment, write its files, say it in the terminal, and log it.
-
-    What `is_kept` is an outcome, marked as failed in the tracker; anything else is raised, after
-    the run is marked as failed too. A result that cannot be logged stays a result, with an error.
-    The job of a sweep says nothing in the terminal, unless it is to be verbose.
-    """
-    identity = identified(config, identity)
-    so_far = _Progress()
-    loud = identity.sweep is None or config.verbose
-    try:
-        with nullcontext() if loud else without_progress():
-            _run_tracked(config, identity, so_far, loud=loud)
-    except Exception as error:
-        if not is_kept(identity, error):
-            raise
-        return _kept(config, identity, error, so_far)
-    assert so_far.result is not None, "a job that raises nothing has a result"
-    run_id = so_far.log.run_id if so_far.log else None
-    return Outcome("finished", metrics=headline(so_far.result), run_id=run_id)
-
-
-def _run_tracked(config: Config, identity: JobIdentity, so_far: _Progress, *, loud: bool) -> None:
-    tracker = open_tracker(config.tracking, identity.root, must_answer=identity.sweep is None)
-    alone: AbstractContextManager[Mapping[str, str]] = (
-        nullcontext({}) if identity.sweep else at_work_alone(tracker, identity.root)
-    )
-    inputs = read_inputs(config)
-    with (
-        alone as tags,
-        tracker.start(
-            _name(identity),
-            parameters(config, identity.choices, identity.overrides),
-            {**job_tags(config, identity), **inputs_tag(inputs), **tags},
-            identity.sweep.parent_run if identity.sweep else None,
-            identity.folder,
-        ) as so_far.log,
-    ):
-        _keep_inputs(inputs, identity.folder, so_far.log)
-        spec = model_spec(config)
-        model = spec.key()
-        try:
-            result = plan(config, spec)
-        except InfeasibleError:  # a result, too
-            refuse_changed(config, identity)
-            _log_files_read(config, identity, so_far.log)
-            raise
-        refuse_changed(config, identity)
-        # Before the plan is carried out: if that fails, the plan is there.
-        write_plan(config, identity, result, model)
-        if loud:
-            show_plan(result)
-        result = carried_out(config, spec, result, identity.folder)
-        write_finished(config, identity, result, key=identity.key)
-        so_far.result = result
-        if loud:
-            show_end(result, identity.folder)
-        with progress("logging to MLflow"):
-            _log(result, identity.folder, so_far.log)
-            _log_files_read(config, identity, so_far.log)
-    if so_far.log.problem:
-        raise TrackingError(so_far.log.problem)
-    if identity.sweep is None:
-        announce_page(tracker.comparison_page())
-
-
 def keep_failure(config: Config | None, identity: JobIdentity, error: Exception) -> Outcome:
     """Write `result.json` of a job that was never started, and log it as failed.
 
@@ -190,12 +194,12 @@ def keep_failure(config: Config | None, identity: JobIdentity, error: Exception)
     so_far = _Progress()
     tracking = config.tracking if config else identity.tracking
     if tracking is not None:
-        asked = override_values(without_elsewhere(identity.overrides))
+        values = override_values(without_elsewhere(identity.overrides))
         try:
             tracker = open_tracker(tracking, identity.root, must_answer=identity.sweep is None)
             with tracker.start(
                 _name(identity),
-                {**asdict(identity.choices), **{k: v for k, v in asked.items() if "." in k}},
+                {**asdict(identity.choices), **{k: v for k, v in values.items() if "." in k}},
                 job_tags(config, identity),
                 identity.sweep.parent_run if identity.sweep else None,
                 identity.folder,
@@ -204,15 +208,15 @@ def keep_failure(config: Config | None, identity: JobIdentity, error: Exception)
         except Exception as raised:
             if raised is not error:
                 so_far.unlogged = one_line(raised)
-    return _kept(config, identity, error, so_far)
+    return _failed(config, identity, error, so_far)
 
 
-def _kept(
+def _failed(
     config: Config | None, identity: JobIdentity, error: Exception, so_far: _Progress
 ) -> Outcome:
-    """Write `result.json` of a job that raised `error`.
+    """Return the outcome of a job that raised `error`, and write its `result.json`.
 
-    The files of a job with a result stay: it did finish, but was not recorded.
+    One that has a result did finish, and was not recorded: its files stay.
     """
     status: Status = "infeasible" if isinstance(error, InfeasibleError) else "failed"
     message, folder = " ".join(str(error).split()), identity.folder
@@ -239,20 +243,9 @@ def _name(identity: JobIdentity) -> str:
     return run_name(identity.choices, identity.overrides, swept)
 
 
-def _log_files_read(config: Config, identity: JobIdentity, tracked: RunLog) -> None:
-    tracked.log(tags=files_tags(job_files_read(config, identity.root)))
-
-
-def _keep_inputs(files: Sequence[InputFile], folder: Path, tracked: RunLog) -> None:
-    """Keep what the job reads, with the run as well, however that ends."""
-    write_inputs(files, folder)
-    if files:
-        tracked.log(artifacts_dir=folder, left_out=ALL_BUT_INPUTS)
-
-
-def _log(result: Result, folder: Path, tracked: RunLog) -> None:
-    tracked.log(
-        # Cells of MLflow's tables show a number whole or cut off; seven digits are whole.
+def _log(result: Result, folder: Path, log: RunLog) -> None:
+    log.log(
+        # Cells of MLflow's tables cut long numbers off; seven digits fit.
         metrics={name: float(f"{value:.7g}") for name, value in headline(result).items()},
         series=memory_series(result),
         tables={

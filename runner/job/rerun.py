@@ -1,5 +1,6 @@
 """A logged run, run again as it was: ``rerun=<run id>``."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,9 +11,7 @@ from fxpart.errors import SpecError
 from runner.config.paths import shown_path
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_from_tags
-from runner.job.files_read import changed_file, files_of
-from runner.job.identity import Choices, override_values
-from runner.job.input_files import (
+from runner.job.files import (
     InputFile,
     inputs_of,
     kept_name,
@@ -20,8 +19,8 @@ from runner.job.input_files import (
     with_file,
     write_inputs,
 )
-from runner.job.job import JobIdentity, Outcome, run_job
-from runner.job.job_identity import identified
+from runner.job.identity import Choices, JobIdentity, identified, override_values
+from runner.job.job import Outcome, run_job
 from runner.output.terminal import show
 from runner.tracking.mlflow_values import finite_metrics
 from runner.tracking.open_tracker import open_tracker
@@ -29,113 +28,19 @@ from runner.tracking.tracker import LoggedRun, Tracker
 
 __all__ = ["Restored", "rerun", "restored"]
 
-
-# The files that a logged run has read, for the same run again: as they are, or as it kept them.
-
-_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
-"""What Hydra reads as it stands."""
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """A configuration whose files say what they said to the run that is repeated."""
-
-    config: Config
-    places: Mapping[str, str]
-    """By key, where a file now lies that is not what it was; mostly none."""
-    notes: tuple[str, ...]
-    """What was taken from where, a line for each."""
-
-    def overrides(self, asked: Sequence[str]) -> tuple[str, ...]:
-        """Return what the run was `asked` for, with these files."""
-        return tuple(_override(one, self.places) for one in asked)
-
-
-def restored(config: Config, run: LoggedRun, tracker: Tracker, folder: Path) -> Restored:
-    """Return `config`, which `run` was logged with, so that it reads what the run has read.
-
-    A file that still says the same is named as before. Another is written to the `folder` of the
-    job as the tracker has kept it, and named there. A run from before files were kept names them
-    as before.
-
-    Raises:
-        SpecError: for a file that is not what it was, and was not kept or is damaged.
-        TrackingError: when the store fails.
-        CacheError: when `folder` cannot be written.
-
-    """
-    named, found, notes = named_files(config), [], []
-    for key, digest in inputs_of(run.run_id, run.tags).items():
-        was = named.get(key)
-        if was is None:
-            raise SpecError(
-                f"run {run.run_id} has read a file {key}, which its configuration does not name;"
-                " run it again from its overrides"
-            )
-        state = _unlike(was, digest)
-        if state is not None:
-            found.append(InputFile(key, _kept(run, tracker, key, digest, f"{key}={was} {state}")))
-            notes.append(f"{key}={was} {state}; read as the run has kept it")
-    if not found:
-        return Restored(config, {}, ())
-    write_inputs(found, folder)
-    places = {one.key: shown_path(folder / kept_name(one.key)) for one in found}
-    for key, place in places.items():
-        config = with_file(config, key, place)
-    return Restored(config, places, tuple(notes))
-
-
-def _unlike(place: Path, digest: str) -> str | None:
-    """Return in what a file is not what it was, None where it is."""
-    try:
-        return None if sha256(place.read_bytes()).hexdigest() == digest else "has changed since"
-    except FileNotFoundError:
-        return "is gone"
-    except OSError as error:
-        return f"cannot be read ({error.strerror or error})"
-
-
-def _kept(run: LoggedRun, tracker: Tracker, key: str, digest: str, what: str) -> bytes:
-    """Return what the run has kept of a file; `what` says which, and why it is asked for."""
-    name = kept_name(key)
-    content = tracker.read_artifact(run.run_id, name)
-    if content is not None and sha256(content).hexdigest() == digest:
-        return content
-    state = "missing" if content is None else "damaged"
-    raise SpecError(
-        f"rerun={run.run_id}: {what}, and the run's own copy of it in the store, {name}, is"
-        f" {state}; put the file back, or leave out rerun= and give another {key}="
-    )
-
-
-def _override(asked: str, places: Mapping[str, str]) -> str:
-    """Return an override with the file that is read in its place."""
-    key = asked.partition("=")[0]
-    place = places.get(key.lstrip("+"))
-    if place is None:
-        return asked
-    return f"{key}={place}" if _PLAIN.fullmatch(place) else f"{key}={_quoted(place)}"
-
-
-def _quoted(text: str) -> str:
-    from hydra.core.override_parser.types import Quote, QuotedString
-
-    return str(QuotedString(text, Quote.single).with_quotes())
-
-
 _BESIDE = ("rerun", "tracking", "verbose", "figures")
-"""What may be said beside it: nothing that decides a result."""
+"""What may be overridden beside it: nothing that decides a result."""
 _CHANGED = (
-    "; but what decides its result is not what it was: a source of the model, fxpart, torch, or the"
-    " machine"
+    "; but what decides its result is not what it was: a source of the model, a file of"
+    " model.depends_on, fxpart, torch, or the machine"
 )
 _COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "feasible")
 
 
-def rerun(config: "Config", identity: JobIdentity) -> Outcome:
-    """Run again what ``rerun=`` names, from what it logged, and say whether it is the same.
+def rerun(config: Config, identity: JobIdentity) -> Outcome:
+    """Run again what ``rerun=`` names, from what it logged, and print whether it is the same.
 
-    It is logged beside it, in its experiment, unless another was asked for.
+    It is logged in the experiment of the first run, unless another was asked for.
 
     Raises:
         SpecError: for other overrides, a run that does not exist or does not hold its
@@ -149,11 +54,11 @@ def rerun(config: "Config", identity: JobIdentity) -> Outcome:
     if logged.tags.get("kind") == "sweep":
         command = logged.tags.get("command", "")
         raise SpecError(f"run {run_id} is a whole sweep; repeat it with {command} resume=false")
-    was = config_from_tags(logged.tags)
+    old = config_from_tags(logged.tags)
     again = replace(
-        was,
+        old,
         tracking=tracking,
-        capture=replace(was.capture, cache_dir=config.capture.cache_dir),
+        capture=replace(old.capture, cache_dir=config.capture.cache_dir),
         figures=config.figures,
         verbose=config.verbose,
     )
@@ -161,25 +66,22 @@ def rerun(config: "Config", identity: JobIdentity) -> Outcome:
     for note in files.notes:
         show(f"rerun:     {note}")
     choices = Choices(**{name: logged.params[name] for name in Choices.__slots__})
-    overrides = files.overrides(_overrides(logged))
+    overrides = files.overrides(json.loads(logged.tags.get("overrides", "[]")))
     # Before the job: a source that is edited while it runs is not what it read.
     identity = identified(files.config, replace(identity, choices=choices, overrides=overrides))
-    read = changed_file(files_of(logged.tags), identity.root)
     changed = "" if identity.key == logged.tags.get("config_key") else _CHANGED
-    if read is not None:
-        changed = f"; but {read}, which its model reads, is not what it was"
     outcome = run_job(files.config, identity)
     if outcome.status != "failed":
         show(f"rerun:     {_compared(logged, outcome)}{changed}")
     return outcome
 
 
-def _asked_for(config: "Config", identity: JobIdentity) -> tuple[TrackingConfig, str]:
+def _asked_for(config: Config, identity: JobIdentity) -> tuple[TrackingConfig, str]:
     """Return where to log, and the whole id of the run whose id begins as was typed."""
-    asked = override_values(identity.overrides)
+    values = override_values(identity.overrides)
     # As it was typed: of 12e45678 Hydra makes a number.
-    run_id = asked.get("rerun", str(config.rerun))
-    for key in asked:
+    run_id = values.get("rerun", str(config.rerun))
+    for key in values:
         if key.partition(".")[0] not in _BESIDE:
             raise SpecError(
                 f"rerun={run_id} repeats a run as it was; leave out {key}=, or leave out rerun="
@@ -188,17 +90,10 @@ def _asked_for(config: "Config", identity: JobIdentity) -> tuple[TrackingConfig,
         return config.tracking, run_id  # which the tracker refuses in its own words
     from runner.tracking.mlflow_runs import find_run  # MLflow takes 1 to 2 s
 
-    found = find_run(config.tracking, identity.root, run_id)
-    if "tracking.experiment" in asked:
-        return config.tracking, found.run_id
-    return replace(config.tracking, experiment=found.experiment), found.run_id
-
-
-def _overrides(logged: LoggedRun) -> tuple[str, ...]:
-    """Return what the run was asked for."""
-    import json
-
-    return tuple(json.loads(logged.tags.get("overrides", "[]")))
+    run = find_run(config.tracking, identity.root, run_id)
+    if "tracking.experiment" in values:
+        return config.tracking, run.run_id
+    return replace(config.tracking, experiment=run.experiment), run.run_id
 
 
 def _compared(logged: LoggedRun, outcome: Outcome) -> str:
@@ -212,3 +107,97 @@ def _compared(logged: LoggedRun, outcome: Outcome) -> str:
     if unlike:
         return f"not the same as {logged.run_id}: {', '.join(unlike)}"
     return f"the same as {logged.run_id} in {', '.join(shared) or 'nothing that it logged'}"
+
+
+# The files that the run has read: as they are, or as it kept them.
+
+_PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
+"""What Hydra reads as it stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A configuration whose files have the content that the repeated run has read."""
+
+    config: Config
+    places: Mapping[str, str]
+    """By key, where the run's own copy lies of a file that has changed; mostly none."""
+    notes: tuple[str, ...]
+    """A line for each of these files."""
+
+    def overrides(self, logged: Sequence[str]) -> tuple[str, ...]:
+        """Return the overrides of the run, with these files."""
+        return tuple(_override(override, self.places) for override in logged)
+
+
+def restored(config: Config, run: LoggedRun, tracker: Tracker, folder: Path) -> Restored:
+    """Return `config`, which `run` was logged with, so that it reads what the run has read.
+
+    A file that has not changed is named as before. Of another, the copy that the tracker has kept
+    is written to the `folder` of the job, and named there. A run from before files were kept names
+    them as before.
+
+    Raises:
+        SpecError: for a file that has changed and whose copy is missing or damaged.
+        TrackingError: when the store fails.
+        CacheError: when `folder` cannot be written.
+
+    """
+    named, copies, notes = named_files(config), [], []
+    for key, digest in inputs_of(run.run_id, run.tags).items():
+        place = named.get(key)
+        if place is None:
+            raise SpecError(
+                f"run {run.run_id} has read a file {key}, which its configuration does not name;"
+                " run it again from its overrides"
+            )
+        state = _change(place, digest)
+        if state is not None:
+            what = f"{key}={place} {state}"
+            copies.append(InputFile(key, _copy(run, tracker, key, digest, what)))
+            notes.append(f"{what}; read as the run has kept it")
+    if not copies:
+        return Restored(config, {}, ())
+    write_inputs(copies, folder)
+    places = {copy.key: shown_path(folder / kept_name(copy.key)) for copy in copies}
+    for key, copied in places.items():
+        config = with_file(config, key, copied)
+    return Restored(config, places, tuple(notes))
+
+
+def _change(place: Path, digest: str) -> str | None:
+    """Return what has become of a file, None where it has not changed."""
+    try:
+        return None if sha256(place.read_bytes()).hexdigest() == digest else "has changed since"
+    except FileNotFoundError:
+        return "is gone"
+    except OSError as error:
+        return f"cannot be read ({error.strerror or error})"
+
+
+def _copy(run: LoggedRun, tracker: Tracker, key: str, digest: str, what: str) -> bytes:
+    """Return the run's own copy of a file; `what` says which, and what has become of it."""
+    name = kept_name(key)
+    content = tracker.read_artifact(run.run_id, name)
+    if content is not None and sha256(content).hexdigest() == digest:
+        return content
+    state = "missing" if content is None else "damaged"
+    raise SpecError(
+        f"rerun={run.run_id}: {what}, and the run's own copy of it in the store, {name}, is"
+        f" {state}; put the file back, or leave out rerun= and give another {key}="
+    )
+
+
+def _override(override: str, places: Mapping[str, str]) -> str:
+    """Return an override with the file that is read in its place."""
+    key = override.partition("=")[0]
+    place = places.get(key.lstrip("+"))
+    if place is None:
+        return override
+    return f"{key}={place}" if _PLAIN.fullmatch(place) else f"{key}={_quoted(place)}"
+
+
+def _quoted(text: str) -> str:
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return str(QuotedString(text, Quote.single).with_quotes())

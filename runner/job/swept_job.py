@@ -1,24 +1,12 @@
 """A job of a sweep, decided before anything runs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from runner.config.sections import Config
 from runner.job.identity import Choices
 
-__all__ = ["Job", "JobEnd", "SweepIds"]
-
-
-@dataclass(frozen=True, slots=True)
-class SweepIds:
-    """What a job knows of the sweep that it belongs to."""
-
-    sweep: str
-    """In `result.json` and in the tags of each job."""
-    parent_run: str | None
-    """The sweep's run in MLflow, where one is kept."""
-    swept: tuple[str, ...] = ()
-    """The keys that have several values in the sweep, which its jobs are named by."""
+__all__ = ["Job", "JobEnd"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -53,5 +41,3 @@ class JobEnd:
     """Of its run in MLflow, where that is known."""
     parent_run: str | None = None
     """The sweep's run in MLflow that a known one was made in; others have joined it since."""
-    files_read: Mapping[str, str] = field(default_factory=dict)
-    """What its model read beside its sources: see `runner.job.files_read`."""

@@ -1,13 +1,13 @@
-"""The values of a job by the names that ``where=`` knows them by, and what is no part of a job."""
+"""The values of a job by the names that ``where=`` knows them by."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 
 from fxpart.errors import nearest_names
 from runner.config.sections import Config
-from runner.job.identity import Choices, without_elsewhere
+from runner.job.identity import ALIKE_IN_ALL_JOBS, Choices
 
-__all__ = ["OF_THE_SWEEP", "deciding", "for_jobs", "look_up", "open_names", "why_unknown"]
+__all__ = ["look_up", "open_names", "why_unknown"]
 
 
 def _memory_bytes(config: Config) -> int:
@@ -22,31 +22,17 @@ _DERIVED: Mapping[str, Callable[[Config], float]] = {
     "memory_gb": lambda config: _memory_bytes(config) / _GB,
 }
 """Of all devices together."""
-OF_THE_SWEEP = ("question", "resume", "where", "zip", "rerun")
-"""What is asked of a sweep, and is nothing to a job of it."""
-_THE_SAME = (*OF_THE_SWEEP, "tracking", "figures", "verbose")
-"""What all jobs share, and no result depends on."""
 _OPEN = ("model.config.", "model.factory_args.")
-"""Whose names the model decides."""
+"""Sections whose names the model decides."""
 _MODE = "mode"
 _MOST_MEANT = 3
-"""As many names as a question has."""
-
-
-def for_jobs(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that the jobs of a sweep are composed with."""
-    return without_elsewhere(overrides, OF_THE_SWEEP)
-
-
-def deciding(overrides: Sequence[str]) -> tuple[str, ...]:
-    """Return the overrides that decide results: those that make a sweep another one."""
-    return without_elsewhere(overrides, (*_THE_SAME, "hydra"))
+"""Names that a suggestion lists."""
 
 
 def why_unknown(name: str, more: Collection[str] = ()) -> str | None:
     """Return what is wrong with `name`, in one line; None when jobs have such a value.
 
-    `more` are `open_names` of the jobs, which may be what is meant.
+    `more` are the `open_names` of the jobs, for suggestions.
     """
     section, _, inside = name.partition(".")
     if not inside:
@@ -65,26 +51,26 @@ def why_unknown(name: str, more: Collection[str] = ()) -> str | None:
 
 
 def _meant(name: str, more: Collection[str]) -> str:
-    """Return the names whose last part is that of `name`, as a question; ``""`` for none."""
+    """Return the names that end like `name`, as a question; ``""`` for none."""
     last = name.rpartition(".")[2]
     modes = [f"{_MODE}.{option}" for option in _mode_options()]
     known = dict.fromkeys([*more, *_dotted_names(), *modes])
-    found = [one for one in known if one.rpartition(".")[2] == last]
-    shown = [*found[:_MOST_MEANT], *(["..."] if len(found) > _MOST_MEANT else [])]
-    return f"did you mean {' or '.join(shown)}?" if found else ""
+    near = [candidate for candidate in known if candidate.rpartition(".")[2] == last]
+    shown = [*near[:_MOST_MEANT], *(["..."] if len(near) > _MOST_MEANT else [])]
+    return f"did you mean {' or '.join(shown)}?" if near else ""
 
 
 def open_names(configs: Iterable[Config]) -> list[str]:
-    """Return the names of values that the models of these jobs decide."""
-    found: dict[str, None] = {}
+    """Return the names of the values in open sections, those that the models decide."""
+    names: dict[str, None] = {}
     for config in configs:
         for path in _OPEN:
             values: object = config
             for key in path.rstrip(".").split("."):
                 values = getattr(values, key)
             assert isinstance(values, Mapping), "what is open is a mapping"
-            found |= dict.fromkeys(_below(values, path))
-    return list(found)
+            names |= dict.fromkeys(_below(values, path))
+    return list(names)
 
 
 def _below(values: Mapping[object, object], path: str) -> list[str]:
@@ -96,7 +82,7 @@ def _below(values: Mapping[object, object], path: str) -> list[str]:
 
 
 def look_up(name: str, config: Config, choices: Choices) -> object:
-    """Return the value of a name that is known; None where this job has no such value.
+    """Return the value of a known name; None where this job has no such value.
 
     A bare name is the choice made, such as ``pcie4`` for `transfer_rate`; a dotted one is a value
     of the configuration.
@@ -123,29 +109,29 @@ def _member(value: object, key: str) -> object:
 
 
 def _bare_names() -> list[str]:
-    """Return the choices, what follows from them, and the settings that stand in no section."""
-    found = [*_CHOICES, *_DERIVED]
+    """Return the choices, values derived from them, and the settings outside of sections."""
+    names = [*_CHOICES, *_DERIVED]
     for name, value in vars(Config()).items():
         has_name = is_dataclass(value) and hasattr(value, "name")
         if has_name or isinstance(value, str | int | float):
-            found.append(name)
-    return [name for name in dict.fromkeys(found) if name not in _THE_SAME]
+            names.append(name)
+    return [name for name in dict.fromkeys(names) if name not in ALIKE_IN_ALL_JOBS]
 
 
 def _dotted_names() -> list[str]:
-    return [one for field in fields(Config) for one in _inside(field.type, field.name)]
+    return [name for field in fields(Config) for name in _inside(field.type, field.name)]
 
 
 def _inside(kind: object, path: str) -> list[str]:
     """Return the names below `path`, but for lists of sections and open mappings."""
-    if path in _THE_SAME or not (isinstance(kind, type) and is_dataclass(kind)):
+    if path in ALIKE_IN_ALL_JOBS or not (isinstance(kind, type) and is_dataclass(kind)):
         return []
     names = []
     for field in fields(kind):
         name, inner = f"{path}.{field.name}", (field.type, *getattr(field.type, "__args__", ()))
         if dict in inner or getattr(field.type, "__origin__", None) is not None:
             continue
-        below = [found for one in inner for found in _inside(one, name)]
+        below = [nested for part in inner for nested in _inside(part, name)]
         names += below or [name]
     return names
 
@@ -153,5 +139,5 @@ def _inside(kind: object, path: str) -> list[str]:
 def _mode_options() -> list[str]:
     from fxpart.placement import MODES
 
-    options = [field.name for known, _ in MODES.values() for field in fields(known)]
-    return list(dict.fromkeys(options))
+    names = [field.name for options, _ in MODES.values() for field in fields(options)]
+    return list(dict.fromkeys(names))

@@ -91,7 +91,6 @@ def write_result(
     error: str | None = None,
     sweep_id: str | None = None,
     key: str | None = None,
-    files_read: Mapping[str, str] | None = None,
 ) -> None:
     """Write `result.json`: `metrics` and `devices` of a finished run, `error` of another.
 
@@ -107,7 +106,6 @@ def write_result(
         error: why there is no result, or why a finished run could not be recorded.
         sweep_id: of the sweep that ran it.
         key: identity of the job, by which a sweep recognises it.
-        files_read: digests of what its model read, see `runner.job.files_read`.
 
     Raises:
         CacheError: when the place cannot be written.
@@ -126,7 +124,6 @@ def write_result(
         "error": error,
         "sweep": sweep_id,
         "key": key,
-        "files_read": files_read or {},
     }
     write_json(path, document)
 
@@ -155,7 +152,4 @@ def read_result(path: Path) -> dict[str, Any]:
         raise SpecError(f"{path} is damaged (no {absent[0]}); run it again")
     if not isinstance(document["metrics"], dict):
         raise SpecError(f"{path} is damaged (metrics without names); run it again")
-    # Files of earlier versions lack it.
-    if not isinstance(document.setdefault("files_read", {}), dict):
-        raise SpecError(f"{path} is damaged (files without names); run it again")
     return document

@@ -7,7 +7,8 @@ from typing import Any
 
 from fxpart.errors import SpecError
 from runner.job.files import RESULT_FILE
-from runner.job.identity import Choices, override_values, parameters
+from runner.job.identity import Choices, override_values
+from runner.job.record import parameters
 from runner.report.from_store import config_value
 from runner.report.sweep_data import SweepData, SweepRow
 from runner.tracking.mlflow_values import finite_metrics, param_texts

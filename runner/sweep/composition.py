@@ -15,9 +15,8 @@ from runner.cli.composing import composing
 from runner.config.read import read_config
 from runner.config.sections import Config
 from runner.experiment.experiment import model_spec
-from runner.job.identity import Choices, config_key, inputs_key, without_elsewhere
+from runner.job.identity import Choices, config_key, deciding, inputs_key, without_elsewhere
 from runner.job.swept_job import Job
-from runner.job.values import deciding
 from runner.sweep.axes import Axis
 
 if TYPE_CHECKING:

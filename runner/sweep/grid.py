@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 from fxpart.errors import FxpartError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.experiment.experiment import check
-from runner.job.identity import override_values, without_elsewhere
-from runner.job.run_names import sweep_title
+from runner.job.identity import for_jobs, override_values, without_elsewhere
+from runner.job.record import sweep_title
 from runner.job.swept_job import Job
-from runner.job.values import for_jobs, open_names
+from runner.job.values import open_names
 from runner.output.terminal import counted, show
 from runner.sweep.axes import Axis, read_axes
 from runner.sweep.composition import Composed, SweepLoad, compose_grid, make_job

@@ -16,9 +16,9 @@ from fxpart.errors import FxpartError, SpecError, one_line
 from fxpart.support.json_file import read_document, what_is_wrong
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_document, config_from_document
-from runner.job.identity import Choices
+from runner.job.identity import Choices, SweepIds
 from runner.job.job import RESULT_FILE
-from runner.job.swept_job import Job, JobEnd, SweepIds
+from runner.job.swept_job import Job, JobEnd
 from runner.output.text_files import write_json
 from runner.sweep.launchers.work import why
 from runner.sweep.one_job import Placed, end_in_folder, run_placed

@@ -10,10 +10,10 @@ from fxpart.support.whole_file import remove_abandoned
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.job.attempts import set_aside_held
-from runner.job.files_read import changed_file, files_of, job_files_read
-from runner.job.job import RESULT_FILE, TRACEBACK_FILE, JobIdentity, keep_failure, run_job
+from runner.job.identity import JobIdentity, SweepIds
+from runner.job.job import RESULT_FILE, TRACEBACK_FILE, keep_failure, run_job
 from runner.job.locks import Locks
-from runner.job.swept_job import Job, JobEnd, SweepIds
+from runner.job.swept_job import Job, JobEnd
 from runner.output.result_files import read_result
 from runner.tracking.tracker import LoggedRun, Tracker
 
@@ -23,7 +23,6 @@ __all__ = [
     "ends_in_files",
     "ends_in_store",
     "run_placed",
-    "set_outdated_aside",
 ]
 
 
@@ -54,9 +53,7 @@ def run_placed(placed: Placed, tracker: Tracker, others_begun: int | None) -> Jo
         if locks.others_begun != others_begun:
             try:
                 set_aside_held(tracker, key, locks, placed.root, placed.sweep.sweep)
-                known = ends_in_store(
-                    tracker, [key], placed.sweep.sweep, placed.root, resume=placed.resume
-                )
+                known = ends_in_store(tracker, [key], placed.sweep.sweep, resume=placed.resume)
             except TrackingError:
                 known = {}  # nobody can tell; the result is kept on disk
             if key in known:
@@ -84,10 +81,7 @@ def _run(placed: Placed) -> JobEnd:
         outcome = keep_failure(None, identity, SpecError(job.error or "no configuration"))
     else:
         outcome = run_job(job.config, identity)
-    files = job_files_read(job.config, placed.root)
-    return JobEnd(
-        outcome.status, outcome.metrics, outcome.error, run_id=outcome.run_id, files_read=files
-    )
+    return JobEnd(outcome.status, outcome.metrics, outcome.error, run_id=outcome.run_id)
 
 
 # The results that jobs have already: in the store, or in the files of a sweep that no store keeps.
@@ -96,33 +90,16 @@ _SETTLED = ("finished", "infeasible")
 
 
 def ends_in_store(
-    tracker: Tracker, keys: Collection[str], sweep: str, root: Path, *, resume: bool
+    tracker: Tracker, keys: Collection[str], sweep: str, *, resume: bool
 ) -> Mapping[str, JobEnd]:
     """Return by key the results of jobs that have one; those of the sweep alone unless `resume`.
 
-    Runs of others join the sweep, so that its tables show them. A result does not stand whose model
-    read a file, as from `root`, that has changed since. Raises `TrackingError`.
+    Runs of others join the sweep, so that its tables show them. Raises `TrackingError`.
     """
-    settled = tracker.settled(
-        "config_key", keys, lambda run: _stands(run, root) if resume else sweep in run.sweeps
-    )
+    settled = tracker.settled("config_key", keys, lambda run: resume or sweep in run.sweeps)
     strangers = [run.run_id for run in settled.values() if sweep not in run.sweeps]
     tracker.join_sweep(strangers, sweep)
     return {key: _end_of_run(run) for key, run in settled.items()}
-
-
-def set_outdated_aside(tracker: Tracker, keys: Collection[str], sweep: str, root: Path) -> None:
-    """Take the sweep's results that do not stand out of its tables; new ones take their place.
-
-    Raises `TrackingError`.
-    """
-    for run in tracker.settled("config_key", keys, lambda run: sweep in run.sweeps).values():
-        if not _stands(run, root):
-            tracker.supersede(run.run_id)
-
-
-def _stands(run: LoggedRun, root: Path) -> bool:
-    return changed_file(files_of(run.tags), root) is None
 
 
 def _end_of_run(run: LoggedRun) -> JobEnd:
@@ -133,13 +110,10 @@ def _end_of_run(run: LoggedRun) -> JobEnd:
         known=True,
         run_id=run.run_id,
         parent_run=run.tags.get("mlflow.parentRunId"),
-        files_read=files_of(run.tags),
     )
 
 
-def ends_in_files(
-    folder: Path, keys: Collection[str], sweep: str, root: Path
-) -> Mapping[str, JobEnd]:
+def ends_in_files(folder: Path, keys: Collection[str], sweep: str) -> Mapping[str, JobEnd]:
     """Return by key the sweep's results below `folder`."""
     ends: dict[str, JobEnd] = {}
     for path in sorted(folder.rglob(RESULT_FILE)):
@@ -147,9 +121,9 @@ def ends_in_files(
             result = read_result(path)
         except FxpartError:
             continue  # half a file is no result: the job is run again
-        key, files = result.get("key"), result["files_read"]
+        key = result.get("key")
         is_ours = key in keys and result.get("sweep") == sweep
-        if is_ours and result["status"] in _SETTLED and changed_file(files, root) is None:
+        if is_ours and result["status"] in _SETTLED:
             ends[str(key)] = replace(_end_of_result(result), known=True)
     return ends
 
@@ -164,6 +138,4 @@ def end_in_folder(folder: Path, sweep: str) -> JobEnd | None:
 
 
 def _end_of_result(result: Mapping[str, Any]) -> JobEnd:
-    return JobEnd(
-        result["status"], result["metrics"], result["error"], files_read=result["files_read"]
-    )
+    return JobEnd(result["status"], result["metrics"], result["error"])

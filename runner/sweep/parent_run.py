@@ -15,10 +15,9 @@ from runner.config.paths import shown_path
 from runner.config.read import read_tracking
 from runner.errors import TrackingError
 from runner.job.attempts import mark_cut_off_alone
-from runner.job.identity import without_elsewhere
-from runner.job.job_identity import environment_tags
+from runner.job.identity import SweepIds, without_elsewhere
 from runner.job.locks import Locks, sweep_lock
-from runner.job.swept_job import SweepIds
+from runner.job.record import environment_tags
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import LoggedRun, RunStatus, Tracker
 from runner.tracking.unsent import send_unsent

@@ -25,7 +25,6 @@ from runner.sweep.one_job import (
     ends_in_files,
     ends_in_store,
     run_placed,
-    set_outdated_aside,
 )
 from runner.sweep.parent_run import ParentRun, SweepSpec, opened_parent
 
@@ -128,8 +127,6 @@ class Session:
         try:
             set_aside(self.tracker, keys, self._locks, self.root, sweep)
             known = self._known(keys)
-            unknown = [key for key in keys if key not in known]
-            set_outdated_aside(self.tracker, unknown, sweep, self.root)
         except TrackingError as gone:
             # It was there when the sweep began: what it cannot say now is found out by running.
             self.parent.problems.append(str(gone))
@@ -141,8 +138,8 @@ class Session:
     def _known(self, keys: Sequence[str]) -> Mapping[str, JobEnd]:
         ids = self.parent.ids
         if ids.parent_run is None:
-            return ends_in_files(self.parent.folder, keys, ids.sweep, self.root)
-        return ends_in_store(self.tracker, keys, ids.sweep, self.root, resume=self._resume)
+            return ends_in_files(self.parent.folder, keys, ids.sweep)
+        return ends_in_store(self.tracker, keys, ids.sweep, resume=self._resume)
 
     def _placed(self, job: Job) -> Placed:
         folder = self.parent.folder / job_folder(job, self.config)
@@ -183,8 +180,7 @@ class Session:
         if self.parent.ids.parent_run is None:
             return in_files
         try:
-            # What was edited since is told of at the end of the sweep.
-            in_store = ends_in_store(self.tracker, list(by_key), sweep, self.root, resume=False)
+            in_store = ends_in_store(self.tracker, list(by_key), sweep, resume=False)
         except TrackingError as gone:
             self.parent.problems.append(str(gone))
             return in_files

@@ -10,10 +10,9 @@ from fxpart.errors import FxpartError
 from runner.cli.ending import USER_ERROR, remember
 from runner.config.paths import shown_path
 from runner.errors import TrackingError
-from runner.job.files_read import changed_file
 from runner.job.identity import override_values, without_elsewhere
 from runner.job.job import RESULT_FILE, TRACEBACK_FILE
-from runner.job.run_names import run_name
+from runner.job.record import run_name
 from runner.output.result_files import read_result
 from runner.output.terminal import counted, show
 from runner.sweep.session import Session, job_folder
@@ -58,18 +57,10 @@ def sum_up(session: Session) -> None:
 
 
 def _of_jobs(session: Session) -> list[str]:
-    """Return what is to be said of jobs that are lost, outdated, or only on disk."""
+    """Return lines about jobs that are lost, or whose results are only on disk."""
     problems = []
     if any(end.status == "lost" for end in session.ends.values()):
         problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
-    results = [end for end in session.ends.values() if end.status in ("finished", "infeasible")]
-    files = [changed_file(end.files_read, session.root) for end in results]
-    changed = [file for file in files if file is not None]
-    if changed:
-        problems.append(
-            f"{counted(len(changed), 'job')} read {changed[0]} before it was changed; the same"
-            " command runs what it changes again"
-        )
     unsent = sum(end.status == "finished" and bool(end.error) for end in session.ends.values())
     if unsent:
         folder = shown_path(session.parent.folder)

@@ -1,10 +1,12 @@
+"""Models' graphs: captured once, and again when a file that they are made of has changed."""
+
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from fxpart.capture.captured import captured_graph
+from fxpart.capture.captured import captured_graph, captured_symbolic
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.errors import CaptureError, SpecError
 
@@ -19,6 +21,18 @@ def build(batch_size, dtype):
 def broken(batch_size, dtype):
     raise OSError("no disk")
 """
+READS = """
+import json
+from pathlib import Path
+import torch
+from torch import nn
+
+def build(batch_size, dtype, edits=False):
+    width = json.loads(Path("width.json").read_text())
+    if edits:
+        Path("width.json").write_text("5")
+    return nn.Linear(width, width, dtype=dtype), (torch.zeros(batch_size, width, dtype=dtype),)
+"""
 
 
 @pytest.fixture
@@ -26,11 +40,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Return a user's folder with a factory that imports a second file."""
     (tmp_path / "outlying.py").write_text(FACTORY)
     (tmp_path / "outlying_part.py").write_text("WIDTH = 8")
+    (tmp_path / "reads_width.py").write_text(READS)
+    (tmp_path / "width.json").write_text("4")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     yield tmp_path
-    for name in ("outlying", "outlying_part"):
+    for name in ("outlying", "outlying_part", "reads_width"):
         sys.modules.pop(name, None)
+
+
+def _reading(**fields: object) -> ModelSpec:
+    return _spec(factory="reads_width:build", batch_size=4, depends_on=("width.json",), **fields)
 
 
 def _spec(**fields: object) -> ModelSpec:
@@ -55,6 +75,52 @@ def test_a_file_that_the_factory_imports_decides_too(folder: Path) -> None:
     changed = captured_graph(_spec(), "operator", folder / "cache")
     assert not changed.from_cache
     assert changed.graph.total_weight_bytes == (16 * 16 + 16) * 4
+
+
+def test_a_comment_in_a_file_of_the_factory_keeps_its_graph(folder: Path) -> None:
+    captured_graph(_spec(), "operator", folder / "cache")
+    for name in ("outlying", "outlying_part"):
+        sys.modules.pop(name)
+    (folder / "outlying_part.py").write_text('"""Sizes."""\nWIDTH = 8  # of each layer\n')
+    assert captured_graph(_spec(), "operator", folder / "cache").from_cache
+
+
+def test_a_graph_is_kept_as_long_as_the_files_that_it_depends_on(folder: Path) -> None:
+    first = captured_graph(_reading(), "operator", folder / "cache")
+    assert captured_graph(_reading(), "operator", folder / "cache").from_cache
+    (folder / "width.json").write_text("8")
+    second = captured_graph(_reading(), "operator", folder / "cache")
+    assert not second.from_cache
+    assert second.graph.total_weight_bytes == 4 * (8 * 8 + 8) != first.graph.total_weight_bytes
+
+
+def test_so_is_a_graph_in_symbols(folder: Path) -> None:
+    captured_symbolic(_reading(), ("batch",), folder / "cache")
+    assert captured_symbolic(_reading(), ("batch",), folder / "cache").from_cache
+    (folder / "width.json").write_text("8")
+    again = captured_symbolic(_reading(), ("batch",), folder / "cache")
+    assert not again.from_cache
+    assert again.symbolic.graph.total_weight_bytes == 4 * (8 * 8 + 8)
+
+
+def test_a_copy_elsewhere_has_files_of_its_own(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = captured_graph(_reading(), "operator", folder / "cache").graph
+    copy = folder / "copy"
+    copy.mkdir()
+    monkeypatch.chdir(copy)
+    (copy / "width.json").write_text("4")
+    assert captured_graph(_reading(), "operator", folder / "cache").from_cache
+    (copy / "width.json").write_text("8")
+    other = captured_graph(_reading(), "operator", folder / "cache")
+    assert other.graph.total_weight_bytes == 4 * (8 * 8 + 8) != first.total_weight_bytes
+
+
+def test_a_file_that_changes_meanwhile_is_refused(folder: Path) -> None:
+    with pytest.raises(CaptureError, match="is made of changed meanwhile; leave it as it is"):
+        captured_graph(_reading(factory_args={"edits": True}), "operator", folder / "cache")
+    assert not (folder / "cache").exists()
 
 
 def test_a_level_that_does_not_exist_is_refused_before_anything_runs(folder: Path) -> None:

@@ -9,7 +9,6 @@ from fxpart.capture.cache import read_symbolic, write_symbolic
 from fxpart.core.graph import OpGraph
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.errors import CacheError
-from fxpart.support.digest import file_digest
 from tests.sketch import Sketch
 
 
@@ -32,9 +31,8 @@ def _symbolic() -> SymbolicGraph:
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     symbolic, path = _symbolic(), tmp_path / "deep" / "graph.npz"
     write_symbolic(path, symbolic)
-    kept = read_symbolic(path)
-    assert kept is not None
-    read, _ = kept
+    read = read_symbolic(path)
+    assert read is not None
     for field in ("symbols", "captured_at", "ranges", "exact_from"):
         assert getattr(read, field) == getattr(symbolic, field)
     assert np.array_equal(read.exponents, symbolic.exponents)
@@ -51,9 +49,8 @@ def test_without_ranges_none_are_read(tmp_path: Path) -> None:
         whole.graph, ("batch",), (3,), whole.exponents, whole.coefficients, whole.value_batch_dim
     )
     write_symbolic(tmp_path / "graph.npz", bare)
-    kept = read_symbolic(tmp_path / "graph.npz")
-    assert kept is not None
-    read, _ = kept
+    read = read_symbolic(tmp_path / "graph.npz")
+    assert read is not None
     assert (read.ranges, read.exact_from) == ((), ())
 
 
@@ -74,29 +71,6 @@ def test_numbers_that_contradict_the_graph_are_none(tmp_path: Path) -> None:
     with np.load(path, allow_pickle=False) as stored:
         arrays = dict(stored)
     np.savez(path, **{**arrays, "exponents": np.array([[0], [2]])})
-    assert read_symbolic(path) is None
-
-
-def test_an_entry_ends_with_what_was_read(tmp_path: Path) -> None:
-    table, path = tmp_path / "table.json", tmp_path / "graph.npz"
-    table.write_text("[1]")
-    as_read = {table: file_digest(table)}
-    write_symbolic(path, _symbolic(), files_read=as_read)
-    kept = read_symbolic(path)
-    assert kept is not None
-    assert kept[1] == as_read
-    table.write_text("[2]")
-    assert read_symbolic(path) is None
-
-
-def test_an_entry_ends_with_its_sources(tmp_path: Path) -> None:
-    source, path = tmp_path / "model.py", tmp_path / "graph.npz"
-    source.write_text("a = 1")
-    write_symbolic(path, _symbolic(), [source])
-    assert read_symbolic(path) is not None
-    source.write_text("a = 2")
-    assert read_symbolic(path) is None
-    source.unlink()
     assert read_symbolic(path) is None
 
 

@@ -10,7 +10,6 @@ from unittest.mock import patch
 
 import pytest
 
-from fxpart.capture.models import files_read
 from runner.config.sections import TrackingConfig
 from runner.tracking.open_tracker import open_tracker
 from tests.runner.command import MODEL
@@ -38,7 +37,6 @@ def folder(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -
     for name, module in list(sys.modules.items()):
         if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
             del sys.modules[name]
-    files_read._read.clear()
 
 
 @pytest.fixture(scope="session")

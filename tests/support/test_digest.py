@@ -1,4 +1,4 @@
-"""Digests of files: of what they say, and of large ones of when somebody wrote to them."""
+"""Digests of files by content, large ones by size and time, and source code by what it does."""
 
 import os
 from hashlib import sha256
@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from fxpart.support.digest import LARGE_BYTES, file_digest, file_stamp
+from fxpart.support.digest import (
+    LARGE_BYTES,
+    code_digest,
+    file_digest,
+    file_stamp,
+    parsed_source,
+    source_digest,
+)
 
 
 def test_it_is_of_what_the_file_says(tmp_path: Path) -> None:
@@ -53,3 +60,117 @@ def test_a_stamp_is_another_after_every_write(tmp_path: Path) -> None:
     other.write_text("one")
     other.rename(path)  # as editors save
     assert file_stamp(path) != stamp
+
+
+CODE = """
+from dataclasses import dataclass
+
+@dataclass
+class Box:
+    width: int = 3
+
+    def area(self, height=None):
+        if height is None:
+            return None
+        return self.width * height + 1.0
+"""
+
+
+def of_source(text: str) -> str:
+    return source_digest(text.encode(), parsed_source(text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("@dataclass", "# a box\n@dataclass  # with a width"),
+        ("from dataclasses", '"""Boxes."""\nfrom dataclasses'),
+        ("class Box:", 'class Box:\n    """A box."""\n'),
+        ("= 3\n", '= 3\n    """In metres."""\n'),
+        ("=None):\n", "=None):\n        'Return the area.'\n"),
+        ("self.width * height + 1.0", "(\n            (self.width*height)\n            + 1.0)"),
+        ("return None", "return None;"),
+        ("import dataclass\n", "import (\n    dataclass,\n)\n"),
+    ],
+)
+def test_comments_docstrings_and_formatting_of_source_do_not_count(old: str, new: str) -> None:
+    assert old in CODE
+    assert of_source(CODE.replace(old, new)) == of_source(CODE)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("= 3", "= 4"),
+        ("= 3", "= '3'"),
+        ("= 3", "= 3.0"),
+        ("width * height", "height * width"),
+        ("return None", "return"),
+        ("return None", "pass"),
+        ("height is None", "height is not None"),
+        ("@dataclass\n", ""),
+        ("area", "size"),
+        ("=None):", "=True):"),
+        ("\n    width: int = 3\n", "\n    width: int = 3\n    name = 'box'\n"),
+    ],
+)
+def test_what_source_does_counts(old: str, new: str) -> None:
+    assert old in CODE
+    assert of_source(CODE.replace(old, new)) != of_source(CODE)
+
+
+@pytest.mark.parametrize("text", ["def f(:", "x = '\0'", "(" * 500 + ")" * 500])
+def test_what_does_not_parse_is_known_by_its_bytes(text: str) -> None:
+    assert of_source(text) == sha256(text.encode()).hexdigest()
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package of two modules; what is kept of its digest lies beside it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    package = tmp_path / "package"
+    (package / "modes").mkdir(parents=True)
+    (package / "graph.py").write_text("ONE = 1\n")
+    (package / "modes" / "single.py").write_text("TWO = 2\n")
+    (package / "notes.txt").write_text("no code\n")
+    return package
+
+
+of_folder = code_digest.__wrapped__
+
+
+def test_code_is_known_by_its_modules_and_their_names(package: Path) -> None:
+    first = of_folder(package)
+    (package / "notes.txt").unlink()
+    (package / "graph.py").write_text('"""A graph."""\nONE = 1  # and only\n')
+    assert of_folder(package) == first
+    (package / "modes" / "single.py").write_text("TWO = 3\n")
+    edited = of_folder(package)
+    (package / "modes" / "single.py").rename(package / "modes" / "double.py")
+    renamed = of_folder(package)
+    (package / "modes" / "new.py").touch()
+    assert len({first, edited, renamed, of_folder(package)}) == 4
+    assert of_folder(package / "graph.py") not in (first, edited, renamed)
+
+
+def test_a_digest_of_code_is_worked_out_once(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = of_folder(package)
+    (kept,) = (package.parent / "cache" / "fxpart").iterdir()
+    parsed: list[bytes] = []
+    monkeypatch.setattr("fxpart.support.digest.parsed_source", parsed.append)
+    assert of_folder(package) == first
+    assert not parsed
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(package.parent / "cache"))
+    kept.write_text("")  # as after a power cut
+    assert of_folder(package) == first == kept.read_text()
+
+
+def test_without_a_folder_to_keep_it_in_it_is_the_same(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = of_folder(package)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(package / "notes.txt"))
+    assert of_folder(package) == first

@@ -6,19 +6,19 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from io import StringIO
+from itertools import chain
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.models.user_line import own_line
+from fxpart.capture.models.user_code import user_line
 from fxpart.errors import CaptureError, one_line
 
 __all__ = ["capture_failure", "export_program", "quiet", "unmasked_attention"]
 
 
-# Attention of transformers models captured as they run, not as they export.
-#
 # A model of transformers that runs without a padding mask leaves the mask out where attention can
 # be told that it is causal, or needs none. While it is exported it makes the mask, since the export
 # might be called with other lengths. Ours is of the shapes that it is captured for: with masks, and
@@ -32,15 +32,15 @@ _POSITIONS = "position_ids"
 
 @contextmanager
 def unmasked_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[None]:
-    """Let models of transformers, while they are exported, leave out masks as when they run.
+    """Let models of transformers leave out masks while they are exported, as when they run.
 
-    A mask whose values decide is made all the same: one that the inputs bring, or that separates
-    sequences packed into one row, which positions among the inputs may say. Nothing changes for
-    other models, nor where transformers has no such questions. Not for several threads at once.
+    A mask whose values decide is still made: one that the inputs bring, or that separates
+    sequences packed into one row, which positions among the inputs may say. Other models are not
+    affected, nor versions of transformers without these functions. Not thread-safe.
 
     Args:
-        args: what the model is called with by position.
-        kwargs: and by name.
+        args: the positional inputs of the model.
+        kwargs: its inputs by name.
 
     """
     masks = sys.modules.get(_MASKS)
@@ -48,14 +48,14 @@ def unmasked_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iter
     if not args and _POSITIONS not in kwargs:
         # Positions that the model counts itself are of one sequence a row.
         answers[_PACKED] = _none
-    asked = {name: getattr(masks, name) for name in answers if hasattr(masks, name)}
-    for name in asked:
+    originals = {name: getattr(masks, name) for name in answers if hasattr(masks, name)}
+    for name in originals:
         setattr(masks, name, answers[name])
     try:
         yield
     finally:
-        for name, question in asked.items():
-            setattr(masks, name, question)
+        for name, original in originals.items():
+            setattr(masks, name, original)
 
 
 def _no() -> bool:
@@ -80,27 +80,27 @@ _EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=
 
 def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
     """Return the error that says why `module` cannot be captured, and what helps if known."""
-    said = f"{type(error).__name__} {error}"
-    hint = next((text for key, text in _HINTS if key in said), "")
+    message = f"{type(error).__name__} {error}"
+    hint = next((text for key, text in _HINTS if key in message), "")
     if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
         hint += _EXPERTS
     return CaptureError(
-        f"{type(module).__name__} cannot be captured by torch.export{own_line(error)}:"
+        f"{type(module).__name__} cannot be captured by torch.export{user_line(error)}:"
         f" {one_line(error)}" + (f"; {hint}" if hint else "")
     )
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep back what torch warns, logs and prints: of a failure it is pages, ours is one line."""
-    loud = logging.root.manager.disable
+    """Suppress what torch warns, logs and prints: of a failure it is pages, ours is one line."""
+    level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
         with warnings.catch_warnings(), redirect_stderr(StringIO()), redirect_stdout(StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(loud)
+        logging.disable(level)
 
 
 def export_program(
@@ -111,19 +111,23 @@ def export_program(
 ) -> torch.export.ExportedProgram:
     """Return `module` exported for the shapes and dtypes of the example inputs.
 
-    Parameters and inputs may all be on the meta device; then a model of any size takes no memory.
-    Every call node of the result carries the path of the module it comes from. `dynamic_shapes`
-    says which sizes of the inputs are symbols, as `torch.export.export` takes it. Attention of
-    transformers models is that of a run, see `fxpart.capture.inference.export`.
+    Parameters, buffers and inputs may all be on the meta device; then a model of any size takes no
+    memory. What the model creates on the default device is created where its parameters are, else
+    where its buffers are, else where its inputs are. Every call node of the result carries the path
+    of the module it comes from. `dynamic_shapes` says which sizes of the inputs are symbols, as
+    `torch.export.export` takes it. Attention of transformers models is that of a run, see
+    `unmasked_attention`.
 
     Raises:
         CaptureError: when the model cannot be exported; the message names the cause and, where
             one is known, the switch that helps.
 
     """
-    device = next((p.device for p in module.parameters()), torch.device("meta"))
+    inputs = dict(kwargs or {})
+    tensors = (t for t in tree_leaves((args, inputs)) if isinstance(t, Tensor))
+    first = next(chain(module.parameters(), module.buffers(), tensors), None)
+    device = torch.device("meta") if first is None else first.device
     try:
-        inputs = dict(kwargs or {})
         with quiet(), torch.no_grad(), device, unmasked_attention(args, inputs):
             return torch.export.export(
                 module, args, inputs, dynamic_shapes=dynamic_shapes, strict=False

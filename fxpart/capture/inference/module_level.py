@@ -17,7 +17,7 @@ from fxpart.capture.builder import GraphBuilder
 from fxpart.capture.call_costs import moved_bytes
 from fxpart.capture.calls import storage_key
 from fxpart.capture.inference.from_export import compute_dtype
-from fxpart.capture.models.user_line import own_line
+from fxpart.capture.models.user_code import user_line
 from fxpart.core.graph import OpGraph
 from fxpart.errors import CaptureError, one_line
 
@@ -38,7 +38,7 @@ def trace_modules(module: nn.Module) -> fx.GraphModule:
     except Exception as error:
         raise CaptureError(
             f"{type(module).__name__} cannot be captured by torch.fx.symbolic_trace"
-            f"{own_line(error)}: {one_line(error)}; use capture.level=operator, which takes any"
+            f"{user_line(error)}: {one_line(error)}; use capture.level=operator, which takes any"
             " exportable model"
         ) from error
 
@@ -60,7 +60,7 @@ def module_graph(traced: fx.GraphModule, args: tuple[Any, ...]) -> OpGraph:
         raise
     except Exception as error:
         raise CaptureError(
-            f"{type(traced).__name__} does not run on the example inputs{own_line(error)}:"
+            f"{type(traced).__name__} does not run on the example inputs{user_line(error)}:"
             f" {one_line(error)}"
         ) from error
 

@@ -1,181 +1,31 @@
-"""`build_model`: a `ModelSpec` made into a module and its example inputs, by default on meta."""
+"""`build_model`: a `ModelSpec` made into a module and its example inputs, by default on meta.
 
+A model is a class of transformers (`fxpart.capture.models.architecture`) or what a factory,
+``package.module:function``, returns.
+"""
+
+import importlib
 import inspect
-import logging
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-import transformers
 from torch import Tensor, nn
-from transformers.integrations.executorch import register_dynamic_cache_export_support
-from transformers.models.auto import modeling_auto
-from transformers.utils import logging as transformers_logging
+from torch.utils._pytree import tree_map_only
 
+from fxpart.capture.models.factory_source import (
+    factory_as_imported,
+    no_such_module,
+    split_factory,
+)
 from fxpart.capture.models.spec import ModelSpec
-from fxpart.errors import FxpartError, SpecError, nearest_names, one_line
+from fxpart.capture.models.user_code import user_line
+from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
 
-__all__ = ["BuiltModel", "architecture_model", "build_model", "model_class", "model_config"]
-
-
-# A model class of transformers by name, with a checked configuration, without weights.
+__all__ = ["BuiltModel", "build_model", "factory_model"]
 
 META = torch.device("meta")
-
-# Keys that every configuration class takes although its signature does not list them.
-_COMMON_KEYS = (
-    "attn_implementation",
-    "experts_implementation",
-    "num_labels",
-    "output_attentions",
-    "tie_word_embeddings",
-)
-# Keys of published configurations that transformers folds into rope_parameters.
-_ROPE_KEYS = ("partial_rotary_factor", "rope_scaling", "rope_theta")
-# ModelSpec.dtype says these.
-_DTYPE_KEYS = ("dtype", "torch_dtype")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep transformers from writing advice on weights and tokens to the terminal."""
-    before = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(logging.ERROR)
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(before)
-
-
-def _model_class_names() -> list[str]:
-    """Return the model classes that transformers lists, without importing any."""
-    names: list[str] = []
-    for mapping in vars(modeling_auto):
-        if mapping.startswith("MODEL_") and mapping.endswith("_NAMES"):
-            for entry in getattr(modeling_auto, mapping).values():
-                names += [entry] if isinstance(entry, str) else entry
-    return names
-
-
-def model_class(architecture: str) -> type[Any]:
-    """Return the model class of transformers with that name.
-
-    Raises:
-        SpecError: when there is none, or it is a base class that computes nothing.
-
-    """
-    with _quiet():
-        found = getattr(transformers, architecture, None)
-    is_model = inspect.isclass(found) and issubclass(found, transformers.PreTrainedModel)
-    if found is None or not is_model:
-        what = "is not in transformers" if found is None else "is no model class of transformers"
-        raise SpecError(
-            f"architecture={architecture} {what} {transformers.__version__};"
-            f" {nearest_names(architecture, _model_class_names())}"
-        )
-    if found.config_class is None or "forward" not in _methods(found):
-        raise SpecError(
-            f"architecture={architecture} is a base class without a forward of its own;"
-            f" {nearest_names(architecture, _model_class_names())}"
-        )
-    cls: type[Any] = found
-    return cls
-
-
-def _methods(cls: type[Any]) -> set[str]:
-    """Return what `cls` defines below `nn.Module`."""
-    own = cls.__mro__[: cls.__mro__.index(nn.Module)]
-    return {name for owner in own for name in vars(owner)}
-
-
-def _unlisted_keys(cls: type[Any]) -> set[str]:
-    """Return the keys that the model's code reads although its configuration need not have them.
-
-    An example is ``head_dim`` of Qwen3MoeForCausalLM, which its published configurations set.
-    """
-    code = Path(inspect.getfile(cls)).read_text(encoding="utf-8")
-    return set(re.findall(r"getattr\(\s*(?:self\.)?config,\s*\"([a-z]\w*)\"", code))
-
-
-def _config_keys(config_class: type[Any]) -> set[str]:
-    keys = set(inspect.signature(config_class).parameters) - {"self", "kwargs", *_DTYPE_KEYS}
-    keys |= {*config_class.attribute_map, *_COMMON_KEYS}
-    return keys | set(_ROPE_KEYS) if "rope_parameters" in keys else keys
-
-
-def _check_keys(
-    config_class: type[Any], unlisted: set[str], overrides: Mapping[str, Any], where: str
-) -> None:
-    """Refuse keys that the class would keep as attributes that nothing reads."""
-    keys = _config_keys(config_class) | unlisted
-    for key, value in overrides.items():
-        if key in _DTYPE_KEYS:
-            raise SpecError(f"{where}.{key} is said by model.dtype; set that instead")
-        if key not in keys:
-            raise SpecError(
-                f"{where}.{key} is not a key of {config_class.__name__}; {nearest_names(key, keys)}"
-            )
-        part = config_class.sub_configs.get(key)
-        # Where the part's class depends on its model_type, only transformers can check it.
-        if isinstance(value, Mapping) and hasattr(part, "attribute_map"):
-            _check_keys(part, unlisted, value, f"{where}.{key}")
-
-
-def model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: ANN401 - transformers' classes are untyped
-    """Return the configuration of model class `cls`: its defaults, changed by `overrides`.
-
-    `use_cache` is False unless `overrides` says otherwise: one pass over a prompt has no use for
-    the cache.
-
-    Raises:
-        SpecError: for a key that the class does not have or a value that it refuses.
-
-    """
-    config_class = cls.config_class
-    _check_keys(config_class, _unlisted_keys(cls), overrides, "config")
-    settings = dict(overrides)
-    if "use_cache" in _config_keys(config_class):
-        settings.setdefault("use_cache", False)
-    try:
-        with _quiet():
-            return config_class(**settings)
-    except Exception as error:
-        raise SpecError(f"{config_class.__name__} refuses the config: {one_line(error)}") from error
-
-
-def architecture_model(
-    architecture: str,
-    overrides: Mapping[str, Any],
-    dtype: torch.dtype,
-    device: torch.device = META,
-) -> nn.Module:
-    """Return the model with `dtype` parameters on `device`, for inference.
-
-    Nothing is downloaded. On the meta device no memory is taken for weights; elsewhere they are
-    drawn at random, from torch's generators, as the architecture starts its training. The
-    configuration is the module's `config`.
-
-    Raises:
-        SpecError: for an architecture that does not exist, or a configuration that it refuses.
-
-    """
-    cls = model_class(architecture)
-    config = model_config(cls, overrides)
-    try:
-        with _quiet(), device:
-            model: nn.Module = cls._from_config(config, dtype=dtype).eval()
-    except Exception as error:
-        raise SpecError(
-            f"{architecture} cannot be built with this config: {one_line(error)}"
-        ) from error
-    if getattr(config, "use_cache", False):
-        # Tells torch.export how to take the cache that the model returns apart.
-        register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]
-    return model
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -209,13 +59,11 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
         CaptureError: when a factory fails.
 
     """
-    place = torch.device("meta") if device is None else device
+    place = META if device is None else device
     if spec.architecture is None:
-        # Only what the spec needs is imported: transformers takes seconds.
-        from fxpart.capture.models.factory import factory_model
-
         return BuiltModel(*factory_model(spec, place))
-    pass
+    # Only where it is needed: transformers takes seconds to import.
+    from fxpart.capture.models.architecture import architecture_model
     from fxpart.capture.models.inputs import drawn_inputs, example_inputs
 
     dtype: torch.dtype = getattr(torch, spec.dtype)
@@ -232,3 +80,150 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
             f" model.seq_len={spec.seq_len} can be made: {one_line(error)}; choose smaller ones"
         ) from error
     return BuiltModel(module, (), inputs)
+
+
+_SPEC_FIELDS = ("batch_size", "dtype", "seq_len")
+"""What a factory is called with that is no part of `ModelSpec.factory_args`."""
+
+
+def factory_model(
+    spec: ModelSpec, device: torch.device = META
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return the module, positional and keyword inputs that the factory of `spec` makes.
+
+    The function is called as ``function(batch_size=..., dtype=torch.dtype, **factory_args)`` with
+    `device` as the default device, and with ``seq_len=...`` when the spec states one. Tensors that
+    it puts elsewhere by name are moved to `device` afterwards. Modules in the working directory are
+    found.
+
+    Raises:
+        SpecError: for a function that does not exist, does not take the arguments or returns
+            something else.
+        CaptureError: when importing or calling it fails, and when its source changes meanwhile.
+
+    """
+    factory = spec.factory or ""
+    with factory_as_imported(factory, spec.depends_on):
+        result = _called(spec, factory, device)
+    module, args, kwargs = _checked(factory, result)
+    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+    return _moved(module, device).eval(), args, kwargs
+
+
+def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:
+    """Import the factory, call it, and return what it returned."""
+    function = _find(factory)
+    arguments = _arguments(spec, function)
+    try:
+        with device:
+            return function(**arguments)
+    except FxpartError:
+        raise
+    # A factory that ends the program is as wrong as one that fails.
+    except (Exception, SystemExit) as error:
+        raise CaptureError(
+            f"factory={factory} failed{user_line(error)}: {one_line(error)}"
+        ) from error
+
+
+def _find(factory: str) -> Callable[..., object]:
+    """Return the function that `factory` names."""
+    module_name, function_name = split_factory(factory)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        missing = error.name or module_name
+        if missing == module_name or module_name.startswith(f"{missing}."):
+            raise no_such_module(factory, missing) from error
+        raise CaptureError(
+            f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
+        ) from error
+    except Exception as error:
+        raise CaptureError(
+            f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
+        ) from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        functions = {
+            name: value
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module_name
+        }
+        near = nearest_names(function_name, functions) if functions else "it has no functions"
+        raise SpecError(f"factory={factory}: {module_name} has no {function_name}; {near}")
+    return cast("Callable[..., object]", function)
+
+
+def _parameters(factory: str, function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError) as error:
+        raise SpecError(
+            f"factory={factory} states no parameters; name a Python function that takes"
+            " batch_size and dtype"
+        ) from error
+
+
+def _arguments(spec: ModelSpec, function: Callable[..., object]) -> dict[str, object]:
+    """Return the keyword arguments for `function`, checked against its signature."""
+    parameters = _parameters(spec.factory or "", function)
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    names = [
+        name
+        for name, p in parameters.items()
+        if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+    ]
+    for name in spec.factory_args:
+        if name in _SPEC_FIELDS:
+            raise SpecError(f"factory_args.{name} is said by model.{name}; set that instead")
+    given: dict[str, object] = {"batch_size": spec.batch_size, "dtype": getattr(torch, spec.dtype)}
+    if spec.seq_len is not None:
+        given["seq_len"] = spec.seq_len
+    elif "seq_len" in parameters and parameters["seq_len"].default is inspect.Parameter.empty:
+        raise SpecError(f"factory={spec.factory} needs a sequence length; set model.seq_len")
+    given.update(spec.factory_args)
+    unknown = [] if takes_any else [name for name in given if name not in names]
+    if unknown:
+        what = "model" if unknown[0] in _SPEC_FIELDS else "factory_args"
+        raise SpecError(
+            f"factory={spec.factory} takes no {unknown[0]} ({what}.{unknown[0]});"
+            f" {nearest_names(unknown[0], names)}"
+        )
+    needed = [n for n in names if parameters[n].default is inspect.Parameter.empty]
+    missing = [name for name in needed if name not in given]
+    if missing:
+        raise SpecError(
+            f"factory={spec.factory} also needs {', '.join(missing)};"
+            f" set model.factory_args.{missing[0]}"
+        )
+    return given
+
+
+def _checked(factory: str, result: object) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return what the factory returned, once it is known to be a model and its inputs."""
+    match result:
+        case (nn.Module() as module, tuple() as args):
+            return module, args, {}
+        case (nn.Module() as module, tuple() as args, Mapping() as kwargs):
+            return module, args, dict(kwargs)
+        case tuple():
+            got = f"({', '.join(type(item).__name__ for item in result)})"
+        case _:
+            got = type(result).__name__
+    raise SpecError(
+        f"factory={factory} returned {got}; return (module, args) or (module, args, kwargs),"
+        " args a tuple and kwargs a dict of example inputs"
+    )
+
+
+def _moved(module: nn.Module, device: torch.device) -> nn.Module:
+    """Return `module` on `device`; parameters that were one object are one afterwards."""
+    names_of: dict[int, list[str]] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        names_of.setdefault(id(parameter), []).append(name)
+    module = module.to(device)
+    for first, *others in names_of.values():
+        for other in others:
+            owner, _, attribute = other.rpartition(".")
+            setattr(module.get_submodule(owner), attribute, module.get_parameter(first))
+    return module

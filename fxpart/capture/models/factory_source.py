@@ -1,29 +1,27 @@
-"""Where a model factory, ``package.module:function``, lies on disk. Nothing here runs it."""
+"""Where a model factory, ``package.module:function``, lies, and the digest of its sources."""
 
 import importlib
-import importlib.util
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
 
-from fxpart.capture.models.files_read import noted_files
-from fxpart.capture.models.own_imports import as_read, is_own, own_files, own_imports, source_digest
-from fxpart.capture.models.user_line import own_line
+from fxpart.capture.models.user_code import (
+    as_imported,
+    files_at_import,
+    imported_modules,
+    is_user_file,
+    module_digest,
+    source_file_digest,
+    user_line,
+)
 from fxpart.errors import SpecError, nearest_names, one_line
 from fxpart.support.digest import stable_digest
 
-__all__ = [
-    "factory_as_read",
-    "factory_digest",
-    "factory_place",
-    "loaded_sources",
-    "no_such_module",
-    "see_working_directory",
-    "split_factory",
-]
+__all__ = ["factory_as_imported", "factory_digest", "no_such_module", "split_factory"]
 
 
 def split_factory(factory: str) -> tuple[str, str]:
@@ -42,13 +40,14 @@ def split_factory(factory: str) -> tuple[str, str]:
     return module, function
 
 
-def see_working_directory() -> None:
-    """Let modules in the working directory be imported, as ``python -m`` does."""
-    here = str(Path.cwd())
-    # An empty entry also stands for the working directory.
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
-    importlib.invalidate_caches()
+def no_such_module(factory: str, missing: str) -> SpecError:
+    """Return the error for a factory whose module, or a package around it, does not exist."""
+    beside = [module.name for module in pkgutil.iter_modules(_folders_beside(missing))]
+    near = f"{nearest_names(missing.rpartition('.')[2], beside)}; " if beside else ""
+    return SpecError(
+        f"factory={factory}: there is no module {missing}; {near}"
+        "start from the folder that holds it, or install it"
+    )
 
 
 def _folders_beside(module: str) -> Iterable[str]:
@@ -57,95 +56,96 @@ def _folders_beside(module: str) -> Iterable[str]:
     return getattr(parent, "__path__", None) or [os.curdir]
 
 
-def no_such_module(factory: str, missing: str) -> SpecError:
-    """Return the error for a factory whose module, or a package around it, does not exist."""
-    beside = [found.name for found in pkgutil.iter_modules(_folders_beside(missing))]
-    near = f"{nearest_names(missing.rpartition('.')[2], beside)}; " if beside else ""
-    return SpecError(
-        f"factory={factory}: there is no module {missing}; {near}"
-        "start from the folder that holds it, or install it"
-    )
-
-
-def loaded_sources() -> list[Path]:
-    """Return the source files of all modules in memory that nobody installed: the user's own.
-
-    After a factory has run, the code that made its model is among them. What is installed has a
-    version instead, and fxpart's own code is known by its digest.
-    """
-    files = {
-        Path(file).resolve()
-        for name, module in list(sys.modules.items())
-        if name != "__main__" and (file := getattr(module, "__file__", None)) is not None
-    }
-    return sorted(f for f in files if f.suffix == ".py" and is_own(f) and f.is_file())
-
-
-def factory_digest(factory: str) -> str:
-    """Return the SHA-256, in hex, of the factory's module and of what it imports of the user's own.
-
-    Of a module that imports nothing of the user's, it is that of its file. The packages around the
-    module are imported, the module is not: what it imports is read off its source. Of modules that
-    `fxpart.capture.models.factory` has imported in this process it is that of the code in memory.
-
-    Raises:
-        SpecError: when the module or its file does not exist, or a package fails to import.
-
-    """
-    module, path = _factory_file(factory)
-    own = own_imports(module, path) if is_own(path) else {}
-    digest = source_digest(path, module)
-    return stable_digest({"factory": digest, "imports": own}) if own else digest
-
-
 @contextmanager
-def factory_as_read(factory: str | None) -> Iterator[None]:
-    """Keep what the factory's sources say, those that the block imports, and note what it reads.
+def factory_as_imported(factory: str | None, depends_on: Sequence[str] = ()) -> Iterator[None]:
+    """Let the factory be imported from the working directory, and remember what it said then.
 
-    As `fxpart.capture.models.own_imports.as_read` and
-    `fxpart.capture.models.files_read.noted_files`; of no factory it does nothing.
+    As `fxpart.capture.models.user_code.as_imported`; of no factory it does nothing.
     """
     if factory is None:
         yield
         return
-    see_working_directory()
+    _see_working_directory()
     module, _ = split_factory(factory)
-    with as_read(module), noted_files(factory, own_files(module)):
+    with as_imported(module, _digests(depends_on)):
         yield
 
 
-def factory_place(factory: str | None) -> str:
-    """Return from where the factory reads files: another copy of it reads others."""
-    if factory is None:
-        return ""
-    _, path = _factory_file(factory)
-    return f"{path.resolve()} in {Path.cwd()}"
+def _see_working_directory() -> None:
+    """Let modules in the working directory be imported, as ``python -m`` does."""
+    here = str(Path.cwd())
+    # An empty entry also stands for the working directory.
+    if here not in sys.path and "" not in sys.path:
+        sys.path.insert(0, here)
+    importlib.invalidate_caches()
 
 
-def _factory_file(factory: str) -> tuple[str, Path]:
+def factory_digest(factory: str, depends_on: Sequence[str] = ()) -> str:
+    """Return the SHA-256, in hex, of what the factory is made of.
+
+    That is its module, the user's own modules that it imports, and what the files `depends_on` say;
+    comments and docstrings do not count. The packages around the module are imported, the module
+    is not. Modules that were imported under `factory_as_imported` count as the code in memory.
+
+    Raises:
+        SpecError: when the module or its file does not exist, a package fails to import, or one of
+            the files cannot be read.
+
+    """
+    files = _digests(depends_on)
+    module, path = _factory_file(factory, depends_on)
+    imports = imported_modules(module, path) if is_user_file(path) else {}
+    # What a module read when it was imported, it may have kept.
+    earlier = [files_at_import(name) for name in (module, *imports)]
+    versions = [{now, *(at[file] for at in earlier if file in at)} for file, now in files.items()]
+    return stable_digest(
+        {
+            "factory": module_digest(module, path),
+            "imports": imports,
+            "files": [sorted(digests) for digests in versions],
+        }
+    )
+
+
+def _digests(depends_on: Sequence[str]) -> dict[Path, str]:
+    """Return the digest of each file, by its whole path. Raises `SpecError`."""
+    digests = {}
+    for name in depends_on:
+        path = Path(name).absolute()
+        try:
+            digests[path] = source_file_digest(path)
+        except OSError as error:
+            raise SpecError(
+                f"model.depends_on: cannot read {name} ({error.strerror or error}); name files as"
+                " from the folder that the command is started in"
+            ) from error
+    return digests
+
+
+def _factory_file(factory: str, depends_on: Sequence[str]) -> tuple[str, Path]:
     """Return the factory's module and its file. Raises what `factory_digest` does."""
     module, _ = split_factory(factory)
-    see_working_directory()
+    _see_working_directory()
     missing = module
     around = module.rpartition(".")[0]
     try:
         # To find a module is to import the packages that it lies in.
         is_new = around and around not in sys.modules
-        with factory_as_read(factory) if is_new else nullcontext():
-            found = importlib.util.find_spec(module)
+        with factory_as_imported(factory, depends_on) if is_new else nullcontext():
+            spec = find_spec(module)
     except ModuleNotFoundError as error:
-        missing, found = error.name or module, None
+        missing, spec = error.name or module, None
         if module != missing and not module.startswith(f"{missing}."):
             # A package around the module exists, but imports something that does not.
             raise SpecError(
-                f"factory={factory}: importing it fails{own_line(error)}: {one_line(error)}"
+                f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
             ) from error
     except Exception as error:
         raise SpecError(
-            f"factory={factory}: importing it fails{own_line(error)}: {one_line(error)}"
+            f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
         ) from error
-    if found is None:
+    if spec is None:
         raise no_such_module(factory, missing)
-    if not found.has_location or found.origin is None:
+    if not spec.has_location or spec.origin is None:
         raise SpecError(f"factory={factory}: module {module} has no source file; name one that has")
-    return module, Path(found.origin)
+    return module, Path(spec.origin)

@@ -22,7 +22,7 @@ _POSITION_TABLES = ("embed_positions", "position_embedding", "position_embedding
 
 
 def _rows(table: nn.Embedding) -> int:
-    """Return how many positions `table` serves; some keep rows for the padding in front."""
+    """Return how many positions `table` has rows for; some reserve rows for the padding."""
     reserved = getattr(table, "offset", 0)
     # RoBERTa counts positions from padding_idx + 1; sinusoidal subclasses do not.
     if type(table) is nn.Embedding and table.padding_idx is not None:
@@ -31,22 +31,22 @@ def _rows(table: nn.Embedding) -> int:
 
 
 def positions(model: nn.Module, within: str = "") -> int | None:
-    """Return the longest text that the model's tables of positions serve, None without tables.
+    """Return the longest text that the model's tables of positions allow, None without tables.
 
     Only tables whose path contains `within` count. A rotary or relative encoding has no table.
     """
-    found = [
+    lengths = [
         _rows(module)
         for path, module in model.named_modules()
         if isinstance(module, nn.Embedding)
         and path.rpartition(".")[2] in _POSITION_TABLES
         and within in path
     ]
-    return min(found, default=None)
+    return min(lengths, default=None)
 
 
 def _tokens(name: str, seq_len: int | None, model: Any, within: str = "") -> int:  # noqa: ANN401
-    """Return the length of a text input: what was asked, or a usual one that fits the model."""
+    """Return the length of a text input: `seq_len`, or a usual one that fits the model."""
     table = positions(model, within)
     if seq_len is None:
         stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
@@ -151,9 +151,6 @@ def example_inputs(
     return inputs
 
 
-# Inputs with random contents, for a model that is really run.
-
-
 def drawn_inputs(
     model: Any,  # noqa: ANN401 - transformers' classes are untyped
     inputs: Mapping[str, Tensor],
@@ -173,10 +170,10 @@ def drawn_inputs(
 
     """
     return {
-        name: torch.randn(given.shape, dtype=given.dtype, device=device)
-        if given.is_floating_point()
-        else torch.randint(_vocabulary(model, name), given.shape, dtype=given.dtype, device=device)
-        for name, given in inputs.items()
+        name: torch.randn(like.shape, dtype=like.dtype, device=device)
+        if like.is_floating_point()
+        else torch.randint(_vocabulary(model, name), like.shape, dtype=like.dtype, device=device)
+        for name, like in inputs.items()
     }
 
 

@@ -1,4 +1,4 @@
-"""`ModelSpec`: which model, with which inputs, said in plain data. Imports neither torch nor more.
+"""`ModelSpec`: which model, with which inputs, as plain data. Does not import torch.
 
 A spec is all that a warm start needs: its `ModelSpec.key` finds a captured graph on disk without
 the model ever being built.
@@ -63,6 +63,8 @@ class ModelSpec:
     """Tokens (or raw audio samples) an example; None leaves it to the model."""
     dtype: str = "float32"
     """Dtype of weights and real-valued inputs, one of `DTYPES`."""
+    depends_on: Sequence[str] = ()
+    """Files that the factory reads, or imports by names made at run time; a list or a tuple."""
 
     def __post_init__(self) -> None:
         """Check every field and keep plain copies of the mappings."""
@@ -74,6 +76,11 @@ class ModelSpec:
             )
         if self.factory is None and self.factory_args:
             raise SpecError(f"model {self.name}: factory_args need a factory; use config")
+        if self.factory is None and self.depends_on:
+            raise SpecError(f"model {self.name}: depends_on needs a factory; leave it out")
+        files = self.depends_on
+        if isinstance(files, str) or not all(isinstance(file, str) for file in files):
+            raise SpecError(f"depends_on={files} must be a list of files")
         if self.architecture is None and self.config:
             raise SpecError(f"model {self.name}: config needs an architecture; use factory_args")
         if self.factory is not None:
@@ -85,31 +92,33 @@ class ModelSpec:
             raise SpecError(f"dtype={self.dtype} is not known; {nearest_names(self.dtype, DTYPES)}")
         for name in ("config", "factory_args"):
             object.__setattr__(self, name, _plain(getattr(self, name), name))
+        object.__setattr__(self, "depends_on", tuple(files))
 
     def key(self) -> dict[str, object]:
         """Return everything that decides the captured graph, as JSON types.
 
         That is all fields but the name, which reports alone use, the version of transformers and,
-        for a factory, its `factory_digest`: of its module's source file and of what that imports
-        of the user's own. They are found without running them, but the packages that the module
-        lies in are imported. What is imported by names made at run time is seen by the cache, which
-        keeps the digests of `loaded_sources`.
+        for a factory, its `factory_digest`: of its module, of what that imports of the user's own,
+        and of the content of the files in `depends_on`. The factory does not run for it, but the
+        packages that its module lies in are imported.
 
         Raises:
-            SpecError: when transformers is not installed, or the factory's module is not found.
+            SpecError: when transformers is not installed, or the factory's module or one of the
+                files is not found.
 
         """
+        aside = ("name", "depends_on")
         fields: dict[str, object] = {
-            field: getattr(self, field) for field in self.__slots__ if field != "name"
+            field: getattr(self, field) for field in self.__slots__ if field not in aside
         }
-        found = installed_version("transformers")
-        if found is not None:
-            fields["transformers"] = found
+        version = installed_version("transformers")
+        if version is not None:
+            fields["transformers"] = version
         elif self.factory is None:
             raise SpecError(
                 f"architecture={self.architecture} needs transformers, which is not installed;"
                 " pip install transformers, or give a factory"
             )
         if self.factory is not None:
-            fields["factory_sha256"] = factory_digest(self.factory)
+            fields["factory_sha256"] = factory_digest(self.factory, self.depends_on)
         return fields

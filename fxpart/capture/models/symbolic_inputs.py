@@ -1,4 +1,4 @@
-"""Which dimensions of a model's inputs are its batch or its sequence: found by making others."""
+"""Which dimensions of a model's inputs are its batch or its sequence, by comparing inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -54,7 +54,7 @@ def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> Sy
         others = {value: _inputs(_resized(spec, name, value), first.module) for value in at}
         _check_weights(spec, name, first, others)
         dims += affine_dims(name, {value: _shapes(other) for value, other in others.items()})
-    _check_found(spec, symbols, dims)
+    _check_dims(spec, symbols, dims)
     sample, taken = spec, _sizes(first, dims)
     for name in symbols:
         sample = _resized(sample, name, _apart(_size(spec, name), ranges[name][1], taken))
@@ -74,7 +74,7 @@ def _check(spec: ModelSpec, symbols: Sequence[str]) -> None:
         )
 
 
-def _check_found(spec: ModelSpec, symbols: Sequence[str], dims: Sequence[SymbolicDim]) -> None:
+def _check_dims(spec: ModelSpec, symbols: Sequence[str], dims: Sequence[SymbolicDim]) -> None:
     for name in symbols:
         if not any(dim.symbol == name for dim in dims):
             raise SpecError(f"no input of model {spec.name} grows with {name}; it is not symbolic")
@@ -89,7 +89,7 @@ def _check_found(spec: ModelSpec, symbols: Sequence[str], dims: Sequence[Symboli
 def _check_weights(
     spec: ModelSpec, symbol: str, first: BuiltModel, others: Mapping[int, BuiltModel]
 ) -> None:
-    """Refuse a factory whose weights are others at another value of `symbol`."""
+    """Refuse a factory whose weights have other shapes at another value of `symbol`."""
     weights = _weight_shapes(first)
     for value, other in others.items():
         if other.module is not first.module and _weight_shapes(other) != weights:
@@ -109,12 +109,12 @@ def _weight_shapes(built: BuiltModel) -> list[Shape]:
 
 
 def _sizes(built: BuiltModel, dims: Sequence[SymbolicDim]) -> set[int]:
-    """Return every size that a weight or an input has, but for those that are symbolic."""
+    """Return every size of a weight or an input, except for the symbolic ones."""
     grows = {(dim.leaf, dim.dim) for dim in dims}
-    found = {int(size) for weight in _weights(built) for size in weight.shape}
+    sizes = {int(size) for weight in _weights(built) for size in weight.shape}
     for leaf, shape in enumerate(_shapes(built)):
-        found |= {size for dim, size in enumerate(shape or ()) if (leaf, dim) not in grows}
-    return found
+        sizes |= {size for dim, size in enumerate(shape or ()) if (leaf, dim) not in grows}
+    return sizes
 
 
 def _leaves(built: BuiltModel) -> list[Any]:
@@ -152,15 +152,15 @@ def _resized(spec: ModelSpec, name: str, value: int) -> ModelSpec:
     return replace(spec, batch_size=value) if name == "batch" else replace(spec, seq_len=value)
 
 
-def _apart(given: int, most: int | None, taken: set[int]) -> int:
-    """Return a number near `given`, from 2 to `most`, that is not in `taken`; add it there."""
-    wanted = max(2, given)
+def _apart(size: int, most: int | None, taken: set[int]) -> int:
+    """Return a number near `size`, from 2 to `most`, that is not in `taken`; add it there."""
+    wanted = max(2, size)
     span = range(wanted, wanted + len(taken) + 1)
     below = range(wanted, 1, -1)
     candidates = [v for v in (*span, *below) if v not in taken and (most is None or v <= most)]
-    found = candidates[0] if candidates else wanted
-    taken.add(found)
-    return found
+    chosen = candidates[0] if candidates else wanted
+    taken.add(chosen)
+    return chosen
 
 
 def _near(value: int, most: int | None) -> list[int]:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from fxpart.errors import SpecError
 from fxpart.support.digest import stable_digest
 from runner.errors import TrackingError
-from runner.job.identity import without_elsewhere
+from runner.job.identity import deciding, for_jobs, without_elsewhere
 from runner.job.swept_job import Job
-from runner.job.values import deciding, for_jobs
 from runner.output.terminal import counted, show
 from runner.sweep.composition import SweepLoad, compose_one, make_job
 from runner.sweep.optuna.space import Space, keys_of, read_space

@@ -1,5 +1,6 @@
 """Models from a user's own function: what it is called with, and every way it can be wrong."""
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -140,3 +141,16 @@ def test_says_why_a_module_does_not_import(module: str, source: str, said: str) 
     ) as caught:
         build_model(spec("f", module=module))
     assert "\n" not in str(caught.value)
+
+
+def test_a_factory_needs_no_transformers() -> None:
+    """Importing it takes seconds."""
+    program = (
+        "import sys; from fxpart.capture.models.build import build_model\n"
+        "from fxpart.capture.models.spec import ModelSpec\n"
+        "build_model(ModelSpec('m', factory='user_models:plain'))\n"
+        "print('transformers' in sys.modules)"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

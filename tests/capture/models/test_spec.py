@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fxpart.capture.models.build import factory_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.errors import SpecError
 
@@ -41,6 +42,9 @@ def llama(**fields: Any) -> ModelSpec:  # noqa: ANN401
         ({"factory_args": {"a": 1}}, "factory_args need a factory"),
         ({"config": {"a": [1, object()]}}, r"config\.a\[1\] is a object"),
         ({"architecture": None, "factory": "a.b:c", "config": {"a": 1}}, "needs an architecture"),
+        ({"depends_on": ["a"]}, "depends_on needs a factory"),
+        ({"architecture": None, "factory": "a.b:c", "depends_on": "a"}, "must be a list of files"),
+        ({"architecture": None, "factory": "a.b:c", "depends_on": [1]}, "must be a list of files"),
         ({"architecture": None, "factory": "a.b.c"}, "not of the form"),
         ({"architecture": None, "factory": "a..b:c"}, "not of the form"),
         ({"architecture": None, "factory": "a:"}, "not of the form"),
@@ -99,11 +103,67 @@ def test_key_of_a_factory_follows_its_source_and_does_not_run_it(folder: Path) -
     assert spec.key() == before
 
 
-def test_digest_is_of_the_file(folder: Path) -> None:
-    # sha256 of the empty text.
-    (folder / "empty_module.py").touch()
-    digest = ModelSpec("m", factory="empty_module:f").key()["factory_sha256"]
-    assert digest == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+def test_comments_and_docstrings_of_a_factory_do_not_count(folder: Path) -> None:
+    source = folder / "annotated.py"
+    source.write_text("def f(batch_size, dtype):\n    return 1\n")
+    spec = ModelSpec("m", factory="annotated:f")
+    before = spec.key()
+    source.write_text(
+        '"""Models."""\n# of mine\n'
+        'def f(batch_size,\n      dtype):\n    """Return 1."""\n    return 1\n'
+    )
+    assert spec.key() == before
+    source.write_text("def f(batch_size, dtype):\n    return 2\n")
+    assert spec.key() != before
+
+
+def test_key_of_a_factory_follows_the_files_that_it_depends_on(folder: Path) -> None:
+    for name, text in (("nets.py", ""), ("a.json", "1"), ("b.json", "2"), ("other.json", "1")):
+        (folder / name).write_text(text)
+    (folder / "plugin.py").write_text("WIDTH = 1\n")
+
+    def key(*files: str) -> dict[str, object]:
+        return ModelSpec("m", factory="nets:f", depends_on=files).key()
+
+    before = key("a.json", "plugin.py")
+    assert before == key(str(folder / "a.json"), "plugin.py") == key("other.json", "plugin.py")
+    others = [key(), key("a.json"), key("a.json", "b.json"), key("b.json", "a.json")]
+    (folder / "plugin.py").write_text("WIDTH = 1  # of each layer\n")
+    assert key("a.json", "plugin.py") == before
+    (folder / "plugin.py").write_text("WIDTH = 2\n")
+    others.append(key("a.json", "plugin.py"))
+    (folder / "a.json").write_text("3")
+    others.append(key("a.json", "plugin.py"))
+    assert len({str(other["factory_sha256"]) for other in [before, *others]}) == 7
+
+
+def test_a_module_may_have_kept_what_a_file_said_when_it_was_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "keeps.py").write_text(
+        "from pathlib import Path\nfrom torch import nn\nWIDTH = int(Path('width').read_text())\n"
+        "def f(batch_size, dtype):\n    return nn.Linear(WIDTH, 1), ()\n"
+    )
+    (folder / "width").write_text("4")
+    spec = ModelSpec("m", factory="keeps:f", depends_on=("width",))
+    first = spec.key()
+    factory_model(spec)
+    assert spec.key() == first
+    (folder / "width").write_text("8")
+    mixed = spec.key()
+    monkeypatch.delitem(sys.modules, "keeps")
+    assert len({str(key["factory_sha256"]) for key in (first, mixed, spec.key())}) == 3
+
+
+@pytest.mark.parametrize(("name", "why"), [("gone.json", "No such file"), ("data", "Is a dir")])
+def test_a_file_that_cannot_be_read_is_one_line(folder: Path, name: str, why: str) -> None:
+    (folder / "nets.py").touch()
+    (folder / "data").mkdir()
+    with pytest.raises(
+        SpecError, match=rf"model\.depends_on: cannot read {name} \({why}.*\)"
+    ) as error:
+        ModelSpec("m", factory="nets:f", depends_on=(name,)).key()
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -2,23 +2,30 @@
 
 import platform
 import shutil
+import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fxpart.errors import SpecError
+from fxpart.support.digest import code_digest
 from fxpart.support.host import available_cores, cpu_name
 from runner.config.sections import Config
 from runner.experiment.experiment import model_spec
 from runner.job import identity
 from runner.job.identity import (
     Choices,
+    JobIdentity,
     config_key,
+    identified,
     inputs_key,
     override_values,
-    parameters,
+    refuse_changed,
     without_elsewhere,
 )
+from tests.runner.command import OWN, SMALL
 from tests.runner.composed import read
 
 BASE = ("model=gpt2", "devices=2x16gb")
@@ -158,41 +165,61 @@ def test_versions_change_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert key_of(config) != before
 
 
-def test_a_change_of_the_code_changes_the_key(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    digest = identity._code_digest.__wrapped__
-    (tmp_path / "modes").mkdir()
-    (tmp_path / "graph.py").write_text("one\n")
-    (tmp_path / "modes" / "single.py").write_text("two\n")
-    (tmp_path / "notes.txt").write_text("no code\n")
-    before = digest(tmp_path)
-    (tmp_path / "notes.txt").unlink()
-    assert before == digest(tmp_path)
-    (tmp_path / "modes" / "single.py").write_text("three\n")
-    changed = digest(tmp_path)
-    (tmp_path / "modes" / "single.py").rename(tmp_path / "modes" / "double.py")
-    assert len({before, changed, digest(tmp_path)}) == 3
-    config = read(*BASE)
-    key = key_of(config)
-    monkeypatch.setattr(identity, "_FXPART", tmp_path)
-    assert key_of(config) != key
+@pytest.fixture
+def house(tmp_path: Path, graph_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of both packages that keys are made from."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(graph_cache))
+    for place in (identity._FXPART, identity._EXPERIMENT.parent):
+        shutil.copytree(place, tmp_path / place.name, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(identity, "_FXPART", tmp_path / "fxpart")
+    monkeypatch.setattr(identity, "_EXPERIMENT", tmp_path / "runner" / "experiment")
+    code_digest.cache_clear()
+    yield tmp_path
+    code_digest.cache_clear()
 
 
-def test_an_edit_of_what_decides_a_metric_changes_the_key(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def edited_key(config: Config, file: Path, line: str) -> str:
+    with file.open("a") as source:
+        source.write(f"{line}\n")
+    code_digest.cache_clear()
+    return key_of(config)
+
+
+@pytest.mark.parametrize(
+    ("file", "planned", "run"),
+    [
+        ("fxpart/core/graph.py", True, True),
+        ("fxpart/capture/builder.py", True, True),
+        ("fxpart/cost/roofline.py", True, True),
+        ("fxpart/placement/search/refine.py", True, True),
+        ("fxpart/schedule/simulate.py", True, True),
+        ("fxpart/support/random_numbers.py", True, True),
+        ("fxpart/support/compiled.py", True, True),
+        ("runner/experiment/headline.py", True, True),
+        ("fxpart/execution/local.py", False, True),
+        ("fxpart/plan_export/device_map.py", False, False),
+        ("fxpart/torch_compat/split_module.py", False, False),
+        ("fxpart/support/whole_file.py", False, False),
+        ("runner/output/terminal.py", False, False),
+        ("runner/job/job.py", False, False),
+    ],
+)
+def test_an_edit_of_the_code_that_decides_a_result_changes_its_key(
+    house: Path, file: str, planned: bool, run: bool
 ) -> None:
-    config = read(*BASE)
-    shutil.copytree(identity._EXPERIMENT, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(identity, "_EXPERIMENT", tmp_path)
-    identity._code_digest.cache_clear()
-    keys = [key_of(config)]
-    for edited in ("headline", "replicas"):
-        with (tmp_path / f"{edited}.py").open("a") as file:
-            file.write("EDITED = True\n")
-        identity._code_digest.cache_clear()
-        keys.append(key_of(config))
-    assert len({*keys}) == 3
+    """Of what is carried out on this machine, the code that does so counts too."""
+    assert (house / file).is_file()
+    plan, executed = read(*BASE), read(*BASE, "execute=local")
+    keys = [key_of(plan), key_of(executed)]
+    assert edited_key(plan, house / file, "# edited") == keys[0]
+    assert edited_key(plan, house / file, '"""Edited."""') == keys[0]
+    assert (edited_key(plan, house / file, "EDITED = True") != keys[0]) is planned
+    assert (key_of(executed) != keys[1]) is run
+
+
+def test_every_room_that_decides_a_result_is_there() -> None:
+    assert all((identity._FXPART / room).exists() for room in identity._DECIDING)
+    assert all((identity._FXPART / room).is_dir() for room in identity._MEASURING)
 
 
 def test_what_is_said_of_a_run_leaves_out_where_it_is_kept() -> None:
@@ -222,12 +249,6 @@ def test_modules_placed_by_hand_count_numbers_among_their_paths_too() -> None:
     assert keys[0] != keys[1]
 
 
-def test_granularity_is_a_parameter_whether_asked_for_or_not() -> None:
-    assert parameters(read(*BASE), CHOICES, ())["granularity"] == "operator"
-    asked = "granularity=2"
-    assert parameters(read(*BASE, asked), CHOICES, (asked,))["granularity"] == "2"
-
-
 def test_overrides_lose_their_marks_and_quotes() -> None:
     given = ["transfer_rate='16e9'", "+a.b=c=d", "~e", "f="]
     assert override_values(given) == {
@@ -238,23 +259,48 @@ def test_overrides_lose_their_marks_and_quotes() -> None:
     }
 
 
-def test_parameters_hold_what_was_overridden_anywhere() -> None:
-    overrides = (
-        *BASE,
-        "model.config={n_layer: 3}",
-        "model.name=mine",
-        "devices.nodes=[0]",
-        "transfer_rate.latency_s=1e-6",
-        "tracking.uri=http://me:secret@host",
-    )
-    kept = parameters(read(*overrides), CHOICES, overrides)
-    assert (kept["model"], kept["devices"]) == ("gpt2", "2x16gb")
-    assert (kept["devices.nodes"], kept["transfer_rate.latency_s"]) == ("[0]", "1e-6")
-    assert kept["model.config.n_layer"] == 3
-    assert not {"model.config", "model.name", "tracking.uri"} & set(kept)
+def test_a_model_that_does_not_exist_is_refused_where_it_is_built(tmp_path: Path) -> None:
+    config = read("model=custom", "model.factory=nowhere_at_all:f", "model.name=mine")
+    job = JobIdentity(CHOICES, (), tmp_path, tmp_path)
+    assert identified(config, job) == job
 
 
-def test_parameters_say_how_a_factory_was_called() -> None:
-    config = read("model=custom", "model.factory=a.b:c", "model.factory_args.depth=3")
-    kept = parameters(config, CHOICES, ())
-    assert (kept["model.factory"], kept["model.factory_args.depth"]) == ("a.b:c", 3)
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's folder, with a model in it that this process has not imported."""
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "tiny", raising=False)  # another test's
+    return folder
+
+
+def test_a_source_that_changed_since_is_refused(here: Path) -> None:
+    config = read(*OWN, SMALL, "mode=size_based", "tracking=none")
+    job = identified(config, JobIdentity(CHOICES, (), here, here))
+    assert identified(config, job) is job
+    refuse_changed(config, job)
+    source = here / "tiny.py"
+    before = source.read_text()
+    source.write_text(f"{before}\n# edited\n")
+    refuse_changed(config, job)
+    source.write_text(f"{before}\nEDITED = True\n")
+    with pytest.raises(SpecError, match="was changed after this began: a source file"):
+        refuse_changed(config, job)
+    source.write_text(before)
+    refuse_changed(config, job)
+
+
+def test_so_is_a_file_that_the_model_depends_on(here: Path) -> None:
+    (here / "layers.json").write_text("6")
+    config = read(*OWN, SMALL, "model.depends_on=[layers.json]")
+    job = identified(config, JobIdentity(CHOICES, (), here, here))
+    refuse_changed(config, job)
+    assert job.key != identified(read(*OWN, SMALL), JobIdentity(CHOICES, (), here, here)).key
+    (here / "layers.json").write_text("3")
+    with pytest.raises(SpecError, match="a file that the configuration names, fxpart"):
+        refuse_changed(config, job)
+    (here / "layers.json").unlink()
+    with pytest.raises(SpecError, match=r"model\.depends_on: cannot read layers\.json \(No such"):
+        refuse_changed(config, job)
+    # Of a job that begins so, it is said when the job runs.
+    assert identified(config, JobIdentity(CHOICES, (), here, here)).key is None

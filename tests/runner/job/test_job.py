@@ -11,9 +11,8 @@ from fxpart.errors import SpecError
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_from_tags
 from runner.job import files as job_files
-from runner.job.identity import Choices
-from runner.job.job import JobIdentity, Outcome, keep_failure, run_job
-from runner.job.swept_job import SweepIds
+from runner.job.identity import Choices, JobIdentity, SweepIds
+from runner.job.job import Outcome, keep_failure, run_job
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import LoggedRun
 from tests.runner.command import OWN, SMALL

@@ -9,8 +9,7 @@ from mlflow import MlflowClient
 
 from fxpart.errors import SpecError
 from runner.config.sections import Config
-from runner.job.identity import Choices
-from runner.job.job import JobIdentity
+from runner.job.identity import Choices, JobIdentity
 from runner.job.rerun import rerun
 from tests.runner.command import OWN, SMALL, tracked_runs
 from tests.runner.composed import read
@@ -86,16 +85,18 @@ def test_a_model_that_was_edited_since_is_told(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.delitem(sys.modules, "tiny", raising=False)  # as in a process of its own
-    with (folder / "tiny.py").open("a") as source:
-        source.write("\n# says nothing new\n")
-    assert rerun(*_again(logged["kl_based"].info.run_id)).status == "finished"
-    shown = capsys.readouterr().out
-    assert "rerun:     the same as" in shown
-    assert "not what it was: a source of the model" in shown
+    for line, is_told in (("# says nothing new", False), ("EDITED = True", True)):
+        monkeypatch.delitem(sys.modules, "tiny", raising=False)  # as in a process of its own
+        with (folder / "tiny.py").open("a") as source:
+            source.write(f"\n{line}\n")
+        capsys.readouterr()
+        assert rerun(*_again(logged["kl_based"].info.run_id)).status == "finished"
+        shown = capsys.readouterr().out
+        assert "rerun:     the same as" in shown
+        assert ("not what it was: a source of the model" in shown) is is_told
 
 
-def test_a_file_that_the_model_read_and_that_changed_since_is_told(
+def test_a_file_that_the_model_depends_on_and_that_changed_since_is_told(
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -107,15 +108,22 @@ def test_a_file_that_the_model_read_and_that_changed_since_is_told(
         "    return tiny.build(batch_size, dtype, layers=int(Path('layers.txt').read_text()))\n"
     )
     (folder / "layers.txt").write_text("6")
-    assert sweep(*OWN, SMALL, "model.factory=reads:build", "mode=kl_based") == 0
+    reading = ("model.factory=reads:build", "model.depends_on=[layers.txt]")
+    assert sweep(*OWN, SMALL, *reading, "mode=kl_based") == 0
     (run,) = [one for one in tracked_runs(folder) if one.data.tags["kind"] == "run"]
-    for said, shown in (("6", False), (" 6", True)):
-        (folder / "layers.txt").write_text(said)
+    for text, is_told in (("6", False), (" 6", True)):
+        (folder / "layers.txt").write_text(text)
         capsys.readouterr()
         assert rerun(*_again(run.info.run_id)).status == "finished"
         out = capsys.readouterr().out
         assert "rerun:     the same as" in out
-        assert ("layers.txt, which its model reads, is not what" in out) is shown
+        assert ("not what it was: a source of the model, a file of model.depends_on" in out) is (
+            is_told
+        )
+    (folder / "layers.txt").unlink()
+    outcome = rerun(*_again(run.info.run_id))
+    assert outcome.status == "failed"
+    assert str(outcome.error).startswith("model.depends_on: cannot read layers.txt (No such file")
 
 
 def test_one_that_fails_now_is_compared_with_nothing(

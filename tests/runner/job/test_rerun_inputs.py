@@ -12,11 +12,10 @@ from fxpart.cost.calibration import Calibration, write_calibration
 from fxpart.errors import SpecError
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_from_tags
-from runner.job.identity import Choices
-from runner.job.input_files import kept_name, named_files
-from runner.job.job import JobIdentity, Outcome, run_job
+from runner.job.files import kept_name, named_files
+from runner.job.identity import Choices, JobIdentity, SweepIds
+from runner.job.job import Outcome, run_job
 from runner.job.rerun import Restored, rerun
-from runner.job.swept_job import SweepIds
 from runner.tracking import mlflow_tracker
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import LoggedRun

@@ -3,8 +3,8 @@
 import pytest
 
 from runner.config.sections import Config, LinkConfig, ModeConfig, ModelConfig, PoolConfig
-from runner.job.identity import Choices
-from runner.job.values import deciding, for_jobs, look_up, why_unknown
+from runner.job.identity import Choices, deciding, for_jobs
+from runner.job.values import look_up, why_unknown
 
 CHOICES = Choices(model="a", mode="b", devices="c", transfer_rate="d")
 

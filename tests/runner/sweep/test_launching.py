@@ -7,8 +7,7 @@ import pytest
 
 from fxpart.errors import SpecError
 from runner.config.sections import TrackingConfig
-from runner.job.identity import Choices
-from runner.job.swept_job import SweepIds
+from runner.job.identity import Choices, SweepIds
 from runner.sweep.composition import Composed, make_job
 from runner.sweep.launching import read_placed, write_placed
 from runner.sweep.one_job import Placed

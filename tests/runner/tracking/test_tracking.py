@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:mlflow")
 
 
 def test_importing_it_does_not_import_mlflow() -> None:
-    modules = "runner.tracking.tracker, runner.job.job_identity"
+    modules = "runner.tracking.tracker, runner.job.record"
     code = f"import sys, {modules}; sys.exit('mlflow' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -1,9 +1,16 @@
-"""What runs and sweeps are called."""
+"""What the tracker is told of a job: its name, its parameters and its tags."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
+from fxpart.support.host import installed_version
 from runner.job.identity import Choices
-from runner.job.run_names import run_name, sweep_title
+from runner.job.record import environment_tags, parameters, run_name, sweep_title
+from tests.runner.composed import read
 
 CHOICES = Choices("mine", "cost_aware", "2x4gb", "pcie4")
 FACTORY = ("model=custom", "model.factory=own:build", "model.name=mine")
@@ -98,3 +105,103 @@ def test_where_there_is_no_room_the_ends_are_said_or_how_many() -> None:
     assert sweep_title("sweep", long) == (
         "sweep: key_0 (4) · key_1 (4) · key_2 (4) · key_3 (4) · key_4 (4)"
     )
+
+
+BASE = ("model=gpt2", "devices=2x16gb")
+GPT2 = Choices("gpt2", "kl_based", "2x16gb", "pcie4")
+
+
+def test_granularity_is_a_parameter_whether_asked_for_or_not() -> None:
+    assert parameters(read(*BASE), GPT2, ())["granularity"] == "operator"
+    asked = "granularity=2"
+    assert parameters(read(*BASE, asked), GPT2, (asked,))["granularity"] == "2"
+
+
+def test_parameters_hold_what_was_overridden_anywhere() -> None:
+    overrides = (
+        *BASE,
+        "model.config={n_layer: 3}",
+        "model.name=mine",
+        "devices.nodes=[0]",
+        "transfer_rate.latency_s=1e-6",
+        "tracking.uri=http://me:secret@host",
+    )
+    kept = parameters(read(*overrides), GPT2, overrides)
+    assert (kept["model"], kept["devices"]) == ("gpt2", "2x16gb")
+    assert (kept["devices.nodes"], kept["transfer_rate.latency_s"]) == ("[0]", "1e-6")
+    assert kept["model.config.n_layer"] == 3
+    assert not {"model.config", "model.name", "tracking.uri"} & set(kept)
+
+
+def test_parameters_say_how_a_factory_was_called() -> None:
+    config = read("model=custom", "model.factory=a.b:c", "model.factory_args.depth=3")
+    kept = parameters(config, GPT2, ())
+    assert (kept["model.factory"], kept["model.factory_args.depth"]) == ("a.b:c", 3)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t", "-c", "init.defaultBranch=trunk"]
+    command = ["git", "-C", str(root), *identity, *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    _git(tmp_path, "init")
+    (tmp_path / "file").write_text("1")
+    _git(tmp_path, "add", "file")
+    _git(tmp_path, "commit", "-m", "one")
+    return tmp_path
+
+
+def _tags_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    monkeypatch.chdir(folder)
+    return environment_tags()
+
+
+def test_versions() -> None:
+    tags = environment_tags()
+    assert tags["torch_version"] == version("torch")
+    assert tags["python_version"] == sys.version.split()[0]
+    assert all(tags.values())
+
+
+def test_a_clean_repository(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tags = _tags_in(repository, monkeypatch)
+    assert tags["mlflow.source.git.commit"] == _git(repository, "rev-parse", "HEAD")
+    assert tags["mlflow.source.git.branch"] == "trunk"
+    assert tags["git_dirty"] == "false"
+
+
+def test_a_change_makes_it_dirty(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (repository / "file").write_text("2")
+    assert _tags_in(repository, monkeypatch)["git_dirty"] == "true"
+
+
+def test_a_detached_head_has_no_branch(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _git(repository, "checkout", "--detach")
+    tags = _tags_in(repository, monkeypatch)
+    assert "mlflow.source.git.branch" not in tags
+    assert len(tags["mlflow.source.git.commit"]) == 40
+
+
+def test_no_repository_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "git_dirty" not in _tags_in(tmp_path, monkeypatch)
+
+
+def test_a_package_that_is_missing_has_no_version() -> None:
+    assert installed_version("no-such-package") is None
+    assert installed_version("torch") == version("torch")
+
+
+@pytest.mark.parametrize(
+    ("program", "source"),
+    [
+        ("/x/runner/__main__.py", "python -m runner"),
+        ("/x/bin/fxpart", "fxpart"),
+        ("", "python"),
+    ],
+)
+def test_source_is_the_command(program: str, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [program])
+    assert environment_tags()["mlflow.source.name"] == source

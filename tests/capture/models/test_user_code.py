@@ -1,16 +1,24 @@
-"""What of the user's own a module imports: found by reading, never by running."""
+"""The user's own code: what a module imports of it, without running it, and which line failed."""
 
 import importlib
+import json
 import sys
 from collections.abc import Callable
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
-from fxpart.capture.models import own_imports as module_under_test
-from fxpart.capture.models.own_imports import as_read, is_own, own_imports, source_digest
+from fxpart.capture.models import user_code as module_under_test
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.models.user_code import (
+    as_imported,
+    files_at_import,
+    imported_modules,
+    is_user_file,
+    module_digest,
+    source_file_digest,
+    user_line,
+)
 from fxpart.errors import CaptureError
 
 Write = Callable[[str, str], Path]
@@ -32,7 +40,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
 
 
 def found(path: Path, name: str = "mine") -> list[str]:
-    return list(own_imports(name, path))
+    return list(imported_modules(name, path))
 
 
 def test_all_that_is_imported_counts_however_deep(write: Write) -> None:
@@ -40,11 +48,9 @@ def test_all_that_is_imported_counts_however_deep(write: Write) -> None:
     write("layers.py", "def f():\n    from sizes import WIDTH\n")
     sizes = write("sizes.py", "WIDTH = 1\n")
     write("unrelated.py", "1\n")
-    digests = own_imports("mine", path)
+    digests = imported_modules("mine", path)
     assert list(digests) == ["layers", "sizes"]
-    assert (
-        digests["sizes"] == sha256(sizes.read_bytes()).hexdigest() == source_digest(sizes, "sizes")
-    )
+    assert digests["sizes"] == source_file_digest(sizes) == module_digest("sizes", sizes)
     assert not {"mine", "layers", "sizes"} & set(sys.modules)
 
 
@@ -53,10 +59,9 @@ def test_what_is_installed_or_not_there_does_not(write: Write) -> None:
         "mine.py", "import json, os.path, numpy as np, torch.nn, fxpart.core.graph, nowhere\n"
     )
     assert found(path) == []
-    assert {"numpy", "torch", "fxpart"} <= module_under_test._installed
-    assert not is_own(Path(pytest.__file__))
-    assert not is_own(Path(module_under_test.__file__))
-    assert is_own(path)
+    assert not is_user_file(Path(pytest.__file__))
+    assert not is_user_file(Path(module_under_test.__file__))
+    assert is_user_file(path)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +108,17 @@ def test_what_is_no_python_is_known_by_its_bytes(write: Write) -> None:
     assert found(path) == ["broken", "wide"]
 
 
+def test_comments_and_docstrings_of_what_is_imported_do_not_count(write: Write) -> None:
+    path = write("mine.py", "import layers\n")
+    write("layers.py", "def f(x):\n    return x\n")
+    before = imported_modules("mine", path), module_digest("mine", path)
+    write("mine.py", "# imports\nimport layers  # layers\n")
+    write("layers.py", '"""Layers."""\n\n\ndef f(x):\n    """Return `x`."""\n    return (x)\n')
+    assert (imported_modules("mine", path), module_digest("mine", path)) == before
+    write("layers.py", "def f(x):\n    return -x\n")
+    assert imported_modules("mine", path) != before[0]
+
+
 def test_an_edit_of_what_a_factory_imports_changes_its_key(write: Write) -> None:
     write("nets/__init__.py", "")
     write("nets/mine.py", "from .layers import Layer\n")
@@ -130,13 +146,13 @@ def test_an_edit_of_what_a_factory_imports_changes_its_key(write: Write) -> None
 def test_a_file_is_read_again_only_after_a_change(write: Write) -> None:
     path = write("mine.py", "import layers\n")
     write("layers.py", "1\n")
-    own_imports("mine", path)
-    read = module_under_test._read.cache_info().misses
-    own_imports("mine", path)
-    assert module_under_test._read.cache_info().misses == read
+    imported_modules("mine", path)
+    read = module_under_test._read_once.cache_info().misses
+    imported_modules("mine", path)
+    assert module_under_test._read_once.cache_info().misses == read
     write("layers.py", "12\n")
-    own_imports("mine", path)
-    assert module_under_test._read.cache_info().misses == read + 1
+    imported_modules("mine", path)
+    assert module_under_test._read_once.cache_info().misses == read + 1
 
 
 def test_what_was_imported_is_what_it_was_then(
@@ -146,17 +162,17 @@ def test_what_was_imported_is_what_it_was_then(
     write("mine_b.py", "WIDTH = 1\n")
     lazy = write("mine_c.py", "WIDTH = 1\n")
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    with as_read("mine_a"):
+    with as_imported("mine_a"):
         importlib.import_module("mine_a")
-    before = own_imports("mine_a", path), source_digest(path, "mine_a")
+    before = imported_modules("mine_a", path), module_digest("mine_a", path)
     write("mine_b.py", "WIDTH = 20\n")
     lazy.write_text("WIDTH = 20\n")
-    assert (own_imports("mine_a", path), source_digest(path, "mine_a")) == before
+    assert (imported_modules("mine_a", path), module_digest("mine_a", path)) == before
     write("mine_a.py", "import mine_b, mine_c\n")
     importlib.reload(sys.modules["mine_a"])
-    assert own_imports("mine_a", path)["mine_b"] == before[0]["mine_b"]
-    assert own_imports("mine_a", path)["mine_c"] == sha256(lazy.read_bytes()).hexdigest()
-    assert source_digest(path, "mine_a") != before[1]
+    assert imported_modules("mine_a", path)["mine_b"] == before[0]["mine_b"]
+    assert imported_modules("mine_a", path)["mine_c"] == source_file_digest(lazy)
+    assert module_digest("mine_a", path) != before[1]
 
 
 def test_a_file_that_changes_while_it_is_imported_is_refused(
@@ -167,14 +183,31 @@ def test_a_file_that_changes_while_it_is_imported_is_refused(
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
     with (
         pytest.raises(CaptureError, match=r"mine_d\.py changed while it was imported"),
-        as_read("mine_d"),
+        as_imported("mine_d"),
     ):
         importlib.import_module("mine_d")
     # It stays so: nobody knows which code is in memory.
     with pytest.raises(CaptureError, match=r"mine_d\.py changed"):
-        source_digest(path, "mine_d")
+        module_digest("mine_d", path)
     importlib.reload(sys.modules["mine_d"])
-    assert source_digest(path, "mine_d") == sha256(b"edited = True").hexdigest()
+    assert module_digest("mine_d", path) == source_file_digest(path)
+
+
+def test_files_are_what_they_were_when_the_module_was_imported(
+    write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("mine_g.py", "WIDTH = 1\n")
+    table = write("table.json", "[1]")
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    with as_imported("mine_g", [table]):
+        importlib.import_module("mine_g")
+    at_first = source_file_digest(table)
+    write("table.json", "[2]")
+    with as_imported("mine_g", [table]):
+        pass
+    assert files_at_import("mine_g") == {table: at_first} != {table: source_file_digest(table)}
+    importlib.reload(sys.modules["mine_g"])
+    assert files_at_import("mine_g") == {}
 
 
 def _import_and_fail(name: str) -> None:
@@ -187,13 +220,13 @@ def test_a_module_whose_function_fails_is_in_memory_all_the_same(
 ) -> None:
     path = write("mine_e.py", "WIDTH = 1\n")
     monkeypatch.setattr(sys, "modules", dict(sys.modules))
-    before = source_digest(path, "mine_e")
-    with pytest.raises(RuntimeError, match="of the user"), as_read("mine_e"):
+    before = module_digest("mine_e", path)
+    with pytest.raises(RuntimeError, match="of the user"), as_imported("mine_e"):
         _import_and_fail("mine_e")
     write("mine_e.py", "WIDTH = 20\n")
-    with as_read("mine_e"):
+    with as_imported("mine_e"):
         pass
-    assert source_digest(path, "mine_e") == before
+    assert module_digest("mine_e", path) == before
 
 
 def test_what_can_be_imported_only_after_a_run_changes_nothing(
@@ -203,10 +236,48 @@ def test_what_can_be_imported_only_after_a_run_changes_nothing(
     path = write("mine_f.py", "import aside_f, sizes_f\n")
     write("sizes_f.py", "WIDTH = 1\n")
     write("aside/aside_f.py", "WIDTH = 1\n")
-    before = own_imports("mine_f", path)
+    before = imported_modules("mine_f", path)
     assert list(before) == ["sizes_f"]
     monkeypatch.syspath_prepend(str(path.parent / "aside"))
-    assert own_imports("mine_f", path) == before
+    assert imported_modules("mine_f", path) == before
     # What it was made of is another: then all is looked up again.
     write("sizes_f.py", "WIDTH = 20\n")
-    assert list(own_imports("mine_f", path)) == ["aside_f", "sizes_f"]
+    assert list(imported_modules("mine_f", path)) == ["aside_f", "sizes_f"]
+
+
+def _failed(text: str, path: Path) -> Exception:
+    path.write_text(text)
+    names: dict[str, object] = {"json": json}
+    try:
+        exec(compile(text, str(path), "exec"), names)
+    except Exception as error:
+        return error
+    raise AssertionError("it fails")
+
+
+def test_the_innermost_line_of_the_users_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "def f():\n    json.loads('[')\n\nf()\n"
+    path = tmp_path / "deep" / "mine.py"
+    path.parent.mkdir()
+    error = _failed(text, path)
+    assert user_line(error) == f" ({path}:2)"
+    monkeypatch.chdir(tmp_path)
+    assert user_line(error) == " (deep/mine.py:2)"
+
+
+def test_a_cause_counts_before_what_it_caused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    text = "try:\n    1 / 0\nexcept Exception as error:\n    raise ValueError from error\n"
+    assert user_line(_failed(text, path)) == f" ({path}:2)"
+
+
+def test_without_a_line_of_the_users_nothing_is_said() -> None:
+    assert user_line(ValueError("never raised")) == ""
+    with pytest.raises(ValueError, match="Expecting") as caught:
+        json.loads("[")
+    # This test is a file of a user's too; what is below it is Python's.
+    assert user_line(caught.value).startswith(" (")
+    inside = caught.value.with_traceback(caught.tb.tb_next)
+    assert user_line(inside) == ""

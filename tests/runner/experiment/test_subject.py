@@ -12,10 +12,9 @@ from fxpart.core.granularity import group_operators
 from fxpart.core.reserve import rounded
 from fxpart.errors import FxpartError, SpecError
 from runner.config.sections import Config
-from runner.experiment import shared_graphs
+from runner.experiment import subject as module_under_test
 from runner.experiment.experiment import model_spec
-from runner.experiment.shared_graphs import placed_graph, shared_subject
-from runner.experiment.subject import Subject
+from runner.experiment.subject import Subject, placed_graph, shared_subject
 from tests.runner.command import OWN
 from tests.runner.composed import read
 
@@ -34,7 +33,7 @@ def build(batch_size, dtype, width=8):
 def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(shared_graphs, "_kept", type(shared_graphs._kept)())
+    monkeypatch.setattr(module_under_test, "_kept", type(module_under_test._kept)())
     (tmp_path / "parts.py").write_text(PARTS)
     (tmp_path / "mine.py").write_text(MINE)
     yield read(*OWN, "model.factory=mine:build", f"capture.cache_dir={tmp_path / 'cache'}")
@@ -108,28 +107,40 @@ def test_a_changed_file_of_the_user_gives_no_old_graph(config: Config, tmp_path:
 
 
 def test_only_the_latest_are_kept(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_graphs, "MOST", 2)
+    monkeypatch.setattr(module_under_test, "MOST_KEPT", 2)
     one, two = subject(config).captured.graph, subject(with_batch(config, 2)).captured.graph
     assert subject(config).captured.graph is one  # and so two is the one that goes
     subject(with_batch(config, 3))
-    assert len(shared_graphs._kept) == 2
+    assert len(module_under_test._kept) == 2
     assert subject(config).captured.graph is one
     assert subject(with_batch(config, 2)).captured.graph is not two
-    assert len(shared_graphs._kept) == 2
+    assert len(module_under_test._kept) == 2
 
 
 def test_without_a_cache_nothing_is_shared(config: Config) -> None:
     config = replace(config, capture=replace(config.capture, use_cache=False))
     assert subject(config).captured.graph is not subject(config).captured.graph
-    assert not shared_graphs._kept
+    assert not module_under_test._kept
 
 
-def test_symbolic_sizes_of_ones_own_model_are_read_again(config: Config) -> None:
+def test_symbolic_sizes_are_shared_too(config: Config, tmp_path: Path) -> None:
     config = replace(config, capture=replace(config.capture, symbolic="batch"))
-    first, second = subject(config), subject(config)
-    assert first.captured.graph is not second.captured.graph
-    assert first.captured.graph.names == second.captured.graph.names
-    assert not shared_graphs._kept
+    first = subject(config)
+    assert subject(config).captured.graph is first.captured.graph
+    (tmp_path / "parts.py").write_text(PARTS.replace("width, width", "width, width, bias=False"))
+    for name in ("mine", "parts"):
+        del sys.modules[name]
+    assert subject(config).captured.graph.n_ops == first.captured.graph.n_ops
+    assert subject(config).captured.graph is not first.captured.graph
+
+
+def test_a_file_that_the_model_depends_on_makes_another(config: Config, tmp_path: Path) -> None:
+    (tmp_path / "sizes.json").write_text("1")
+    config = replace(config, model=replace(config.model, depends_on=["sizes.json"]))
+    first = subject(config).captured.graph
+    assert subject(config).captured.graph is first
+    (tmp_path / "sizes.json").write_text("2")
+    assert subject(config).captured.graph is not first
 
 
 def test_placed_graphs_are_those_of_the_two_steps(config: Config) -> None:

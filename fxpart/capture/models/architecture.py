@@ -1,0 +1,172 @@
+"""Model classes of transformers by name, with checked configurations, without weights."""
+
+import inspect
+import logging
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.integrations.executorch import register_dynamic_cache_export_support
+from transformers.models.auto import modeling_auto
+from transformers.utils import logging as transformers_logging
+
+from fxpart.errors import SpecError, nearest_names, one_line
+
+__all__ = ["architecture_model", "model_class", "model_config"]
+
+META = torch.device("meta")
+
+# Keys that every configuration class takes although its signature does not list them.
+_COMMON_KEYS = (
+    "attn_implementation",
+    "experts_implementation",
+    "num_labels",
+    "output_attentions",
+    "tie_word_embeddings",
+)
+# Keys of published configurations that transformers folds into rope_parameters.
+_ROPE_KEYS = ("partial_rotary_factor", "rope_scaling", "rope_theta")
+# Set by ModelSpec.dtype.
+_DTYPE_KEYS = ("dtype", "torch_dtype")
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep transformers from writing advice on weights and tokens to the terminal."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _model_class_names() -> list[str]:
+    """Return the model classes that transformers lists, without importing any."""
+    names: list[str] = []
+    for mapping in vars(modeling_auto):
+        if mapping.startswith("MODEL_") and mapping.endswith("_NAMES"):
+            for entry in getattr(modeling_auto, mapping).values():
+                names += [entry] if isinstance(entry, str) else entry
+    return names
+
+
+def model_class(architecture: str) -> type[Any]:
+    """Return the model class of transformers with that name.
+
+    Raises:
+        SpecError: when there is none, or it is a base class that computes nothing.
+
+    """
+    with _quiet():
+        cls = getattr(transformers, architecture, None)
+    if not (inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel)):
+        what = "is not in transformers" if cls is None else "is no model class of transformers"
+        raise SpecError(
+            f"architecture={architecture} {what} {transformers.__version__};"
+            f" {nearest_names(architecture, _model_class_names())}"
+        )
+    if cls.config_class is None or "forward" not in _methods(cls):
+        raise SpecError(
+            f"architecture={architecture} is a base class without a forward of its own;"
+            f" {nearest_names(architecture, _model_class_names())}"
+        )
+    model: type[Any] = cls
+    return model
+
+
+def _methods(cls: type[Any]) -> set[str]:
+    """Return what `cls` defines below `nn.Module`."""
+    own = cls.__mro__[: cls.__mro__.index(nn.Module)]
+    return {name for owner in own for name in vars(owner)}
+
+
+def _unlisted_keys(cls: type[Any]) -> set[str]:
+    """Return the keys that the model's code reads although its configuration need not have them.
+
+    An example is ``head_dim`` of Qwen3MoeForCausalLM, which its published configurations set.
+    """
+    code = Path(inspect.getfile(cls)).read_text(encoding="utf-8")
+    return set(re.findall(r"getattr\(\s*(?:self\.)?config,\s*\"([a-z]\w*)\"", code))
+
+
+def _config_keys(config_class: type[Any]) -> set[str]:
+    keys = set(inspect.signature(config_class).parameters) - {"self", "kwargs", *_DTYPE_KEYS}
+    keys |= {*config_class.attribute_map, *_COMMON_KEYS}
+    return keys | set(_ROPE_KEYS) if "rope_parameters" in keys else keys
+
+
+def _check_keys(
+    config_class: type[Any], unlisted: set[str], overrides: Mapping[str, Any], where: str
+) -> None:
+    """Refuse keys that the class would keep as attributes that nothing reads."""
+    keys = _config_keys(config_class) | unlisted
+    for key, value in overrides.items():
+        if key in _DTYPE_KEYS:
+            raise SpecError(f"{where}.{key} is said by model.dtype; set that instead")
+        if key not in keys:
+            raise SpecError(
+                f"{where}.{key} is not a key of {config_class.__name__}; {nearest_names(key, keys)}"
+            )
+        part = config_class.sub_configs.get(key)
+        # Where the part's class depends on its model_type, only transformers can check it.
+        if isinstance(value, Mapping) and hasattr(part, "attribute_map"):
+            _check_keys(part, unlisted, value, f"{where}.{key}")
+
+
+def model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: ANN401 - transformers' classes are untyped
+    """Return the configuration of model class `cls`: its defaults, changed by `overrides`.
+
+    `use_cache` is False unless `overrides` says otherwise: one pass over a prompt has no use for
+    the cache.
+
+    Raises:
+        SpecError: for a key that the class does not have or a value that it refuses.
+
+    """
+    config_class = cls.config_class
+    _check_keys(config_class, _unlisted_keys(cls), overrides, "config")
+    settings = dict(overrides)
+    if "use_cache" in _config_keys(config_class):
+        settings.setdefault("use_cache", False)
+    try:
+        with _quiet():
+            return config_class(**settings)
+    except Exception as error:
+        raise SpecError(f"{config_class.__name__} refuses the config: {one_line(error)}") from error
+
+
+def architecture_model(
+    architecture: str,
+    overrides: Mapping[str, Any],
+    dtype: torch.dtype,
+    device: torch.device = META,
+) -> nn.Module:
+    """Return the model with `dtype` parameters on `device`, for inference.
+
+    Nothing is downloaded. On the meta device no memory is taken for weights; elsewhere they are
+    drawn at random, from torch's generators, as the architecture starts its training. The
+    configuration is the module's `config`.
+
+    Raises:
+        SpecError: for an architecture that does not exist, or a configuration that it refuses.
+
+    """
+    cls = model_class(architecture)
+    config = model_config(cls, overrides)
+    try:
+        with _quiet(), device:
+            model: nn.Module = cls._from_config(config, dtype=dtype).eval()
+    except Exception as error:
+        raise SpecError(
+            f"{architecture} cannot be built with this config: {one_line(error)}"
+        ) from error
+    if getattr(config, "use_cache", False):
+        # Tells torch.export how to take the cache that the model returns apart.
+        register_dynamic_cache_export_support()  # type: ignore[no-untyped-call]
+    return model

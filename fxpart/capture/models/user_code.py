@@ -1,0 +1,280 @@
+"""The user's own code: which files are theirs, which line failed, and what a module imports.
+
+Imports are found by reading source, with `ast` and Python's finders; nothing is run for it. A
+module that was imported under `as_imported` counts as what it was then, whatever its file says by
+now: that is the code in memory.
+"""
+
+import ast
+import sys
+import sysconfig
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.machinery import SOURCE_SUFFIXES, ModuleSpec, PathFinder
+from importlib.util import find_spec, resolve_name
+from pathlib import Path
+from traceback import walk_tb
+
+from fxpart.errors import CaptureError
+from fxpart.support.digest import file_digest, file_stamp, parsed_source, source_digest
+
+__all__ = [
+    "as_imported",
+    "files_at_import",
+    "imported_modules",
+    "is_user_file",
+    "module_digest",
+    "source_file_digest",
+    "user_line",
+]
+
+_FXPART = Path(__file__).resolve().parents[2]
+_INSTALLED_IN = ("site-packages", "dist-packages")
+
+
+@cache
+def is_user_file(path: Path) -> bool:
+    """Return whether a file is no part of an installed package, the standard library or fxpart."""
+    whole = path.resolve()
+    if any(part in _INSTALLED_IN for part in whole.parts):
+        return False
+    folders = [sysconfig.get_path(key) for key in ("stdlib", "platstdlib", "purelib", "platlib")]
+    return not any(whole.is_relative_to(Path(f).resolve()) for f in folders) and (
+        not whole.is_relative_to(_FXPART)
+    )
+
+
+def user_line(error: BaseException) -> str:
+    """Return `` (mine.py:12)``, the innermost line of the user's code that led to `error`.
+
+    Empty where there is none. Of an error that another one caused, the cause's lines count.
+    """
+    text = ""
+    link: BaseException | None = error
+    while link is not None:
+        for frame, line in walk_tb(link.__traceback__):
+            path = Path(frame.f_code.co_filename)
+            if path.is_file() and is_user_file(path):
+                here = Path.cwd()
+                shown = path.relative_to(here) if path.is_relative_to(here) else path
+                text = f" ({shown}:{line})"
+        link = link.__cause__
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    digest: str
+    imports: tuple[str, ...]
+    """Modules that it imports, and names that may be modules."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Imported:
+    """A module in memory."""
+
+    spec: ModuleSpec
+    """Another import of the module gives it another one."""
+    source: _Source | None
+    """What its file said when it was imported; None if nobody knows."""
+    files: Mapping[Path, str]
+    """By path, the digests of files that it may have read meanwhile."""
+
+
+_imported: dict[str, _Imported] = {}
+"""By name, the modules that were imported under `as_imported`."""
+_closures: dict[tuple[str, Path], dict[str, tuple[Path, _Source]]] = {}
+"""By module and file, the sources of all that it imports, itself included, while these say the
+same. So what it can import only after it has run, by a path of its own making, changes nothing."""
+
+
+def imported_modules(module: str, path: Path) -> dict[str, str]:
+    """Return the digest, by name, of each of the user's modules that `module` at `path` imports.
+
+    Directly or not, the packages around them included, sorted by name; `module` is left out.
+    Installed packages, the standard library and fxpart have versions and digests of their own. A
+    name that is put together while the program runs is not seen.
+    """
+    closure = _closure(module, path)
+    return {name: source.digest for name, (_, source) in closure.items() if name != module}
+
+
+def module_digest(module: str, path: Path) -> str:
+    """Return the digest of `module`'s file, without comments and docstrings.
+
+    Raises `OSError`, and `CaptureError` when the file changed while it was imported.
+    """
+    return _source(path, module).digest
+
+
+def source_file_digest(path: Path) -> str:
+    """Return the digest of a file: of Python source without comments. Raises `OSError`."""
+    return _read(path, "").digest
+
+
+@contextmanager
+def as_imported(module: str, files: Iterable[Path] = ()) -> Iterator[None]:
+    """Remember what `module` and all that it imports say, if the block imports them.
+
+    And the digests of `files`, which it may read while it is imported. A module that was imported
+    before, by somebody else, is taken to be what its file says now.
+
+    Raises `CaptureError`, now and whenever the module is asked for, when a source changes
+    meanwhile: nobody knows which of the two was read.
+    """
+    path = _user_file(module, {})
+    before = {} if path is None else _closure(module, path)
+    digests = {file: source_file_digest(file) for file in files}
+    try:
+        yield
+    finally:  # a module whose function fails is in memory too
+        for name, (file, source) in before.items():
+            spec = getattr(sys.modules.get(name), "__spec__", None)
+            if spec is not None and _in_memory(name) is None:
+                is_same = _digest_now(file, name) == source.digest
+                _imported[name] = _Imported(spec, source if is_same else None, digests)
+    for name, (file, _) in before.items():
+        _source(file, name)
+
+
+def files_at_import(module: str) -> Mapping[Path, str]:
+    """Return the digests of the files that `module` may have read when it was imported."""
+    known = _in_memory(module)
+    return known.files if known else {}
+
+
+def _digest_now(file: Path, module: str) -> str | None:
+    try:
+        return _read(file, module).digest
+    except OSError:  # it is gone
+        return None
+
+
+def _in_memory(module: str) -> _Imported | None:
+    known = _imported.get(module)
+    spec = getattr(sys.modules.get(module), "__spec__", None)
+    return known if known is not None and spec is known.spec else None
+
+
+def _closure(module: str, path: Path) -> dict[str, tuple[Path, _Source]]:
+    known = _closures.get((module, path))
+    if known is None or not _is_current(known):
+        known = _closures[module, path] = _read_closure(module, path)
+    return known
+
+
+def _is_current(sources: Mapping[str, tuple[Path, _Source]]) -> bool:
+    try:
+        return all(_source(file, name) == source for name, (file, source) in sources.items())
+    except OSError:  # a file is gone
+        return False
+
+
+def _read_closure(module: str, path: Path) -> dict[str, tuple[Path, _Source]]:
+    located: dict[str, ModuleSpec | None] = {}
+    sources = {module: (path, _source(path, module))}
+    seen = {module}
+    waiting = [*_packages_around(module), *sources[module][1].imports]
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        file = _user_file(name, located)
+        if file is not None:
+            with suppress(OSError):  # it is gone again
+                sources[name] = (file, _source(file, name))
+                waiting += sources[name][1].imports
+    return dict(sorted(sources.items()))
+
+
+def _user_file(name: str, located: dict[str, ModuleSpec | None]) -> Path | None:
+    """Return the file of a module of the user's, None where it is none or has none."""
+    spec = _locate(name, located)
+    file = Path(spec.origin) if spec and spec.has_location and spec.origin else None
+    return file if file is not None and is_user_file(file) else None
+
+
+def _locate(name: str, located: dict[str, ModuleSpec | None]) -> ModuleSpec | None:
+    """Return where a module of the user's lies, None where it is installed or not there."""
+    if name in located:
+        return located[name]
+    package = name.rpartition(".")[0]
+    spec = None
+    with suppress(ImportError, ValueError, AttributeError, OSError):
+        if not package:
+            spec = None if name in sys.stdlib_module_names else find_spec(name)
+        elif around := _locate(package, located):
+            # Not by `find_spec`, which would run the package.
+            spec = PathFinder.find_spec(name, list(around.submodule_search_locations or ()))
+    if spec is not None:
+        file = [spec.origin] if spec.has_location and spec.origin else []
+        folders = spec.submodule_search_locations or ()
+        if not any(is_user_file(Path(place)) for place in (*file, *folders)):
+            spec = None
+    located[name] = spec
+    return spec
+
+
+def _source(path: Path, module: str) -> _Source:
+    known = _in_memory(module)
+    if known is None:
+        return _read(path, module)
+    if known.source is None:
+        raise CaptureError(
+            f"{path} changed while it was imported; leave it as it is, and start again"
+        )
+    return known.source
+
+
+def _read(path: Path, module: str) -> _Source:
+    return _read_once(path, module, file_stamp(path))
+
+
+@lru_cache(maxsize=1024)
+def _read_once(path: Path, module: str, stamp: tuple[int, ...]) -> _Source:
+    """Return what a file says. `stamp` changes whenever somebody writes to it."""
+    if path.suffix not in SOURCE_SUFFIXES:
+        return _Source(file_digest(path), ())
+    content = path.read_bytes()
+    tree = parsed_source(content)
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+    # What is no Python is refused when it is imported, in words of its own.
+    names = _imports_of(tree, package) if tree is not None else ()
+    return _Source(source_digest(content, tree), tuple(dict.fromkeys(names)))
+
+
+def _imports_of(tree: ast.AST, package: str) -> Iterator[str]:
+    """Yield what a module of `package` imports anywhere, and the packages around that."""
+    for node in ast.walk(tree):
+        for name in _imports_by(node, package):
+            yield name
+            yield from _packages_around(name)
+
+
+def _imports_by(node: ast.AST, package: str) -> Iterable[str]:
+    match node:
+        case ast.Import(names=names):
+            return [alias.name for alias in names]
+        case ast.ImportFrom(module=module, names=names, level=level):
+            try:
+                base = resolve_name("." * level + (module or ""), package)
+            except ImportError:  # beyond the outermost package
+                return []
+            # Each may be a submodule or a name of the package's own.
+            return [base, *(f"{base}.{alias.name}" for alias in names if alias.name != "*")]
+        case ast.Call(
+            func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+            args=[ast.Constant(value=str(name)), *_],
+        ):
+            with suppress(ImportError):  # beyond the outermost package
+                return [resolve_name(name, package)]
+    return []
+
+
+def _packages_around(module: str) -> list[str]:
+    """Return the packages that a module lies in, the innermost first."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts) - 1, 0, -1)]

@@ -1,0 +1,271 @@
+"""What the tracker is told of a job when it starts: its name, its parameters and its tags."""
+
+import getpass
+import json
+import platform
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import cache
+from pathlib import Path
+
+from fxpart.support.host import installed_version
+from runner.config.sections import Config
+from runner.config.tags import config_tags
+from runner.job.identity import (
+    Choices,
+    JobIdentity,
+    SweepIds,
+    deciding,
+    latency_settings,
+    override_values,
+    without_elsewhere,
+)
+from runner.job.locks import LOCKS_TAG, Locks
+
+__all__ = ["environment_tags", "job_tags", "parameters", "run_name", "sweep_title"]
+
+
+# Names of runs and sweeps.
+
+_BETWEEN, _CUT = " · ", "…"
+_MOST_NAME, _MOST_TITLE, _MOST_VALUE = 120, 100, 32
+"""Characters: tables and legends show no more."""
+_MOST_LISTED = 4
+"""Values of a key in the title of a sweep; of more values it has the first and the last."""
+_IN_MODEL_NAME = ("model.factory", "model.architecture")
+_DECIDE_NOTHING = ("experiment", "capture.cache_dir", "capture.use_cache", "execute.timeout_s")
+_NAMES = ("name", "source", "spec")
+"""Last parts of keys that name a choice and decide nothing."""
+
+
+def run_name(choices: Choices, overrides: Sequence[str], swept: Sequence[str] = ()) -> str:
+    """Return a short name: what tells the run from others first, then the rest.
+
+    That is the values of the `swept` keys, of a job of a sweep; then the four choices, and last
+    those of its `overrides` that decide something else:
+    ``layers=12 · cost_aware · 2x16gb · pcie4 · mine · batch_size=8``.
+    """
+    values = override_values(overrides)
+    four = {key: asdict(choices)[key] for key in ("mode", "devices", "transfer_rate", "model")}
+    varied = {key: values[key] for key in swept if key in values}
+    rest = {key: text for key, text in four.items() if key not in varied}
+    aside = (*Choices.__slots__, *_IN_MODEL_NAME, *_DECIDE_NOTHING)
+    others = {
+        key: text
+        for key, text in override_values(deciding(overrides)).items()
+        if key not in aside and key.rpartition(".")[2] not in _NAMES
+    }
+    return _cut(_BETWEEN.join(_parts({**varied, **rest, **others}, four)), _MOST_NAME)
+
+
+def sweep_title(name: str, values: Mapping[str, Sequence[str]]) -> str:
+    """Return `name` with the swept keys and their `values`, such as ``sweep: layers=12,24``.
+
+    Where that is too long, it has the first and the last of them, or how many there are.
+    """
+    labels, text = _labels(values), name
+    for most in (_MOST_LISTED, 2, 0):
+        parts = [f"{labels[key]}{_listed(texts, most)}" for key, texts in values.items()]
+        text = f"{name}: {_BETWEEN.join(parts)}" if parts else name
+        if len(text) <= _MOST_TITLE:
+            break
+    return _cut(text, _MOST_TITLE)
+
+
+def _parts(values: Mapping[str, str], bare: Iterable[str]) -> list[str]:
+    """Return the values with their labels, those of the `bare` keys without."""
+    labels = _labels([key for key in values if key not in bare])
+    return [
+        f"{labels[key]}={_value(text)}" if key in labels else _value(text)
+        for key, text in values.items()
+    ]
+
+
+def _labels(keys: Iterable[str]) -> dict[str, str]:
+    """Return the last part of each key, or more parts where two keys would have the same label."""
+    parts = {key: key.split(".") for key in keys}
+    labels = {}
+    for key, path in parts.items():
+        others = [other for name, other in parts.items() if name != key]
+        # A number alone, as of an item of a list, says nothing.
+        count = 2 if path[-1].isdigit() else 1
+        while count < len(path) and any(other[-count:] == path[-count:] for other in others):
+            count += 1
+        labels[key] = ".".join(path[-count:])
+    return labels
+
+
+def _listed(texts: Sequence[str], most: int) -> str:
+    """Return what follows a key in a title: at most so many of its values, or their number."""
+    shown = [_value(text) for text in texts]
+    if len(shown) > most:
+        if not most:
+            return f" ({len(shown)})"
+        shown = [*shown[: most // 2], _CUT, shown[-1]]
+    return f"={','.join(shown)}"
+
+
+def _value(text: str) -> str:
+    """Return `text`; of a long one, both its ends, since paths differ in either."""
+    text = " ".join(text.split())
+    if len(text) <= _MOST_VALUE:
+        return text
+    end = _MOST_VALUE // 2
+    return f"{text[: _MOST_VALUE - end - 1]}{_CUT}{text[-end:]}"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1].rstrip(" ·") + _CUT
+
+
+def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> dict[str, object]:
+    """Return the parameters to log: the four choices by their names, other settings dotted.
+
+    What follows from a choice (the size of a named device, say) is not repeated: a comparison
+    would show it as three more columns that differ. What was overridden is logged wherever it is,
+    except for the tracking, which may hold a password.
+    """
+    settings = asdict(config)
+    kept: dict[str, object] = {**asdict(choices)}
+    model = settings["model"]
+    from_model = ("batch_size", "seq_len", "dtype", "config", "factory", "factory_args")
+    open_choices: dict[str, object] = {
+        "model": {k: model[k] for k in from_model},
+        "mode": settings["mode"]["options"],
+        "latency": latency_settings(config.latency),
+        "capture": {"level": config.capture.level},
+    }
+    kept.update(_flat(open_choices))
+    kept.update(_chosen(config))
+    for key, value in override_values(overrides).items():
+        # A mapping, such as model.config={a: 1}, is there key by key already.
+        known = any(name == key or name.startswith(f"{key}.") for name in kept)
+        aside = key.startswith("tracking.") or key == "model.name"  # which is `model`
+        if "." in key and not known and not aside:
+            kept[key] = value
+    return kept
+
+
+def _chosen(config: Config) -> dict[str, object]:
+    """Return the other choices, some of them only where they are used.
+
+    Elsewhere they would be columns of one word.
+    """
+    kept: dict[str, object] = {}
+    kept["granularity"] = config.granularity
+    kept["latency"] = config.latency.name
+    kept["phase"] = config.phase.name
+    if config.phase.name == "training":
+        kept["optimizer"], kept["checkpointing"] = config.optimizer.name, config.checkpointing
+    if config.data_parallel > 1:
+        kept["data_parallel"] = config.data_parallel
+    if config.capture.symbolic != "none":
+        kept["capture.symbolic"] = config.capture.symbolic
+    kept["reserve"] = config.reserve.name
+    if config.schedule.name != "none":
+        kept["schedule"], kept["microbatches"] = config.schedule.name, config.microbatches
+    if config.execute.name != "none":
+        kept["execute"] = config.execute.name
+        execute = {k: v for k, v in asdict(config.execute).items() if k != "name"}
+        kept.update(_flat({"execute": execute}))
+    return kept
+
+
+def _flat(nested: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for key, value in nested.items():
+        if isinstance(value, Mapping):
+            flat.update(_flat(value, f"{prefix}{key}."))
+        elif value is not None:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+_PACKAGES = ("fxpart", "torch", "transformers", "mlflow")
+_GIT_S = 2.0
+
+
+def environment_tags() -> dict[str, str]:
+    """Return tags for a run: versions, user, source, and git's state of the working directory.
+
+    What is not known is left out. Git is asked once in a process: its state then is that of the
+    code that runs.
+    """
+    tags = {
+        "mlflow.source.name": _command(),
+        "mlflow.source.type": "LOCAL",
+        "python_version": platform.python_version(),
+    }
+    for package in _PACKAGES:
+        version = installed_version(package)
+        if version:
+            tags[f"{package}_version"] = version
+    with suppress(KeyError, OSError):  # a container may have no such user
+        tags["mlflow.user"] = getpass.getuser()
+    return tags | _git_tags(Path.cwd())
+
+
+def _command() -> str:
+    """Return the program that was started, in a form short enough for a column."""
+    program = Path(sys.argv[0] or "python")
+    if program.name == "__main__.py":
+        return f"python -m {program.parent.name}"
+    return shlex.quote(program.name)
+
+
+@cache
+def _git_tags(root: Path) -> dict[str, str]:
+    state = _git(root, "status", "--porcelain=v2", "--branch", "--untracked-files=no")
+    if state is None:
+        return {}
+    tags: dict[str, str] = {}
+    changed = False
+    for line in state.splitlines():
+        match line.split(" ", 2):
+            case ["#", "branch.oid", oid] if oid != "(initial)":
+                tags["mlflow.source.git.commit"] = oid
+            case ["#", "branch.head", branch] if branch != "(detached)":
+                tags["mlflow.source.git.branch"] = branch
+            case ["#", *_]:
+                continue
+            case _:
+                changed = True
+    return {**tags, "git_dirty": str(changed).lower()} if tags else {}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), "--no-optional-locks", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=_GIT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout
+
+
+def job_tags(config: Config | None, identity: JobIdentity) -> Mapping[str, str]:
+    """Return the tags that a job has from its start, so that one that is cut off has them too.
+
+    `identity` has its key, as `identified` returns it.
+    """
+    return {
+        "kind": "run",
+        **({"config_key": identity.key} if identity.key else {}),
+        **(_sweep_tags(identity.sweep, identity.root) if identity.sweep else {}),
+        "overrides": json.dumps(without_elsewhere(identity.overrides)),
+        **(config_tags(config) if config else {}),
+        **environment_tags(),
+    }
+
+
+def _sweep_tags(sweep: SweepIds, root: Path) -> dict[str, str]:
+    """Return which sweeps the job belongs to, and whose locks say whether it is at work."""
+    return {"sweeps": f" {sweep.sweep} ", LOCKS_TAG: Locks(root).name}
