@@ -55,8 +55,8 @@ def peak_line(peaks: Sequence[DevicePeak]) -> str:
     shown = {**large, "other": rest} if float(unit.show(rest)) else large
     parts = ", ".join(f"{name} {unit.show(size)}" for name, size in shown.items())
     where = f"{peak.module or peak.op_name} ({peak.doing})"
-    held = f"{unit.show(peak.bytes)} {unit.name}"
-    return f"device {peak.device} holds {held} at {where}: {parts}"
+    amount = f"{unit.show(peak.bytes)} {unit.name}"
+    return f"device {peak.device} holds {amount} at {where}: {parts}"
 
 
 def training_metrics(peaks: Sequence[DevicePeak]) -> dict[str, float]:

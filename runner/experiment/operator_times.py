@@ -40,13 +40,13 @@ def check_latency(config: Config) -> None:
 def _check_measurable(config: Config) -> None:
     """Refuse to measure operators that are not the model's own, or at more sizes than one."""
     if symbols_of(config):
-        asked = (
+        override = (
             f"data_parallel={config.data_parallel}"
             if config.data_parallel > 1
             else f"capture.symbolic={config.capture.symbolic}"
         )
         raise SpecError(
-            f"latency={config.latency.name} measures operators of one size, and {asked} captures"
+            f"latency={config.latency.name} measures operators of one size, and {override} captures"
             " them for all; use latency=roofline, or a calibration from a file (latency.file)"
         )
     if is_training(config) and config.optimizer.name != "none":

@@ -22,8 +22,8 @@ def heat_map_keys(ranking: Ranking) -> tuple[str, str] | None:
     Mode and devices where both vary, else the first two that vary.
     """
     values = {key: len({cell(row, key) for row in ranking.data.rows}) for key in ranking.keys}
-    own = [key for key in ranking.keys if key not in ranking.model_keys]
-    shown = [key for key in own if 2 <= values[key] <= _MOST]
+    candidates = [key for key in ranking.keys if key not in ranking.model_keys]
+    shown = [key for key in candidates if 2 <= values[key] <= _MOST]
     if {"mode", "devices"} <= set(shown):
         return "mode", "devices"
     return (shown[0], shown[1]) if len(shown) > 1 else None
