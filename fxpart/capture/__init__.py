@@ -1,7 +1,6 @@
 """From an `nn.Module` to a captured graph and its `OpGraph`.
 
-Names are imported when they are first used: the cache of graphs, which lies here too, needs no
-torch.
+Names are imported when they are first used, since the cache of graphs in here needs no torch.
 """
 
 from importlib import import_module

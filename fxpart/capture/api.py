@@ -1,4 +1,4 @@
-"""`capture`: a module and example inputs in, the traced module and its `OpGraph` out."""
+"""`capture`: from a module and example inputs to the traced module and its `OpGraph`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Capture:
     """A captured model, as torch runs it and as arrays."""
 
     graph_module: fx.GraphModule
-    """Computes what the model does, called as the model was; its call nodes carry the names of the
+    """Has the signature of the model and computes the same; its call nodes have the names of the
     operators in `graph`."""
     graph: OpGraph
 
@@ -40,7 +40,7 @@ def capture(
     for weights, and the graph is that of the real one. For `level`, see `fxpart.core.granularity`.
 
     Raises:
-        SpecError: for a level that does not exist, or inputs that it does not take.
+        SpecError: for an unknown level, or inputs that it does not take.
         CaptureError: for a model that cannot be captured.
 
     """
@@ -57,7 +57,7 @@ def capture_graph(
     kwargs: Mapping[str, Any] | None = None,
     level: str = "operator",
 ) -> OpGraph:
-    """Return the arrays alone; the same as ``capture(...).graph``, sooner."""
+    """Return only the arrays, like ``capture(...).graph`` but sooner."""
     if _is_operator_level(module, kwargs, level):
         return _exported(module, args, kwargs)[1]
     return module_graph(trace_modules(module), args)
@@ -70,7 +70,7 @@ def _exported(
     try:
         return program, op_graph(program)
     except GuardOnDataDependentSymNode as error:
-        # A size that depends on values is a symbol, and no number can be had of it.
+        # A size that depends on values of tensors is a symbol without a number.
         raise capture_failure(module, error) from error
 
 

@@ -1,6 +1,6 @@
-"""`GraphBuilder`: collects captured operators into an `OpGraph`, resolving aliases and groups.
+"""`GraphBuilder`: collects captured operators into an `OpGraph`, with aliases and groups.
 
-Aliases are found by storage, never by name: two nodes whose values share an untyped storage are
+Aliases are recognised by storage, never by name: nodes whose values share an untyped storage are
 one allocation, whatever operators lie between them.
 """
 
@@ -17,7 +17,7 @@ from fxpart.errors import CaptureError
 __all__ = ["GraphBuilder", "Mutation"]
 
 _SCALAR_BYTES = 8
-"""A number that an operator hands on (`item`, a size) is sent as one 64-bit word."""
+"""A number that an operator returns (`item`, a size) is sent as one 64-bit word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Mutation:
 
 @dataclass(slots=True)
 class GraphBuilder:
-    """Collects operators in order; `finish` freezes them. Both ways of capture use it."""
+    """Collects operators in order; `finish` freezes them."""
 
     names: list[str] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
@@ -55,9 +55,9 @@ class GraphBuilder:
     together: list[tuple[int, int]] = field(default_factory=list)
 
     def add_weight(self, name: str, tensor: torch.Tensor, seen_as: torch.Tensor) -> int:
-        """Return the weight of `tensor`; one storage is one weight, also under a second name.
+        """Return the index of the weight of `tensor`; one storage is one weight.
 
-        `seen_as` is the tensor that stands for it in the captured graph.
+        `seen_as` is the tensor in its place in the captured graph.
         """
         key = storage_key(tensor)
         known = self.weight_of_storage.get(key)
@@ -70,10 +70,10 @@ class GraphBuilder:
         return known
 
     def add_value(self, name: str, producer: int, value: object) -> int:
-        """Return a new value: an input of the graph (producer -1) or a result of an operator."""
-        index, base, alloc, carried = len(self.producers), -1, 0, _SCALAR_BYTES
+        """Add an input of the graph (producer -1) or a result of an operator; return its index."""
+        index, base, alloc, sent = len(self.producers), -1, 0, _SCALAR_BYTES
         if isinstance(value, torch.Tensor):
-            carried, key = dense_bytes(value), storage_key(value)
+            sent, key = dense_bytes(value), storage_key(value)
             base = self._base(producer, key)
             if key not in self.storages and key not in self.weight_of_storage:
                 alloc = int(value.untyped_storage().nbytes())
@@ -81,20 +81,20 @@ class GraphBuilder:
             self.storage_of_value[index] = key
         self.value_names.append(name)
         self.producers.append(producer)
-        self.value_bytes.append(carried)
+        self.value_bytes.append(sent)
         self.alloc_bytes.append(alloc)
         self.bases.append(base)
         return index
 
     def _base(self, producer: int, key: int) -> int:
-        """Return the value that lends its storage: one that the operator reads, or just made."""
+        """Return the value whose storage it shares: an operand, or an earlier result; else -1."""
         if producer < 0:
             return -1
-        just_made = len(self.producers) - 1
-        while just_made >= 0 and self.producers[just_made] == producer:
-            just_made -= 1
-        near = [*self.reads[producer], *range(just_made + 1, len(self.producers))]
-        return next((v for v in near if self.storage_of_value.get(v) == key), -1)
+        last_other = len(self.producers) - 1
+        while last_other >= 0 and self.producers[last_other] == producer:
+            last_other -= 1
+        candidates = [*self.reads[producer], *range(last_other + 1, len(self.producers))]
+        return next((v for v in candidates if self.storage_of_value.get(v) == key), -1)
 
     def mutate(self, op: int, tensor: torch.Tensor) -> None:
         """Record that `op` writes into the storage of `tensor`."""
@@ -102,6 +102,7 @@ class GraphBuilder:
 
     def groups(self) -> list[int]:
         """Return for each operator the first one that it must share a device with."""
+        # A union-find of its own: scipy or networkx would add half a second to every capture.
         parent = list(range(len(self.names)))
 
         def root(op: int) -> int:
@@ -124,9 +125,9 @@ class GraphBuilder:
     def _touching(self, mutation: Mutation) -> list[int]:
         """Return the operators that would see another state of the storage on another device.
 
-        An in-place result may be made from a received copy: whoever reads the result gets it.
-        Not so when an older value of the storage is read after the write: then the makers of
-        the storage's values and such readers must stay with the operator that writes.
+        A result written in place may be made from a received copy, which its readers then get. Only
+        when an older value of the storage is read after the write, the makers of the storage's
+        values and such readers must stay with the operator that writes.
         """
         older = {
             value
@@ -136,10 +137,10 @@ class GraphBuilder:
         late = {
             op: older.intersection(self.reads[op]) for op in range(mutation.op + 1, len(self.names))
         }
-        # The caller reads what it gets after everything else.
+        # The caller reads the outputs after everything else.
         stale = set().union(*late.values()) | older.intersection(self.outputs)
-        # Between a stale value and the one written into may lie views: all are one storage only
-        # where all are on one device.
+        # Views between a stale value and the one written into share a storage only where all are
+        # on one device.
         makers = sorted({self.producers[value] for value in older if self.producers[value] >= 0})
         makers = makers if stale else []
         readers = [op for op, read in late.items() if read]
@@ -152,7 +153,7 @@ class GraphBuilder:
         if not self.names:
             raise CaptureError("the captured graph has no operators: there is nothing to place")
         read_start, reads = csr(self.reads)
-        # Weights that no operator reads would never be loaded onto a device.
+        # A weight that no operator reads would not be loaded onto any device.
         used = sorted({w for uses in self.uses for w in uses})
         number = {w: index for index, w in enumerate(used)}
         use_start, uses = csr([[number[w] for w in uses] for uses in self.uses])

@@ -1,4 +1,4 @@
-"""Floating-point operations of one call, counted by torch's own counter on meta tensors."""
+"""The cost of one call: floating-point operations, and bytes read from and written to memory."""
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
@@ -31,7 +31,7 @@ def _grouped_mm_backward_flops(arguments: list[Any]) -> int:
 def _attention_flops(arguments: list[Any]) -> int:
     """Return 2 B H Sq Sk (D + Dv): scores, and their product with the values.
 
-    All products count, also those that a mask makes vain, as torch counts those of other devices.
+    Masked products count too, as in torch's counts for other devices.
     """
     query, key, value = arguments[:3]
     rows = int(query.shape[:-1].numel()) * int(key.shape[-2])
@@ -39,13 +39,13 @@ def _attention_flops(arguments: list[Any]) -> int:
 
 
 def _attention_backward_flops(arguments: list[Any]) -> int:
-    """Return 2 B H Sq Sk (3 D + 2 Dv): scores again, and gradients of all three and of them."""
+    """Return 2 B H Sq Sk (3 D + 2 Dv): scores again, their gradients and those of all operands."""
     _, query, key, value = arguments[:4]
     rows = int(query.shape[:-1].numel()) * int(key.shape[-2])
     return 2 * rows * int(3 * query.shape[-1] + 2 * value.shape[-1])
 
 
-# Operators that torch's counter takes for free, because it neither knows nor can decompose them.
+# Operators that torch's counter neither knows nor decomposes, and counts as 0.
 _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
     "aten._grouped_mm.default": _grouped_mm_flops,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_flops,
@@ -53,6 +53,12 @@ _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
     "transformers.grouped_mm_fallback.default": _grouped_mm_flops,
     "transformers.grouped_mm_fallback_backward.default": _grouped_mm_backward_flops,
 }
+
+# Operators that read a few rows of their first operand, not all of it.
+_GATHERS = ("embedding", "index", "index_select", "gather", "take")
+
+
+# Floating-point operations.
 
 
 def _signature(arguments: list[Any]) -> Hashable:
@@ -64,8 +70,8 @@ def _signature(arguments: list[Any]) -> Hashable:
 class FlopCounter:
     """Counts a call's FLOPs by running it on meta tensors, once for each distinct signature.
 
-    A composite operator such as attention is counted by what it decomposes into: 4 B H Sq Sk D.
-    Elementwise operators count as 0: their time is the memory that they move.
+    A composite operator counts as its parts, so attention counts 4 B H Sq Sk D. Elementwise
+    operators count 0: their time is that of the memory that they move.
     """
 
     def __init__(self) -> None:
@@ -97,21 +103,18 @@ class FlopCounter:
             with torch.no_grad(), FlopCounterMode(display=False) as counter:
                 target(*args, **kwargs)
         except (RuntimeError, TypeError, ValueError) as error:
-            # No meta kernel, or it needs values: such operators (sort, histc, nonzero) do no
-            # matrix work, so what they cost is the memory that they move.
+            # Operators without a meta kernel, or that need values (sort, histc, nonzero), do no
+            # matrix work: their cost is the memory that they move.
             _log.debug("%s counts 0 FLOPs: %s", target, error)
             return 0
         return int(counter.get_total_flops())
 
 
-# Bytes that one call reads from and writes to device memory.
-
-# They read a few rows of their first operand, not all of it.
-_GATHERS = ("embedding", "index", "index_select", "gather", "take")
+# Bytes.
 
 
 def dense_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of the tensor's elements, densely packed: what a transfer carries."""
+    """Return the bytes of the tensor's elements, densely packed, as a transfer sends them."""
     return int(tensor.numel()) * tensor.element_size()
 
 
@@ -133,10 +136,10 @@ def moved_bytes(
 ) -> int:
     """Return bytes read plus bytes written by `operator` (its bare name, such as ``embedding``).
 
-    `made` are outputs with storage of their own and `mutated` inputs that are written; a call
-    that has neither is a view, or checks metadata, and moves nothing. A gather, whose first input
-    is the table, reads its indices and the rows that it returns; a bag of embeddings reads a row
-    for each index and returns their sums.
+    `made` are outputs with their own storage, `mutated` inputs that are written into; a call with
+    neither is a view, or checks metadata, and moves nothing. A gather, whose first input is the
+    table, reads its indices and the rows that it returns; a bag of embeddings reads a row for each
+    index and returns their sums.
     """
     inputs, made, mutated = list(inputs), list(made), list(mutated)
     if not made and not mutated:

@@ -1,8 +1,8 @@
-"""`Sizes`: what the values of a captured program are at numbers for its symbols.
+"""`Sizes`: the values of a captured program at numbers for its symbols.
 
-A program that was exported with symbolic dimensions holds tensors whose sizes are expressions. At
-numbers for the symbols each is shown as a meta tensor of definite sizes; tensors that share a
-storage still do. A program without symbols is shown as it is.
+A program that was exported with symbolic dimensions has tensors whose sizes are expressions. With
+numbers for the symbols, each becomes a meta tensor of definite sizes; tensors that share a storage
+still do. Values of a program without symbols stay as they are.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,41 +21,38 @@ _SYMBOLIC = (SymInt, SymFloat, SymBool)
 
 
 class Sizes:
-    """Shows the values of one program's nodes at numbers for its symbols."""
+    """The values of one program's nodes at numbers for its symbols."""
 
     def __init__(self, numbers: Mapping[sympy.Symbol, int]) -> None:
         self._numbers = {symbol: sympy.Integer(number) for symbol, number in numbers.items()}
         self._known: dict[sympy.Basic, Any] = {}
         self._storages: dict[int, torch.UntypedStorage] = {}
-        """Also keeps them alive: what tells storages apart is where they are."""
+        """By the program's storages. Also keeps them alive, so that no address is used twice."""
 
     def of(self, node: fx.Node) -> Any:  # noqa: ANN401 - a node's value is anything
-        """Return the value of `node`, tensors of definite sizes; None without one.
+        """Return the value of `node`, with tensors of definite sizes; None without one.
 
         Raises:
             CaptureError: for a size that depends on more than the symbols.
 
         """
-        return self._shown(node.meta.get("val"))
+        return self._at_numbers(node.meta.get("val"))
 
     def is_size(self, node: fx.Node) -> bool:
-        """Return whether a call only computes with sizes, or checks them.
-
-        Where no size is symbolic there are no such calls.
-        """
+        """Return whether a call only computes with, or checks, sizes. Never without symbols."""
         if not self._numbers or node.op != "call_function":
             return False
         value = node.meta.get("val")
         if isinstance(value, _SYMBOLIC):
             return self._knows(value)
-        given = [before.meta.get("val") for before in node.all_input_nodes]
-        is_check = value is None and bool(given)
-        return is_check and all(isinstance(v, _SYMBOLIC) and self._knows(v) for v in given)
+        operands = [before.meta.get("val") for before in node.all_input_nodes]
+        is_check = value is None and bool(operands)
+        return is_check and all(isinstance(v, _SYMBOLIC) and self._knows(v) for v in operands)
 
     def _knows(self, value: SymInt | SymFloat | SymBool) -> bool:
         return all(symbol in self._numbers for symbol in value.node.expr.free_symbols)
 
-    def _shown(self, value: Any) -> Any:  # noqa: ANN401 - a node's value is anything
+    def _at_numbers(self, value: Any) -> Any:  # noqa: ANN401 - a node's value is anything
         if not self._numbers:
             return value
         if isinstance(value, _SYMBOLIC):
@@ -63,22 +60,22 @@ class Sizes:
         if isinstance(value, Tensor):
             return self._tensor(value)
         if isinstance(value, list | tuple):
-            return type(value)([self._shown(item) for item in value])
+            return type(value)([self._at_numbers(item) for item in value])
         return value
 
-    def _number(self, value: Any) -> Any:  # noqa: ANN401 - a whole number, a real one or a truth
-        """Return an expression's number. Never by `int`, which would fix the symbol for good."""
+    def _number(self, value: Any) -> Any:  # noqa: ANN401 - an int, a float or a bool
+        """Return an expression's number. Not by `int`, which would fix the symbol for good."""
         if not isinstance(value, _SYMBOLIC):
             return value
         expression = value.node.expr
         if expression not in self._known:
-            found = sympy.sympify(expression).xreplace(self._numbers)
-            if found.free_symbols:
+            result = sympy.sympify(expression).xreplace(self._numbers)
+            if result.free_symbols:
                 raise CaptureError(
-                    f"a size is {found}, which depends on the values of a tensor and not on the"
+                    f"a size is {result}, which depends on the values of a tensor and not on the"
                     " sizes of the inputs alone; take sizes from shapes"
                 )
-            self._known[expression] = _plain(value, found)
+            self._known[expression] = _plain(value, result)
         return self._known[expression]
 
     def _tensor(self, tensor: Tensor) -> Tensor:
@@ -88,8 +85,8 @@ class Sizes:
         strides = [self._number(stride) for stride in tensor.stride()]
         offset = self._number(tensor.storage_offset())
         storage = self._storage(tensor)
-        shown = torch.empty(0, dtype=tensor.dtype, device="meta")
-        return shown.set_(storage, offset, sizes, strides)
+        empty = torch.empty(0, dtype=tensor.dtype, device="meta")
+        return empty.set_(storage, offset, sizes, strides)
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         key = storage_key(tensor)
@@ -99,10 +96,10 @@ class Sizes:
         return self._storages[key]
 
 
-def _plain(value: SymInt | SymFloat | SymBool, found: sympy.Basic) -> bool | int | float:
+def _plain(value: SymInt | SymFloat | SymBool, result: sympy.Basic) -> bool | int | float:
     if isinstance(value, SymBool):
-        return bool(found)
-    return float(found) if isinstance(value, SymFloat) else int(found)
+        return bool(result)
+    return float(result) if isinstance(value, SymFloat) else int(result)
 
 
 def example_sizes(placeholders: Iterable[fx.Node]) -> Sizes:
@@ -117,9 +114,9 @@ def example_sizes(placeholders: Iterable[fx.Node]) -> Sizes:
 
 
 def solved(expression: sympy.Expr, number: int) -> dict[sympy.Symbol, int]:
-    """Return the one symbol of `expression` with the number that makes it `number`.
+    """Return the single symbol of `expression` with the number that makes it `number`.
 
-    Empty where it has no symbol, several, or another than a multiple and a constant.
+    Empty for no symbol or several, and for anything but a multiple plus a constant.
     """
     symbols = list(expression.free_symbols)
     if len(symbols) != 1:

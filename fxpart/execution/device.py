@@ -1,4 +1,4 @@
-"""What a device is called: a measurement says on what it was made."""
+"""The devices of this machine: their names and free memory, timed runs, threads and seeds."""
 
 import os
 import re
@@ -22,81 +22,77 @@ __all__ = [
     "torch_threads",
 ]
 
+_MEMORY_FACTS = Path("/proc/meminfo")
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+
 
 def checked_device(device: str | torch.device) -> torch.device:
-    """Return the device that is named, which models can really be run on.
+    """Return the CPU or CUDA device of that name, with its index.
 
     Raises:
-        SpecError: for a name that torch does not know, and a device that is not there.
+        SpecError: for a name that torch does not know, and a device that this machine lacks.
 
     """
     try:
-        found = torch.device(device)
+        named = torch.device(device)
     except RuntimeError as error:
         raise SpecError(f"device {device!r} is not known; give cpu or cuda") from error
     count = torch.cuda.device_count()
-    if found.type == "cuda" and (found.index or 0) < count:
-        return torch.device("cuda", found.index or 0)
-    if found.type == "cpu":
+    if named.type == "cuda" and (named.index or 0) < count:
+        return torch.device("cuda", named.index or 0)
+    if named.type == "cpu":
         return torch.device("cpu")
-    there = f"cpu and {count} CUDA device{'s' if count > 1 else ''}" if count else "cpu alone"
-    raise SpecError(f"device {str(device)!r} is not here; there is {there}; choose one of these")
+    present = f"cpu and {count} CUDA device{'s' if count > 1 else ''}" if count else "cpu alone"
+    raise SpecError(f"device {str(device)!r} is not here; there is {present}; choose one of these")
 
 
 def device_name(device: torch.device) -> str:
-    """Return the name of the processor that `device` is, as its maker sells it where known."""
+    """Return the model name of the processor or GPU, where known."""
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return cpu_name()
 
 
-# How much memory a model may still take on a device of this machine.
-
-_HOST_FACTS = Path("/proc/meminfo")
-_GROUP = Path("/sys/fs/cgroup")
-
-
 def free_bytes(device: torch.device) -> int:
     """Return the bytes that can be allocated on `device` without swapping.
 
-    On the CPU that is what the system and, in a container, its control group leave.
+    On the CPU: what the system leaves or, in a container, its control group if that is less.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    left = _left_of_group()
-    return _left_of_host() if left is None else min(left, _left_of_host())
+    group_bytes = _free_in_control_group()
+    return _free_on_host() if group_bytes is None else min(group_bytes, _free_on_host())
 
 
-def _left_of_host() -> int:
-    if _HOST_FACTS.exists():
-        stated = re.search(r"^MemAvailable:\s*(\d+) kB", _HOST_FACTS.read_text(), re.MULTILINE)
+def _free_on_host() -> int:
+    if _MEMORY_FACTS.exists():
+        stated = re.search(r"^MemAvailable:\s*(\d+) kB", _MEMORY_FACTS.read_text(), re.MULTILINE)
         if stated:
             return int(stated[1]) * 1024
-    # Without Linux's own estimate: the pages that hold nothing, or, failing these, all pages.
+    # Without Linux's own estimate: the free pages or, failing these, all pages.
     known = os.sysconf_names
     pages = "SC_AVPHYS_PAGES" if "SC_AVPHYS_PAGES" in known else "SC_PHYS_PAGES"
     return int(os.sysconf(pages)) * int(os.sysconf("SC_PAGE_SIZE"))
 
 
-def _left_of_group() -> int | None:
-    """Return what the limit of the control group leaves; None without a limit.
+def _free_in_control_group() -> int | None:
+    """Return the free bytes under the control group's limit (version 1 or 2); None without one.
 
-    Both versions of control groups are known. Pages of files count as used, but can be taken back.
+    Cached file pages count as used, but can be reclaimed.
     """
     for limit, used, cached in (
         ("memory.max", "memory.current", "memory.stat"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
     ):
-        most = _GROUP / limit
-        if not most.exists() or not (said := most.read_text().strip()).isdigit():
+        limit_file = _CONTROL_GROUP / limit
+        if not limit_file.exists() or not (limit_bytes := limit_file.read_text().strip()).isdigit():
             continue
-        stated = re.search(r"^inactive_file (\d+)", (_GROUP / cached).read_text(), re.MULTILINE)
-        taken = int((_GROUP / used).read_text()) - (int(stated[1]) if stated else 0)
-        return max(0, int(said) - taken)
+        facts = (_CONTROL_GROUP / cached).read_text()
+        reclaimable = re.search(r"^inactive_file (\d+)", facts, re.MULTILINE)
+        used_bytes = int((_CONTROL_GROUP / used).read_text())
+        used_bytes -= int(reclaimable[1]) if reclaimable else 0
+        return max(0, int(limit_bytes) - used_bytes)
     return None
-
-
-# Time and allocated memory of a run, on the CPU and on CUDA devices.
 
 
 def allocated_peaks(
@@ -120,7 +116,7 @@ def timed_in_turns(
     physical: tuple[torch.device, ...],
     repeats: int,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the times of `repeats` runs of each in s; both have been run before."""
+    """Return the seconds of `repeats` runs of each, run in turns. Both must be warmed up."""
     split_s, unsplit_s = [], []
     for _ in range(repeats):
         split_s.append(_seconds(step, physical))
@@ -137,18 +133,15 @@ def _seconds(step: Callable[[], object], physical: tuple[torch.device, ...]) -> 
 
 
 def _wait(physical: tuple[torch.device, ...]) -> None:
-    """Wait for what CUDA devices still compute; the CPU never lags behind."""
+    """Wait for the CUDA devices; the CPU computes synchronously."""
     for device in dict.fromkeys(physical):
         if device.type == "cuda":
             torch.cuda.synchronize(device)
 
 
-# How many threads torch computes with on the CPU, for a while.
-
-
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """Let torch compute with `count` threads inside."""
+    """Let torch compute with `count` threads on the CPU inside the block."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -157,13 +150,10 @@ def torch_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# Random numbers that depend on a seed alone.
-
-
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's generators, of `device` too, and put them back afterwards."""
-    others = [device.index or 0] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=others):
+    """Seed torch's generators, also that of `device`, and restore them afterwards."""
+    gpus = [device.index or 0] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpus):
         torch.manual_seed(seed)
         yield

@@ -1,4 +1,4 @@
-"""How far two results of one model are apart."""
+"""How far apart two results of one model are, and how far they may be."""
 
 import math
 from collections.abc import Mapping
@@ -13,24 +13,24 @@ from fxpart.errors import ExecutionError
 __all__ = ["gradient_share", "largest_magnitude", "max_difference", "refuse_more", "rounding"]
 
 _NOISE = 16
-"""Roundings of the largest gradient that a sum of many may be off by."""
+"""How many roundings of the largest gradient a sum of many terms may be off by."""
 
 
 def max_difference(result: Any, reference: Any) -> float:  # noqa: ANN401 - results of any model
     """Return the largest difference of any two elements; 0.0 when all are equal.
 
     Not-a-number equals itself. Results of another structure, shape or dtype are infinitely far
-    apart, and so are unequal leaves that are no tensors.
+    apart, and so are unequal leaves other than tensors.
 
     Args:
-        result: what was computed: tensors, in lists, dicts or classes that torch can take apart.
-        reference: what it should be.
+        result: computed: a tree of tensors, as `torch.utils._pytree` flattens it.
+        reference: expected.
 
     """
-    (mine, shape), (other, expected) = tree_flatten(result), tree_flatten(reference)
-    if shape != expected:
+    (leaves, structure), (wanted, expected) = tree_flatten(result), tree_flatten(reference)
+    if structure != expected:
         return math.inf
-    pairs = zip(mine, other, strict=True)
+    pairs = zip(leaves, wanted, strict=True)
     return max((_leaf_difference(a, b) for a, b in pairs), default=0.0)
 
 
@@ -55,7 +55,7 @@ def largest_magnitude(result: Any) -> float:  # noqa: ANN401
     largest = 0.0
     for leaf in tree_flatten(result)[0]:
         if isinstance(leaf, Tensor) and leaf.numel():
-            # Truth values have no magnitude until they are numbers.
+            # Also makes numbers of truth values.
             wide = torch.complex128 if leaf.is_complex() else torch.float64
             size = leaf.detach().to(wide).abs()
             largest = max(largest, float(size.nan_to_num(0.0, 0.0, 0.0).max()))
@@ -63,46 +63,45 @@ def largest_magnitude(result: Any) -> float:  # noqa: ANN401
 
 
 def rounding(result: Any) -> float:  # noqa: ANN401
-    """Return the share of the magnitude that sums in another order may be apart.
+    """Return the relative difference that sums in another order may have.
 
-    That is half of the digits of the coarsest dtype: 3.5e-4 in float32, 0.09 in bfloat16. Whole
-    numbers do not round.
+    Half of the digits of the coarsest dtype: 3.5e-4 in float32, 0.09 in bfloat16, 0 in integers.
     """
     leaves = [leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)]
     real = [leaf.dtype for leaf in leaves if leaf.is_floating_point() or leaf.is_complex()]
     return math.sqrt(max((torch.finfo(dtype).eps for dtype in real), default=0.0))
 
 
-def gradient_share(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
+def gradient_share(computed: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> float:
     """Return the largest difference of a gradient, as a share of its largest element.
 
-    Gradients that are nothing but rounding, as of a bias that cancels out, have no size of their
-    own: one much smaller than the largest of all counts as some roundings of that, so that it is
-    apart by no more than `rounding` when it is within them. A gradient that only one of both has
-    is infinitely far apart.
+    A gradient that is nothing but rounding, such as that of a bias that cancels out, has no
+    magnitude of its own: its magnitude counts as at least some roundings of the largest gradient
+    of all. A gradient that only one side has is infinitely far apart.
 
     Args:
-        found: what was computed, by parameter.
-        wanted: what it should be.
+        computed: by parameter.
+        wanted: by parameter.
 
     """
-    if found.keys() != wanted.keys():
+    if computed.keys() != wanted.keys():
         return math.inf
     dense = {name: gradient.detach().to_dense() for name, gradient in wanted.items()}
     least = min(1.0, _NOISE * rounding(dense)) * largest_magnitude(dense)
     largest = 0.0
     for name, gradient in dense.items():
-        apart = max_difference(found[name].to_dense(), gradient)
-        size = max(largest_magnitude(gradient), least)
-        largest = max(largest, (apart / size if size else math.inf) if apart else 0.0)
+        difference = max_difference(computed[name].to_dense(), gradient)
+        magnitude = max(largest_magnitude(gradient), least)
+        if difference:
+            largest = max(largest, difference / magnitude if magnitude else math.inf)
     return largest
 
 
-def refuse_more(what: str, apart: float, allowed: float, of: str = "") -> None:
+def refuse_more(what: str, difference: float, allowed: float, of: str = "") -> None:
     """Raise `ExecutionError` where `what` of a split model is further off than `allowed`."""
-    if apart > allowed:
+    if difference > allowed:
         raise ExecutionError(
-            f"the split model's {what} are {apart:.3g}{of} from the unsplit one's, more than the"
-            f" {allowed:.3g} of rounding; a call that depends on chance or on what ran before it"
-            " cannot be split: take it out of the model"
+            f"the split model's {what} are {difference:.3g}{of} from the unsplit one's, more than"
+            f" the {allowed:.3g} of rounding; a call that depends on chance or on what ran before"
+            " it cannot be split: take it out of the model"
         )

@@ -1,4 +1,4 @@
-"""From a placement of a training step to one of the exported forward that is really run."""
+"""From a placement of a training step to one of the exported forward that is executed."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from fxpart.core.graph import IntArray, OpGraph
 
 __all__ = ["forward_devices"]
 
-_UNKNOWN = -1
+_UNPLACED = -1
 
 
 def forward_devices(
@@ -14,42 +14,43 @@ def forward_devices(
 ) -> IntArray:
     """Return the device of each operator of `forward`, the exported model without its backward.
 
-    An operator that has no part in the training step, since it does nothing (a cast to the dtype
-    that a tensor has already), stays with what makes its first operand, or else with what first
-    reads its result. O(operators + reads), and of such as have no part O(operators) each.
+    An operator without a part in the training step, such as a cast to the dtype that a tensor
+    already has, goes where its first operand is made, or else where its result is first read.
+    O(operators + reads), and O(operators) more for each operator without a part.
 
     Args:
         device_of: device of each of the n operators of the training step. Length n.
-        exported_names: which operator of `forward` each of them is a part of, ``""`` for none.
+        exported_names: the operator of `forward` that each of them is a part of, ``""`` for none.
             Length n. Parts of one operator are on one device.
-        forward: the graph with the names that `exported_names` has, m operators.
+        forward: the graph with the names in `exported_names`, m operators.
 
     Returns:
         A device for each operator of `forward`. Length m.
 
     """
-    place = {name: int(device) for name, device in zip(exported_names, device_of, strict=True)}
-    found = np.array([place.get(name, _UNKNOWN) for name in forward.names], dtype=np.int64)
+    device_of_name = dict(zip(exported_names, map(int, device_of), strict=True))
+    devices = np.array([device_of_name.get(x, _UNPLACED) for x in forward.names], dtype=np.int64)
     for op in range(forward.n_ops):
-        if found[op] == _UNKNOWN:
-            found[op] = _of_group(forward, found, op)
-        if found[op] == _UNKNOWN:
+        if devices[op] == _UNPLACED:
+            devices[op] = _device_of_group(forward, devices, op)
+        if devices[op] == _UNPLACED:
             makers = (int(forward.value_producer[v]) for v in forward.reads_of(op))
-            found[op] = next((found[m] for m in makers if m >= 0), _UNKNOWN)
-    reader = dict[int, int]()
+            devices[op] = next((devices[m] for m in makers if m >= 0), _UNPLACED)
+    first_reader = dict[int, int]()
     for op in reversed(range(forward.n_ops)):
-        reader.update(dict.fromkeys(forward.reads_of(op).tolist(), op))
-    made = np.searchsorted(forward.value_producer, np.arange(forward.n_ops + 1))
+        first_reader.update(dict.fromkeys(forward.reads_of(op).tolist(), op))
+    first_value = np.searchsorted(forward.value_producer, np.arange(forward.n_ops + 1))
     for op in reversed(range(forward.n_ops)):
-        if found[op] == _UNKNOWN:
-            readers = [reader[v] for v in range(made[op], made[op + 1]) if v in reader]
-            found[op] = found[min(readers)] if readers else _UNKNOWN
-    # What neither reads nor is read is computed with what comes first.
-    found[found == _UNKNOWN] = device_of[0]
-    return found[forward.group]
+        if devices[op] == _UNPLACED:
+            values = range(first_value[op], first_value[op + 1])
+            readers = [first_reader[v] for v in values if v in first_reader]
+            devices[op] = devices[min(readers)] if readers else _UNPLACED
+    # An operator that neither reads nor is read goes with the first.
+    devices[devices == _UNPLACED] = device_of[0]
+    return devices[forward.group]
 
 
-def _of_group(forward: OpGraph, found: IntArray, op: int) -> int:
-    mates = found[forward.group == forward.group[op]]
-    known = mates[mates != _UNKNOWN]
-    return int(known[0]) if len(known) else _UNKNOWN
+def _device_of_group(forward: OpGraph, devices: IntArray, op: int) -> int:
+    group = devices[forward.group == forward.group[op]]
+    placed = group[group != _UNPLACED]
+    return int(placed[0]) if len(placed) else _UNPLACED

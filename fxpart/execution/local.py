@@ -1,4 +1,4 @@
-"""`run_local`: a placed model run on this machine, checked against the unsplit one and measured."""
+"""`run_local`: run and measure a placed model in this process, checked against the unsplit one."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -40,28 +40,29 @@ __all__ = [
 ]
 
 
-# What one run of a model gives: its results or, of a training step, loss and gradients too.
+_MOST_ROUNDS = 8
+"""Rounds of replicas whose memory is counted."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Outcome:
-    """Results of a forward; of a training step its loss and gradients."""
+    """Results of a forward; loss and gradients of a training step."""
 
     results: Any
-    """What the model returns, detached; None when a training step did not keep them."""
+    """Results of the model, detached; None when a training step did not keep them."""
     loss: Tensor | None
     """None without training."""
     gradients: Mapping[str, Tensor] | None
-    """By parameter; one that the loss does not depend on is not there. None without training."""
+    """By parameter, without those that the loss does not depend on. None without training."""
 
 
 def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that a step has gradients of, each once, by its first name."""
+    """Return the parameters that require gradients, each once, by its first name."""
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
 def forward_outcome(forward: Callable[[], Any]) -> Outcome:
-    """Return what `forward` returns; the mode of autograd is the caller's."""
+    """Return the results of `forward`, called in the caller's mode of autograd."""
     return Outcome(forward(), None, None)
 
 
@@ -72,18 +73,18 @@ def step_outcome(
     keep_results: bool = False,
     loss_of: Callable[[Sequence[Tensor]], Tensor] = training_loss,
 ) -> Outcome:
-    """Return a training step: `forward`, loss, and gradients of `parameters`.
+    """Return the outcome of a training step: `forward`, loss, and gradients of `parameters`.
 
     The ``grad`` of every parameter stays as it is.
 
     Args:
-        forward: returns the model's results; they are dropped before the backward.
-        parameters: what gradients are taken of.
-        keep_results: keep them, detached.
-        loss_of: returns the loss of the results, flat.
+        forward: returns the model's results, which are dropped before the backward.
+        parameters: to compute gradients of.
+        keep_results: keep the results, detached.
+        loss_of: returns the loss of the flattened results.
 
     Raises:
-        SpecError: when the model returns nothing to take a loss of.
+        SpecError: when no result can have a loss.
 
     """
     with torch.enable_grad():
@@ -91,77 +92,67 @@ def step_outcome(
         loss = loss_of([leaf for leaf in tree_leaves(results) if isinstance(leaf, Tensor)])
         kept = tree_map_only(Tensor, Tensor.detach, results) if keep_results else None
         del results
-        # Not `backward`, which would add to the gradients that the caller's weights have.
-        found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
-    pairs = zip(parameters, found, strict=True)
+        # Not `backward`, which would add to the ``grad`` of the caller's weights.
+        gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    pairs = zip(parameters, gradients, strict=True)
     return Outcome(kept, loss.detach(), {name: g for name, g in pairs if g is not None})
 
 
-def agreement(mine: Outcome, reference: Outcome) -> tuple[float, float | None]:
+def agreement(outcome: Outcome, reference: Outcome) -> tuple[float, float | None]:
     """Return how far results and loss, and gradients, of a split model are from the unsplit one's.
 
-    Results that `mine` did not keep are not compared. Gradients: see `gradient_share`; None without
-    training.
+    Results that `outcome` did not keep are not compared. Gradients are compared by
+    `gradient_share`; None without training.
 
     Raises:
-        ExecutionError: when either is more than sums in another order may be apart.
+        ExecutionError: when either differs by more than sums in another order may.
 
     """
-    whole = mine.results is not None or reference.loss is None
-    got = (mine.results, mine.loss) if whole else mine.loss
-    wanted = (reference.results, reference.loss) if whole else reference.loss
-    differs = max_difference(got, wanted)
-    refuse_more("results", differs, rounding(wanted) * largest_magnitude(wanted))
+    with_results = outcome.results is not None or reference.loss is None
+    computed = (outcome.results, outcome.loss) if with_results else outcome.loss
+    wanted = (reference.results, reference.loss) if with_results else reference.loss
+    difference = max_difference(computed, wanted)
+    refuse_more("results", difference, rounding(wanted) * largest_magnitude(wanted))
     if reference.gradients is None:
-        return differs, None
-    share = gradient_share(mine.gradients or {}, reference.gradients)
-    refuse_more(
-        "gradients",
-        share,
-        rounding(list(reference.gradients.values())),
-        " of their largest element",
-    )
-    return differs, share
-
-
-_MOST_ROUNDS = 8
-"""Rounds of replicas whose memory is counted."""
+        return difference, None
+    share = gradient_share(outcome.gradients or {}, reference.gradients)
+    allowed = rounding(list(reference.gradients.values()))
+    refuse_more("gradients", share, allowed, " of their largest element")
+    return difference, share
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRun:
-    """What was measured when a placed model was run on this machine."""
+    """Measurements of a placed model that was run in this process."""
 
     latency_s: float
-    """Median time of one input through the split model, its partitions one after another; of a
-    training step, its backward included."""
+    """Median time of one input through the split model, its partitions one after another; in
+    training, of a step with its backward."""
     runs_s: tuple[float, ...]
     """Each of the timed runs."""
     unsplit_latency_s: float
-    """Median time of one input through the same graph before it was split, timed in turns with the
-    split one."""
+    """Median time of one input through the unsplit graph, timed in turns with the split one."""
     throughput_per_s: float
     """Inputs a second: 1 / latency, since partitions run one after another."""
     peak_bytes: tuple[int, ...]
-    """The most bytes of weights, inputs and live tensors on each logical device at any time; what
-    is received is a copy. What kernels allocate for themselves is not in it. In a backward, what
-    autograd holds until the formula of an operator's gradient is computed is in it: that can be
-    more than of a graph in which each call is an operator of its own."""
+    """Peak bytes of weights, inputs and live tensors on each logical device; received tensors are
+    copies. Memory that kernels allocate for themselves does not count. In a backward, tensors that
+    autograd keeps until an operator's gradient formula is done count: that can be more than in a
+    graph with an operator for each call."""
     allocator_peak_bytes: tuple[int, ...]
-    """The most bytes that torch's allocator gave out on each CUDA device of this machine while
-    the model was run once, weights included; empty on the CPU."""
+    """Peak bytes of torch's allocator on each CUDA device during one run, weights included; empty
+    on the CPU."""
     max_difference: float
-    """Largest difference of any element of the results from those of the unsplit graph; 0.0 when
-    they are equal."""
+    """Largest difference of any element of the results from the unsplit graph's; 0.0 when equal."""
     loss: float | None
     """Of a training step; None without training."""
     gradient_difference: float | None
-    """Largest difference of a parameter's gradient from that of the unsplit graph, as a share of
-    its largest element: 0.0 when they are equal. None without training."""
+    """Largest difference of a parameter's gradient from the unsplit graph's, as a share of its
+    largest element; 0.0 when equal. None without training."""
     device_name: str
-    """The processor that computed."""
+    """Name of the processor or GPU."""
     threads: int
-    """Threads that torch computed with on the CPU."""
+    """Number of torch's threads on the CPU."""
 
 
 def run_local(
@@ -172,27 +163,27 @@ def run_local(
     repeats: int = 5,
     training: bool = False,
 ) -> LocalRun:
-    """Return what the model, split as `assignment` says, computes and costs on this machine.
+    """Return measurements of the model, split by `assignment` and run in this process.
 
-    Partitions run one after another in this process. On the CPU all logical devices are that CPU;
-    on CUDA they take turns on the devices that there are. With replicas, the first input is timed,
-    and memory is that of the first rounds.
+    Partitions run one after another. On the CPU all logical devices are that CPU; on CUDA they take
+    turns on the GPUs. With replicas, the first input is timed, and memory is that of the first
+    rounds.
 
-    A training step is forward, loss (see `training_loss`) and the gradients of all parameters; the
-    ``grad`` that they have stays as it is. A value with three or more readers has a gradient that
-    is summed in the order in which they ran: where partitions change that order, gradients may
-    differ by rounding.
+    A training step is forward, loss (see `training_loss`) and the gradients of all parameters,
+    whose ``grad`` stays as it is. The gradient of a value with three or more readers is summed in
+    the order in which they ran: where partitions change that order, gradients may differ by
+    rounding.
 
     Args:
         real: the model; the assignment is of its `graph`.
         assignment: which operator is on which logical device.
         n_devices: number of logical devices, used or not.
-        repeats: timed runs, of the split model and of the unsplit one each.
+        repeats: number of timed runs of the split model, and of the unsplit one.
         training: run training steps. A model with parts under ``no_grad`` must then have been
             exported with gradients, as `fxpart.capture.joint_capture` does.
 
     Raises:
-        SpecError: for an assignment of another graph or of devices that are not there.
+        SpecError: for an assignment of another graph or of missing devices.
         ExecutionError: when the model cannot be run, or the split one computes something else.
 
     """
@@ -211,7 +202,7 @@ def run_local(
             )
     except FxpartError:
         raise
-    # A model is anyone's code: it may fail in any way.
+    # The code of a model may fail in any way.
     except Exception as error:
         raise ExecutionError(
             f"the split model cannot be run on {real.device}: {one_line(error)}; make"
@@ -236,7 +227,7 @@ def _check(real: RealModel, assignment: Assignment, n_devices: int, repeats: int
 
 
 def _check_memory(real: RealModel, training: bool) -> None:
-    """Refuse a batch whose tensors do not fit: the system might end this process for it."""
+    """Refuse a batch whose tensors do not fit: the system might kill this process."""
     needed, free = _needed_bytes(real, training), free_bytes(real.device)
     if needed > free:
         what = "a training step may take" if training else "running the model takes"
@@ -248,13 +239,13 @@ def _check_memory(real: RealModel, training: bool) -> None:
 
 
 def _needed_bytes(real: RealModel, training: bool) -> int:
-    """Return the bytes of tensors beside weights: of a training step, at most about so many."""
+    """Return the bytes of tensors beside weights; for a training step, roughly an upper bound."""
     graph = real.graph
-    # Results, or gradients, of the unsplit model are kept to be compared.
+    # Results and gradients of the unsplit model are kept for the comparison.
     results = int(graph.value_bytes[graph.value_is_output].sum())
     if training:
         gradients = sum(p.nbytes for p in trained_parameters(real.module).values())
-        # What the forward makes is dropped as gradients come.
+        # Values of the forward are freed while gradients are computed.
         return max(int(graph.value_alloc_bytes.sum()), gradients) + gradients + results
     on_one = np.zeros(graph.n_ops, dtype=np.int64)
     return int(peak_bytes(memory_tables(graph), on_one, 1)[0]) - graph.total_weight_bytes + results
@@ -269,7 +260,7 @@ def _measured(
     repeats: int,
     training: bool,
 ) -> LocalRun:
-    """Return what runs of `whole` and of what it is split into show."""
+    """Return the measurements of `whole` and of its split."""
     work = _Work(training, trained_parameters(whole))
     split = split_by_assignment(whole, real.graph, assignment)
 
@@ -277,10 +268,10 @@ def _measured(
         return whole(*real.args, **real.kwargs)
 
     reference = work.outcome(unsplit, keep_results=True)
-    peaks = _counted(real, split, assignment, n_devices, work=work, reference=reference)
+    peaks = _counted_peaks(real, split, assignment, n_devices, work=work, reference=reference)
     step, physical = _step(real, split, assignment, n_devices)
     allocated = allocated_peaks(lambda: work.outcome(step), physical)
-    differs, gradients_differ = agreement(work.outcome(step, keep_results=True), reference)
+    difference, gradient_difference = agreement(work.outcome(step, keep_results=True), reference)
     loss = None if reference.loss is None else float(reference.loss)
     del reference
     runs, unsplit_runs = timed_in_turns(
@@ -294,9 +285,9 @@ def _measured(
         throughput_per_s=1.0 / latency,
         peak_bytes=peaks,
         allocator_peak_bytes=allocated,
-        max_difference=differs,
+        max_difference=difference,
         loss=loss,
-        gradient_difference=gradients_differ,
+        gradient_difference=gradient_difference,
         device_name=device_name(real.device),
         threads=torch.get_num_threads(),
     )
@@ -304,19 +295,19 @@ def _measured(
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Work:
-    """What is done with an input: a forward, or a training step."""
+    """The work on an input: a forward, or a training step."""
 
     training: bool
     parameters: dict[str, nn.Parameter]
 
     def outcome(self, forward: Callable[[], object], *, keep_results: bool = False) -> Outcome:
-        """Return what the work on `forward` gives."""
+        """Return the outcome of the work around `forward`."""
         if not self.training:
             return forward_outcome(forward)
         return step_outcome(forward, self.parameters, keep_results=keep_results)
 
     def counted(self, run: SplitRun, inputs: Sequence[object], counter: LiveBytes) -> Outcome:
-        """Return the same of a split model, with `counter` told of what happens where."""
+        """Return the same for a split model, while `counter` counts bytes by device."""
         if not self.training:
             return forward_outcome(lambda: run.run(inputs, counter))
         backward = BackwardDevices(counter)
@@ -325,7 +316,7 @@ class _Work:
         )
 
 
-def _counted(
+def _counted_peaks(
     real: RealModel,
     split: fx.GraphModule,
     assignment: Assignment,
@@ -334,7 +325,7 @@ def _counted(
     work: _Work,
     reference: Outcome,
 ) -> tuple[int, ...]:
-    """Return the peak of each logical device, in a run that hands copies from one to another."""
+    """Return the peak bytes of each logical device, in a run that copies between them."""
     inputs, homes_of = tree_leaves((real.args, real.kwargs)), assignment.devices_of_partition
     peaks = [0] * n_devices
     for index in range(min(assignment.rounds, _MOST_ROUNDS)):
@@ -348,7 +339,7 @@ def _counted(
         with LiveBytes(resident) as counter:
             outcome = work.counted(run, inputs, counter)
         peaks = [max(pair) for pair in zip(peaks, counter.peak_bytes, strict=True)]
-        # A copy is dense: kernels may sum it in another order than the strided original.
+        # A copy is dense, and kernels may sum it in another order than the strided original.
         agreement(outcome, reference)
     return tuple(peaks)
 
@@ -356,7 +347,7 @@ def _counted(
 def _step(
     real: RealModel, split: fx.GraphModule, assignment: Assignment, n_devices: int
 ) -> tuple[Callable[[], object], tuple[torch.device, ...]]:
-    """Return how the split model is run once, and the device that each logical device is."""
+    """Return a function that runs the split model once, and the physical devices."""
     physical = physical_devices(real.device, n_devices)
     homes = [devices[0] for devices in assignment.devices_of_partition]
     if all(physical[home] == real.device for home in homes):

@@ -1,4 +1,4 @@
-"""`run_pipeline`: the stages of a model really run, one process each, on torch's own engine."""
+"""`run_pipeline`: run the stages of a model, one process each, on torch's pipeline engine."""
 
 import math
 import os
@@ -15,128 +15,28 @@ from torch import Tensor
 
 from fxpart.errors import SpecError, nearest_names
 from fxpart.execution import pipeline_job as job_files
-from fxpart.execution.difference import (
-    gradient_share,
-    largest_magnitude,
-    max_difference,
-    refuse_more,
-    rounding,
-)
-from fxpart.execution.pipeline_job import PipelineJob, StageMeasurement, gradient_key, output_key
-from fxpart.execution.stages.chain import tied_parameters
+from fxpart.execution.pipeline_job import PipelineJob, StageMeasurement
 from fxpart.execution.stages.stage_files import save_stages
 from fxpart.execution.supervise import run_stages
-from fxpart.execution.unsplit_reference import Reference, reference
+from fxpart.execution.unsplit_reference import (
+    Reference,
+    gradient_differences,
+    loss_difference,
+    output_difference,
+    reference,
+    refuse_other_results,
+)
 from fxpart.schedule.engine_memory import ENGINE_SCHEDULES
 
 if TYPE_CHECKING:
     from fxpart.execution.stages.chain import Chain
 
-__all__ = [
-    "PipelineRun",
-    "gradient_differences",
-    "loss_difference",
-    "output_difference",
-    "refuse_other_results",
-    "run_pipeline",
-]
-
-
-# How far what the stages of a pipeline computed is from what the unsplit model computes.
-
-
-def output_difference(computed: Mapping[str, Tensor], expected: Reference) -> float:
-    """Return the largest difference of any result; see `max_difference`.
-
-    Args:
-        computed: what the last stage wrote, on the CPU.
-        expected: of the same microbatches.
-
-    """
-    there = [
-        tuple(computed[output_key(m, i)] for i in range(len(results)))
-        for m, results in enumerate(expected.outputs)
-    ]
-    return max_difference(there, [tuple(t.cpu() for t in results) for results in expected.outputs])
-
-
-def loss_difference(losses: Sequence[float], expected: Reference) -> float:
-    """Return the largest difference of any microbatch's loss; see `max_difference`."""
-    # As tensors: of plain numbers, it is only asked whether they are equal.
-    return max_difference(
-        torch.tensor(losses, dtype=torch.float64),
-        torch.tensor(expected.losses, dtype=torch.float64),
-    )
-
-
-def gradient_differences(
-    chain: "Chain", computed: Sequence[Mapping[str, Tensor]], expected: Reference
-) -> tuple[float, float | None]:
-    """Return how far gradients are off: of weights of one stage, and of those that several have.
-
-    See `gradient_share`. A gradient that only one of both has is held against zeros: a stage adds
-    up what other stages have of a weight, also where it has none itself.
-
-    Args:
-        chain: the stages.
-        computed: what each stage wrote, on the CPU.
-        expected: of the same microbatches.
-
-    Returns:
-        Of the second, None where no weight that is in several stages has a gradient.
-
-    """
-    shared = {
-        name
-        for group in tied_parameters(chain)
-        if len({stage for stage, _ in group}) > 1
-        for name in group
-    }
-    # Of weights that are in several stages, or not: gradients found, and wanted.
-    kinds: dict[bool, tuple[dict[str, Tensor], dict[str, Tensor]]]
-    kinds = {False: ({}, {}), True: ({}, {})}
-    for stage in chain.stages:
-        for name, parameter in stage.module.named_parameters(remove_duplicate=False):
-            at = (stage.index, name)
-            found = computed[stage.index].get(gradient_key(name))
-            wanted = expected.gradients.get(at)
-            present = wanted if found is None else found
-            if present is None or not parameter.requires_grad:
-                continue
-            zeros = torch.zeros_like(present.to_dense(), device="cpu")
-            all_found, all_wanted = kinds[at in shared]
-            all_found[f"{stage.index}.{name}"] = zeros if found is None else found
-            all_wanted[f"{stage.index}.{name}"] = zeros if wanted is None else wanted.cpu()
-    tied = gradient_share(*kinds[True]) if kinds[True][0] else None
-    return gradient_share(*kinds[False]), tied
-
-
-def refuse_other_results(
-    results_apart: float, gradients_apart: float | None, expected: Reference
-) -> None:
-    """Refuse what is further from the unsplit model than sums in another order may be.
-
-    Args:
-        results_apart: largest difference of a result, or of the loss of a training step: that is
-            one of the results, or the mean of one, and so no larger.
-        gradients_apart: largest difference of a gradient, as a share of its largest element; None
-            without training.
-        expected: of the same microbatches.
-
-    Raises:
-        ExecutionError: when results, loss or gradients are too far apart.
-
-    """
-    wanted = expected.outputs
-    refuse_more("results", results_apart, rounding(wanted) * largest_magnitude(wanted))
-    if gradients_apart is not None:
-        allowed = rounding(list(expected.gradients.values()))
-        refuse_more("gradients", gradients_apart, allowed, " of their largest element")
+__all__ = ["PipelineRun", "run_pipeline"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class PipelineRun:
-    """What a run of a pipeline measured, and how far it is from the model in one process."""
+    """Measurements of a pipeline run, and how far its results are from the unsplit model's."""
 
     schedule: str
     training: bool
@@ -145,25 +45,25 @@ class PipelineRun:
     """Median of `runs_s`."""
     runs_s: tuple[float, ...]
     """Seconds of each timed step: all microbatches, on the stage that took longest, from a barrier
-    of all stages. One step that is not timed went before."""
+    of all stages. An untimed step warms up."""
     throughput_per_s: float
     """Microbatches a second."""
     stage_peak_bytes: tuple[int, ...]
-    """The most bytes alive in each stage's process during a step. On a CPU: of all storages of
-    tensors, weights, gradients and received tensors included, in a step of its own, as counting
-    takes time. On a GPU: what torch's allocator says."""
+    """Peak bytes in each stage's process during a step. On a CPU: of the storages of all tensors,
+    including weights, gradients and received tensors, in an untimed step. On a GPU: by torch's
+    allocator."""
     loss: float | None
     """Mean of the microbatches' losses; None without training."""
     max_difference: float
-    """Largest difference of any result, or loss, from those of the unsplit model in this process;
-    0.0 is bit for bit the same."""
+    """Largest difference of any result, or loss, from the unsplit model's; 0.0 if equal bit for
+    bit."""
     gradient_difference: float | None
-    """The same of the gradients of weights that one stage has, as a share of the largest element of
-    each; None without training."""
+    """The same of the gradients of weights in one stage, as a share of the largest element of each;
+    None without training."""
     tied_gradient_difference: float | None
-    """The same of weights that several stages have. They are summed over microbatches first and
-    over stages then, the unsplit model's in the other order, so that they may differ by rounding.
-    None without training or such weights."""
+    """The same of weights in several stages. They are summed over microbatches, then over stages;
+    the unsplit model sums the other way round, so they may differ by rounding. None without
+    training or such weights."""
     backend: str
     """``gloo`` or ``nccl``."""
     threads: int
@@ -181,35 +81,35 @@ def run_pipeline(
     timeout_s: float = 120.0,
     threads: int = 1,
 ) -> PipelineRun:
-    """Run the stages of `chain` in a process each, and compare with the unsplit model here.
+    """Run each stage of `chain` in a process of its own, and compare with the unsplit model here.
 
-    A step is all microbatches once: forward, and in training also backward, with the mean of the
-    microbatches' losses (see `fxpart.capture.training.loss`). Gradients of weights that several
-    stages have are summed over these stages. Weights are not updated, those of `chain` not even
-    read by the other processes: they get copies, as files in the temporary folder, which needs
-    room for them and is left behind only if this process is killed.
+    A step runs all microbatches once: forward, and in training also backward, with the mean of the
+    microbatches' losses (see `fxpart.capture.training.loss`). Gradients of weights in several
+    stages are summed over these stages. Weights are not updated. The processes get copies of them,
+    as files in the temporary folder, which needs room for them and is left behind only if this
+    process is killed.
 
-    On CPUs the processes talk over gloo on the loopback interface. Where `chain` lies on a CUDA
-    device, every stage gets a GPU of its own and they talk over NCCL; with fewer GPUs, they share
-    them, and what is handed on goes through main memory.
+    On CPUs the processes communicate over gloo on the loopback interface. Where `chain` is on a
+    CUDA device, each stage gets its own GPU and they communicate over NCCL; with fewer GPUs, they
+    share them, and transfers go through main memory.
 
     Args:
         chain: stages on real memory, not on the meta device.
-        microbatches: for each the inputs of stage 0, of equal shapes; see ``Chain.flat_inputs``.
+        microbatches: the inputs of stage 0 for each, of equal shapes; see ``Chain.flat_inputs``.
         training: whether a step has a backward.
         schedule: ``gpipe`` or ``1f1b``; the latter needs a microbatch for every stage.
-        steps: how many steps are timed.
+        steps: number of timed steps.
         timeout_s: seconds without progress of any stage after which the run ends. A microbatch
             begun or ended in any stage is progress; starting up has its own limit of 180 s.
-        threads: that torch computes with in each process.
+        threads: number of torch's threads in each process.
 
     Raises:
         SpecError: for arguments that do not fit each other.
         CaptureError: for a stage that cannot be exported into a file.
         CacheError: when the temporary folder cannot be written.
-        ExecutionError: when a process ends early, within 2 s of that, or hangs, and when results,
-            loss or gradients are further from the unsplit model's than rounding, as those of a
-            model that draws random numbers are. No process is left.
+        ExecutionError: when a process ends early (reported within 2 s) or hangs, and when results,
+            loss or gradients differ from the unsplit model's by more than rounding, as those of a
+            model that draws random numbers do. No process is left.
 
     """
     if not microbatches:
@@ -221,10 +121,9 @@ def run_pipeline(
         training=training,
         steps=steps,
         threads=threads,
-        **_devices(chain, microbatches[0]),
+        **_backend_and_device(chain, microbatches[0]),
     )
-    _check(job, microbatches, timeout_s)
-    _refuse_empty_boundaries(chain)
+    _check(job, chain, microbatches, timeout_s)
     microbatches = [tuple(t.detach().contiguous() for t in inputs) for inputs in microbatches]
     with tempfile.TemporaryDirectory(prefix="fxpart-pipeline-") as name:
         folder = Path(name)
@@ -243,13 +142,13 @@ def run_pipeline(
     return _result(chain, job, measured, computed, expected)
 
 
-class _Devices(TypedDict):
+class _BackendAndDevice(TypedDict):
     backend: str
     on_gpu: bool
 
 
-def _devices(chain: "Chain", inputs: Sequence[Tensor]) -> _Devices:
-    """Return where stages compute, and what they talk over."""
+def _backend_and_device(chain: "Chain", inputs: Sequence[Tensor]) -> _BackendAndDevice:
+    """Return where the stages compute, and over which backend they communicate."""
     weights = [w for s in chain.stages for w in (*s.module.parameters(), *s.module.buffers())]
     tensors = [*weights, *inputs]
     if any(tensor.is_meta for tensor in tensors):
@@ -264,7 +163,9 @@ def _devices(chain: "Chain", inputs: Sequence[Tensor]) -> _Devices:
     return {"backend": "nccl" if enough else "gloo", "on_gpu": on_gpu}
 
 
-def _check(job: PipelineJob, microbatches: Sequence[Sequence[Tensor]], timeout_s: float) -> None:
+def _check(
+    job: PipelineJob, chain: "Chain", microbatches: Sequence[Sequence[Tensor]], timeout_s: float
+) -> None:
     if job.schedule not in ENGINE_SCHEDULES:
         near = nearest_names(job.schedule, ENGINE_SCHEDULES)
         raise SpecError(f"schedule {job.schedule!r} cannot be run on torch's engine; {near}")
@@ -284,9 +185,6 @@ def _check(job: PipelineJob, microbatches: Sequence[Sequence[Tensor]], timeout_s
             raise SpecError(
                 f"microbatch {number} has other shapes or dtypes than microbatch 0; make them equal"
             )
-
-
-def _refuse_empty_boundaries(chain: "Chain") -> None:
     empty = next((stage.index for stage in chain.stages if not stage.outputs), None)
     if empty is not None:
         raise SpecError(
@@ -300,12 +198,11 @@ def _environments(job: PipelineJob) -> list[Mapping[str, str]]:
     common = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "GLOO_SOCKET_IFNAME": "lo"}
     if not job.on_gpu:
         return [common] * job.n_stages
-    # A process sees its GPU only, as cuda:0, which is what the files of its stage say.
-    stated = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-    known = stated.split(",") if stated else [str(i) for i in range(torch.cuda.device_count())]
+    # Each process sees only its own GPU, as cuda:0, which is what the files of its stage say.
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    gpus = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     return [
-        {**common, "CUDA_VISIBLE_DEVICES": known[stage % len(known)]}
-        for stage in range(job.n_stages)
+        {**common, "CUDA_VISIBLE_DEVICES": gpus[stage % len(gpus)]} for stage in range(job.n_stages)
     ]
 
 
@@ -318,10 +215,10 @@ def _result(
 ) -> PipelineRun:
     runs_s = tuple(max(times) for times in zip(*(m.runs_s for m in measured), strict=True))
     step_s, losses = median(runs_s), measured[-1].losses
-    own, tied = gradient_differences(chain, computed, expected) if job.training else (None, None)
-    apart = max(output_difference(computed[-1], expected), loss_difference(losses, expected))
-    shares = [share for share in (own, tied) if share is not None]
-    refuse_other_results(apart, max(shares, default=None), expected)
+    untied, tied = gradient_differences(chain, computed, expected) if job.training else (None, None)
+    difference = max(output_difference(computed[-1], expected), loss_difference(losses, expected))
+    shares = [share for share in (untied, tied) if share is not None]
+    refuse_other_results(difference, max(shares, default=None), expected)
     return PipelineRun(
         schedule=job.schedule,
         training=job.training,
@@ -331,8 +228,8 @@ def _result(
         throughput_per_s=job.n_microbatches / step_s,
         stage_peak_bytes=tuple(m.peak_bytes for m in measured),
         loss=sum(losses) / len(losses) if losses else None,
-        max_difference=apart,
-        gradient_difference=own,
+        max_difference=difference,
+        gradient_difference=untied,
         tied_gradient_difference=tied,
         backend=job.backend,
         threads=job.threads,

@@ -1,4 +1,4 @@
-"""`RealModel`: a model with random weights really on a device, exported there, and its graph."""
+"""`RealModel`: a model with random weights and inputs on a device, exported, with its graph."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,10 +24,10 @@ __all__ = ["RealModel", "drawn_microbatches", "real_model"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RealModel:
-    """A model that can be run: weights and inputs are there, not only their shapes.
+    """A model that can be run, with real weights and inputs.
 
-    An export of real weights may have a few other operators than one of the meta device: plan for
-    `graph` what is to be run.
+    Its export may have a few other operators than one on the meta device, so a plan that is to be
+    run must be made for `graph`.
     """
 
     module: nn.Module
@@ -37,14 +37,13 @@ class RealModel:
     kwargs: dict[str, Any]
     """Named inputs."""
     program: ExportedProgram
-    """The model exported; the parameters of its ``module()`` are those of `module`, and can be
-    trained."""
+    """The exported model; its ``module()`` has the parameters of `module` and can be trained."""
     graph: OpGraph
     """The operators of `program`."""
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie; the CPU for a model without any."""
+        """The device of the weights; the CPU for a model without any."""
         tensors = [*self.module.parameters(), *self.module.buffers()]
         return tensors[0].device if tensors else torch.device("cpu")
 
@@ -56,32 +55,35 @@ def real_model(spec: ModelSpec, *, seed: int = 0, device: str | torch.device = "
     factory's inputs are as it returns them. Nothing is downloaded.
 
     Args:
-        spec: what is built.
+        spec: the model to build.
         seed: of weights and inputs.
-        device: where they lie and the model is run: ``cpu``, ``cuda`` or ``cuda:1``.
+        device: where the model is built and run: ``cpu``, ``cuda`` or ``cuda:1``.
 
     Raises:
         SpecError: for a model, a device or a shape that does not exist, and for weights that need
-            more memory than the device has left; that is found out before they are made.
+            more memory than the device has left, before they are allocated.
         CaptureError: for a model that cannot be built or exported.
 
     """
-    place = checked_device(device)
-    _check_memory(spec, place)
-    with seeded(seed, place):
-        built = build_model(spec, place)
+    target = checked_device(device)
+    _check_memory(spec, target)
+    with seeded(seed, target):
+        built = build_model(spec, target)
     program = export_program(built.module, built.args, built.kwargs)
     try:
         graph = op_graph(program)
     except GuardOnDataDependentSymNode as error:
-        # A size that depends on values is a symbol, and no number can be had of it.
+        # A size that depends on values of tensors is a symbol without a number.
         raise capture_failure(built.module, error) from error
     return RealModel(built.module, built.args, built.kwargs, program, graph)
 
 
 def _check_memory(spec: ModelSpec, device: torch.device) -> None:
-    """Refuse weights that do not fit, by their sizes on the meta device."""
-    needed, free = _weight_bytes(build_model(spec).module), free_bytes(device)
+    """Refuse weights that do not fit, by their sizes on the meta device; tied ones count once."""
+    module = build_model(spec).module
+    tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
+    needed = sum({storage_key(t): t.untyped_storage().nbytes() for t in tensors}.values())
+    free = free_bytes(device)
     if needed > free:
         change = "model.config" if spec.factory is None else "model.factory_args"
         raise SpecError(
@@ -91,23 +93,14 @@ def _check_memory(spec: ModelSpec, device: torch.device) -> None:
         )
 
 
-def _weight_bytes(module: nn.Module) -> int:
-    """Return the bytes of all parameters and buffers, tied ones once."""
-    tensors: list[Tensor] = [*module.parameters(), *module.buffers()]
-    sizes = {storage_key(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
-    return sum(sizes.values())
-
-
-# The inputs of one step of a pipeline: as many microbatches as it takes, of equal shapes.
-
-
 def drawn_microbatches(
     spec: ModelSpec, real: RealModel, chain: Chain, count: int, seed: int = 0
 ) -> list[tuple[torch.Tensor, ...]]:
-    """Return what stage 0 of `chain` takes for `count` microbatches of `real`, made from `spec`.
+    """Return the inputs of stage 0 of `chain` for `count` microbatches of equal shapes.
 
-    The first holds the inputs of `real`, the others are drawn anew, each from a seed of its own.
-    What a factory returned as inputs is given again each time: only it knows what is valid.
+    The first has the inputs of `real`, which was made from `spec`; the others are drawn anew, each
+    from its own seed. A factory's inputs are used again each time: only the factory knows which
+    values are valid.
     """
     calls = [real.kwargs]
     for index in range(1, count):

@@ -1,8 +1,8 @@
-"""Bytes that are really alive while a module is run here: a forward, or a whole training step.
+"""Measured peak bytes of a forward, or of a whole training step, run in this process.
 
-What is counted are the tensors' storages, by `LiveBytes`: weights, buffers, inputs, gradients, an
-optimizer's state, and all that operators return. What a kernel allocates for itself, and what an
-allocator rounds up, is not.
+Counted are storages of tensors, by `LiveBytes`: weights, buffers, inputs, gradients, an optimizer's
+state, and results of operators; not memory that a kernel allocates for itself, nor an allocator's
+rounding.
 """
 
 import gc
@@ -35,32 +35,32 @@ REAL_OPTIMIZERS: Mapping[str, Callable[..., Optimizer]] = {
     "adam": lambda weights, **how: torch.optim.Adam(weights, lr=1e-3, **how),
     "adamw": lambda weights, **how: torch.optim.AdamW(weights, lr=1e-3, **how),
 }
-"""By the names of `fxpart.core.optimizer`: makes torch's optimizer of some parameters."""
+"""Torch's optimizers by their names in `fxpart.core.optimizer`, each made from parameters."""
 
 _PHASES = ("forward", "backward", "update")
 
 
 @dataclass(frozen=True, slots=True)
 class StepPeak:
-    """The most bytes that were alive in each part of a training step."""
+    """Peak bytes of each part of a training step."""
 
     forward_bytes: int
-    """Until the loss is there."""
+    """Until the loss is computed."""
     backward_bytes: int
-    """Until every gradient is there."""
+    """From there until every gradient is computed."""
     update_bytes: int
-    """While the optimizer changes the weights; without one, what is left after the backward."""
+    """While the optimizer changes the weights; without one, live bytes after the backward."""
     resident_bytes: int
-    """Of weights, buffers, inputs and the optimizer's state, which are alive throughout."""
+    """Of weights, buffers, inputs and the optimizer's state, which are live throughout."""
 
     @property
     def peak_bytes(self) -> int:
-        """The most bytes that were alive at any time of the step."""
+        """Peak bytes of the whole step."""
         return max(self.forward_bytes, self.backward_bytes, self.update_bytes)
 
     @property
     def phase(self) -> str:
-        """Where that was: ``forward``, ``backward`` or ``update``; the first of equals."""
+        """Part of the peak: ``forward``, ``backward`` or ``update``; the first of equals."""
         peaks = (self.forward_bytes, self.backward_bytes, self.update_bytes)
         return _PHASES[peaks.index(self.peak_bytes)]
 
@@ -68,11 +68,11 @@ class StepPeak:
 def real_optimizer(
     name: str, parameters: Iterable[nn.Parameter], implementation: str = "for_loop"
 ) -> Optimizer | None:
-    """Return torch's optimizer of that name over the parameters that are trained.
+    """Return torch's optimizer of that name for the trained parameters.
 
     Args:
         name: one of `REAL_OPTIMIZERS`; ``none`` gives None.
-        parameters: those that require no gradient are left out.
+        parameters: those that require no gradient are skipped.
         implementation: one of `IMPLEMENTATIONS`.
 
     Raises:
@@ -96,10 +96,10 @@ def real_optimizer(
 def forward_peak_bytes(
     module: nn.Module, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
 ) -> int:
-    """Return the most bytes alive during one call of `module` without gradients.
+    """Return the peak bytes of one call of `module` without gradients.
 
-    Weights, buffers and inputs count throughout, tied ones once. The module is called in the mode
-    that it is in, after a call that is not counted: what it makes once and keeps is there.
+    Weights, buffers and inputs count throughout, tied ones once. The module is called in its
+    present mode, after an uncounted call that creates whatever it caches.
     """
     named = dict(kwargs or {})
     with torch.no_grad():
@@ -117,19 +117,19 @@ def step_peak_bytes(
     kwargs: Mapping[str, Any] | None = None,
     optimizer: Optimizer | None = None,
 ) -> StepPeak:
-    """Return the most bytes alive in each part of one training step of `module`.
+    """Return the peak bytes of each part of one training step of `module`.
 
-    The step is that of `training_step`, in the mode that the module is in. A step before it, which
-    is not counted, lets the optimizer make its state. Weights are really changed, both times.
+    The step is a `training_step` in the module's present mode, after an uncounted one in which the
+    optimizer creates its state. Both change the weights.
 
     Args:
-        module: what is trained.
+        module: to be trained.
         args: positional inputs.
         kwargs: named inputs.
         optimizer: of the module's parameters; None leaves the weights as they are.
 
     Raises:
-        SpecError: when there is nothing to take a loss of.
+        SpecError: when no result can have a loss.
 
     """
     named = dict(kwargs or {})
@@ -159,9 +159,9 @@ def training_step(
 ) -> None:
     """Run one step: drop old gradients, forward, loss, backward, update.
 
-    The loss is that of `training_loss`; results are dropped as soon as it is there, as by a
-    function that returns the loss alone. Gradients stay on the parameters. `end_of_phase` is
-    called after the forward, after the backward and after the update.
+    The loss is `training_loss`; results are dropped as soon as it is computed, as by a function
+    that returns the loss alone. Gradients stay on the parameters. `end_of_phase` is called after
+    the forward, the backward and the update.
     """
     _drop_gradients(module, optimizer)
     with torch.enable_grad():
@@ -188,8 +188,8 @@ def _resident(
     kwargs: Mapping[str, Any],
     optimizer: Optimizer | None,
 ) -> list[Tensor]:
-    """Return the tensors that are there before, during and after."""
+    """Return the tensors that are live throughout a step."""
     state = [] if optimizer is None else tree_leaves(list(optimizer.state.values()))
     leaves = [*tree_leaves((list(args), dict(kwargs))), *state]
-    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-    return [*module.parameters(), *module.buffers(), *given]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    return [*module.parameters(), *module.buffers(), *tensors]

@@ -1,7 +1,7 @@
-"""Runs a split module, each partition on its device, and drops what nobody needs any more.
+"""Run a split module, each partition on its device, and drop each value after its last use.
 
-A value is handed to another device once, as soon as it is made, and is held there until its last
-use there: what `fxpart.cost` predicts the memory of.
+A value is copied to another device once, as soon as it is computed, and stays there until its last
+use there, as `fxpart.cost` predicts memory.
 """
 
 from collections import defaultdict
@@ -21,41 +21,37 @@ from fxpart.execution.stages.flat_graph import FlatGraph, flatten
 __all__ = ["SplitRun", "name_devices", "partition_weights", "physical_devices", "split_run"]
 
 
-# Puts a split module on devices of this machine: its weights, and the devices that it names.
-
-
 def physical_devices(device: torch.device, count: int) -> tuple[torch.device, ...]:
-    """Return the device of this machine that each of `count` logical devices is.
+    """Return the physical device of each of `count` logical devices.
 
-    On CUDA, logical devices take turns on those that there are, `device` first; otherwise all are
-    `device`.
+    On CUDA, logical devices take turns on the GPUs, `device` first; otherwise all are `device`.
     """
     if device.type != "cuda":
         return (device,) * count
-    there = torch.cuda.device_count()
+    gpus = torch.cuda.device_count()
     first = device.index or 0
-    return tuple(torch.device("cuda", (first + number) % there) for number in range(count))
+    return tuple(torch.device("cuda", (first + number) % gpus) for number in range(count))
 
 
 def partition_weights(flat: FlatGraph) -> dict[int, list[Tensor]]:
     """Return the weights, buffers and constants that each partition uses, by its number."""
-    found: dict[int, list[Tensor]] = {number: [] for number in range(flat.n_stages)}
+    weights: dict[int, list[Tensor]] = {number: [] for number in range(flat.n_stages)}
     for node in flat.graph.find_nodes(op="get_attr"):
         value = flat.attributes[str(node.target)]
         if isinstance(value, Tensor):
             for number in dict.fromkeys(flat.stage_of.get(user) for user in node.users):
-                # A guard has no partition, nor has the result.
-                if number in found:
-                    found[number].append(value)
-    return found
+                # Guards and the output have no partition.
+                if number in weights:
+                    weights[number].append(value)
+    return weights
 
 
 def name_devices(device_of: Mapping[fx.Node, int], physical: Sequence[torch.device]) -> None:
-    """Let calls that name the device of the capture, such as ``arange``, name their own.
+    """Change calls that name the device of the capture, such as ``arange``, to name their own.
 
     Args:
-        device_of: logical device of each operator; the arguments of these are changed.
-        physical: device of this machine that each logical device is; the capture's comes first.
+        device_of: logical device of each operator; the operators' arguments are changed.
+        physical: physical device of each logical device; the capture's comes first.
 
     """
     for node, logical in device_of.items():
@@ -63,18 +59,18 @@ def name_devices(device_of: Mapping[fx.Node, int], physical: Sequence[torch.devi
         if to == source:
             continue
 
-        def named(leaf: object, source: torch.device = source, to: torch.device = to) -> object:
-            # "cuda" without a number is the first of them.
+        def renamed(leaf: object, source: torch.device = source, to: torch.device = to) -> object:
+            # "cuda" without an index is cuda:0.
             if isinstance(leaf, torch.device) and leaf.type == source.type:
                 return to if (leaf.index or 0) == (source.index or 0) else leaf
             return leaf
 
-        node.args = fx.node.map_aggregate(node.args, named)  # type: ignore[arg-type]
-        node.kwargs = fx.node.map_aggregate(node.kwargs, named)  # type: ignore[arg-type]
+        node.args = fx.node.map_aggregate(node.args, renamed)  # type: ignore[arg-type]
+        node.kwargs = fx.node.map_aggregate(node.kwargs, renamed)  # type: ignore[arg-type]
 
 
 class _Holding(NamedTuple):
-    """A value where it lies: with its maker, or as a copy on another device."""
+    """A value in one place: with its maker, or as a copy on another device."""
 
     node: fx.Node
     copy_on: int | None
@@ -82,26 +78,26 @@ class _Holding(NamedTuple):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SplitRun:
-    """A split module ready to be run: which device computes what, and who reads it where."""
+    """A split module ready to run: the device of each operator, and where its result is read."""
 
     split: fx.GraphModule
     flat: FlatGraph
-    """The operators of `split` in one row, in the order in which they run."""
+    """The operators of `split` in the order in which they run."""
     physical: tuple[torch.device, ...]
-    """The device of this machine that each logical device is."""
+    """Physical device of each logical device."""
     weights: dict[_Holding, Any]
     """Weights and constants on each device that reads them; they stay there."""
     device_of: dict[fx.Node, int]
-    """Logical device that computes each node; weights and what the caller gives are on none."""
+    """Logical device that computes each node; weights and inputs have none."""
     receivers: dict[fx.Node, tuple[int, ...]]
     """Other devices where a value is read, in the order of their first readers."""
     last_needed: dict[fx.Node, tuple[_Holding, ...]]
-    """What a node is the last to need."""
+    """Values that a node is the last to read."""
     needed: frozenset[_Holding]
-    """All that any node needs."""
+    """All values that any node reads."""
 
     def inputs_read(self, inputs: Sequence[Any], n_devices: int) -> list[list[Tensor]]:
-        """Return for each logical device those of the model's flat inputs that it reads."""
+        """Return the tensors among the model's flat inputs that each logical device reads."""
         nodes = self.flat.graph.find_nodes(op="placeholder")
         pairs = list(zip(nodes, inputs, strict=True))
         return [
@@ -115,53 +111,53 @@ class SplitRun:
         counter: LiveBytes | None = None,
         backward: BackwardDevices | None = None,
     ) -> Any:  # noqa: ANN401 - what the model returns
-        """Return what the module returns.
+        """Return the results of the module.
 
         Args:
             inputs: the model's inputs, flattened.
-            counter: told on which device is being computed. With it, a value that another logical
-                device reads is copied even where both are one device of this machine.
-            backward: told what autograd recorded on which device, so that `counter` can be told of
-                a backward too.
+            counter: counts bytes on the device that is computing. With it, a value that another
+                logical device reads is copied even where both are one physical device.
+            backward: records what autograd saves on which device, so that `counter` can also count
+                a backward.
 
         """
-        held: dict[_Holding, Any] = {}
-        given = iter(inputs)
+        values: dict[_Holding, Any] = {}
+        remaining_inputs = iter(inputs)
         for node in self.flat.graph.nodes:
             device = self.device_of.get(node)
             if node.op == "get_attr":
                 continue
             if node.op == "placeholder":
-                value = next(given)
+                value = next(remaining_inputs)
             else:
                 with _computing_on(counter, device):
-                    value = self._called(node, held, backward)
+                    value = self._computed(node, values, backward)
             if node.op == "output":
                 return self.split.graph.process_outputs(value)
             if backward is not None and device is not None:
                 backward.made(node, value, device, is_sent=node in self.receivers)
             if _Holding(node, None) in self.needed:
-                held[_Holding(node, None)] = value
+                values[_Holding(node, None)] = value
             copies = counter is not None and device is not None
             for other in self.receivers.get(node, ()):
                 with _computing_on(counter, other):
-                    held[_Holding(node, other)] = _brought(value, self.physical[other], copies)
+                    values[_Holding(node, other)] = _sent(value, self.physical[other], copies)
             del value
         raise AssertionError("a graph ends with its output")
 
-    def _called(
-        self, node: fx.Node, held: dict[_Holding, Any], backward: BackwardDevices | None
+    def _computed(
+        self, node: fx.Node, values: dict[_Holding, Any], backward: BackwardDevices | None
     ) -> Any:  # noqa: ANN401
-        """Return the result of a node; drop what it is the last to need."""
+        """Return the result of a node; drop the values that it is the last to read."""
 
-        def found(argument: fx.Node) -> Any:  # noqa: ANN401
-            holding = _holding(argument, node, self.device_of)
-            return self._read(holding, self.device_of.get(node), held, backward)
+        def read(operand: fx.Node) -> Any:  # noqa: ANN401
+            holding = _holding(operand, node, self.device_of)
+            return self._read(holding, self.device_of.get(node), values, backward)
 
-        args = fx.node.map_arg(node.args, found)
-        kwargs = fx.node.map_arg(node.kwargs, found)
+        args = fx.node.map_arg(node.args, read)
+        kwargs = fx.node.map_arg(node.kwargs, read)
         for holding in self.last_needed.get(node, ()):
-            del held[holding]
+            del values[holding]
         if node.op == "output":
             return args[0]
         if node.op == "call_method":
@@ -174,16 +170,16 @@ class SplitRun:
         self,
         holding: _Holding,
         reader: int | None,
-        held: dict[_Holding, Any],
+        values: dict[_Holding, Any],
         backward: BackwardDevices | None,
     ) -> Any:  # noqa: ANN401
-        """Return what is held, as device `reader` gets it."""
+        """Return a value as device `reader` reads it."""
         if holding.node.op == "get_attr":
             weight = self.weights[holding]
             return weight if backward is None else backward.lent(weight, holding.copy_on)
         if backward is not None:
-            held[holding] = backward.read(holding.node, held[holding], reader)
-        return held[holding]
+            values[holding] = backward.read(holding.node, values[holding], reader)
+        return values[holding]
 
 
 def split_run(
@@ -191,14 +187,14 @@ def split_run(
     device_of_partition: Sequence[int],
     physical: Sequence[torch.device],
 ) -> SplitRun:
-    """Return the run in which each partition is computed by its logical device.
+    """Return `split` ready to run, each partition on its logical device.
 
     Args:
         split: as `fxpart.split_by_assignment` returns it.
         device_of_partition: logical device of each partition.
-        physical: the device of this machine that each logical device is; the module lies on the
-            first. Weights that others read are copied to them; where gradients are recorded, those
-            of the copies go back to the weights.
+        physical: physical device of each logical device; the module lies on the first. Weights that
+            others read are copied to them; where gradients are recorded, those of the copies go
+            back to the weights.
 
     """
     flat = flatten(split)
@@ -238,31 +234,28 @@ def split_run(
 def _put_weights(
     flat: FlatGraph, holdings: Sequence[_Holding], physical: Sequence[torch.device]
 ) -> dict[_Holding, Any]:
-    """Return weights where they are read; a tied one is copied once to each device."""
+    """Return the weights where they are read; a tied one is copied once to each device."""
     copies: dict[tuple[int, torch.device], Any] = {}
+    weights: dict[_Holding, Any] = {}
     for holding in holdings:
         value = flat.attributes[str(holding.node.target)]
         to = physical[holding.copy_on or 0]
-        # The module keeps every attribute alive, so that the numbers of objects are their own.
+        # The module keeps every attribute alive, so that an ``id`` is never used twice.
         key = (id(value), to)
         if key not in copies:
-            copies[key] = _brought(value, to, copies=False)
-
-    def put(holding: _Holding) -> Any:  # noqa: ANN401
-        value = flat.attributes[str(holding.node.target)]
-        return copies[id(value), physical[holding.copy_on or 0]]
-
-    return {holding: put(holding) for holding in holdings}
+            copies[key] = _sent(value, to, copies=False)
+        weights[holding] = copies[key]
+    return weights
 
 
 def _holding(source: fx.Node, reader: fx.Node, device_of: dict[fx.Node, int]) -> _Holding:
-    """Return which of the holdings of `source` a node reads."""
-    here = device_of.get(reader)
-    return _Holding(source, None if here is None or device_of.get(source) == here else here)
+    """Return the holding of `source` that a node reads."""
+    device = device_of.get(reader)
+    return _Holding(source, None if device is None or device_of.get(source) == device else device)
 
 
-def _brought(value: Any, to: torch.device, copies: bool) -> Any:  # noqa: ANN401
-    """Return a value on device `to`, as a new tensor if `copies`."""
+def _sent(value: Any, to: torch.device, copies: bool) -> Any:  # noqa: ANN401
+    """Return a value on device `to`; with `copies`, always as a new tensor."""
 
     def moved(tensor: Tensor) -> Tensor:
         return tensor.clone() if copies and tensor.device == to else tensor.to(to)

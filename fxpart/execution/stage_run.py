@@ -1,4 +1,4 @@
-"""What the process of a stage does: read it, meet the others, run steps, write what it measured."""
+"""The work of a stage's process: read the stage, connect, run steps, write the measurements."""
 
 import gc
 import time
@@ -32,15 +32,15 @@ from fxpart.execution.stages.stage_files import LoadedStage, TensorShape, load_s
 __all__ = ["run_stage"]
 
 _SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B}
-# The parent ends a run that makes no progress, and says which stage it was.
+# The parent ends a run that makes no progress, and names the stage.
 _NEVER = timedelta(days=7)
 
-Say = Callable[[str], None]
+Report = Callable[[str], None]
 
 
 @dataclass(eq=False, slots=True)
 class _Running:
-    """A stage ready to step."""
+    """A stage that is ready to run steps."""
 
     job: PipelineJob
     index: int
@@ -56,17 +56,16 @@ class _Running:
         return self.index == self.job.n_stages - 1
 
 
-def run_stage(folder: Path, index: int, say: Say) -> None:
-    """Run stage `index` of the job in `folder`; `say` is told what it is doing."""
+def run_stage(folder: Path, index: int, report: Report) -> None:
+    """Run stage `index` of the job in `folder`; `report` receives each phase as it begins."""
     job = job_files.read_job(folder)
     torch.set_num_threads(job.threads)
-    say("reading its stage")
+    report("reading its stage")
     loaded = load_stage(folder / job_files.STAGES, index)
-    say("meeting the other stages")
-    meeting = f"file://{folder / job_files.RENDEZVOUS}"
+    report("meeting the other stages")
     dist.init_process_group(
         job.backend,
-        init_method=meeting,
+        init_method=f"file://{folder / job_files.RENDEZVOUS}",
         rank=index,
         world_size=job.n_stages,
         timeout=_NEVER,
@@ -74,14 +73,15 @@ def run_stage(folder: Path, index: int, say: Say) -> None:
         device_id=torch.device("cuda", 0) if job.backend == "nccl" else None,
     )
     try:
-        running = _running(job, folder, loaded, say)
-        say(job_files.READY)
-        _run(running, folder, say)
+        running = _running(job, folder, loaded, report)
+        report(job_files.READY)
+        _run(running, folder, report)
     finally:
         dist.destroy_process_group()
 
 
-def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, say: Say) -> _Running:
+def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, report: Report) -> _Running:
+    """Return the stage wrapped for torch's engine."""
     compute = torch.device("cuda", 0) if job.on_gpu else torch.device("cpu")
     # Gloo sends from main memory only.
     wire = compute if job.backend == "nccl" else torch.device("cpu")
@@ -91,7 +91,7 @@ def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, say: Say) -> _
         compute=compute,
         wire=wire,
         is_last=is_last,
-        say=say,
+        report=report,
         keep=job.n_microbatches if is_last else 0,
     )
     entry: nn.Module = shell
@@ -102,16 +102,18 @@ def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, say: Say) -> _
         loaded.index,
         job.n_stages,
         wire,
-        # Else the engine finds shapes out by a run on memory as it comes: what a stage gets to
-        # index with would then be any number.
-        input_args=_likes(loaded.inputs) if loaded.index else (torch.empty(1, dtype=torch.int64),),
-        output_args=_likes(loaded.outputs),
+        # Without them the engine infers shapes by running on uninitialized memory, in which indices
+        # would be out of range.
+        input_args=_on_meta(loaded.inputs)
+        if loaded.index
+        else (torch.empty(1, dtype=torch.int64),),
+        output_args=_on_meta(loaded.outputs),
     )
     schedule = _SCHEDULES[job.schedule](
         stage,
         job.n_microbatches,
         loss_fn=_loss if job.training else None,
-        # Divided by the microbatches after the sum over stages: once, as one process would.
+        # Divided by the microbatches once, after the sum over stages, as one process would.
         scale_grads=False,
     )
     tied = loaded.tied if job.training else ()
@@ -119,7 +121,7 @@ def _running(job: PipelineJob, folder: Path, loaded: LoadedStage, say: Say) -> _
     return _Running(job, loaded.index, shell, stage, schedule, shared, compute)
 
 
-def _likes(shapes: Sequence[TensorShape]) -> tuple[Tensor, ...]:
+def _on_meta(shapes: Sequence[TensorShape]) -> tuple[Tensor, ...]:
     return tuple(
         torch.empty(
             shape.shape,
@@ -142,25 +144,26 @@ def _microbatches(
 
 
 def _loss(results: Tensor | tuple[Tensor, ...], _: Tensor) -> Tensor:
-    # The engine hands over one result as such.
+    # The engine passes a single result without a tuple.
     return training_loss((results,) if isinstance(results, Tensor) else results)
 
 
-def _run(running: _Running, folder: Path, say: Say) -> None:
+def _run(running: _Running, folder: Path, report: Report) -> None:
+    """Run all steps, and write results and measurements."""
     job = running.job
-    say("warming up")
+    report("warming up")
     _step(running)
     losses = tuple(float(loss.detach()) for loss in running.losses)
-    say("writing what it computed")
+    report("writing what it computed")
     save_file(_computed(running), job_files.tensors_path(folder, running.index))
     running.shell.keep_no_more()
     if job.on_gpu:
         torch.cuda.reset_peak_memory_stats(running.device)
     runs_s = []
     for number in range(job.steps):
-        say(f"timed step {number + 1} of {job.steps}")
+        report(f"timed step {number + 1} of {job.steps}")
         runs_s.append(_step(running))
-    say("counting bytes")
+    report("counting bytes")
     measured = StageMeasurement(
         tuple(runs_s),
         _peak_bytes(running),
@@ -172,7 +175,7 @@ def _run(running: _Running, folder: Path, say: Say) -> None:
 
 
 def _step(running: _Running) -> float:
-    """Run one step; return the seconds from when all stages began to the end of this one's part."""
+    """Run one step; return the seconds from the barrier to the end of this stage's part."""
     job = running.job
     for parameter in running.shell.parameters():
         parameter.grad = None
@@ -181,7 +184,7 @@ def _step(running: _Running) -> float:
     inputs = (torch.arange(job.n_microbatches),) if running.index == 0 else ()
     options: dict[str, Any] = {}
     if job.training and running.is_last:
-        # The engine insists on targets; the loss is the model's own.
+        # The engine requires targets; the loss does not use them.
         options = {"target": torch.zeros(job.n_microbatches), "losses": running.losses}
     with torch.set_grad_enabled(job.training):
         running.schedule.step(*inputs, return_outputs=False, **options)
@@ -195,47 +198,44 @@ def _step(running: _Running) -> float:
 
 
 def _computed(running: _Running) -> dict[str, Tensor]:
-    """Return the results of the last stage, and the gradients of this one, to be written."""
-    found = {
+    """Return this stage's gradients and, on the last stage, the results, to be written."""
+    values = {
         job_files.output_key(m, position): result
         for m, results in enumerate(running.shell.results)
         for position, result in enumerate(results)
     }
     for name, parameter in running.shell.stage.named_parameters(remove_duplicate=False):
         if parameter.grad is not None:
-            found[job_files.gradient_key(name)] = parameter.grad.to_dense()
-    return _apart({name: value.detach().cpu().contiguous() for name, value in found.items()})
-
-
-def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous tensors as files hold them: each alone in its memory."""
-    seen, found = set[int](), dict[str, Tensor]()
-    for name, tensor in tensors.items():
+            values[job_files.gradient_key(name)] = parameter.grad.to_dense()
+    # Safetensors asks for contiguous tensors, each alone in its storage.
+    seen, unshared = set[int](), dict[str, Tensor]()
+    for name, value in values.items():
+        tensor = value.detach().cpu().contiguous()
         storage = tensor.untyped_storage()
         shares = storage.data_ptr() in seen or storage.nbytes() != tensor.nbytes
-        found[name] = tensor.clone() if shares else tensor
+        unshared[name] = tensor.clone() if shares else tensor
         seen.add(storage.data_ptr())
-    return found
+    return unshared
 
 
 def _peak_bytes(running: _Running) -> int:
-    """Return the most bytes alive in a step: by the device's own count, or ours on a CPU."""
+    """Return the peak bytes of a step: by torch's allocator on a GPU, by `LiveBytes` on a CPU."""
     if running.job.on_gpu:
         return int(torch.cuda.max_memory_allocated(running.device))
     for parameter in running.shell.parameters():
         parameter.grad = None
-    # What the engine keeps of a step, it keeps until the next one.
+    # The engine keeps tensors of a step until the next one.
     running.stage.clear_runtime_states()
     running.losses.clear()
     gc.collect()
-    live = LiveBytes([storage_sizes(_tensors())])
+    live = LiveBytes([storage_sizes(_live_tensors())])
     with live:
         _step(running)
     return live.peak_bytes[0]
 
 
-def _tensors() -> list[Tensor]:
+def _live_tensors() -> list[Tensor]:
     """Return the tensors of this process that have memory."""
     alive = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
-    # A graph keeps a tensor without memory for each of its values.
+    # A graph keeps a meta tensor for each of its values.
     return [tensor for tensor in alive if tensor.untyped_storage().device.type != "meta"]

@@ -1,4 +1,4 @@
-"""A stage as torch's pipeline engine calls it: `StageShell` and `MicrobatchFeed`."""
+"""A stage as torch's pipeline engine runs it, and its gradients shared with other stages."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from fxpart.execution.pipeline_job import COMPUTING
 from fxpart.execution.split.effects import SharedMemory, effects_of
+from fxpart.execution.split.write_order import writes_in_place
 
 __all__ = [
     "MicrobatchFeed",
@@ -21,27 +22,26 @@ __all__ = [
 ]
 
 
-# Which inputs of a stage its operators write to.
-
-
 def mutated_inputs(module: fx.GraphModule) -> tuple[int, ...]:
-    """Return the positions of the inputs that an operator writes to, itself or through a view.
+    """Return the positions of the inputs that an operator writes to, directly or through a view.
 
-    What may be a view counts as one; see `fxpart.execution.split.effects`.
+    A possible view counts as one; see `fxpart.execution.split.effects`.
     """
+    ops = [node for node in module.graph.nodes if node.op.startswith("call_")]
+    if not writes_in_place(module, ops):
+        return ()
     memory, written = SharedMemory(), list[fx.Node]()
-    for node in module.graph.nodes:
-        if node.op.startswith("call_"):
-            effects = effects_of(module, node)
-            memory.enter(node, effects.shared)
-            written += effects.written
+    for node in ops:
+        effects = effects_of(module, node)
+        memory.enter(node, effects.shared)
+        written += effects.written
     roots = {memory.root(node) for node in written}
     inputs = module.graph.find_nodes(op="placeholder")
     return tuple(at for at, node in enumerate(inputs) if memory.root(node) in roots)
 
 
 class StageShell(nn.Module):
-    """Stage module with what the engine asks of tensors that travel: contiguous, on one device."""
+    """A stage whose outputs are as the engine sends them: contiguous, on one device."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class StageShell(nn.Module):
         compute: torch.device,
         wire: torch.device,
         is_last: bool,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
         keep: int = 0,
     ) -> None:
         """Wrap `stage`.
@@ -58,45 +58,45 @@ class StageShell(nn.Module):
         Args:
             stage: takes and returns flat tensors.
             compute: the device of the stage.
-            wire: the device of the tensors that are sent and received.
-            is_last: whether nothing is sent on: then results stay as they are.
-            say: is told when a microbatch begins and ends.
-            keep: how many of the latest results to keep in `results`.
+            wire: the device of sent and received tensors.
+            is_last: whether this is the last stage: its results are not sent, and stay as they are.
+            report: receives a phase when a microbatch begins and ends.
+            keep: number of the latest results to keep in `results`.
 
         """
         super().__init__()
         self.stage = stage
         self.results: deque[tuple[Tensor, ...]] = deque(maxlen=keep)
         self._compute, self._wire, self._is_last = compute, wire, is_last
-        self._say = say
-        self._written_to = frozenset(mutated_inputs(stage))
+        self._report = report
+        self._mutated = frozenset(mutated_inputs(stage))
 
     def keep_no_more(self) -> None:
-        """Drop the results kept so far, and keep none from here on."""
+        """Drop the results kept so far, and keep none from now on."""
         self.results = deque(maxlen=0)
 
     def forward(self, *values: Tensor) -> tuple[Tensor, ...]:
-        """Return what the stage returns."""
-        self._say(COMPUTING)
-        here = [value.to(self._compute) for value in values]
-        for index in self._written_to:
-            # What was received is a leaf of this process's autograd, and a microbatch is used again
+        """Return the results of the stage."""
+        self._report(COMPUTING)
+        inputs = [value.to(self._compute) for value in values]
+        for index in self._mutated:
+            # A received tensor is a leaf of this process's autograd, and a microbatch is used again
             # in the next step: neither may be written to.
-            here[index] = here[index].clone()
-        results: tuple[Tensor, ...] = self.stage(*here)
+            inputs[index] = inputs[index].clone()
+        results: tuple[Tensor, ...] = self.stage(*inputs)
         if self.results.maxlen:
             self.results.append(tuple(result.detach() for result in results))
         if not self._is_last:
             results = tuple(result.to(self._wire).contiguous() for result in results)
-        self._say("between two forwards: waiting, or in a backward")
+        self._report("between two forwards: waiting, or in a backward")
         return results
 
 
 class MicrobatchFeed(nn.Module):
-    """The first stage, called with the number of a microbatch instead of with its tensors.
+    """The first stage, called with the number of a microbatch instead of its tensors.
 
-    The engine cuts microbatches from one batch, along a dimension that every input must have. Ours
-    are there already, and inputs without a batch dimension are fine: it cuts their numbers.
+    The engine cuts one batch into microbatches along a dimension that every input must have. Here
+    it cuts a range of numbers, so that inputs need no batch dimension.
     """
 
     def __init__(self, shell: nn.Module, microbatches: Sequence[tuple[Tensor, ...]]) -> None:
@@ -105,17 +105,17 @@ class MicrobatchFeed(nn.Module):
         self._microbatches = tuple(microbatches)
 
     def forward(self, number: Tensor) -> tuple[Tensor, ...]:
-        """Return what the stage returns for the microbatch with that number (int64, shape 1)."""
+        """Return the results for the microbatch with that number (int64, shape (1,))."""
         results: tuple[Tensor, ...] = self.shell(*self._microbatches[int(number)])
         return results
 
 
-# Gradients of a weight that several stages have: each computes its part, all need the sum.
+# Gradients of a weight in several stages: each stage computes a part, and all need the sum.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SharedWeight:
-    """A weight of this stage that other stages have too."""
+    """A weight of this stage that is also in other stages."""
 
     parameter: nn.Parameter
     group: dist.ProcessGroup
@@ -125,19 +125,18 @@ class SharedWeight:
 def shared_weights(
     tied: Sequence[Sequence[tuple[int, str]]], stage: int, module: nn.Module
 ) -> list[SharedWeight]:
-    """Return the weights of `module`, which is stage `stage`, that other stages have too.
+    """Return the trained weights of `module` that are also in other stages.
 
-    All processes must call this, with the same `tied`: they agree on groups here. `module` is
-    stage number `stage`, whose rank is the same number.
+    Collective: all processes must call this with the same `tied`, since it creates process groups.
 
     Args:
         tied: groups of (stage, name) that are one parameter, in the same order everywhere.
-        stage: of this process.
-        module: its stage, in which the names of one group are one parameter.
+        stage: number of this process's stage, which is also its rank.
+        module: that stage, in which the names of one group are one parameter.
 
     """
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
-    mine = []
+    shared = []
     for names in tied:
         stages = tuple(sorted({at for at, _ in names}))
         if len(stages) < 2:
@@ -147,15 +146,15 @@ def shared_weights(
         name = next((name for at, name in names if at == stage), None)
         parameter = None if name is None else module.get_parameter(name)
         if parameter is not None and parameter.requires_grad:
-            mine.append(SharedWeight(parameter, groups[stages]))
-    return mine
+            shared.append(SharedWeight(parameter, groups[stages]))
+    return shared
 
 
 def add_tied_gradients(shared: Sequence[SharedWeight]) -> None:
-    """Give every shared weight the sum of its gradients over the stages that have it.
+    """Sum the gradient of every shared weight over the stages that have it.
 
-    A stage on which the loss does not depend adds nothing. Two parts are added exactly as one
-    process would; of three and more, the order may be another.
+    A stage on which the loss does not depend adds zeros. A sum of two parts equals that of one
+    process; three and more may be added in another order.
     """
     for weight in shared:
         gradient = weight.parameter.grad

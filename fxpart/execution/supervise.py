@@ -1,4 +1,4 @@
-"""Stage processes watched over: started together, ended together, and blamed by name."""
+"""Supervise stage processes: start and end them together, and name the one that failed."""
 
 import json
 import os
@@ -18,42 +18,42 @@ from fxpart.execution.pipeline_job import COMPUTING, DONE, READY, log_path
 __all__ = ["run_stages"]
 
 _START_S = 180.0
-"""How long processes may be silent while they start: import torch, read a stage, meet."""
+"""How long processes may be silent at start-up: importing torch, reading a stage, connecting."""
 _POLL_S = 0.1
 _GRACE_S = 0.5
-"""How long others have to end after the first: the first to end is not always the cause."""
+"""How long others may take to end after the first: the first to end is not always the cause."""
 _READ_BYTES = 1 << 16
 
 
 @dataclass(eq=False, slots=True)
 class _Worker:
-    """One stage process, and what is known of it."""
+    """One stage process, and what it has reported."""
 
     stage: int
     process: subprocess.Popen[bytes]
     log: Path
     phase: str = "starting"
-    heard_s: float = field(default_factory=time.monotonic)
+    reported_s: float = field(default_factory=time.monotonic)
     error: str = ""
     failed_s: float = 0.0
-    """When it said so, on the clock that all processes share."""
+    """When it reported the error, on the clock that all processes share."""
     ready: bool = False
     unread: bytes = b""
 
-    def hear(self, data: bytes) -> None:
-        """Take in what it wrote: JSON objects, one a line."""
-        self.heard_s = time.monotonic()
+    def receive(self, data: bytes) -> None:
+        """Read reports: JSON objects, one a line, as `fxpart.execution.worker` writes them."""
+        self.reported_s = time.monotonic()
         *lines, self.unread = (self.unread + data).split(b"\n")
         for line in lines:
-            said = json.loads(line)
-            self.phase = said["phase"]
+            report = json.loads(line)
+            self.phase = report["phase"]
             self.ready = self.ready or self.phase == READY
-            if said["error"]:
-                self.error, self.failed_s = said["error"], said["at_s"]
+            if report["error"]:
+                self.error, self.failed_s = report["error"], report["at_s"]
 
     @property
     def has_died(self) -> bool:
-        """Whether it ended without having done its work."""
+        """Whether it ended before its work was done."""
         ended = self.process.poll()
         return ended is not None and (ended != 0 or self.phase != DONE)
 
@@ -63,18 +63,18 @@ def run_stages(
 ) -> None:
     """Run a process for each stage of the job in `folder`, until all are done.
 
-    No process is left when this returns, whether it returns or raises. Should this process be
-    killed, its stage processes end too (see `fxpart.execution.worker`).
+    No process is left when this returns or raises. If this process is killed, its stage processes
+    end too (see `fxpart.execution.worker`).
 
     Args:
-        folder: what `fxpart.execution.pipeline_job` describes.
-        n_stages: how many.
-        environments: variables of each process, beside those of this one.
-        silent_s: seconds without a word from any of them after which the run ends. While they
-            start, `_START_S` if that is more.
+        folder: as `fxpart.execution.pipeline_job` describes it.
+        n_stages: number of stages.
+        environments: environment variables of each process, in addition to those of this one.
+        silent_s: seconds without a report from any of them after which the run ends; at start-up,
+            at least `_START_S`.
 
     Raises:
-        ExecutionError: when a process ends early, within 2 s of that, or when none makes progress.
+        ExecutionError: within 2 s after a process ends early, or when none makes progress.
 
     """
     begin = time.monotonic()
@@ -90,7 +90,7 @@ def run_stages(
 
 
 class _StageError(Exception):
-    """A stage to blame, and for what."""
+    """The stage that caused a failure, and how it failed."""
 
     def __init__(self, stage: int, what: str, remedy: str = "") -> None:
         super().__init__(stage, what, remedy)
@@ -118,9 +118,9 @@ def _started(
 
 
 def _start(folder: Path, stage: int, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # Where this package was found, and nothing of the working directory.
-    home = str(Path(__file__).resolve().parent.parent.parent)
-    paths = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH", "")]))
+    # The folder of this package, but not the working directory.
+    package_home = str(Path(__file__).resolve().parent.parent.parent)
+    paths = os.pathsep.join(filter(None, [package_home, os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, "-P", "-m", "fxpart.execution.worker"]
     with log_path(folder, stage).open("wb") as log:
         return subprocess.Popen(
@@ -129,7 +129,7 @@ def _start(folder: Path, stage: int, environment: Mapping[str, str]) -> subproce
             stdout=subprocess.PIPE,
             stderr=log,
             env={**os.environ, **environment, "PYTHONPATH": paths},
-            # Ctrl-C is for this process, which then ends them.
+            # Ctrl-C goes to this process only, which then ends them.
             start_new_session=True,
         )
 
@@ -149,7 +149,7 @@ def _watch(workers: Sequence[_Worker], silent_s: float) -> None:
 def _refuse_death(selector: selectors.BaseSelector, workers: Sequence[_Worker]) -> None:
     if not any(worker.has_died for worker in workers):
         return
-    # It may have said that it was done, and ended, since it was last listened to.
+    # It may have reported that it was done, and ended, since the last read.
     _listen(selector, 0.0)
     if any(worker.has_died for worker in workers):
         end_s = time.monotonic() + _GRACE_S
@@ -157,27 +157,27 @@ def _refuse_death(selector: selectors.BaseSelector, workers: Sequence[_Worker]) 
         while time.monotonic() < end_s and any(w.process.poll() is None for w in workers):
             _listen(selector, _POLL_S / 10)
         _listen(selector, 0.0)
-        raise _blame_for_death(workers)
+        raise _cause_of_death(workers)
 
 
 def _listen(selector: selectors.BaseSelector, wait_s: float) -> None:
     for key, _ in selector.select(wait_s):
         data = os.read(key.fd, _READ_BYTES)
         if data:
-            key.data.hear(data)
+            key.data.receive(data)
         else:
             selector.unregister(key.fileobj)
 
 
 def _refuse_silence(workers: Sequence[_Worker], silent_s: float) -> None:
     limit_s = silent_s if all(worker.ready for worker in workers) else max(silent_s, _START_S)
-    quiet_s = time.monotonic() - max(worker.heard_s for worker in workers)
+    quiet_s = time.monotonic() - max(worker.reported_s for worker in workers)
     if quiet_s <= limit_s:
         return
-    # Who waits for another says so; who computes is what the others wait for.
+    # A stage that waits for another reports so; the others wait for those that compute.
     computing = [worker for worker in workers if worker.phase == COMPUTING]
     undone = [worker for worker in workers if worker.phase != DONE]
-    worst = min(computing or undone or workers, key=lambda worker: worker.heard_s)
+    worst = min(computing or undone or workers, key=lambda worker: worker.reported_s)
     raise _StageError(
         worst.stage,
         f"hangs ({worst.phase}): no stage made progress for {quiet_s:.1f} s",
@@ -185,14 +185,14 @@ def _refuse_silence(workers: Sequence[_Worker], silent_s: float) -> None:
     )
 
 
-def _blame_for_death(workers: Sequence[_Worker]) -> _StageError:
-    """Return whom to blame: others fail because their neighbour is gone."""
+def _cause_of_death(workers: Sequence[_Worker]) -> _StageError:
+    """Return the stage that failed first; others fail because their neighbour has ended."""
     dead = [worker for worker in workers if worker.has_died]
     killed = [w for w in dead if w.process.returncode and w.process.returncode < 0]
     silent = [w for w in dead if not w.error and w not in killed]
     failed = sorted((w for w in dead if w.error), key=lambda worker: worker.failed_s)
-    own = [w for w in failed if not _is_of_a_lost_peer(w.error)]
-    worst = (killed or own or silent or failed)[0]
+    by_itself = [w for w in failed if not _is_of_a_lost_peer(w.error)]
+    worst = (killed or by_itself or silent or failed)[0]
     return _StageError(worst.stage, _how_it_ended(worst))
 
 
@@ -211,5 +211,5 @@ def _how_it_ended(worker: _Worker) -> str:
         return f"was killed by {name}{doubt} while {worker.phase}"
     lines = worker.log.read_text(encoding="utf-8", errors="replace").split("\n")
     last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    said = f": {last[:200]}" if last else ""
-    return f"ended with exit status {status} while {worker.phase}{said}"
+    last_words = f": {last[:200]}" if last else ""
+    return f"ended with exit status {status} while {worker.phase}{last_words}"

@@ -1,40 +1,51 @@
-"""What a model computes in this process, to hold a pipeline's results against."""
+"""The unsplit model run in this process, and how far a pipeline's results are from its results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from fxpart.capture.training.loss import training_loss
 from fxpart.execution.device import torch_threads
-from fxpart.execution.stages.chain import tied_parameters
+from fxpart.execution.difference import (
+    gradient_share,
+    largest_magnitude,
+    max_difference,
+    refuse_more,
+    rounding,
+)
+from fxpart.execution.pipeline_job import gradient_key, output_key
+from fxpart.execution.stages.chain import Chain, tied_parameters
 
-if TYPE_CHECKING:
-    from fxpart.execution.stages.chain import Chain
-
-__all__ = ["Reference", "reference"]
+__all__ = [
+    "Reference",
+    "gradient_differences",
+    "loss_difference",
+    "output_difference",
+    "reference",
+    "refuse_other_results",
+]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Reference:
-    """Results of every microbatch, and the gradients of a step of them all."""
+    """The results of every microbatch, and the gradients of a step of all of them."""
 
     outputs: tuple[tuple[Tensor, ...], ...]
     """Of each microbatch, flat."""
     losses: tuple[float, ...]
     """Of each microbatch; empty without training."""
     gradients: Mapping[tuple[int, str], Tensor]
-    """By stage and name in it: of the mean of the losses. Names of one parameter have its whole
-    gradient; parameters that the losses do not depend on are not there."""
+    """Of the mean of the losses, by stage and name in it. Each name of a tied parameter has its
+    whole gradient; parameters that the losses do not depend on are missing."""
 
 
 def reference(
-    chain: "Chain", microbatches: Sequence[tuple[Tensor, ...]], *, training: bool, threads: int
+    chain: Chain, microbatches: Sequence[tuple[Tensor, ...]], *, training: bool, threads: int
 ) -> Reference:
-    """Return what all stages of `chain` compute here, one after the other, on so many threads.
+    """Return the results of all stages of `chain`, run one after the other in this process.
 
     Weights, their ``grad``, buffers, inputs and the random generators are left as they were.
 
@@ -42,14 +53,14 @@ def reference(
         SpecError: when the model returns nothing to take a loss of.
 
     """
-    with torch_threads(threads), torch.random.fork_rng(), _same_buffers(chain):
+    with torch_threads(threads), torch.random.fork_rng(), _restored_buffers(chain):
         if training:
-            return _trained(chain, microbatches)
+            return _training_step(chain, microbatches)
         with torch.no_grad():
             return Reference(tuple(_run(chain, inputs) for inputs in microbatches), (), {})
 
 
-def _run(chain: "Chain", inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def _run(chain: Chain, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     # A stage may write to what it is given.
     values = tuple(value.detach().clone() for value in inputs)
     for stage in chain.stages:
@@ -57,7 +68,7 @@ def _run(chain: "Chain", inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
     return values
 
 
-def _trained(chain: "Chain", microbatches: Sequence[tuple[Tensor, ...]]) -> Reference:
+def _training_step(chain: Chain, microbatches: Sequence[tuple[Tensor, ...]]) -> Reference:
     names: dict[nn.Parameter, list[tuple[int, str]]] = {}
     for stage in chain.stages:
         for name, parameter in stage.module.named_parameters(remove_duplicate=False):
@@ -70,28 +81,27 @@ def _trained(chain: "Chain", microbatches: Sequence[tuple[Tensor, ...]]) -> Refe
         with torch.enable_grad():
             results = _run(chain, inputs)
             loss = training_loss(results)
-            # Not `backward`, which would add to the gradients that the caller's weights have.
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            # Not `backward`, which would add to the ``grad`` of the caller's weights.
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         outputs.append(tuple(result.detach() for result in results))
         losses.append(float(loss.detach()))
-        sums = [_sum(old, new) for old, new in zip(sums, found, strict=True)]
+        sums = [
+            old if new is None else new if old is None else old + new
+            for old, new in zip(sums, gradients, strict=True)
+        ]
     total = {
         name: gradient
         for parameter, gradient in zip(parameters, sums, strict=True)
         if gradient is not None
         for name in names[parameter]
     }
-    _add_up_ties(chain, total)
+    _sum_over_ties(chain, total)
     mean = {name: gradient / len(microbatches) for name, gradient in total.items()}
     return Reference(tuple(outputs), tuple(losses), mean)
 
 
-def _sum(old: Tensor | None, new: Tensor | None) -> Tensor | None:
-    return old if new is None else new if old is None else old + new
-
-
-def _add_up_ties(chain: "Chain", gradients: dict[tuple[int, str], Tensor]) -> None:
-    """Add the gradients of parameters that share memory and yet are different objects."""
+def _sum_over_ties(chain: Chain, gradients: dict[tuple[int, str], Tensor]) -> None:
+    """Sum the gradients of parameters that share memory without being one object."""
     objects = {
         (stage.index, name): parameter
         for stage in chain.stages
@@ -105,8 +115,8 @@ def _add_up_ties(chain: "Chain", gradients: dict[tuple[int, str], Tensor]) -> No
 
 
 @contextmanager
-def _same_buffers(chain: "Chain") -> Iterator[None]:
-    """Undo what a run writes to buffers, as batch normalization in training does."""
+def _restored_buffers(chain: Chain) -> Iterator[None]:
+    """Undo writes to buffers, such as those of batch normalization in training."""
     buffers = list({buffer: None for stage in chain.stages for buffer in stage.module.buffers()})
     copies = [buffer.detach().clone() for buffer in buffers]
     try:
@@ -116,3 +126,93 @@ def _same_buffers(chain: "Chain") -> Iterator[None]:
             for buffer, copy in zip(buffers, copies, strict=True):
                 if not torch.equal(buffer, copy):
                     buffer.copy_(copy)
+
+
+def output_difference(computed: Mapping[str, Tensor], expected: Reference) -> float:
+    """Return the largest difference of any result; see `max_difference`.
+
+    Args:
+        computed: results of the last stage, on the CPU.
+        expected: of the same microbatches.
+
+    """
+    outputs = [
+        tuple(computed[output_key(m, i)] for i in range(len(results)))
+        for m, results in enumerate(expected.outputs)
+    ]
+    wanted = [tuple(t.cpu() for t in results) for results in expected.outputs]
+    return max_difference(outputs, wanted)
+
+
+def loss_difference(losses: Sequence[float], expected: Reference) -> float:
+    """Return the largest difference of any microbatch's loss; see `max_difference`."""
+    # Tensors, since plain numbers are only compared for equality.
+    return max_difference(
+        torch.tensor(losses, dtype=torch.float64),
+        torch.tensor(expected.losses, dtype=torch.float64),
+    )
+
+
+def gradient_differences(
+    chain: Chain, computed: Sequence[Mapping[str, Tensor]], expected: Reference
+) -> tuple[float, float | None]:
+    """Return how far gradients are off: of weights in one stage, and of weights in several.
+
+    See `gradient_share`. A gradient that only one side has is compared with zeros: a stage sums a
+    weight's gradient over the other stages, even where it has no part in it itself.
+
+    Args:
+        chain: the stages.
+        computed: gradients of each stage, on the CPU.
+        expected: of the same microbatches.
+
+    Returns:
+        The second is None where no weight in several stages has a gradient.
+
+    """
+    shared = {
+        name
+        for group in tied_parameters(chain)
+        if len({stage for stage, _ in group}) > 1
+        for name in group
+    }
+    # By whether a weight is in several stages: gradients computed, and wanted.
+    by_sharing: dict[bool, tuple[dict[str, Tensor], dict[str, Tensor]]]
+    by_sharing = {False: ({}, {}), True: ({}, {})}
+    for stage in chain.stages:
+        for name, parameter in stage.module.named_parameters(remove_duplicate=False):
+            key = (stage.index, name)
+            gradient = computed[stage.index].get(gradient_key(name))
+            wanted = expected.gradients.get(key)
+            present = wanted if gradient is None else gradient
+            if present is None or not parameter.requires_grad:
+                continue
+            zeros = torch.zeros_like(present.to_dense(), device="cpu")
+            all_computed, all_wanted = by_sharing[key in shared]
+            all_computed[f"{stage.index}.{name}"] = zeros if gradient is None else gradient
+            all_wanted[f"{stage.index}.{name}"] = zeros if wanted is None else wanted.cpu()
+    tied = gradient_share(*by_sharing[True]) if by_sharing[True][0] else None
+    return gradient_share(*by_sharing[False]), tied
+
+
+def refuse_other_results(
+    result_difference: float, gradient_difference: float | None, expected: Reference
+) -> None:
+    """Refuse results further from the unsplit model's than sums in another order may be.
+
+    Args:
+        result_difference: largest difference of a result, or of the loss of a training step: the
+            loss is one of the results, or the mean of one, and so no larger.
+        gradient_difference: largest difference of a gradient, as a share of its largest element;
+            None without training.
+        expected: of the same microbatches.
+
+    Raises:
+        ExecutionError: when results, loss or gradients are too far apart.
+
+    """
+    wanted = expected.outputs
+    refuse_more("results", result_difference, rounding(wanted) * largest_magnitude(wanted))
+    if gradient_difference is not None:
+        allowed = rounding(list(expected.gradients.values()))
+        refuse_more("gradients", gradient_difference, allowed, " of their largest element")

@@ -1,7 +1,7 @@
 """The process of one stage: ``python -m fxpart.execution.worker <folder> <stage> <parent's pid>``.
 
 Started by `fxpart.execution.supervise`. It ends with its parent, however that ends: the kernel
-kills it (Linux), and it also watches its standard input, which closes when the parent is gone.
+kills it (Linux), and a thread watches its standard input, which closes when the parent ends.
 """
 
 import ctypes
@@ -22,45 +22,45 @@ _SET_PARENT_DEATH_SIGNAL = 1
 _ORPHANED = 3
 
 
-class Teller:
-    """Says on a pipe to the parent what the process is doing, one JSON object a line."""
+class Reporter:
+    """Reports to the parent through a pipe: one JSON object a line."""
 
     def __init__(self, pipe: int) -> None:
         self._pipe = pipe
-        # Messages may come from more than one thread: autograd has its own.
+        # Reports may come from more than one thread: autograd has its own.
         self._lock = threading.Lock()
 
     def __call__(self, phase: str, error: str = "") -> None:
-        """Say in which phase the process is now, and why it ends if it does."""
-        said = {"at_s": time.monotonic(), "phase": phase, "error": error}
+        """Report the phase that begins, and the error that ends the process if there is one."""
+        report = {"at_s": time.monotonic(), "phase": phase, "error": error}
         with self._lock:
-            os.write(self._pipe, json.dumps(said).encode() + b"\n")
+            os.write(self._pipe, json.dumps(report).encode() + b"\n")
 
 
 def main(arguments: list[str]) -> int:
     """Run the stage that the arguments name; return the exit status."""
     folder, stage, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     _end_with(parent)
-    # What libraries print must not come between the messages.
-    say = Teller(os.dup(sys.stdout.fileno()))
+    # Output of libraries must not mix with the reports.
+    report = Reporter(os.dup(sys.stdout.fileno()))
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
-        say("importing torch")
+        report("importing torch")
         from fxpart.execution.stage_run import run_stage
 
-        run_stage(folder, stage, say)
+        run_stage(folder, stage, report)
     except Exception as error:  # whatever a model may raise; the parent tells the user
-        say("failed", error=one_line(_root(error)))
+        report("failed", error=one_line(_root(error)))
         raise
-    say("done")
+    report("done")
     return 0
 
 
 def _end_with(parent: int) -> None:
-    """Let this process die when `parent` does."""
+    """End this process when `parent` ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
-    # It may have died before that.
+    # The parent may have ended before the signal was set.
     if os.getppid() != parent:
         os._exit(_ORPHANED)
     threading.Thread(target=_watch_input, daemon=True).start()
@@ -73,7 +73,7 @@ def _watch_input() -> None:
 
 
 def _root(error: BaseException) -> BaseException:
-    """Return the error that the engine wrapped: its own text shows tensors, not the reason."""
+    """Return the error that the engine wrapped in one whose text shows tensors, not the reason."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error

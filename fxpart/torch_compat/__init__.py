@@ -1,1 +1,1 @@
-"""Five systems under the names that people know from torch, slapo and inductor."""
+"""Drop-in replacements under the names of torch, inductor and slapo."""

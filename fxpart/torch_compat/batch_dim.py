@@ -1,14 +1,12 @@
-"""`BatchDimAnalyzer`: which dimension of each node of an ATen graph is the batch, by contract.
+"""`BatchDimAnalyzer`: the batch dimension of each node of an ATen graph, as torch once found it.
 
-The names and answers are those of ``torch.distributed._spmd.batch_dim_utils`` (torch 2.0 to 2.2).
-It answers a node at a time from sizes, so that a size that is the batch's by chance is taken for
-it; `fxpart.capture.batch_dim.analyze.analyze_batch_dims` follows operators instead, for whole
-graphs.
+Names and answers are those of ``torch.distributed._spmd.batch_dim_utils`` (torch 2.0 to 2.2). It
+answers one node at a time from sizes, so that a dimension with the size of the batch by chance is
+taken for it; `fxpart.capture.batch_dim.analyze.analyze_batch_dims` follows operators instead.
 
-Where this differs on purpose: an operator looks for the batch size of its own operands and then
-for that of the inputs, not for the one of whichever view came last; sizes may be symbols; of
-operands of several kinds one that is split decides, not the last one; and `full_reduction` is
-heeded.
+Differences on purpose: an operator looks for the batch size of its own operands and then for that
+of the inputs, not for that of the latest view; sizes may be symbols; of operands of several kinds
+one that is split decides, not the last one; and `full_reduction` is respected.
 """
 
 from torch import fx
@@ -43,7 +41,7 @@ class BatchDimAnalyzer:
         return -1 if self._size is None else self._size
 
     def init_batch_dim_size(self, batch_dim_size: Extent) -> None:
-        """Set the batch size of the inputs, a number or a symbolic integer.
+        """Set the batch size of the inputs, an integer or a symbolic one.
 
         Raises:
             BatchDimError: when another size was set before.
@@ -58,7 +56,7 @@ class BatchDimAnalyzer:
         self._size = self._input_size = size
 
     def set_batch_dim(self, node: fx.Node, batch_dim: int) -> None:
-        """Say what the answer for `node` is."""
+        """Set the answer for `node`."""
         self.batch_dim_map[node] = batch_dim
 
     def get_batch_dim(self, node: fx.Node) -> int:
@@ -78,10 +76,11 @@ class BatchDimAnalyzer:
     def compute_batch_dim(self, node: fx.Node, full_reduction: bool = False) -> int:
         """Return the answer for `node`, and keep it.
 
-        A view moves its operand's batch by its own rule, and the batch size follows. Of others it
-        is the first dimension of that size. Where no dimension has it, a result without dimensions
-        (or any, by `full_reduction`) keeps its operand's answer; another is partial (-2). An
-        operator without operands, or with replicated ones only, is replicated (-1).
+        A view moves its operand's batch by its own rule, and with it the batch size. For other
+        operators it is the first dimension of that size. Where none has it, a result without
+        dimensions (or any, with `full_reduction`) keeps its operand's answer, and another is
+        partial (-2). An operator without operands, or with replicated ones only, is replicated
+        (-1).
 
         Raises:
             BatchDimError: before `init_batch_dim_size`; for a view of a node without an answer; for
@@ -94,10 +93,8 @@ class BatchDimAnalyzer:
                 " known; call init_batch_dim_size first"
             )
         if node not in self.batch_dim_map:
-            found = self._by_view(node)
-            self.set_batch_dim(
-                node, self._by_size(node, full_reduction) if found is None else found
-            )
+            dim = self._by_view(node)
+            self.set_batch_dim(node, self._by_size(node, full_reduction) if dim is None else dim)
         return self.batch_dim_map[node]
 
     def compute_act_spec(self, node: fx.Node, mesh: DeviceMesh) -> DTensorSpec:
@@ -108,7 +105,7 @@ class BatchDimAnalyzer:
         return act_spec(self.compute_batch_dim(node), node.meta.get("val"), mesh)
 
     def _by_view(self, node: fx.Node) -> int | None:
-        """Return the dimension that a view moves its operand's batch to; None where it does not."""
+        """Return the dimension to which a view moves its operand's batch; None without one."""
         name, operands = base_name(node), node.all_input_nodes
         if name not in VIEWS or node.op != "call_function" or not operands:
             return None
@@ -117,8 +114,8 @@ class BatchDimAnalyzer:
         if not 0 <= at.dim < len(before):
             return None
         after = self._shapes(node)
-        found = moved(name, named_arguments(node), before, after, at)[0]
-        dim = found.dim if found is not None else None
+        to = moved(name, named_arguments(node), before, after, at)[0]
+        dim = to.dim if to is not None else None
         if dim is None and name not in {"select", "unbind", "squeeze"}:
             dim = overlapping_dim(before, after[0], at)
         if dim is not None:
@@ -139,18 +136,18 @@ class BatchDimAnalyzer:
         return split if full_reduction or () in shapes else PARTIAL
 
     def _sizes(self, node: fx.Node) -> list[Extent]:
-        """Return what the batch size may be: the operands' own, then that of the inputs.
+        """Return the possible batch sizes: those of the operands, then that of the inputs.
 
         Without an operand that is split, that of the last view comes first.
         """
-        found: list[Extent] = []
+        sizes: list[Extent] = []
         for operand in node.all_input_nodes:
             dim = self.batch_dim_map.get(operand, REPLICATED)
             shape = self._shapes(operand)[0] if dim >= 0 else ()
-            if 0 <= dim < len(shape) and shape[dim] not in found:
-                found.append(shape[dim])
-        latest = [] if found else [self.batch_dim_size]
-        return [*found, *latest, *([] if self._input_size is None else [self._input_size])]
+            if 0 <= dim < len(shape) and shape[dim] not in sizes:
+                sizes.append(shape[dim])
+        latest = [] if sizes else [self.batch_dim_size]
+        return [*sizes, *latest, *([] if self._input_size is None else [self._input_size])]
 
     def _shapes(self, node: fx.Node) -> list[tuple[Extent, ...]]:
         if "val" not in node.meta:

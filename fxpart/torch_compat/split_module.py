@@ -1,4 +1,4 @@
-"""`split_module`: one submodule for each partition that a callback names."""
+"""`split_module` and `split_by_tags`: cut a graph by a callback, or by tags on its nodes."""
 
 from collections.abc import Callable, Sequence
 from typing import Literal, overload
@@ -28,39 +28,39 @@ def split_module(  # noqa: PLR0917 - torch's order
 ) -> GraphModule:
     """Return a module with a child ``submod_<id>`` for each partition id, which computes the same.
 
-    Takes what ``torch.fx.passes.split_module.split_module`` takes and gives what that gives;
-    ``docs/differences.md`` lists where it does not. O(nodes + edges).
+    Has the arguments and results of ``torch.fx.passes.split_module.split_module``, except for the
+    differences in ``docs/differences.md``. O(nodes + edges).
 
-    - A child takes what its operators use, in the order of first use: inputs of the graph, tensor
-      attributes (which stay attributes of the result), results of other children. Modules that
-      operators call become its own, as the same objects: tied weights stay tied, and gradients
-      reach the weights of `m`.
-    - A child returns what others or the caller use, in the order of first use: one result as it
-      is, several as a tuple.
+    - A child takes the values that its operators use, in the order of first use: inputs of the
+      graph, tensor attributes (which stay attributes of the result), results of other children.
+      Modules that operators call become its own, as the same objects: tied weights stay tied, and
+      gradients reach the weights of `m`.
+    - A child returns the values that others or the caller use, in the order of first use: a single
+      one as it is, several as a tuple.
     - ``meta`` of nodes is kept, as are defaults of inputs, operators that nothing uses, and nested
       inputs and outputs.
     - Where ``meta["example_value"]`` has symbolic sizes, a child also takes the symbols in the
-      shapes of what it takes.
+      shapes of its inputs.
     - Autocast regions and grad modes are entered and left in each child that they span.
     - Writes in place: partitions that touch a tensor which one of them writes into are called so
-      that each write keeps its place among the reads, as in the graph. Where that cannot be, the
-      cut is refused. Known are the writes of torch's own functions and modules, by schema, by a
-      name that ends in an underscore, by ``out=`` and ``inplace=True``; not those inside modules
-      of others. Children called by hand, in other processes or on copies, share no memory: there
-      only what is passed by name is right.
+      that each write keeps its position among the reads, as in the graph. Where that is impossible,
+      the cut is refused. Known writes are those of torch's own functions and modules, by schema, by
+      a name that ends in an underscore, by ``out=`` and ``inplace=True``; not those inside other
+      modules. Children called by hand, in other processes or on copies, share no memory: there only
+      the values that are passed are right.
     - Random numbers are drawn in the order in which partitions are called. That is the graph's
       order for ids that never go back along the graph with `keep_original_order`.
 
     Args:
-        m: what is cut; its graph stays as it is.
-        root_m: the module that was traced; not used.
-        split_callback: gives the partition id of an operator: an int, or what has a string. Called
-            once for each call node, in graph order.
-        qualname_map: receives the new path of each module called, with its path in `m`.
+        m: to be cut; its graph stays as it is.
+        root_m: the traced module; not used.
+        split_callback: returns the partition id of an operator: an int, or anything with a string.
+            Called once for each call node, in graph order.
+        qualname_map: receives the new path of each called module, with its path in `m`.
         keep_original_order: call partitions in the order of their first operators, as far as their
-            dependences allow it; otherwise in some order that these allow.
-        keep_original_node_name: nodes in children have the names that they have in `m`.
-        keep_original_input_name: inputs of children have the names of what they take; otherwise
+            dependences allow; otherwise in any order that these allow.
+        keep_original_node_name: nodes in children keep their names.
+        keep_original_input_name: inputs of children have the names of the values passed; otherwise
             ``arg_0``, ``arg_1``, ...
         partition_affix: children are ``submod_<affix>_<id>``.
         tuple_return: a single result is returned as a tuple too.
@@ -69,14 +69,15 @@ def split_module(  # noqa: PLR0917 - torch's order
         CycleError: when partitions wait for each other; or when ids go back along a graph that
             has autocast regions or grad modes.
         SpecError: for an id that cannot be part of a name.
-        CaptureError: for a graph that fetches what `m` lacks, or leaves an autocast region open.
+        CaptureError: for a graph that fetches an attribute that `m` lacks, or leaves an autocast
+            region open.
 
     """
     ids = {op: split_callback(op) for op in m.graph.nodes if op.op not in PLACELESS}
-    child_of = {op: _child(one, partition_affix) for op, one in ids.items()}
+    child_of = {op: _child_name(part_id, partition_affix) for op, part_id in ids.items()}
     id_of_child: dict[str, object] = {}
-    for op, one in ids.items():
-        id_of_child.setdefault(child_of[op], one)
+    for op, part_id in ids.items():
+        id_of_child.setdefault(child_of[op], part_id)
     number = {child: index for index, child in enumerate(id_of_child)}
     by_number = bool(keep_original_order)
     style = Style(bool(keep_original_node_name), keep_original_input_name, tuple_return, by_number)
@@ -89,18 +90,15 @@ def split_module(  # noqa: PLR0917 - torch's order
     )
 
 
-def _child(one: object, affix: str | None) -> str:
-    """Return the name of the submodule of a partition with an id."""
-    name = f"submod_{one}" if affix is None else f"submod_{affix}_{one}"
+def _child_name(part_id: object, affix: str | None) -> str:
+    """Return the name of the submodule of a partition."""
+    name = f"submod_{part_id}" if affix is None else f"submod_{affix}_{part_id}"
     if "." in name:
         raise SpecError(
-            f"partition id {one!r} would name a submodule {name}, and names of submodules have no"
-            " dots; give numbers"
+            f"partition id {part_id!r} would name a submodule {name}, and names of submodules have"
+            " no dots; give numbers"
         )
     return name
-
-
-# `split_by_tags`: one submodule for each tag on the nodes of a graph.
 
 
 @overload
@@ -132,22 +130,22 @@ def split_by_tags(
 ) -> GraphModule | tuple[GraphModule, dict[str, str]]:
     """Return a module with a child for each of `tags`, called in that order, computing the same.
 
-    Every operator of the graph has an attribute ``tag``, set by the caller. Takes what
-    ``torch.fx.passes.split_utils.split_by_tags`` takes. Unlike `split_module`, a child fetches the
-    attributes that it uses itself, and all that it holds has the path that it had. A tag without
-    operators gives a child that takes and returns nothing. O(nodes + edges).
+    Every operator of the graph has an attribute ``tag``, set by the caller. Has the arguments of
+    ``torch.fx.passes.split_utils.split_by_tags``. Unlike with `split_module`, a child fetches the
+    attributes that it uses itself, and everything in it keeps its path. A tag without operators
+    gives a child that takes and returns nothing. O(nodes + edges).
 
     Args:
-        gm: what is cut; its graph stays as it is.
+        gm: to be cut; its graph stays as it is.
         tags: names of the children, in the order in which they are called.
-        return_fqn_mapping: whether to return a mapping too: from the path of each module or
-            attribute that children use to its path in the result. Of several children, the last.
+        return_fqn_mapping: also return a mapping from the path of each module or attribute that
+            children use to its path in the result, in the last of these children.
         return_tuple: a single result of a child is returned as a tuple too.
         GraphModuleCls: class of the result.
 
     Raises:
-        SpecError: for an operator without a tag, a tag that is not among `tags`, and a tag that is
-            there twice or cannot name a child.
+        SpecError: for an operator without a tag or with one that is not among `tags`, and for a tag
+            that occurs twice or cannot name a child.
         CycleError: when an operator reads from one whose tag comes later; or for autocast regions
             and grad modes as in `split_module`.
 

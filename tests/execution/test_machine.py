@@ -46,8 +46,8 @@ def _machine(
         path = folder / name.replace("__", "/").replace("_of_", ".")
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(devices, "_HOST_FACTS", folder / "meminfo")
-    monkeypatch.setattr(devices, "_GROUP", folder)
+    monkeypatch.setattr(devices, "_MEMORY_FACTS", folder / "meminfo")
+    monkeypatch.setattr(devices, "_CONTROL_GROUP", folder)
 
 
 def test_memory_is_what_the_system_says_is_available(

@@ -9,13 +9,13 @@ from torch import Tensor
 from fxpart.errors import ExecutionError
 from fxpart.execution.difference import rounding
 from fxpart.execution.pipeline_job import gradient_key, output_key
-from fxpart.execution.pipeline_run import (
+from fxpart.execution.unsplit_reference import (
+    Reference,
     gradient_differences,
     loss_difference,
     output_difference,
     refuse_other_results,
 )
-from fxpart.execution.unsplit_reference import Reference
 from tests.execution.pipeline_scene import skips
 
 Gradients = dict[tuple[int, str], Tensor]

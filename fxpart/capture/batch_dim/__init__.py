@@ -1,1 +1,1 @@
-"""Which dimension of each value of an ATen graph is the batch."""
+"""The batch dimension of each value of an ATen graph."""

@@ -1,7 +1,7 @@
-"""Sizes of tensors that may be symbols: equality, products and quotients, without guards.
+"""`Extent`: sizes that may be symbolic, with products and quotients that add no guards.
 
-Comparing two of torch's symbolic integers by ``==`` writes down a promise that they are equal.
-Here their expressions are compared instead, so that a question changes nothing.
+Comparing two of torch's symbolic integers by ``==`` records a guard that they are equal. Here their
+expressions are compared instead.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,7 +18,7 @@ Extent: TypeAlias = int | sympy.Expr
 
 
 def extent(size: int | torch.SymInt) -> Extent:
-    """Return a size as a number where it is one, else as its expression."""
+    """Return a size as a number, or as its expression if it is symbolic."""
     if isinstance(size, torch.SymInt):
         expression = size.node.expr
         return int(expression) if expression.is_Integer else cast("sympy.Expr", expression)
@@ -31,25 +31,25 @@ def extents(shape: Sequence[int | torch.SymInt]) -> tuple[Extent, ...]:
 
 
 def product(factors: Iterable[Extent]) -> Extent:
-    """Return the product, 1 of none."""
-    found: Extent = 1
+    """Return the product; 1 without factors."""
+    result: Extent = 1
     for factor in factors:
-        found = found * factor
-    return _plain(found)
+        result = result * factor
+    return _plain(result)
 
 
 def strides(sizes: Sequence[Extent]) -> list[Extent]:
-    """Return how many elements lie between neighbours of each dimension of a dense tensor."""
-    found: list[Extent] = []
+    """Return the strides of a dense tensor, in elements."""
+    result: list[Extent] = []
     step: Extent = 1
     for size in reversed(sizes):
-        found.append(step)
+        result.append(step)
         step = _plain(step * size)
-    return found[::-1]
+    return result[::-1]
 
 
 def quotient(above: Extent, below: Extent) -> Extent | None:
-    """Return ``above / below`` where that is whole whatever the symbols are, else None."""
+    """Return ``above / below`` if it is an integer for all values of the symbols, else None."""
     if isinstance(above, int) and isinstance(below, int):
         return above // below if below and above % below == 0 else None
     return _symbolic_quotient(sympy.sympify(above), sympy.sympify(below))

@@ -1,4 +1,4 @@
-"""What a process has of a value when the batch is shared evenly over ``N`` processes: `Layout`."""
+"""`Layout`: how a value is distributed when the batch is split evenly over ``N`` processes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -17,56 +17,36 @@ from fxpart.errors import FxpartError
 __all__ = ["PARTIAL", "REPLICATED", "Batch", "BatchDimError", "Layout", "act_spec", "placement"]
 
 
-# From an answer about the batch to a placement of `torch.distributed.tensor`.
-#
-# The public functions of today's ``torch.distributed.tensor`` (`distribute_tensor`,
-# `DTensor.from_local`) take a mesh and a sequence of placements; what carries both, with shape and
-# dtype, is `DTensorSpec`, as it was when the analyzer was torch's. A spec is returned here, because
-# ``spec.mesh`` and ``spec.placements`` are just what those functions take.
-
 REPLICATED = -1
-"""Every process has all of the value."""
+"""Every process has the whole value."""
 
 
-def placement(batch_dim: int) -> Placement:
-    """Return ``Shard(batch_dim)``, or for -1 ``Replicate()`` and for -2 ``Partial()``."""
-    if batch_dim == REPLICATED:
-        return Replicate()
-    return Partial() if batch_dim == PARTIAL else Shard(batch_dim)
+class BatchDimError(FxpartError, RuntimeError):
+    """An invalid batch size, dimension, node or mesh.
 
-
-def act_spec(batch_dim: int, value: object, mesh: DeviceMesh) -> DTensorSpec:
-    """Return the spec of `value` on `mesh`, whose first dimension shares the batch.
-
-    Over the other dimensions of the mesh the value is replicated. Shape, strides and dtype are
-    those of the whole tensor; a value that is no tensor has none.
+    Also a ``RuntimeError``, which torch's analyzer raised up to version 2.2.
     """
-    meta = None
-    if isinstance(value, torch.Tensor):
-        meta = TensorMeta(value.shape, value.stride(), value.dtype)
-    rest = [Replicate() for _ in range(mesh.ndim - 1)]
-    return DTensorSpec(mesh, (placement(batch_dim), *rest), tensor_meta=meta)
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How what one process computes of its examples belongs to what would be computed of all.
+    """The relation between a value computed from some examples and the value of the whole batch.
 
-    The parts, put in a row along `dim`, copied or added up, are ``N ** scale`` times the whole.
-    A mean over the batch is partial with scale 1: the sum of the means is N times the mean. The
-    gradient of a mean loss by an activation is split with scale 1: it is N times too large on each.
+    The parts, concatenated along `dim`, copied or summed, are ``N ** scale`` times the whole. A
+    mean over the batch is partial with scale 1: the sum of the means is N times the mean. The
+    gradient of a mean loss by an activation is split with scale 1: it is N times too large on each
+    process.
     """
 
     dim: int = REPLICATED
-    """The dimension that the batch is split along; -1 replicated; -2 partial."""
+    """The dimension along which the batch is split; -1 replicated; -2 partial."""
     outer: Extent = 1
-    """How often the batch comes round in that dimension; each process has its part of each
-    round."""
+    """How often the batch repeats in that dimension; each process has its part of each repeat."""
     scale: int = 0
     reduction: str = "sum"
-    """How parts of a partial value become the whole: ``sum``, ``max`` or ``min``."""
+    """How parts of a partial value are combined: ``sum``, ``max`` or ``min``."""
     differs: str = ""
-    """Why the parts make up no whole: each process computes something of its own; else ``""``."""
+    """Why the parts do not make up the whole; empty if they do."""
     is_zero: bool = False
     """Whether every element is known to be 0."""
 
@@ -82,7 +62,7 @@ class Layout:
 
 
 class Batch:
-    """Which sizes are made of the batch: those that hold its symbols, or equal it by number."""
+    """The sizes that depend on the batch: those with its symbols, or equal to it as numbers."""
 
     def __init__(self, sizes: Iterable[Extent]) -> None:
         self._sizes = tuple(dict.fromkeys(sizes))
@@ -96,25 +76,25 @@ class Batch:
         )
 
     def is_in(self, size: Extent) -> bool:
-        """Whether a dimension of that size grows with the batch."""
+        """Return whether a dimension of that size grows with the batch."""
         if isinstance(size, int):
             return size in self._sizes
         return not self.symbols.isdisjoint(size.free_symbols)
 
     def see(self, size: Extent) -> None:
-        """Remember the size of a dimension that the batch is in, such as all tokens."""
+        """Record the size of a dimension with the batch in it, such as all tokens."""
         self._seen[size] = None
 
     def was_seen(self, size: Extent) -> bool:
-        """Whether a dimension of that size is made of the batch, or had the batch before."""
+        """Return whether a dimension of that size grows with the batch, or was recorded."""
         return self.is_in(size) or size in self._seen
 
     def divides(self, size: int) -> bool:
-        """Whether that many are a multiple of a batch size that is a number."""
+        """Return whether `size` is a multiple of a batch size that is a number."""
         return any(isinstance(batch, int) and size % batch == 0 for batch in self._sizes if batch)
 
     def power_of(self, size: Extent) -> int | None:
-        """Return p where `size` is ``batch ** p`` times something else; None for no power."""
+        """Return p where `size` is ``batch ** p`` times a factor; None if there is no such p."""
         if isinstance(size, int):
             return 0
         half = size.subs({symbol: symbol / 2 for symbol in self.symbols}, simultaneous=True)
@@ -123,11 +103,25 @@ class Batch:
         return powers.get(ratio)
 
 
-# What is wrong with a question about the batch dimension.
+# Placements of `torch.distributed.tensor`.
 
 
-class BatchDimError(FxpartError, RuntimeError):
-    """A batch size, dimension, node or mesh about which nothing can be said.
+def placement(batch_dim: int) -> Placement:
+    """Return ``Shard(batch_dim)``, or for -1 ``Replicate()`` and for -2 ``Partial()``."""
+    if batch_dim == REPLICATED:
+        return Replicate()
+    return Partial() if batch_dim == PARTIAL else Shard(batch_dim)
 
-    Also a ``RuntimeError``: that is what torch's analyzer raised up to version 2.2.
+
+def act_spec(batch_dim: int, value: object, mesh: DeviceMesh) -> DTensorSpec:
+    """Return the spec of `value` on `mesh`, whose first dimension splits the batch.
+
+    Over the other dimensions of the mesh the value is replicated. Shape, strides and dtype are
+    those of the whole tensor; a value that is no tensor has none. ``spec.mesh`` and
+    ``spec.placements`` are arguments of today's `distribute_tensor` and `DTensor.from_local`.
     """
+    meta = None
+    if isinstance(value, torch.Tensor):
+        meta = TensorMeta(value.shape, value.stride(), value.dtype)
+    rest = [Replicate() for _ in range(mesh.ndim - 1)]
+    return DTensorSpec(mesh, (placement(batch_dim), *rest), tensor_meta=meta)

@@ -1,10 +1,10 @@
-"""Where the batch is after an operator that only moves elements about.
+"""`moved`: the position of the batch after an operator that only moves elements.
 
-A dimension that the batch is split along may hold more than the batch: after ``(5, B)`` is seen as
-``(5 * B,)`` the batch comes round five times, `outer` is 5. A reshape is followed by strides: of a
-dense tensor, the batch of input dimension ``d`` repeats every ``T`` elements, and lies in that
-output dimension whose own elements make up a part of ``T`` and whose extent covers it. No guess
-about which dimensions were joined or split is needed, and sizes may be symbols.
+A dimension along which the batch is split may hold more than the batch: after a view of ``(5, B)``
+as ``(5 * B,)`` the batch repeats five times, and `outer` is 5. A reshape is followed by strides: in
+a dense tensor, the batch of input dimension ``d`` repeats every ``T`` elements, and is in that
+output dimension whose elements are within ``T`` and whose extent covers it. So there is no need to
+guess which dimensions were joined or split, and sizes may be symbolic.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,11 +45,11 @@ VIEWS = RESHAPES | _SWAPS | _PIECES | _WIDER | {"repeat_interleave"}
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Where the batch of the operand is in one result."""
+    """The position of the batch in a tensor."""
 
     dim: int
     outer: Extent = 1
-    """How often the batch comes round in that dimension."""
+    """How often the batch repeats in that dimension."""
 
 
 def moved(
@@ -59,14 +59,14 @@ def moved(
     after: Sequence[Sequence[Extent]],
     at: Moved,
 ) -> list[Moved | None]:
-    """Return where the batch is in each result of a view; None where it is not whole.
+    """Return the position of the batch in each result of a view; None where it is not whole.
 
     Args:
         name: of the operator, in `VIEWS`.
         arguments: of the call, by the names of its schema.
         before: sizes of the operand.
         after: sizes of each result.
-        at: where the batch is in the operand.
+        at: position of the batch in the operand.
 
     """
     if name in RESHAPES:
@@ -93,9 +93,9 @@ def reshaped(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> Mo
 
 
 def overlapping_dim(before: Sequence[Extent], after: Sequence[Extent], at: Moved) -> int | None:
-    """Return the first output dimension that elements of the batch dimension go into.
+    """Return the first output dimension with elements of the batch dimension.
 
-    For reshapes by known sizes that mix the batch with others. None where sizes are symbols.
+    For reshapes with known sizes that mix the batch with others. None where sizes are symbolic.
     """
     every, low = _period(before, at), strides(before)[at.dim]
     for dim, (step, size) in enumerate(zip(strides(after), after, strict=True)):
@@ -107,13 +107,13 @@ def overlapping_dim(before: Sequence[Extent], after: Sequence[Extent], at: Moved
 
 
 def _period(sizes: Sequence[Extent], at: Moved) -> Extent:
-    """Return after how many elements of a dense tensor the batch comes round again."""
+    """Return after how many elements of a dense tensor the batch repeats."""
     whole = product((strides(sizes)[at.dim], sizes[at.dim]))
     return quotient(whole, at.outer) or whole
 
 
 def _order(name: str, arguments: Mapping[str, Any], rank: int) -> list[int]:
-    """Return which dimension of the operand each one of the result is."""
+    """Return the dimension of the operand that each dimension of the result comes from."""
     order = list(range(rank))
     if name == "permute":
         return [int(dim) % rank for dim in arguments["dims"]]
@@ -146,12 +146,12 @@ def _squeezed(
     if name == "unsqueeze":
         new = arguments["dim"] % (len(before) + 1)
         return Moved(at.dim + (new <= at.dim), at.outer)
-    asked = arguments.get("dim")
-    dims = range(len(before)) if asked is None else [d % len(before) for d in _many(asked)]
-    gone = [dim for dim in dims if before[dim] == 1]
-    if at.dim in gone:
+    chosen = arguments.get("dim")
+    dims = range(len(before)) if chosen is None else [d % len(before) for d in _many(chosen)]
+    removed = [dim for dim in dims if before[dim] == 1]
+    if at.dim in removed:
         return None
-    return Moved(at.dim - sum(dim < at.dim for dim in gone), at.outer)
+    return Moved(at.dim - sum(dim < at.dim for dim in removed), at.outer)
 
 
 def _widened(
@@ -162,7 +162,7 @@ def _widened(
     at: Moved,
 ) -> Moved | None:
     if name == "repeat_interleave":
-        # Each example is repeated where it is; a flat result is that of the flat operand.
+        # Each example is repeated in place; without `dim` the operand is flattened first.
         if arguments.get("dim") is None:
             return Moved(0, product((*before[: at.dim], at.outer)))
         return at
@@ -191,15 +191,15 @@ def _pieces(
     if isinstance(first, fx.Node) or (arguments.get("step") or 1) != 1:
         return [None for _ in after]
     begin: Extent = extent(first)
-    found: list[Moved | None] = []
+    pieces: list[Moved | None] = []
     for sizes in after:
-        found.append(_rounds(before[along], begin, sizes[along], at))
+        pieces.append(_rounds(before[along], begin, sizes[along], at))
         begin = begin + sizes[along]
-    return found
+    return pieces
 
 
 def _rounds(size: Extent, begin: Extent, length: Extent, at: Moved) -> Moved | None:
-    """Return where the batch is in a piece that takes whole rounds of it, else None."""
+    """Return the position of the batch in a piece of whole repeats of it, else None."""
     if length == size:
         return at
     batch = quotient(size, at.outer)

@@ -1,8 +1,8 @@
-"""How long a module's own Python keeps each tensor: `eager_graph`.
+"""`eager_graph`: a captured graph whose values live as long as the module's Python keeps them.
 
-A captured graph drops a value after its last reader. A module that is called eagerly keeps it until
-Python lets go of it: a local variable until it is bound again or its function returns, an argument
-until the call returns. `torch.export` runs that Python, so every tensor's end is seen then.
+A captured graph frees a value after its last reader. A module that is called eagerly keeps it until
+Python releases it: a local variable until it is bound again or its function returns, an argument
+until the call returns. `torch.export` runs that Python, so every release is observed then.
 """
 
 import weakref
@@ -27,9 +27,9 @@ from fxpart.core.graph import IntArray, OpGraph, csr
 __all__ = ["eager_graph", "held_longer", "releases", "watching_python"]
 
 _SEEN = "fxpart_seen"
-"""Key of a node's ``meta``: numbers of the tensors that Python got as its result."""
+"""Key of a node's ``meta``: numbers of the tensors that Python received as its result."""
 _RELEASED = "fxpart_released"
-"""Key of a node's ``meta``: numbers of the tensors that Python let go of before the next node."""
+"""Key of a node's ``meta``: numbers of the tensors that Python released before the next node."""
 
 
 def eager_graph(
@@ -37,10 +37,10 @@ def eager_graph(
 ) -> OpGraph:
     """Return `module` captured, its values alive as long as in an eager call of the module.
 
-    The operators are those of `fxpart.capture.capture_graph`; some read values besides, which they
-    do not compute with, to keep them alive. It is for the memory of one device: over several, such
-    a read would be a transfer. What Python code inside one function of torch keeps, as in
-    ``torch.nn.functional.multi_head_attention_forward``, is not seen.
+    The operators are those of `fxpart.capture.capture_graph`; some also read values that they do
+    not compute with, to keep them alive. That suits the memory of one device: between several, such
+    a read would be a transfer. Tensors kept by Python code inside a function of torch, such as
+    ``torch.nn.functional.multi_head_attention_forward``, are not observed.
 
     Raises:
         CaptureError: for a model that cannot be captured.
@@ -53,14 +53,14 @@ def eager_graph(
 
 
 def watching_python() -> AbstractContextManager[object]:
-    """Return a context in which programs are exported that `releases` can read."""
+    """Return a context in which to export programs for `releases`."""
     return _Watch()
 
 
 def releases(program: ExportedProgram, graph: OpGraph) -> IntArray:
-    """Return for each value of `graph` the last operator that begins before Python lets go of it.
+    """Return for each value of `graph` the last operator that begins before Python releases it.
 
-    Shape (V,); -1 for a value that Python has never seen, or keeps.
+    Shape (V,); -1 for a value that Python never receives, or keeps.
 
     Args:
         program: exported while `watching_python`.
@@ -85,7 +85,7 @@ def releases(program: ExportedProgram, graph: OpGraph) -> IntArray:
 
 
 def held_longer(graph: OpGraph, last: IntArray) -> OpGraph:
-    """Return `graph` with each value read by operator ``last[value]`` too, unless that is -1."""
+    """Return `graph` with each value also read by operator ``last[value]``, unless that is -1."""
     reads = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
     for value in np.flatnonzero(last > graph.value_producer).tolist():
         if value not in reads[last[value]]:
@@ -95,11 +95,11 @@ def held_longer(graph: OpGraph, last: IntArray) -> OpGraph:
 
 
 class _Watch(TorchFunctionMode):
-    """Writes into the nodes of a graph that is being made which tensors Python got and let go."""
+    """Records which tensors Python receives and releases in the nodes of a graph being traced."""
 
     def __init__(self) -> None:
         super().__init__()
-        # Callbacks of the dead are kept too: a tensor's number is its place.
+        # Dead references are kept too, since a tensor's number is its index.
         self._seen: list[weakref.ref[Tensor]] = []
 
     def __torch_function__(
@@ -118,16 +118,16 @@ class _Watch(TorchFunctionMode):
         return result
 
     def _see(self, tensor: Tensor, mode: ProxyTorchDispatchMode) -> None:
-        """Give a number to a tensor that has a node in the graph."""
+        """Assign a number to a tensor that has a node in the graph."""
         slot = get_proxy_slot(tensor, mode.tracer, None)
         if slot is None:
             return
         node: fx.Node = slot.proxy.node
         number, graph = len(self._seen), node.graph
 
-        def gone(_: object) -> None:
+        def released(_: object) -> None:
             last = next(iter(reversed(graph.nodes)))
             last.meta.setdefault(_RELEASED, []).append(number)
 
         node.meta.setdefault(_SEEN, []).append(number)
-        self._seen.append(weakref.ref(tensor, gone))
+        self._seen.append(weakref.ref(tensor, released))

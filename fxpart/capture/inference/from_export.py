@@ -1,7 +1,7 @@
-"""From an exported program to its `OpGraph`: what each call node reads, makes and costs.
+"""`op_graph`: an exported program as an `OpGraph`, with an operator for each call node.
 
-A region that the model runs under `torch.no_grad` or autocast, where those differ from what is
-around it, is a call of a graph of its own; it is one operator, which costs what its calls do.
+A region that the model runs under `torch.no_grad` or autocast is a call of its own graph where the
+mode differs from the one around it. It is one operator, which costs as much as its calls.
 """
 
 from dataclasses import dataclass, field
@@ -28,12 +28,12 @@ def op_graph(
 ) -> OpGraph:
     """Return the `OpGraph` of an exported program: one operator for each of its call nodes.
 
-    Calls that only compute with symbolic sizes are no operators: without symbols there are none.
+    Calls that only compute with symbolic sizes are left out: a capture without symbols lacks them.
 
     Args:
-        program: what was exported.
+        program: as exported.
         sizes: numbers for its symbols; None for those of its example inputs.
-        counter: counts FLOPs, and remembers what it counted; None for a new one.
+        counter: counts FLOPs and caches the counts; None for a new one.
 
     Raises:
         CaptureError: for control flow, and for sizes that depend on the values of tensors.
@@ -61,7 +61,7 @@ def op_graph(
 
 @dataclass(eq=False, slots=True)
 class _Reading:
-    """What is known of a program, as far as it was read."""
+    """The graph of a program, as far as it has been read."""
 
     sizes: Sizes
     counter: FlopCounter
@@ -70,12 +70,12 @@ class _Reading:
     values: dict[fx.Node, list[int | None]] = field(default_factory=dict)
 
     def inputs(self, node: fx.Node) -> list[torch.Tensor]:
-        """Return the tensors that a call is given."""
-        shown = [self.sizes.of(before) for before in node.all_input_nodes]
-        return [value for value in shown if torch.is_tensor(value)]
+        """Return the tensors among the operands of a call."""
+        operands = [self.sizes.of(operand) for operand in node.all_input_nodes]
+        return [value for value in operands if torch.is_tensor(value)]
 
     def add_outputs(self, node: fx.Node) -> None:
-        """Enter what the caller gets."""
+        """Add the outputs of the program."""
         for result in node.all_input_nodes:
             self.builder.outputs.update(v for v in self.values.get(result, ()) if v is not None)
 
@@ -83,7 +83,7 @@ class _Reading:
 def _add_placeholder(
     reading: _Reading, program: torch.export.ExportedProgram, node: fx.Node
 ) -> None:
-    """Enter a parameter, buffer or constant as a weight, anything else as an input."""
+    """Add a parameter, buffer or constant as a weight, anything else as an input."""
     signature, value = program.graph_signature, reading.sizes.of(node)
     name = (
         signature.inputs_to_parameters.get(node.name)
@@ -105,7 +105,7 @@ def _module_path(node: fx.Node) -> str:
 
 
 def compute_dtype(outputs: list[Any], inputs: list[torch.Tensor]) -> str:
-    """Return the dtype that the operator computes in: its first floating tensor's."""
+    """Return the dtype in which an operator computes: that of its first floating-point tensor."""
     tensors = [t for t in [*outputs, *inputs] if isinstance(t, torch.Tensor)]
     floating = [t for t in tensors if t.is_floating_point() or t.is_complex()]
     chosen = (floating or tensors or [torch.empty((), device="meta")])[0]
@@ -113,7 +113,7 @@ def compute_dtype(outputs: list[Any], inputs: list[torch.Tensor]) -> str:
 
 
 def _add_call(reading: _Reading, node: fx.Node) -> None:
-    """Enter one call node: what it reads, what it makes, what that costs."""
+    """Add one call node with its reads, results and costs."""
     builder, values = reading.builder, reading.values
     op, is_item = len(builder.names), getattr(node.target, "__name__", "") == "getitem"
     inputs = reading.inputs(node)
@@ -135,7 +135,7 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
     for tensor in mutated:
         builder.mutate(op, tensor)
     single = len(outputs) == 1
-    # A result may be missing: items are still found by their place.
+    # A result may be missing, but items are addressed by their index.
     values[node] = [
         None
         if out is None
@@ -151,7 +151,7 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
 
 
 def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bool) -> None:
-    """Tie an item to its tuple, and a mere check (no result) to what it checks."""
+    """Tie an item to its tuple, and a check without a result to its operand."""
     producers = [builder.producers[v] for v in builder.reads[op]]
     if is_item or not has_effect:
         builder.together.extend((p, op) for p in producers[:1] if p >= 0)
@@ -160,7 +160,7 @@ def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bo
 
 
 def _mutated(node: fx.Node, sizes: Sizes) -> list[torch.Tensor]:
-    """Return the tensors that the call writes into."""
+    """Return the tensors that a call writes into."""
     written = [sizes.of(operand) for operand in written_operands(node)]
     return [tensor for tensor in written if isinstance(tensor, torch.Tensor)]
 
@@ -180,28 +180,28 @@ def _costs(
     for call in _region_calls(node):
         if reading.sizes.is_size(call):
             continue
-        given = reading.inputs(call)
+        operands = reading.inputs(call)
         results = [leaf for leaf in tree_leaves(reading.sizes.of(call)) if torch.is_tensor(leaf)]
-        known = {storage_key(tensor) for tensor in given}
+        known = {storage_key(tensor) for tensor in operands}
         fresh = [result for result in results if storage_key(result) not in known]
         written = _mutated(call, reading.sizes)
-        more_flops, more_moved = _costs(reading, call, given, fresh, written)
+        more_flops, more_moved = _costs(reading, call, operands, fresh, written)
         flops, moved = flops + more_flops, moved + more_moved
     return flops, moved
 
 
 def _region_calls(node: fx.Node) -> list[fx.Node]:
-    """Return the calls of the region that `node` calls."""
+    """Return the calls inside the region that `node` calls."""
     body = body_of(next(i for i in node.all_input_nodes if i.op == "get_attr"))
     return [call for call in body.graph.nodes if call.op == "call_function"]
 
 
 def _flops(reading: _Reading, node: fx.Node) -> int:
-    def shown(argument: Any) -> Any:  # noqa: ANN401 - as torch types the leaves of a call
+    def value(argument: Any) -> Any:  # noqa: ANN401 - as torch types the leaves of a call
         return reading.sizes.of(argument) if isinstance(argument, fx.Node) else argument
 
     if not callable(node.target):
         raise CaptureError(f"call node {node.name} has no function to call: {node.target}")
-    args = fx.node.map_aggregate(node.args, shown)
-    kwargs = fx.node.map_aggregate(node.kwargs, shown)
+    args = fx.node.map_aggregate(node.args, value)
+    kwargs = fx.node.map_aggregate(node.kwargs, value)
     return reading.counter.count(node.target, args, kwargs)

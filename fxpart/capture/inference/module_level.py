@@ -1,7 +1,7 @@
-"""Module-level capture: `torch.fx.symbolic_trace`, where a leaf module is one operator.
+"""Module-level capture by `torch.fx.symbolic_trace`, where a leaf module is one operator.
 
-It works on plain modules (multilayer perceptrons, convolutional networks, recommenders), not on
-models with control flow over tensors; for those use `fxpart.capture.export_program`.
+For plain modules (multilayer perceptrons, convolutional networks, recommenders); models with
+control flow over tensors need `fxpart.capture.export_program`.
 """
 
 import warnings
@@ -46,8 +46,8 @@ def trace_modules(module: nn.Module) -> fx.GraphModule:
 def module_graph(traced: fx.GraphModule, args: tuple[Any, ...]) -> OpGraph:
     """Return the `OpGraph` of a traced module, one operator for each call node.
 
-    Sizes, aliases and costs come from one run on the example inputs; parameters and inputs may
-    be on the meta device, where such a run computes nothing.
+    Sizes, aliases and costs come from one run on the example inputs; parameters and inputs may be
+    on the meta device, where a run computes nothing.
 
     Raises:
         CaptureError: when the run fails.
@@ -66,7 +66,7 @@ def module_graph(traced: fx.GraphModule, args: tuple[Any, ...]) -> OpGraph:
 
 
 class _Recorder(fx.Interpreter):
-    """Runs the graph once and enters every call into a `GraphBuilder`."""
+    """Runs the graph once and adds every call to a `GraphBuilder`."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced, garbage_collect_values=False)
@@ -76,12 +76,12 @@ class _Recorder(fx.Interpreter):
         self._results: dict[fx.Node, Any] = {}
 
     def record(self, args: tuple[Any, ...]) -> OpGraph:
-        """Run on `args` and return what was recorded."""
+        """Run on `args` and return the recorded graph."""
         self.run(*args)
         return self._builder.finish()
 
     def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything
-        """Run one node and enter it."""
+        """Run one node and add it."""
         inputs = [t for i in n.all_input_nodes for t in _tensors(self._results.get(i))]
         versions = [t._version for t in inputs]
         with FlopCounterMode(display=False) as counter:
@@ -103,10 +103,10 @@ class _Recorder(fx.Interpreter):
                 self._builder.outputs.update(self._values.get(made, ()))
         else:
             mutated = [t for t, v in zip(inputs, versions, strict=True) if t._version != v]
-            self._enter(n, inputs, result, mutated, int(counter.get_total_flops()))
+            self._add_call(n, inputs, result, mutated, int(counter.get_total_flops()))
         return result
 
-    def _enter(
+    def _add_call(
         self,
         node: fx.Node,
         inputs: list[torch.Tensor],
@@ -116,15 +116,15 @@ class _Recorder(fx.Interpreter):
     ) -> None:
         builder, op = self._builder, len(self._builder.names)
         outputs = [leaf for leaf in tree_leaves(result) if leaf is not None]
-        own = self._own_weights(node)
+        weights = self._own_weights(node)
         builder.names.append(node.name)
         builder.modules.append(str(node.target) if node.op == "call_module" else "")
         builder.targets.append(self._callee(node))
         builder.dtypes.append(compute_dtype(outputs, inputs))
         builder.reads.append(self._reads(node, outputs))
-        taken = [w for i in node.all_input_nodes for w in self._weights.get(i, ())]
-        weights = [builder.add_weight(name, t, t) for name, t in own]
-        builder.uses.append(list(dict.fromkeys([*taken, *weights])))
+        fetched = [w for i in node.all_input_nodes for w in self._weights.get(i, ())]
+        called = [builder.add_weight(name, t, t) for name, t in weights]
+        builder.uses.append(list(dict.fromkeys([*fetched, *called])))
         for tensor in mutated:
             builder.mutate(op, tensor)
         single = len(outputs) == 1
@@ -140,15 +140,15 @@ class _Recorder(fx.Interpreter):
             for out, value in zip(outputs, self._values[node], strict=True)
             if torch.is_tensor(out) and builder.alloc_bytes[value] > 0
         ]
-        parameters = [t for _, t in own if torch.is_tensor(t)]
+        parameters = [t for _, t in weights if torch.is_tensor(t)]
         builder.flops.append(flops)
         builder.moved.append(moved_bytes(self._kind(node), [*parameters, *inputs], made, mutated))
 
     def _reads(self, node: fx.Node, outputs: list[object]) -> list[int]:
-        """Return the values that a node reads; an item of a tuple reads that item alone."""
+        """Return the values that a node reads; an item of a tuple reads only that item."""
         read = [v for i in node.all_input_nodes for v in self._values.get(i, ())]
         if self._is_item(node):
-            # An item that is itself a tuple, or a slice of one, is found by its storages.
+            # An item that is itself a tuple, or a slice of one, is recognised by its storages.
             keys = {storage_key(t) for t in outputs if isinstance(t, torch.Tensor)}
             source, position = node.args
             results = self._results[source]  # type: ignore[index]
@@ -158,7 +158,7 @@ class _Recorder(fx.Interpreter):
         return list(dict.fromkeys(read))
 
     def _is_item(self, node: fx.Node) -> bool:
-        """Return whether the node takes an item of a tuple; indexing a tensor is an operator."""
+        """Return whether the node takes an item of a tuple, as opposed to indexing a tensor."""
         if self._callee(node) != "getitem" or not isinstance(node.args[0], fx.Node):
             return False
         return isinstance(self._results[node.args[0]], list | tuple)
@@ -178,7 +178,7 @@ class _Recorder(fx.Interpreter):
         return getattr(node.target, "__name__", str(node.target))
 
     def _kind(self, node: fx.Node) -> str:
-        """Return the operator's name as `moved_bytes` knows it."""
+        """Return the operator's name for `moved_bytes`."""
         names = {"Embedding": "embedding", "EmbeddingBag": "embedding_bag"}
         return names.get(self._callee(node), self._callee(node))
 

@@ -1,1 +1,1 @@
-"""One capture for any batch size: sizes as polynomials."""
+"""One capture for any input sizes, with sizes and costs as polynomials."""

@@ -1,4 +1,4 @@
-"""One capture with symbolic input sizes: `symbolic_graph`."""
+"""`symbolic_graph`: sizes and costs of one capture as polynomials of its input sizes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,31 +18,31 @@ from fxpart.errors import CaptureError
 __all__ = ["SymbolicProgram", "fitted_graph", "symbolic_graph", "symbolic_program"]
 
 
-# From a symbolic program to its polynomials: `fitted_graph`.
-#
-# `torch.export` keeps sizes as expressions. They are evaluated at a few points, exactly as a
-# capture of definite sizes would count them, and the integer polynomials through those points are
-# checked at others: what comes back agrees at all of them, or nothing does.
-
 _FAR = 64
-"""A size that is checked beside the smallest, where the range has it."""
+"""A size at which polynomials are checked, besides the smallest, where the range includes it."""
+
+_USUAL = StepOptions()
 
 
-def fitted_graph(found: SymbolicProgram) -> SymbolicGraph:
-    """Return the polynomials of everything that grows, from the operators at several points.
+def fitted_graph(program: SymbolicProgram) -> SymbolicGraph:
+    """Return the polynomials of all sizes and costs of a program.
 
-    `SymbolicGraph.value_batch_dim` is -1 throughout.
+    `torch.export` keeps sizes as expressions. They are evaluated at a few points, exactly as a
+    capture of definite sizes would count them, and the integer polynomials through these points are
+    checked at others. `SymbolicGraph.value_batch_dim` is -1 throughout.
 
     Raises:
         CaptureError: for a size that is no polynomial of the symbols, a condition of the capture
             that does not hold at one of the points, and a range of fewer than three values.
 
     """
-    start = [_start(*found.ranges[name], at=number) for name, number in _examples(found).items()]
-    points = dict.fromkeys([*grid(start), found.captured_at, *_checks(found)])
+    start = [
+        _start(*program.ranges[name], at=number) for name, number in _examples(program).items()
+    ]
+    points = dict.fromkeys([*grid(start), program.captured_at, *_checks(program)])
     counter = FlopCounter()
-    at = {point: found.operators(point, counter) for point in points}
-    graph = found.whole(at[found.captured_at])
+    at = {point: program.operators(point, counter) for point in points}
+    graph = program.whole(at[program.captured_at])
     tables, exponents = {}, np.empty((0, 0), dtype=np.int64)
     for field in (*OF_OPERATORS, *OF_VALUES):
         names = graph.names if field in OF_OPERATORS else graph.value_names
@@ -52,22 +52,22 @@ def fitted_graph(found: SymbolicProgram) -> SymbolicGraph:
     used |= ~exponents.any(axis=1)
     return SymbolicGraph(
         graph=graph,
-        symbols=tuple(found.torch_symbols),
-        captured_at=found.captured_at,
+        symbols=tuple(program.torch_symbols),
+        captured_at=program.captured_at,
         exponents=exponents[used],
         coefficients={field: table[:, used] for field, table in tables.items()},
         value_batch_dim=np.full(graph.n_values, -1, dtype=np.int64),
-        ranges=tuple(found.ranges.values()),
-        exact_from=found.exact_from,
+        ranges=tuple(program.ranges.values()),
+        exact_from=program.exact_from,
     )
 
 
-def _examples(found: SymbolicProgram) -> dict[str, int]:
-    return dict(zip(found.torch_symbols, found.captured_at, strict=True))
+def _examples(program: SymbolicProgram) -> dict[str, int]:
+    return dict(zip(program.torch_symbols, program.captured_at, strict=True))
 
 
 def _start(low: int, high: int | None, at: int) -> int:
-    """Return the smallest of the values to fit at: the example's, where there is room above it."""
+    """Return the smallest value to fit at: the example's, if the range has enough values above."""
     if high is None or at + DEGREE <= high:
         return at
     if high - DEGREE >= low:
@@ -77,14 +77,11 @@ def _start(low: int, high: int | None, at: int) -> int:
     )
 
 
-def _checks(found: SymbolicProgram) -> list[Point]:
-    """Return points beside those that are fitted at: all at their least, and all far away."""
-    least = tuple(low for low, _ in found.ranges.values())
-    far = tuple(_FAR if top is None else min(top, _FAR) for _, top in found.ranges.values())
+def _checks(program: SymbolicProgram) -> list[Point]:
+    """Return points to check polynomials at: all symbols at their least, and all far away."""
+    least = tuple(low for low, _ in program.ranges.values())
+    far = tuple(_FAR if top is None else min(top, _FAR) for _, top in program.ranges.values())
     return [least, far]
-
-
-_USUAL = StepOptions()
 
 
 def symbolic_graph(
@@ -99,7 +96,7 @@ def symbolic_graph(
 ) -> SymbolicGraph:
     """Return the graph of `module`, or of a training step, as polynomials of its input sizes.
 
-    See `symbolic_program` for what it takes. `SymbolicGraph.value_batch_dim` is -1 throughout.
+    See `symbolic_program` for the arguments. `SymbolicGraph.value_batch_dim` is -1 throughout.
 
     Raises:
         SpecError: for no `dims`, or some that the example inputs do not have.
@@ -107,7 +104,7 @@ def symbolic_graph(
             symbolic, and for a size that is no polynomial of them.
 
     """
-    found = symbolic_program(
+    program = symbolic_program(
         module, args, kwargs, dims=dims, phase=phase, options=options, ranges=ranges
     )
-    return fitted_graph(found)
+    return fitted_graph(program)

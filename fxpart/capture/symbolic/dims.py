@@ -1,4 +1,4 @@
-"""Which dimensions of a model's inputs grow with a symbol, found by comparing shapes."""
+"""`affine_dims`: the dimensions of inputs that grow with a symbol, found by comparing shapes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ class SymbolicDim:
     """One dimension of one input: ``factor * symbol + offset`` long."""
 
     leaf: int
-    """Which input, all of them flat, positional ones first."""
+    """Index of the input among all flat inputs, positional ones first."""
     dim: int
     symbol: str
     factor: int = 1
     offset: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse a dimension that does not grow."""
+        """Refuse a factor below 1 and negative indices."""
         if self.factor < 1 or self.leaf < 0 or self.dim < 0:
             raise SpecError(
                 f"dimension {self.dim} of input {self.leaf} is {self.factor} * {self.symbol} +"
@@ -33,20 +33,20 @@ class SymbolicDim:
 def affine_dims(
     symbol: str, shapes_at: Mapping[int, Sequence[Shape | None]]
 ) -> tuple[SymbolicDim, ...]:
-    """Return the dimensions that grow with `symbol`, from the shapes at three or more values of it.
+    """Return the dimensions that grow with `symbol`, from shapes at three or more of its values.
 
     Args:
-        symbol: what the values are values of.
-        shapes_at: by value, the shape of each input, flat; None for one that is no tensor.
+        symbol: name of the symbol.
+        shapes_at: by value, the shape of each flat input; None for one that is no tensor.
 
     Raises:
         CaptureError: for a dimension that is no multiple of the symbol plus a constant, and when
-            inputs come or go with it.
+            the number or ranks of inputs depend on it.
 
     """
     (low, *_), (middle, *_) = (list(shapes_at)[i:] for i in (0, 1))
     first, second = shapes_at[low], shapes_at[middle]
-    found: list[SymbolicDim] = []
+    dims: list[SymbolicDim] = []
     for value, shapes in shapes_at.items():
         if [_rank(shape) for shape in shapes] != [_rank(shape) for shape in first]:
             raise CaptureError(
@@ -67,8 +67,8 @@ def affine_dims(
                     f" {symbol}={', '.join(map(str, at))}: no multiple of it and a constant; set"
                     " capture.symbolic=none"
                 )
-            found.append(SymbolicDim(leaf, dim, symbol, factor, offset))
-    return tuple(found)
+            dims.append(SymbolicDim(leaf, dim, symbol, factor, offset))
+    return tuple(dims)
 
 
 def _rank(shape: Shape | None) -> int | None:

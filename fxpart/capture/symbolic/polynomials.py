@@ -1,4 +1,4 @@
-"""Integer polynomials through given points, exactly, and the refusal of what is none."""
+"""`fitted`: exact integer polynomials through given points."""
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
@@ -12,14 +12,14 @@ from fxpart.errors import CaptureError
 __all__ = ["DEGREE", "Point", "fitted", "grid"]
 
 DEGREE = 2
-"""The highest power of a symbol: attention makes a matrix of positions by positions."""
+"""The highest power of a symbol: scores of attention are positions times positions."""
 
 Point = tuple[int, ...]
 """A value for each symbol."""
 
 
 def grid(start: Sequence[int]) -> list[Point]:
-    """Return the points that determine a polynomial: `DEGREE` + 1 values a symbol from `start`."""
+    """Return points that determine a polynomial: `DEGREE` + 1 values of each symbol."""
     return list(product(*(range(low, low + DEGREE + 1) for low in start)))
 
 
@@ -28,18 +28,18 @@ def fitted(
 ) -> tuple[IntArray, IntArray]:
     """Return ``(exponents, coefficients)`` of the polynomials that give `columns` at each point.
 
-    Shapes (M, symbols) and (rows, M): all monomials up to `DEGREE` in each symbol. Exact: counted
-    in whole numbers of any length.
+    Shapes (M, symbols) and (rows, M): all monomials up to `DEGREE` in each symbol. Exact, by
+    rational arithmetic.
 
     Args:
-        columns: one number a row, at the points of ``grid(start)`` and any others.
+        columns: a number for each row, at the points of ``grid(start)`` and any others.
         start: the smallest value of each symbol in the grid.
-        what: what the numbers are, for a message.
-        names: what each row is of, for a message.
+        what: what the numbers are, for messages.
+        names: names of the rows, for messages.
 
     Raises:
-        CaptureError: when a row is no polynomial with integer coefficients of that degree at all
-            the points, or a coefficient is more than an int64 holds.
+        CaptureError: when a row is no integer polynomial of that degree at all points, or a
+            coefficient exceeds an int64.
 
     """
     points = list(columns)
@@ -50,31 +50,31 @@ def fitted(
     inside = [points.index(point) for point in grid(start)]
     rows: list[list[int]] = []
     for kind, row in zip(kinds.tolist(), first.tolist(), strict=True):
-        found = _coefficients([kind[place] for place in inside], bases, exponents)
-        if found is None or not _agrees(found, exponents, points, kind):
+        coefficients = _coefficients([kind[place] for place in inside], bases, exponents)
+        if coefficients is None or not _agrees(coefficients, exponents, points, kind):
             raise CaptureError(
                 f"{what} of {names[row]} is no polynomial of the symbolic sizes; set"
                 " capture.symbolic=none"
             )
-        rows.append(found)
+        rows.append(coefficients)
     return np.array(exponents, dtype=np.int64), np.array(rows, dtype=np.int64)[kind_of.ravel()]
 
 
 def _lagrange(low: int) -> list[list[Fraction]]:
-    """Return for each of the values from `low` the coefficients of what is 1 there, 0 at others."""
+    """Return the coefficients of the Lagrange basis polynomial of each value from `low`."""
     values = range(low, low + DEGREE + 1)
-    found = []
-    for here in values:
+    bases = []
+    for node in values:
         polynomial = [Fraction(1)]
         for other in values:
-            if other == here:
+            if other == node:
                 continue
-            # Multiply by (x - other) / (here - other).
+            # Multiply by (x - other) / (node - other).
             shifted = [Fraction(0), *polynomial]
             scaled = [*(-other * c for c in polynomial), Fraction(0)]
-            polynomial = [(a + b) / (here - other) for a, b in zip(shifted, scaled, strict=True)]
-        found.append(polynomial)
-    return found
+            polynomial = [(a + b) / (node - other) for a, b in zip(shifted, scaled, strict=True)]
+        bases.append(polynomial)
+    return bases
 
 
 def _coefficients(
@@ -82,9 +82,9 @@ def _coefficients(
     bases: Sequence[list[list[Fraction]]],
     exponents: Sequence[tuple[int, ...]],
 ) -> list[int] | None:
-    """Return the coefficient of each monomial, None where one is no whole number of 64 bits."""
+    """Return the coefficient of each monomial; None where one is no int64."""
     corners = list(product(range(DEGREE + 1), repeat=len(bases)))
-    found: list[int] = []
+    coefficients: list[int] = []
     for powers in exponents:
         total = Fraction(0)
         for corner, number in zip(corners, numbers, strict=True):
@@ -94,8 +94,8 @@ def _coefficients(
             total += weight
         if total.denominator != 1 or abs(total) >= 2**63:
             return None
-        found.append(int(total))
-    return found
+        coefficients.append(int(total))
+    return coefficients
 
 
 def _agrees(

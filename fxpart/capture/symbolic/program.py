@@ -1,4 +1,4 @@
-"""A model, or a training step, captured once for any sizes of its inputs: `symbolic_program`."""
+"""`symbolic_program`: a model, or a training step, captured once for any sizes of its inputs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,15 +33,17 @@ from fxpart.errors import CaptureError, SpecError
 __all__ = ["SymbolicProgram", "exact_from", "symbolic_program"]
 
 
-# What a size of 1 makes needless, and a capture of that size does not have.
-#
-# A matrix with its dimensions swapped is not contiguous, unless one of them is 1: then asking for a
-# contiguous one copies nothing. A gradient is not summed over a dimension of 1. A symbolic program
-# does both at every size: at 1 it has a few operators more.
-
 _ATEN = ops.aten
 _COPIES = (_ATEN.contiguous.default, _ATEN.clone.default)
 _SUM = _ATEN.sum.dim_IntList
+_USUAL = StepOptions()
+
+
+# Operators that a capture with a size of 1 lacks.
+#
+# A transposed matrix is not contiguous, unless one of its dimensions is 1: then `contiguous` copies
+# nothing. A gradient is not summed over a dimension of 1. A symbolic program does both at every
+# size, so that at 1 it has a few more operators.
 
 
 def exact_from(
@@ -50,9 +52,9 @@ def exact_from(
     """Return for each symbol 2 where a size of 1 makes operators of `program` needless, else 1.
 
     Args:
-        program: what was captured, a model or a training step.
-        symbols: by symbol, torch's.
-        example: by symbol, its value in the example inputs.
+        program: a captured model or training step.
+        symbols: torch's symbol for each of ours.
+        example: the value of each symbol in the example inputs.
 
     """
     nodes = [
@@ -63,12 +65,12 @@ def exact_from(
         if node.op == "call_function" and _may_be_needless(node)
     ]
     usual = Sizes({symbols[name]: number for name, number in example.items()})
-    found: list[int] = []
+    least: list[int] = []
     for name in example:
-        one = Sizes({symbols[n]: 1 if n == name else v for n, v in example.items()})
-        saved = any(_is_needed(node, usual) and not _is_needed(node, one) for node in nodes)
-        found.append(2 if saved else 1)
-    return tuple(found)
+        at_one = Sizes({symbols[n]: 1 if n == name else v for n, v in example.items()})
+        saved = any(_is_needed(node, usual) and not _is_needed(node, at_one) for node in nodes)
+        least.append(2 if saved else 1)
+    return tuple(least)
 
 
 def _may_be_needless(node: fx.Node) -> bool:
@@ -99,7 +101,7 @@ def _is_needed(node: fx.Node, sizes: Sizes) -> bool:
 
 
 def _is_view(before: Tensor, after: Tensor) -> bool:
-    """Return whether a tensor has the elements of `before` in the shape of `after` by strides."""
+    """Return whether `before` can be viewed in the shape of `after`."""
     try:
         before.view(after.shape)
     except RuntimeError:
@@ -107,31 +109,31 @@ def _is_view(before: Tensor, after: Tensor) -> bool:
     return True
 
 
-_USUAL = StepOptions()
+# The capture.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SymbolicProgram:
-    """A program that was captured with symbolic sizes, before it is made into arrays."""
+    """A program that was captured with symbolic sizes, without its arrays."""
 
     program: ExportedProgram
-    """The model, or the training step, its sizes expressions of torch's own symbols."""
+    """The model, or the training step, with sizes as expressions of torch's symbols."""
     step: JointProgram | None
-    """The training step, where one was captured."""
+    """The training step, if one was captured."""
     torch_symbols: Mapping[str, sympy.Symbol]
-    """By our name of a symbol, torch's."""
+    """Torch's symbol for each of ours, by name."""
     ranges: Ranges
-    """By our name of a symbol, the smallest and largest value that the capture holds for."""
+    """The smallest and largest valid value of each symbol, by our name."""
     captured_at: tuple[int, ...]
-    """The value of each symbol, in the order of `torch_symbols`, in the example inputs."""
+    """The value of each symbol in the example inputs, in the order of `torch_symbols`."""
     exact_from: tuple[int, ...]
     """See `SymbolicGraph`."""
 
     def operators(self, point: Point, counter: FlopCounter | None = None) -> OpGraph:
-        """Return the operators and values at a value for each symbol, in the order of the symbols.
+        """Return the operators and values at `point`, a value for each symbol in order.
 
         Raises:
-            CaptureError: when a condition that the capture took for granted does not hold there.
+            CaptureError: when an assumption of the capture does not hold there.
 
         """
         numbers = dict(zip(self.torch_symbols.values(), point, strict=True))
@@ -145,7 +147,7 @@ class SymbolicProgram:
         return op_graph(self.program, Sizes(numbers), counter)
 
     def whole(self, graph: OpGraph) -> OpGraph:
-        """Return `graph`, one of `operators`, told of what belongs together in a training step."""
+        """Return `graph`, one of `operators`, with partners and gradients of a training step."""
         return graph if self.step is None else self.step.arrays(graph)
 
 
@@ -162,15 +164,15 @@ def symbolic_program(
     """Return `module`, or a training step of it, captured once for any sizes of its inputs.
 
     Args:
-        module: what is captured, in the mode (train or eval) that it is in.
-        args: example inputs by position. Give symbolic sizes of 2 or more: of 1, torch would take
-            for granted that they are 1.
+        module: to be captured, in its present mode (train or eval).
+        args: example inputs by position. Symbolic sizes must be 2 or more, since torch would assume
+            that a size of 1 is always 1.
         kwargs: example inputs by name.
-        dims: which dimensions are symbolic; symbols are numbered in this order.
+        dims: symbolic dimensions; symbols are numbered in this order.
         phase: ``inference`` or ``training``.
         options: how a training step is run.
-        ranges: the smallest and largest value of each symbol, from 1 without limit where not said.
-            Where the model allows less, the result does.
+        ranges: the smallest and largest value of each symbol; by default 1 and no limit. Narrowed
+            where the model allows less.
 
     Raises:
         SpecError: for no `dims`, or some that the example inputs do not have.
@@ -183,9 +185,9 @@ def symbolic_program(
     wanted = {name: (ranges or {}).get(name, (1, None)) for name in sizes}
     subject = _Subject(module, args, inputs, phase, options)
     step, program, allowed = _captured(subject, dims, wanted)
-    places = {(d.leaf, d.dim): (d.symbol, d.factor, d.offset) for d in dims}
+    shapes = {(d.leaf, d.dim): (d.symbol, d.factor, d.offset) for d in dims}
     forward = program if step is None else step.forward
-    symbols = symbols_of(forward, places)
+    symbols = symbols_of(forward, shapes)
     return SymbolicProgram(
         program,
         step,
@@ -198,7 +200,7 @@ def symbolic_program(
 
 def _example_sizes(leaves: list[Any], dims: Sequence[SymbolicDim]) -> dict[str, int]:
     """Return the value of each symbol in the example inputs."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     if not dims:
         raise SpecError("no dimension of the inputs is symbolic; name one, or capture as usual")
     for dim in dims:
@@ -206,18 +208,18 @@ def _example_sizes(leaves: list[Any], dims: Sequence[SymbolicDim]) -> dict[str, 
         if not isinstance(leaf, Tensor) or dim.dim >= leaf.dim():
             raise SpecError(f"input {dim.leaf} has no dimension {dim.dim}; there are {len(leaves)}")
         number, rest = divmod(int(leaf.shape[dim.dim]) - dim.offset, dim.factor)
-        if rest or number < 2 or found.setdefault(dim.symbol, number) != number:
+        if rest or number < 2 or sizes.setdefault(dim.symbol, number) != number:
             raise SpecError(
                 f"dimension {dim.dim} of input {dim.leaf} is {leaf.shape[dim.dim]} long, which is"
                 f" not {dim.factor} * {dim.symbol} + {dim.offset} for the one {dim.symbol} of 2 or"
                 " more that the inputs have"
             )
-    return found
+    return sizes
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Subject:
-    """What is captured, and how."""
+    """A module to capture, with its inputs and options."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -226,13 +228,13 @@ class _Subject:
     options: StepOptions
 
     def captured(self, shapes: ShapesCollection) -> tuple[JointProgram | None, ExportedProgram]:
-        """Return the step, if one is wanted, and the program."""
+        """Return the step, in training, and the program."""
         if self.phase == "inference":
             program = export_program(self.module, self.args, self.kwargs, shapes)
             drop_whole_slices(program)
             return None, program
-        # For convolutions of 16 examples or more the CPU would choose another library, and the
-        # trace would hold for one side of that alone.
+        # For convolutions of 16 examples or more the CPU would choose another library, so that the
+        # trace would only hold on one side of that size.
         with torch.backends.nnpack.flags(enabled=False):
             step = joint_programs(self.module, self.args, self.kwargs, self.options, shapes)
         return step, step.program
@@ -241,13 +243,13 @@ class _Subject:
 def _captured(
     subject: _Subject, dims: Sequence[SymbolicDim], ranges: Ranges
 ) -> tuple[JointProgram | None, ExportedProgram, Ranges]:
-    """Return what was captured, and `ranges` as far as torch allows them."""
+    """Return the step and the program, and `ranges` as far as torch allows them."""
     leaves = tree_leaves((subject.args, subject.kwargs))
     while True:
         try:
             return *subject.captured(_shapes(leaves, dims, ranges)), ranges
         except CaptureError as error:
-            # It narrows a range, or raises: that ends.
+            # Terminates, since a range gets narrower each time, or this raises.
             ranges = tightened(ranges, error)
 
 

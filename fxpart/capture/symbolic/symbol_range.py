@@ -1,6 +1,6 @@
-"""In what range a symbolic size may be: as asked, as `torch.export` finds, as a trace fixes it.
+"""Ranges of symbolic sizes: as requested, as `torch.export` finds, and as a trace assumes.
 
-What a model allows is often less than any size from 1: a table of positions has an end.
+A model often does not allow every size from 1: a table of positions has an end.
 """
 
 import re
@@ -25,11 +25,11 @@ _LIMIT = re.compile(r"\b(min|max)=(\d+)")
 
 
 def tightened(ranges: Ranges, error: CaptureError) -> Ranges:
-    """Return `ranges` narrowed as `torch.export` suggests where it refuses them.
+    """Return `ranges` narrowed as `torch.export` suggests in its refusal of them.
 
     Raises:
-        CaptureError: when the refusal is about something else, or the model fixes a symbol to a
-            number or to another one.
+        CaptureError: when the refusal has another reason, or the model fixes a symbol to a number
+            or to another symbol.
 
     """
     text, cause = str(error), error.__cause__
@@ -67,21 +67,20 @@ def symbols_of(
 ) -> dict[str, sympy.Symbol]:
     """Return torch's symbol for each of ours.
 
-    `shapes` has for the place (input, dimension) of each symbolic size its symbol, factor and
-    offset.
+    `shapes` has the symbol, factor and offset of each symbolic size, by input and dimension.
 
     Raises:
-        CaptureError: when the program has fixed a size, or joined two symbols.
+        CaptureError: when the program has fixed a size, or unified two symbols.
 
     """
     nodes = {node.name: node for node in program.graph.find_nodes(op="placeholder")}
     inputs = [nodes.get(str(name)) for name in program.graph_signature.user_inputs]
-    found: dict[str, sympy.Symbol] = {}
+    symbols: dict[str, sympy.Symbol] = {}
     for (leaf, dim), (name, factor, offset) in shapes.items():
         node = inputs[leaf]
         value = None if node is None else node.meta.get("val")
         size = value.shape[dim] if isinstance(value, Tensor) else None
-        # Of x and `factor * x + offset` only x itself solves the expression for that number.
+        # The expression is `factor * x + offset` if its solution for `factor + offset` is 1.
         symbol: dict[sympy.Symbol, int] = (
             solved(size.node.expr, factor + offset) if isinstance(size, SymInt) else {}
         )
@@ -90,42 +89,42 @@ def symbols_of(
                 f"{name} cannot be symbolic: the model fixes dimension {dim} of input {leaf} to"
                 f" {size}; set capture.symbolic=none"
             )
-        found[name] = next(iter(symbol))
-    if len(set(found.values())) < len(found):
+        symbols[name] = next(iter(symbol))
+    if len(set(symbols.values())) < len(symbols):
         raise CaptureError(
-            f"{' and '.join(found)} cannot both be symbolic: the model holds where they are equal"
+            f"{' and '.join(symbols)} cannot both be symbolic: the model holds where they are equal"
             " alone; make one of them symbolic"
         )
-    return found
+    return symbols
 
 
 def ranges_of(
-    asked: Ranges, program: ExportedProgram, symbols: Mapping[str, sympy.Symbol]
+    requested: Ranges, program: ExportedProgram, symbols: Mapping[str, sympy.Symbol]
 ) -> Ranges:
-    """Return the range of each symbol in which the program, and what was traced of it, holds."""
+    """Return the range of each symbol in which the program and its trace are valid."""
     environment = _environment(program)
-    found: Ranges = {}
-    for name, (low, high) in asked.items():
+    ranges: Ranges = {}
+    for name, (low, high) in requested.items():
         known = [program.range_constraints.get(symbols[name])]
         if environment is not None:
             known.append(environment.var_to_range.get(symbols[name]))
         tops = [int(r.upper) for r in known if r is not None and r.upper.is_Integer]
         lows = [int(r.lower) for r in known if r is not None and r.lower.is_Integer]
-        # Torch takes every size to be 2 or more while it traces, and lets the result hold for 1.
+        # Torch assumes sizes of 2 or more while it traces, yet accepts 1 for the result.
         least = max([low, *(bound for bound in lows if bound > 2)])
-        found[name] = (least, min([*tops, *([high] if high is not None else [])], default=None))
-    return found
+        ranges[name] = (least, min([*tops, *([high] if high is not None else [])], default=None))
+    return ranges
 
 
 def guards_that_fail(program: ExportedProgram, numbers: Mapping[sympy.Symbol, int]) -> list[str]:
-    """Return the conditions that tracing took for granted and that do not hold for `numbers`."""
+    """Return the assumptions of the trace that do not hold for `numbers`."""
     environment = _environment(program)
     if environment is None:
         return []
     failing = []
     for guard in environment.guards:
-        held = environment.replace(guard.expr).xreplace(dict(numbers))
-        if held == sympy.false:
+        condition = environment.replace(guard.expr).xreplace(dict(numbers))
+        if condition == sympy.false:
             failing.append(str(guard.expr))
     return failing
 

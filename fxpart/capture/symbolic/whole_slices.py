@@ -1,8 +1,8 @@
-"""Slices of a symbolic program that take all: a capture of definite sizes has none of them.
+"""`drop_whole_slices`: remove slices of whole tensors, which a capture of definite sizes lacks.
 
-Indexing such as ``x[:, :n]`` takes a shortcut where the size is known to be n, as it does when the
-model really runs. Where the size is a symbol the slice is written down; its backward would then
-copy the whole gradient.
+Indexing such as ``x[:, :n]`` makes no slice where the size is known to be n, as when the model
+really runs. Where the size is a symbol the slice is recorded, and its backward would copy the whole
+gradient.
 """
 
 from torch import SymInt, Tensor, fx, ops
@@ -12,9 +12,9 @@ __all__ = ["drop_whole_slices"]
 
 
 def drop_whole_slices(program: ExportedProgram) -> None:
-    """Take slices that are all of their operand out of `program`, regions included, in place.
+    """Remove slices of whole operands from `program`, regions included, in place.
 
-    Results that are the program's stay: they have names in its signature.
+    Outputs of the program stay, since its signature names them.
     """
     bodies = [body for body in program.graph_module.modules() if isinstance(body, fx.GraphModule)]
     for body in bodies:
@@ -31,12 +31,12 @@ def _is_whole(node: fx.Node) -> bool:
     after = node.meta.get("val")
     if not isinstance(before, Tensor) or not isinstance(after, Tensor):
         return False
-    # A slice is never longer: of the same length it begins at 0 and has a step of 1.
+    # A slice of the same length begins at 0 and has a step of 1.
     return all(_is_same(a, b) for a, b in zip(before.shape, after.shape, strict=True))
 
 
 def _is_same(a: int | SymInt, b: int | SymInt) -> bool:
-    """Return whether two sizes are one, without taking anything for granted of a symbol."""
+    """Return whether two sizes are equal, without a guard on a symbol."""
     if isinstance(a, SymInt) and isinstance(b, SymInt):
         return bool(a.node.expr == b.node.expr)
     return not isinstance(a, SymInt) and not isinstance(b, SymInt) and a == b

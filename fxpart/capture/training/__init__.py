@@ -1,1 +1,1 @@
-"""A training step, backward included, as one graph."""
+"""Capture of a training step, including its backward, as one graph."""

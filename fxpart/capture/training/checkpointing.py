@@ -1,9 +1,8 @@
-"""Activation checkpointing: what is made inside a block is computed again for its backward.
+"""`checkpoint_blocks`: activation checkpointing, which recomputes a block for its backward.
 
-Between forward and backward a block keeps what came into it; the rest of what its backward reads is
-made a second time, right before the first formula of the block's backward that needs anything of
-the forward. That is when `torch.utils.checkpoint` does it too, and like there it stops once all is
-made that is read.
+Between forward and backward a block keeps its inputs; the other values that its backward reads are
+recomputed right before the first formula of the block's backward that needs any of them. That is
+when `torch.utils.checkpoint` does it too, and like there it stops when all values are available.
 
 Reference: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016,
 arXiv:1604.06174.
@@ -23,15 +22,13 @@ from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWA
 __all__ = ["BlockRun", "StepNodes", "checkpoint_blocks"]
 
 
-# The nodes of a training step by the blocks of the model that they belong to.
-
-_NOBODY = -1
-"""Reads a storage in the backward, and is of no block."""
+_NO_BLOCK = -1
+"""In place of a run's number, for readers outside of all blocks."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class BlockRun:
-    """One run through a block in the forward: calls that come one after another."""
+    """One run through a block in the forward: consecutive calls."""
 
     number: int
     path: str
@@ -39,20 +36,22 @@ class BlockRun:
 
 
 class StepNodes:
-    """Who makes, reads and writes which storage of a training step, and in which block."""
+    """The nodes that make, read and write the storages of a training step, by block."""
 
     def __init__(self, graph: fx.Graph, blocks: Sequence[str]) -> None:
-        """Sort the nodes of `graph`; `blocks` are paths that do not lie in one another."""
-        self.place = {node: place for place, node in enumerate(graph.nodes)}
+        """Sort the nodes of `graph`; `blocks` are paths that are not nested."""
+        self.position = {node: position for position, node in enumerate(graph.nodes)}
         self.maker: dict[int, fx.Node] = {}
-        """The first node that has a storage."""
+        """The first node with a storage."""
         self.writers: dict[int, list[fx.Node]] = {}
         """Calls that write into a storage, in order."""
         self.runs: list[BlockRun] = []
         self.run_of: dict[fx.Node, BlockRun] = {}
-        """Of the calls of the forward that are in a block."""
+        """The run of each call of the forward in a block."""
         self.backward: list[list[fx.Node]] = []
         """For each run, the calls of the backward that compute its gradients."""
+        self._backward_of: dict[fx.Node, BlockRun] = {}
+        """The run of each call of the backward in a block."""
         self._blocks = dict.fromkeys(blocks)
         self._readers: dict[int, set[int]] = {}
         """Numbers of the runs whose backward reads a storage."""
@@ -61,42 +60,43 @@ class StepNodes:
                 self.maker.setdefault(key, node)
             for key in self.written(node):
                 self.writers.setdefault(key, []).append(node)
-        self.mode = _fake_mode(graph)
-        """Where the tensors without memory were made."""
+        values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
+        self.mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+        """The mode of the fake tensors in the graph."""
         self._sort_forward(graph)
         self._sort_backward(graph)
 
     def storages(self, node: fx.Node) -> list[int]:
-        """Return the storages of what `node` gives."""
+        """Return the storages of the value of `node`."""
         tensors = [t for t in tree_leaves(node.meta.get("val")) if isinstance(t, Tensor)]
         return list(dict.fromkeys(storage_key(tensor) for tensor in tensors))
 
     def written(self, node: fx.Node) -> list[int]:
-        """Return the storages that the call writes into."""
+        """Return the storages that a call writes into."""
         return [key for operand in written_operands(node) for key in self.storages(operand)]
 
     def needed_outside(self, run: BlockRun) -> set[int]:
-        """Return the storages of `run` that the backward of others needs: they stay in memory."""
-        mine = (key for node in run.nodes for key in self.storages(node))
-        return {key for key in mine if self._readers.get(key, set()) - {run.number}}
+        """Return the storages of `run` that other runs' backward reads, and that so stay."""
+        keys = (key for node in run.nodes for key in self.storages(node))
+        return {key for key in keys if self._readers.get(key, set()) - {run.number}}
 
     def is_read_back(self, node: fx.Node, run: BlockRun) -> bool:
-        """Tell whether the backward of `run` reads what `node` gives."""
+        """Return whether the backward of `run` reads the value of `node`."""
         return any(self._backward_of.get(user) is run for user in node.users)
 
     def keep_inputs(self, again: Sequence[fx.Node], run: BlockRun) -> None:
-        """Remember that `again`, to be computed a second time, needs what it is made from."""
+        """Record that recomputing `again` for `run` reads its operands."""
         chosen = set(again)
         for node in again:
-            for i in node.all_input_nodes:
-                if i not in chosen:
-                    for key in self.storages(i):
+            for operand in node.all_input_nodes:
+                if operand not in chosen:
+                    for key in self.storages(operand):
                         self._readers.setdefault(key, set()).add(run.number)
 
     def first_formula(self, run: BlockRun) -> fx.Node:
-        """Return the node before which all that the backward of `run` reads has to be there.
+        """Return the node before which the values for the backward of `run` are recomputed.
 
-        The first node of its first formula that reads a value of the forward, or a weight.
+        That is the first node of its first formula that reads a value of the forward, or a weight.
         """
         calls = self.backward[run.number]
         first = next(n for n in calls if any(map(self._is_saved, n.all_input_nodes)))
@@ -106,9 +106,9 @@ class StepNodes:
         return next(node for node in calls if node.meta[FORMULA] == formula)
 
     def saving(self, run: BlockRun) -> list[fx.Node]:
-        """Return the nodes of those formulas of its backward that saved something of the forward.
+        """Return the nodes of those formulas of its backward that saved values of the forward.
 
-        As long as one of them is to come, `torch.utils.checkpoint` keeps what it was given.
+        `torch.utils.checkpoint` keeps the inputs of a block until the last of them.
         """
         calls = self.backward[run.number]
         saved = [n.meta[FORMULA] for n in calls if any(map(self._is_saved, n.all_input_nodes))]
@@ -116,7 +116,7 @@ class StepNodes:
         return [node for node in calls if node.meta[FORMULA] in formulas]
 
     def _is_saved(self, node: fx.Node) -> bool:
-        # Sizes are numbers, which nobody has to make again.
+        # Sizes are numbers, which need not be recomputed.
         return self._is_forward(node) and bool(self.storages(node))
 
     def _is_forward(self, node: fx.Node) -> bool:
@@ -137,7 +137,6 @@ class StepNodes:
 
     def _sort_backward(self, graph: fx.Graph) -> None:
         self.backward = [[] for _ in self.runs]
-        self._backward_of: dict[fx.Node, BlockRun] = {}
         by_path: dict[str, list[BlockRun]] = {}
         for run in self.runs:
             by_path.setdefault(run.path, []).append(run)
@@ -149,25 +148,20 @@ class StepNodes:
             if begun:
                 self.backward[begun[-1].number].append(node)
                 self._backward_of[node] = begun[-1]
-            self._note_reads(node, begun[-1].number if begun else _NOBODY)
-        self._note_reads(graph.output_node(), _NOBODY)
+            self._add_reads(node, begun[-1].number if begun else _NO_BLOCK)
+        self._add_reads(graph.output_node(), _NO_BLOCK)
 
-    def _note_reads(self, reader: fx.Node, number: int) -> None:
+    def _add_reads(self, reader: fx.Node, number: int) -> None:
         for node in reader.all_input_nodes:
             for key in self.storages(node):
                 self._readers.setdefault(key, set()).add(number)
 
     def _block_of(self, node: fx.Node) -> str | None:
-        """Return the block that a call belongs to, by the modules that it was made in."""
+        """Return the block of a call, by its module stack."""
         stack = node.meta.get("nn_module_stack") or {}
         paths = (str(entry[0]) for entry in stack.values())
         plain = (path.removeprefix("L['self'].") for path in paths)
         return next((path for path in plain if path in self._blocks), None)
-
-
-def _fake_mode(graph: fx.Graph) -> FakeTensorMode:
-    values = (node.meta.get("val") for node in graph.find_nodes(op="placeholder"))
-    return next(value.fake_mode for value in values if isinstance(value, FakeTensor))
 
 
 def _calls(graph: fx.Graph) -> Iterator[fx.Node]:
@@ -175,22 +169,22 @@ def _calls(graph: fx.Graph) -> Iterator[fx.Node]:
 
 
 def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str]) -> None:
-    """Let a training step compute again what is made inside of `blocks`, paths of modules.
+    """Change a training step to recompute the values inside of `blocks`, paths of modules.
 
-    A value that is read outside its block stays as it is, in memory for whoever needs it. So does
-    one that cannot be made a second time: what it is made from has been written to since. Random
-    numbers are drawn again, so that memory and cost are right and dropout, if the graph is run, is
-    not that of the forward. Batch normalization in training counts its batch twice, as it does
-    under torch's own checkpointing. A block that is called several times in a row is one.
+    A value that is read outside its block is kept. So is one that cannot be recomputed since one of
+    its operands has been written to. Random numbers are drawn again, so that memory and cost are
+    right, but dropout, if the graph is run, differs from that of the forward. Batch normalization
+    in training counts its batch twice, as under torch's own checkpointing. Consecutive calls of a
+    block are one run.
 
     Args:
         graph: as `fxpart.capture.training.joint_trace.trace_step` makes it; it is changed.
-        blocks: paths that do not lie in one another.
+        blocks: paths that are not nested.
 
     """
     nodes = StepNodes(graph, blocks)
     plans: list[tuple[BlockRun, list[fx.Node]]] = []
-    # Later blocks say which results of earlier ones are kept for them.
+    # Later blocks first: they decide which results of earlier ones are kept.
     for run in reversed(nodes.runs):
         again = _Plan(nodes, run).again()
         if again:
@@ -203,84 +197,84 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str]) -> None:
 
 @dataclass(eq=False)
 class _Plan:
-    """Which nodes of one run of a block are computed again."""
+    """Chooses the nodes of one run of a block to recompute."""
 
     nodes: StepNodes
     run: BlockRun
     kept: set[int] = field(default_factory=set)
     """Storages made in the block that stay in memory."""
     fixed: set[fx.Node] = field(default_factory=set)
-    """Nodes that cannot be computed again."""
+    """Nodes that cannot be recomputed."""
 
     def again(self) -> list[fx.Node]:
-        """Return the nodes in their order; none where nothing has to be."""
+        """Return the nodes to recompute, in order."""
         self.kept = self.nodes.needed_outside(self.run)
         while True:
             chosen = self._closure()
             stuck = [node for node in chosen if self._is_stuck(node)]
             if not stuck:
-                return sorted(chosen, key=self.nodes.place.__getitem__)
+                return sorted(chosen, key=self.nodes.position.__getitem__)
             self.fixed.update(stuck)
             self.kept.update(key for node in stuck for key in self.nodes.storages(node))
 
     def _closure(self) -> dict[fx.Node, None]:
-        """Return what the block's backward reads and all that it is made from, in the block."""
+        """Return the nodes in the block that its backward depends on."""
         read = [node for node in self.run.nodes if self.nodes.is_read_back(node, self.run)]
-        waiting = [node for node in read if self._is_remade(node)]
+        pending = [node for node in read if self._is_recomputed(node)]
         chosen: dict[fx.Node, None] = {}
-        while waiting:
-            node = waiting.pop()
+        while pending:
+            node = pending.pop()
             if node in chosen:
                 continue
             chosen[node] = None
-            waiting += [i for i in node.all_input_nodes if self._is_remade(i)]
-            remade = [key for key in self.nodes.storages(node) if self._is_free(key)]
-            # What wrote into the storage in the block, through a view perhaps, writes again. What
-            # wrote into it later did not change what autograd saved: it would have refused.
-            writers = (w for key in remade for w in self.nodes.writers.get(key, ()))
-            waiting += [w for w in writers if self.nodes.run_of.get(w) is self.run]
+            pending += [i for i in node.all_input_nodes if self._is_recomputed(i)]
+            freed = [key for key in self.nodes.storages(node) if self._is_freed(key)]
+            # Calls in the block that wrote into the storage, perhaps through a view, write again.
+            # Later writes did not change what autograd saved: it would have refused them.
+            writers = (w for key in freed for w in self.nodes.writers.get(key, ()))
+            pending += [w for w in writers if self.nodes.run_of.get(w) is self.run]
         return chosen
 
-    def _is_remade(self, node: fx.Node) -> bool:
+    def _is_recomputed(self, node: fx.Node) -> bool:
         inside = self.nodes.run_of.get(node) is self.run and node not in self.fixed
-        return inside and any(self._is_free(key) for key in self.nodes.storages(node))
+        return inside and any(self._is_freed(key) for key in self.nodes.storages(node))
 
-    def _is_free(self, key: int) -> bool:
-        """Tell whether a storage is made in the block and not kept."""
+    def _is_freed(self, key: int) -> bool:
+        """Return whether a storage is made in the block and not kept."""
         return self.nodes.run_of.get(self.nodes.maker[key]) is self.run and key not in self.kept
 
     def _is_stuck(self, node: fx.Node) -> bool:
-        """Tell whether `node` would read, or change, another state of what stays in memory."""
-        if any(not self._is_free(key) for key in self.nodes.written(node)):
+        """Return whether `node` would read another state of a kept storage, or change one."""
+        if any(not self._is_freed(key) for key in self.nodes.written(node)):
             return True
-        place = self.nodes.place
-        stays = (
+        position = self.nodes.position
+        kept = (
             key
-            for i in node.all_input_nodes
-            for key in self.nodes.storages(i)
-            if not self._is_free(key)
+            for operand in node.all_input_nodes
+            for key in self.nodes.storages(operand)
+            if not self._is_freed(key)
         )
         return any(
-            place[writer] > place[node]
-            for key in stays
+            position[writer] > position[node]
+            for key in kept
             for writer in self.nodes.writers.get(key, ())
         )
 
 
 def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Node]) -> None:
-    """Compute `again` before the backward of `run`, which reads the new values."""
-    made: dict[fx.Node, fx.Node] = {}
+    """Recompute `again` before the backward of `run`, which then reads the new values."""
+    copies: dict[fx.Node, fx.Node] = {}
     for node in nodes.saving(run):
         node.meta[BLOCK] = run.number
     with graph.inserting_before(nodes.first_formula(run)):
         for node in again:
-            args = fx.node.map_arg(node.args, lambda i: made.get(i, i))
-            kwargs = fx.node.map_arg(node.kwargs, lambda i: made.get(i, i))
+            args = fx.node.map_arg(node.args, lambda i: copies.get(i, i))
+            kwargs = fx.node.map_arg(node.kwargs, lambda i: copies.get(i, i))
             name = f"{node.name}_again"
-            made[node] = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
-            made[node].meta = {
+            copies[node] = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
+            copies[node].meta = {
                 **node.meta,
-                "val": _value(made[node], nodes.mode),
+                "val": _fake_value(copies[node], nodes.mode),
                 FORWARD: node.meta[ORDER],
                 EXPORTED: None,
                 FORMULA: None,
@@ -288,13 +282,13 @@ def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Nod
             }
     for reader in nodes.backward[run.number]:
         for node in reader.all_input_nodes:
-            if node in made:
-                reader.replace_input_with(node, made[node])
+            if node in copies:
+                reader.replace_input_with(node, copies[node])
 
 
-def _value(node: fx.Node, mode: FakeTensorMode) -> object:
-    """Return what a call gives, on tensors without memory: in storages of its own."""
-    assert callable(node.target), "only calls are computed again"
+def _fake_value(node: fx.Node, mode: FakeTensorMode) -> object:
+    """Return the fake value of a call, in new storages."""
+    assert callable(node.target), "only calls are recomputed"
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda i: i.meta["val"])
     with mode, torch.no_grad(), torch.backends.mkldnn.flags(enabled=False):
         return node.target(*args, **kwargs)

@@ -1,6 +1,6 @@
-"""A training step, loss and backward included, captured as one graph: `joint_capture`.
+"""`joint_capture`: forward, loss and backward of a training step as one graph.
 
-Memory that the step needs beyond it, such as an optimizer's state, is not in the graph.
+Further memory of a step, such as an optimizer's state, is not in the graph.
 """
 
 from collections import Counter
@@ -33,61 +33,63 @@ __all__ = [
 ]
 
 
-# The repeated blocks of a model, such as a transformer's layers, by their paths.
-
 _LISTS = (nn.ModuleList, nn.Sequential)
+_USUAL = StepOptions()
+
+
+# Repeated blocks, such as the layers of a transformer.
 
 
 def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
     """Return the paths of the blocks that `module` repeats, in the order of its tree.
 
-    A block is a member of a list (`ModuleList`, `Sequential`) that has another member of the same
-    class. It is no single layer of torch, such as a Linear: a module with parts, or of a class of
-    the model's own. Blocks do not lie in one another: the outermost are taken. A member that is
-    nothing but a list of such blocks, as the stages of a ResNet are, gives way to what is in it.
+    A block is a member of a list (`ModuleList`, `Sequential`) with another member of the same
+    class. It has submodules or a class that is not torch's, so that a single layer such as a Linear
+    is none. Of nested blocks, the outermost count. A member that only wraps a list of such blocks,
+    like a stage of a ResNet, is replaced by these.
 
     Raises:
         SpecError: when there are none.
 
     """
-    found: list[str] = []
-    waiting = [("", module)]
-    while waiting:
-        path, here = waiting.pop()
+    blocks: list[str] = []
+    pending = [("", module)]
+    while pending:
+        path, parent = pending.pop()
         inner: list[tuple[str, nn.Module]] = []
-        alike = _repeated(here)
-        for name, part in here.named_children():
-            place = f"{path}.{name}" if path else name
+        alike = _repeated(parent)
+        for name, part in parent.named_children():
+            inner_path = f"{path}.{name}" if path else name
             if name not in alike:
-                inner.append((place, part))
+                inner.append((inner_path, part))
             else:
-                found += _unwrapped(place, part)
-        waiting += reversed(inner)
-    if not found:
+                blocks += _unwrapped(inner_path, part)
+        pending += reversed(inner)
+    if not blocks:
         raise SpecError(
             f"checkpointing=block found no repeated blocks in {type(module).__name__}: no"
             " ModuleList or Sequential of it has two members of one class; set checkpointing=none"
         )
-    order = {name: place for place, (name, _) in enumerate(module.named_modules())}
-    return tuple(sorted((path for path in found if path in order), key=order.__getitem__))
+    order = {name: position for position, (name, _) in enumerate(module.named_modules())}
+    return tuple(sorted((path for path in blocks if path in order), key=order.__getitem__))
 
 
 def _repeated(module: nn.Module) -> dict[str, nn.Module]:
-    """Return the members of a list that are of a class of which there are several."""
+    """Return the blocks among the members of a list whose class occurs several times."""
     if not isinstance(module, _LISTS):
         return {}
     parts = dict(module.named_children())
     count = Counter(type(part) for part in parts.values())
-    return {name: part for name, part in parts.items() if count[type(part)] > 1 and _is_whole(part)}
+    return {name: part for name, part in parts.items() if count[type(part)] > 1 and _is_block(part)}
 
 
-def _is_whole(part: nn.Module) -> bool:
-    """Tell whether `part` is more than a single layer of torch."""
+def _is_block(part: nn.Module) -> bool:
+    """Return whether `part` is more than a single layer of torch."""
     return next(part.children(), None) is not None or not type(part).__module__.startswith("torch.")
 
 
 def _unwrapped(path: str, block: nn.Module) -> list[str]:
-    """Return the path of `block`, or those of its members where it is nothing but their list."""
+    """Return the path of `block`, or those of its members where it only wraps their list."""
     while True:
         parts = dict(block.named_children())
         name, only = next(iter(parts.items()), ("", block))
@@ -96,7 +98,7 @@ def _unwrapped(path: str, block: nn.Module) -> list[str]:
         members = dict(only.named_children())
         if len({type(member) for member in members.values()}) != 1:
             return [path]
-        if not all(_is_whole(member) for member in members.values()):
+        if not all(_is_block(member) for member in members.values()):
             return [path]
         path = f"{path}.{name}"
         if len(members) > 1:
@@ -105,25 +107,25 @@ def _unwrapped(path: str, block: nn.Module) -> list[str]:
         path = f"{path}.{inner}"
 
 
-_USUAL = StepOptions()
+# Captures.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class JointProgram:
-    """A captured training step as torch runs it, before it is made into arrays."""
+    """A captured training step as torch runs it, without its arrays."""
 
     program: ExportedProgram
     """Its `graph_module` takes, flat and in the order of ``graph_signature.input_specs``, the
     weights (tied ones once) and the inputs that are tensors; it returns the loss, then the
-    gradients. All of it lies on the CPU."""
+    gradients. All tensors are on the CPU."""
     gradients: Mapping[str, str]
-    """Parameter, or input that requires a gradient, to the name of the value that is its gradient.
-    One that the loss does not depend on is not there; tied ones are there by their first name."""
+    """The name of the gradient of each parameter, and of each input that requires one. Those that
+    the loss does not depend on are missing; tied ones have their first name."""
     forward: ExportedProgram
-    """The module as it was exported, without its loss: what a step runs forward."""
+    """The exported module, without the loss."""
 
     def arrays(self, operators: OpGraph) -> OpGraph:
-        """Return `operators`, those of `program` at any sizes, told of partners and gradients."""
+        """Return `operators`, those of `program` at any sizes, with partners and gradients."""
         return step_graph(operators, self.program, self.gradients)
 
 
@@ -139,7 +141,7 @@ class JointCapture:
     forward: ExportedProgram
     """See `JointProgram`."""
     exported_names: tuple[str, ...]
-    """For each operator the call node of `forward` that it is a part of; ``""`` for the loss and in
+    """For each operator the call node of `forward` that it belongs to; ``""`` for the loss and in
     the backward."""
 
 
@@ -149,7 +151,7 @@ def joint_graph(
     kwargs: Mapping[str, Any] | None = None,
     options: StepOptions = _USUAL,
 ) -> OpGraph:
-    """Return the arrays alone; see `joint_capture`."""
+    """Return only the arrays of `joint_capture`."""
     return joint_capture(module, args, kwargs, options).graph
 
 
@@ -162,28 +164,28 @@ def joint_capture(
 ) -> JointCapture:
     """Return forward, loss and backward of `module` for the shapes of the example inputs.
 
-    The loss is the module's first real-valued result: that itself if it is one number (a model of
-    transformers that is given ``labels`` returns its loss first), else its mean in float32.
-    Gradients are taken of all parameters, and inputs, that require them. The module is captured in
-    the mode that it is in: call ``train()`` first where dropout is to be in the graph. Parameters
-    and inputs may be on the meta device; attention is captured as the fused call of the CPU, or,
-    where it has dropout, as `options` say.
+    The loss is the module's first floating-point result: itself if it is a single number (a model
+    of transformers that is given ``labels`` returns its loss first), else its mean in float32.
+    Gradients are those of all parameters, and inputs, that require them. The module is captured in
+    its present mode: call ``train()`` first to have dropout in the graph. Parameters and inputs may
+    be on the meta device; attention is captured as the fused call of the CPU or, with dropout, by
+    `options`.
 
-    Every operator carries the path of a module: one of the backward, that of the forward operator
-    whose gradient it computes.
+    Every operator has the path of a module; in the backward, that of the forward operator whose
+    gradient it computes.
 
     Args:
-        module: what is trained.
+        module: to be trained.
         args: example inputs by position.
         kwargs: example inputs by name.
         options: how the step is run.
-        dynamic_shapes: which sizes of the inputs are symbols, as `torch.export.export` takes it;
-            then `program` holds symbols, and `graph` is that at the sizes of the example.
+        dynamic_shapes: symbolic sizes of the inputs, as for `torch.export.export`; then `program`
+            has symbols, and `graph` is that at the sizes of the example.
 
     Raises:
         CaptureError: for a module that cannot be exported or differentiated, that takes no tensor,
-            or that returns no real-valued one.
-        SpecError: for checkpointing of a module that has no repeated blocks.
+            or that returns no floating-point one.
+        SpecError: for checkpointing of a module without repeated blocks.
 
     """
     step = joint_programs(module, args, kwargs, options, dynamic_shapes)
@@ -204,7 +206,7 @@ def joint_programs(
     options: StepOptions = _USUAL,
     dynamic_shapes: Any = None,  # noqa: ANN401 - as torch.export takes it
 ) -> JointProgram:
-    """Return the step alone, without its arrays; see `joint_capture`."""
+    """Return the step of `joint_capture` without its arrays."""
     blocks = repeated_blocks(module) if options.checkpointing == "block" else ()
     try:
         with quiet(), torch.enable_grad():
@@ -215,7 +217,9 @@ def joint_programs(
                 )
             if dynamic_shapes is not None:
                 drop_whole_slices(program)
-            joint = joint_program(program, _wanted_inputs(args, inputs), options, blocks)
+            leaves = tree_leaves((args, inputs))
+            wanted = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
+            joint = joint_program(program, wanted, options, blocks)
         return JointProgram(joint, gradients_of(joint), program)
     except CaptureError as error:
         raise CaptureError(f"{type(module).__name__} cannot be trained: {error}") from error
@@ -223,9 +227,3 @@ def joint_programs(
         raise
     except Exception as error:
         raise capture_failure(module, error) from error
-
-
-def _wanted_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[bool]:
-    """Return for each input, flat, whether its gradient is wanted."""
-    leaves = tree_leaves((args, kwargs))
-    return [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]

@@ -1,4 +1,4 @@
-"""What the nodes of a training step's graph belong to, written down while the graph is made."""
+"""Labels of the nodes in a training step's graph, written while the graph is traced."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,33 +12,33 @@ __all__ = ["BLOCK", "EXPORTED", "FORMULA", "FORWARD", "NOWHERE", "ORDER", "Label
 
 BLOCK = "fxpart_block"
 """Key of a node's ``meta``, only in the backward of a checkpointed block: the number of the run
-through it. What is computed again has it, and formulas that saved something of the forward."""
+through it. Set on recomputed nodes, and on formulas that saved values of the forward."""
 EXPORTED = "fxpart_exported"
-"""Key of a node's ``meta``: the name of the exported node that it is a call of, in the forward;
-None in the backward and for the loss."""
+"""Key of a node's ``meta``: the name of the exported node that it belongs to, in the forward; None
+in the backward and for the loss."""
 ORDER = "fxpart_order"
-"""Key of a node's ``meta``: how many nodes were written down before it, removed ones included. Of a
-node that computes something again, the number of what it computes again."""
+"""Key of a node's ``meta``: the number of nodes traced before it, removed ones included. For a
+recomputed node, that of the original."""
 FORWARD = "fxpart_forward"
 """Key of a node's ``meta``: the `ORDER` of the last node of the forward call whose gradient the
 node computes; None in the forward."""
 FORMULA = "fxpart_formula"
-"""Key of a node's ``meta``: number of the formula of autograd that made it; None for all others,
-such as the sums of gradients between two formulas."""
+"""Key of a node's ``meta``: number of the formula of autograd that made it; None for others, such
+as sums of gradients between two formulas."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Label:
-    """What a node of the graph being made belongs to."""
+    """The labels of a node."""
 
     stack: dict[str, Any]
-    """The module, as `torch.export` writes it."""
+    """The module stack, as `torch.export` writes it."""
     forward: int | None = None
-    """Of a node of the backward, see `FORWARD`."""
+    """In the backward; see `FORWARD`."""
     exported: str | None = None
-    """Of a node of the forward, see `EXPORTED`."""
+    """In the forward; see `EXPORTED`."""
     formula: int | None = None
-    """Of a node of the backward, see `FORMULA`."""
+    """In the backward; see `FORMULA`."""
 
 
 NOWHERE = Label({})
@@ -46,21 +46,21 @@ NOWHERE = Label({})
 
 @dataclass(eq=False)
 class Labels:
-    """Writes into the nodes of a graph that is being made what they belong to."""
+    """Labels the nodes of a graph while it is traced."""
 
     graph: fx.Graph
     label: Label = NOWHERE
     done: fx.Node | None = None
-    """The last node that has its label."""
+    """The last labelled node."""
     count: int = 0
-    """Nodes that have one."""
+    """Number of labelled nodes."""
     formulas: int = 0
-    """Formulas of autograd that have begun."""
+    """Number of formulas of autograd that have begun."""
     tagged: dict[Node, Label] = field(default_factory=dict)
-    """Autograd's nodes, and the calls that made them."""
+    """Labels of autograd's nodes: those of the calls that made them."""
 
     def begin(self, label: Label) -> None:
-        """Label what was made since the last call; what is made next belongs to `label`."""
+        """Label the nodes since the last call; the next nodes get `label`."""
         fresh = []
         for node in reversed(self.graph.nodes):
             if node is self.done:
@@ -77,39 +77,39 @@ class Labels:
         self.label = label
 
     def tag(self, result: object, stack: dict[str, Any]) -> None:
-        """Remember that what autograd recorded for `result`, and nobody has yet, is of `stack`."""
+        """Assign `stack` to the nodes of autograd behind `result` that have no label yet."""
         self.begin(self.label)
         label = Label(stack, self.count - 1)
         leaves = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        waiting = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
-        while waiting:
-            node = waiting.pop()
+        pending = [leaf.grad_fn for leaf in leaves if leaf.grad_fn is not None]
+        while pending:
+            node = pending.pop()
             if node not in self.tagged:
                 self.tagged[node] = label
-                waiting.extend(before for before, _ in node.next_functions if before is not None)
+                pending.extend(before for before, _ in node.next_functions if before is not None)
 
     def start_backward(self) -> None:
-        """From here on, autograd says which call's gradient is being computed."""
+        """Register hooks by which autograd tells whose gradient it is computing."""
         self.begin(Label({}, self.count - 1))
         for node, label in self.tagged.items():
             node.register_prehook(_Begin(self, label))
             node.register_hook(_End(self, label))
 
     def finish(self) -> None:
-        """Label the rest, and let go of autograd's graph."""
+        """Label the remaining nodes, and drop autograd's graph."""
         self.begin(NOWHERE)
         self.tagged.clear()
 
 
 @dataclass(eq=False)
 class _Begin:
-    """Called by autograd right before one of its nodes runs."""
+    """Hook that autograd calls right before one of its nodes runs."""
 
     labels: Labels
     label: Label
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
-        """Let what is made next belong to the call whose gradient is next."""
+        """Label the next nodes as a formula of the call whose gradient is computed."""
         number = self.labels.formulas
         self.labels.formulas += 1
         self.labels.begin(Label(self.label.stack, self.label.forward, formula=number))
@@ -117,11 +117,11 @@ class _Begin:
 
 @dataclass(eq=False)
 class _End:
-    """Called by autograd right after one of its nodes has run."""
+    """Hook that autograd calls right after one of its nodes has run."""
 
     labels: Labels
     label: Label
 
     def __call__(self, results: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Let what is made next, sums of the results, be of the call but of no formula."""
+        """Label the next nodes, sums of the results, as of the call but of no formula."""
         self.labels.begin(self.label)

@@ -1,4 +1,4 @@
-"""A training step of an exported model, as a program that knows its weights by name."""
+"""`joint_program`: the training step of an exported model, with the names of its weights."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,16 +32,16 @@ def joint_program(
     options: StepOptions,
     blocks: Sequence[str] = (),
 ) -> ExportedProgram:
-    """Return the training step of `program`; sizes that are symbols stay so.
+    """Return the training step of `program`; symbolic sizes stay symbolic.
 
     Args:
         program: the model, exported with gradients.
-        wanted: for each input, flat, whether its gradient is.
+        wanted: for each flat input, whether its gradient is computed.
         options: how the step is run.
-        blocks: paths of modules inside which values are computed again instead of kept.
+        blocks: paths of modules inside which values are recomputed instead of kept.
 
     Raises:
-        CaptureError: for a model that takes no tensor or returns no real-valued one.
+        CaptureError: for a model that takes no tensor or returns no floating-point one.
 
     """
     nodes = program.graph.find_nodes(op="placeholder")
@@ -51,14 +51,14 @@ def joint_program(
         raise CaptureError("it has neither weights nor inputs that are tensors; give it some")
     with mode:
         inputs = _inputs(program, fakes, wanted)
-    step = trace_step(program, inputs.tensors, inputs.place_of, mode, options)
+    step = trace_step(program, inputs.tensors, inputs.tensor_of, mode, options)
     if blocks:
         checkpoint_blocks(step.graph_module.graph, blocks)
     return _signed(program, step, inputs)
 
 
 def gradients_of(step: ExportedProgram) -> Mapping[str, str]:
-    """Return weight, or input, to the name of the value of `step` that is its gradient."""
+    """Return the name of the gradient of each weight or input in `step`."""
     return {
         str(spec.target): str(spec.arg.name)
         for spec in step.graph_signature.output_specs
@@ -68,27 +68,27 @@ def gradients_of(step: ExportedProgram) -> Mapping[str, str]:
 
 @dataclass(eq=False, slots=True)
 class _Inputs:
-    """The tensors of a step: one for each storage that placeholders of a program share."""
+    """The tensors of a step; placeholders of one weight share a tensor."""
 
     tensors: list[Tensor]
     specs: list[InputSpec]
     """Of the first placeholder of each tensor."""
-    place_of: list[int | None]
-    """Which tensor each placeholder is; None for a constant."""
+    tensor_of: list[int | None]
+    """The tensor of each placeholder, by index; None for a constant."""
 
 
 def _inputs(program: ExportedProgram, fakes: list[Any], wanted: list[bool]) -> _Inputs:
-    """Return the tensors that the placeholders stand for, made in the ambient fake mode."""
-    found, seen = _Inputs([], [], []), dict[Hashable, int]()
+    """Return the tensors of the placeholders, created in the ambient fake mode."""
+    inputs, seen = _Inputs([], [], []), dict[Hashable, int]()
     by_user = iter(wanted)
     for index, (spec, fake) in enumerate(
         zip(program.graph_signature.input_specs, fakes, strict=True)
     ):
         is_input = spec.kind == InputKind.USER_INPUT
-        # Placeholders of inputs come in the order of the inputs, flat.
+        # Placeholders of inputs are in the order of the flat inputs.
         gradient = is_input and next(by_user)
         if not isinstance(fake, Tensor):
-            found.place_of.append(None)
+            inputs.tensor_of.append(None)
             continue
         key: Hashable = index
         real = program.state_dict.get(spec.target or "", program.constants.get(spec.target or ""))
@@ -97,30 +97,30 @@ def _inputs(program: ExportedProgram, fakes: list[Any], wanted: list[bool]) -> _
             key = place_in_memory(real)
             gradient = spec.kind == InputKind.PARAMETER and real.requires_grad
         if key not in seen:
-            seen[key] = len(found.tensors)
-            found.tensors.append(cpu_twin(fake, requires_grad=gradient))
-            found.specs.append(spec)
-        found.place_of.append(seen[key])
-    return found
+            seen[key] = len(inputs.tensors)
+            inputs.tensors.append(cpu_twin(fake, requires_grad=gradient))
+            inputs.specs.append(spec)
+        inputs.tensor_of.append(seen[key])
+    return inputs
 
 
 def _signed(program: ExportedProgram, step: StepTrace, inputs: _Inputs) -> ExportedProgram:
-    """Return the step as a program that knows its weights by name, and what its results are."""
+    """Return the step as a program with the names of its weights and the kinds of its results."""
     graph = step.graph_module.graph
-    taken = {spec.arg.name for spec in inputs.specs}
+    input_names = {spec.arg.name for spec in inputs.specs}
     for node in graph.nodes:
-        # An input may be called as a call is: `t`, say.
-        while node.op != "placeholder" and node.name in taken:
+        # An input may have the name of a call, such as `t`.
+        while node.op != "placeholder" and node.name in input_names:
             node._rename(f"{node.name}_call")
     for node, spec in zip(graph.find_nodes(op="placeholder"), inputs.specs, strict=True):
         node.name = node.target = spec.arg.name
     step.graph_module.recompile()
-    # Two parameters may have one gradient: results are not always different nodes.
+    # Two parameters may share one gradient, so results are not always different nodes.
     loss, *gradients = (str(result) for result in tree_leaves(graph.output_node().args[0]))
     results = [OutputSpec(OutputKind.LOSS_OUTPUT, TensorArgument(loss), None)]
     results += [
-        _gradient_spec(inputs.specs[place], name)
-        for place, name in zip(step.with_gradient, gradients, strict=True)
+        _gradient_spec(inputs.specs[index], name)
+        for index, name in zip(step.with_gradient, gradients, strict=True)
     ]
     return ExportedProgram(
         root=step.graph_module,

@@ -1,9 +1,9 @@
-"""Forward and backward of an exported model as one graph of ATen calls.
+"""`trace_step`: forward and backward of an exported model as one graph of ATen calls.
 
-The exported graph is run once more under autograd, on tensors without memory, while
-`torch.fx.experimental.proxy_tensor.make_fx` writes down every call. Each call is told the module
-that it belongs to: a forward call that of its exported node, a backward call that of the forward
-call whose gradient it computes, which autograd's own graph says.
+The exported graph is run once more under autograd, on fake tensors, while
+`torch.fx.experimental.proxy_tensor.make_fx` records every call. Each call is labelled with its
+module: a forward call with that of its exported node, a backward call with that of the forward call
+whose gradient it computes, by autograd's own graph.
 """
 
 import operator
@@ -35,16 +35,26 @@ from fxpart.errors import CaptureError
 __all__ = ["StepTrace", "compute_sizes_from_inputs", "cpu_twin", "fused", "trace_step"]
 
 
-# Calls that a device runs as one, and the CPU as several, by how a training step is run.
+_PROBABILITY_POSITION = 4
+"""In `scaled_dot_product_attention`: query, key, value, mask, probability."""
 
-_PLACE_OF_PROBABILITY = 4
-"""Of `scaled_dot_product_attention`: query, key, value, mask, probability."""
+_DEVICE = torch.device("cpu")
+"""Device of the fake tensors. On meta, attention would be traced as the products of its definition,
+which keep every probability; here it is one fused call, unless it has dropout."""
+
+_CHECKS = ("aten._assert_tensor_metadata.default",)
+"""Calls that only check what the capture has fixed."""
+
+_Arithmetic = Callable[[Any, Any], Any]
+
+
+# Calls that a device runs as one, and the CPU as several.
 
 
 def fused(
     target: object, args: tuple[Any, ...], kwargs: Mapping[str, Any], options: StepOptions
 ) -> Callable[[], Tensor] | None:
-    """Return what runs a call in place of `target`, or None where that itself is to be run."""
+    """Return a function to run in place of a call of `target`; None to run the call itself."""
     if target is torch.ops.aten.dropout.default and options.fused_dropout:
         return _dropout(*args, **kwargs)
     if target is torch.ops.aten.scaled_dot_product_attention.default and options.fused_attention:
@@ -53,7 +63,7 @@ def fused(
 
 
 def _dropout(x: Tensor, p: float, train: bool) -> Callable[[], Tensor] | None:
-    """Return dropout whose mask has one byte for an element; the CPU's has a float."""
+    """Return dropout with a mask of one byte an element; the CPU's mask has floats."""
     if not train or not 0 < p < 1:
         return None
 
@@ -65,17 +75,17 @@ def _dropout(x: Tensor, p: float, train: bool) -> Callable[[], Tensor] | None:
 
 
 def _attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
-    """Return attention without dropout: memory and cost are those of the fused call that has it.
+    """Return attention without dropout, with the memory and cost of a fused call with dropout.
 
-    Such a call draws the same numbers again in its backward, and keeps nothing for that but where
-    the generator stood. The CPU has none.
+    Such a call draws the same numbers again in its backward, for which it only keeps the state of
+    the generator. The CPU has none.
     """
-    place = _PLACE_OF_PROBABILITY
-    given = args[place] if len(args) > place else kwargs.get("dropout_p", 0.0)
-    if given == 0.0:
+    position = _PROBABILITY_POSITION
+    probability = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
+    if probability == 0.0:
         return None
-    if len(args) > place:
-        args = (*args[:place], 0.0, *args[place + 1 :])
+    if len(args) > position:
+        args = (*args[:position], 0.0, *args[position + 1 :])
     kwargs = {name: value for name, value in kwargs.items() if name != "dropout_p"}
 
     def run() -> Tensor:
@@ -85,26 +95,22 @@ def _attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[],
     return run
 
 
-# Sizes of a graph with symbols, computed from its inputs and from nothing else.
-#
-# A trace asks the tensor at hand for its size, so that a backward would keep activations only to
-# know how large they were. The same number follows from the sizes of the inputs.
-
-_Arithmetic = Callable[[Any, Any], Any]
+# Symbolic sizes. A trace takes a size from the tensor at hand, so that a backward would keep
+# activations only for their sizes, which also follow from the sizes of the inputs.
 
 
 def compute_sizes_from_inputs(graph: fx.Graph) -> None:
-    """Let every size that `graph` computes be computed from sizes of its placeholders.
+    """Make `graph` compute every size from the sizes of its placeholders.
 
-    A size that is no polynomial in them stays as it is. A graph without symbols is not changed.
+    A size that is no polynomial in these stays as it is. A graph without symbols is not changed.
     """
     sizes = _Sizes(graph)
     for node in list(graph.nodes):
         value = node.meta.get("val")
         if node.op == "call_function" and isinstance(value, SymInt):
-            made = sizes.node_of(value.node.expr)
-            if made is not None and made is not node:
-                node.replace_all_uses_with(made)
+            size = sizes.node_of(value.node.expr)
+            if size is not None and size is not node:
+                node.replace_all_uses_with(size)
 
 
 @dataclass(eq=False)
@@ -113,32 +119,32 @@ class _Sizes:
 
     graph: fx.Graph
     made: dict[sympy.Expr, fx.Node] = field(default_factory=dict)
-    """By the size."""
-    asked: dict[sympy.Symbol, tuple[fx.Node, int]] = field(default_factory=dict)
-    """The placeholder, and its dimension, that has the size."""
+    """By size."""
+    input_dims: dict[sympy.Symbol, tuple[fx.Node, int]] = field(default_factory=dict)
+    """A placeholder, and its dimension, that has each symbol as size."""
     last: fx.Node = field(init=False)
-    """Sizes are computed after this node."""
+    """The node after which the next size is inserted."""
 
     def __post_init__(self) -> None:
-        """Find out which symbols the inputs have as sizes."""
+        """Collect the symbols that are sizes of the inputs."""
         placeholders = self.graph.find_nodes(op="placeholder")
         for node in placeholders:
             value = node.meta.get("val")
             for dim, size in enumerate(value.shape if isinstance(value, Tensor) else ()):
                 if isinstance(size, SymInt) and isinstance(size.node.expr, sympy.Symbol):
-                    self.asked.setdefault(size.node.expr, (node, dim))
+                    self.input_dims.setdefault(size.node.expr, (node, dim))
         self.last = placeholders[-1]
 
     def node_of(self, size: sympy.Expr) -> fx.Node | None:
-        """Return the node that computes `size`; None where it is no polynomial in the inputs'."""
+        """Return the node that computes `size`; None where it is no polynomial in input sizes."""
         if size in self.made:
             return self.made[size]
-        if not size.free_symbols <= self.asked.keys() or not size.is_polynomial():
+        if not size.free_symbols <= self.input_dims.keys() or not size.is_polynomial():
             return None
         terms = [self._product(term) for term in sympy.Add.make_args(size.expand())]
-        found = self._joined(operator.add, terms)
-        if isinstance(found, fx.Node):
-            self.made[size] = found
+        node = self._joined(operator.add, terms)
+        if isinstance(node, fx.Node):
+            self.made[size] = node
         return self.made.get(size)
 
     def _product(self, term: sympy.Expr) -> fx.Node | int:
@@ -151,17 +157,17 @@ class _Sizes:
 
     def _symbol(self, symbol: sympy.Symbol) -> fx.Node:
         if symbol not in self.made:
-            node, dim = self.asked[symbol]
+            node, dim = self.input_dims[symbol]
             size = node.meta["val"].shape[dim]
             self.made[symbol] = self._call(torch.ops.aten.sym_size.int, (node, dim), size)
         return self.made[symbol]
 
     def _joined(self, how: _Arithmetic, parts: list[fx.Node | int]) -> fx.Node | int:
-        def two(left: fx.Node | int, right: fx.Node | int) -> fx.Node | int:
-            shown = [part if isinstance(part, int) else part.meta["val"] for part in (left, right)]
-            return self._call(how, (left, right), how(*shown))
+        def join(left: fx.Node | int, right: fx.Node | int) -> fx.Node | int:
+            values = [part if isinstance(part, int) else part.meta["val"] for part in (left, right)]
+            return self._call(how, (left, right), how(*values))
 
-        return reduce(two, parts)
+        return reduce(join, parts)
 
     def _call(
         self, target: Callable[..., Any], args: tuple[fx.Node | int, ...], value: SymInt
@@ -174,47 +180,41 @@ class _Sizes:
         return node
 
 
-_DEVICE = torch.device("cpu")
-"""Where the tensors without memory are said to lie. On meta, attention would be written down as
-the products of its mathematical form, which keep every probability; here it is one fused call,
-unless it has dropout."""
-
-_CHECKS = ("aten._assert_tensor_metadata.default",)
-"""Calls that only check what the capture has fixed."""
+# The trace.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StepTrace:
-    """One training step: placeholders in, the loss and gradients out."""
+    """One traced training step."""
 
     graph_module: fx.GraphModule
     """Takes the tensors given to `trace_step`; returns the loss, then one gradient for each entry
     of `with_gradient`."""
     with_gradient: tuple[int, ...]
-    """Positions of the tensors that get a gradient, in order."""
+    """Positions of the tensors with a gradient, in order."""
 
 
 def trace_step(
     program: torch.export.ExportedProgram,
     tensors: Sequence[Tensor],
-    place_of: Sequence[int | None],
+    tensor_of: Sequence[int | None],
     fake_mode: AbstractContextManager[Any],
     options: StepOptions,
 ) -> StepTrace:
     """Return the training step of `program` on `tensors`, which are fake ones of `fake_mode`.
 
-    `place_of` says for each placeholder of the program which of `tensors` it is; several may be
-    one, and None is a constant that is no tensor. The loss is the first real-valued result: that
-    itself if it is one number, else its mean in float32. Gradients are taken of the tensors that
-    require them; one that the loss does not depend on gets none.
+    `tensor_of` has for each placeholder of the program its index in `tensors`; several may share
+    one, and None is a constant that is no tensor. The loss is the `loss_of` the first
+    floating-point result. Gradients are those of the tensors that require them, except of tensors
+    that the loss does not depend on.
 
     Raises:
-        CaptureError: when no result is real-valued.
+        CaptureError: when no result is floating-point.
 
     """
-    step = _Step(program, tuple(place_of), options)
-    # Calls of the CPU's own library, such as that for a whole recurrent layer, are not written down
-    # as such: their FLOPs are not known, and no other device has them.
+    step = _Step(program, tuple(tensor_of), options)
+    # Without calls of the CPU's own library, such as that for a whole recurrent layer: their FLOPs
+    # are unknown, and no other device has them.
     with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
         traced = make_fx(step, _allow_non_fake_inputs=True)(*tensors)
     compute_sizes_from_inputs(traced.graph)
@@ -231,10 +231,10 @@ def cpu_twin(tensor: Tensor, *, requires_grad: bool) -> Tensor:
 
 @dataclass(eq=False)
 class _Step:
-    """What `make_fx` runs: forward, loss, and gradients of all tensors that require one."""
+    """The function for `make_fx`: forward, loss, and gradients of all tensors that require one."""
 
     program: torch.export.ExportedProgram
-    place_of: tuple[int | None, ...]
+    tensor_of: tuple[int | None, ...]
     options: StepOptions
     with_gradient: tuple[int, ...] = ()
 
@@ -248,20 +248,20 @@ class _Step:
         loss = self._loss(results)
         labels.tag(loss, {})
         wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
-        found: Sequence[Tensor | None] = ()
+        gradients: Sequence[Tensor | None] = ()
         if loss.requires_grad and wanted:
             labels.start_backward()
-            found = torch.autograd.grad(loss, [tensors[i] for i in wanted], allow_unused=True)
+            gradients = torch.autograd.grad(loss, [tensors[i] for i in wanted], allow_unused=True)
         labels.finish()
-        kept = [(i, g) for i, g in zip(wanted, found, strict=False) if g is not None]
+        kept = [(i, g) for i, g in zip(wanted, gradients, strict=False) if g is not None]
         self.with_gradient = tuple(i for i, _ in kept)
         return [loss, *(gradient for _, gradient in kept)]
 
     def _inputs(self, tensors: Sequence[Tensor]) -> list[Any]:
         nodes = self.program.graph.find_nodes(op="placeholder")
         return [
-            node.meta.get("val") if place is None else tensors[place]
-            for node, place in zip(nodes, self.place_of, strict=True)
+            node.meta.get("val") if index is None else tensors[index]
+            for node, index in zip(nodes, self.tensor_of, strict=True)
         ]
 
     def _loss(self, results: object) -> Tensor:
@@ -275,7 +275,7 @@ class _Step:
 
 
 class _Forward(fx.Interpreter):
-    """Runs an exported graph; regions under no_grad or autocast are run in place, not called."""
+    """Runs an exported graph; regions under no_grad or autocast are inlined."""
 
     def __init__(
         self, module: fx.GraphModule, labels: Labels, options: StepOptions, within: str = ""
@@ -284,18 +284,18 @@ class _Forward(fx.Interpreter):
         self._labels = labels
         self._options = options
         self._within = within
-        """Name of the node that calls the region, where it is one."""
-        self._here = within
+        """Name of the node that calls the region; empty outside of regions."""
+        self._current = within
 
     def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - what a node returns is anything
-        """Run one node, its calls labelled with its module."""
+        """Run one node, with its calls labelled with its module."""
         if str(n.target) in _CHECKS:
             return None
         if n.op != "call_function":
             return super().run_node(n)
         stack = n.meta.get("nn_module_stack") or {}
-        self._here = self._within or n.name
-        self._labels.begin(Label(stack, exported=self._here))
+        self._current = self._within or n.name
+        self._labels.begin(Label(stack, exported=self._current))
         result = super().run_node(n)
         self._labels.tag(result, stack)
         return result
@@ -303,29 +303,27 @@ class _Forward(fx.Interpreter):
     def call_function(
         self, target: Callable[..., Any] | str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:  # noqa: ANN401 - as the class above types it
-        """Call `target` with every device in its arguments ours."""
+        """Call `target` with `_DEVICE` in place of every device in its arguments."""
         if target is torch.ops.higher_order.wrap_with_set_grad_enabled:
             enabled, body, *inputs = args
             with torch.set_grad_enabled(enabled):
                 return self._inside(body).run(*inputs)
         if target is torch.ops.higher_order.wrap_with_autocast:
             _, dtype, enabled, _, body, *inputs = args
-            # A cache would hand on casts made without gradients to where they are wanted.
+            # A cache would reuse casts made without gradients where gradients are wanted.
             with torch.autocast(_DEVICE.type, dtype, enabled=enabled, cache_enabled=False):
                 return self._inside(body).run(*inputs)
-        args, kwargs = tree_map(_ours, (args, kwargs))
-        instead = fused(target, args, kwargs, self._options)
-        if instead is not None:
-            return instead()
+        args, kwargs = tree_map(
+            lambda leaf: _DEVICE if isinstance(leaf, torch.device) else leaf, (args, kwargs)
+        )
+        replacement = fused(target, args, kwargs, self._options)
+        if replacement is not None:
+            return replacement()
         if target is torch.ops.aten.histc.default and not args[0].is_floating_point():
-            # The CPU counts real numbers only; other devices, which count whole ones, say so.
+            # Histograms of the CPU take no integers, those of other devices do.
             counted = super().call_function(target, (args[0].float(), *args[1:]), kwargs)
             return counted.to(args[0].dtype)
         return super().call_function(target, args, kwargs)
 
     def _inside(self, body: fx.GraphModule) -> "_Forward":
-        return _Forward(body, self._labels, self._options, self._here)
-
-
-def _ours(argument: object) -> object:
-    return _DEVICE if isinstance(argument, torch.device) else argument
+        return _Forward(body, self._labels, self._options, self._current)

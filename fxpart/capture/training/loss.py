@@ -1,4 +1,4 @@
-"""The loss of a training step, the same wherever a step is run."""
+"""The loss of a training step, the same wherever a step is captured or run."""
 
 from collections.abc import Iterable, Sequence
 
@@ -10,28 +10,25 @@ from fxpart.errors import SpecError
 __all__ = ["first_real", "loss_of", "training_loss"]
 
 
-# The loss of a training step, the same wherever a step is captured or run.
-
-
 def first_real(results: Iterable[object]) -> Tensor | None:
-    """Return the first real-valued tensor of a model's flat results; None without one."""
+    """Return the first floating-point tensor of a model's flat results; None without one."""
     tensors = (result for result in results if isinstance(result, Tensor))
     return next((tensor for tensor in tensors if tensor.is_floating_point()), None)
 
 
 def loss_of(result: Tensor) -> Tensor:
-    """Return `result` itself if it is one number, else its mean in float32."""
+    """Return `result` itself if it is a single number, else its mean in float32."""
     return result if result.dim() == 0 else result.to(torch.float32).mean()
 
 
 def training_loss(results: Sequence[Tensor]) -> Tensor:
-    """Return the first real-valued result: itself if it is one number, else its float32 mean.
+    """Return the `loss_of` the first floating-point result.
 
     Args:
-        results: what the model returns, flat.
+        results: of the model, flat.
 
     Raises:
-        SpecError: when none is real-valued, or it depends on no weight.
+        SpecError: when there is none, or it depends on no weight.
 
     """
     result = first_real(results)

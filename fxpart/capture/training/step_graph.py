@@ -1,6 +1,7 @@
-"""The arrays of a training step: which forward operator each backward one belongs to.
+"""`step_graph`: the arrays of a training step, with partners, gradients and lifetimes.
 
-And which values are gradients, and how long autograd holds what it saved.
+A partner is the forward operator of a backward one; lifetimes are those of values that autograd, or
+a checkpointed block, keeps.
 """
 
 from bisect import bisect_right
@@ -18,27 +19,25 @@ from fxpart.core.graph import OpGraph, csr
 __all__ = ["exported_names_of", "held_by_blocks", "held_to_the_end", "step_graph"]
 
 
-# What a backward formula of autograd holds: all that it was given, until it ends.
-#
-# Autograd computes the gradient of one call by one formula, which may be several operators. The
-# tensors that the forward saved for it are let go, and the gradients that came in are dropped, when
-# the whole formula is done; not each after the last operator that reads it.
+# Lifetimes.
 
 
 def held_to_the_end(graph: OpGraph, formula: Sequence[int | None]) -> OpGraph:
-    """Return `graph` with all that a formula takes read by the last operator of the formula too.
+    """Return `graph` in which the last operator of a formula also reads all inputs of the formula.
 
-    What the formula makes itself is dropped after its last reader, as its own variables are.
-    Nothing is transferred that was not: operators of one formula must be of one group.
+    Autograd computes the gradient of one call by one formula, which may be several operators.
+    Tensors that the forward saved for it, and incoming gradients, are freed when the whole formula
+    is done, not after their last reader. Values that the formula computes itself are freed after
+    their last reader. No transfer is added: operators of one formula must be of one group.
 
     Args:
         graph: of a training step.
-        formula: for each operator the number of its formula; None for those of none.
+        formula: for each operator the number of its formula; None for other operators.
 
     """
     last = {number: op for op, number in enumerate(formula) if number is not None}
     rows = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
-    held: dict[int, dict[int, None]] = {number: {} for number in last}
+    extra: dict[int, dict[int, None]] = {number: {} for number in last}
     producer = graph.value_producer.tolist()
     for op, number in enumerate(formula):
         if number is None:
@@ -46,75 +45,69 @@ def held_to_the_end(graph: OpGraph, formula: Sequence[int | None]) -> OpGraph:
         for value in rows[op]:
             maker = producer[value]
             if maker < 0 or formula[maker] != number:
-                held[number][value] = None
+                extra[number][value] = None
     for number, op in last.items():
-        rows[op] = list(dict.fromkeys([*rows[op], *held[number]]))
+        rows[op] = list(dict.fromkeys([*rows[op], *extra[number]]))
     start, reads = csr(rows)
     return replace(graph, read_start=start, reads=reads.astype(np.int64))
-
-
-# How long a checkpointed block holds what came into it: until its backward ends.
-#
-# `torch.utils.checkpoint` keeps what a block was given, to compute it again from, as long as a
-# formula of the block's backward is to come that saved something.
 
 
 def held_by_blocks(
     graph: OpGraph, again: Sequence[int | None], saving: Sequence[int | None]
 ) -> OpGraph:
-    """Return `graph` with what blocks are computed again from read by formulas of their backward.
+    """Return `graph` in which formulas of a block's backward also read the inputs of the block.
 
-    Nothing is transferred that was not: what an operator reads to be computed again is held for the
-    last formula of its own group, the one that computes its gradient. What comes into a block is
-    held to its end so where an operator reads it that saves something for its gradient.
+    `torch.utils.checkpoint` keeps the inputs of a block, to recompute it, until the last formula of
+    its backward that saved anything. No transfer is added: operands of a recomputed operator are
+    kept for the last formula of its own group, which computes its gradient. So an input of a block
+    is kept to the end where an operator reads it that saves something for its gradient.
 
     Args:
         graph: of a training step.
-        again: for each operator that is computed again the number of the run through a block that
-            it belongs to; None for all others.
-        saving: for each operator of a formula that saved something of such a run the number of the
-            run; None for all others.
+        again: for each recomputed operator the number of its run through a block; None for others.
+        saving: for each operator of a formula that saved values of such a run the number of the
+            run; None for others.
 
     """
     group = graph.group.tolist()
     last = {(number, group[op]): op for op, number in enumerate(saving) if number is not None}
     rows = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
     producer = graph.value_producer.tolist()
-    held: dict[int, list[int]] = {}
+    extra: dict[int, list[int]] = {}
     for op, number in enumerate(again):
         end = None if number is None else last.get((number, group[op]))
         if end is not None:
             outside = [v for v in rows[op] if producer[v] < 0 or again[producer[v]] != number]
-            held.setdefault(end, []).extend(outside)
-    for op, values in held.items():
+            extra.setdefault(end, []).extend(outside)
+    for op, values in extra.items():
         rows[op] = list(dict.fromkeys([*rows[op], *values]))
     start, reads = csr(rows)
     return replace(graph, read_start=start, reads=reads.astype(np.int64))
 
 
 def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str, str]) -> OpGraph:
-    """Return `graph` told of partners, groups and gradients.
+    """Return `graph` with partners, groups, gradients and lifetimes.
 
     Args:
         graph: operators of `program`, by the names of its call nodes; calls that are no operators,
-            such as those that compute sizes, may be missing. Sizes are not looked at.
+            such as those that compute sizes, may be missing. Sizes are not used.
         program: the training step, as `fxpart.capture.training.joint_program` makes it.
-        gradients: weight, or input, to the name of the value that is its gradient.
+        gradients: the name of the gradient of each weight or input.
 
     """
     calls = _calls(graph, program)
     formula = [node.meta.get(FORMULA) for node in calls]
-    held = held_to_the_end(_with_partners(graph, calls), formula)
+    extended = held_to_the_end(_with_partners(graph, calls), formula)
     block = [node.meta.get(BLOCK) for node in calls]
-    # What is computed again is of no formula.
+    # A recomputed operator belongs to no formula.
     again = [None if of is not None else run for run, of in zip(block, formula, strict=True)]
     saving = [None if of is None else run for run, of in zip(block, formula, strict=True)]
-    held = held_by_blocks(held, again, saving)
-    return _with_gradients(held, gradients)
+    extended = held_by_blocks(extended, again, saving)
+    return _with_gradients(extended, gradients)
 
 
 def exported_names_of(graph: OpGraph, program: ExportedProgram) -> tuple[str, ...]:
-    """Return for each operator the exported call that it is a part of; ``""`` for none."""
+    """Return for each operator the exported call that it belongs to; ``""`` for none."""
     return tuple(node.meta.get(EXPORTED) or "" for node in _calls(graph, program))
 
 
@@ -124,9 +117,9 @@ def _calls(graph: OpGraph, program: ExportedProgram) -> list[fx.Node]:
 
 
 def _with_gradients(graph: OpGraph, gradients: Mapping[str, str]) -> OpGraph:
-    """Return `graph` told which of its values are gradients of which of its weights.
+    """Return `graph` with its gradients and their weights.
 
-    A gradient that is a constant of the graph, or of an input or an unused weight, is none.
+    Gradients that are constants of the graph, or of an input or an unused weight, are left out.
     """
     value_of = {name: value for value, name in enumerate(graph.value_names)}
     weight_of = {name: weight for weight, name in enumerate(graph.weight_names)}
@@ -142,7 +135,7 @@ def _with_gradients(graph: OpGraph, gradients: Mapping[str, str]) -> OpGraph:
 def _with_partners(graph: OpGraph, calls: list[fx.Node]) -> OpGraph:
     """Return `graph` with the forward operator of each backward one.
 
-    The two stay on one device, and so do the parts of one exported call.
+    The two share a group, as do the operators of one exported call.
     """
     forward_ops = [op for op, node in enumerate(calls) if node.meta.get(FORWARD) is None]
     orders = [calls[op].meta[ORDER] for op in forward_ops]
@@ -152,8 +145,8 @@ def _with_partners(graph: OpGraph, calls: list[fx.Node]) -> OpGraph:
     for op, node in enumerate(calls):
         of = node.meta.get(FORWARD)
         if of is not None and forward_ops:
-            # That node may have been removed, having no user: the last one before it that was kept
-            # stands in, or the first of all.
+            # That node may have been removed for want of a user: the last remaining one before it
+            # takes its place, or the first of all.
             forward_of[op] = forward_ops[max(bisect_right(orders, of) - 1, 0)]
         elif node.meta.get(EXPORTED):
             label[op] = first_part.setdefault(node.meta[EXPORTED], op)

@@ -1,4 +1,4 @@
-"""`profile_operators`: a captured program in, the measured time of each of its operators out."""
+"""`profile_operators`: the measured time of each operator of a program, and its file on disk."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from fxpart.errors import CacheError, SpecError
 from fxpart.execution.device import checked_device
 from fxpart.execution.profiling.passes import measure, measured_on
 from fxpart.execution.profiling.steps import Step, shapes_of, steps_of
-from fxpart.execution.profiling.tensors import given_to
+from fxpart.execution.profiling.tensors import placeholders_of
 from fxpart.support.digest import stable_digest
 from fxpart.support.host import installed_version
 from fxpart.support.json_file import read_document
@@ -27,14 +27,13 @@ from fxpart.support.whole_file import write_whole
 __all__ = ["OperatorTime", "profile_operators", "read_times", "times_path", "write_times"]
 
 
-# Times of operators on disk: one JSON file for each device and version of torch.
-#
-# A second model with operators of the same shapes then needs no measurement of them. Writers may be
-# several: each adds its entries to what is there, under a lock where the system has one. The folder
-# can be deleted at any time.
-
 _SCHEMA, _VERSION = "fxpart-operator-times", 1
 _ADVICE = "make the folder writable, or name another one"
+
+
+# Times on disk: one JSON file for each device and version of torch, so that operators of the same
+# shapes in another model are not measured again. Several writers may add entries to a file, under a
+# lock where the system has one. The folder can be deleted at any time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,39 +42,39 @@ class OperatorTime:
 
     target: str
     shapes: tuple[tuple[int, ...], ...]
-    """Of the tensors that it reads; for people to look at."""
+    """Of the tensors that it reads; for human readers."""
     seconds: float
     """Median of the samples."""
     samples: int
 
 
 def times_path(cache_dir: Path, device_name: str) -> Path:
-    """Return where the times of that device lie, or would lie."""
+    """Return the file of the times of that device, which need not exist."""
     parts = {"device": device_name, "torch": installed_version("torch"), "version": _VERSION}
     return cache_dir / f"operators-{stable_digest(parts)[:32]}.json"
 
 
 def read_times(path: Path) -> dict[str, OperatorTime]:
-    """Return the entries of the file by signature; none when it is not there, or is damaged."""
+    """Return the entries of the file by signature; none when it is missing or damaged."""
     try:
         entries = read_document(path, _SCHEMA, _VERSION)["entries"]
-        return {str(name): _entry(said) for name, said in sorted(entries.items())}
+        return {str(name): _operator_time(entry) for name, entry in sorted(entries.items())}
     except (SpecError, KeyError, TypeError, ValueError, AttributeError):
         return {}
 
 
-def _entry(said: Mapping[str, object]) -> OperatorTime:
-    seconds, samples, shapes = said["seconds"], said["samples"], said["shapes"]
+def _operator_time(entry: Mapping[str, object]) -> OperatorTime:
+    seconds, samples, shapes = entry["seconds"], entry["samples"], entry["shapes"]
     if not isinstance(seconds, float | int) or not math.isfinite(seconds) or seconds < 0:
         raise ValueError(f"seconds are {seconds!r}")
     if not isinstance(samples, int) or samples < 1 or not isinstance(shapes, list):
         raise ValueError(f"samples are {samples!r}")
     listed = tuple(tuple(int(size) for size in shape) for shape in shapes)
-    return OperatorTime(str(said["target"]), listed, float(seconds), samples)
+    return OperatorTime(str(entry["target"]), listed, float(seconds), samples)
 
 
 def write_times(path: Path, entries: Mapping[str, OperatorTime]) -> None:
-    """Add `entries` to the file; of two for one signature, the one of more samples stays.
+    """Add `entries` to the file; of two for one signature, the one with more samples stays.
 
     Raises:
         CacheError: when the folder cannot be written.
@@ -109,9 +108,9 @@ def _what(path: Path) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Let no two writers of the file interleave, where files can be locked.
+    """Hold the lock of the file, where files can be locked.
 
-    Where they cannot, one writer's entries may be lost, and are measured again.
+    Where they cannot, entries of another writer may be lost, and are measured again.
     """
     try:
         import fcntl
@@ -126,7 +125,7 @@ def _locked(path: Path) -> Iterator[None]:
             f"cannot write {_what(path)}: {error.strerror or error}; {_ADVICE}"
         ) from error
     with lock:
-        # Closing the file lets go of the lock.
+        # Closing the file releases the lock.
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -142,26 +141,23 @@ def profile_operators(
 ) -> OperatorProfile:
     """Return the time of each operator of `program`, measured on this machine's `device`.
 
-    `graph` is that of `program`: ``op_graph(program)``, or both of one `joint_capture`. The program
-    may have been captured on the meta device: weights and inputs are made (random), each when it is
-    first needed, and dropped after its last use where they would take much of the memory.
+    `graph` is that of `program`: ``op_graph(program)``, or both from one `joint_capture`. The
+    program may have been captured on the meta device: random weights and inputs are made when they
+    are first needed and, where they would take much of the memory, dropped after their last use.
 
-    Operators are run in the order of the graph, as in a real run: caches hold what they would hold
-    then, and one operator again and again would find its data there. Calls of one signature
-    (target, shapes, strides, dtypes, other arguments) have one time: the median of `repeats` runs
-    after a first one, which sets things up and does not count. The median, since a run that was
-    interrupted says nothing about the operator, and the fastest of a few is luckier than the usual
-    one. Passes over the graph are repeated until every signature has its runs; an operator whose
-    signature has them is not run, so forty equal layers take the time of a few. After `budget_s`
-    seconds only signatures without any run are still run: `OperatorProfile.samples` says how many
-    each time comes from.
+    Operators run in graph order, so that caches are in the state of a real run; one operator run
+    repeatedly would find its data in them. Calls of one signature (target, shapes, strides, dtypes,
+    other arguments) have one time: the median of `repeats` runs after an uncounted warm-up; the
+    median, since interruptions distort the mean and luck the minimum. Passes over the graph are
+    repeated until every signature has its runs, and skip operators whose signature has them, so
+    that forty equal layers take the time of a few. After `budget_s` seconds, only signatures
+    without any run are still run: `OperatorProfile.samples` has the number of runs of each time.
 
     With `cache_dir`, times are kept there by device, version of torch and signature, and those of
     at least `repeats` samples are not measured again.
 
     Raises:
-        SpecError: for a device that is not here, no repeats, a graph of another program, or sizes
-            that are symbols.
+        SpecError: for a missing device, no repeats, a graph of another program, or symbolic sizes.
         CaptureError: for an operator that cannot be run on the device.
         CacheError: when the cache cannot be written.
 
@@ -169,14 +165,14 @@ def profile_operators(
     deadline_s = time.perf_counter() + budget_s
     if repeats < 1:
         raise SpecError(f"repeats={repeats} measures nothing; give 1 or more")
-    where = checked_device(device)
-    steps, name = steps_of(program, graph, where), measured_on(where)
+    target = checked_device(device)
+    steps, name = steps_of(program, graph, target), measured_on(target)
     path = times_path(cache_dir, name) if cache_dir else None
     stored = read_times(path) if path else {}
     known = frozenset(key for key, entry in stored.items() if entry.samples >= repeats)
     executed, fresh = 0, dict[str, OperatorTime]()
     if any(step.signature not in known for step in steps):
-        measured = measure(steps, given_to(program, where), repeats + 1, known, deadline_s)
+        measured = measure(steps, placeholders_of(program, target), repeats + 1, known, deadline_s)
         executed, fresh = measured.executed, _entries(steps, measured.seconds)
     if path and fresh:
         write_times(path, fresh)
@@ -190,16 +186,16 @@ def profile_operators(
 
 
 def _entries(steps: list[Step], seconds: dict[str, list[float]]) -> dict[str, OperatorTime]:
-    """Return the median of each signature's runs; the first does not count where there are more."""
-    found: dict[str, OperatorTime] = {}
+    """Return the median of each signature's runs, without the first where there are more."""
+    entries: dict[str, OperatorTime] = {}
     for step in steps:
         runs = seconds.get(step.signature)
-        if runs and step.signature not in found:
+        if runs and step.signature not in entries:
             counted = runs[1:] or runs
-            found[step.signature] = OperatorTime(
+            entries[step.signature] = OperatorTime(
                 str(step.node.target),
                 tuple(tuple(shape) for shape in shapes_of(step.node)),
                 median(counted),
                 len(counted),
             )
-    return found
+    return entries

@@ -1,4 +1,4 @@
-"""Running a program operator by operator and timing those that still need a measurement."""
+"""`measure`: run a program operator by operator, and time those that still need a measurement."""
 
 import time
 import warnings
@@ -13,13 +13,23 @@ from torch.utils._pytree import tree_map
 from fxpart.errors import CaptureError, one_line
 from fxpart.execution.device import device_name
 from fxpart.execution.profiling.steps import Step, as_captured, valid_region_arguments
-from fxpart.execution.profiling.tensors import Given, made_value
-from fxpart.execution.profiling.valid_arguments import bent_nodes, valid_arguments
+from fxpart.execution.profiling.tensors import Placeholders, made_value
+from fxpart.execution.profiling.valid_arguments import changed_nodes, valid_arguments
 
 __all__ = ["Call", "Measured", "Run", "measure", "measured_on", "plan_pass", "timed_call"]
 
 
-# Which operators one pass over a program runs, and what must be made before each of them.
+Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+"""A function and its arguments."""
+
+Values = dict[fx.Node, Any]
+"""Inputs, weights and results that are still to be read."""
+
+_HEAD_START_CYCLES = 200_000
+"""Clock cycles (about 0.1 ms) that a GPU waits while the host prepares an operator's launch."""
+
+
+# The operators that one pass over a program runs.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -29,17 +39,18 @@ class Run:
     step: Step
     is_measured: bool
     make: tuple[fx.Node, ...]
-    """Inputs that no operator of the pass makes: results of skipped ones, weights, inputs."""
+    """Operands that no operator of the pass computes: results of skipped ones, weights, inputs."""
     dying: tuple[fx.Node, ...]
-    """Nodes whose values no later operator of the pass reads; its own, when nobody does."""
+    """Nodes whose values no later operator of the pass reads, itself included."""
 
 
 def plan_pass(steps: list[Step], remaining: Mapping[str, int]) -> list[Run]:
     """Return the operators that the next pass runs, in order.
 
-    Measured are the first of each signature, as many as the signature still needs. Run besides are
-    those before the last of these whose results must be real, and measured besides, those so small
-    that to make up a result is no less work, and leaves the caches in no state of a real run.
+    The first operators of each signature are measured, as many as the signature still needs. Up to
+    the last of these, operators whose results must be real are run too, and small ones are both run
+    and measured: making up their results takes no less time, and would leave the caches in another
+    state than a real run does.
     """
     left = dict(remaining)
     chosen: list[tuple[Step, bool]] = []
@@ -53,29 +64,23 @@ def plan_pass(steps: list[Step], remaining: Mapping[str, int]) -> list[Run]:
             last = len(chosen) if is_needed else last
     chosen = chosen[:last]
     last_reader = {read: step.node for step, _ in chosen for read in step.node.all_input_nodes}
-    there: set[fx.Node] = set()
+    available: set[fx.Node] = set()
     runs = []
     for step, is_measured in chosen:
         node = step.node
-        read = node.all_input_nodes
-        make = tuple(one for one in read if one not in there)
-        there.update(make, (node,))
-        dying = tuple(one for one in read if last_reader[one] is node)
+        operands = node.all_input_nodes
+        make = tuple(operand for operand in operands if operand not in available)
+        available.update(make, (node,))
+        dying = tuple(operand for operand in operands if last_reader[operand] is node)
         runs.append(Run(step, is_measured, make, dying if node in last_reader else (*dying, node)))
     return runs
 
 
-# What operators were measured on, and the clock that fits it.
-
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-"""A function and what it is called with."""
-
-_HEAD_START_CYCLES = 200_000
-"""Clock cycles (about 0.1 ms) that a GPU waits while the host prepares an operator's launch."""
+# Timed calls.
 
 
 def measured_on(device: torch.device) -> str:
-    """Return the device's name; of a CPU, with the threads that torch uses."""
+    """Return the device's name; for a CPU, with the number of torch's threads."""
     if device.type == "cpu":
         threads = torch.get_num_threads()
         return f"{device_name(device)}, {threads} thread{'s' if threads > 1 else ''}"
@@ -83,13 +88,13 @@ def measured_on(device: torch.device) -> str:
 
 
 def timed_call(device: torch.device, box: list[Call]) -> tuple[Any, float]:
-    """Return what the one call in `box` returns, and its time in seconds; `box` is left empty.
+    """Return the result of the one call in `box`, and its time in seconds; empties `box`.
 
-    The box lets go of the arguments, so that what nobody else holds is freed within the time
-    measured, as it is in a real run.
+    The call is taken out of the box so that arguments without another reference are freed within
+    the measured time, as in a real run.
 
-    On a GPU: the larger of the kernels' time, between two events that the host has queued before
-    they run, and the host's time to launch them. A host that launches ahead hides the smaller.
+    On a GPU: the larger of the kernels' time, between two events queued before the kernels run, and
+    the host's time to launch them. A host that launches ahead hides the smaller.
     """
     if device.type == "cpu":
         call, args, kwargs = box.pop()
@@ -120,26 +125,29 @@ def _event() -> torch.cuda.Event:
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-Values = dict[fx.Node, Any]
-"""Inputs, weights and results that are still to be read."""
+# Passes over a program.
 
 
 @dataclass(eq=False, slots=True)
 class Measured:
-    """Times by signature, in the order of measurement, and how often anything was run."""
+    """Times by signature, in the order of measurement, and the number of operators run."""
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     executed: int = 0
 
 
 def measure(
-    steps: list[Step], given: Given, runs: int, known: frozenset[str], deadline_s: float
+    steps: list[Step],
+    placeholders: Placeholders,
+    runs: int,
+    known: frozenset[str],
+    deadline_s: float,
 ) -> Measured:
     """Return the times of all signatures but the `known` ones, each of `runs` runs.
 
-    Passes over the whole program are repeated. In each, an operator is run where its signature
-    still needs a time, or its result must be a real one; else its result is made when it is read.
-    From `deadline_s` on (of ``time.perf_counter``), only signatures without any time are run.
+    Each pass over the program runs the operators whose signature still needs a time or whose result
+    must be real; other results are made up when they are read. From `deadline_s` on (of
+    ``time.perf_counter``), only signatures without any time are run.
 
     Raises:
         CaptureError: for an operator that cannot be run on the device.
@@ -147,12 +155,12 @@ def measure(
     """
     measured = Measured()
     remaining = {step.signature: runs for step in steps if step.signature not in known}
-    devices = [given.device] if given.device.type == "cuda" else []
+    devices = [placeholders.device] if placeholders.device.type == "cuda" else []
     with torch.no_grad(), torch.random.fork_rng(devices), warnings.catch_warnings():
-        # Operators warn of values as they are made up here, and once for each of many runs.
+        # Operators warn of made-up values, in each of many runs.
         warnings.simplefilter("ignore")
         while any(remaining.values()):
-            _one_pass(plan_pass(steps, remaining), given, measured, deadline_s)
+            _one_pass(plan_pass(steps, remaining), placeholders, measured, deadline_s)
             late = time.perf_counter() > deadline_s
             for name in remaining:
                 left = runs - len(measured.seconds.get(name, ()))
@@ -160,56 +168,55 @@ def measure(
     return measured
 
 
-def _one_pass(plan: list[Run], given: Given, measured: Measured, deadline_s: float) -> None:
-    """Run what is planned. Little is done between two operators: it would empty the caches."""
+def _one_pass(
+    plan: list[Run], placeholders: Placeholders, measured: Measured, deadline_s: float
+) -> None:
+    """Run the plan, with little work between two operators, since that would empty the caches."""
     values: Values = {}
-    if given.keep:
+    if placeholders.keep:
         for run in plan:
-            _place(values, run.make, given, inputs_only=True)
+            _make_values(values, run.make, placeholders, inputs_only=True)
     for run in plan:
         step = run.step
         times = measured.seconds.setdefault(step.signature, [])
         late = bool(times) and time.perf_counter() > deadline_s
         if late and not step.is_exact:
-            # Its readers may still be run: a made result does for them.
-            _place(values, (step.node,), given)
+            # Its readers may still be run: a made-up result suffices for them.
+            _make_values(values, (step.node,), placeholders)
         else:
-            seconds = _run(run, values, given)
+            seconds = _run(run, values, placeholders)
             measured.executed += 1
             if run.is_measured and not late:
                 times.append(seconds)
         for node in run.dying:
             values.pop(node, None)
-        given.drop(run.dying)
+        placeholders.drop(run.dying)
 
 
-def _run(run: Run, values: Values, given: Given) -> float:
+def _run(run: Run, values: Values, placeholders: Placeholders) -> float:
     """Run one operator, keep its result in `values`, and return its time in seconds."""
     step = run.step
     call, node = step.node.target, step.node
     if not callable(call):
         raise CaptureError(f"operator {node.name} has no function to call: {call}")
     try:
-        if run.make and _place(values, run.make, given) and not given.keep:
-            given.evict()
+        if run.make and _make_values(values, run.make, placeholders) and not placeholders.keep:
+            placeholders.evict()
         args = tuple([_value(argument, values) for argument in step.args])
         kwargs = {name: _value(argument, values) for name, argument in step.kwargs.items()}
         if step.needs_validity:
-            bent = _valid(step, call, args, kwargs)
-            _keep_bent(step, (args, kwargs), bent, values, given)
-            args, kwargs = bent
-            del bent
-        for one in run.dying:
-            values.pop(one, None)
+            args, kwargs = _made_valid(step, call, (args, kwargs), values, placeholders)
+        for dying in run.dying:
+            values.pop(dying, None)
         box = [(call, args, kwargs)]
         del args, kwargs
-        result, seconds = timed_call(given.device, box)
+        result, seconds = timed_call(placeholders.device, box)
         values[node] = as_captured(result, node.meta.get("val")) if step.is_region else result
         del result
-    # An operator may be anyone's, and fail in any way.
+    # A custom operator may fail in any way.
     except Exception as error:
         raise CaptureError(
-            f"operator {node.name} ({call}) cannot be measured on {given.device}:"
+            f"operator {node.name} ({call}) cannot be measured on {placeholders.device}:"
             f" {one_line(error)}; measure on another device, or use latency=roofline"
         ) from error
     return seconds
@@ -223,40 +230,43 @@ def _value(argument: Any, values: Values) -> Any:  # noqa: ANN401 - as torch typ
     return argument
 
 
-def _valid(
-    step: Step, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if step.is_region:
-        return valid_region_arguments(call, args), kwargs
-    return valid_arguments(call, args, kwargs)
-
-
-def _keep_bent(
+def _made_valid(
     step: Step,
-    before: tuple[Any, Any],
-    after: tuple[Any, Any],
+    call: Callable[..., Any],
+    arguments: tuple[tuple[Any, ...], dict[str, Any]],
     values: Values,
-    given: Given,
-) -> None:
-    """Keep indices that were made valid: later readers, the backward among them, see the same."""
-    for node, tensor in bent_nodes((step.args, step.kwargs), before, after):
+    placeholders: Placeholders,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return valid arguments, and keep changed ones for later readers, also in the backward."""
+    args, kwargs = arguments
+    if step.is_region:
+        valid = valid_region_arguments(call, args), kwargs
+    else:
+        valid = valid_arguments(call, args, kwargs)
+    for node, tensor in changed_nodes((step.args, step.kwargs), arguments, valid):
         values[node] = tensor
-        given.replace(node, tensor)
+        placeholders.replace(node, tensor)
+    return valid
 
 
-def _place(
-    values: Values, nodes: tuple[fx.Node, ...], given: Given, *, inputs_only: bool = False
+def _make_values(
+    values: Values,
+    nodes: tuple[fx.Node, ...],
+    placeholders: Placeholders,
+    *,
+    inputs_only: bool = False,
 ) -> bool:
-    """Make the values of `nodes` that are not there; return whether a weight was among them."""
-    made = given.make(nodes)
+    """Make the missing values of `nodes`; return whether that made a weight or input."""
+
+    def made(like: object) -> object:
+        return made_value(like, placeholders.device) if isinstance(like, Tensor) else like
+
+    any_made = placeholders.make(nodes)
     for node in nodes:
         if node in values:
             continue
-        if node in given.likes:
-            values[node] = given.value(node)
+        if node in placeholders.likes:
+            values[node] = placeholders.value(node)
         elif not inputs_only:
-            values[node] = tree_map(
-                lambda like: made_value(like, given.device) if isinstance(like, Tensor) else like,
-                node.meta.get("val"),
-            )
-    return made
+            values[node] = tree_map(made, node.meta.get("val"))
+    return any_made

@@ -1,4 +1,4 @@
-"""A program's call nodes as steps: what each calls, and whether its result must be a real one."""
+"""`Step`: a call node of a program, with its signature and whether its result must be real."""
 
 import copy
 from collections.abc import Callable
@@ -13,7 +13,11 @@ from torch.utils._pytree import tree_leaves, tree_map
 from fxpart.capture.calls import REGIONS, body_of
 from fxpart.core.graph import OpGraph
 from fxpart.errors import SpecError
-from fxpart.execution.profiling.valid_arguments import bent_nodes, needs_validity, valid_arguments
+from fxpart.execution.profiling.valid_arguments import (
+    changed_nodes,
+    needs_validity,
+    valid_arguments,
+)
 from fxpart.support.digest import stable_digest
 
 __all__ = [
@@ -28,71 +32,71 @@ __all__ = [
 ]
 
 
-# What decides an operator's time: what it calls, on tensors of which shapes, how.
+_MOST_BOUND = 2**62
+_SMALL_BYTES = 2**18
+"""Of all that an operator reads and writes: a fraction of a processor's own cache."""
+
+
+# Signatures.
 
 
 def signature(node: fx.Node) -> str:
-    """Return 64 hex digits that calls have in common which take the same time.
+    """Return 64 hex digits that are equal for calls of equal time.
 
-    Target, shape, strides and dtype of every tensor, and every other argument, except devices; of a
-    region the same of all its calls.
+    They stand for target, shape, strides and dtype of every tensor, and every other argument except
+    devices; for a region, the same of all its calls.
     """
     return stable_digest(_call(node))
 
 
 def _call(node: fx.Node) -> dict[str, object]:
-    kwargs = {name: _shown(given) for name, given in node.kwargs.items()}
-    return {"target": str(node.target), "args": _shown(node.args), "kwargs": kwargs}
+    kwargs = {name: _described(argument) for name, argument in node.kwargs.items()}
+    return {"target": str(node.target), "args": _described(node.args), "kwargs": kwargs}
 
 
 def shapes_of(node: fx.Node) -> list[list[int]]:
-    """Return the shapes of the tensors that a call reads, for people to look at."""
-    values = [given.meta.get("val") for given in node.all_input_nodes]
+    """Return the shapes of the tensors that a call reads, for human readers."""
+    values = [operand.meta.get("val") for operand in node.all_input_nodes]
     return [[int(size) for size in value.shape] for value in values if isinstance(value, Tensor)]
 
 
-def _shown(given: Any) -> object:  # noqa: ANN401 - anything that a call may be given
-    if isinstance(given, fx.Node) and given.op == "get_attr":
-        calls = body_of(given).graph.nodes
+def _described(argument: Any) -> object:  # noqa: ANN401 - any argument of a call
+    if isinstance(argument, fx.Node) and argument.op == "get_attr":
+        calls = body_of(argument).graph.nodes
         return [_call(call) for call in calls if call.op == "call_function"]
-    if isinstance(given, fx.Node):
-        return _shown(given.meta.get("val"))
-    if isinstance(given, Tensor):
-        return ["tensor", list(map(int, given.shape)), _strides(given), str(given.dtype)]
-    if isinstance(given, list | tuple):
-        return [_shown(item) for item in given]
-    if isinstance(given, torch.device):
+    if isinstance(argument, fx.Node):
+        return _described(argument.meta.get("val"))
+    if isinstance(argument, Tensor):
+        shape, strided = list(map(int, argument.shape)), argument.layout is torch.strided
+        layout = list(map(int, argument.stride())) if strided else str(argument.layout)
+        return ["tensor", shape, layout, str(argument.dtype)]
+    if isinstance(argument, list | tuple):
+        return [_described(item) for item in argument]
+    if isinstance(argument, torch.device):
         return "device"
-    return given if given is None or isinstance(given, bool | int | str) else repr(given)
+    plain = argument is None or isinstance(argument, bool | int | str)
+    return argument if plain else repr(argument)
 
 
-def _strides(tensor: Tensor) -> list[int] | str:
-    if tensor.layout is not torch.strided:
-        return str(tensor.layout)
-    return [int(stride) for stride in tensor.stride()]
-
-
-# Regions: calls of a graph of its own, run under autocast or with gradients on or off.
-
-_MOST_BOUND = 2**62
+# Regions: calls that run a graph under autocast, or with gradients on or off.
 
 
 def runnable_body(body: fx.GraphModule, device: torch.device) -> fx.GraphModule:
-    """Return a copy of `body` that makes its tensors on `device`.
+    """Return a copy of `body` that allocates its tensors on `device`.
 
-    Checks of dtypes and devices are left out: they say what was captured, and autocast on the meta
-    device changes no dtypes as it does where the region is run.
+    Checks of dtypes and devices are left out, since they hold for the capture only: autocast on the
+    meta device changes no dtypes, as it does where the region is run.
     """
-    made = copy.deepcopy(body)
-    for part in made.modules():
+    copied = copy.deepcopy(body)
+    for part in copied.modules():
         if isinstance(part, fx.GraphModule):
             _move(part, device)
-    return made
+    return copied
 
 
 def _move(part: fx.GraphModule, device: torch.device) -> None:
-    def moved(given: Any) -> Any:  # noqa: ANN401 - as torch types arguments
-        return device if isinstance(given, torch.device) else given
+    def moved(argument: Any) -> Any:  # noqa: ANN401 - as torch types arguments
+        return device if isinstance(argument, torch.device) else argument
 
     for node in list(part.graph.nodes):
         if node.op != "call_function":
@@ -106,10 +110,10 @@ def _move(part: fx.GraphModule, device: torch.device) -> None:
 
 
 def holds_validity(node: fx.Node) -> bool:
-    """Return whether `node` is an operator, or holds one, that refuses some values."""
+    """Return whether `node` is, or contains, an operator that refuses some values."""
     if node.target not in REGIONS:
         return callable(node.target) and needs_validity(node.target)
-    bodies = [body_of(given) for given in node.all_input_nodes if given.op == "get_attr"]
+    bodies = [body_of(operand) for operand in node.all_input_nodes if operand.op == "get_attr"]
     return any(
         holds_validity(call)
         for body in bodies
@@ -121,42 +125,41 @@ def holds_validity(node: fx.Node) -> bool:
 def valid_region_arguments(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return the arguments of a region's call with every index among them made valid.
 
-    The region is run for that, before it is timed. An index that it computes, be it a mere view of
-    what it is given, cannot be bent in a run that is timed: all whole numbers that are given are
-    made smaller until none is too large.
+    The region is run for that, before it is timed. An index that it computes, even a view of an
+    operand, cannot be changed in a timed run: all integer operands are reduced until none is too
+    large.
     """
-    place = next(i for i, given in enumerate(args) if isinstance(given, fx.GraphModule))
-    before, body, operands = args[:place], args[place], list(args[place + 1 :])
+    position = next(i for i, arg in enumerate(args) if isinstance(arg, fx.GraphModule))
+    before, body, operands = args[:position], args[position], list(args[position + 1 :])
     names = [node.name for node in body.graph.find_nodes(op="placeholder")]
     bound = _MOST_BOUND
     while bound > 0:
-        bending = _Bending(body)
-        call(*before, bending.run, *operands)
-        operands = [bending.bent.get(n, given) for n, given in zip(names, operands, strict=True)]
-        if bending.bound is None:
+        trial = _ValidRun(body)
+        call(*before, trial.run, *operands)
+        operands = [trial.changed.get(n, x) for n, x in zip(names, operands, strict=True)]
+        if trial.bound is None:
             break
-        bound = min(bending.bound, bound // 2)
-        operands = [_below(given, max(1, bound)) for given in operands]
+        bound = min(trial.bound, bound // 2)
+        operands = [
+            x.remainder(max(1, bound)) if isinstance(x, Tensor) and _is_integer(x) else x
+            for x in operands
+        ]
     return (*before, body, *operands)
 
 
-def _below(given: Any, bound: int) -> Any:  # noqa: ANN401 - any operand
-    return given.remainder(bound) if isinstance(given, Tensor) and _is_whole(given) else given
-
-
-def _is_whole(tensor: Tensor) -> bool:
+def _is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
-class _Bending(fx.Interpreter):
-    """Runs a body with arguments made valid, and notes which had to be."""
+class _ValidRun(fx.Interpreter):
+    """Runs a body with arguments made valid, and records which were changed."""
 
     def __init__(self, body: fx.GraphModule) -> None:
         super().__init__(body)
-        self.bent: dict[str, Tensor] = {}
-        """What inputs of the body are now."""
+        self.changed: dict[str, Tensor] = {}
+        """New values of inputs of the body, by name."""
         self.bound: int | None = None
-        """What the indices that the body computed should have been below."""
+        """Least bound that indices computed by the body exceeded."""
 
     def run_node(self, n: fx.Node) -> Any:  # noqa: ANN401 - as in the base class
         call = n.target
@@ -167,18 +170,18 @@ class _Bending(fx.Interpreter):
             valid: tuple[Any, Any] = valid_region_arguments(call, args), kwargs
         else:
             valid = valid_arguments(call, args, dict(kwargs))
-        for node, value in bent_nodes((n.args, n.kwargs), (args, kwargs), valid):
+        for node, value in changed_nodes((n.args, n.kwargs), (args, kwargs), valid):
             self.env[node] = value
             if node.op == "placeholder":
-                self.bent[node.name] = value
-            elif _is_whole(value) and value.numel():
+                self.changed[node.name] = value
+            elif _is_integer(value) and value.numel():
                 most = int(value.max()) + 1
                 self.bound = most if self.bound is None else min(self.bound, most)
         return call(*valid[0], **valid[1])
 
 
 def as_captured(result: Any, like: Any) -> Any:  # noqa: ANN401 - a tensor or a tuple of them
-    """Return the result of a region in the dtypes that were captured: later calls expect these."""
+    """Return the result of a region in the captured dtypes, which later calls expect."""
     return tree_map(
         lambda got, expected: got.to(expected.dtype) if isinstance(got, Tensor) else got,
         result,
@@ -186,8 +189,7 @@ def as_captured(result: Any, like: Any) -> Any:  # noqa: ANN401 - a tensor or a 
     )
 
 
-_SMALL_BYTES = 2**18
-"""Of all that an operator reads and writes: a fraction of a processor's own cache."""
+# Steps.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -196,27 +198,26 @@ class Step:
 
     node: fx.Node
     args: tuple[Any, ...]
-    """What it is called with: nodes, lists of nodes, constants, and graphs of regions; devices are
-    the real one."""
+    """Nodes, lists of nodes, constants, and graphs of regions; devices are the one measured on."""
     kwargs: dict[str, Any]
     signature: str
     is_exact: bool
-    """Whether its result must be a real one. Made numbers will not do where they must agree with
-    each other, as the sizes of groups with the number of rows: results in whole numbers, and all
-    that follows from whole numbers and masks alone, are always computed."""
+    """Whether its result must be real. Made-up numbers do not suffice where they must be
+    consistent, such as group sizes with the number of rows: integer results, and results that
+    depend on integers and masks alone, are always computed."""
     is_small: bool
-    """Whether it takes no more time to run it than to make up its result."""
+    """Whether running it takes no longer than making up its result."""
     is_region: bool
-    """Whether it calls a graph of its own, in a mode of its own."""
+    """Whether it runs a graph in a mode of its own."""
     needs_validity: bool
     """Whether it refuses some values of its arguments."""
 
 
 def steps_of(program: ExportedProgram, graph: OpGraph, device: torch.device) -> list[Step]:
-    """Return the operators of `program` in order, to be run on `device`.
+    """Return the operators of `program` in order, for `device`.
 
     Raises:
-        SpecError: when `graph` is not the graph of `program`, or sizes are symbols.
+        SpecError: when `graph` is not the graph of `program`, or sizes are symbolic.
 
     """
     calls = [node for node in program.graph.nodes if node.op == "call_function"]
@@ -229,8 +230,8 @@ def steps_of(program: ExportedProgram, graph: OpGraph, device: torch.device) -> 
     for node in calls:
         if _is_exact(node, exact):
             exact.add(node)
-        args = tuple(_on_device(given, device) for given in node.args)
-        kwargs = {name: _on_device(given, device) for name, given in node.kwargs.items()}
+        args = tuple(_on_device(argument, device) for argument in node.args)
+        kwargs = {name: _on_device(argument, device) for name, argument in node.kwargs.items()}
         steps.append(
             Step(
                 node,
@@ -247,22 +248,22 @@ def steps_of(program: ExportedProgram, graph: OpGraph, device: torch.device) -> 
 
 
 def _is_small(node: fx.Node) -> bool:
-    touched = [node.meta.get("val"), *(given.meta.get("val") for given in node.all_input_nodes)]
+    touched = [node.meta.get("val"), *(x.meta.get("val") for x in node.all_input_nodes)]
     tensors = [leaf for leaf in tree_leaves(touched) if isinstance(leaf, Tensor)]
     return sum(t.numel() * t.element_size() for t in tensors) <= _SMALL_BYTES
 
 
-def _on_device(given: Any, device: torch.device) -> Any:  # noqa: ANN401 - as torch types arguments
-    if isinstance(given, fx.Node) and given.op == "get_attr":
-        return runnable_body(body_of(given), device)
-    if isinstance(given, list):
-        return [_on_device(item, device) for item in given]
-    return device if isinstance(given, torch.device) else given
+def _on_device(argument: Any, device: torch.device) -> Any:  # noqa: ANN401 - as torch types it
+    if isinstance(argument, fx.Node) and argument.op == "get_attr":
+        return runnable_body(body_of(argument), device)
+    if isinstance(argument, list):
+        return [_on_device(item, device) for item in argument]
+    return device if isinstance(argument, torch.device) else argument
 
 
 def _exact_inputs(program: ExportedProgram) -> set[fx.Node]:
-    """Return the inputs that are whole numbers or masks, once no size is a symbol."""
-    found = set()
+    """Return the inputs that are integers or masks, after refusing symbolic sizes."""
+    exact = set()
     for node in program.graph.find_nodes(op="placeholder"):
         value = node.meta.get("val")
         if not isinstance(value, Tensor):
@@ -273,13 +274,12 @@ def _exact_inputs(program: ExportedProgram) -> set[fx.Node]:
                 " measured; export without dynamic shapes"
             )
         if not (value.is_floating_point() or value.is_complex()):
-            found.add(node)
-    return found
+            exact.add(node)
+    return exact
 
 
 def _is_exact(node: fx.Node, exact: set[fx.Node]) -> bool:
-    made = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
-    read = [given for given in node.all_input_nodes if given.meta.get("val") is not None]
-    whole = [t for t in made if not (t.is_floating_point() or t.is_complex())]
-    # A mask may be any: random ones will do.
-    return any(t.dtype != torch.bool for t in whole) or all(given in exact for given in read)
+    """Return whether a result must be real; a mask may be random, unless its operands are exact."""
+    results = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+    operands = [x for x in node.all_input_nodes if x.meta.get("val") is not None]
+    return any(map(_is_integer, results)) or all(operand in exact for operand in operands)

@@ -1,7 +1,6 @@
-"""Arguments that an operator accepts: indices within what they index, chances within 0 and 1.
+"""Make arguments valid for an operator: indices within bounds, probabilities within 0 and 1.
 
-Made values are random, and an operator refuses some: here they are bent to what it takes, before
-its time is measured.
+Made-up values are random, and some operators refuse some values.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,10 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["bent_nodes", "needs_validity", "valid_arguments"]
+__all__ = ["changed_nodes", "needs_validity", "valid_arguments"]
 
 Named = dict[str, Any]
+"""Arguments of a call by parameter name."""
 _Rule = Callable[[Named], Named]
+"""Returns the arguments that it changes."""
 
 
 def needs_validity(target: Callable[..., Any]) -> bool:
@@ -29,38 +30,38 @@ def _rule(target: Callable[..., Any]) -> _Rule | None:
 def valid_arguments(
     target: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments of a call with every index and chance among them made valid."""
+    """Return the arguments of a call with every index and probability among them made valid."""
     rule = _rule(target)
     if rule is None:
         return args, kwargs
     schema: Any = target
     names = [argument.name for argument in schema._schema.arguments]
-    # Arguments left out have their default: of those that rules read, that is None or 0.
+    # Omitted arguments have their default; for those that rules read, it is None or 0.
     named = {**dict.fromkeys(names), **dict(zip(names, args, strict=False)), **kwargs}
     changed = rule(named)
-    positional = tuple(changed.get(name, given) for name, given in zip(names, args, strict=False))
-    return positional, {name: changed.get(name, given) for name, given in kwargs.items()}
+    positional = tuple(changed.get(name, value) for name, value in zip(names, args, strict=False))
+    return positional, {name: changed.get(name, value) for name, value in kwargs.items()}
 
 
-def bent_nodes(
+def changed_nodes(
     arguments: Any,  # noqa: ANN401 - tuples, lists and mappings of nodes and constants
     before: Any,  # noqa: ANN401
     after: Any,  # noqa: ANN401
 ) -> Iterator[tuple[fx.Node, Tensor]]:
-    """Yield the nodes among `arguments` whose values were made valid, and what they are now."""
+    """Yield the nodes among `arguments` whose values were made valid, with their new values."""
     if type(arguments) is fx.Node:
         if after is not before and after.dtype == before.dtype:
             yield arguments, after
     elif isinstance(arguments, Mapping):
         for name, argument in arguments.items():
-            yield from bent_nodes(argument, before[name], after[name])
+            yield from changed_nodes(argument, before[name], after[name])
     elif isinstance(arguments, list | tuple):
         for argument, old, new in zip(arguments, before, after, strict=True):
-            yield from bent_nodes(argument, old, new)
+            yield from changed_nodes(argument, old, new)
 
 
 def _within(index: Tensor, bound: int) -> Tensor:
-    """Return `index` with every number in 0..bound-1; itself where that is so already."""
+    """Return `index` with every number in 0..bound-1; itself if they are already."""
     if index.numel() == 0 or bound < 1 or index.dtype == torch.bool:
         return index
     if int(index.min()) >= 0 and int(index.max()) < bound:
@@ -83,30 +84,30 @@ def _along_dim(named: Named) -> Named:
 
 
 def _bag(named: Named) -> Named:
-    """Bags begin at rising places among the indices, the first at 0."""
+    """Make the offsets of the bags ascending positions among the indices, from 0."""
     indices = _within(named["indices"], int(named["weight"].shape[0]))
     offsets = named["offsets"]
     if offsets is None or offsets.numel() == 0:
         return {"indices": indices}
-    rising = _within(offsets, max(1, int(indices.numel()))).sort().values
-    rising[0] = 0
-    return {"indices": indices, "offsets": rising}
+    ascending = _within(offsets, max(1, int(indices.numel()))).sort().values
+    ascending[0] = 0
+    return {"indices": indices, "offsets": ascending}
 
 
 def _index_list(named: Named) -> Named:
-    sizes, bent, dim = named["self"].shape, [], 0
+    sizes, valid, dim = named["self"].shape, [], 0
     for index in named["indices"]:
         if index is None or index.dtype == torch.bool:
-            bent.append(index)
+            valid.append(index)
             dim += 1 if index is None else index.dim()
             continue
-        bent.append(_within(index, int(sizes[dim])))
+        valid.append(_within(index, int(sizes[dim])))
         dim += 1
-    return {"indices": bent}
+    return {"indices": valid}
 
 
 def _classes(named: Named) -> Named:
-    """Labels are whole numbers below the classes, which are the second dimension, or the only."""
+    """Make integer labels less than the number of classes: dimension 1, or the only one."""
     scores, labels = named["self"], named["target"]
     if labels.is_floating_point():
         return {}
@@ -119,7 +120,7 @@ def _plane(named: Named) -> Named:
 
 
 def _counted(named: Named) -> Named:
-    """Return real numbers for a CPU, which counts no others; a GPU counts both."""
+    """Make values floating-point on a CPU, whose histograms take no integers."""
     values = named["self"]
     return {} if values.is_cuda or values.is_floating_point() else {"self": values.float()}
 

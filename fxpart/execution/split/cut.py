@@ -1,4 +1,4 @@
-"""The steps of every cut, one after the other."""
+"""`cut_module`: the steps of every cut, and the order in which partitions are called."""
 
 import heapq
 from collections.abc import Mapping, Sequence
@@ -16,32 +16,29 @@ from fxpart.execution.split.write_order import WriteEdges, write_edges
 __all__ = ["Partitions", "call_order", "cut_module"]
 
 
-# An order in which partitions can be called, or the circle in which they wait for each other.
-
-
 def call_order(
     after: Sequence[Sequence[int]], writes: WriteEdges, names: Sequence[str], *, by_number: bool
 ) -> list[int]:
-    """Return the partitions in an order in which each comes after all that it waits for.
+    """Return a topological order of the partitions.
 
     O(partitions + edges), times the logarithm of the partitions for `by_number`.
 
     Args:
         after: partitions that read from each. Length P.
         writes: pairs of which the first must run before the second, for a write in place.
-        names: what partitions are called. Length P.
-        by_number: of those that could come next, take the lowest number; else the one that became
-            free last, as ``torch.fx.passes.split_module`` does.
+        names: names of the partitions. Length P.
+        by_number: of the partitions that are ready, take the lowest number; else the one that
+            became ready last, as ``torch.fx.passes.split_module`` does.
 
     Raises:
         CycleError: when partitions wait for each other; the message names one circle of them.
 
     """
-    following = [dict.fromkeys(row) for row in after]
+    successors = [dict.fromkeys(row) for row in after]
     for before, behind in writes:
-        following[before][behind] = None
+        successors[before][behind] = None
     waits = [0] * len(names)
-    for row in following:
+    for row in successors:
         for part in row:
             waits[part] += 1
     ready = [part for part, count in enumerate(waits) if count == 0]
@@ -49,42 +46,43 @@ def call_order(
     while ready:
         part = heapq.heappop(ready) if by_number else ready.pop()
         order.append(part)
-        for nxt in following[part]:
-            waits[nxt] -= 1
-            if waits[nxt] == 0 and by_number:
-                heapq.heappush(ready, nxt)
-            elif waits[nxt] == 0:
-                ready.append(nxt)
+        for successor in successors[part]:
+            waits[successor] -= 1
+            if waits[successor] == 0 and by_number:
+                heapq.heappush(ready, successor)
+            elif waits[successor] == 0:
+                ready.append(successor)
     if len(order) < len(names):
-        raise CycleError(_told(_circle(following, waits), after, writes, names))
+        raise CycleError(_circle_message(_circle(successors, waits), after, writes, names))
     return order
 
 
-def _circle(following: Sequence[dict[int, None]], waits: Sequence[int]) -> list[int]:
+def _circle(successors: Sequence[dict[int, None]], waits: Sequence[int]) -> list[int]:
     """Return partitions of which each waits for the next; the first stands at the end again.
 
-    Every partition that still waits waits for another such: following those leads into a circle.
+    Every waiting partition waits for another one, so following those leads into a circle.
     """
-    source: dict[int, int] = {}
-    for before, row in enumerate(following):
-        for part in row:
-            if waits[before] > 0 and waits[part] > 0:
-                source.setdefault(part, before)
-    here = next(part for part, left in enumerate(waits) if left > 0)
-    path: dict[int, int] = {}
-    while here not in path:
-        path[here] = len(path)
-        here = source[here]
-    return [*list(path)[path[here] :], here]
+    # Imported for the message only: it takes half a second.
+    import networkx
+
+    waiting_for = networkx.DiGraph(
+        (part, before)
+        for before, row in enumerate(successors)
+        for part in row
+        if waits[before] > 0 and waits[part] > 0
+    )
+    first = next(part for part, count in enumerate(waits) if count > 0)
+    edges = networkx.find_cycle(waiting_for, first)
+    return [edges[0][0], *(end for _, end in edges)]
 
 
-def _told(
+def _circle_message(
     circle: Sequence[int],
     after: Sequence[Sequence[int]],
     writes: WriteEdges,
     names: Sequence[str],
 ) -> str:
-    """Return the message about one circle."""
+    """Return the message that names one circle of partitions."""
     steps = []
     for later, earlier in pairwise(circle):
         if later in after[earlier]:
@@ -104,14 +102,14 @@ def _told(
 
 @dataclass(frozen=True, slots=True)
 class Partitions:
-    """Partitions ``0..P-1`` and what they are called."""
+    """Partitions ``0..P-1`` and their names."""
 
     children: Sequence[str]
     """Name of the submodule of each. Length P."""
     ids: Sequence[object]
-    """What the caller knows each by. Length P."""
+    """The caller's id of each. Length P."""
     by_number: bool
-    """Whether they are called in the order of their numbers, where that can be."""
+    """Whether they are called in the order of their numbers, as far as possible."""
 
 
 def cut_module(
@@ -123,14 +121,15 @@ def cut_module(
     qualname_map: dict[str, str] | None = None,
     top_class: type[GraphModule] = GraphModule,
 ) -> GraphModule:
-    """Return `module` cut into partitions; `fxpart.split_module` says what holds.
+    """Return `module` cut into partitions; see `fxpart.split_module` for the guarantees.
 
     Args:
-        module: what is cut; its graph stays as it is.
-        part_of: partition of each operator; one that is left out runs before all partitions.
+        module: to be cut; its graph stays as it is.
+        part_of: partition of each operator; operators without one run before all partitions.
         partitions: their names and order.
         style: how nodes are named and what submodules hold.
-        qualname_map: receives the new path of what submodules hold, with its path in `module`.
+        qualname_map: receives the new path of everything that submodules hold, with its path in
+            `module`.
         top_class: class of the result.
 
     """
@@ -141,9 +140,9 @@ def cut_module(
     )
     regions = regions_of(ops, part_of, partitions.ids)
     writes = write_edges(module, ops, part_of)
-    called = [f"partition {one}" for one in partitions.ids]
-    # A graph that leaves a grad mode behind does so after everything else.
+    names = [f"partition {part_id}" for part_id in partitions.ids]
+    # In a graph with grad modes, the partition that sets the last one must run last.
     by_number = partitions.by_number or regions.any
-    order = call_order(dependencies.after, writes, called, by_number=by_number)
+    order = call_order(dependencies.after, writes, names, by_number=by_number)
     cut = Cut(module, partitions.children, dependencies, regions, order, style)
     return emit(cut, qualname_map, top_class)

@@ -1,4 +1,4 @@
-"""What each partition computes, takes and gives: one walk over the graph, O(nodes + edges)."""
+"""`Dependencies`: operators, inputs and outputs of each partition, from one walk over the graph."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,23 +11,24 @@ from fxpart.execution.split.regions import STATE_TARGETS
 __all__ = ["PLACELESS", "BoundSymbols", "Dependencies", "dependencies_of"]
 
 
-# Symbolic sizes: a partition that receives a tensor receives the symbols in its shape too.
-#
-# Compilers of a submodule ask for that: a size that varies must be an input of the submodule. Which
-# symbols there are stands in ``meta["example_value"]``, as torch.compile leaves it.
+PLACELESS = frozenset({"placeholder", "get_attr", "output"})
+"""Kinds of nodes that belong to no partition."""
 
 
 class BoundSymbols:
-    """Which node makes each symbol, as far as a walk over the graph has come.
+    """The node that makes each symbolic size, as far as a walk over the graph has come.
 
-    The first node counts whose example is the bare symbol: that is a placeholder where one is.
+    A partition that receives a tensor also receives the symbols in its shape, since compilers of a
+    submodule require a varying size to be an input. The symbols are in ``meta["example_value"]``,
+    as torch.compile leaves it; a symbol is made by the first node whose example is that bare
+    symbol, which is a placeholder where there is one.
     """
 
     def __init__(self) -> None:
         self._node_of: dict[object, Node] = {}
 
     def enter(self, node: Node) -> None:
-        """Remember `node` if it makes a symbol."""
+        """Record `node` if it makes a symbol."""
         value = node.meta.get("example_value")
         if isinstance(value, torch.SymInt | torch.SymFloat):
             expression = value.node.expr
@@ -37,40 +38,37 @@ class BoundSymbols:
     def behind(self, node: Node) -> list[Node]:
         """Return the nodes that make the symbols in the shape of `node`, sorted by symbol.
 
-        A symbol that nothing before makes is left out: there is nothing to pass.
+        A symbol that no node so far makes is skipped: there is nothing to pass.
         """
         value = node.meta.get("example_value") if self._node_of else None
         if not isinstance(value, torch.Tensor | torch.SymInt | torch.SymFloat | list | tuple):
             return []
-        # Sympy and the symbolic shapes are heavy, and most graphs have none.
+        # Importing sympy is slow, and most graphs have no symbols.
         from torch.fx.experimental.symbolic_shapes import free_symbols
 
-        found = sorted(free_symbols(value), key=str)
-        return [self._node_of[symbol] for symbol in found if symbol in self._node_of]
-
-
-PLACELESS = frozenset({"placeholder", "get_attr", "output"})
-"""Kinds of nodes that belong to no partition."""
+        symbols = sorted(free_symbols(value), key=str)
+        return [self._node_of[symbol] for symbol in symbols if symbol in self._node_of]
 
 
 @dataclass(frozen=True, slots=True)
 class Dependencies:
-    """Partitions ``0..P-1`` of a graph, each by what it computes, takes and gives."""
+    """Operators, inputs and outputs of the partitions ``0..P-1`` of a graph."""
 
     part_of: Mapping[Node, int]
     """Partition of each operator."""
     ops: tuple[tuple[Node, ...], ...]
     """Operators of each partition in graph order. Length P."""
     inputs: tuple[tuple[Node, ...], ...]
-    """What each partition takes, in the order of first use. Length P."""
+    """Values that each partition reads from elsewhere, in the order of first use. Length P."""
     outputs: tuple[tuple[Node, ...], ...]
-    """What each partition gives to others or to the caller, in the order of first use. Length P."""
+    """Values of each partition that others or the caller read, in the order of first use. Length
+    P."""
     after: tuple[tuple[int, ...], ...]
     """Partitions that read from each, in the order of first use. Length P."""
 
 
 class _Walk:
-    """What is known of the partitions so far. Dictionaries serve as sets that keep their order."""
+    """The partitions so far. Dictionaries serve as ordered sets."""
 
     def __init__(self, part_of: Mapping[Node, int], count: int, symbols: BoundSymbols) -> None:
         self.part_of = part_of
@@ -80,40 +78,40 @@ class _Walk:
         self.after: list[dict[int, None]] = [{} for _ in range(count)]
         self.symbols = symbols
 
-    def pass_on(self, made: Node, user: int) -> None:
-        """Let partition `user` take `made`, unless it makes that itself."""
-        maker = self.part_of.get(made, -1)
-        if maker == user:
+    def pass_on(self, value: Node, reader: int) -> None:
+        """Pass `value` to partition `reader`, unless that computes it itself."""
+        maker = self.part_of.get(value, -1)
+        if maker == reader:
             return
-        self.inputs[user][made] = None
+        self.inputs[reader][value] = None
         if maker >= 0:
-            self.outputs[maker][made] = None
-            self.after[maker][user] = None
+            self.outputs[maker][value] = None
+            self.after[maker][reader] = None
 
     def visit(self, node: Node) -> None:
-        """Enter an operator with what it reads from elsewhere."""
-        here = self.part_of[node]
-        self.ops[here].append(node)
-        # Entering and leaving a mode is repeated in each partition: nothing is passed for it.
+        """Add an operator, and pass its operands to its partition."""
+        part = self.part_of[node]
+        self.ops[part].append(node)
+        # Each partition enters and leaves modes itself: nothing is passed for that.
         if node.target in STATE_TARGETS:
             return
         for operand in node.all_input_nodes:
-            if self.part_of.get(operand, -1) != here:
-                self.pass_on(operand, here)
+            if self.part_of.get(operand, -1) != part:
+                self.pass_on(operand, part)
                 for symbol in self.symbols.behind(operand):
-                    self.pass_on(symbol, here)
+                    self.pass_on(symbol, part)
 
 
 def dependencies_of(
     module: GraphModule, part_of: Mapping[Node, int], count: int, *, with_symbols: bool = True
 ) -> Dependencies:
-    """Return what the partitions of the graph of `module` compute, take and give.
+    """Return operators, inputs and outputs of the partitions of a graph. O(nodes + edges).
 
     Args:
-        module: what is cut.
-        part_of: partition of each operator. An operator that is left out is in no partition.
+        module: to be cut.
+        part_of: partition of each operator that has one.
         count: number of partitions, P.
-        with_symbols: whether a partition takes the symbols in the shapes of what it takes.
+        with_symbols: whether a partition receives the symbols in the shapes of its inputs.
 
     """
     walk = _Walk(part_of, count, BoundSymbols())

@@ -1,9 +1,9 @@
-"""What an operator of an fx graph writes into, and what its result may share memory with.
+"""Which operands an operator of an fx graph writes into, and which its result may alias.
 
-Calls of ATen overloads say so in their schema. Elsewhere names tell: torch's methods and functions
-that write end in one underscore, and views are a known list. A function or module that is not
-torch's may return what it was given; that it writes into it is believed only where the name or an
-argument ``inplace`` says so.
+For ATen overloads the schema tells. Other functions and methods of torch are known by name: those
+that write end in one underscore, and views are listed here. The result of any other function or
+module may alias all operands; it counts as a write only if its name or an argument ``inplace`` says
+so.
 """
 
 import inspect
@@ -35,7 +35,7 @@ __all__ = [
 ]
 
 
-# Names by which torch and Python say what a function does to memory.
+# What the name of a function of torch or Python says about memory.
 
 
 def _words(text: str) -> frozenset[str]:
@@ -43,7 +43,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 PYTHON_MODULES = _words("_operator operator math builtins")
-"""Modules of Python whose functions are told by their names."""
+"""Modules of Python whose functions are known by name."""
 
 KNOWN_MODULES = PYTHON_MODULES | {"torch"}
 
@@ -51,7 +51,7 @@ WRITING_OPERATORS = _words("""
     delitem iadd iand iconcat ifloordiv ilshift imatmul imod imul ior ipow irshift isub itruediv
     ixor setitem
 """)
-"""Of Python's module ``operator``, in which other names end in an underscore (``and_``)."""
+"""Functions of Python's ``operator`` that write; there, an underscore at the end means nothing."""
 
 VIEWS = _words("""
     H T _conj _neg_view _reshape_alias _unsafe_view adjoint alias align_as align_to alpha_dropout
@@ -68,15 +68,14 @@ VIEWS = _words("""
     unsafe_split_with_sizes unsqueeze untyped_storage values view view_as view_as_complex
     view_as_real vsplit
 """)
-"""Functions, methods and attributes of torch whose result may share memory with what they read:
-views, and those that return their operand where there is nothing to do."""
+"""Functions, methods and attributes of torch whose result may alias their operands: views, and
+those that return an operand where there is nothing to do."""
 
 QUESTIONS = _words("""
     device dim dtype element_size getattr is_complex is_contiguous is_floating_point layout ndim
     ndimension nelement numel shape size storage_offset stride sym_numel sym_size sym_stride
 """)
-"""What reads the form of a tensor, and not what it holds."""
-
+"""Functions that read the form of a tensor, not its elements."""
 
 _VIEW_MODULES = (
     nn.Identity,
@@ -94,7 +93,7 @@ _VIEW_MODULES = (
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What an operator does to the memory of its operands."""
+    """Effects of an operator on the memory of its operands."""
 
     written: tuple[Node, ...] = ()
     """Operands that it writes into."""
@@ -104,13 +103,37 @@ class Effects:
     """Whether it writes into the weights of the module that it calls."""
 
 
+def effects_of(root: GraphModule, node: Node) -> Effects:
+    """Return the effects of `node`, an operator of the graph of `root`, on its operands."""
+    if node.op == "call_module":
+        return _of_module(root, node)
+    if node.op == "call_method":
+        return _of_method(node)
+    if isinstance(node.target, HigherOrderOperator):
+        return _of_region(root, node)
+    schema = getattr(node.target, "_schema", None)
+    effects = _of_function(node) if schema is None else _by_schema(node, schema)
+    if not any(_holds_no_tensor(x) for x in (*effects.written, *effects.shared)):
+        return effects
+    # Numbers are not written into, and share no memory.
+    return Effects(
+        tuple(x for x in effects.written if not _holds_no_tensor(x)),
+        tuple(x for x in effects.shared if not _holds_no_tensor(x)),
+    )
+
+
+def is_question(node: Node) -> bool:
+    """Return whether `node` reads only the form of a tensor, such as its size."""
+    return _name(node) in QUESTIONS and _holds_no_tensor(node)
+
+
 def _nodes(value: object) -> tuple[Node, ...]:
     """Return the nodes in a nested argument, each once."""
     return tuple(dict.fromkeys(leaf for leaf in tree_leaves(value) if isinstance(leaf, Node)))
 
 
 def _name(node: Node) -> str:
-    """Return the bare name of what a node calls."""
+    """Return the unqualified name of the called function, method or module."""
     schema = getattr(node.target, "_schema", None)
     if schema is not None:
         return str(schema.name).rpartition("::")[2]
@@ -118,20 +141,15 @@ def _name(node: Node) -> str:
 
 
 def _holds_no_tensor(node: Node) -> bool:
-    """Return whether it is known that `node` returns numbers or the like."""
+    """Return whether the metadata of `node` shows that it returns no tensor."""
     if "val" in node.meta:
         leaves = tree_leaves(node.meta["val"])
         return not any(isinstance(leaf, torch.Tensor) for leaf in leaves)
     return "type" in node.meta and "tensor_meta" not in node.meta
 
 
-def is_question(node: Node) -> bool:
-    """Return whether `node` asks only for the form of what it reads, such as its size."""
-    return _name(node) in QUESTIONS and _holds_no_tensor(node)
-
-
-def _first(node: Node) -> tuple[Node, ...]:
-    """Return what is given first: torch's functions write into that."""
+def _first_operand(node: Node) -> tuple[Node, ...]:
+    """Return the nodes of the first argument, which torch's functions write into."""
     if node.args:
         return _nodes(node.args[0])
     named = [node.kwargs[key] for key in ("input", "self", "tensor") if key in node.kwargs]
@@ -139,7 +157,7 @@ def _first(node: Node) -> tuple[Node, ...]:
 
 
 def _arguments(function: Callable[..., Any], node: Node) -> dict[str, Any]:
-    """Return what a call gives each parameter by name, as far as that is known."""
+    """Return the arguments of a call by parameter name, as far as these are known."""
     try:
         return dict(inspect.signature(function).bind(*node.args, **node.kwargs).arguments)
     except (TypeError, ValueError):  # functions written in C have no signature
@@ -147,12 +165,12 @@ def _arguments(function: Callable[..., Any], node: Node) -> dict[str, Any]:
 
 
 def _by_schema(node: Node, schema: Any) -> Effects:  # noqa: ANN401 - torch does not export its type
-    """Return what the schema of an ATen overload says."""
+    """Return the effects that the schema of an ATen overload declares."""
     names = [argument.name for argument in schema.arguments]
-    given = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
-    marked = [a for a in schema.arguments if a.alias_info is not None]
-    written = _nodes([given.get(a.name) for a in marked if a.alias_info.is_write])
-    shared = _nodes([given.get(a.name) for a in marked])
+    values = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    aliased = [a for a in schema.arguments if a.alias_info is not None]
+    written = _nodes([values.get(a.name) for a in aliased if a.alias_info.is_write])
+    shared = _nodes([values.get(a.name) for a in aliased])
     if _name(node) in VIEWS:
         shared = _nodes([node.args, node.kwargs])
     return Effects(written, shared)
@@ -165,29 +183,30 @@ def _is_torch(function: object) -> bool:
 
 
 def _of_function(node: Node) -> Effects:
-    """Return the effects of a function that has no schema."""
+    """Return the effects of a function without a schema."""
     name, function = _name(node), node.target
     assert callable(function)
     everything = _nodes([node.args, node.kwargs])
     if getattr(function, "__module__", "") == "_operator":
         if name in WRITING_OPERATORS:
-            first = _first(node)
+            first = _first_operand(node)
             return Effects(first, () if name in {"setitem", "delitem"} else first)
         return Effects(shared=everything if name in VIEWS else ())
     if name == "getattr":
-        asked = str(node.args[1]) if len(node.args) > 1 else ""
-        return Effects(shared=everything if asked in VIEWS | {"grad"} else ())
-    given = _arguments(function, node)
-    written = _first(node) if _ends_like_a_write(name) or given.get("inplace") is True else ()
-    written += _nodes(given.get("out"))
-    if name in {"embedding", "embedding_bag"} and given.get("max_norm") is not None:
-        return Effects(_nodes(given.get("weight")))
+        attribute = str(node.args[1]) if len(node.args) > 1 else ""
+        return Effects(shared=everything if attribute in VIEWS | {"grad"} else ())
+    values = _arguments(function, node)
+    writes = _ends_like_a_write(name) or values.get("inplace") is True
+    written = _first_operand(node) if writes else ()
+    written += _nodes(values.get("out"))
+    if name in {"embedding", "embedding_bag"} and values.get("max_norm") is not None:
+        return Effects(_nodes(values.get("weight")))
     shared = everything if name in VIEWS or not _is_torch(function) else written
     return Effects(written, shared)
 
 
 def _ends_like_a_write(name: str) -> bool:
-    """Return whether a name of torch's says that its first operand is written into."""
+    """Return whether a torch function of that name writes into its first operand."""
     if name.startswith("__") and name.endswith("__"):
         return name.strip("_") in WRITING_OPERATORS
     return name.endswith("_") and name != "requires_grad_"
@@ -196,7 +215,7 @@ def _ends_like_a_write(name: str) -> bool:
 def _of_method(node: Node) -> Effects:
     """Return the effects of a method of a tensor."""
     name = str(node.target)
-    written = _first(node) if _ends_like_a_write(name) else ()
+    written = _first_operand(node) if _ends_like_a_write(name) else ()
     written += _nodes(node.kwargs.get("out"))
     known = hasattr(torch.Tensor, name) and name not in VIEWS
     return Effects(written, written if known else _nodes([node.args, node.kwargs]))
@@ -217,13 +236,13 @@ def _of_region(root: GraphModule, node: Node) -> Effects:
     """Return the effects of a call that runs graphs, such as those under ``torch.no_grad``."""
     everything = _nodes([node.args, node.kwargs])
     tensors = tuple(operand for operand in everything if operand.op != "get_attr")
-    held = [fetched(root, str(x.target)) for x in everything if x.op == "get_attr"]
-    parts = [part for module in held if isinstance(module, nn.Module) for part in module.modules()]
+    attributes = [fetched(root, str(x.target)) for x in everything if x.op == "get_attr"]
+    parts = [part for a in attributes if isinstance(a, nn.Module) for part in a.modules()]
     return Effects(everything if _graphs_write(parts) else (), tensors)
 
 
 def _of_module(root: GraphModule, node: Node) -> Effects:
-    """Return the effects of a module that is called."""
+    """Return the effects of calling a module."""
     module, everything = root.get_submodule(str(node.target)), _nodes([node.args, node.kwargs])
     parts = list(module.modules())
     writes = any(getattr(p, "inplace", False) is True for p in parts) or _graphs_write(parts)
@@ -233,76 +252,56 @@ def _of_module(root: GraphModule, node: Node) -> Effects:
     return Effects(written, shared, any(getattr(p, "max_norm", None) is not None for p in parts))
 
 
-def effects_of(root: GraphModule, node: Node) -> Effects:
-    """Return what `node`, an operator of the graph of `root`, does to its operands."""
-    if node.op == "call_module":
-        return _of_module(root, node)
-    if node.op == "call_method":
-        return _of_method(node)
-    if isinstance(node.target, HigherOrderOperator):
-        return _of_region(root, node)
-    schema = getattr(node.target, "_schema", None)
-    found = _of_function(node) if schema is None else _by_schema(node, schema)
-    if not any(_holds_no_tensor(x) for x in (*found.written, *found.shared)):
-        return found
-    # Numbers are not written into, and share nothing.
-    return Effects(
-        tuple(x for x in found.written if not _holds_no_tensor(x)),
-        tuple(x for x in found.shared if not _holds_no_tensor(x)),
-    )
-
-
-# Which values of a graph may share memory: a union of nodes that grows along the graph.
+# Which values of a graph may share memory.
 
 Value = Node | tuple[str, int]
-"""A node, or a storage: where it comes from, and its number there."""
+"""A node, or a storage: a label of its origin, and its address."""
 
 
 def storages(label: str, value: object) -> list[Value]:
-    """Return the storages of the tensors in a nested value; what has none stands for itself."""
-    found: list[Value] = []
+    """Return the storages of the tensors in a nested value; a sparse tensor stands for itself."""
+    addresses: list[Value] = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
-            # Sparse tensors have no one storage.
             strided = leaf.layout is torch.strided
-            found.append((label, int(leaf.untyped_storage()._cdata) if strided else id(leaf)))
-    return found
+            addresses.append((label, int(leaf.untyped_storage()._cdata) if strided else id(leaf)))
+    return addresses
 
 
 class SharedMemory:
-    """Which values may share memory. Operators are entered in graph order."""
+    """Groups of values that may share memory. Operators are entered in graph order."""
 
     def __init__(self) -> None:
-        self._above: dict[Value, Value] = {}
+        # Imported where a graph writes in place, which is rare: it takes half a second.
+        from networkx.utils import UnionFind
+
+        self._groups = UnionFind()
         self._items: dict[Node, dict[object, Node]] = {}
-        """Of results whose items are apart: the first node of each item, by its place."""
+        """For results with separate items: the first node of each item, by its index."""
 
     def root(self, value: Value) -> Value:
-        """Return the value that stands for all that may share memory with `value`."""
-        while (above := self._above.get(value, value)) != value:
-            self._above[value] = self._above.get(above, above)
-            value = above
-        return value
+        """Return the value that represents the group of `value`."""
+        root: Value = self._groups[value]
+        return root
 
     def join(self, a: Value, b: Value) -> None:
-        """Let two values, and what shares memory with them, be one."""
-        top, other = self.root(a), self.root(b)
-        if top != other:
-            self._above[other] = top
+        """Join the groups of two values."""
+        self._groups.union(a, b)
 
     def hold(self, node: Node, label: str, value: object) -> None:
-        """Let `node` be one with all that holds the same tensors under the same label."""
+        """Join `node` with everything that holds the same tensors under the same label."""
         if node not in self._items:
             for storage in storages(label, value):
                 self.join(storage, node)
 
     def enter(self, node: Node, shared: Sequence[Node]) -> None:
-        """Let `node` be one with the operands that its result may share memory with.
+        """Join `node` with the operands that its result may share memory with.
 
-        A new result of several tensors, such as that of ``topk``, is not one memory: a write into
-        one item leaves the others as they were. Its items are not joined by way of the whole.
+        The items of a new result of several tensors, such as that of ``topk``, are separate
+        memories: a write into one leaves the others as they were, so they are not joined through
+        the whole.
         """
-        if not shared and _has_items_apart(node):
+        if not shared and _has_separate_items(node):
             self._items[node] = {}
         for operand in shared:
             if operand in self._items:
@@ -311,17 +310,17 @@ class SharedMemory:
                 self.join(operand, node)
 
 
-def _has_items_apart(node: Node) -> bool:
-    """Return whether a new result is only used item by item, and no two share memory.
+def _has_separate_items(node: Node) -> bool:
+    """Return whether a new result is only used item by item, and no two items share memory.
 
-    That holds for a tensor too: its rows do not overlap. Where capture left what the result was,
-    that is asked as well.
+    That includes a tensor whose rows are used, since they do not overlap. Storages are compared
+    where capture left the value of the result.
     """
     for user in node.users:
         if user.target is not operator.getitem or user.args[0] is not node:
             return False
-        place = user.args[1]
-        if type(place) is not int or place < 0:
+        index = user.args[1]
+        if type(index) is not int or index < 0:
             return False
-    held = storages("", node.meta.get("val"))
-    return bool(node.users) and len(set(held)) == len(held)
+    addresses = storages("", node.meta.get("val"))
+    return bool(node.users) and len(set(addresses)) == len(addresses)

@@ -1,4 +1,4 @@
-"""Build the submodules of a cut and the module that calls them."""
+"""`emit`: build the submodules of a cut and the module that calls them."""
 
 import operator
 from collections.abc import Mapping, Sequence
@@ -25,9 +25,9 @@ class Style:
     keep_input_names: bool = True
     tuple_return: bool = False
     late_attributes: bool = False
-    """Fetch an attribute only where it is passed to a partition for the first time."""
+    """Fetch an attribute only where it is first passed to a partition."""
     own_attributes: bool = False
-    """Submodules fetch attributes themselves, and all that they hold has the path that it had."""
+    """Submodules fetch attributes themselves, and everything in them keeps its path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +46,19 @@ class Cut:
 
 @dataclass(slots=True)
 class _Submodule:
-    """One submodule while it is built."""
+    """One submodule under construction."""
 
     graph: Graph = field(default_factory=Graph)
     copies: dict[Node, Node] = field(default_factory=dict)
-    """Its node for each node of the whole graph."""
+    """Its copies of nodes of the whole graph."""
     inputs: list[Node] = field(default_factory=list)
-    """Nodes of the whole graph that it is called with."""
+    """Nodes of the whole graph that are its arguments."""
 
     def repeat(self, node: Node) -> None:
         """Add a copy of a node that opens or closes a region."""
         args = map_arg(node.args, self.copies.__getitem__)
         copy = self.graph.create_node(node.op, node.target, args, {}, type_expr=node.type)
         copy.meta.update(node.meta)
-        # A node that closes a region makes nothing that others read.
         self.copies[node] = copy
 
 
@@ -70,9 +69,9 @@ def emit(
 ) -> GraphModule:
     """Return a module that calls one submodule for each partition and computes the same.
 
-    It takes and returns what the module that is cut does, nested inputs and outputs included. That
-    module itself keeps its graph. `qualname_map` receives the path of each module that a submodule
-    calls, and the path which that had before.
+    It has the signature of the original module, nested inputs and outputs included; the original
+    keeps its graph. `qualname_map` receives the path of each module that a submodule calls, with
+    its original path.
     """
     attributes: dict[str, object] = {}
     called_with: dict[int, list[Node]] = {}
@@ -89,69 +88,72 @@ def emit(
 def _submodule(
     cut: Cut, part: int, qualname_map: dict[str, str] | None
 ) -> tuple[GraphModule, list[Node]]:
-    """Return the submodule of a partition, and the nodes that it is called with."""
-    made, modules = _Submodule(), HeldModules(cut.module, rename=not cut.style.own_attributes)
-    _take_inputs(cut, part, made, modules)
+    """Return the submodule of a partition, and the nodes that are its arguments."""
+    built, modules = _Submodule(), HeldModules(cut.module, rename=not cut.style.own_attributes)
+    _add_inputs(cut, part, built, modules)
     mode = None
     if part in cut.regions.restoring:
-        mode = made.graph.call_function(torch.is_grad_enabled)
+        mode = built.graph.call_function(torch.is_grad_enabled)
     for node in cut.regions.entered.get(part, ()):
-        made.repeat(node)
-    _compute(cut, part, made, modules)
+        built.repeat(node)
+    _add_operators(cut, part, built, modules)
     for node in cut.regions.left.get(part, ()):
-        made.repeat(node)
+        built.repeat(node)
     if mode is not None:
-        made.graph.call_function(torch._C._set_grad_enabled, (mode,))
-    results = tuple(made.copies[node] for node in cut.dependencies.outputs[part])
+        built.graph.call_function(torch._C._set_grad_enabled, (mode,))
+    results = tuple(built.copies[node] for node in cut.dependencies.outputs[part])
     single = len(results) == 1 and not cut.style.tuple_return
-    made.graph.output(results[0] if single else results)
-    child = DeferredGraphModule(modules.held, made.graph)
+    built.graph.output(results[0] if single else results)
+    child = DeferredGraphModule(modules.attributes, built.graph)
     child.training = cut.module.training
     if qualname_map is not None:
         for name, path in modules.paths.items():
             qualname_map[f"{cut.children[part]}.{name}"] = path
-    return child, made.inputs
+    return child, built.inputs
 
 
-def _take_inputs(cut: Cut, part: int, made: _Submodule, modules: HeldModules) -> None:
-    """Add the placeholders, and after them what the submodule fetches itself."""
-    own = []
+def _add_inputs(cut: Cut, part: int, built: _Submodule, modules: HeldModules) -> None:
+    """Add the placeholders, and after them the attributes that the submodule fetches itself."""
+    fetched_inside = []
     for node in cut.dependencies.inputs[part]:
-        if node.op == "get_attr" and _is_own(cut, node):
-            own.append(node)
+        if node.op == "get_attr" and _is_fetched_inside(cut, node):
+            fetched_inside.append(node)
             continue
-        name = node.name if cut.style.keep_input_names else f"arg_{len(made.inputs)}"
-        made.copies[node] = made.graph.placeholder(name, node.type)
-        made.copies[node].meta.update(node.meta)
-        made.inputs.append(node)
-    for node in own:
-        made.copies[node] = made.graph.create_node("get_attr", modules.keep(str(node.target)))
-        made.copies[node].meta.update(node.meta)
+        name = node.name if cut.style.keep_input_names else f"arg_{len(built.inputs)}"
+        built.copies[node] = built.graph.placeholder(name, node.type)
+        built.copies[node].meta.update(node.meta)
+        built.inputs.append(node)
+    for node in fetched_inside:
+        built.copies[node] = built.graph.create_node("get_attr", modules.keep(str(node.target)))
+        built.copies[node].meta.update(node.meta)
 
 
-def _is_own(cut: Cut, node: Node) -> bool:
-    """Return whether a submodule fetches an attribute itself, as it does a graph to be run."""
+def _is_fetched_inside(cut: Cut, node: Node) -> bool:
+    """Return whether submodules fetch an attribute themselves, as always for a graph to be run."""
     return cut.style.own_attributes or isinstance(
         fetched(cut.module, str(node.target)), torch.nn.Module
     )
 
 
-def _is_for_partitions(cut: Cut, node: Node) -> bool:
+def _is_only_fetched_inside(cut: Cut, node: Node) -> bool:
     """Return whether only submodules need an attribute, and each fetches it itself.
 
-    So are graphs to be run. Export calls them ``submod_1``, which may be the name of a submodule.
+    That holds for graphs to be run. Export calls them ``submod_1``, which may also be the name of a
+    submodule of the cut.
     """
-    return all(user in cut.dependencies.part_of for user in node.users) and _is_own(cut, node)
+    users_are_placed = all(user in cut.dependencies.part_of for user in node.users)
+    return users_are_placed and _is_fetched_inside(cut, node)
 
 
-def _compute(cut: Cut, part: int, made: _Submodule, modules: HeldModules) -> None:
+def _add_operators(cut: Cut, part: int, built: _Submodule, modules: HeldModules) -> None:
     """Copy the operators of a partition. The inner loop of a cut."""
-    copies, create = made.copies, made.graph.create_node
+    copies, create = built.copies, built.graph.create_node
     copy_of, keep_names = copies.__getitem__, cut.style.keep_node_names
     for node in cut.dependencies.ops[part]:
         target = modules.call(str(node.target)) if node.op == "call_module" else node.target
         name = node.name if keep_names else None
-        # Arguments given at once are searched for symbolic sizes: more than half of a cut's time.
+        # Set after creation: `create_node` would search the arguments for symbolic sizes, which
+        # takes more than half of a cut's time.
         copy = create(node.op, target, name=name, type_expr=node.type)
         copy.args = map_arg(node.args, copy_of)
         if node.kwargs:
@@ -163,16 +165,16 @@ def _compute(cut: Cut, part: int, made: _Submodule, modules: HeldModules) -> Non
 def _calling_graph(
     cut: Cut, called_with: Mapping[int, Sequence[Node]], attributes: dict[str, object]
 ) -> Graph:
-    """Return the graph that calls the submodules; what it fetches goes to `attributes`."""
+    """Return the graph that calls the submodules; puts what it fetches into `attributes`."""
     graph, copies = Graph(), dict[Node, Node]()
     nodes = list(cut.module.graph.nodes)
     late = cut.style.late_attributes
     for node in nodes:
-        early = node.op == "get_attr" and not late and not _is_for_partitions(cut, node)
+        early = node.op == "get_attr" and not late and not _is_only_fetched_inside(cut, node)
         if early or node.op == "placeholder":
             copies[node] = _copy_source(cut, graph, node, attributes)
     for node in nodes:
-        # What is in no partition, such as a check of the inputs, runs before all of them.
+        # Operators without a partition, such as a check of the inputs, run before all partitions.
         if node.op not in PLACELESS and node not in cut.dependencies.part_of:
             copies[node] = graph.node_copy(node, copies.__getitem__)
             if node.op == "call_module":
@@ -186,7 +188,7 @@ def _calling_graph(
         if node.op == "output":
             _return(cut, graph, node, copies, attributes)
     if type(cut.module.graph._codegen) is not CodeGen:
-        # How nested inputs are taken apart and the outputs put together.
+        # It flattens nested inputs and rebuilds nested outputs.
         graph.set_codegen(cut.module.graph._codegen)
     return graph
 
@@ -194,7 +196,7 @@ def _calling_graph(
 def _call(
     cut: Cut, graph: Graph, part: int, inputs: Sequence[Node], copies: dict[Node, Node]
 ) -> None:
-    """Call a submodule and take its results apart."""
+    """Call a submodule and unpack its results."""
     call = graph.call_module(cut.children[part], tuple(copies[node] for node in inputs))
     outputs = cut.dependencies.outputs[part]
     if len(outputs) == 1 and not cut.style.tuple_return:
@@ -208,17 +210,17 @@ def _call(
 def _return(
     cut: Cut, graph: Graph, node: Node, copies: dict[Node, Node], attributes: dict[str, object]
 ) -> None:
-    """Return what `node` does; an attribute that only the caller gets is fetched here."""
+    """Return what `node` returns; an attribute that only the caller reads is fetched here."""
     for result in node.all_input_nodes:
         if result not in copies:
             copies[result] = _copy_source(cut, graph, result, attributes)
-    # Without the annotation of its type: torch's cut has none.
+    # Without a type annotation, like torch's cut.
     returned = graph.output(map_arg(node.args[0], copies.__getitem__))
     returned.meta.update(node.meta)
 
 
 def _copy_source(cut: Cut, graph: Graph, node: Node, attributes: dict[str, object]) -> Node:
-    """Copy a placeholder, with its default, or what fetches an attribute."""
+    """Copy a placeholder with its default, or a node that fetches an attribute."""
     target = str(node.target)
     if node.op == "get_attr":
         if target in cut.children:

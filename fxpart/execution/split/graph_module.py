@@ -1,4 +1,4 @@
-"""What a graph fetches from its module by path, and how submodules call the modules they need."""
+"""Parts of graph modules: attributes by path, modules of a submodule, guards, deferred code."""
 
 import operator
 from typing import Any
@@ -29,28 +29,28 @@ def fetched(module: nn.Module, path: str) -> Any:  # noqa: ANN401 - an attribute
 
 
 class HeldModules:
-    """What one submodule holds of the modules and attributes of the whole."""
+    """The modules and attributes of the whole module that one submodule holds."""
 
     def __init__(self, module: GraphModule, *, rename: bool) -> None:
         self._module = module
         self._rename = rename
         self._names: dict[str, str] = {}
-        self.held: dict[str, Any] = {}
-        """What the submodule holds under each name."""
+        self.attributes: dict[str, Any] = {}
+        """Modules and attributes by their name in the submodule."""
         self.paths: dict[str, str] = {}
         """Path in the whole module, by name."""
 
     def keep(self, path: str) -> str:
-        """Hold what is at `path` under that same path."""
-        if path not in self.held:
-            self.held[path] = fetched(self._module, path)
+        """Hold what is at `path` under that same path, and return it."""
+        if path not in self.attributes:
+            self.attributes[path] = fetched(self._module, path)
             self.paths[path] = path
         return path
 
     def call(self, path: str) -> str:
-        """Hold the module at `path` under a name without dots, and return that.
+        """Hold the module at `path` under a name without dots, and return the name.
 
-        ``a.b`` becomes ``a_b``; where that is taken by another module, ``a_b_1`` and so on.
+        ``a.b`` becomes ``a_b``, or ``a_b_1`` and so on where another module has that name.
         """
         if not self._rename:
             return self.keep(path)
@@ -61,18 +61,16 @@ class HeldModules:
                 name = f"{path.replace('.', '_')}_{count}"
             self._names[path] = name
             self.paths[name] = path
-            self.held[name] = fetched(self._module, path)
+            self.attributes[name] = fetched(self._module, path)
         return self._names[path]
 
 
-# The check of its inputs that an exported module begins with: it is kept, but not placed.
-#
-# ``ExportedProgram.module()`` calls a module ``_guards_fn`` on all inputs and uses no result. It
-# runs on the host, before any partition.
-
-
 def is_guard(node: Node) -> bool:
-    """Return whether `node` checks the inputs of an exported module."""
+    """Return whether `node` checks the inputs of an exported module.
+
+    ``ExportedProgram.module()`` first calls a module ``_guards_fn`` on all inputs and uses no
+    result. A cut keeps that call on the host, before all partitions.
+    """
     return (
         node.op == "call_module"
         and node.target == "_guards_fn"
@@ -81,32 +79,29 @@ def is_guard(node: Node) -> bool:
     )
 
 
-# A graph module whose Python code is written when it is first needed, not when it is made.
-#
-# Writing and compiling code takes most of the time of a cut, and many a submodule is only looked
-# at, cut again or compiled from its graph. torch has such a class, and its tools know that; but its
-# first call runs twice through the module's hooks, and torch.compile cannot look into it before
-# that.
-
-
 def _write_code(module: _LazyGraphModule) -> None:
     module.real_recompile()
 
 
-# What torch.compiler.assume_constant_result sets: torch.compile then calls this instead of looking
-# into it. That function itself would import the whole compiler.
+# Torch.compile calls this function instead of tracing it. `torch.compiler.assume_constant_result`
+# sets the same, but would import the whole compiler.
 _write_code._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class DeferredGraphModule(_LazyGraphModule):
-    """As ``torch.fx.GraphModule``; `code` is written when it is read or the module first runs.
+    """A ``torch.fx.GraphModule`` that generates `code` when it is read or the module first runs.
 
-    After a change of the graph, ``recompile()`` only notes that the code is out of date.
+    Generating and compiling code takes most of the time of a cut, and many submodules are only
+    inspected, cut again or compiled from their graph. After a change of the graph, ``recompile()``
+    only marks the code as out of date.
+
+    Torch's own lazy class runs its hooks twice in the first call, and torch.compile cannot trace it
+    before that.
     """
 
     def _lazy_forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the graph has it
         _write_code(self)
-        # Not through __call__: hooks have run by now.
+        # Not through __call__, since hooks have already run.
         return type(self).forward(self, *args, **kwargs)
 
     forward = _lazy_forward

@@ -1,4 +1,4 @@
-"""`split_by_assignment`: a captured module cut as a plan says."""
+"""`split_by_assignment`: cut a captured module by a plan."""
 
 from torch.fx import GraphModule, Node
 
@@ -17,15 +17,14 @@ def split_by_assignment(
 ) -> GraphModule:
     """Return a module with a child ``submod_<p>`` for each partition of a plan, in that order.
 
-    It takes and returns what `graph_module` does, and computes the same. The check of the inputs
-    that an exported module begins with stays in front of the partitions. An operator that only the
-    module has, such as the one that stores a new value of a buffer, is where the last of what it
-    reads is made.
+    It has the signature of `graph_module` and computes the same. The check of the inputs in an
+    exported module runs before the partitions. An operator that only the module has, such as the
+    write of a buffer, goes into the last partition that it reads from.
 
     Args:
-        graph_module: what was captured: ``Capture.graph_module`` or ``ExportedProgram.module()``.
-            Its call nodes have the names of the operators in `graph`.
-        graph: its operators as arrays, n of them.
+        graph_module: ``Capture.graph_module`` or ``ExportedProgram.module()``, whose call nodes
+            have the names of the operators in `graph`.
+        graph: its n operators as arrays.
         assignment: partition of each of the n operators.
 
     Raises:
@@ -40,15 +39,15 @@ def split_by_assignment(
         )
     placed = dict(zip(graph.names, assignment.partition_of.tolist(), strict=True))
     part_of: dict[Node, int] = {}
-    found = 0
+    n_placed = 0
     for node in graph_module.graph.nodes:
         if node.op in PLACELESS or is_guard(node):
             continue
         part = placed.get(node.name)
-        found += part is not None
-        made_in = (part_of.get(operand, 0) for operand in node.all_input_nodes)
-        part_of[node] = max(made_in, default=0) if part is None else part
-    if found < graph.n_ops:
+        n_placed += part is not None
+        makers = (part_of.get(operand, 0) for operand in node.all_input_nodes)
+        part_of[node] = max(makers, default=0) if part is None else part
+    if n_placed < graph.n_ops:
         names = [node.name for node in graph_module.graph.nodes]
         missing = next(name for name in graph.names if name not in set(names))
         raise SpecError(
@@ -56,5 +55,5 @@ def split_by_assignment(
             f" {nearest_names(missing, names)}; give the module that the graph was captured from"
         )
     ids = range(assignment.n_partitions)
-    children = [f"submod_{one}" for one in ids]
+    children = [f"submod_{part}" for part in ids]
     return cut_module(graph_module, part_of, Partitions(children, ids, by_number=True))

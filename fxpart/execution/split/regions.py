@@ -1,16 +1,15 @@
-"""Autocast regions and grad modes: each partition enters and leaves those that it lies in.
+"""Autocast regions and grad modes: each partition enters and leaves the regions that it spans.
 
-A region is opened by one node and holds for all nodes up to another. Where its operators are in
-several partitions, each of them opens it at its beginning and closes it at its end, so that a
-partition computes the same wherever and whenever it is run:
+An autocast region lasts from one node to another. Where its operators are in several partitions,
+each of them enters it at its beginning and exits at its end, so that a partition computes the same
+wherever and whenever it runs:
 
     enter           enter, exit copied to the end     | enter copied, exit
     a, b       ->   a, exit                           | enter, b, exit
     exit
 
-A grad mode has no closing node: it holds until the next is set. A partition that changes it asks
-for the mode at its beginning and sets that again at its end. Only the last one leaves it as the
-graph itself does.
+A grad mode lasts until the next one is set. A partition that changes it saves the mode at its
+beginning and restores it at its end; only the last partition leaves the mode as the graph does.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,14 +32,14 @@ STATE_TARGETS: frozenset[object] = frozenset({_ENTER, _EXIT, _SET_GRAD})
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """What each partition repeats of the regions that it shares with others."""
+    """Nodes that partitions repeat to enter and leave regions that they share with others."""
 
     entered: Mapping[int, Sequence[Node]]
-    """Nodes that a partition repeats at its beginning: those that open its regions."""
+    """Nodes repeated at the beginning of a partition: those that open its regions."""
     left: Mapping[int, Sequence[Node]]
-    """Nodes that a partition repeats at its end: those that close its autocast regions."""
+    """Nodes repeated at the end of a partition: those that close its autocast regions."""
     restoring: frozenset[int]
-    """Partitions that set the grad mode at their end to what it was at their beginning."""
+    """Partitions that restore the grad mode at their end."""
     any: bool
     """Whether the graph has regions at all."""
 
@@ -54,12 +53,12 @@ class _Region:
 
 
 def regions_of(ops: Sequence[Node], part_of: Mapping[Node, int], ids: Sequence[object]) -> Regions:
-    """Return what partitions repeat of the regions among `ops`, the operators in graph order.
+    """Return the nodes that partitions repeat for the regions among `ops`.
 
     Args:
         ops: all operators, in graph order.
         part_of: partition of each.
-        ids: what each partition is called, by number.
+        ids: the caller's id of each partition.
 
     Raises:
         CycleError: when there is a region and the ids of partitions go back along the graph.
@@ -93,23 +92,23 @@ def _walk(ops: Sequence[Node], part_of: Mapping[Node, int]) -> tuple[list[_Regio
     modes: list[_Region] = []
     active: dict[Node, _Region] = {}
     for node in ops:
-        here, closed = part_of[node], None
+        closed = None
         if node.op == "call_function" and node.target is _SET_GRAD:
             modes.append(_Region(node))
         elif node.op == "call_function" and node.target is _ENTER:
             active[node] = _Region(node)
             autocasts.append(active[node])
         elif node.op == "call_function" and node.target is _EXIT:
-            closed = _entry(node, active)
+            closed = _entry_of(node, active)
         for region in (*active.values(), *modes[-1:]):
-            region.parts[here] = None
+            region.parts[part_of[node]] = None
         if closed is not None:
             active.pop(closed).closed_by = node
     return autocasts, modes
 
 
-def _entry(leaving: Node, active: Mapping[Node, _Region]) -> Node:
-    """Return the node that opened the region which `leaving` closes."""
+def _entry_of(leaving: Node, active: Mapping[Node, _Region]) -> Node:
+    """Return the node that opened the region closed by `leaving`."""
     entry = leaving.args[0] if leaving.args else None
     if not isinstance(entry, Node) or entry not in active:
         raise CaptureError(
@@ -121,14 +120,14 @@ def _entry(leaving: Node, active: Mapping[Node, _Region]) -> Node:
 
 def _check_forward(ops: Sequence[Node], part_of: Mapping[Node, int], ids: Sequence[object]) -> None:
     """Refuse partitions that go back: numbers by their order, other ids by their first use."""
-    numbered = all(isinstance(one, int) for one in ids)
+    numbered = all(isinstance(part_id, int) for part_id in ids)
     first_use = {part: rank for rank, part in enumerate(dict.fromkeys(part_of[op] for op in ops))}
-    key = [one if numbered else first_use[part] for part, one in enumerate(ids)]
+    key = [part_id if numbered else first_use[part] for part, part_id in enumerate(ids)]
     for before, node in pairwise(ops):
-        highest, here = part_of[before], part_of[node]
-        if key[here] < key[highest]:  # type: ignore[operator]  # both are numbers
+        highest, part = part_of[before], part_of[node]
+        if key[part] < key[highest]:  # type: ignore[operator]  # both are numbers
             raise CycleError(
                 "autocast and grad modes need partition ids that never go back along the graph:"
-                f" {node.name} is in partition {ids[here]}, {before.name} before it in partition"
+                f" {node.name} is in partition {ids[part]}, {before.name} before it in partition"
                 f" {ids[highest]}; give {node.name} an id of {ids[highest]} or later"
             )

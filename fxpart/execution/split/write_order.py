@@ -1,8 +1,8 @@
 """Which partitions must run before others because one of them writes into a tensor in place.
 
-Data dependences say nothing about a reader of a tensor's older name: it may read what was there
-before a write, or what is there after, and the graph's order alone tells which. So partitions that
-touch a tensor which is written into keep the graph's order around each write.
+A node that reads a tensor under an older name sees the elements from before or after a write; no
+data dependence tells which, only the graph's order. So partitions that touch a tensor which is
+written into keep the graph's order around each write.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,13 +25,13 @@ WriteEdges = dict[tuple[int, int], str]
 def write_edges(
     module: GraphModule, ops: Sequence[Node], part_of: Mapping[Node, int]
 ) -> WriteEdges:
-    """Return the pairs of partitions whose order writes in place decide. O(graph).
+    """Return the pairs of partitions that writes in place order. O(graph).
 
-    What is written into, and what may share its memory, is as `effects_of` sees it; a size that is
-    asked for is no reading. Empty for a graph that writes nothing.
+    Writes and aliases are those of `effects_of`; asking for a size is no read. Empty for a graph
+    without writes.
 
     Args:
-        module: what is cut.
+        module: to be cut.
         ops: its operators that are in partitions, in graph order.
         part_of: partition of each of them.
 
@@ -39,16 +39,16 @@ def write_edges(
     if not writes_in_place(module, ops):
         return {}
     effects = [effects_of(module, node) for node in ops]
-    names = SharedMemory()
+    memory = SharedMemory()
     for node in module.graph.find_nodes(op="get_attr"):
-        names.hold(node, "weight", fetched(module, str(node.target)))
+        memory.hold(node, "weight", fetched(module, str(node.target)))
     for node, effect in zip(ops, effects, strict=True):
-        names.enter(node, effect.shared)
-    tensors = {names.root(x): _Tensor(x.name) for effect in effects for x in effect.written}
+        memory.enter(node, effect.shared)
+    tensors = {memory.root(x): _Tensor(x.name) for effect in effects for x in effect.written}
     edges: WriteEdges = {}
     for node, effect in zip(ops, effects, strict=True):
-        written = {names.root(operand) for operand in effect.written}
-        for root in dict.fromkeys(names.root(operand) for operand in node.all_input_nodes):
+        written = {memory.root(operand) for operand in effect.written}
+        for root in dict.fromkeys(memory.root(operand) for operand in node.all_input_nodes):
             if root in written:
                 tensors[root].write(part_of[node], edges)
             elif root in tensors and not is_question(node):
@@ -57,36 +57,32 @@ def write_edges(
 
 
 def writes_in_place(module: GraphModule, ops: Iterable[Node]) -> bool:
-    """Return whether any of `ops`, operators of `module`, writes into what it reads. Quick."""
-    suspicion = _Suspicion()
-    return any(effects_of(module, node).written for node in ops if suspicion.falls_on(node))
+    """Return whether any of `ops`, operators of `module`, writes into an operand. Quick."""
+    known: dict[object, bool | None] = {}
+    return any(effects_of(module, node).written for node in ops if _may_write(node, known))
 
 
-class _Suspicion:
-    """Whether a closer look is needed to know that a node writes nothing. Quick."""
+def _may_write(node: Node, known: dict[object, bool | None]) -> bool:
+    """Return False only for a node that writes nothing, by a cheap test.
 
-    def __init__(self) -> None:
-        self._known: dict[object, bool | None] = {}
-        """By function: whether it may write; None where an argument tells."""
-
-    def falls_on(self, node: Node) -> bool:
-        """Return False only for a node that writes nothing."""
-        if node.op == "call_module":
-            return True
-        if node.op == "call_method":
-            return str(node.target).endswith("_") or "out" in node.kwargs
-        target = node.target
-        if target not in self._known:
-            self._known[target] = _function_may_write(target)
-        known = self._known[target]
-        if known is not None:
-            return known
-        switched = bool(node.kwargs) and not _SWITCHES.isdisjoint(node.kwargs)
-        return switched or any(argument is True for argument in node.args)
+    `known` caches `_function_may_write` by function.
+    """
+    if node.op == "call_module":
+        return True
+    if node.op == "call_method":
+        return str(node.target).endswith("_") or "out" in node.kwargs
+    target = node.target
+    if target not in known:
+        known[target] = _function_may_write(target)
+    may_write = known[target]
+    if may_write is not None:
+        return may_write
+    switched = bool(node.kwargs) and not _SWITCHES.isdisjoint(node.kwargs)
+    return switched or any(argument is True for argument in node.args)
 
 
 def _function_may_write(function: object) -> bool | None:
-    """Return whether a function may write; None where only an argument can let it."""
+    """Return whether a function may write; None where that depends on an argument."""
     if isinstance(function, HigherOrderOperator):
         return True
     schema = getattr(function, "_schema", None)
@@ -99,7 +95,7 @@ def _function_may_write(function: object) -> bool | None:
 
 
 class _Tensor:
-    """A tensor that is written into: who wrote last, and who has read since."""
+    """A tensor that is written into: its last writer, and the readers since then."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -107,16 +103,16 @@ class _Tensor:
         self._readers: dict[int, None] = {}
 
     def read(self, part: int, edges: WriteEdges) -> None:
-        """Let a reader come after the last write."""
-        self._note(self._writer, part, edges)
+        """Order a reader after the last write."""
+        self._add(self._writer, part, edges)
         self._readers[part] = None
 
     def write(self, part: int, edges: WriteEdges) -> None:
-        """Let a write come after the last one and after all that read in between."""
+        """Order a write after the last write and after all readers in between."""
         for before in (self._writer, *self._readers):
-            self._note(before, part, edges)
+            self._add(before, part, edges)
         self._writer, self._readers = part, {}
 
-    def _note(self, before: int, after: int, edges: WriteEdges) -> None:
+    def _add(self, before: int, after: int, edges: WriteEdges) -> None:
         if before not in {-1, after}:
             edges.setdefault((before, after), self.name)

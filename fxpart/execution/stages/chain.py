@@ -1,7 +1,7 @@
-"""`chain_stages`: a split module as stages that each hear from the one before only.
+"""`chain_stages`: a split module as stages of which each receives tensors only from the one before.
 
-A pipeline engine runs one stage a process and passes tensors from a process to the next. So a stage
-takes flat tensors, passes on what later ones need, and returns a tuple of tensors.
+A pipeline engine runs each stage in a process and sends tensors from one process to the next. So a
+stage takes flat tensors, passes on values that later stages need, and returns a tuple of tensors.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +17,7 @@ from fxpart.errors import SpecError, one_line
 from fxpart.execution.split.graph_module import DeferredGraphModule
 from fxpart.execution.stages.flat_graph import FlatGraph, copied, flatten
 from fxpart.execution.stages.shared_writes import check_writes, crossings
-from fxpart.execution.stages.values import find_scalars, items_with_their_tuples, spread_tuples
+from fxpart.execution.stages.values import find_scalars, move_items_to_their_tuple, unpack_tuples
 
 __all__ = [
     "Chain",
@@ -31,7 +31,196 @@ __all__ = [
 ]
 
 
-# Some nodes of a flat graph made into a module of their own.
+TiedName = tuple[int, str]
+"""A stage, and the name of a parameter in it."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class StageModule:
+    """One stage: flat tensors in, a tuple of tensors out, even of a single one."""
+
+    index: int
+    """Number of the stage, from 0."""
+    module: fx.GraphModule
+    """Takes the tensors of `inputs` by position. Its parameters are those of the split module."""
+    inputs: tuple[str, ...]
+    """Its inputs, by the names of the nodes that make them; for stage 0, the inputs of the model
+    that any stage uses."""
+    outputs: tuple[str, ...]
+    """Its outputs, including values that it only passes on; for the last stage, the tensors of the
+    result, each once, in their order there."""
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Chain:
+    """All stages, and the ways into the first and out of the last."""
+
+    stages: tuple[StageModule, ...]
+    _enter: fx.GraphModule = field(repr=False)
+    _leave: fx.GraphModule = field(repr=False)
+    _result_spec: pytree.TreeSpec | None = field(repr=False)
+    _fixed: Mapping[str, Any] = field(repr=False)
+
+    def flat_inputs(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[Tensor, ...]:
+        """Return the inputs of stage 0 for a call of the model with `args` and `kwargs`.
+
+        Runs the checks that an exported module makes of its inputs.
+
+        Raises:
+            SpecError: when the model does not take these inputs, an input that a stage uses is no
+                tensor, or a value that was fixed when the stages were cut is another one.
+
+        """
+        try:
+            tensors, values = self._enter(*args, **dict(kwargs or {}))
+        # The model's own checks may raise anything.
+        except Exception as error:
+            raise SpecError(
+                f"the stages were cut for other inputs than these: {one_line(error)}; give inputs"
+                " as in the call that was captured"
+            ) from error
+        for (name, fixed), value in zip(self._fixed.items(), values, strict=True):
+            if not _is_same(value, fixed):
+                raise SpecError(
+                    f"input {name}={_shown(value)} was fixed to {fixed!r} when the stages were cut;"
+                    " leave it out, or cut a model with another default"
+                )
+        for name, tensor in zip(self.stages[0].inputs, tensors, strict=True):
+            if not isinstance(tensor, Tensor):
+                raise SpecError(
+                    f"input {name} is {type(tensor).__name__}, and stages take tensors only; pass"
+                    " a tensor, or export the model with this value"
+                )
+        return tuple(tensors)
+
+    def results(self, flat: Sequence[Tensor]) -> Any:  # noqa: ANN401 - as the model returns
+        """Return the results of the model, from the outputs of the last stage.
+
+        Raises:
+            SpecError: for another number of tensors than the last stage has outputs.
+
+        """
+        wanted = self.stages[-1].outputs
+        if len(flat) != len(wanted):
+            raise SpecError(
+                f"{len(flat)} tensors are no result of the last stage, which returns {len(wanted)}"
+                f" ({', '.join(wanted)}); give what it returned"
+            )
+        result = self._leave(*flat)
+        if self._result_spec is None:
+            return result
+        return pytree.tree_unflatten(list(result), self._result_spec)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the model
+        """Run all stages in this process, one after the other."""
+        values = self.flat_inputs(args, kwargs)
+        for stage in self.stages:
+            values = stage.module(*values)
+        return self.results(values)
+
+
+def chain_stages(split: fx.GraphModule) -> Chain:
+    """Return the stages of `split` as a chain, in the order of their numbers.
+
+    `split` has children ``submod_0``, ``submod_1``, ... that only read from earlier ones, as made
+    by `split_module`, `split_by_assignment` and `generate_pipeline_partition`. It is not changed.
+
+    Values for a later stage are passed on by the stages between. Numbers, shapes and dtypes that
+    another stage uses are computed again there, from tensors that are passed on. A tuple is passed
+    item by item. A default of the model that is no tensor is fixed. Inputs that no stage uses are
+    left out.
+
+    Parameters and buffers are the same objects. Stages may run in separate processes, which share
+    no memory: writes in place that would then be lost are refused, as far as they are detected.
+
+    Raises:
+        SpecError: when `split` has no such children, a value other than a tensor would be passed,
+            or a stage writes into memory of another.
+        CycleError: when a stage reads from a later one.
+
+    """
+    flat = flatten(split)
+    fixed = _fix_defaults(flat)
+    _return_weights_from_the_last_stage(flat)
+    move_items_to_their_tuple(flat.graph, flat.stage_of)
+    unpack_tuples(flat)
+    passed = crossings(flat, find_scalars(flat.graph))
+    check_writes(flat, passed)
+    names = [tuple(node.name for node in values) for values in passed.boundaries]
+    stages = []
+    for index in range(flat.n_stages):
+        inputs, outputs = passed.boundaries[index : index + 2]
+        module = stage_module(flat, passed.nodes[index + 1], inputs, outputs)
+        # The mode of the whole; each leaf module keeps its own.
+        module.training = split.training
+        stages.append(StageModule(index, module, names[index], names[index + 1]))
+    codegen = split.graph._codegen
+    return Chain(
+        tuple(stages),
+        entry_module(flat, split, passed.nodes[0], passed.boundaries[0], fixed),
+        result_module(flat, passed.nodes[-1], passed.boundaries[-1]),
+        codegen.pytree_info.out_spec if isinstance(codegen, _PyTreeCodeGen) else None,
+        {node.name: node.args[0] for node in fixed},
+    )
+
+
+def tied_parameters(chain: Chain) -> tuple[tuple[TiedName, ...], ...]:
+    """Return the groups of names, in one stage or over several, that are one parameter."""
+    names: dict[tuple[object, ...], list[TiedName]] = {}
+    for stage in chain.stages:
+        for name, parameter in stage.module.named_parameters(remove_duplicate=False):
+            names.setdefault(place_in_memory(parameter), []).append((stage.index, name))
+    return tuple(tuple(group) for group in names.values() if len(group) > 1)
+
+
+def _is_same(value: object, fixed: object) -> bool:
+    """Return whether an argument equals the fixed default; a tensor never does."""
+    if value is fixed:
+        return True
+    if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(value)):
+        return False
+    try:
+        return bool(value == fixed)
+    except ValueError:  # an array compares element by element
+        return False
+
+
+def _shown(value: object) -> str:
+    """Return an argument on one line: only the type of tensors and arrays."""
+    text = repr(value)
+    return f"<{type(value).__name__}>" if "\n" in text or "tensor(" in text else text
+
+
+def _fix_defaults(flat: FlatGraph) -> list[fx.Node]:
+    """Replace inputs by their defaults that are no tensors; return these inputs."""
+    fixed = []
+    for node in flat.graph.find_nodes(op="placeholder"):
+        if not node.args or node.args[0] is None or isinstance(node.args[0], Tensor):
+            continue
+        default = node.args[0]
+        fixed.append(node)
+        for user in list(node.users):
+            user.args = _replaced(user.args, node, default)
+            user.kwargs = _replaced(user.kwargs, node, default)
+    return fixed
+
+
+def _return_weights_from_the_last_stage(flat: FlatGraph) -> None:
+    """Let the last stage return the weights that are part of the result."""
+    for weight in [n for n in flat.output.all_input_nodes if n.op == "get_attr"]:
+        with flat.graph.inserting_before(flat.output):
+            copy = flat.graph.node_copy(weight)
+        flat.stage_of[copy] = flat.n_stages - 1
+        flat.output.args = _replaced(flat.output.args, weight, copy)
+
+
+def _replaced(arguments: Any, node: fx.Node, value: Any) -> Any:  # noqa: ANN401 - fx arguments
+    return fx.map_arg(arguments, lambda n: value if n is node else n)
+
+
+# Modules made from nodes of the flat graph.
 
 
 def stage_module(
@@ -49,7 +238,7 @@ def stage_module(
 def result_module(
     flat: FlatGraph, nodes: Iterable[fx.Node], inputs: Sequence[fx.Node]
 ) -> fx.GraphModule:
-    """Return a module that puts together what the flat graph returns, from `inputs`."""
+    """Return a module that assembles the result of the flat graph from `inputs`."""
     graph, _ = _copied(inputs, nodes)
     return fx.GraphModule(_holder(flat.attributes, graph), graph, "Result")
 
@@ -61,7 +250,7 @@ def entry_module(
     outputs: Sequence[fx.Node],
     fixed: Sequence[fx.Node],
 ) -> fx.GraphModule:
-    """Return a module called as `split` is, that returns `outputs` and the inputs in `fixed`."""
+    """Return a module with the signature of `split` that returns `outputs` and `fixed` inputs."""
     graph, env = _copied((), nodes)
     for guard in flat.guards:
         copied(graph, guard, env)
@@ -76,7 +265,7 @@ def entry_module(
 def _copied(
     inputs: Iterable[fx.Node], nodes: Iterable[fx.Node]
 ) -> tuple[fx.Graph, dict[fx.Node, fx.Node]]:
-    """Return a graph of `inputs` as placeholders and of `nodes`, and the copy of each."""
+    """Return a graph with `inputs` as placeholders and copies of `nodes`, and the copy of each."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     for node in inputs:
@@ -88,10 +277,10 @@ def _copied(
 
 
 def _holder(attributes: Mapping[str, Any], graph: fx.Graph) -> nn.Module:
-    """Return a module that has what the nodes of `graph` name, under the same paths."""
+    """Return a module with the attributes that nodes of `graph` name, under the same paths."""
     root = nn.Module()
     used = {str(n.target) for n in graph.nodes if n.op in {"get_attr", "call_module"}}
-    # What holds others comes first: a weight of a module that is there itself is there already.
+    # Outer modules first: they may already have the weights that are named too.
     for path in sorted(used, key=lambda path: (path.count("."), path)):
         *prefix, name = path.split(".")
         parent = root
@@ -99,207 +288,11 @@ def _holder(attributes: Mapping[str, Any], graph: fx.Graph) -> nn.Module:
             if not hasattr(parent, part):
                 setattr(parent, part, nn.Module())
             parent = getattr(parent, part)
-        _put(parent, name, attributes[path])
-    return root
-
-
-def _put(parent: nn.Module, name: str, value: Any) -> None:  # noqa: ANN401 - weight, module, ...
-    if getattr(parent, name, None) is value:
-        return
-    if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
-        parent.register_buffer(name, value)
-    else:
-        setattr(parent, name, value)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class StageModule:
-    """One stage: flat tensors in, a tuple of tensors out, also of one."""
-
-    index: int
-    """Number of the stage, from 0."""
-    module: fx.GraphModule
-    """Takes the tensors of `inputs` by position. Its parameters are those of the split module."""
-    inputs: tuple[str, ...]
-    """What it takes, by the names of the nodes that make it; of stage 0, the inputs of the model
-    that any stage uses."""
-    outputs: tuple[str, ...]
-    """What it hands on, also what it only passes on; of the last stage, the tensors of the result,
-    each once, in the order in which they stand in it."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class Chain:
-    """All stages, and how to get into the first and out of the last."""
-
-    stages: tuple[StageModule, ...]
-    _enter: fx.GraphModule = field(repr=False)
-    _leave: fx.GraphModule = field(repr=False)
-    _result_spec: pytree.TreeSpec | None = field(repr=False)
-    _fixed: Mapping[str, Any] = field(repr=False)
-
-    def flat_inputs(
-        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> tuple[Tensor, ...]:
-        """Return what stage 0 takes for a call of the model with `args` and `kwargs`.
-
-        The checks that an exported module makes of its inputs are made here.
-
-        Raises:
-            SpecError: when the model does not take these inputs, one that a stage uses is no
-                tensor, or a number that was fixed when the stages were cut is another one.
-
-        """
-        try:
-            tensors, numbers = self._enter(*args, **dict(kwargs or {}))
-        # The model's own checks run here, and may raise anything.
-        except Exception as error:
-            raise SpecError(
-                f"the stages were cut for other inputs than these: {one_line(error)}; give inputs"
-                " as in the call that was captured"
-            ) from error
-        for (name, fixed), given in zip(self._fixed.items(), numbers, strict=True):
-            if not _is_same(given, fixed):
-                raise SpecError(
-                    f"input {name}={_shown(given)} was fixed to {fixed!r} when the stages were cut;"
-                    " leave it out, or cut a model with another default"
-                )
-        for name, tensor in zip(self.stages[0].inputs, tensors, strict=True):
-            if not isinstance(tensor, Tensor):
-                raise SpecError(
-                    f"input {name} is {type(tensor).__name__}, and stages take tensors only; pass"
-                    " a tensor, or export the model with this value"
-                )
-        return tuple(tensors)
-
-    def results(self, flat: Sequence[Tensor]) -> Any:  # noqa: ANN401 - as the model returns
-        """Return what the model returns, from the outputs of the last stage.
-
-        Raises:
-            SpecError: when there are more or fewer than the last stage has outputs.
-
-        """
-        wanted = self.stages[-1].outputs
-        if len(flat) != len(wanted):
-            raise SpecError(
-                f"{len(flat)} tensors are no result of the last stage, which returns {len(wanted)}"
-                f" ({', '.join(wanted)}); give what it returned"
-            )
-        result = self._leave(*flat)
-        return (
-            result
-            if self._result_spec is None
-            else pytree.tree_unflatten(list(result), self._result_spec)
-        )
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the model
-        """Run all stages here, one after the other."""
-        values = self.flat_inputs(args, kwargs)
-        for stage in self.stages:
-            values = stage.module(*values)
-        return self.results(values)
-
-
-def chain_stages(split: fx.GraphModule) -> Chain:
-    """Return the stages of `split` as a chain, in the order of their numbers.
-
-    `split` has children ``submod_0``, ``submod_1``, ... that only read from earlier ones, as made
-    by `split_module`, `split_by_assignment` and `generate_pipeline_partition`. It is not changed.
-
-    What a later stage needs is passed on by those between. Numbers, shapes and dtypes that another
-    stage uses are computed again there, from tensors that are passed on. Of a tuple, the items
-    pass. A default of the model that is no tensor stays as it is. Inputs that no stage uses are
-    left out.
-
-    Parameters and buffers are the same objects. Stages may run in processes of their own, which
-    share no memory: writes in place that would then be lost are refused, as far as they are seen.
-
-    Raises:
-        SpecError: when `split` has no such children, what would cross is no tensor, or a stage
-            writes into memory of another.
-        CycleError: when a stage reads from a later one.
-
-    """
-    flat = flatten(split)
-    fixed = _fix_defaults(flat)
-    _return_weights_from_the_last_stage(flat)
-    items_with_their_tuples(flat.graph, flat.stage_of)
-    spread_tuples(flat)
-    found = crossings(flat, find_scalars(flat.graph))
-    check_writes(flat, found)
-    names = [tuple(node.name for node in values) for values in found.boundaries]
-    stages = []
-    for index in range(flat.n_stages):
-        takes, hands_on = found.boundaries[index : index + 2]
-        module = stage_module(flat, found.nodes[index + 1], takes, hands_on)
-        # The mode of the whole; that of each leaf inside it stays.
-        module.training = split.training
-        stages.append(StageModule(index, module, names[index], names[index + 1]))
-    codegen = split.graph._codegen
-    return Chain(
-        tuple(stages),
-        entry_module(flat, split, found.nodes[0], found.boundaries[0], fixed),
-        result_module(flat, found.nodes[-1], found.boundaries[-1]),
-        codegen.pytree_info.out_spec if isinstance(codegen, _PyTreeCodeGen) else None,
-        {node.name: node.args[0] for node in fixed},
-    )
-
-
-def _is_same(given: object, fixed: object) -> bool:
-    """Return whether a call gives the default that is fixed; a tensor never is one."""
-    if given is fixed:
-        return True
-    if any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves(given)):
-        return False
-    try:
-        return bool(given == fixed)
-    except ValueError:  # an array compares element by element
-        return False
-
-
-def _shown(given: object) -> str:
-    """Return what was given in a few words: data of tensors and arrays takes many lines."""
-    said = repr(given)
-    return f"<{type(given).__name__}>" if "\n" in said or "tensor(" in said else said
-
-
-def _fix_defaults(flat: FlatGraph) -> list[fx.Node]:
-    """Put defaults that are no tensors in place of the inputs they belong to; return these."""
-    fixed = []
-    for node in flat.graph.find_nodes(op="placeholder"):
-        if not node.args or node.args[0] is None or isinstance(node.args[0], Tensor):
+        value = attributes[path]
+        if getattr(parent, name, None) is value:
             continue
-        default = node.args[0]
-        fixed.append(node)
-        for user in list(node.users):
-            user.args = _replaced(user.args, node, default)
-            user.kwargs = _replaced(user.kwargs, node, default)
-    return fixed
-
-
-def _return_weights_from_the_last_stage(flat: FlatGraph) -> None:
-    """Let the last stage hand over the weights that are part of the result."""
-    for weight in [n for n in flat.output.all_input_nodes if n.op == "get_attr"]:
-        with flat.graph.inserting_before(flat.output):
-            copy = flat.graph.node_copy(weight)
-        flat.stage_of[copy] = flat.n_stages - 1
-        flat.output.args = _replaced(flat.output.args, weight, copy)
-
-
-def _replaced(arguments: Any, node: fx.Node, value: Any) -> Any:  # noqa: ANN401 - fx arguments
-    return fx.map_arg(arguments, lambda n: value if n is node else n)
-
-
-# Which names of weights, in one stage or over several, mean one parameter.
-
-TiedName = tuple[int, str]
-"""A stage, and the name of a parameter in it."""
-
-
-def tied_parameters(chain: "Chain") -> tuple[tuple[TiedName, ...], ...]:
-    """Return the groups of names of one parameter, those that are alone left out."""
-    names: dict[tuple[object, ...], list[TiedName]] = {}
-    for stage in chain.stages:
-        for name, parameter in stage.module.named_parameters(remove_duplicate=False):
-            names.setdefault(place_in_memory(parameter), []).append((stage.index, name))
-    return tuple(tuple(group) for group in names.values() if len(group) > 1)
+        if isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            parent.register_buffer(name, value)
+        else:
+            setattr(parent, name, value)
+    return root

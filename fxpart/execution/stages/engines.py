@@ -1,4 +1,4 @@
-"""Engines that run stages, in one table by name. Each is imported only when it is asked for."""
+"""Pipeline engines that run stages, by name. Each is imported only when it is used."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class Engine:
     """How stages are wrapped for one engine."""
 
     package: str
-    """The package that must be installed."""
+    """The required package."""
     wrap: Callable[..., Any]
     """Called with the chain and the options of `build_pipeline_model`."""
 
@@ -37,11 +37,11 @@ def pipeline_stage(
 ) -> "PipelineStage":
     """Return `stage` for a schedule of ``torch.distributed.pipelining``, on `device`.
 
-    To be called in the process that runs the stage, after ``init_process_group``. Its parameters
-    are moved to `device`. Shapes and dtypes are found out with the first micro-batch.
+    Call it in the process that runs the stage, after ``init_process_group``. Its parameters are
+    moved to `device`. Shapes and dtypes are inferred from the first micro-batch.
 
     Raises:
-        SpecError: when no process group is there, or two stages have nothing to pass.
+        SpecError: when there is no process group, or the stage takes or returns no tensor.
 
     """
     import torch.distributed as dist
@@ -91,9 +91,10 @@ class _OneArgument(nn.Module):
         self.stage = stage.module
 
     def forward(self, values: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Return what the stage makes of `values`."""
-        made: tuple[Tensor, ...] = self.stage(*(values if isinstance(values, tuple) else (values,)))
-        return made
+        """Return the results of the stage."""
+        results: tuple[Tensor, ...]
+        results = self.stage(*(values if isinstance(values, tuple) else (values,)))
+        return results
 
 
 def _for_deepspeed(chain: Chain, **options: Any) -> Any:  # noqa: ANN401 - deepspeed's own

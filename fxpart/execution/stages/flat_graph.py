@@ -1,8 +1,8 @@
-"""A split module as one graph again, in which every node knows its stage.
+"""`flatten`: a split module as one graph again, with the stage of every node.
 
-`split_module` makes children ``submod_0``, ``submod_1``, ... and a graph on top that calls them,
-takes their results apart and hands them weights. Here the children are put back in line, so that
-what crosses from one stage to another can be read off one list of nodes.
+`split_module` makes children ``submod_0``, ``submod_1``, ... and a graph that calls them, unpacks
+their results and passes them weights. Here the children are inlined, so that the values that pass
+between stages can be read off one list of nodes.
 """
 
 import operator
@@ -25,27 +25,27 @@ __all__ = [
 ]
 
 QUALNAME_MAP = "qualname_map"
-"""Where a split module keeps, in its ``meta``, the original path of each renamed one."""
+"""Key in a split module's ``meta`` of the map from renamed paths to the original ones."""
 
 _STAGE = re.compile(r"submod_(\w*_)?\d+")
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class FlatGraph:
-    """The nodes of all stages in one order of execution.
+    """The nodes of all stages in order of execution.
 
-    Inputs are before the first stage (-1), the result behind the last (`n_stages`). A ``get_attr``
-    has no stage: whoever needs a weight has it.
+    Inputs are in stage -1, the output in stage `n_stages`. A ``get_attr`` has no stage: every stage
+    that reads a weight has it.
     """
 
     graph: fx.Graph
     stage_of: dict[fx.Node, int]
     attributes: dict[str, Any]
-    """What the targets of ``get_attr`` and ``call_module`` nodes are."""
+    """Values of the targets of ``get_attr`` and ``call_module`` nodes."""
     guards: list[fx.Node]
     """Nodes that only check the inputs; they are in no stage."""
     stage_names: tuple[str, ...]
-    """Name of the child that each stage was."""
+    """Name of the child of each stage."""
 
     @property
     def n_stages(self) -> int:
@@ -59,9 +59,10 @@ class FlatGraph:
 
 
 def copied(graph: fx.Graph, node: fx.Node, env: Mapping[fx.Node, Any]) -> fx.Node:
-    """Add a copy of `node` to `graph`, in which its operands are those in `env`, and return it."""
+    """Add a copy of `node`, with the operands in `env`, to `graph`, and return it."""
     copy = graph.create_node(node.op, node.target, name=node.name, type_expr=node.type)
-    # Arguments given at once are searched for symbolic sizes, which takes as long as all the rest.
+    # Set after creation: `create_node` would search the arguments for symbolic sizes, which takes
+    # as long as all the rest.
     copy.args = fx.map_arg(node.args, env.__getitem__)
     if node.kwargs:
         copy.kwargs = fx.map_arg(node.kwargs, env.__getitem__)
@@ -73,7 +74,7 @@ def stage_children(split: fx.GraphModule) -> tuple[str, ...]:
     """Return the names of the children that are stages, in the order of their numbers.
 
     Raises:
-        SpecError: when there is none, or one is called more than once.
+        SpecError: when there are none, or one is called more than once.
 
     """
     called = [str(n.target) for n in split.graph.nodes if n.op == "call_module"]
@@ -93,8 +94,8 @@ def stage_children(split: fx.GraphModule) -> tuple[str, ...]:
 def flatten(split: fx.GraphModule) -> FlatGraph:
     """Return the nodes of `split` and of its stages as one graph; `split` is not changed.
 
-    Weights and leaf modules stay the same objects. They are under their original paths where
-    ``split.meta`` has a map of them (`QUALNAME_MAP`).
+    Weights and leaf modules are the same objects, under their original paths where ``split.meta``
+    has a map of these (`QUALNAME_MAP`).
 
     Raises:
         SpecError: when `split` has no stages, or calls one twice.
@@ -117,7 +118,7 @@ def flatten(split: fx.GraphModule) -> FlatGraph:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Part:
-    """Whose nodes are copied: a stage's, or with stage None those on top."""
+    """The module whose nodes are copied: a stage, or with stage None the split module."""
 
     module: fx.GraphModule
     stage: int | None
@@ -126,14 +127,14 @@ class _Part:
 
 
 def _inline(flat: FlatGraph, part: _Part, call: fx.Node, outer: dict[fx.Node, Any]) -> Any:  # noqa: ANN401 - nodes, nested as the stage returns them
-    """Copy the nodes of a stage that `call` calls, and return what it returns."""
+    """Copy the nodes of the stage that `call` calls, and return its result."""
     args, kwargs = fx.map_arg((call.args, dict(call.kwargs)), lambda n: outer[n])
-    given = iter(args)
+    positional = iter(args)
     env: dict[fx.Node, Any] = {}
     for node in part.module.graph.nodes:
         if node.op == "placeholder":
             default = kwargs[node.target] if node.target in kwargs else next(iter(node.args), None)
-            env[node] = next(given, default)
+            env[node] = next(positional, default)
         elif node.op == "output":
             return fx.map_arg(node.args[0], lambda n: env[n])
         else:
@@ -142,7 +143,7 @@ def _inline(flat: FlatGraph, part: _Part, call: fx.Node, outer: dict[fx.Node, An
 
 
 def _step(flat: FlatGraph, part: _Part, node: fx.Node, env: dict[fx.Node, Any]) -> None:
-    """Copy one node, or take apart what a stage returned."""
+    """Copy one node, or unpack the results of a stage."""
     if node.op == "call_function" and node.target is operator.getitem:
         whole: Any = fx.map_arg(node.args[0], lambda n: env[n])
         if isinstance(whole, (tuple, list, dict)):
@@ -154,11 +155,11 @@ def _step(flat: FlatGraph, part: _Part, node: fx.Node, env: dict[fx.Node, Any]) 
     if is_guard(copy):
         flat.guards.append(copy)
     elif node.op != "get_attr":
-        flat.stage_of[copy] = _loose_stage(flat, copy) if part.stage is None else part.stage
+        flat.stage_of[copy] = _stage_of_outer(flat, copy) if part.stage is None else part.stage
 
 
 def _path(flat: FlatGraph, part: _Part, target: str) -> str:
-    """Return the path under which the flat graph has what `target` is in `part`."""
+    """Return the path in the flat graph of what is at `target` in `part`; enters it there."""
     value = fetched(part.module, target)
     path = part.paths.get(f"{part.name}.{target}", target)
     if flat.attributes.setdefault(path, value) is not value:
@@ -167,8 +168,8 @@ def _path(flat: FlatGraph, part: _Part, target: str) -> str:
     return path
 
 
-def _loose_stage(flat: FlatGraph, node: fx.Node) -> int:
-    """Return the stage of a node that stands beside the stages: where its last operand is made."""
+def _stage_of_outer(flat: FlatGraph, node: fx.Node) -> int:
+    """Return the stage of a node of the split module itself: that of its last operand."""
     if node.op == "placeholder":
         return -1
     if node.op == "output":

@@ -1,8 +1,8 @@
-"""Writes in place that stages in processes of their own would not see of each other.
+"""Which values pass between stages, and writes in place that would be lost between processes.
 
-In one process, a tensor and its views are one memory. Between processes each arrives as a copy: a
-stage that then writes into one of them leaves the others as they were. What is surely so is
-refused; what a module or function of others does inside is not known here.
+In one process, a tensor and its views share memory. Each is sent to another process as a copy: a
+stage that writes into one of them there leaves the others as they were. Such writes are refused
+where they are certain; writes inside functions and modules that are not torch's are unknown.
 """
 
 from collections.abc import Iterable, Iterator
@@ -26,32 +26,32 @@ from fxpart.execution.stages.flat_graph import FlatGraph
 __all__ = ["Crossings", "check_writes", "crossings"]
 
 
-# Which values each stage takes and hands on, so that a stage hears from the one before it only.
+# Values that pass between stages, each only to the next one:
 #
-# stage 0         stage 1         stage 2
-# makes a, b  →   a, b  →         a, c        `a` is passed on by stage 1, which may not use it
+#     stage 0             stage 1         stage 2
+#     makes a, b   a, b   makes c   a, c  reads a, c       stage 1 passes on `a`
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Crossings:
-    """What every stage computes, and what passes between them.
+    """The nodes of every stage, and the values that pass between stages.
 
-    ``nodes`` has one more entry than there are stages at each end: the first is what is done to the
-    model's inputs before stage 0, the last is what makes its result of what the last stage returns.
+    ``nodes`` has an extra entry at each end: the first computes the inputs of stage 0 from those of
+    the model, the last the result of the model from the outputs of the last stage.
     """
 
     nodes: tuple[tuple[fx.Node, ...], ...]
     """Nodes to compute, in order; weights and recomputed numbers included. Length n_stages + 2."""
     boundaries: tuple[tuple[fx.Node, ...], ...]
-    """``boundaries[i]`` is what stage i takes; the last entry is what the last stage returns.
+    """``boundaries[i]`` is the inputs of stage i; the last entry is the outputs of the last stage.
     Length n_stages + 1."""
 
 
 def crossings(flat: FlatGraph, scalars: set[fx.Node]) -> Crossings:
-    """Return what crosses each boundary of `flat`; `scalars` are computed again where used.
+    """Return the values that cross each boundary of `flat`; `scalars` are recomputed where used.
 
     Raises:
-        CycleError: when a stage uses what a later one makes.
+        CycleError: when a stage reads from a later one.
 
     """
     order = {node: position for position, node in enumerate(flat.graph.nodes)}
@@ -61,14 +61,17 @@ def crossings(flat: FlatGraph, scalars: set[fx.Node]) -> Crossings:
             members[flat.stage_of[node] + 1].append(node)
     last_use: dict[fx.Node, int] = {}
     nodes: list[tuple[fx.Node, ...]] = []
-    for index, own in enumerate(members):
+    for index, placed in enumerate(members):
         stage = index - 1
-        computed, taken = _closure(own, scalars, flat)
+        computed, read = _closure(placed, scalars, flat)
         nodes.append(tuple(sorted(computed, key=order.__getitem__)))
-        for value in taken:
+        for value in read:
             home = flat.stage_of[value]
             if home > stage:
-                raise _backwards(flat, value, stage)
+                raise CycleError(
+                    f"{flat.stage_names[stage]} uses {value.name}, which {flat.stage_names[home]}"
+                    " makes after it; number the partitions so that none reads from a later one"
+                )
             if home < stage:
                 last_use[value] = max(last_use.get(value, -1), stage)
     crossing = sorted(last_use, key=order.__getitem__)
@@ -76,16 +79,21 @@ def crossings(flat: FlatGraph, scalars: set[fx.Node]) -> Crossings:
         tuple(v for v in crossing if flat.stage_of[v] < stage <= last_use[v])
         for stage in range(flat.n_stages + 1)
     ]
-    boundaries[-1] = _in_order_of_result(flat, boundaries[-1])
+    # The tensors of the result come first, in their order there.
+    returned = [node for node in flat.output.all_input_nodes if node in boundaries[-1]]
+    boundaries[-1] = tuple(dict.fromkeys([*returned, *boundaries[-1]]))
     return Crossings(tuple(nodes), tuple(boundaries))
 
 
 def _closure(
-    own: Iterable[fx.Node], scalars: set[fx.Node], flat: FlatGraph
+    placed: Iterable[fx.Node], scalars: set[fx.Node], flat: FlatGraph
 ) -> tuple[list[fx.Node], list[fx.Node]]:
-    """Return what a stage computes, scalars and weights it needs included, and what these use."""
-    computed = dict.fromkeys(own)
-    queue, taken = list(computed), dict[fx.Node, None]()
+    """Return the nodes `placed` in a stage, with the scalars and weights that they need.
+
+    The second list is the placed values that all of these read.
+    """
+    computed = dict.fromkeys(placed)
+    queue, read = list(computed), dict[fx.Node, None]()
     while queue:
         for operand in queue.pop().all_input_nodes:
             if operand in scalars or operand not in flat.stage_of:
@@ -93,32 +101,20 @@ def _closure(
                     computed[operand] = None
                     queue.append(operand)
             else:
-                taken[operand] = None
-    return list(computed), list(taken)
+                read[operand] = None
+    return list(computed), list(read)
 
 
-def _in_order_of_result(flat: FlatGraph, values: tuple[fx.Node, ...]) -> tuple[fx.Node, ...]:
-    """Return `values` with those first that the result is made of, as they stand in it."""
-    returned = [node for node in flat.output.all_input_nodes if node in values]
-    return tuple(dict.fromkeys([*returned, *values]))
+# Writes in place.
 
 
-def _backwards(flat: FlatGraph, value: fx.Node, stage: int) -> CycleError:
-    maker = flat.stage_names[flat.stage_of[value]]
-    return CycleError(
-        f"{flat.stage_names[stage]} uses {value.name}, which {maker} makes after it; number the"
-        " partitions so that none reads from a later one"
-    )
-
-
-def check_writes(flat: FlatGraph, found: Crossings) -> None:
-    """Refuse stages of which one writes into memory that it and others would hold apart.
+def check_writes(flat: FlatGraph, passed: Crossings) -> None:
+    """Refuse writes into memory of which other stages would have a copy.
 
     Raises:
-        CycleError: when a stage uses what was there before, or is there after, a write of another
-            whose number puts it on the wrong side of that.
-        SpecError: when a stage takes a tensor that it writes into under two names, or writes into
-            a weight that another stage uses too.
+        CycleError: when an earlier stage reads memory after, or a later stage before, a write.
+        SpecError: when a stage receives a tensor that it writes into under two names, or writes
+            into a weight that another stage uses too.
 
     """
     module = DeferredGraphModule(flat.attributes, flat.graph)
@@ -132,32 +128,29 @@ def check_writes(flat: FlatGraph, found: Crossings) -> None:
     for writer, operand in _writes(module, ops, memory):
         stage, root = flat.stage_of[writer], memory.root(operand)
         where = f"{flat.stage_names[stage]} writes into {operand.name} in place"
-        takes = [v for v in found.boundaries[stage] if memory.root(v) == root]
-        if len(takes) > 1:
+        aliases = [v for v in passed.boundaries[stage] if memory.root(v) == root]
+        if len(aliases) > 1:
             raise SpecError(
-                f"{where} and takes it as {takes[0].name} and as {takes[1].name}, which processes"
-                f" would hold apart; move {writer.name} into the stage that makes it"
+                f"{where} and takes it as {aliases[0].name} and as {aliases[1].name}, which"
+                f" processes would hold apart; move {writer.name} into the stage that makes it"
             )
         for node, user in _uses(flat, memory, root):
-            at = flat.stage_of.get(user, stage)
-            if node.op == "get_attr" and at != stage:
-                raise SpecError(f"{where}, which {_name(flat, at)} uses too; put both in one stage")
+            reader = flat.stage_of.get(user, stage)
+            if reader == stage:
+                continue
+            name = flat.stage_names[reader] if 0 <= reader < flat.n_stages else "the result"
+            if node.op == "get_attr":
+                raise SpecError(f"{where}, which {name} uses too; put both in one stage")
             after = position[user] > position[writer]
-            if at != stage and after != (at > stage) and not is_question(user):
+            if after != (reader > stage) and not is_question(user):
                 then = "is there after" if after else "was there before"
-                raise CycleError(
-                    f"{where}, and {_name(flat, at)} uses what {then}; put both in one stage"
-                )
-
-
-def _name(flat: FlatGraph, stage: int) -> str:
-    return flat.stage_names[stage] if 0 <= stage < flat.n_stages else "the result"
+                raise CycleError(f"{where}, and {name} uses what {then}; put both in one stage")
 
 
 def _writes(
     module: fx.GraphModule, ops: Iterable[fx.Node], memory: SharedMemory
 ) -> list[tuple[fx.Node, fx.Node]]:
-    """Return what writes in place into which operand; enters in `memory` what may share it."""
+    """Return the writing nodes with the operands they write into; enters `ops` in `memory`."""
     written = []
     for node in ops:
         effects = effects_of(module, node)
@@ -167,7 +160,7 @@ def _writes(
 
 
 def _is_known(node: fx.Node, flat: FlatGraph) -> bool:
-    """Return whether a node is in a stage and what it does to the memory of its operands known."""
+    """Return whether a node is in a stage, and its effects on memory are known."""
     if not node.op.startswith("call") or not 0 <= flat.stage_of.get(node, -1) < flat.n_stages:
         return False
     if node.op == "call_module":
@@ -184,7 +177,7 @@ def _is_known(node: fx.Node, flat: FlatGraph) -> bool:
 
 
 def _uses(flat: FlatGraph, memory: SharedMemory, root: Value) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """Yield all that shares memory with `root`, each with the nodes that use it, in order."""
+    """Yield pairs of a node that shares memory with `root` and one of its users, in order."""
     for node in flat.graph.nodes:
         if node.op != "output" and memory.root(node) == root:
             yield from ((node, user) for user in node.users)

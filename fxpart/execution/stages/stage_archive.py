@@ -1,4 +1,4 @@
-"""One stage as an archive of `torch.export`, made and read without pickle."""
+"""Export one stage, and write and read it as an archive of `torch.export` without pickle."""
 
 import importlib
 import json
@@ -18,35 +18,37 @@ from fxpart.errors import CacheError, CaptureError, SpecError, one_line
 
 __all__ = ["StageProgram", "read_archive", "stage_program", "write_archive"]
 
-_OF_TORCH = frozenset({"aten", "prim", "prims", "higher_order", "quantized", "_c10d_functional"})
-# Importing the module is what makes the operators of a namespace known.
+_TORCH_NAMESPACES = frozenset(
+    {"aten", "prim", "prims", "higher_order", "quantized", "_c10d_functional"}
+)
+# Modules whose import registers the operators of a namespace.
 _HOMES = {"transformers": "transformers.integrations.moe", "torchvision": "torchvision"}
 _PLAIN = frozenset({"", ".data", "models", "data/weights", "data/constants", "data/sample_inputs"})
-"""Folders of an archive without code in them; weights and constants have a list of their own."""
+"""Folders of an archive without code; weights and constants are listed in a JSON file."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StageProgram:
-    """A stage, exported."""
+    """An exported stage."""
 
     exported: ExportedProgram
     results: tuple[Tensor, ...]
-    """Empty tensors like those that it returns; they require gradients where those would."""
+    """Empty tensors like its results; they require gradients where those would."""
     libraries: tuple[str, ...]
     """Namespaces of its operators that are not torch's own, sorted."""
 
 
 def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -> StageProgram:
-    """Return `module` exported for inputs like `values`; what it computes is not run.
+    """Return `module` exported for inputs like `values`, without running it.
 
-    An input that requires a gradient is one that a stage before depends on weights for.
+    An input that requires a gradient depends on weights of an earlier stage.
 
     Raises:
         CaptureError: when torch cannot export it. `what` names it in the message.
 
     """
     try:
-        # Gradients on: a region of the model without them is then kept as such.
+        # With gradients enabled, a region of the model without them is kept.
         with quiet(), torch.enable_grad():
             inputs = tuple(value.detach() for value in values)
             exported = torch.export.export(module, inputs, strict=False)
@@ -56,7 +58,7 @@ def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -
             f"{what} cannot be written as a file: torch.export says {one_line(error)}; cut so that"
             " it can be exported"
         ) from error
-    # They would be pickled.
+    # Example inputs would be pickled.
     exported.example_inputs = None
     return StageProgram(
         exported, _results(exported, values, what), _libraries(exported.graph_module)
@@ -64,30 +66,27 @@ def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -
 
 
 def _results(exported: ExportedProgram, values: Sequence[Tensor], what: str) -> tuple[Tensor, ...]:
-    """Run the program without data, and ask autograd which results depend on weights."""
+    """Return the results of a run without data, by which autograd tells what requires gradients."""
     module = exported.module(check_guards=False)
     with quiet(), torch.enable_grad(), FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        given = [_fake(mode, value) for value in values]
-        returned = module(*given)
+        # Cloned, since the stage may write to an input, and autograd forbids writes to a leaf.
+        fakes = [
+            mode.from_tensor(value.detach()).requires_grad_(value.requires_grad).clone()
+            for value in values
+        ]
+        returned = module(*fakes)
     for value in returned:
         if not isinstance(value, Tensor):
             raise CaptureError(
                 f"{what} hands on {value!r}, which is no tensor; cut where only tensors are"
                 " handed on"
             )
-    return tuple(_empty_like(value) for value in returned)
-
-
-def _fake(mode: FakeTensorMode, value: Tensor) -> Tensor:
-    fake: Tensor = mode.from_tensor(value.detach()).requires_grad_(value.requires_grad)
-    # The stage may write to it, and autograd lets nobody write to a leaf.
-    return fake.clone()
-
-
-def _empty_like(value: Tensor) -> Tensor:
-    return torch.empty_strided(
-        value.size(), value.stride(), dtype=value.dtype, device=value.device
-    ).requires_grad_(value.requires_grad)
+    return tuple(
+        torch.empty_strided(
+            value.size(), value.stride(), dtype=value.dtype, device=value.device
+        ).requires_grad_(value.requires_grad)
+        for value in returned
+    )
 
 
 def _libraries(module: fx.GraphModule) -> tuple[str, ...]:
@@ -98,14 +97,14 @@ def _libraries(module: fx.GraphModule) -> tuple[str, ...]:
         for node in inner.graph.nodes
         if isinstance(node.target, OpOverload)
     }
-    return tuple(sorted(names - _OF_TORCH))
+    return tuple(sorted(names - _TORCH_NAMESPACES))
 
 
 def write_archive(exported: ExportedProgram, path: Path) -> None:
     """Write a program as an archive; `path` ends in ``.pt2``.
 
     Raises:
-        CaptureError: when something in it could only be pickled.
+        CaptureError: when something in it can only be pickled.
         CacheError: when it cannot be written.
 
     """
@@ -116,26 +115,26 @@ def write_archive(exported: ExportedProgram, path: Path) -> None:
         raise CacheError(
             f"cannot write {path} ({one_line(error)}); give a folder that has room"
         ) from error
-    held = _pickled(path)
-    if held:
+    pickled = _pickled(path)
+    if pickled:
         raise CaptureError(
-            f"{path.stem} holds {held}, which can only be pickled; leave tensor subclasses and"
+            f"{path.stem} holds {pickled}, which can only be pickled; leave tensor subclasses and"
             " script objects out of the model"
         )
 
 
 def read_archive(path: Path, libraries: Sequence[str]) -> fx.GraphModule:
-    """Return the module that an archive describes, without its checks of input shapes.
+    """Return the module in an archive, without its checks of input shapes.
 
     Raises:
-        SpecError: when the archive holds something pickled, or needs a library that is missing.
+        SpecError: when the archive holds something pickled, or needs a missing library.
 
     """
-    held = _pickled(path)
-    if held:
-        raise SpecError(f"{path} holds {held}, which is not read: no plain data; save it again")
+    pickled = _pickled(path)
+    if pickled:
+        raise SpecError(f"{path} holds {pickled}, which is not read: no plain data; save it again")
     for name in libraries:
-        _make_known(name, path)
+        _register(name, path)
     with quiet():
         exported = torch.export.load(path)
         module = exported.module(check_guards=False)
@@ -143,9 +142,10 @@ def read_archive(path: Path, libraries: Sequence[str]) -> fx.GraphModule:
     return module
 
 
-def _make_known(library: str, path: Path) -> None:
+def _register(library: str, path: Path) -> None:
+    """Import the module that registers the operators of `library`."""
     home = _HOMES.get(library)
-    if home is None:  # only what this table names is imported: the file is not to choose
+    if home is None:  # a file must not choose what is imported
         return
     try:
         importlib.import_module(home)
@@ -154,11 +154,11 @@ def _make_known(library: str, path: Path) -> None:
 
 
 def _pickled(path: Path) -> str:
-    """Return the name of something in an archive that is not plain data, or ""."""
+    """Return the name of something in an archive that is not plain data, or an empty string."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         for entry in entries:
-            # What an archive holds is in one folder, called as the file was.
+            # An archive has one top folder, named like the file.
             folder, _, name = entry.filename.partition("/")[2].rpartition("/")
             if folder not in _PLAIN or (name.endswith(".pt") and entry.file_size):
                 return f"{folder}/{name}"
@@ -166,5 +166,5 @@ def _pickled(path: Path) -> str:
                 for what, payload in json.loads(archive.read(entry))["config"].items():
                     if payload["use_pickle"] or payload["tensor_meta"] is None:
                         return str(what)
-    # Without a graph torch would try a layout of years ago, which is pickled.
+    # Without a graph, torch would try an old layout, which is pickled.
     return "" if any("/models/" in entry.filename for entry in entries) else "no graph as JSON"

@@ -1,7 +1,7 @@
 """Stages as files: `save_stages` writes them, `load_stage` reads one of them, without pickle.
 
-The folder holds ``stages.json``, which says what there is, and an archive of `torch.export` for
-each stage: its graph as JSON, its weights as raw bytes.
+The folder holds ``stages.json``, which describes the stages, and an archive of `torch.export` for
+each: its graph as JSON, its weights as raw bytes.
 """
 
 import hashlib
@@ -35,29 +35,29 @@ __all__ = [
 ]
 
 STAGES_FILE = "stages.json"
-"""What the file that describes the others is called."""
+"""Name of the file that describes the stages."""
 _SCHEMA = "fxpart.stages"
 _VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """A tensor that a stage takes or hands on."""
+    """An input or output of a stage."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """As torch calls it: ``float32``."""
+    """Torch's name: ``float32``."""
     requires_grad: bool
-    """Whether it depends on weights that are trained, so that a backward passes it."""
+    """Whether it depends on trained weights, so that a backward passes it."""
 
 
 @dataclass(frozen=True, slots=True)
 class SavedStage:
-    """What ``stages.json`` says about one stage."""
+    """The entry of one stage in ``stages.json``."""
 
     file: str
-    """Its archive, in the same folder."""
+    """Name of its archive, in the same folder."""
     sha256: str
     """Of the archive, as hex digits."""
     inputs: tuple[TensorShape, ...]
@@ -68,12 +68,12 @@ class SavedStage:
 
 @dataclass(frozen=True, slots=True)
 class SavedStages:
-    """What ``stages.json`` says."""
+    """The content of ``stages.json``."""
 
     stages: tuple[SavedStage, ...]
-    """The position is the index."""
+    """By index."""
     tied: tuple[tuple[TiedName, ...], ...]
-    """Groups of names of one and the same parameter, in one stage or over several."""
+    """Groups of names of one parameter, in one stage or over several."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,14 +87,14 @@ class LoadedStage:
     inputs: tuple[TensorShape, ...]
     outputs: tuple[TensorShape, ...]
     tied: tuple[tuple[TiedName, ...], ...]
-    """The groups of tied parameters of all stages: processes agree on who adds up with whom."""
+    """Groups of tied parameters of all stages, whose gradients their processes sum."""
 
 
 def save_stages(chain: "Chain", folder: str | Path, example_inputs: Sequence[Tensor]) -> None:
     """Write every stage of `chain` into `folder`, whole or not at all.
 
-    Stages are written for the shapes of `example_inputs`, the inputs of stage 0; nothing is
-    computed with their values. A folder that already holds stages is replaced.
+    Stages are written for the shapes of `example_inputs`, the inputs of stage 0, whose values are
+    not used. A folder that already holds stages is replaced.
 
     Raises:
         SpecError: for inputs that stage 0 does not take, or a folder that holds something else.
@@ -150,7 +150,7 @@ def _digest(path: Path) -> str:
 
 
 def read_stages(folder: str | Path) -> SavedStages:
-    """Return what ``stages.json`` in `folder` says.
+    """Return the content of ``stages.json`` in `folder`.
 
     Raises:
         SpecError: when the file is missing, damaged, of another kind, or newer than this code.
@@ -202,19 +202,20 @@ def _tied_name(entry: Sequence[Any], n_stages: int) -> TiedName:
 
 
 def load_stage(folder: str | Path, index: int) -> LoadedStage:
-    """Return stage `index`, computing bit for bit what the saved one did; no other file is read.
+    """Return stage `index`, which computes bit for bit what the saved one did.
 
-    Parameters that were one object are one object again, so that their gradients add up.
+    Only its own archive is read. Parameters that were one object are one object again, so that
+    their gradients add up.
 
-    Nothing is unpickled: an archive that holds anything pickled is refused before torch opens it.
-    Such are sample inputs, weights of tensor subclasses and constants that are no tensors, which
-    `torch.export.load` would unpickle without restriction; `save_stages` writes none of them. Still
-    the graph decides which operators of torch run, and torch parses its expressions of symbolic
-    sizes with sympy: load stages from people you trust.
+    Nothing is unpickled: an archive with anything pickled is refused before torch opens it. Sample
+    inputs, weights of tensor subclasses and constants that are no tensors would be pickled, and
+    `torch.export.load` would unpickle them without restriction; `save_stages` writes none of them.
+    Still, the graph decides which operators of torch run, and torch parses its expressions of
+    symbolic sizes with sympy: only load stages from people you trust.
 
     Raises:
-        SpecError: for a stage that is not there, and for files that are missing, damaged, or newer
-            than this code or the installed torch.
+        SpecError: for a missing stage, and for files that are missing, damaged, or newer than this
+            code or the installed torch.
 
     """
     saved = read_stages(folder)
@@ -231,7 +232,7 @@ def load_stage(folder: str | Path, index: int) -> LoadedStage:
             _tie(module, [name for at, name in group if at == index])
     except FxpartError:
         raise
-    except Exception as error:  # whatever torch says about an archive of another version
+    except Exception as error:  # torch may raise anything for an archive of another version
         raise SpecError(
             f"torch {torch.__version__} cannot read {path} ({one_line(error)}); save the stages"
             " again with this version"
@@ -241,12 +242,12 @@ def load_stage(folder: str | Path, index: int) -> LoadedStage:
 
 def _refuse_damage(path: Path, expected: str) -> None:
     try:
-        found = _digest(path)
+        digest = _digest(path)
     except FileNotFoundError:
         raise SpecError(f"there is no file {path}; save the stages again") from None
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
-    if found != expected:
+    if digest != expected:
         raise SpecError(
             f"{path} is damaged (its SHA-256 is not the one in {STAGES_FILE}); save the stages"
             " again"

@@ -1,7 +1,7 @@
-"""What may cross from one stage to the next: tensors, one by one.
+"""Prepare a flat graph so that only single tensors pass from one stage to the next.
 
-A number or a shape that is made in one stage and used in another is computed again where it is
-used, from the tensor it is taken from. Of a tuple, the items cross.
+A number or shape that another stage uses is computed again there, from its tensor. A tuple is
+passed item by item.
 """
 
 import operator
@@ -13,35 +13,22 @@ from fxpart.errors import SpecError
 from fxpart.execution.split.effects import PYTHON_MODULES, QUESTIONS
 from fxpart.execution.stages.flat_graph import FlatGraph
 
-__all__ = ["find_scalars", "items_with_their_tuples", "spread_tuples"]
+__all__ = ["find_scalars", "move_items_to_their_tuple", "unpack_tuples"]
 
 _ABOUT_TENSORS = QUESTIONS | {"get_device", "item", "tolist"}
 """Methods of a tensor that return no tensor."""
 _ATTRIBUTES = frozenset(("shape", "dtype", "device", "ndim", "layout", "is_cuda", "requires_grad"))
-_TUPLE_MAKERS = frozenset(
-    {
-        "chunk",
-        "split",
-        "tensor_split",
-        "split_with_sizes",
-        "unbind",
-        "hsplit",
-        "vsplit",
-        "dsplit",
-        "topk",
-        "sort",
-        "aminmax",
-        "meshgrid",
-        "broadcast_tensors",
-        "frexp",
-        "mode",
-    }
-)
+# fmt: off
+_TUPLE_MAKERS = frozenset((
+    "chunk", "split", "tensor_split", "split_with_sizes", "unbind", "hsplit", "vsplit", "dsplit",
+    "topk", "sort", "aminmax", "meshgrid", "broadcast_tensors", "frexp", "mode",
+))
+# fmt: on
 _MISSING = object()
 
 
 def _value(node: fx.Node) -> Any:  # noqa: ANN401 - what a node makes is anything
-    """Return the example that capture left of what `node` makes, or `_MISSING`."""
+    """Return the example value that capture left at `node`, or `_MISSING`."""
     return node.meta.get("val", node.meta.get("example_value", _MISSING))
 
 
@@ -58,21 +45,21 @@ def _constant_item(node: fx.Node) -> bool:
 def find_scalars(graph: fx.Graph) -> set[fx.Node]:
     """Return the nodes that make no tensor: numbers, shapes, dtypes.
 
-    By the example that capture left at a node; without one, by what the node calls.
+    Known by the example value that capture left at a node; without one, by the called function.
     """
-    found: set[fx.Node] = set()
+    scalars: set[fx.Node] = set()
     for node in graph.nodes:
         if node.op in {"placeholder", "get_attr", "output", "call_module"}:
             continue
         example = _value(node)
         if example is _MISSING:
-            scalar = _calls_for_a_scalar(node, found)
+            scalar = _calls_for_a_scalar(node, scalars)
         else:
             parts = example if isinstance(example, (tuple, list)) else [example]
             scalar = example is not None and not any(isinstance(p, Tensor) for p in parts)
         if scalar:
-            found.add(node)
-    return found
+            scalars.add(node)
+    return scalars
 
 
 def _calls_for_a_scalar(node: fx.Node, scalars: set[fx.Node]) -> bool:
@@ -86,11 +73,11 @@ def _calls_for_a_scalar(node: fx.Node, scalars: set[fx.Node]) -> bool:
     return of_scalars and getattr(node.target, "__module__", "") in PYTHON_MODULES
 
 
-def items_with_their_tuples(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> None:
-    """Move the items of a tuple into the stage that makes it, so that no tuple crosses.
+def move_items_to_their_tuple(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> None:
+    """Move the items of a tuple into the stage that makes it, so that no tuple is passed.
 
-    Changes `stage_of`. An item of what is known to be a tensor stays where it is, and so do all
-    items of a value that a later stage also uses as a whole.
+    Changes `stage_of`. Items of a value known to be a tensor stay, and so do all items of a value
+    that a later stage also uses as a whole.
     """
     for node in graph.nodes:
         if node not in stage_of or isinstance(_value(node), Tensor):
@@ -101,11 +88,11 @@ def items_with_their_tuples(graph: fx.Graph, stage_of: dict[fx.Node, int]) -> No
                 stage_of[user] = stage_of[node]
 
 
-def spread_tuples(flat: FlatGraph) -> None:
+def unpack_tuples(flat: FlatGraph) -> None:
     """Replace a tuple that a later stage uses as a whole by its items. Changes `flat`.
 
     Raises:
-        SpecError: when the number of its items is not known.
+        SpecError: when the number of its items is unknown.
 
     """
     for node in list(flat.graph.nodes):
@@ -114,17 +101,14 @@ def spread_tuples(flat: FlatGraph) -> None:
             continue
         later = [user for user in node.users if flat.stage_of.get(user, home) > home]
         example = _value(node)
-        if later and isinstance(example, (tuple, list)) and _tensors_in(example):
-            _spread(flat, node, later, example)
+        is_tuple = isinstance(example, (tuple, list))
+        if later and is_tuple and any(isinstance(part, Tensor) for part in example):
+            _unpack(flat, node, later, example)
         elif later and example is _MISSING and _makes_tuple(node, flat):
             raise SpecError(
                 f"{node.name} is a tuple that {later[0].name} of a later stage uses as a whole; a"
                 " stage hands on tensors: take its items in the stage that makes it"
             )
-
-
-def _tensors_in(example: tuple[Any, ...] | list[Any]) -> bool:
-    return any(isinstance(part, Tensor) for part in example)
 
 
 def _makes_tuple(node: fx.Node, flat: FlatGraph) -> bool:
@@ -135,7 +119,7 @@ def _makes_tuple(node: fx.Node, flat: FlatGraph) -> bool:
     return node.op != "placeholder" and name in _TUPLE_MAKERS
 
 
-def _spread(
+def _unpack(
     flat: FlatGraph, node: fx.Node, users: list[fx.Node], example: tuple[Any, ...] | list[Any]
 ) -> None:
     items = []

@@ -1,8 +1,8 @@
-"""Cut an order of the operators into one run for each device, where transfers delay least.
+"""`contiguous`: cut an order of the operators into a run for each device, with the least delay.
 
-Dynamic programming over positions and the devices in use: a boundary costs the most by which one
-transfer across it alone would lengthen the longest path. In a chain that is exact for contiguous
-placements; elsewhere it is a guide, and the placement is evaluated by its paths.
+Dynamic programming over positions and sets of devices in use: a boundary costs the most by which a
+single transfer across it would lengthen the longest path. For a chain that is the best contiguous
+placement; elsewhere it is a heuristic, and the placement is evaluated by its paths.
 """
 
 from itertools import product
@@ -17,27 +17,27 @@ from fxpart.torch_compat.accounting.tables import Tables
 __all__ = ["Steps", "contiguous", "delays", "steps_over"]
 
 _MOST_STATES = 64
-"""Sets of devices in use that are told apart: time grows with them. 63 devices of one size have
-so many, and six unlike ones."""
+"""Number of sets of devices in use that are distinguished. Time grows with it. 63 devices of one
+size have so many, and six different ones."""
 
 
 class Steps(NamedTuple):
-    """Which devices may follow which: states are sets of devices in use, state 0 is none."""
+    """Transitions between sets of devices in use (states); state 0 is the empty set."""
 
     before: IntArray
-    """State before each step. Those that lead to a state come before those that leave it."""
+    """State before each step. Steps into a state come before those out of it."""
     after: IntArray
     """State after each step."""
     device: IntArray
-    """Device that each step opens."""
+    """Device that each step adds."""
     states: int
 
 
 def steps_over(memory: IntArray) -> Steps:
-    """Return the steps over devices with this memory; devices with the same memory are alike.
+    """Return the steps over devices, of which those with equal memory are interchangeable.
 
-    Where there would be more than 64 states, devices are taken in the order of their memory,
-    largest first, each or none.
+    Where there would be more than 64 states, devices are used in the order of their memory, largest
+    first, each at most once.
     """
     sizes, kind_of = np.unique(memory, return_inverse=True)
     kinds = [np.flatnonzero(kind_of == kind) for kind in range(len(sizes))]
@@ -65,9 +65,9 @@ def _steps(rows: list[tuple[int, int, int]], states: int) -> Steps:
 
 @compiled
 def delays(tables: Tables, order: IntArray, alone_s: FloatArray) -> FloatArray:
-    """Return what a boundary before each position costs, the largest of its reads. Shape (n,).
+    """Return the cost of a boundary before each position: that of its worst read. Shape (n,).
 
-    `alone_s` says by how much each read alone would lengthen the longest path. O(n log n + reads).
+    `alone_s` is by how much each read alone would lengthen the longest path. O(n log n + reads).
     """
     n = order.shape[0]
     place = np.empty(n, dtype=np.int64)
@@ -75,7 +75,7 @@ def delays(tables: Tables, order: IntArray, alone_s: FloatArray) -> FloatArray:
     levels = 1
     while 1 << levels < n:
         levels += 1
-    # A read spans an interval, which two overlapping ones of 2^level positions cover.
+    # A read spans an interval, covered by two overlapping ones of 2^level positions.
     most = np.zeros((levels + 1, n))
     for op in range(n):
         for i in range(tables.read_start[op], tables.read_start[op + 1]):
@@ -99,9 +99,9 @@ def delays(tables: Tables, order: IntArray, alone_s: FloatArray) -> FloatArray:
 
 @compiled
 def _joins(  # noqa: PLR0917 - a compiled loop takes arrays
-    tables: Tables, place: IntArray, held: IntArray, op: int, low: int, high: int
+    tables: Tables, place: IntArray, source_readers: IntArray, op: int, low: int, high: int
 ) -> int:
-    """Return what `op` adds to the operators at positions low to high - 1, bytes."""
+    """Return the bytes that `op` adds to the operators at positions low to high - 1."""
     added = tables.total[op]
     for i in range(tables.read_start[op], tables.read_start[op + 1]):
         if not low <= place[tables.reads[i]] < high:
@@ -110,30 +110,30 @@ def _joins(  # noqa: PLR0917 - a compiled loop takes arrays
         if low <= place[tables.readers[i]] < high:
             added -= tables.output[op]
     for i in range(tables.source_start[op], tables.source_start[op + 1]):
-        if held[tables.sources[i]] == 0:
+        if source_readers[tables.sources[i]] == 0:
             added += tables.source_bytes[tables.sources[i]]
     return int(added)
 
 
 @compiled
 def _earliest(tables: Tables, order: IntArray, available: int) -> IntArray:
-    """Return where a run that ends before each position may begin, to fit. Shape (n + 1,)."""
+    """Return the first position of the longest run that fits before each one. Shape (n + 1,)."""
     n = order.shape[0]
     place, earliest = np.empty(n, dtype=np.int64), np.zeros(n + 1, dtype=np.int64)
     place[order] = np.arange(n)
-    held = np.zeros(tables.source_bytes.shape[0], dtype=np.int64)
+    source_readers = np.zeros(tables.source_bytes.shape[0], dtype=np.int64)
     low, used = 0, 0
     for high in range(n):
         op = order[high]
-        used += _joins(tables, place, held, op, low, high)
+        used += _joins(tables, place, source_readers, op, low, high)
         for i in range(tables.source_start[op], tables.source_start[op + 1]):
-            held[tables.sources[i]] += 1
+            source_readers[tables.sources[i]] += 1
         while used > available:
             op = order[low]
             for i in range(tables.source_start[op], tables.source_start[op + 1]):
-                held[tables.sources[i]] -= 1
+                source_readers[tables.sources[i]] -= 1
             low += 1
-            used -= _joins(tables, place, held, op, low, high + 1)
+            used -= _joins(tables, place, source_readers, op, low, high + 1)
         earliest[high + 1] = low
     return earliest
 

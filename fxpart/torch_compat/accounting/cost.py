@@ -1,16 +1,25 @@
-"""What a plan costs: the critical path over partitions, as torch's partitioner counts it.
+"""Latency and memory of a plan, as torch's partitioner counts them.
 
-The rules are those of ``get_latency_of_partitioned_graph`` and what it calls in
+The latency is that of ``get_latency_of_partitioned_graph`` in
 ``torch.fx.experimental.partitioner_utils``:
 
-- a partition takes its critical path: operators beside each other run at the same time;
-- from a partition to one that reads from it passes each output that is read, and each source that
-  both read, once; that takes their bytes over the rate, or nothing between partitions with the
-  same devices;
+- a partition takes its critical path, since independent operators run at the same time;
+- a partition sends one that reads from it each output that is read, and each source that both
+  read, once; that takes their bytes over the rate, or nothing between partitions with the same
+  devices;
 - the graph takes the longest path over partitions.
 
-Sums run in torch's order, so the figures are equal to the last bit. Torch walks every path by
-recursion, 2^k of them through k diamonds; here each read is looked at once.
+Sums run in torch's order, so that results are equal to the last bit. Torch walks every path by
+recursion, 2^k of them through k diamonds; here each read is visited once.
+
+The memory of a set of operators is that of ``Partition.recalculate_mem_size`` there:
+
+- the weights and the output of each of its operators;
+- the output of each operator outside the set that one inside reads, once for each *reader*;
+- each source (placeholder or ``get_attr``) that any of them reads, once.
+
+All outputs count, however short they live. Since torch counts by reader, the figure is a sum over
+operators and reads, and a move changes it only by what it touches.
 """
 
 from typing import NamedTuple
@@ -27,7 +36,7 @@ from fxpart.torch_compat.accounting.problem import (
     StaticProblem,
     arrays_of,
     grouped,
-    turned,
+    transposed,
 )
 from fxpart.torch_compat.accounting.tables import Tables, tables_of
 
@@ -51,34 +60,34 @@ def _within_s(
 
 
 @compiled
-def _held(tables: Tables, part: IntArray, count: int) -> tuple[IntArray, IntArray]:
+def _sources_read(tables: Tables, part: IntArray, count: int) -> tuple[IntArray, IntArray]:
     """Return the sources that each partition reads as CSR rows, ascending, each once."""
     start = np.zeros(count + 1, dtype=np.int64)
-    held = np.empty(tables.users.shape[0], dtype=np.int64)
-    place = np.empty(0, dtype=np.int64)
+    sources = np.empty(tables.users.shape[0], dtype=np.int64)
+    free = np.empty(0, dtype=np.int64)
     for filling in (False, True):
         last = np.full(count, -1, dtype=np.int64)
         for source in range(tables.source_bytes.shape[0]):
             for i in range(tables.user_start[source], tables.user_start[source + 1]):
-                here = part[tables.users[i]]
-                if last[here] == source:
+                reader = part[tables.users[i]]
+                if last[reader] == source:
                     continue
-                last[here] = source
+                last[reader] = source
                 if filling:
-                    held[place[here]] = source
-                    place[here] += 1
+                    sources[free[reader]] = source
+                    free[reader] += 1
                 else:
-                    start[here + 1] += 1
+                    start[reader + 1] += 1
         if not filling:
             for index in range(count):
                 start[index + 1] += start[index]
-            place = start[:-1].copy()
-    return start, held
+            free = start[:-1].copy()
+    return start, sources
 
 
 @compiled
 def _common_bytes(a: IntArray, b: IntArray, size: IntArray) -> int:
-    """Return the bytes of what two ascending lists have in common. O(short log long)."""
+    """Return the bytes of the common items of two ascending lists. O(short log long)."""
     short, long = (a, b) if a.shape[0] <= b.shape[0] else (b, a)
     common = 0
     if long.shape[0] == 0:
@@ -94,46 +103,46 @@ def _common_bytes(a: IntArray, b: IntArray, size: IntArray) -> int:
 def _between(
     tables: Tables, part: IntArray, count: int, homes: IntArray
 ) -> tuple[IntArray, IntArray, FloatArray]:
-    """Return which partitions each one reads from, as CSR rows, and the seconds of each pair."""
+    """Return the partitions that each one reads from as CSR rows, and the seconds of transfers."""
     op_start, ops = grouped(part, count)
-    held_start, held = _held(tables, part, count)
+    source_start, sources = _sources_read(tables, part, count)
     start = np.zeros(count + 1, dtype=np.int64)
     parents = np.empty(tables.reads.shape[0], dtype=np.int64)
     passed_s = np.empty(tables.reads.shape[0])
     counted = np.full(part.shape[0], -1, dtype=np.int64)
-    bytes_from, found = np.full(count, -1, dtype=np.int64), 0
-    for here in range(count):
-        for j in range(op_start[here], op_start[here + 1]):
+    bytes_from, n_pairs = np.full(count, -1, dtype=np.int64), 0
+    for child in range(count):
+        for j in range(op_start[child], op_start[child + 1]):
             for i in range(tables.read_start[ops[j]], tables.read_start[ops[j] + 1]):
                 maker = tables.reads[i]
-                there = part[maker]
-                if there == here or counted[maker] == here:
+                parent = part[maker]
+                if parent == child or counted[maker] == child:
                     continue
-                counted[maker] = here
-                if bytes_from[there] < 0:
-                    bytes_from[there] = 0
-                    parents[found] = there
-                    found += 1
-                bytes_from[there] += tables.output[maker]
-        for k in range(start[here], found):
-            there = parents[k]
-            passed = bytes_from[there]
-            bytes_from[there] = -1
+                counted[maker] = child
+                if bytes_from[parent] < 0:
+                    bytes_from[parent] = 0
+                    parents[n_pairs] = parent
+                    n_pairs += 1
+                bytes_from[parent] += tables.output[maker]
+        for k in range(start[child], n_pairs):
+            parent = parents[k]
+            passed = bytes_from[parent]
+            bytes_from[parent] = -1
             passed_s[k] = 0.0
-            if homes[there] != homes[here]:
-                a = held[held_start[there] : held_start[there + 1]]
-                b = held[held_start[here] : held_start[here + 1]]
+            if homes[parent] != homes[child]:
+                a = sources[source_start[parent] : source_start[parent + 1]]
+                b = sources[source_start[child] : source_start[child + 1]]
                 passed += _common_bytes(a, b, tables.source_bytes)
                 passed_s[k] = passed / tables.bytes_per_s
-        start[here + 1] = found
-    return start, parents[:found], passed_s[:found]
+        start[child + 1] = n_pairs
+    return start, parents[:n_pairs], passed_s[:n_pairs]
 
 
 class Quotient(NamedTuple):
     """The graph of P partitions, and the longest path up to each."""
 
     order: IntArray
-    """Partitions, each after those that it reads from; fewer than P when there is a circle."""
+    """Topological order of the partitions; shorter than P when there is a circle."""
     parent_start: IntArray
     parents: IntArray
     """Partitions that each one reads from, as CSR rows."""
@@ -147,43 +156,43 @@ class Quotient(NamedTuple):
 
 @compiled
 def quotient_of(tables: Tables, part: IntArray, count: int, homes: IntArray) -> Quotient:
-    """Return the graph of partitions, and its longest paths. O(reads), and common sources.
+    """Return the graph of partitions and its longest paths. O(reads + common sources).
 
-    `homes` numbers the lists of devices: partitions with the same number are on the same.
+    `homes` numbers the lists of devices: partitions with equal numbers have the same devices.
     """
     within = _within_s(tables.seconds, tables.read_start, tables.reads, part, count)
     start, parents, passed_s = _between(tables, part, count, homes)
-    child_start, children, places = turned(start, parents, count)
+    child_start, children, places = transposed(start, parents, count)
     waits = start[1:] - start[:-1]
     queue, first, last = np.empty(count, dtype=np.int64), 0, 0
-    for here in range(count):
-        if waits[here] == 0:
-            queue[last] = here
+    for part_id in range(count):
+        if waits[part_id] == 0:
+            queue[last] = part_id
             last += 1
     begin_s = np.zeros(count)
     while first < last:
-        here = queue[first]
+        part_id = queue[first]
         first += 1
-        end_s = begin_s[here] + within[here]
-        for k in range(child_start[here], child_start[here + 1]):
-            there = children[k]
-            begin_s[there] = max(begin_s[there], end_s + passed_s[places[k]])
-            waits[there] -= 1
-            if waits[there] == 0:
-                queue[last] = there
+        end_s = begin_s[part_id] + within[part_id]
+        for k in range(child_start[part_id], child_start[part_id + 1]):
+            child = children[k]
+            begin_s[child] = max(begin_s[child], end_s + passed_s[places[k]])
+            waits[child] -= 1
+            if waits[child] == 0:
+                queue[last] = child
                 last += 1
     return Quotient(queue[:last], start, parents, passed_s, within, begin_s)
 
 
 @compiled
 def path_over_partitions_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> float:
-    """Return the longest path over partitions, or -1 when they wait for each other in a circle."""
+    """Return the longest path over partitions, or -1 when they form a circle."""
     quotient = quotient_of(tables, part, count, homes)
     if quotient.order.shape[0] < count:
         return -1.0
     longest_s = 0.0
-    for here in range(count):
-        longest_s = max(longest_s, quotient.begin_s[here] + quotient.within_s[here])
+    for part_id in range(count):
+        longest_s = max(longest_s, quotient.begin_s[part_id] + quotient.within_s[part_id])
     return longest_s
 
 
@@ -215,17 +224,7 @@ def latency_s(problem: StaticProblem, plan: StaticPlan) -> float:
     return longest_s
 
 
-# Static memory: what a set of operators needs, as torch's partitioner counts it.
-#
-# A set of operators needs, as in ``Partition.recalculate_mem_size`` of
-# ``torch.fx.experimental.partitioner_utils``:
-#
-# - the weights and the output of each of its operators;
-# - the output of each operator outside the set that one inside reads, once for each *reader*;
-# - each source (placeholder or ``get_attr``) that any of them reads, once.
-#
-# All outputs count, however short they live. Counting by reader is what torch does; it also makes
-# the figure a sum over operators and reads, so that one move changes it by what it touches.
+# Memory.
 
 
 @compiled
@@ -233,28 +232,28 @@ def _used_bytes(graph: GraphArrays, part: IntArray, count: int) -> IntArray:
     """Return the bytes of each set."""
     used = np.zeros(count, dtype=np.int64)
     counted = np.full(graph.source_bytes.shape[0], -1, dtype=np.int64)
-    # Set by set, so that one mark for each source says whether this set has counted it.
+    # Set by set, so that one mark for each source tells whether the set has counted it.
     _, in_sets = grouped(part, count)
     for at in range(in_sets.shape[0]):
         op = in_sets[at]
-        here = part[op]
-        used[here] += graph.total[op]
+        part_id = part[op]
+        used[part_id] += graph.total[op]
         for i in range(graph.read_start[op], graph.read_start[op + 1]):
-            if part[graph.reads[i]] != here:
-                used[here] += graph.output[graph.reads[i]]
+            if part[graph.reads[i]] != part_id:
+                used[part_id] += graph.output[graph.reads[i]]
         for i in range(graph.source_start[op], graph.source_start[op + 1]):
             source = graph.sources[i]
-            if counted[source] != here:
-                counted[source] = here
-                used[here] += graph.source_bytes[source]
+            if counted[source] != part_id:
+                counted[source] = part_id
+                used[part_id] += graph.source_bytes[source]
     return used
 
 
 def used_bytes(graph: StaticGraph, partition_of: IntArray, count: int) -> IntArray:
     """Return the bytes that each partition needs. Shape (count,).
 
-    With devices in place of partitions: what each device needs, where several of its partitions
-    share what they make and read.
+    With devices in place of partitions: the bytes that each device needs, where its partitions
+    share the values that they make and read.
 
     Args:
         graph: the operators.

@@ -1,11 +1,11 @@
-"""Which device holds each partition.
+"""`map_partitions`: a device for each partition.
 
-First torch's way, ``get_device_to_partitions_mapping`` of
-``torch.fx.experimental.accelerator_partitioner``: partitions in their order, each to the device
-with the least memory left that still has more left than the partition adds. It refuses an exact
-fit, counts a source once for each partition, and does not take back what an earlier partition was
-charged for reading a later one. Where it finds nothing, what lies on a device is counted once, an
-exact fit is one, and other orders are tried.
+First by the rule of ``get_device_to_partitions_mapping`` in
+``torch.fx.experimental.accelerator_partitioner``: partitions in their order, each on the device
+with the least memory left that has more left than the partition adds. That refuses an exact fit,
+counts a source for each partition, and does not deduct what an earlier partition was charged for
+reading a later one. Where it fails, everything on a device is counted once, an exact fit is
+accepted, and other orders are tried.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ __all__ = ["map_partitions", "tightest"]
 
 
 class _Shares(NamedTuple):
-    """What each partition needs, and what it has in common with others. As CSR rows."""
+    """The bytes that each partition needs and shares with others, as CSR rows."""
 
     used: IntArray
     """Bytes of each partition. Length P."""
@@ -40,14 +40,14 @@ class _Shares(NamedTuple):
     readers: IntArray
     """Partitions that read from a partition, once for each read."""
     reader_bytes: IntArray
-    held_start: IntArray
-    held: IntArray
+    source_start: IntArray
+    sources: IntArray
     """Sources that a partition reads, each once."""
     source_bytes: IntArray
 
 
 def _shares(graph: StaticGraph, part: IntArray, count: int) -> _Shares:
-    """Return what the partitions of `graph` need and have in common."""
+    """Return the bytes that the partitions of `graph` need and share."""
     reader = part[np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))]
     maker = part[graph.reads]
     crossing = reader != maker
@@ -71,35 +71,35 @@ def _shares(graph: StaticGraph, part: IntArray, count: int) -> _Shares:
 
 @compiled
 def _added(shares: _Shares, home: IntArray, part: int, added: IntArray) -> None:
-    """Set `added` to the bytes by which `part` adds to each device, as torch counts them."""
+    """Set `added` to the bytes that `part` adds to each device, as torch counts them."""
     added[:] = shares.used[part]
     for i in range(shares.read_start[part], shares.read_start[part + 1]):
-        there = home[shares.read_from[i]]
-        if there >= 0:
-            added[there] -= shares.read_bytes[i]
+        device = home[shares.read_from[i]]
+        if device >= 0:
+            added[device] -= shares.read_bytes[i]
 
 
 @compiled
-def _take_back(
+def _deduct_shared(
     shares: _Shares, home: IntArray, on_device: BoolArray, part: int, added: IntArray
 ) -> None:
-    """Take from `added` what a device is charged for already.
+    """Deduct from `added` the bytes that a device is charged for already.
 
-    `on_device` says whether a source lies on a device. Shape (D, m).
+    `on_device` tells which sources lie on a device. Shape (D, m).
     """
     for i in range(shares.readers_start[part], shares.readers_start[part + 1]):
-        there = home[shares.readers[i]]
-        if there >= 0:
-            added[there] -= shares.reader_bytes[i]
-    for i in range(shares.held_start[part], shares.held_start[part + 1]):
+        reader_home = home[shares.readers[i]]
+        if reader_home >= 0:
+            added[reader_home] -= shares.reader_bytes[i]
+    for i in range(shares.source_start[part], shares.source_start[part + 1]):
         for device in range(added.shape[0]):
-            if on_device[device, shares.held[i]]:
-                added[device] -= shares.source_bytes[shares.held[i]]
+            if on_device[device, shares.sources[i]]:
+                added[device] -= shares.source_bytes[shares.sources[i]]
 
 
 @compiled
 def _sort_by_left(ranking: IntArray, left: IntArray) -> None:
-    """Sort devices by the memory left, those with equal memory in the order that they had."""
+    """Sort devices by the memory left; a stable insertion sort."""
     for i in range(1, ranking.shape[0]):
         device, j = ranking[i], i
         while j > 0 and left[ranking[j - 1]] > left[device]:
@@ -110,13 +110,13 @@ def _sort_by_left(ranking: IntArray, left: IntArray) -> None:
 
 @compiled
 def tightest(ranking: IntArray, left: IntArray, added: IntArray, spare_bytes: int) -> int:
-    """Return the device with the least memory left that still holds what is added, or -1.
+    """Return the device with the least memory left that has room for what is added, or -1.
 
     Args:
-        ranking: devices in the order that this function left them in. Changed. Shape (D,).
+        ranking: devices in the order of the last call. Changed. Shape (D,).
         left: bytes left on each device. Shape (D,).
         added: bytes that would be added to each device. Shape (D,).
-        spare_bytes: what must be left afterwards; torch asks for 1.
+        spare_bytes: bytes that must be left afterwards; torch requires 1.
 
     """
     _sort_by_left(ranking, left)
@@ -152,8 +152,8 @@ def _map_once(
 ) -> tuple[bool, IntArray]:
     """Return whether each partition found a device, and the devices.
 
-    What lies on a device counts once, and an exact fit is one. Partitions with a device of their
-    own come first, the others in `order`.
+    Everything on a device counts once, and an exact fit is accepted. Partitions with a fixed device
+    come first, the others in `order`.
     """
     home = np.full(fixed.shape[0], -1, dtype=np.int64)
     on_device = np.zeros((memory.shape[0], shares.source_bytes.shape[0]), dtype=np.bool_)
@@ -165,13 +165,13 @@ def _map_once(
             if (fixed[part] >= 0) != turn:
                 continue
             _added(shares, home, part, added)
-            _take_back(shares, home, on_device, part, added)
+            _deduct_shared(shares, home, on_device, part, added)
             home[part] = fixed[part] if turn else tightest(ranking, left, added, 0)
             if home[part] < 0:
                 return False, home
             left[home[part]] -= added[home[part]]
-            for i in range(shares.held_start[part], shares.held_start[part + 1]):
-                on_device[home[part], shares.held[i]] = True
+            for i in range(shares.source_start[part], shares.source_start[part + 1]):
+                on_device[home[part], shares.sources[i]] = True
     return True, home
 
 
@@ -191,10 +191,10 @@ def map_partitions(
     shares = _shares(problem.graph, partition_of, count)
     memory, chosen = problem.memory_bytes, np.array(fixed, dtype=np.int64)
     in_order = np.arange(count, dtype=np.int64)
-    found, home = _map_as_torch(shares, memory, chosen)
+    complete, home = _map_as_torch(shares, memory, chosen)
     largest_first = np.argsort(-shares.used, kind="stable").astype(np.int64)
     for order in (in_order, largest_first, in_order[::-1].copy()):
-        if found:
+        if complete:
             break
-        found, home = _map_once(shares, memory, chosen, order)
-    return home if found else None
+        complete, home = _map_once(shares, memory, chosen, order)
+    return home if complete else None

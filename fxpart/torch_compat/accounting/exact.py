@@ -1,10 +1,10 @@
-"""What one candidate costs in the exact readings of torch's searches, and the plan of the last one.
+"""Torch's ``cost_aware`` and ``kl_based`` searches read exactly: every candidate, by its own rules.
 
-Torch maps all partitions to devices anew for each candidate, then walks the paths over partitions.
-So does this, on arrays: partitions in their order, each to the device with the least memory left
-that has more left than the partition adds (``get_device_to_partitions_mapping`` of
-``torch.fx.experimental.accelerator_partitioner``). A partition adds what it needs, less what it
-reads from partitions on that device. That is never too little, so what is mapped fits.
+For each candidate, torch maps all partitions to devices again, then walks the paths over
+partitions. So does this, on arrays: partitions in their order, each on the device with the least
+memory left that has more left than the partition adds (``get_device_to_partitions_mapping`` of
+``torch.fx.experimental.accelerator_partitioner``). A partition adds the bytes that it needs, less
+those that it reads from partitions on that device. That is never too little, so a mapping fits.
 """
 
 import numpy as np
@@ -39,37 +39,36 @@ def homes_as_torch(
     start, ops = grouped(part, count)
     home, added = np.full(count, -1, dtype=np.int64), np.empty_like(memory)
     left, ranking = memory.copy(), np.arange(memory.shape[0])
-    for here in range(count):
-        added[:] = used[here]
-        for j in range(start[here], start[here + 1]):
+    for part_id in range(count):
+        added[:] = used[part_id]
+        for j in range(start[part_id], start[part_id + 1]):
             for i in range(tables.read_start[ops[j]], tables.read_start[ops[j] + 1]):
                 maker = tables.reads[i]
                 # A home of -1 is that of this partition or of a later one.
                 if home[part[maker]] >= 0:
                     added[home[part[maker]]] -= tables.output[maker]
-        home[here] = tightest(ranking, left, added, 1)
-        if home[here] < 0:
+        home[part_id] = tightest(ranking, left, added, 1)
+        if home[part_id] < 0:
             return False, home
-        left[home[here]] -= added[home[here]]
+        left[home[part_id]] -= added[home[part_id]]
     return True, home
 
 
 @compiled
 def candidate_s(tables: Tables, memory: IntArray, part: IntArray, count: int) -> float:
-    """Return the latency of these partitions on the devices that torch would choose.
+    """Return the latency of partitions on the devices that torch would choose.
 
-    Infinite when one finds no device, or when they wait for each other in a circle.
-    Arguments as in `homes_as_torch`.
+    Infinite when one finds no device, or when they form a circle. Arguments as in `homes_as_torch`.
     """
-    found, home = homes_as_torch(tables, memory, part, count)
-    if not found:
+    complete, home = homes_as_torch(tables, memory, part, count)
+    if not complete:
         return np.inf
     longest_s = path_over_partitions_s(tables, part, count, home)
     return longest_s if longest_s >= 0 else np.inf
 
 
 def plan_of(part: IntArray, home: IntArray) -> StaticPlan:
-    """Return the plan of these partitions, without the empty ones.
+    """Return the plan of partitions, without the empty ones.
 
     Args:
         part: partition of each operator. Shape (n,).
@@ -80,31 +79,28 @@ def plan_of(part: IntArray, home: IntArray) -> StaticPlan:
     return StaticPlan(number.astype(np.int64), tuple((int(device),) for device in home[kept]))
 
 
-# The exact reading of torch's ``cost_aware``: every candidate, by the rules that it states.
+# ``Partitioner.cost_aware_partition`` starts with a partition for each operator. In each round it
+# tries to join every two partitions whose levels differ by at most one, or of which one reads from
+# the other; the level is the longest path from a partition that reads from none. The pair with the
+# least latency (the last of equals) is joined if that is not more than before, and becomes the last
+# partition. Before the first round no partition has a device, so every transfer counts.
 #
-# ``Partitioner.cost_aware_partition`` of ``torch.fx.experimental.accelerator_partitioner`` starts
-# with a partition for each operator. In each round it tries to join every two partitions whose
-# levels differ by at most one, or of which one reads from the other; a level is the longest path
-# from a partition that reads from none. The pair with the least latency, the last of those that are
-# equal, is joined if that is not more than before, and becomes the last partition. Before the first
-# round no partition has a device, so every transfer counts.
-#
-# Torch ends with partitions without a device when no pair can be joined in the first round; here
-# that is no result.
+# Where no pair can be joined in the first round, torch returns partitions without a device; here
+# there is no plan.
 
 
 @compiled
 def _may_join(tables: Tables, part: IntArray, count: int) -> npt.NDArray[np.bool_]:
-    """Return which two partitions may be tried: near in level, or one reads from the other."""
+    """Return which pairs of partitions are tried: near in level, or one reads from the other."""
     quotient = quotient_of(tables, part, count, np.arange(count))
     level = np.zeros(count, dtype=np.int64)
     may = np.zeros((count, count), dtype=np.bool_)
     for at in range(count):
-        here = quotient.order[at]
-        for k in range(quotient.parent_start[here], quotient.parent_start[here + 1]):
-            there = quotient.parents[k]
-            level[here] = max(level[here], level[there] + 1)
-            may[here, there] = may[there, here] = True
+        reader = quotient.order[at]
+        for k in range(quotient.parent_start[reader], quotient.parent_start[reader + 1]):
+            maker = quotient.parents[k]
+            level[reader] = max(level[reader], level[maker] + 1)
+            may[reader, maker] = may[maker, reader] = True
     for a in range(count):
         for b in range(count):
             if abs(level[a] - level[b]) <= 1:
@@ -116,16 +112,16 @@ def _may_join(tables: Tables, part: IntArray, count: int) -> npt.NDArray[np.bool
 def _join(part: IntArray, a: int, b: int, count: int, joined: IntArray) -> None:
     """Set `joined` to `part` with partitions a < b made the last of `count` - 1."""
     for op in range(part.shape[0]):
-        here = part[op]
-        if here in (a, b):
+        part_id = part[op]
+        if part_id in (a, b):
             joined[op] = count - 2
         else:
-            joined[op] = here - (here > a) - (here > b)
+            joined[op] = part_id - (part_id > a) - (part_id > b)
 
 
 @compiled
 def _combine(tables: Tables, memory: IntArray, n: int) -> tuple[int, IntArray]:
-    """Return how many partitions are left when no two are joined any more, and each operator's."""
+    """Return the number of partitions when no pair is joined any more, and each operator's."""
     count, part, trial = n, np.arange(n), np.empty(n, dtype=np.int64)
     cost_s = path_over_partitions_s(tables, part, count, np.arange(n))
     while count > 1:
@@ -152,47 +148,45 @@ def exact_cost_aware(problem: StaticProblem) -> StaticPlan | None:
     """
     tables, memory = tables_of(problem.graph, problem.bytes_per_s), problem.memory_bytes
     count, part = _combine(tables, memory, problem.graph.n_ops)
-    found, home = homes_as_torch(tables, memory, part, count)
-    return plan_of(part, home) if found else None
+    complete, home = homes_as_torch(tables, memory, part, count)
+    return plan_of(part, home) if complete else None
 
 
-# The exact reading of torch's ``kl_based``: every candidate that it tries, by the rules it states.
+# ``Partitioner.kl_based_partition`` starts from the size-based plan and takes each operator once,
+# in graph order. It is tried in every other partition, in exchange for each operator there, in
+# graph order, and last for none. The exchange with the least latency is applied if that is less
+# than before.
 #
-# ``Partitioner.kl_based_partition`` of ``torch.fx.experimental.accelerator_partitioner`` starts
-# from the size-based plan and takes the operators once, in graph order. Each is tried in every
-# other partition, in exchange for each operator there, in graph order, and last for none. The one
-# with the least latency is carried out if that is less than before.
-#
-# Three faults of torch are not read along. It compares the latency of the last exchange, where that
-# of the best is meant; it looks an operator up where it was before all exchanges; and it keeps
-# devices that were chosen for other partitions than those it returns.
+# Three faults of torch are not repeated: it compares the latency of the last exchange instead of
+# the best; it looks an operator up where it was before all exchanges; and it keeps devices that
+# were chosen for other partitions than those it returns.
 
 
 @compiled
 def _best_exchange(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables, memory: IntArray, part: IntArray, count: int, op: int, cost_s: float
 ) -> tuple[float, int, int]:
-    """Return the best latency below `cost_s`, the partition for `op`, and who comes for it.
+    """Return the best latency below `cost_s`, the partition for `op`, and its counterpart.
 
-    The partition is -1 when no latency is lower; the operator that comes is n when none does.
+    The partition is -1 when no latency is lower; the counterpart is n for a move without exchange.
     """
-    n, here, trial = part.shape[0], part[op], part.copy()
-    best_there, best_other = -1, n
-    for there in range(count):
-        if there == here:
+    n, origin, trial = part.shape[0], part[op], part.copy()
+    best_target, best_other = -1, n
+    for target in range(count):
+        if target == origin:
             continue
-        trial[op] = there
+        trial[op] = target
         for other in range(n + 1):
             if other < n:
-                if part[other] != there:
+                if part[other] != target:
                     continue
-                trial[other] = here
+                trial[other] = origin
             new_s = candidate_s(tables, memory, trial, count)
             if other < n:
-                trial[other] = there
+                trial[other] = target
             if new_s < cost_s:
-                cost_s, best_there, best_other = new_s, there, other
-    return cost_s, best_there, best_other
+                cost_s, best_target, best_other = new_s, target, other
+    return cost_s, best_target, best_other
 
 
 @compiled
@@ -202,11 +196,11 @@ def _exchange(
     """Return whether any exchange lowers the latency, and the partitions after all of them."""
     part, any_lowers = part.copy(), False
     for op in range(part.shape[0]):
-        cost_s, there, other = _best_exchange(tables, memory, part, count, op, cost_s)
-        if there >= 0:
+        cost_s, target, other = _best_exchange(tables, memory, part, count, op, cost_s)
+        if target >= 0:
             if other < part.shape[0]:
                 part[other] = part[op]
-            part[op] = there
+            part[op] = target
             any_lowers = True
     return any_lowers, part
 

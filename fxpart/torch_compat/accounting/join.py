@@ -1,11 +1,11 @@
-"""Join operators on one device to few partitions, without a longer path over partitions.
+"""`join`: join operators on one device to few partitions, without a longer path over partitions.
 
-Operators on one device that are reached over the same number of transfers, at most, can be one
-partition: no path leaves such a set and comes back, as each transfer counts one up. The same holds
-of runs of its graph order. So each set is cut into the longest runs that lengthen no path, then
-pairs are joined where that lengthens none. Should the tries not suffice for all sets, those left
-whole are parted where they are on a path that is too long: where no read connects them, else in
-the middle.
+Operators on one device with the same maximal number of transfers before them can be one partition:
+no path leaves such a set and returns, since each transfer adds one. The same holds for runs of the
+set in graph order. So each set is cut into the longest runs that lengthen no path, then pairs are
+joined where that lengthens none. If the tries do not suffice for all sets, those left whole are
+divided where they are on a path that is too long: between pieces that no read connects, else in the
+middle.
 """
 
 import numpy as np
@@ -34,7 +34,7 @@ def _numbered(label: IntArray) -> tuple[int, IntArray]:
 
 @compiled
 def _by_transfers(tables: Tables, device: IntArray, devices: int) -> IntArray:
-    """Return a label for the device and the most transfers on a path to each operator."""
+    """Return a label of the device and the maximal number of transfers before each operator."""
     level, label = np.zeros_like(device), np.empty_like(device)
     for op in range(device.shape[0]):
         for i in range(tables.read_start[op], tables.read_start[op + 1]):
@@ -55,7 +55,7 @@ def _homes(part: IntArray, device: IntArray, count: int) -> IntArray:
 
 @compiled
 def _root(above: IntArray, op: int) -> int:
-    """Return the first operator of the piece that `op` belongs to."""
+    """Return the first operator of the piece of `op`: a union-find inside compiled loops."""
     while above[op] != op:
         above[op] = above[above[op]]
         op = above[op]
@@ -64,7 +64,7 @@ def _root(above: IntArray, op: int) -> int:
 
 @compiled
 def _pieces(tables: Tables, part: IntArray) -> IntArray:
-    """Return for each operator the first of those that reads inside its partition connect."""
+    """Return for each operator the first one that reads inside its partition connect it to."""
     above = np.arange(part.shape[0])
     for op in range(part.shape[0]):
         for i in range(tables.read_start[op], tables.read_start[op + 1]):
@@ -83,17 +83,17 @@ def _through_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> F
     quotient = quotient_of(tables, part, count, homes)
     rest_s = np.zeros(count)
     for at in range(count - 1, -1, -1):
-        here = quotient.order[at]
-        path_s = rest_s[here] + quotient.within_s[here]
-        for k in range(quotient.parent_start[here], quotient.parent_start[here + 1]):
-            there = quotient.parents[k]
-            rest_s[there] = max(rest_s[there], path_s + quotient.passed_s[k])
+        part_id = quotient.order[at]
+        path_s = rest_s[part_id] + quotient.within_s[part_id]
+        for k in range(quotient.parent_start[part_id], quotient.parent_start[part_id + 1]):
+            parent = quotient.parents[k]
+            rest_s[parent] = max(rest_s[parent], path_s + quotient.passed_s[k])
     return quotient.begin_s + quotient.within_s + rest_s
 
 
 @compiled
-def _parted(tables: Tables, part: IntArray, count: int, long: BoolArray) -> tuple[bool, IntArray]:
-    """Return whether any partition that is `long` was parted, and a label for each operator."""
+def _divided(tables: Tables, part: IntArray, count: int, long: BoolArray) -> tuple[bool, IntArray]:
+    """Return whether any partition marked `long` was divided, and a label for each operator."""
     n, piece = part.shape[0], _pieces(tables, part)
     size, first = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
     whole = np.ones(count, dtype=np.bool_)
@@ -103,28 +103,28 @@ def _parted(tables: Tables, part: IntArray, count: int, long: BoolArray) -> tupl
             first[part[op]] = op
         whole[part[op]] &= piece[op] == first[part[op]]
     seen, middle = np.zeros(count, dtype=np.int64), np.full(count, -1, dtype=np.int64)
-    label, parted = np.empty(n, dtype=np.int64), False
+    label, divided = np.empty(n, dtype=np.int64), False
     for op in range(n):
-        here = part[op]
-        seen[here] += 1
-        label[op] = first[here]
-        if not long[here] or size[here] == 1:
+        part_id = part[op]
+        seen[part_id] += 1
+        label[op] = first[part_id]
+        if not long[part_id] or size[part_id] == 1:
             continue
-        parted = True
-        if not whole[here]:
+        divided = True
+        if not whole[part_id]:
             label[op] = piece[op]
-        elif 2 * seen[here] > size[here]:
-            if middle[here] < 0:
-                middle[here] = op
-            label[op] = middle[here]
-    return parted, label
+        elif 2 * seen[part_id] > size[part_id]:
+            if middle[part_id] < 0:
+                middle[part_id] = op
+            label[op] = middle[part_id]
+    return divided, label
 
 
 @compiled
-def _part_long(
+def _divide_long(
     tables: Tables, device: IntArray, part: IntArray, bound_s: float, most: int
 ) -> tuple[float, IntArray]:
-    """Return `part` with those on paths longer than `bound_s` parted, and the longest path.
+    """Return `part` with partitions on paths longer than `bound_s` divided, and the longest path.
 
     Ends when there is no such path, or before there would be more than `most` partitions.
     """
@@ -137,8 +137,8 @@ def _part_long(
         last_s, last = through_s.max(), part
         if last_s <= bound_s:
             return last_s, part
-        parted, label = _parted(tables, part, count, through_s > bound_s)
-        if not parted:
+        divided, label = _divided(tables, part, count, through_s > bound_s)
+        if not divided:
             return last_s, part
         part = label
 
@@ -147,9 +147,9 @@ def _part_long(
 def _longest_run(
     tables: Tables, device: IntArray, part: IntArray, ops: IntArray, bound_s: float
 ) -> tuple[int, int]:
-    """Make the most of `ops`, from the first on, one partition; return how many, and the tries.
+    """Make the longest fitting prefix of `ops` one partition; return its length, and the tries.
 
-    `part` names a partition by its first operator, so that `device` says where it is.
+    `part` numbers a partition by its first operator, so that `device` also is its device.
     """
     n, fitting, most = part.shape[0], 1, ops.shape[0]
     middle, tries = most, 0
@@ -172,12 +172,12 @@ def _longest_run(
 def _runs(
     tables: Tables, device: IntArray, label: IntArray, bound_s: float, tries: int
 ) -> IntArray:
-    """Return `label` with each set cut into runs, as long as there are tries."""
+    """Return partitions in which each set of `label` is cut into runs, while tries are left."""
     count, sets = _numbered(label)
     start, ops = grouped(sets, count)
     part = np.arange(label.shape[0])
-    for here in range(count):
-        low, high = start[here], start[here + 1]
+    for index in range(count):
+        low, high = start[index], start[index + 1]
         while low < high and tries > 0:
             length, tried = _longest_run(tables, device, part, ops[low:high], bound_s)
             low += length
@@ -213,16 +213,16 @@ def _join_pairs(
 def join(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables, device_of: IntArray, devices: int, bound_s: float, tries: int, most: int
 ) -> tuple[int, IntArray]:
-    """Return the number of partitions and that of each operator, in the order of first operators.
+    """Return the number of partitions and the partition of each operator, numbered by first use.
 
     Args:
         tables: the operators.
         device_of: device of each operator. Shape (n,).
         devices: number of devices.
-        bound_s: the longest path over operators, or more; no path over partitions exceeds it,
+        bound_s: at least the longest path over operators; no path over partitions exceeds it,
             unless that would take more than `most` partitions.
-        tries: how many runs to try, and how many pairs. Each takes O(reads).
-        most: how many partitions there may be where a longer path is the price of fewer.
+        tries: number of runs to try, and of pairs. Each takes O(reads).
+        most: maximal number of partitions where fewer would make a path longer.
 
     """
     part = _by_transfers(tables, device_of, devices)
@@ -231,6 +231,6 @@ def join(  # noqa: PLR0917 - a compiled loop takes arrays
     if path_over_partitions_s(tables, whole, count, homes) > bound_s:
         runs = _runs(tables, device_of, part, bound_s, tries)
         part = runs if _numbered(runs)[0] <= most else part
-    longest_s, part = _part_long(tables, device_of, part, bound_s, most)
+    longest_s, part = _divide_long(tables, device_of, part, bound_s, most)
     part = _join_pairs(tables, device_of, part, max(bound_s, longest_s), tries)
     return _numbered(part)

@@ -1,9 +1,9 @@
-"""The placement with the least predicted latency that a search finds.
+"""`least_latency`: the placement with the least predicted latency that a search finds.
 
 Start from several placements, each a cut of an order of the operators into one run for each device;
-walk from the best of them by simulated annealing; undo what did not help; join operators to few
-partitions. Work is counted in operators looked at, so that the same problem has the same answer in
-every process.
+walk from the best of them by simulated annealing; undo moves that did not help; join operators to
+few partitions. Work is counted in visited operators, so that a problem has the same answer in every
+process.
 """
 
 import numpy as np
@@ -45,14 +45,49 @@ from fxpart.torch_compat.accounting.walk import settle, walk
 __all__ = ["depth_first", "least_latency", "orders", "tidy"]
 
 
-# Orders of the operators that are worth cutting into runs.
+_WALKS, _HEAT = 12, 6.0
+"""Walks from the starts, and their first temperature as a share of the possible gain. Short and hot
+walks found more than long or cool ones on random graphs, in the same time. The exact figures matter
+little: on 136 random graphs of up to 60 operators, half or twice the walks or the work, or a heat
+of 2 or 12, changes the mean latency by less than 0.3 %."""
+
+_WALK_WORK, _WORK_EACH = 3_000, 10
+"""Operators that one walk may visit: in any case, and for each operator of the graph."""
+
+_MANY_OPS, _MORE_WORK_EACH = 500, 60
+"""Beyond so many operators, each further one adds so much more work: longest paths of large graphs
+have many transfers, each of which must be drawn by chance."""
+
+_REPAIR_TRIES, _REPAIR_TRIES_EACH = 200, 20
+"""Tries to make a cut fit that nearly does: in any case, and for each operator."""
+
+_SETTLE_TRIES, _SETTLE_TRIES_EACH = 5_000, 50
+"""Tries to make a placement fit that is far from fitting, only where memory is tight: in any case,
+and for each operator."""
+
+_JOIN_TRIES, _JOIN_WORK = 200, 100_000
+"""Least number of tries to join partitions, and visited operators up to which there are more: each
+try visits every operator."""
+
+_ROUNDING = 1e-12
+"""Relative difference of sums in another order."""
+
+_FEW_STARTS = 5
+"""Where fewer starts fit, memory is tight, and more are searched for."""
+
+_EXACT_OPS, _MOST_PARTITIONS = 512, 128
+"""Up to so many operators, any number of partitions is accepted for the least latency; in larger
+graphs, a longer path is accepted for no more than so many partitions."""
+
+
+# Orders of the operators to cut into runs.
 
 
 @compiled
 def depth_first(tables: Tables) -> IntArray:
-    """Return the operators so that each comes soon after what it reads. Shape (n,).
+    """Return a topological order in which operators come soon after their reads. Shape (n,).
 
-    A topological order: of the operators whose reads are all done, the newest comes next.
+    Of the operators whose reads are all done, the one that became ready last comes next.
     """
     n = tables.total.shape[0]
     waits = tables.read_start[1:] - tables.read_start[:-1]
@@ -76,7 +111,7 @@ def depth_first(tables: Tables) -> IntArray:
 
 
 def orders(tables: Tables, head: FloatArray, tail: FloatArray) -> list[IntArray]:
-    """Return the graph order, one that is depth first, and by earliest end and least slack.
+    """Return the graph order, a depth-first order, and orders by earliest end and least slack.
 
     Args:
         tables: the operators.
@@ -90,21 +125,19 @@ def orders(tables: Tables, head: FloatArray, tail: FloatArray) -> list[IntArray]
     return [np.arange(n, dtype=np.int64), depth_first(tables), by_end, by_slack]
 
 
-# Move operators to devices of their neighbours where no path gets longer: fewer transfers.
-#
-# A walk moves operators that are on no long path at random. What it leaves scattered costs no
-# latency but traffic, and partitions.
+# Fewer transfers: a walk scatters operators that are on no long path, which costs traffic and
+# partitions but no latency.
 
 
 @compiled
-def _transferred(tables: Tables, device: IntArray, op: int, there: int) -> float:
-    """Return the seconds of all transfers to and from `op`, were it on device `there`."""
+def _transferred(tables: Tables, device: IntArray, op: int, target: int) -> float:
+    """Return the seconds of all transfers to and from `op`, were it on device `target`."""
     total_s = 0.0
     for i in range(tables.read_start[op], tables.read_start[op + 1]):
-        if device[tables.reads[i]] != there:
+        if device[tables.reads[i]] != target:
             total_s += tables.read_s[i]
     for i in range(tables.reader_start[op], tables.reader_start[op + 1]):
-        if device[tables.readers[i]] != there:
+        if device[tables.readers[i]] != target:
             total_s += tables.reader_s[i]
     return total_s
 
@@ -118,23 +151,23 @@ def _moves(  # noqa: PLR0917 - a compiled loop takes arrays
     paths: Paths,
     bound_s: float,
     op: int,
-    there: int,
+    target: int,
 ) -> tuple[bool, int]:
-    """Move `op` if it fits and lengthens no path too far; return whether, and the work."""
-    move(tables, placing, moved, op, there)
+    """Move `op` if it fits and no path exceeds `bound_s`; return whether it did, and the work."""
+    move(tables, placing, moved, op, target)
     if not fits(placing, memory):
         undo(tables, placing, moved)
         return False, 1
-    kept, looked_at = keep_if_short(tables, placing, moved, paths, bound_s)
-    return kept, 1 + looked_at
+    kept, visited = keep_if_short(tables, placing, moved, paths, bound_s)
+    return kept, 1 + visited
 
 
 @compiled
 def tidy(tables: Tables, memory: IntArray, start: IntArray, bound_s: float, work: int) -> IntArray:
     """Return a placement with fewer transfers, and no path longer than `bound_s`.
 
-    Goes through the operators in graph order until one round changes nothing or `work` operators
-    have been looked at. What `start` takes on no device exceeds `memory`.
+    Visits the operators in graph order, in rounds, until one changes nothing or `work` operators
+    have been visited. `start` must fit the devices.
     """
     n, devices = start.shape[0], memory.shape[0]
     placing, moved = placing_of(tables, start, devices), nothing_moved(n)
@@ -147,56 +180,24 @@ def tidy(tables: Tables, memory: IntArray, start: IntArray, bound_s: float, work
             done += 1
             if now_s == 0:
                 continue
-            for there in range(devices):
+            for target in range(devices):
                 if done > work:
                     return device
-                if there == device[op] or _transferred(tables, device, op, there) >= now_s:
+                if target == device[op] or _transferred(tables, device, op, target) >= now_s:
                     continue
-                kept, looked_at = _moves(tables, memory, placing, moved, paths, bound_s, op, there)
-                done += looked_at
+                kept, visited = _moves(tables, memory, placing, moved, paths, bound_s, op, target)
+                done += visited
                 if kept:
                     changed = True
                     break
     return device
 
 
-_WALKS, _HEAT = 12, 6.0
-"""Walks from the starts, and their first temperature as a share of what may be gained. Short and
-hot walks found more than long or cool ones on random graphs, in the same time. Where the optimum of
-these figures lies matters little: on 136 random graphs of up to 60 operators, half or twice the
-walks or the work, or a heat of 2 or 12, changes the mean latency by less than 0.3 %."""
-
-_WALK_WORK, _WORK_EACH = 3_000, 10
-"""Operators that one walk may look at: in any case, and for each operator of the graph."""
-
-_MANY_OPS, _MORE_WORK_EACH = 500, 60
-"""From so many operators on, each further one adds so much more work: longest paths of large graphs
-have many transfers, each of which has to be met by chance."""
-
-_REPAIR_TRIES, _REPAIR_TRIES_EACH = 200, 20
-"""Tries to make a cut fit that nearly does; in any case, and for each operator."""
-
-_SETTLE_TRIES, _SETTLE_TRIES_EACH = 5_000, 50
-"""Tries from a placement that need not nearly fit; only where memory is tight, so they may be many.
-In any case, and for each operator."""
-
-_JOIN_TRIES, _JOIN_WORK = 200, 100_000
-"""Each try to join partitions looks at every operator: so many tries at least, and more in small
-graphs, until about so many operators have been looked at."""
-
-_ROUNDING = 1e-12
-"""Relative difference of sums in another order."""
-
-_FEW_STARTS = 5
-"""Where fewer placements are at hand, memory is tight, and more are searched for."""
-
-_EXACT_OPS, _MOST_PARTITIONS = 512, 128
-"""In graphs of up to so many operators, no partition count is too high for the least latency; in
-larger ones, a longer path is accepted for so few partitions."""
+# The search.
 
 
 def _work(n: int) -> int:
-    """Return how many operators one walk may look at."""
+    """Return the number of operators that one walk may visit."""
     return _WALK_WORK + _WORK_EACH * n + _MORE_WORK_EACH * max(0, n - _MANY_OPS)
 
 
@@ -216,7 +217,7 @@ def _devices(plan: StaticPlan) -> IntArray:
 
 
 def _spread(problem: StaticProblem, turn: int) -> IntArray:
-    """Return devices in proportion to their memory, from device `turn` on, whether they fit."""
+    """Return devices in proportion to their memory, from device `turn` on; they may not fit."""
     devices = len(problem.memory_bytes)
     order = np.roll(np.arange(devices, dtype=np.int64), -turn)
     running = np.cumsum(problem.graph.total_bytes).astype(float)
@@ -227,8 +228,8 @@ def _spread(problem: StaticProblem, turn: int) -> IntArray:
     return device_of
 
 
-def _starts(problem: StaticProblem, tables: Tables, found: list[IntArray]) -> list[IntArray]:
-    """Return placements that fit, `found` and others, the ones with the shortest paths first."""
+def _starts(problem: StaticProblem, tables: Tables, candidates: list[IntArray]) -> list[IntArray]:
+    """Return `candidates` and other placements, as far as they fit; shortest paths first."""
     memory, n = problem.memory_bytes, problem.graph.n_ops
     together = np.zeros(n, dtype=np.int64)
     head, tail = heads(tables, together), np.zeros(n)
@@ -236,12 +237,12 @@ def _starts(problem: StaticProblem, tables: Tables, found: list[IntArray]) -> li
     reader = np.repeat(np.arange(n), np.diff(tables.read_start))
     path_s = head[tables.reads] + tables.read_s + tables.seconds[reader] + tail[reader]
     alone_s = np.maximum(path_s - longest(head), 0.0)
-    steps, found = steps_over(memory), list(found)
+    steps, candidates = steps_over(memory), list(candidates)
     for order in orders(tables, head, tail):
         boundary = delays(tables, order, alone_s)
-        found.append(contiguous(tables, order, boundary, memory, steps))
+        candidates.append(contiguous(tables, order, boundary, memory, steps))
     fitting, repairs = [], _REPAIR_TRIES + _REPAIR_TRIES_EACH * n
-    for device_of in found:
+    for device_of in candidates:
         if (device_of >= 0).all():
             placing = placing_of(tables, device_of, len(memory))
             good, settled = fits(placing, memory), device_of
@@ -292,9 +293,9 @@ def least_latency(problem: StaticProblem) -> StaticPlan:
         if best_s <= least_s:
             break
         start = starts[seed // 2 % len(starts)] if seed % 2 else best
-        found_s, found = walk(tables, memory, start, least_s, _work(n), _HEAT, seed)
-        if found_s < best_s:
-            best, best_s = found, found_s
+        walked_s, walked = walk(tables, memory, start, least_s, _work(n), _HEAT, seed)
+        if walked_s < best_s:
+            best, best_s = walked, walked_s
     bound_s = best_s * (1 + _ROUNDING)
     best = tidy(tables, memory, best, bound_s, _work(n))
     plan = _joined(tables, best, len(memory), bound_s)

@@ -1,7 +1,8 @@
-"""Neighbours of a placement: a run of operators moves to another device.
+"""Neighbours of a placement: proposed at random, and kept where no path gets too long.
 
-Others are sent away while that device holds too much, so an exchange is a neighbour too. Half of
-the runs begin at a transfer on the longest path, as only a change there can shorten it.
+A run of operators moves to another device. While that device is too full, others are sent away from
+it, so an exchange is a neighbour too. Half of the runs begin at a transfer on the longest path,
+since only a change there can shorten it.
 """
 
 from typing import NamedTuple
@@ -35,46 +36,45 @@ __all__ = [
     "undo",
 ]
 
-
 _LONGEST_RUN = 4
 """A run is at most one in so many of the operators."""
 
 _SENT_EACH, _SENT_MORE = 4, 8
-"""How often to try to send an operator away: for each that has come, and in any case. Most tries
-draw one that is elsewhere."""
+"""Tries to send an operator away: for each that has moved, and in any case. Most tries draw one on
+another device."""
 
 
 class Moved(NamedTuple):
-    """The operators of a neighbour that moved, and where they were. Changed in place."""
+    """The operators that moved, and their devices before. Changed in place."""
 
     ops: IntArray
     was: IntArray
     many: IntArray
-    """How many there are. Shape (1,)."""
+    """Their number. Shape (1,)."""
     marked: npt.NDArray[np.bool_]
     """Whether each operator is one of them. Length n."""
 
 
 @compiled
 def nothing_moved(n: int) -> Moved:
-    """Return room for n operators that move."""
+    """Return an empty `Moved` with room for n operators."""
     ops, was = np.empty(n, dtype=np.int64), np.empty(n, dtype=np.int64)
     return Moved(ops, was, np.zeros(1, dtype=np.int64), np.zeros(n, dtype=np.bool_))
 
 
 @compiled
-def move(tables: Tables, placing: Placing, moved: Moved, op: int, there: int) -> None:
-    """Move `op` and note it."""
+def move(tables: Tables, placing: Placing, moved: Moved, op: int, target: int) -> None:
+    """Move `op` and record it."""
     moved.ops[moved.many[0]] = op
     moved.was[moved.many[0]] = placing.device[op]
     moved.many[0] += 1
     moved.marked[op] = True
-    shift(tables, placing, op, there)
+    shift(tables, placing, op, target)
 
 
 @compiled
 def keep(moved: Moved) -> None:
-    """Forget what moved: it stays where it is."""
+    """Accept the moves: forget the old devices."""
     for i in range(moved.many[0]):
         moved.marked[moved.ops[i]] = False
     moved.many[0] = 0
@@ -82,7 +82,7 @@ def keep(moved: Moved) -> None:
 
 @compiled
 def undo(tables: Tables, placing: Placing, moved: Moved) -> None:
-    """Move all that moved back, the last one first."""
+    """Take the moves back, the last one first."""
     for i in range(moved.many[0] - 1, -1, -1):
         shift(tables, placing, moved.ops[i], moved.was[i])
     keep(moved)
@@ -90,8 +90,8 @@ def undo(tables: Tables, placing: Placing, moved: Moved) -> None:
 
 @compiled
 def transfers(tables: Tables, device: IntArray, head: FloatArray, cuts: IntArray) -> int:
-    """Put maker and reader of each transfer on a longest path in `cuts`, and return how many."""
-    op, found = int(np.argmax(head)), 0
+    """Write maker and reader of each transfer on a longest path to `cuts`; return their number."""
+    op, count = int(np.argmax(head)), 0
     while True:
         best, best_s = -1, -1.0
         for i in range(tables.read_start[op], tables.read_start[op + 1]):
@@ -102,16 +102,16 @@ def transfers(tables: Tables, device: IntArray, head: FloatArray, cuts: IntArray
             if ready_s > best_s:
                 best, best_s = maker, ready_s
         if best < 0:
-            return found
+            return count
         if device[best] != device[op]:
-            cuts[found, 0], cuts[found, 1] = best, op
-            found += 1
+            cuts[count, 0], cuts[count, 1] = best, op
+            count += 1
         op = best
 
 
 @compiled
 def _length(most: int, state: IntArray) -> int:
-    """Return a random length of a run: 1 in half of the cases, else of any order of magnitude."""
+    """Return a random length of a run: 1 in half of the cases, else log-uniform."""
     if most < 2 or share(state) < 0.5:
         return 1
     return int(np.exp(share(state) * np.log(most + 1.0)))
@@ -119,34 +119,34 @@ def _length(most: int, state: IntArray) -> int:
 
 @compiled
 def _next(  # noqa: PLR0917 - a compiled loop takes arrays
-    tables: Tables, device: IntArray, op: int, here: int, way: int, state: IntArray
+    tables: Tables, device: IntArray, op: int, device_id: int, way: int, state: IntArray
 ) -> int:
-    """Return the operator after `op` in a run on device `here`, or -1 at its end.
+    """Return the operator after `op` in a run on device `device_id`, or -1 at its end.
 
-    Ways 0 and 1 follow the graph order, backward and forward; 2 and 3 what is read and what reads.
+    Ways 0 and 1 follow the graph order, backward and forward; 2 follows reads, 3 readers.
     """
     if way < 2:
         near = op + 2 * way - 1
-        return near if 0 <= near < device.shape[0] and device[near] == here else -1
+        return near if 0 <= near < device.shape[0] and device[near] == device_id else -1
     start = tables.read_start if way == 2 else tables.reader_start
     items = tables.reads if way == 2 else tables.readers
     count = start[op + 1] - start[op]
     if count == 0:
         return -1
     near = items[start[op] + below(state, count)]
-    return near if device[near] == here else -1
+    return near if device[near] == device_id else -1
 
 
 @compiled
 def _move_run(  # noqa: PLR0917 - a compiled loop takes arrays
-    tables: Tables, placing: Placing, moved: Moved, op: int, there: int, way: int, state: IntArray
+    tables: Tables, placing: Placing, moved: Moved, op: int, target: int, way: int, state: IntArray
 ) -> None:
     """Move a run of random length that begins with `op`."""
-    here = placing.device[op]
+    origin = placing.device[op]
     length = _length(moved.ops.shape[0] // _LONGEST_RUN, state)
     while length > 0 and op >= 0:
-        move(tables, placing, moved, op, there)
-        op = _next(tables, placing.device, op, here, way, state)
+        move(tables, placing, moved, op, target)
+        op = _next(tables, placing.device, op, origin, way, state)
         length -= 1
 
 
@@ -154,7 +154,7 @@ def _move_run(  # noqa: PLR0917 - a compiled loop takes arrays
 def _make_room(
     tables: Tables, placing: Placing, memory: IntArray, moved: Moved, state: IntArray
 ) -> bool:
-    """Send random operators away from devices that hold too much; return whether all fits."""
+    """Send random operators away from devices that are too full; return whether all fit."""
     n, devices = placing.device.shape[0], memory.shape[0]
     came = moved.many[0]
     for _ in range(_SENT_EACH * came + _SENT_MORE):
@@ -163,12 +163,12 @@ def _make_room(
         if moved.many[0] == n:
             return False
         op = below(state, n)
-        here = placing.device[op]
-        if moved.marked[op] or placing.used[here] <= memory[here]:
+        origin = placing.device[op]
+        if moved.marked[op] or placing.used[origin] <= memory[origin]:
             continue
-        there = moved.was[0] if share(state) < 0.5 else below(state, devices)
-        if there != here:
-            move(tables, placing, moved, op, there)
+        target = moved.was[0] if share(state) < 0.5 else below(state, devices)
+        if target != origin:
+            move(tables, placing, moved, op, target)
     return fits(placing, memory)
 
 
@@ -179,24 +179,24 @@ def propose(  # noqa: PLR0917 - a compiled loop takes arrays
     memory: IntArray,
     moved: Moved,
     cuts: IntArray,
-    found: int,
+    n_cuts: int,
     state: IntArray,
 ) -> bool:
     """Change `placing` to a random neighbour; return whether it fits the devices."""
     device = placing.device
-    if found > 0 and share(state) < 0.5:
-        which, end = below(state, found), below(state, 2)
-        op, there = cuts[which, end], device[cuts[which, 1 - end]]
+    if n_cuts > 0 and share(state) < 0.5:
+        which, end = below(state, n_cuts), below(state, 2)
+        op, target = cuts[which, end], device[cuts[which, 1 - end]]
         way = end + 2 * below(state, 2)
     else:
-        op, there = below(state, device.shape[0]), below(state, memory.shape[0])
+        op, target = below(state, device.shape[0]), below(state, memory.shape[0])
         way = below(state, 4)
         if share(state) < 0.5:
             near = _next_to(tables, op, state)
-            there = device[near] if near >= 0 else there
-    if device[op] == there:
+            target = device[near] if near >= 0 else target
+    if device[op] == target:
         return False
-    _move_run(tables, placing, moved, op, there, way, state)
+    _move_run(tables, placing, moved, op, target, way, state)
     return _make_room(tables, placing, memory, moved, state)
 
 
@@ -213,12 +213,11 @@ def _next_to(tables: Tables, op: int, state: IntArray) -> int:
     return int(tables.readers[tables.reader_start[op] + which - before])
 
 
-# Whether a neighbour is good enough, looking at little more than what moved.
+# Whether a neighbour is good enough, visiting little more than the operators that moved.
 #
 # The heads and tails of the last accepted placement are known. A path that leaves the operators
-# around the move is as long as the head where it leaves them and the tail after that, so a
-# neighbour that is too slow is refused after a few operators. One that is not is followed as far as
-# its heads differ.
+# around the move has the length of the head there and the tail after it, so a neighbour that is too
+# slow is refused after a few operators. Another one is followed as far as its heads differ.
 
 
 class Paths(NamedTuple):
@@ -229,7 +228,7 @@ class Paths(NamedTuple):
     tail: FloatArray
     """Longest path that begins after each operator. Length n."""
     fresh: FloatArray
-    """Heads of the neighbour that is looked at; between two of them, equal to `head`. Length n."""
+    """Heads of the evaluated neighbour; between two neighbours, equal to `head`. Length n."""
 
 
 @compiled
@@ -244,10 +243,10 @@ def paths_of(tables: Tables, device: IntArray) -> Paths:
 def _try_moved(
     tables: Tables, device: IntArray, moved: Moved, paths: Paths, bound_s: float
 ) -> tuple[bool, int, int, int]:
-    """Return whether no path exceeds `bound_s`, and which operators were looked at.
+    """Return whether no path exceeds `bound_s`, and the range of visited operators.
 
-    The second is the first of them, the third the one after the last, the fourth the last that
-    moved. Sets `paths.fresh` to the heads of those.
+    The second and third are its first and the one after its last; the fourth is the last that
+    moved. Sets `paths.fresh` to the heads of this range.
     """
     head, tail, fresh = paths
     n = device.shape[0]
@@ -274,17 +273,17 @@ def _try_moved(
 def keep_if_short(
     tables: Tables, placing: Placing, moved: Moved, paths: Paths, bound_s: float
 ) -> tuple[bool, int]:
-    """Keep what moved if no path exceeds `bound_s`, else undo it.
+    """Keep the moves if no path exceeds `bound_s`, else undo them.
 
-    Returns whether it was kept, and how many operators were looked at.
+    Returns whether they were kept, and the number of visited operators.
     """
     kept, first, after, last = _try_moved(tables, placing.device, moved, paths, bound_s)
-    looked_at = after - first
+    visited = after - first
     if kept:
         keep(moved)
         paths.head[first:after] = paths.fresh[first:after]
         tails(tables, placing.device, paths.tail, last)
-        return True, looked_at + last + 1
+        return True, visited + last + 1
     paths.fresh[first:after] = paths.head[first:after]
     undo(tables, placing, moved)
-    return False, looked_at
+    return False, visited

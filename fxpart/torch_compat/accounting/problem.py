@@ -1,4 +1,4 @@
-"""`StaticProblem`: operators, devices and one transfer rate, as torch's partitioner sees them."""
+"""`StaticProblem`: operators, devices and one transfer rate, as arrays; and loops over CSR rows."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,15 +18,18 @@ __all__ = [
     "arrays_of",
     "distinct_rows",
     "grouped",
-    "turned",
+    "transposed",
 ]
+
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StaticGraph:
     """Call nodes in graph order (`n` of them), and the sources that they read (`m`).
 
-    A source is a placeholder or a ``get_attr`` node. It lies on every device that reads it.
+    A source is a placeholder or a ``get_attr`` node. Every device that reads it has a copy.
     """
 
     names: tuple[str, ...]
@@ -56,18 +59,18 @@ class StaticGraph:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StaticProblem:
-    """What is placed, and on what."""
+    """A graph to be placed on devices."""
 
     graph: StaticGraph
     memory_bytes: IntArray
     """Memory of each device, by position. Length D."""
     bytes_per_s: float
-    """Rate of a transfer between any two devices; 0 where no mode asks for it."""
+    """Rate of a transfer between any two devices; 0 where the mode does not use it."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class StaticPlan:
-    """A decided placement."""
+    """A placement."""
 
     partition_of: IntArray
     """Partition of each call node, 0 to P - 1. Length n."""
@@ -75,13 +78,8 @@ class StaticPlan:
     """Positions of the devices that hold each partition; never empty. Length P."""
 
 
-# `GraphArrays`: the arrays of a `StaticGraph` that say what takes memory, for compiled loops.
-
-BoolArray = npt.NDArray[np.bool_]
-
-
 class GraphArrays(NamedTuple):
-    """Bytes and reads of n operators and m sources; fields as in `StaticGraph`."""
+    """Bytes and reads of a `StaticGraph`, for compiled loops."""
 
     total: IntArray
     """Weights and output of each operator, bytes. Length n."""
@@ -95,7 +93,7 @@ class GraphArrays(NamedTuple):
 
 
 def arrays_of(graph: StaticGraph) -> GraphArrays:
-    """Return the arrays of `graph`, not copied."""
+    """Return the arrays of `graph`, without copying."""
     return GraphArrays(
         graph.total_bytes,
         graph.output_bytes,
@@ -107,12 +105,12 @@ def arrays_of(graph: StaticGraph) -> GraphArrays:
     )
 
 
-# CSR rows: what belongs together side by side, with the place where each group starts.
+# CSR rows.
 
 
 @compiled
 def grouped(keys: IntArray, count: int) -> tuple[IntArray, IntArray]:
-    """Return the places of each key from 0 to `count` - 1 as CSR rows, ascending. O(length)."""
+    """Return the positions of each key from 0 to `count` - 1 as CSR rows, ascending. O(length)."""
     start = np.zeros(count + 1, dtype=np.int64)
     for place in range(keys.shape[0]):
         start[keys[place] + 1] += 1
@@ -126,20 +124,20 @@ def grouped(keys: IntArray, count: int) -> tuple[IntArray, IntArray]:
 
 
 @compiled
-def turned(start: IntArray, items: IntArray, count: int) -> tuple[IntArray, IntArray, IntArray]:
-    """Return CSR rows by item: the rows that had it, and the places where it stood.
+def transposed(start: IntArray, items: IntArray, count: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Return the transpose of CSR rows: for each item its rows, and its positions in `items`.
 
     Args:
         start: CSR starts into `items`.
         items: numbers from 0 to `count` - 1.
-        count: number of rows that come back.
+        count: number of rows of the transpose.
 
     """
-    turned_start, places = grouped(items, count)
+    transposed_start, places = grouped(items, count)
     row_of = np.empty_like(items)
     for row in range(start.shape[0] - 1):
         row_of[start[row] : start[row + 1]] = row
-    return turned_start, row_of[places], places
+    return transposed_start, row_of[places], places
 
 
 def distinct_rows(row: IntArray, item: IntArray, count: int) -> tuple[IntArray, IntArray]:

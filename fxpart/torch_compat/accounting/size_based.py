@@ -1,12 +1,12 @@
-"""Fill one device after the other in graph order: the greedy mode of torch's partitioner.
+"""`size_based`: fill one device after the other in graph order, torch's greedy mode.
 
-The bookkeeping is that of ``Partitioner.size_based_partition`` in
-``torch.fx.experimental.accelerator_partitioner``, so that the partitions and devices are the same
-wherever torch finds an answer. What costs torch a new set of nodes and a new sum for each operator
-is here one pass over the reads: an operand is free when it lies in the open partition already.
+The rules are those of ``Partitioner.size_based_partition`` in
+``torch.fx.experimental.accelerator_partitioner``, so that partitions and devices are the same
+wherever torch finds an answer. Torch makes a new set of nodes and a new sum for each operator; here
+one pass over the reads suffices, since an operand in the open partition adds nothing.
 
-Where torch finds none because of the order in which devices are taken, smallest first and largest
-first are tried before giving up.
+Where torch fails because of the order in which it takes devices, smallest first and largest first
+are tried too.
 """
 
 from typing import NamedTuple
@@ -38,25 +38,23 @@ __all__ = [
 ]
 
 
-# `Filling`: operators put into partitions in graph order, one partition open at a time.
-#
-# What the open partition makes or reads already is there: an operator that joins it adds nothing
-# for that. Both greedy modes of torch count so (``size_based_partition`` and
-# ``sparse_nn_partition`` of ``torch.fx.experimental.accelerator_partitioner``).
-
-
 class Filling(NamedTuple):
-    """The partitions so far, of n operators and m sources. Changed in place."""
+    """Partitions of n operators and m sources that are filled in graph order. Changed in place.
+
+    One partition is open at a time. An operator that joins it adds nothing for values that the
+    partition already makes or reads. Both greedy modes of torch count so (``size_based_partition``
+    and ``sparse_nn_partition``).
+    """
 
     part: IntArray
     """Partition of each operator, -1 before it has one. Length n."""
-    holder: IntArray
+    last_reader: IntArray
     """The last partition that read each source, -1 before the first. Length m."""
 
 
 @compiled
 def nothing_filled(graph: GraphArrays) -> Filling:
-    """Return the filling in which no operator has a partition."""
+    """Return a filling in which no operator has a partition."""
     part = np.full(graph.total.shape[0], -1, dtype=np.int64)
     return Filling(part, np.full(graph.source_bytes.shape[0], -1, dtype=np.int64))
 
@@ -67,14 +65,14 @@ def added_bytes(
 ) -> int:
     """Return the bytes that `op` adds to the open partition.
 
-    `alone` is what each operator needs with all that it reads. Shape (n,).
+    `alone` is the `alone_bytes` of each operator. Shape (n,).
     """
     added = alone[op]
     for i in range(graph.read_start[op], graph.read_start[op + 1]):
         if filling.part[graph.reads[i]] == partition:
             added -= graph.output[graph.reads[i]]
     for i in range(graph.source_start[op], graph.source_start[op + 1]):
-        if filling.holder[graph.sources[i]] == partition:
+        if filling.last_reader[graph.sources[i]] == partition:
             added -= graph.source_bytes[graph.sources[i]]
     return int(added)
 
@@ -84,19 +82,19 @@ def put(graph: GraphArrays, filling: Filling, op: int, partition: int) -> None:
     """Put `op` into the open partition."""
     filling.part[op] = partition
     for i in range(graph.source_start[op], graph.source_start[op + 1]):
-        filling.holder[graph.sources[i]] = partition
+        filling.last_reader[graph.sources[i]] = partition
 
 
-# What to say when no plan is found: needed bytes, present bytes, and what to change.
+# Errors when no plan exists.
 
 
-def too_large_alone(problem: StaticProblem, alone_bytes: IntArray) -> InfeasibleError | None:
-    """Return the error that names an operator too large for every device, or None if all fit one.
+def too_large_alone(problem: StaticProblem, alone: IntArray) -> InfeasibleError | None:
+    """Return the error that names an operator too large for every device; None if all fit one.
 
-    `alone_bytes` is what each operator needs with all that it reads, shape (n,).
+    `alone` is the `alone_bytes` of each operator. Shape (n,).
     """
-    worst, largest = int(alone_bytes.argmax()), int(problem.memory_bytes.max())
-    needed = int(alone_bytes[worst])
+    worst, largest = int(alone.argmax()), int(problem.memory_bytes.max())
+    needed = int(alone[worst])
     if needed <= largest:
         return None
     return InfeasibleError(
@@ -109,7 +107,7 @@ def too_large_alone(problem: StaticProblem, alone_bytes: IntArray) -> Infeasible
 
 
 def no_plan(problem: StaticProblem, advice: str) -> InfeasibleError:
-    """Return the error that says how much there is and would be needed; it ends with `advice`."""
+    """Return the error with the needed and the present bytes; it ends with `advice`."""
     graph, memory = problem.graph, problem.memory_bytes
     needed, present = int(graph.total_bytes.sum() + graph.source_bytes.sum()), int(memory.sum())
     return InfeasibleError(
@@ -121,11 +119,14 @@ def no_plan(problem: StaticProblem, advice: str) -> InfeasibleError:
     )
 
 
+# The mode.
+
+
 @compiled
-def _first_free(taken: BoolArray, memory: IntArray, needed_bytes: int) -> int:
-    """Return the first device that is not taken and holds so much, or the number of devices."""
+def _first_free(in_use: BoolArray, memory: IntArray, needed_bytes: int) -> int:
+    """Return the first unused device with enough memory, or the number of devices."""
     device = 0
-    while device < memory.shape[0] and (taken[device] or memory[device] < needed_bytes):
+    while device < memory.shape[0] and (in_use[device] or memory[device] < needed_bytes):
         device += 1
     return device
 
@@ -134,22 +135,22 @@ def _first_free(taken: BoolArray, memory: IntArray, needed_bytes: int) -> int:
 def _fill(graph: GraphArrays, alone: IntArray, memory: IntArray) -> tuple[int, IntArray, IntArray]:
     """Return the number of partitions, each operator's partition, and each partition's device.
 
-    Devices are taken in the order of `memory`. A device of -1 means that no free one was large
-    enough: from there on each operator is a partition of its own.
+    Devices are taken in the order of `memory`. When no unused one is large enough, each further
+    operator is a partition of its own, with device -1.
     """
     n, devices = alone.shape[0], memory.shape[0]
     filling, device_of = nothing_filled(graph), np.full(n, -1, dtype=np.int64)
-    taken = np.zeros(devices, dtype=np.bool_)
+    in_use = np.zeros(devices, dtype=np.bool_)
     current, count, left = -1, 0, np.int64(0)
     for op in range(n):
         added = added_bytes(graph, filling, alone, op, current)
         if current < 0 or added > left:
-            device = _first_free(taken, memory, alone[op])
+            device = _first_free(in_use, memory, alone[op])
             if device == devices:
                 filling.part[op:] = np.arange(count, count + n - op)
                 count += n - op
                 break
-            taken[device] = True
+            in_use[device] = True
             current, left, added = count, memory[device], alone[op]
             device_of[count] = device
             count += 1
@@ -166,10 +167,7 @@ def _row_sums(items: IntArray, start: IntArray) -> IntArray:
 
 
 def alone_bytes(graph: StaticGraph) -> IntArray:
-    """Return the bytes that each operator needs on a device of its own. Shape (n,).
-
-    Its weights and output, and everything that it reads.
-    """
+    """Return the bytes of each operator alone, with all that it reads. Shape (n,)."""
     read = _row_sums(graph.output_bytes[graph.reads], graph.read_start)
     return (
         graph.total_bytes + read + _row_sums(graph.source_bytes[graph.sources], graph.source_start)
@@ -177,7 +175,7 @@ def alone_bytes(graph: StaticGraph) -> IntArray:
 
 
 def _attempt(problem: StaticProblem, alone: IntArray, order: IntArray) -> StaticPlan | None:
-    """Return the plan that takes devices in this order, or None when there is none."""
+    """Return the plan with devices in this order, or None when there is none."""
     memory = problem.memory_bytes[order]
     count, part, device_of = _fill(arrays_of(problem.graph), alone, memory)
     homes: IntArray | None = np.where(device_of < 0, -1, order[device_of])
@@ -191,13 +189,13 @@ def _attempt(problem: StaticProblem, alone: IntArray, order: IntArray) -> Static
 def size_based(problem: StaticProblem) -> StaticPlan:
     """Return the plan that fills the devices one after the other, in graph order.
 
-    An operator joins the open partition while it fits the memory left there; else the next device
-    that holds it opens a partition. When no device is left, each further operator is a partition of
-    its own, and goes where `map_partitions` finds room. O(reads), apart from that last step.
+    An operator joins the open partition if it fits into the memory left; otherwise the next device
+    that can hold it opens a new one. When no device is left, each further operator is a partition
+    of its own, for which `map_partitions` finds a device. O(reads), apart from that last step.
 
     Raises:
-        InfeasibleError: when an operator is larger than every device, or no order of devices leads
-            to a plan in which every partition has a device.
+        InfeasibleError: when an operator is larger than every device, or no order of devices gives
+            every partition a device.
 
     """
     memory, alone = problem.memory_bytes, alone_bytes(problem.graph)

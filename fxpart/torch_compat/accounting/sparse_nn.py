@@ -1,9 +1,9 @@
-"""Spread embeddings over equal devices, and replicate the rest on each of them.
+"""`sparse_nn`: spread embeddings over equal devices, and replicate the rest on each of them.
 
 The rules are those of ``Partitioner.sparse_nn_partition`` in
-``torch.fx.experimental.accelerator_partitioner``: cut at every border between embedding and other
-operators and where a device is full, then combine the partitions of each kind, the smallest with
-the largest that still fits beside it.
+``torch.fx.experimental.accelerator_partitioner``: cut the graph into runs at every border between
+embeddings and other operators and where a device is full, then combine the runs of each kind, the
+smallest with the largest beside which it fits.
 """
 
 from typing import NamedTuple
@@ -34,14 +34,14 @@ from fxpart.torch_compat.accounting.size_based import (
 __all__ = ["combine", "sparse_nn"]
 
 
-# Combine runs of operators into as few partitions as memory and levels allow.
+# Combine runs into as few partitions as memory and levels allow.
 #
 # Two partitions are combined only when their levels, the longest paths from a root, differ by at
-# most one. So no circle can come of it: a way around through a third partition needs two levels.
+# most one. So no circle can arise: a path around them through a third partition needs two levels.
 
 
 class _Tables(NamedTuple):
-    """What runs have in common, as CSR rows. With R runs and m sources."""
+    """Reads between runs, and the sources of runs, as CSR rows. With R runs and m sources."""
 
     after_start: IntArray
     after: IntArray
@@ -51,17 +51,17 @@ class _Tables(NamedTuple):
     """Runs that read from a run, or that it reads from."""
     beside_bytes: IntArray
     """Bytes that pass between the two, counted for each reading operator."""
-    held_start: IntArray
-    held: IntArray
+    source_start: IntArray
+    sources: IntArray
     """Sources that a run reads, each once."""
-    holder_start: IntArray
-    holder: IntArray
+    user_start: IntArray
+    users: IntArray
     """Runs that read a source, each once."""
     source_bytes: IntArray
 
 
 def _tables(graph: StaticGraph, run_of: IntArray, runs: int) -> _Tables:
-    """Return what the runs of `graph` have in common."""
+    """Return the tables of the runs of `graph`."""
     reader = run_of[np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))]
     maker = run_of[graph.reads]
     crossing = reader != maker
@@ -98,17 +98,17 @@ def _levels(tables: _Tables, owner: IntArray, following: IntArray) -> IntArray:
             queue[end] = run
             end += 1
     while start < end:
-        here = queue[start]
+        part = queue[start]
         start += 1
-        member = here
+        member = part
         while member >= 0:
             for i in range(tables.after_start[member], tables.after_start[member + 1]):
-                there = owner[tables.after[i]]
-                if there != here:
-                    level[there] = max(level[there], level[here] + 1)
-                    waits[there] -= 1
-                    if waits[there] == 0:
-                        queue[end] = there
+                reader = owner[tables.after[i]]
+                if reader != part:
+                    level[reader] = max(level[reader], level[part] + 1)
+                    waits[reader] -= 1
+                    if waits[reader] == 0:
+                        queue[end] = reader
                         end += 1
             member = following[member]
     return level
@@ -116,9 +116,9 @@ def _levels(tables: _Tables, owner: IntArray, following: IntArray) -> IntArray:
 
 @compiled
 def _shared(tables: _Tables, owner: IntArray, following: IntArray, part: int) -> IntArray:
-    """Return the bytes that `part` and each other partition need only once when combined.
+    """Return the bytes saved by combining `part` with each other partition.
 
-    What one makes and the other reads, and the sources that both read.
+    These are values that one makes and the other reads, and sources that both read.
     """
     shared = np.zeros(owner.shape[0], dtype=np.int64)
     seen = np.zeros(tables.source_bytes.shape[0], dtype=np.bool_)
@@ -127,16 +127,16 @@ def _shared(tables: _Tables, owner: IntArray, following: IntArray, part: int) ->
     while member >= 0:
         for i in range(tables.beside_start[member], tables.beside_start[member + 1]):
             shared[owner[tables.beside[i]]] += tables.beside_bytes[i]
-        for i in range(tables.held_start[member], tables.held_start[member + 1]):
-            source = tables.held[i]
+        for i in range(tables.source_start[member], tables.source_start[member + 1]):
+            source = tables.sources[i]
             if seen[source]:
                 continue
             seen[source] = True
-            for j in range(tables.holder_start[source], tables.holder_start[source + 1]):
-                there = owner[tables.holder[j]]
-                if counted[there] != source:
-                    counted[there] = source
-                    shared[there] += tables.source_bytes[source]
+            for j in range(tables.user_start[source], tables.user_start[source + 1]):
+                other = owner[tables.users[j]]
+                if counted[other] != source:
+                    counted[other] = source
+                    shared[other] += tables.source_bytes[source]
         member = following[member]
     return shared
 
@@ -144,13 +144,13 @@ def _shared(tables: _Tables, owner: IntArray, following: IntArray, part: int) ->
 @compiled
 def _extreme(open_: BoolArray, used: IntArray, age: IntArray, largest: bool) -> int:
     """Return the smallest (oldest first) or largest (youngest first) open partition, or -1."""
-    found = -1
+    extreme = -1
     for part in range(open_.shape[0]):
         if open_[part] and (
-            found < 0 or ((used[part], age[part]) > (used[found], age[found])) == largest
+            extreme < 0 or ((used[part], age[part]) > (used[extreme], age[extreme])) == largest
         ):
-            found = part
-    return found
+            extreme = part
+    return extreme
 
 
 @compiled
@@ -195,7 +195,7 @@ def combine(
     """Return the partition of each run, numbered by age. Shape (R,).
 
     As in torch's ``sparse_nn``: first the runs of kind False, then those of kind True; the smallest
-    partition joins the largest beside which it fits, until it fits beside none.
+    partition joins the largest beside which it fits, until there is none.
 
     Args:
         graph: the operators.
@@ -213,13 +213,16 @@ def combine(
     return number[owner]
 
 
+# The mode.
+
+
 @compiled
 def _cut(
     graph: GraphArrays, alone: IntArray, is_embedding: BoolArray, available: int
 ) -> tuple[IntArray, BoolArray]:
     """Return each operator's run, and whether each run is of embeddings.
 
-    A run ends at a border between the kinds, unless it has taken no memory yet, and where the next
+    A run ends at a border between the kinds, unless it uses no memory yet, and where the next
     operator would exceed `available`.
     """
     n = alone.shape[0]
@@ -240,7 +243,7 @@ def _cut(
 
 
 def _check(problem: StaticProblem, alone: IntArray, is_embedding: BoolArray) -> int:
-    """Return the memory of each device, after checking what the mode asks for."""
+    """Return the memory of each device, after checking the preconditions of the mode."""
     memory = problem.memory_bytes
     if (memory != memory[0]).any():
         raise InfeasibleError(
@@ -263,7 +266,7 @@ def _check(problem: StaticProblem, alone: IntArray, is_embedding: BoolArray) -> 
 def _devices(
     used: IntArray, kinds: BoolArray, devices: int, available: int
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the devices of each partition: one for each of embeddings, all those for the rest."""
+    """Return the devices of each partition: one for embeddings, all of these for the rest."""
     embeddings = np.flatnonzero(kinds)
     if len(embeddings) > devices:
         raise InfeasibleError(
@@ -289,7 +292,7 @@ def _devices(
 
 
 def sparse_nn(problem: StaticProblem, is_embedding: BoolArray) -> StaticPlan:
-    """Return the plan with a device for each partition of embeddings, the rest on all of those.
+    """Return the plan with a device for each partition of embeddings, and the rest on all of them.
 
     Args:
         problem: devices with the same memory, and the graph.

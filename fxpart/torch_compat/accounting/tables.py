@@ -1,4 +1,10 @@
-"""`Tables`: a problem of least latency, laid out for compiled loops."""
+"""Arrays for compiled searches: `Tables` of a problem, `Placing` on devices, and longest paths.
+
+With each operator a partition of its own, the latency of torch's partitioner is the longest path
+over operators. Joining operators of a device to larger partitions never lowers it: a path over
+operators lies within one over partitions, which transfers at least as much. So searches look for
+devices of operators, and join operators to partitions afterwards.
+"""
 
 from typing import NamedTuple
 
@@ -6,7 +12,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.support.compiled import compiled
-from fxpart.torch_compat.accounting.problem import StaticGraph, turned
+from fxpart.torch_compat.accounting.problem import StaticGraph, transposed
 
 __all__ = [
     "Placing",
@@ -24,7 +30,7 @@ __all__ = [
 
 
 class Tables(NamedTuple):
-    """A graph in both directions, and what each read costs between devices.
+    """A graph in both directions, and the cost of each read between devices.
 
     With n operators, m sources, E reads. Rows are CSR, as in `StaticGraph`.
     """
@@ -82,16 +88,16 @@ def _shared_bytes(
 def tables_of(graph: StaticGraph, bytes_per_s: float) -> Tables:
     """Return the tables of `graph`. O(reads log reads).
 
-    A read between devices costs what ``get_comm_latency_between`` of
-    ``torch.fx.experimental.partitioner_utils`` says of two partitions of one operator each: the
-    output that is read, and the sources that both read.
+    A read between devices costs as much as ``get_comm_latency_between`` of
+    ``torch.fx.experimental.partitioner_utils`` returns for two partitions of one operator each: it
+    transfers the output that is read, and the sources that both read.
     """
     shared = _shared_bytes(
         graph.read_start, graph.reads, graph.source_bytes, graph.source_start, graph.sources
     )
     read_s = (graph.output_bytes[graph.reads] + shared) / bytes_per_s
-    reader_start, readers, place = turned(graph.read_start, graph.reads, graph.n_ops)
-    user_start, users, _ = turned(graph.source_start, graph.sources, len(graph.source_bytes))
+    reader_start, readers, place = transposed(graph.read_start, graph.reads, graph.n_ops)
+    user_start, users, _ = transposed(graph.source_start, graph.sources, len(graph.source_bytes))
     return Tables(
         graph.total_bytes,
         graph.output_bytes,
@@ -111,79 +117,79 @@ def tables_of(graph: StaticGraph, bytes_per_s: float) -> Tables:
     )
 
 
-# `Placing`: a device for each operator, and what each device holds, kept up to date by moves.
+# `Placing`: devices of operators and their memory, updated by moves.
 
 
 class Placing(NamedTuple):
-    """A device for each of n operators, with D devices and m sources. Changed in place."""
+    """Devices of n operators, with D devices and m sources. Changed in place."""
 
     device: IntArray
     """Position of each operator's device. Length n."""
     used: IntArray
     """Bytes that each device needs, as `accounting.cost.used_bytes` counts. Length D."""
-    held: IntArray
-    """How many operators of a device read a source. Shape (D, m)."""
+    source_readers: IntArray
+    """Number of operators on each device that read each source. Shape (D, m)."""
 
 
 @compiled
-def shift(tables: Tables, placing: Placing, op: int, there: int) -> None:
-    """Move `op` to device `there`. O(what it reads and what reads it)."""
+def shift(tables: Tables, placing: Placing, op: int, target: int) -> None:
+    """Move `op` to device `target`. O(its reads and readers)."""
     device, used = placing.device, placing.used
-    here = device[op]
-    if here == there:
+    origin = device[op]
+    if origin == target:
         return
-    used[here] -= tables.total[op]
-    used[there] += tables.total[op]
+    used[origin] -= tables.total[op]
+    used[target] += tables.total[op]
     for i in range(tables.read_start[op], tables.read_start[op + 1]):
         maker = tables.reads[i]
-        if device[maker] != here:
-            used[here] -= tables.output[maker]
-        if device[maker] != there:
-            used[there] += tables.output[maker]
+        if device[maker] != origin:
+            used[origin] -= tables.output[maker]
+        if device[maker] != target:
+            used[target] += tables.output[maker]
     for i in range(tables.reader_start[op], tables.reader_start[op + 1]):
-        if device[tables.readers[i]] == here:
-            used[here] += tables.output[op]
-        elif device[tables.readers[i]] == there:
-            used[there] -= tables.output[op]
+        if device[tables.readers[i]] == origin:
+            used[origin] += tables.output[op]
+        elif device[tables.readers[i]] == target:
+            used[target] -= tables.output[op]
     for i in range(tables.source_start[op], tables.source_start[op + 1]):
         source = tables.sources[i]
-        placing.held[here, source] -= 1
-        if placing.held[here, source] == 0:
-            used[here] -= tables.source_bytes[source]
-        if placing.held[there, source] == 0:
-            used[there] += tables.source_bytes[source]
-        placing.held[there, source] += 1
-    device[op] = there
+        placing.source_readers[origin, source] -= 1
+        if placing.source_readers[origin, source] == 0:
+            used[origin] -= tables.source_bytes[source]
+        if placing.source_readers[target, source] == 0:
+            used[target] += tables.source_bytes[source]
+        placing.source_readers[target, source] += 1
+    device[op] = target
 
 
 @compiled
 def placing_of(tables: Tables, device_of: IntArray, devices: int) -> Placing:
-    """Return the placing with these devices. O(reads)."""
-    held = np.zeros((devices, tables.source_bytes.shape[0]), dtype=np.int64)
+    """Return the placing on these devices. O(reads)."""
+    source_readers = np.zeros((devices, tables.source_bytes.shape[0]), dtype=np.int64)
     used = np.zeros(devices, dtype=np.int64)
     for op in range(device_of.shape[0]):
-        here = device_of[op]
-        used[here] += tables.total[op]
+        home = device_of[op]
+        used[home] += tables.total[op]
         for i in range(tables.read_start[op], tables.read_start[op + 1]):
-            if device_of[tables.reads[i]] != here:
-                used[here] += tables.output[tables.reads[i]]
+            if device_of[tables.reads[i]] != home:
+                used[home] += tables.output[tables.reads[i]]
         for i in range(tables.source_start[op], tables.source_start[op + 1]):
             source = tables.sources[i]
-            if held[here, source] == 0:
-                used[here] += tables.source_bytes[source]
-            held[here, source] += 1
-    return Placing(device_of.copy(), used, held)
+            if source_readers[home, source] == 0:
+                used[home] += tables.source_bytes[source]
+            source_readers[home, source] += 1
+    return Placing(device_of.copy(), used, source_readers)
 
 
 @compiled
 def fits(placing: Placing, memory: IntArray) -> bool:
-    """Return whether each device holds what lies on it."""
+    """Return whether no device needs more than its memory."""
     return bool((placing.used <= memory).all())
 
 
 @compiled
 def overflow(placing: Placing, memory: IntArray) -> int:
-    """Return the bytes by which devices are exceeded, in all."""
+    """Return the total bytes by which devices are exceeded."""
     over = 0
     for device in range(memory.shape[0]):
         over += max(0, placing.used[device] - memory[device])
@@ -191,21 +197,16 @@ def overflow(placing: Placing, memory: IntArray) -> int:
 
 
 # Longest paths over operators, where a read between devices takes its transfer.
-#
-# With each operator a partition of its own, the latency of torch's partitioner is the longest path
-# over operators. Joining operators of a device to larger partitions never lowers it: a path over
-# operators lies within one over partitions, which transfer at least the same. So searches look for
-# devices of operators, and partitions are joined afterwards.
 
 
 @compiled
 def head_of(tables: Tables, device: IntArray, head: FloatArray, op: int) -> float:
-    """Return the longest path that ends with `op`, given those of what it reads."""
-    begin_s, here = 0.0, device[op]
+    """Return the longest path that ends with `op`, given those of its operands."""
+    begin_s, home = 0.0, device[op]
     for i in range(tables.read_start[op], tables.read_start[op + 1]):
         maker = tables.reads[i]
         ready_s = head[maker]
-        if device[maker] != here:
+        if device[maker] != home:
             ready_s += tables.read_s[i]
         begin_s = max(begin_s, ready_s)
     return float(begin_s + tables.seconds[op])
@@ -224,11 +225,11 @@ def heads(tables: Tables, device: IntArray) -> FloatArray:
 def tails(tables: Tables, device: IntArray, tail: FloatArray, last: int) -> None:
     """Set `tail` up to operator `last`: the longest path that begins after each operator."""
     for op in range(last, -1, -1):
-        rest_s, here = 0.0, device[op]
+        rest_s, home = 0.0, device[op]
         for i in range(tables.reader_start[op], tables.reader_start[op + 1]):
             reader = tables.readers[i]
             path_s = tables.seconds[reader] + tail[reader]
-            if device[reader] != here:
+            if device[reader] != home:
                 path_s += tables.reader_s[i]
             rest_s = max(rest_s, path_s)
         tail[op] = rest_s

@@ -1,4 +1,4 @@
-"""Bytes in use along a graph: `build_memory_profile`."""
+"""Bytes in use along a graph, in its order or another: `build_memory_profile`, `MemoryTracker`."""
 
 from collections.abc import Callable
 
@@ -25,17 +25,18 @@ def build_memory_profile(
 ) -> list[int]:
     """Return the bytes in use along a run of `graph` in its order.
 
-    The first entry has the inputs (placeholders and attributes, each storage once). Each operator
-    adds two: after it has allocated its results, and after what it was the last to need is gone.
-    The results of the graph stay. Near-linear in nodes, edges and results.
+    The first entry is that of the inputs (placeholders and attributes, each storage once). Each
+    operator adds two entries: after it has allocated its results, and after the storages that it
+    was the last to read are freed. The results of the graph stay. Near-linear in nodes, edges and
+    results.
 
     Args:
-        graph: nodes carry ``meta["val"]``, as an export leaves it.
-        is_releasable: whether a storage that this node makes, or brings in as an input, may go
-            after its last use. Where several inputs share a storage, all must allow it. Attributes
-            are not asked about: their module keeps them.
-        size_of: makes a number of bytes that may be symbolic; without it a symbolic size counts as
-            at the example inputs.
+        graph: nodes have ``meta["val"]``, as an export leaves it.
+        is_releasable: whether a storage that this node makes, or that is an input, may be freed
+            after its last use. Where several inputs share a storage, all must allow it. Not called
+            for attributes, which their module keeps.
+        size_of: returns a number for a size in bytes that may be symbolic; without it a symbolic
+            size counts as at the example inputs.
 
     Raises:
         CaptureError: for a node without ``meta["val"]``, or a size without a number.
@@ -49,18 +50,18 @@ def memory_profile(
     is_releasable: Callable[[fx.Node], bool],
     size_of: SizeOf | None = None,
 ) -> list[int]:
-    """Return what `build_memory_profile` does, of storages that are known already."""
+    """Return the `build_memory_profile` of a graph by its storages."""
     sizes = storages.sizes(size_of)
     releasable = releasable_storages(storages.makers, is_releasable)
-    steps = list(zip(storages.nodes, storages.made, storages.let_go_by(), strict=True))
+    steps = list(zip(storages.nodes, storages.made, storages.freed_by(), strict=True))
     current = sum(sizes[s] for node, made, _ in steps if is_input(node) for s in made)
     profile = [current]
-    for node, made, gone in steps:
+    for node, made, freed in steps:
         if is_input(node) or node.op == "output":
             continue
         current += sum(sizes[s] for s in made)
         profile.append(current)
-        current -= sum(sizes[s] for s in gone if releasable[s])
+        current -= sum(sizes[s] for s in freed if releasable[s])
         profile.append(current)
     return profile
 
@@ -68,25 +69,22 @@ def memory_profile(
 def releasable_storages(
     makers: list[list[fx.Node]], is_releasable: Callable[[fx.Node], bool]
 ) -> list[bool]:
-    """Return for each storage whether it may go; `makers` are the nodes that bring it in."""
+    """Return for each storage, given its makers, whether it may be freed."""
     return [
         all(node.op != "get_attr" and is_releasable(node) for node in nodes) for nodes in makers
     ]
 
 
-# Bytes in use while the nodes of a graph are run in another order: `MemoryTracker`.
-
-
 def is_no_primal(node: fx.Node) -> bool:
-    """Return whether a node is no input of a forward, as torch names those."""
+    """Return whether a node is not named like an input of a forward by torch."""
     return not node.name.startswith("primals")
 
 
 class MemoryTracker:
-    """Follows a schedule of a graph: any order in which a node comes after what it reads.
+    """Tracks the memory of a schedule of a graph: any order in which nodes follow their operands.
 
-    The graph itself stays as it is. A step takes time in proportion to the node's operands and
-    results. Writes in place are not ordered here: that is for who makes the schedule.
+    The graph itself is not changed. A step takes O(operands + results). Writes in place are not
+    ordered here, but by the caller's schedule.
     """
 
     def __init__(
@@ -99,10 +97,10 @@ class MemoryTracker:
         """Start with the inputs of `graph` in memory.
 
         Args:
-            graph: nodes carry ``meta["val"]``.
-            is_releasable: see `build_memory_profile`; by default all but those whose name begins
-                with ``primals``.
-            device_filter: which devices' storages count; by default all.
+            graph: nodes have ``meta["val"]``.
+            is_releasable: see `build_memory_profile`; by default all nodes but those whose name
+                begins with ``primals``.
+            device_filter: whether storages on a device count; by default all do.
             size_of: see `build_memory_profile`.
 
         """
@@ -118,13 +116,13 @@ class MemoryTracker:
         nodes = self._storages.nodes
         self._unread = [len(node.users) for node in nodes]
         self._holders = [0] * len(sizes)
-        self._waiting = [True] * len(nodes)
+        self._unscheduled = [True] * len(nodes)
         self._ready = [is_input(node) for node in nodes]
         self.current_memory_bytes = 0
         self.peak_memory = 0
-        for place, node in enumerate(nodes):
+        for position, node in enumerate(nodes):
             if is_input(node):
-                self._allocate(place)
+                self._allocate(position)
 
     def get_current_memory_bytes(self) -> int:
         """Return the bytes in use now."""
@@ -135,53 +133,46 @@ class MemoryTracker:
 
         Raises:
             SpecError: for a node of another graph, one that was scheduled before, or one that
-                reads what was not.
+                reads a node that was not.
 
         """
-        place = self._place(node)
-        if not self._waiting[place]:
+        position = self._storages.position.get(node)
+        if position is None:
+            names = (other.name for other in self._storages.nodes)
+            raise SpecError(
+                f"node {node.name} is not in the graph ({nearest_names(node.name, names)})"
+            )
+        if not self._unscheduled[position]:
             raise SpecError(f"node {node.name} was scheduled before; schedule each node once")
-        operands = self._storages.operands[place]
+        operands = self._storages.operands[position]
         late = [self._storages.nodes[at].name for at in operands if not self._ready[at]]
         if late:
             raise SpecError(
                 f"node {node.name} cannot be scheduled before what it reads: {', '.join(late)};"
                 " schedule those first"
             )
-        self._waiting[place] = False
-        self._ready[place] = True
+        self._unscheduled[position] = False
+        self._ready[position] = True
         if is_input(node) or node.op == "output":
             return
-        self._allocate(place)
+        self._allocate(position)
         for operand in operands:
-            self._read(operand)
+            # The output counts as a user but never reads, so results stay.
+            self._unread[operand] -= 1
+            if self._unread[operand] == 0:
+                self._free(operand)
         if not node.users:
-            self._let_go(place)
+            self._free(position)
 
-    def _place(self, node: fx.Node) -> int:
-        place = self._storages.position.get(node)
-        if place is None:
-            names = (other.name for other in self._storages.nodes)
-            raise SpecError(
-                f"node {node.name} is not in the graph ({nearest_names(node.name, names)})"
-            )
-        return place
-
-    def _allocate(self, place: int) -> None:
-        for storage in self._storages.made[place]:
+    def _allocate(self, position: int) -> None:
+        for storage in self._storages.made[position]:
             self.current_memory_bytes += self._sizes[storage]
-        for storage in self._storages.held[place]:
+        for storage in self._storages.in_result[position]:
             self._holders[storage] += 1
         self.peak_memory = max(self.peak_memory, self.current_memory_bytes)
 
-    def _read(self, place: int) -> None:
-        # The output reads too, but never runs to its end: what it reads stays.
-        self._unread[place] -= 1
-        if self._unread[place] == 0:
-            self._let_go(place)
-
-    def _let_go(self, place: int) -> None:
-        for storage in self._storages.held[place]:
+    def _free(self, position: int) -> None:
+        for storage in self._storages.in_result[position]:
             self._holders[storage] -= 1
             if self._holders[storage] == 0 and self._releasable[storage]:
                 self.current_memory_bytes -= self._sizes[storage]

@@ -1,10 +1,9 @@
-"""Which storages the nodes of an fx graph make, hold and let go: `GraphStorages`.
+"""`GraphStorages`: the storages that nodes of an fx graph make, share and free.
 
-A result lies in the memory of an operand when ``meta["val"]`` of both share a storage, or when the
-operator's schema says so for certain (see `fxpart.torch_compat.memory.storages`). So graphs that
-were read from a file, where each node has a storage of its own, are understood too. A storage that
-a node has in common with no operand is the node's own, even if the metadata was copied from another
-node.
+A result shares the storage of an operand when their ``meta["val"]`` do, or when the operator's
+schema guarantees it. So graphs that were read from a file, where each node has its own storage,
+work too. A storage that a node shares with no operand is its own, even if the metadata was copied
+from another node.
 """
 
 import operator
@@ -26,14 +25,18 @@ from fxpart.torch_compat.memory.tensors import (
 __all__ = ["NEVER", "GraphStorages", "graph_storages", "is_input", "operand_of_result"]
 
 
-# Which results of an operator lie in the memory of an operand, by what its schema says.
+NEVER = -1
+"""Position of the node that frees a storage that is never freed."""
+
+
+# Results that share the memory of an operand by the operator's schema.
 
 
 def operand_of_result(node: fx.Node, result: int, item: int) -> fx.Node | None:
     """Return the operand that result number `result` of a node is a view of, or written into.
 
-    Where results or operands are lists, `item` is the place there. None where the schema does not
-    say so for certain: ``reshape`` or ``to`` return what they were given, or a copy.
+    Where results or operands are lists, `item` is the index there. None where the schema does not
+    guarantee it: ``reshape`` or ``to`` return their operand or a copy.
     """
     target = node.target
     if not isinstance(target, OpOverload):
@@ -41,8 +44,8 @@ def operand_of_result(node: fx.Node, result: int, item: int) -> fx.Node | None:
     sources = _sources(target)
     if result >= len(sources) or sources[result] is None:
         return None
-    place, name = sources[result] or (0, "")
-    operand = node.args[place] if place < len(node.args) else node.kwargs.get(name)
+    position, name = sources[result] or (0, "")
+    operand = node.args[position] if position < len(node.args) else node.kwargs.get(name)
     if isinstance(operand, list | tuple):
         operand = operand[item] if item < len(operand) else None
     return operand if isinstance(operand, fx.Node) else None
@@ -50,16 +53,16 @@ def operand_of_result(node: fx.Node, result: int, item: int) -> fx.Node | None:
 
 @cache
 def _sources(operator: OpOverload) -> tuple[tuple[int, str] | None, ...]:
-    """Return for each result the place and the name of the operand that lends its memory."""
+    """Return for each result the position and the name of the operand whose memory it shares."""
     schema = operator._schema
     operands = [
-        (place, argument.name, argument.alias_info)
-        for place, argument in enumerate(schema.arguments)
+        (position, argument.name, argument.alias_info)
+        for position, argument in enumerate(schema.arguments)
         if argument.alias_info is not None
     ]
     composite = operator.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)
     view = operator.is_view and not composite and len(operands) == 1
-    found: list[tuple[int, str] | None] = []
+    sources: list[tuple[int, str] | None] = []
     for result in schema.returns:
         alias = result.alias_info
         source = None
@@ -68,65 +71,68 @@ def _sources(operator: OpOverload) -> tuple[tuple[int, str] | None, ...]:
             source = same[0][:2] if same else None
         elif alias is not None and view:
             source = operands[0][:2]
-        found.append(source)
-    return tuple(found)
+        sources.append(source)
+    return tuple(sources)
 
 
-NEVER = -1
-"""Position of the node that lets go of a storage that is never let go."""
+# Storages of a graph.
 
 
 def is_input(node: fx.Node) -> bool:
-    """Return whether a node makes nothing: its tensors are there from the start."""
+    """Return whether a node computes nothing, so that its tensors exist from the start."""
     return node.op in {"placeholder", "get_attr"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GraphStorages:
-    """Storages, numbered in the order in which they are made, and the nodes that hold them.
+    """Storages, numbered in the order in which they are made, and the nodes that have them.
 
     Lists of nodes have an item for each node, in graph order.
     """
 
     nodes: list[fx.Node] = field(default_factory=list)
     position: dict[fx.Node, int] = field(default_factory=dict)
-    """Place of each node in the lists."""
+    """Position of each node in the lists."""
     operands: list[list[int]] = field(default_factory=list)
-    """Places of the nodes that a node reads, each once."""
+    """Positions of the nodes that a node reads, each once."""
     made: list[list[int]] = field(default_factory=list)
-    """Storages that a node is the first to have, inputs included."""
-    held: list[list[int]] = field(default_factory=list)
-    """Storages that the result of a node lies in, each once."""
+    """Storages that first occur at a node, inputs included."""
+    in_result: list[list[int]] = field(default_factory=list)
+    """Storages in the result of a node, each once."""
     tensors: list[Tensor] = field(default_factory=list)
     """For each storage a tensor in it."""
     makers: list[list[fx.Node]] = field(default_factory=list)
-    """For each storage the node that makes it; the inputs that share it."""
+    """For each storage the node that makes it, or the inputs that share it."""
     in_storage: list[dict[int, int]] = field(default_factory=list)
-    """For each node its storages by `storage_number`; of an attribute also by the real one's."""
+    """For each node its storages by `storage_number`; for an attribute also by its real number."""
 
     def sizes(self, size_of: SizeOf | None = None) -> list[int]:
         """Return the bytes of each storage."""
         number_of = size_of or hinted_bytes
         return [number_of(tensor.untyped_storage().nbytes()) for tensor in self.tensors]
 
-    def let_go_by(self) -> list[list[int]]:
-        """Return for each node the storages that nothing needs any more once it has run.
+    def storages_of(self, nodes: list[fx.Node]) -> list[int]:
+        """Return the storages in the results of `nodes`."""
+        return [storage for node in nodes for storage in self.in_result[self.position[node]]]
 
-        Results of the graph, and inputs that nobody reads, are needed to the end. An operator whose
-        result nobody reads lets go of it at once. O(nodes + edges + results).
+    def freed_by(self) -> list[list[int]]:
+        """Return for each node the storages that no later node needs.
+
+        Results of the graph, and inputs that nothing reads, are needed to the end. An operator
+        whose result nothing reads frees it itself. O(nodes + edges + results).
         """
-        last = [NEVER if is_input(node) else place for place, node in enumerate(self.nodes)]
+        last = [NEVER if is_input(node) else position for position, node in enumerate(self.nodes)]
         kept = [is_input(node) for node in self.nodes]
-        for place, node in enumerate(self.nodes):
-            for operand in self.operands[place]:
-                last[operand] = place
+        for position, node in enumerate(self.nodes):
+            for operand in self.operands[position]:
+                last[operand] = position
                 kept[operand] = node.op == "output"
         ends = [NEVER] * len(self.tensors)
         forever = [False] * len(self.tensors)
-        for place, storages in enumerate(self.held):
+        for position, storages in enumerate(self.in_result):
             for storage in storages:
-                ends[storage] = max(ends[storage], last[place])
-                forever[storage] |= kept[place]
+                ends[storage] = max(ends[storage], last[position])
+                forever[storage] |= kept[position]
         released: list[list[int]] = [[] for _ in self.nodes]
         for storage, end in enumerate(ends):
             if not forever[storage]:
@@ -135,13 +141,13 @@ class GraphStorages:
 
 
 def graph_storages(graph: fx.Graph) -> GraphStorages:
-    """Return the storages of `graph`, whose nodes carry ``meta["val"]``.
+    """Return the storages of `graph`, whose nodes have ``meta["val"]``.
 
-    The memory of graphs that operators run within (branches, loops) is not counted.
+    Memory inside graphs that operators run (branches, loops) does not count.
 
     Raises:
-        CaptureError: when a node that another reads carries no ``meta["val"]``, or comes after one
-            that reads it.
+        CaptureError: when a node that another reads has no ``meta["val"]``, or comes after one that
+            reads it.
 
     """
     return _Walk().over(graph)
@@ -149,33 +155,34 @@ def graph_storages(graph: fx.Graph) -> GraphStorages:
 
 @dataclass(eq=False)
 class _Walk:
-    """Enters nodes one by one."""
+    """Adds nodes one by one."""
 
-    found: GraphStorages = field(default_factory=GraphStorages)
+    storages: GraphStorages = field(default_factory=GraphStorages)
     known: set[int] = field(default_factory=set)
     """Numbers of all storages so far."""
     inputs: dict[object, int] = field(default_factory=dict)
-    """Storages of inputs, by number and, of attributes, by name."""
+    """Storages of inputs, by number and, for attributes, by name."""
     values: list[object] = field(default_factory=list)
-    """What each node returns."""
+    """The value of each node."""
 
     def over(self, graph: fx.Graph) -> GraphStorages:
-        """Enter all nodes."""
-        found = self.found
-        for place, node in enumerate(graph.nodes):
-            first = len(found.tensors)
-            found.operands.append(self._operands(node))
+        """Add all nodes."""
+        storages = self.storages
+        for position, node in enumerate(graph.nodes):
+            first = len(storages.tensors)
+            storages.operands.append(self._operands(node))
             value = self._value(node)
             numbers = self._input(node, value) if is_input(node) else self._call(node, value)
             self.values.append(value)
-            found.made.append(list(range(first, len(found.tensors))))
-            found.nodes.append(node)
-            found.position[node] = place
-            found.in_storage.append(numbers)
-            found.held.append(list(dict.fromkeys(numbers.values())))
-        return found
+            storages.made.append(list(range(first, len(storages.tensors))))
+            storages.nodes.append(node)
+            storages.position[node] = position
+            storages.in_storage.append(numbers)
+            storages.in_result.append(list(dict.fromkeys(numbers.values())))
+        return storages
 
     def _input(self, node: fx.Node, value: object) -> dict[int, int]:
+        """Return the storages of an input by number."""
         numbers: dict[int, int] = {}
         for index, tensor in enumerate(tensors_with_memory(value)):
             of_tensor = [storage_number(tensor)]
@@ -188,14 +195,15 @@ class _Walk:
             storage = next((self.inputs[name] for name in names if name in self.inputs), None)
             if storage is None:
                 storage = self._new(tensor, node)
-            elif self.found.makers[storage][-1] is not node:
-                self.found.makers[storage].append(node)
+            elif self.storages.makers[storage][-1] is not node:
+                self.storages.makers[storage].append(node)
             self.inputs.update(dict.fromkeys(names, storage))
             numbers.update(dict.fromkeys(of_tensor, storage))
         self.known.update(numbers)
         return numbers
 
     def _call(self, node: fx.Node, value: object) -> dict[int, int]:
+        """Return the storages of the result of a call by number."""
         numbers: dict[int, int] = {}
         for result, item, tensor in _results(node, value):
             number = storage_number(tensor)
@@ -209,7 +217,7 @@ class _Walk:
         return numbers
 
     def _operands(self, node: fx.Node) -> list[int]:
-        position = self.found.position
+        position = self.storages.position
         try:
             return [position[operand] for operand in node.all_input_nodes]
         except KeyError as error:
@@ -218,9 +226,9 @@ class _Walk:
             ) from None
 
     def _of_operand(self, number: int) -> int | None:
-        """Return the storage of that number that the node being entered reads."""
-        for operand in self.found.operands[-1]:
-            storage = self.found.in_storage[operand].get(number)
+        """Return the storage of that number in an operand of the node being added."""
+        for operand in self.storages.operands[-1]:
+            storage = self.storages.in_storage[operand].get(number)
             if storage is not None:
                 return storage
         return None
@@ -229,15 +237,15 @@ class _Walk:
         operand = operand_of_result(node, result, item)
         if operand is None:
             return None
-        held = self.found.held[self.found.position[operand]]
-        return held[0] if len(held) == 1 else None
+        candidates = self.storages.storages_of([operand])
+        return candidates[0] if len(candidates) == 1 else None
 
     def _value(self, node: fx.Node) -> object:
-        """Return what a node returns, as its metadata says; of an item, as the whole's says."""
+        """Return the value of a node by its metadata; for an item, by that of the whole."""
         if node.op == "output":
             return None
         whole = node.args[0] if node.target is operator.getitem else None
-        parts = self.values[self.found.position[whole]] if isinstance(whole, fx.Node) else None
+        parts = self.values[self.storages.position[whole]] if isinstance(whole, fx.Node) else None
         if isinstance(parts, list | tuple | dict):
             value = parts[node.args[1]]  # type: ignore[index]
         elif "val" in node.meta or not node.users:
@@ -252,13 +260,13 @@ class _Walk:
         return value
 
     def _new(self, tensor: Tensor, node: fx.Node) -> int:
-        self.found.tensors.append(tensor)
-        self.found.makers.append([node])
-        return len(self.found.tensors) - 1
+        self.storages.tensors.append(tensor)
+        self.storages.makers.append([node])
+        return len(self.storages.tensors) - 1
 
 
 def _results(node: fx.Node, value: object) -> list[tuple[int, int, Tensor]]:
-    """Return the tensors that a call returns, with the result that each is, and its place there."""
+    """Return (result, item, tensor) for the tensors that a call returns."""
     returns = getattr(getattr(node.target, "_schema", None), "returns", ())
     if isinstance(value, list | tuple) and len(returns) > 1:
         return [
@@ -270,7 +278,7 @@ def _results(node: fx.Node, value: object) -> list[tuple[int, int, Tensor]]:
 
 
 def _attribute(node: fx.Node) -> object:
-    """Return the attribute that a node fetches, None where the graph has no module."""
+    """Return the attribute that a node fetches; None where the graph has no module."""
     value: object = node.graph.owning_module
     for name in str(node.target).split("."):
         value = getattr(value, name, None)
@@ -278,5 +286,5 @@ def _attribute(node: fx.Node) -> object:
 
 
 def _real_part(node: fx.Node, index: int) -> tuple[Tensor, ...]:
-    """Return the tensor number `index` of an attribute, where the graph has a module."""
+    """Return tensor number `index` of an attribute, where the graph has a module."""
     return tensors_with_memory(_attribute(node))[index : index + 1]

@@ -1,4 +1,4 @@
-"""The tensors in what a node returns, the storages that they lie in, and how large these are."""
+"""Tensors in the value of a node, and the numbers and sizes of their storages."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from fxpart.errors import CaptureError
 __all__ = ["SizeOf", "hinted_bytes", "storage_number", "tensors_with_memory"]
 
 SizeOf = Callable[[int | torch.SymInt], int]
-"""Makes a number of a size in bytes that may be symbolic."""
+"""Returns a number for a size in bytes that may be symbolic."""
 
 _PLAIN = (FakeTensor, Tensor, torch.nn.Parameter)
 _COMPRESSED = {
@@ -26,7 +26,7 @@ _COMPRESSED = {
 
 
 def hinted_bytes(size: int | torch.SymInt) -> int:
-    """Return the size that a symbolic one has at the example inputs of the capture.
+    """Return the size in bytes, for a symbolic one at the example inputs of the capture.
 
     Raises:
         CaptureError: for a size that depends on values of tensors.
@@ -44,26 +44,26 @@ def hinted_bytes(size: int | torch.SymInt) -> int:
 
 
 def tensors_with_memory(value: object) -> tuple[Tensor, ...]:
-    """Return the tensors in a nested value that have a storage each, in order.
+    """Return the tensors with a storage in a nested value, in order.
 
-    A sparse tensor, or a subclass that wraps others, stands for the tensors that it consists of.
+    A sparse tensor, or a subclass that wraps others, is replaced by its parts.
     """
     if type(value) is FakeTensor and value.layout is torch.strided:
         return (value,)
     if value is None:
         return ()
-    found: list[Tensor] = []
+    tensors: list[Tensor] = []
     for leaf in tree_leaves(value):
         if isinstance(leaf, Tensor):
-            found.extend(_parts(leaf))
-    return tuple(found)
+            tensors.extend(_parts(leaf))
+    return tuple(tensors)
 
 
 def storage_number(tensor: Tensor) -> int:
-    """Return a number that tensors of one storage share while one of them is alive.
+    """Return a number that identifies the storage of a tensor while one of its tensors is alive.
 
     Raises:
-        CaptureError: for a tensor of a layout that has no storage.
+        CaptureError: for a tensor of a layout without storage.
 
     """
     try:

@@ -1,12 +1,11 @@
 """A drop-in replacement of ``torch.fx.experimental.accelerator_partitioner``.
 
-Names, fields and their order are those of torch's, and of its ``partitioner_utils`` and
-``graph_manipulation``. So are the answers in `size_based`, `sparse_nn`, `aot_based` and on one
-device, wherever torch gives a whole one. In `kl_based` and `cost_aware` the placement may be
-another; its latency is never higher than that of a whole answer of torch, as far as random graphs
-have been compared. ``docs/differences.md`` has every difference. The placing itself is done on
-arrays, in `fxpart.torch_compat.accounting`; here graphs are read, and what was decided is carried
-out.
+Names, fields and their order are those of torch, including ``partitioner_utils`` and
+``graph_manipulation``. So are the answers of `size_based`, `sparse_nn`, `aot_based` and on one
+device, wherever torch's answer is complete. In `kl_based` and `cost_aware` the placement may
+differ; on random graphs its latency is never higher than that of a complete answer of torch.
+``docs/differences.md`` lists every difference. Placements are found on arrays, in
+`fxpart.torch_compat.accounting`; this package reads graphs and applies the plans.
 """
 
 from fxpart.torch_compat.partitioner.config import (
@@ -16,7 +15,6 @@ from fxpart.torch_compat.partitioner.config import (
     PartitionLatency,
     PartitionMode,
 )
-from fxpart.torch_compat.partitioner.dag import DAG, DAGNode
 from fxpart.torch_compat.partitioner.devices import (
     get_device_partition_stats,
     get_device_to_partitions_mapping,
@@ -35,7 +33,12 @@ from fxpart.torch_compat.partitioner.node_sizes import (
     size_bytes,
 )
 from fxpart.torch_compat.partitioner.partition import Partition, get_extra_size_of
-from fxpart.torch_compat.partitioner.partitioner import Partitioner, PartitionResult
+from fxpart.torch_compat.partitioner.partitioner import (
+    DAG,
+    DAGNode,
+    Partitioner,
+    PartitionResult,
+)
 from fxpart.torch_compat.partitioner.structure import (
     check_dependency,
     combine_two_partitions,

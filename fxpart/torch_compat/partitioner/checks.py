@@ -1,6 +1,6 @@
-"""Whether a caller's configuration has the types and values that it should: one line if not.
+"""Checks of the types and values in a caller's configuration, with errors of one line.
 
-Fields are looked at by name, so that a configuration made of torch's own types is understood too.
+Fields are read by name, so that configurations of torch's own types work too.
 """
 
 import math
@@ -36,10 +36,10 @@ _LONGEST = 60
 
 
 def shown(value: object) -> str:
-    """Return `value` as a message names it: on one line, and not at length."""
-    said = " ".join(repr(value).split())
-    said = said if len(said) <= _LONGEST else said[: _LONGEST - 3] + "..."
-    return said if isinstance(value, type(None) | str | Enum) else f"{said} ({_type(value)})"
+    """Return a short form of `value` for a message, on one line."""
+    text = " ".join(repr(value).split())
+    text = text if len(text) <= _LONGEST else text[: _LONGEST - 3] + "..."
+    return text if isinstance(value, type(None) | str | Enum) else f"{text} ({_type(value)})"
 
 
 def _type(value: object) -> str:
@@ -49,7 +49,7 @@ def _type(value: object) -> str:
 
 
 def _is_whole(value: object) -> bool:
-    """Return whether `value` is a whole number; True and False are none."""
+    """Return whether `value` is an integer; True and False are none."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
@@ -66,7 +66,7 @@ def _lacking(value: object, kind: type) -> list[str]:
 
 
 def _check_device(device: object) -> None:
-    """Refuse what is no device, and one whose memory or id is no whole number."""
+    """Refuse anything but a device with integers as memory and id."""
     if _lacking(device, Device):
         raise ConfigError(
             f"config.devices holds {shown(device)}; give Device(name, available_mem_bytes,"
@@ -90,30 +90,30 @@ def _check_device(device: object) -> None:
 
 
 def check_devices(devices: Sequence[Device]) -> None:
-    """Refuse no devices, what is no device, and two with one logical id.
+    """Refuse anything but a list of one or more devices with distinct logical ids.
 
     Raises:
-        ConfigError: naming what is wrong.
+        ConfigError: naming the fault.
 
     """
     if not isinstance(devices, Sequence) or isinstance(devices, str) or hasattr(devices, "_fields"):
         raise ConfigError(f"config.devices is {shown(devices)}; give a list of Device")
     if not devices:
         raise ConfigError("no devices are given; put at least one Device into config.devices")
-    named: dict[int, Device] = {}
+    by_id: dict[int, Device] = {}
     for device in devices:
         _check_device(device)
-        if device.logical_id in named:
-            other = named[device.logical_id]
+        if device.logical_id in by_id:
+            other = by_id[device.logical_id]
             raise ConfigError(
                 f"devices {other.name!r} and {device.name!r} have the same logical id"
                 f" {device.logical_id}; give each of the {len(devices)} devices its own"
             )
-        named[device.logical_id] = device
+        by_id[device.logical_id] = device
 
 
 def _check_mode(mode: object) -> None:
-    """Refuse what is no mode; a name or a number of one is told how to write it."""
+    """Refuse anything but a mode; for a mode's name or number, the error names the member."""
     if isinstance(mode, Enum) and mode.name in PartitionMode.__members__:
         return
     meant = {**PartitionMode.__members__, **{str(m.value): m for m in PartitionMode}}.get(str(mode))
@@ -124,25 +124,25 @@ def _check_mode(mode: object) -> None:
 
 
 def _check_mapping(mapping: object, field: str, wanted: str) -> None:
-    """Refuse what is no mapping."""
+    """Refuse anything but a mapping."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{field} is {shown(mapping)}; give a dict of {wanted}")
 
 
 def _check_nodes(mapping: Mapping[Node, object], field: str) -> None:
     """Refuse keys that are no nodes."""
-    strange = next((key for key in mapping if not isinstance(key, Node)), None)
-    if strange is not None or None in mapping:
+    wrong = next((key for key in mapping if not isinstance(key, Node)), None)
+    if wrong is not None or None in mapping:
         raise ConfigError(
-            f"{field} has {shown(strange)} as a key; give nodes, from fx_module.graph.nodes"
+            f"{field} has {shown(wrong)} as a key; give nodes, from fx_module.graph.nodes"
         )
 
 
 def check_latency(node: Node, latency: NodeLatency) -> None:
-    """Refuse what is no latency of a node, or one that is negative, infinite or no number.
+    """Refuse anything but a latency of finite numbers that are not negative.
 
     Raises:
-        ConfigError: naming the node and what it was given.
+        ConfigError: naming the node and the value.
 
     """
     if _lacking(latency, NodeLatency):
@@ -160,7 +160,7 @@ def check_latency(node: Node, latency: NodeLatency) -> None:
 
 
 def _check_rate(rate: object) -> None:
-    """Refuse a transfer rate that is no number, or that makes a time no number."""
+    """Refuse a transfer rate that is no number, or too small or large to divide by."""
     if not isinstance(rate, Real) or isinstance(rate, bool):
         raise ConfigError(
             f"transfer_rate_bytes_per_sec is {shown(rate)}; give a number of bytes per second"
@@ -173,7 +173,7 @@ def _check_rate(rate: object) -> None:
 
 
 def _check_logical_ids(partition_id: object, ids: object) -> None:
-    """Refuse what is no list of ids, and one id given twice."""
+    """Refuse anything but a list of distinct ids."""
     if not _is_whole(partition_id):
         raise ConfigError(
             "partition_to_logical_device_mapping has the partition"
@@ -184,7 +184,7 @@ def _check_logical_ids(partition_id: object, ids: object) -> None:
             f"partition_to_logical_device_mapping gives partition {partition_id} the devices"
             f" {shown(ids)}; give a list of logical ids"
         )
-    twice = next((asked for place, asked in enumerate(ids) if asked in ids[:place]), None)
+    twice = next((item for index, item in enumerate(ids) if item in ids[:index]), None)
     if twice is not None:
         raise ConfigError(
             f"partition_to_logical_device_mapping gives partition {partition_id} the device"
@@ -193,7 +193,7 @@ def _check_logical_ids(partition_id: object, ids: object) -> None:
 
 
 def _check_aot(config: PartitionerConfig) -> None:
-    """Refuse mappings of partitions and devices that are not of whole numbers."""
+    """Refuse mappings of partitions and devices with other values than integers."""
     field, mapping = "node_to_partition_mapping", config.node_to_partition_mapping
     _check_mapping(mapping, field, "nodes and partition ids")
     _check_nodes(mapping, field)
@@ -212,10 +212,10 @@ def _check_aot(config: PartitionerConfig) -> None:
 def check_config(config: PartitionerConfig) -> None:
     """Refuse a configuration whose fields have wrong types or impossible values.
 
-    What the mode asks for beyond that is checked where it is used.
+    Further requirements of a mode are checked where it is used.
 
     Raises:
-        ConfigError: naming the field, what it was given, and what is wanted.
+        ConfigError: naming the field, its value, and what is wanted.
 
     """
     if _lacking(config, PartitionerConfig):
@@ -234,10 +234,10 @@ def check_config(config: PartitionerConfig) -> None:
 
 
 def check_graph_module(fx_module: GraphModule) -> None:
-    """Refuse what is no graph module.
+    """Refuse anything but a graph module.
 
     Raises:
-        ConfigError: naming what was given.
+        ConfigError: naming its type.
 
     """
     if not isinstance(fx_module, GraphModule):
@@ -248,10 +248,10 @@ def check_graph_module(fx_module: GraphModule) -> None:
 
 
 def check_modules(fx_module: GraphModule, torch_module: nn.Module) -> None:
-    """Refuse what is no graph module, or no module.
+    """Refuse anything but a graph module and a module.
 
     Raises:
-        ConfigError: naming what was given.
+        ConfigError: naming the type.
 
     """
     check_graph_module(fx_module)

@@ -1,4 +1,4 @@
-"""What a caller of the partitioner says: devices, latencies, a mode. Fields as in torch."""
+"""`PartitionerConfig` and its parts: devices, latencies and modes, with the fields of torch."""
 
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +18,13 @@ __all__ = [
 ]
 
 
+class ConfigError(SpecError, RuntimeError):
+    """A `PartitionerConfig`, device or mapping that cannot be used as it is.
+
+    Also a ``RuntimeError``, which callers of torch's partitioner catch.
+    """
+
+
 class Device(NamedTuple):
     """One accelerator."""
 
@@ -25,16 +32,16 @@ class Device(NamedTuple):
     available_mem_bytes: int
     """Memory for weights and tensors, in bytes."""
     logical_id: int
-    """The number that results name the device by; each device has its own."""
+    """The unique number of the device in results."""
 
 
 class NodeLatency(NamedTuple):
     """How long one operator takes, in seconds. The larger of the two counts."""
 
     mem_latency_sec: float
-    """Time that the memory's bandwidth alone would ask for."""
+    """Time that the memory's bandwidth alone would require."""
     computer_latency_sec: float
-    """Time that the computation alone would ask for."""
+    """Time that the computation alone would require."""
 
 
 class PartitionLatency(NamedTuple):
@@ -57,27 +64,17 @@ class PartitionMode(Enum):
 
 
 class PartitionerConfig(NamedTuple):
-    """What `Partitioner.partition_graph` is asked for."""
+    """Devices, mode and options of `Partitioner.partition_graph`."""
 
     devices: list[Device]
     mode: PartitionMode = PartitionMode.size_based
     transfer_rate_bytes_per_sec: float = 0.0
-    """Rate of a transfer between two devices; asked for by cost_aware and kl_based."""
+    """Rate of a transfer between two devices; required by cost_aware and kl_based."""
     node_to_latency_mapping: dict["Node", NodeLatency] = {}  # noqa: RUF012 - as in torch
-    """Latency of each operator; asked for by cost_aware and kl_based."""
+    """Latency of each operator; required by cost_aware and kl_based."""
     node_to_partition_mapping: dict["Node", int] = {}  # noqa: RUF012 - as in torch
     """Partition of each operator, for aot_based."""
     partition_to_logical_device_mapping: dict[int, list[int]] = {}  # noqa: RUF012 - as in torch
     """Logical ids of the devices of each partition, for aot_based."""
     saturate_host: bool = False
-    """Whether to replicate all partitions on idle devices, as often as these hold them."""
-
-
-# What is wrong with a configuration: a `SpecError` that torch's callers can catch too.
-
-
-class ConfigError(SpecError, RuntimeError):
-    """A `PartitionerConfig`, device or mapping that cannot be used as it is.
-
-    Also a ``RuntimeError``: that is what callers of torch's partitioner catch.
-    """
+    """Whether to replicate all partitions on idle devices, as often as these have room."""

@@ -1,4 +1,4 @@
-"""Which partition lies on which device, and which device has room for those that lie on none."""
+"""The devices of partitions, and devices for partitions that have none."""
 
 from collections.abc import Sequence
 
@@ -31,44 +31,44 @@ def get_logical_id_to_device(devices: Sequence[Device]) -> dict[int, Device]:
 
 
 def device_positions(logical_ids: Sequence[int], devices: Sequence[Device], what: str) -> list[int]:
-    """Return the place in `devices` of each logical id; `what` names who asks.
+    """Return the index in `devices` of each logical id; errors call their owner `what`.
 
     Raises:
         ConfigError: when no device has such an id.
 
     """
     position = {device.logical_id: index for index, device in enumerate(devices)}
-    strange = [asked for asked in logical_ids if asked not in position]
-    if strange:
-        known = ", ".join(str(known) for known in list(position)[:12])
+    unknown = [logical_id for logical_id in logical_ids if logical_id not in position]
+    if unknown:
+        known = ", ".join(map(str, list(position)[:12]))
         raise ConfigError(
-            f"{what} is put on logical device {strange[0]}, which is none; there are: {known}"
+            f"{what} is put on logical device {unknown[0]}, which is none; there are: {known}"
             + (f", ... ({len(position)} in all)" if len(position) > 12 else "")
         )
-    return [position[asked] for asked in logical_ids]
+    return [position[logical_id] for logical_id in logical_ids]
 
 
 def get_device_partition_stats(
     partitions: Sequence[Partition], devices: Sequence[Device]
 ) -> tuple[dict[Device, list[Partition]], dict[Device, int], list[Partition]]:
-    """Return the partitions on each device, the bytes left there, and partitions on no device.
+    """Return the partitions on each device, its bytes left, and the partitions without a device.
 
     Raises:
         ConfigError: when a partition is on a device that is not given, or two have one id.
 
     """
     check_devices(devices)
-    held: dict[Device, list[Partition]] = {device: [] for device in devices}
+    placed: dict[Device, list[Partition]] = {device: [] for device in devices}
     left = {device: device.available_mem_bytes for device in devices}
-    nowhere = []
+    unplaced = []
     for partition in partitions:
         if not partition.logical_device_ids:
-            nowhere.append(partition)
+            unplaced.append(partition)
         what = f"partition {partition.partition_id}"
         for index in device_positions(partition.logical_device_ids, devices, what):
-            held[devices[index]].append(partition)
+            placed[devices[index]].append(partition)
             left[devices[index]] -= partition.used_mem_bytes
-    return held, left, nowhere
+    return placed, left, unplaced
 
 
 def get_device_to_partitions_mapping(
@@ -76,16 +76,16 @@ def get_device_to_partitions_mapping(
 ) -> bool:
     """Give each partition without a device one, and return whether that was possible.
 
-    As in torch: the device with the least memory left that holds it; what several partitions of a
-    device read counts once. Where that leads nowhere, exact fits and other orders are tried. When
-    the answer is False, no partition has been changed.
+    As in torch: the device with the least memory left that has room; values that several partitions
+    of a device read count once. Where that fails, exact fits and other orders are tried. When the
+    answer is False, no partition has been changed.
 
     Raises:
         CaptureError: when a node has no size.
 
     """
-    nowhere = get_device_partition_stats(partitions, devices)[2]
-    if not nowhere:
+    unplaced = get_device_partition_stats(partitions, devices)[2]
+    if not unplaced:
         return True
     memory = [device.available_mem_bytes for device in devices]
     fixed = []
@@ -97,10 +97,10 @@ def get_device_to_partitions_mapping(
             memory[replica] -= partition.used_mem_bytes
     graph, partition_of = lower_partitions(partitions)
     problem = StaticProblem(graph, np.array(memory, dtype=np.int64), 0.0)
-    homes_found = map_partitions(problem, partition_of, len(partitions), fixed)
-    if homes_found is None:
+    mapped = map_partitions(problem, partition_of, len(partitions), fixed)
+    if mapped is None:
         return False
-    for partition, home in zip(partitions, homes_found, strict=True):
+    for partition, home in zip(partitions, mapped, strict=True):
         if not partition.logical_device_ids:
             partition.logical_device_ids = [devices[int(home)].logical_id]
     return True

@@ -1,16 +1,16 @@
-"""Which operators must stay together because one of them writes into a tensor that it was given.
+"""`ties_of`: operators that must share a partition because one of them writes in place.
 
-Partitions run in the order of what they read from each other. That says nothing about a reader of
-a tensor that another operator writes into, and nothing crosses from one device to another when a
-received copy is written into. So these stay in one partition, where they run in graph order:
+Partitions run in the order of their data dependences. These do not order a reader of a tensor and
+an operator that writes into it, and a write into a received copy does not reach other devices. So
+the following operators stay in one partition, where they run in graph order:
 
-- where a tensor is read after the write under an older name (the tensor itself, or a view of it
-  that is not made from the result of the write), or handed to the caller so: all that make the
+- where a tensor is read after a write under an older name (the tensor itself, or a view of it that
+  is not made from the result of the write), or returned under one: all operators that make the
   tensor, its views and the writes, and those readers;
-- a reader before the write that the write does not wait for, and the write.
+- a reader before a write that the write does not depend on, and the write.
 
-An operator that writes into what it was given, and whose result alone is read from there on, is
-free: a received copy does as well.
+An operator that writes into its operand is not tied where only its result is read afterwards, since
+it may as well write into a received copy.
 """
 
 import operator
@@ -45,50 +45,50 @@ class Tie:
 
 @dataclass(slots=True)
 class _Storage:
-    """One tensor that is written into, with all its views, as the walk over the graph sees it."""
+    """One tensor that is written into, with all its views, during the walk over the graph."""
 
     version: dict[Value, int] = field(default_factory=dict)
-    """How many of the writes each value has seen for sure."""
+    """Number of writes that each value certainly reflects."""
     makers: list[int] = field(default_factory=list)
     """Operators that return it, a view of it, or write into it."""
-    stale: list[int] = field(default_factory=list)
+    stale_readers: list[int] = field(default_factory=list)
     """Operators that read an older value after a write."""
     stale_output: bool = False
     writes: int = 0
-    since: list[int] = field(default_factory=list)
+    readers: list[int] = field(default_factory=list)
     """Operators that read it since the last write."""
     tensor: str = ""
 
 
 def _weights(root: GraphModule, node: Node) -> list[Value]:
-    """Return the storages of the weights of what a node calls or fetches."""
+    """Return the storages of the weights that a node calls or fetches."""
     if node.op == "call_module":
         module = root.get_submodule(str(node.target))
         return storages("weight", [*module.parameters(), *module.buffers()])
     if node.op == "get_attr":
-        held = operator.attrgetter(str(node.target))(root)
-        weights = [*held.parameters(), *held.buffers()] if isinstance(held, nn.Module) else held
+        value = operator.attrgetter(str(node.target))(root)
+        weights = [*value.parameters(), *value.buffers()] if isinstance(value, nn.Module) else value
         return storages("weight", weights)
     return []
 
 
-def _shared_names(
+def _shared_memory(
     lowered: Lowered, effects: Sequence[Effects], weights: Sequence[Sequence[Value]]
 ) -> SharedMemory:
-    """Return which nodes and weights may share memory."""
-    names = SharedMemory()
+    """Return the nodes and weights that may share memory; `weights` are those of the sources."""
+    memory = SharedMemory()
     for node, effect in zip(lowered.ops, effects, strict=True):
-        names.enter(node, effect.shared)
+        memory.enter(node, effect.shared)
     for node in (*lowered.sources, *lowered.ops):
-        names.hold(node, "traced", node.meta.get("val"))
-    for node, held in zip(lowered.sources, weights, strict=True):
-        for storage in held:
-            names.join(storage, node)
-    return names
+        memory.hold(node, "traced", node.meta.get("val"))
+    for node, node_weights in zip(lowered.sources, weights, strict=True):
+        for storage in node_weights:
+            memory.join(storage, node)
+    return memory
 
 
 def _waits_for(lowered: Lowered, write: int, earlier: Sequence[int]) -> set[int]:
-    """Return those of `earlier` that `write` reads from, in one step or several."""
+    """Return those of `earlier` that `write` depends on, directly or not."""
     graph, least = lowered.graph, min(earlier)
     seen, stack = {write}, [write]
     while stack:
@@ -100,16 +100,6 @@ def _waits_for(lowered: Lowered, write: int, earlier: Sequence[int]) -> set[int]
     return seen.intersection(earlier)
 
 
-def _written(
-    names: SharedMemory, effects: Sequence[Effects], weights: Sequence[Sequence[Value]]
-) -> dict[Value, _Storage]:
-    """Return what some operator writes into, by the value that stands for it."""
-    into: list[Value] = []
-    for effect, held in zip(effects, weights, strict=True):
-        into += [*effect.written, *(held if effect.writes_weights else ())]
-    return {names.root(value): _Storage() for value in into}
-
-
 def _visit(  # noqa: PLR0917 - one step of the walk below
     lowered: Lowered,
     op: int,
@@ -119,62 +109,62 @@ def _visit(  # noqa: PLR0917 - one step of the walk below
     returned: bool,
     ties: list[Tie],
 ) -> None:
-    """Enter one operator that reads, writes or returns `storage`."""
+    """Process one operator that reads, writes or returns `storage`."""
     node = lowered.ops[op]
-    seen = min((storage.version.get(value, 0) for value in read), default=storage.writes)
-    if read and seen < storage.writes and not is_question(node):
-        storage.stale.append(op)
+    version = min((storage.version.get(value, 0) for value in read), default=storage.writes)
+    if read and version < storage.writes and not is_question(node):
+        storage.stale_readers.append(op)
     if writes:
         first = writes[0]
         storage.tensor = storage.tensor or (first.name if isinstance(first, Node) else node.name)
-        waiting = storage.since and _waits_for(lowered, op, storage.since)
+        ordered = storage.readers and _waits_for(lowered, op, storage.readers)
         ties.extend(
-            Tie((early, op), storage.tensor) for early in storage.since if early not in waiting
+            Tie((reader, op), storage.tensor) for reader in storage.readers if reader not in ordered
         )
         storage.writes += 1
-        storage.since, seen = [], storage.writes
+        storage.readers, version = [], storage.writes
     elif read and not is_question(node):
-        storage.since.append(op)
+        storage.readers.append(op)
     if returned or writes:
-        storage.version[node] = seen
+        storage.version[node] = version
         storage.makers.append(op)
-
-
-def _outputs(module: GraphModule) -> list[Node]:
-    """Return the nodes that the graph returns."""
-    return [x for n in module.graph.nodes if n.op == "output" for x in n.all_input_nodes]
 
 
 def ties_of(module: GraphModule, lowered: Lowered) -> list[Tie]:
     """Return the operators of a graph that must stay together, for writes in place. O(graph).
 
-    Only where some reader needs it: a graph without such a write has none. What is not known to
-    return a tensor of its own counts as a view of what it reads.
+    Ties exist only where some reader needs them: a graph without such a write has none. A result
+    that is not certainly a new tensor counts as a view of all operands.
     """
     effects = [effects_of(module, node) for node in lowered.ops]
     if not any(effect.written or effect.writes_weights for effect in effects):
         return []
-    fetched = [_weights(module, node) for node in lowered.sources]
-    held = [_weights(module, node) for node in lowered.ops]
-    names, ties = _shared_names(lowered, effects, fetched), list[Tie]()
-    storages = _written(names, effects, held)
-    for op, (node, effect) in enumerate(zip(lowered.ops, effects, strict=True)):
-        written: list[Value] = [*effect.written, *(held[op] if effect.writes_weights else ())]
+    memory = _shared_memory(lowered, effects, [_weights(module, node) for node in lowered.sources])
+    weights = [_weights(module, node) for node in lowered.ops]
+    written: list[list[Value]] = [
+        [*effect.written, *(weights[op] if effect.writes_weights else ())]
+        for op, effect in enumerate(effects)
+    ]
+    ties = list[Tie]()
+    # What is written into, by its root in `memory`.
+    storages = {memory.root(value): _Storage() for values in written for value in values}
+    for op, node in enumerate(lowered.ops):
         read: dict[Value, list[Value]] = {}
-        for value in (*node.all_input_nodes, *held[op]):
-            read.setdefault(names.root(value), []).append(value)
-        own = names.root(node)
-        for root in dict.fromkeys((*read, own)):
+        for value in (*node.all_input_nodes, *weights[op]):
+            read.setdefault(memory.root(value), []).append(value)
+        result = memory.root(node)
+        for root in dict.fromkeys((*read, result)):
             if root in storages:
-                into = [value for value in written if names.root(value) == root]
+                writes = [value for value in written[op] if memory.root(value) == root]
                 row = read.get(root, [])
-                _visit(lowered, op, storages[root], row, into, root == own, ties)
-    for node in _outputs(module):
-        storage = storages.get(names.root(node))
+                _visit(lowered, op, storages[root], row, writes, root == result, ties)
+    outputs = module.graph.find_nodes(op="output")
+    for node in (result for output in outputs for result in output.all_input_nodes):
+        storage = storages.get(memory.root(node))
         if storage is not None and storage.version.get(node, 0) < storage.writes:
             storage.stale_output = True
     for storage in storages.values():
-        if storage.stale or storage.stale_output:
-            together = sorted({*storage.makers, *storage.stale})
+        if storage.stale_readers or storage.stale_output:
+            together = sorted({*storage.makers, *storage.stale_readers})
             ties.append(Tie(tuple(together), storage.tensor))
     return [tie for tie in ties if len(tie.ops) > 1]

@@ -1,7 +1,7 @@
-"""How long partitions take along the critical path, as torch's partitioner counts it.
+"""Latencies of partitions along the critical path, as torch's partitioner counts them.
 
-Where torch walks every path by recursion, each node and each partition is visited once here. The
-sums run in torch's order, from the first operator on, so that they are equal to the last bit.
+Torch walks every path by recursion; here each node and each partition is visited once. Sums run in
+torch's order, from the first operator on, so that they are equal to the last bit.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def latency_of(node: Node, node_to_latency_mapping: Mapping[Node, NodeLatency]) 
     """Return the latency of an operator.
 
     Raises:
-        ConfigError: when the mapping has none for it, or what is no latency.
+        ConfigError: when the mapping has no valid latency for it.
 
     """
     if not isinstance(node_to_latency_mapping, Mapping):
@@ -38,8 +38,8 @@ def latency_of(node: Node, node_to_latency_mapping: Mapping[Node, NodeLatency]) 
             f"node_to_latency_mapping is {shown(node_to_latency_mapping)}; give a dict of nodes"
             " and NodeLatency"
         )
-    found = node_to_latency_mapping.get(node)
-    if found is None:
+    latency = node_to_latency_mapping.get(node)
+    if latency is None:
         names = [known.name for known in node_to_latency_mapping]
         near = nearest_names(node.name, names)
         if node.name in names:
@@ -48,8 +48,8 @@ def latency_of(node: Node, node_to_latency_mapping: Mapping[Node, NodeLatency]) 
             f"operator {node.name} has no latency: node_to_latency_mapping holds"
             f" {len(node_to_latency_mapping)} nodes ({near}); add a NodeLatency for each call node"
         )
-    check_latency(node, found)
-    return found
+    check_latency(node, latency)
+    return latency
 
 
 def get_latency_of_one_partition(
@@ -57,8 +57,8 @@ def get_latency_of_one_partition(
 ) -> PartitionLatency:
     """Return the sums along the longest path of operators inside the partition.
 
-    Operators beside each other run at the same time. Of equally long paths, the first in graph
-    order counts.
+    Independent operators run at the same time. Of equally long paths, the first in graph order
+    counts.
 
     Raises:
         ConfigError: when an operator has no latency.
@@ -67,16 +67,16 @@ def get_latency_of_one_partition(
     until: dict[Node, PartitionLatency] = {}
     longest = _NONE
     for node in sorted(n for n in partition.nodes if n.op not in SOURCES):
-        own = latency_of(node, node_to_latency_mapping)
+        latency = latency_of(node, node_to_latency_mapping)
         before = _NONE
         for operand in node.all_input_nodes:
             path = until.get(operand)
             if path is not None and path.overall_latency_sec > before.overall_latency_sec:
                 before = path
         until[node] = PartitionLatency(
-            before.mem_latency_sec + own.mem_latency_sec,
-            before.computer_latency_sec + own.computer_latency_sec,
-            before.overall_latency_sec + max(own.computer_latency_sec, own.mem_latency_sec),
+            before.mem_latency_sec + latency.mem_latency_sec,
+            before.computer_latency_sec + latency.computer_latency_sec,
+            before.overall_latency_sec + max(latency.computer_latency_sec, latency.mem_latency_sec),
         )
         if until[node].overall_latency_sec > longest.overall_latency_sec:
             longest = until[node]
@@ -86,7 +86,7 @@ def get_latency_of_one_partition(
 def get_partition_to_latency_mapping(
     partitions: Sequence[Partition], node_to_latency_mapping: Mapping[Node, NodeLatency]
 ) -> dict[Partition, PartitionLatency]:
-    """Return what `get_latency_of_one_partition` says of each partition."""
+    """Return the `get_latency_of_one_partition` of each partition."""
     return {p: get_latency_of_one_partition(p, node_to_latency_mapping) for p in partitions}
 
 
@@ -95,9 +95,9 @@ def get_comm_latency_between(
     child_partition: Partition,
     transfer_rate_bytes_per_sec: float,
 ) -> float:
-    """Return the seconds that a transfer from parent to child takes, each tensor sent once.
+    """Return the seconds of the transfer from parent to child, in which each tensor is sent once.
 
-    Partitions with the same devices hand tensors on for nothing.
+    Between partitions with the same devices it takes no time.
 
     Raises:
         ConfigError: when the devices differ and the rate is not positive.
@@ -115,7 +115,7 @@ def _comm_latencies(
 ) -> list[float]:
     """Return the seconds of the transfer from each parent to `child`.
 
-    `holders` may say which partitions hold a node, to save asking every parent.
+    `holders` may map nodes to the partitions that hold them, to save checking every parent.
     """
     away = [
         not parent.logical_device_ids or parent.logical_device_ids != child.logical_device_ids

@@ -1,4 +1,4 @@
-"""From an fx graph to the arrays that placing works on."""
+"""`lower`: an fx graph as the arrays on which placements are found."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ __all__ = ["Lowered", "lower", "lower_partitions"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Lowered:
-    """An fx graph as arrays, and the nodes that their indices stand for."""
+    """An fx graph as arrays, and the nodes of their indices."""
 
     ops: tuple[Node, ...]
     """Call nodes in graph order. Length n."""
@@ -29,11 +29,11 @@ class Lowered:
 
 
 def _lower(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> Lowered:
-    """Return the arrays of `nodes`; what they read from elsewhere is a source."""
+    """Return the arrays of `nodes`; other nodes that they read are sources."""
     known = dict.fromkeys(nodes)
     ops = [n for n in known if n.op not in SOURCES]
-    strange = dict.fromkeys(x for op in ops for x in op.all_input_nodes if x not in known)
-    sources = [*(n for n in known if n.op in SOURCES), *strange]
+    outside = dict.fromkeys(x for op in ops for x in op.all_input_nodes if x not in known)
+    sources = [*(n for n in known if n.op in SOURCES), *outside]
     op_at = {node: index for index, node in enumerate(ops)}
     source_at = {node: index for index, node in enumerate(sources)}
     operands = [node.all_input_nodes for node in ops]
@@ -58,8 +58,8 @@ def _lower(nodes: Iterable[Node], latencies: Mapping[Node, NodeLatency]) -> Lowe
 def lower(fx_module: GraphModule, latencies: Mapping[Node, NodeLatency]) -> Lowered:
     """Return the graph of `fx_module` as arrays. O(graph).
 
-    The check of the inputs that exported graphs begin with is no operator: see
-    `fxpart.execution.split.graph_module`.
+    The check of the inputs of an exported module is no operator; see
+    `fxpart.execution.split.graph_module.is_guard`.
 
     Raises:
         CaptureError: when the graph has no operators, or a node has no size.
@@ -75,13 +75,13 @@ def lower(fx_module: GraphModule, latencies: Mapping[Node, NodeLatency]) -> Lowe
 
 
 def lower_partitions(partitions: Sequence[Partition]) -> tuple[StaticGraph, IntArray]:
-    """Return the nodes of `partitions` as arrays, and the place in the list of each call node's.
+    """Return the nodes of `partitions` as arrays, and the partition's index for each call node.
 
     Raises:
         CaptureError: when a node has no size.
 
     """
-    place = {node: index for index, p in enumerate(partitions) for node in p.nodes}
-    lowered = _lower(sorted(place), {})
-    partition_of = np.array([place[op] for op in lowered.ops], dtype=np.int64)
+    index_of = {node: index for index, p in enumerate(partitions) for node in p.nodes}
+    lowered = _lower(sorted(index_of), {})
+    partition_of = np.array([index_of[op] for op in lowered.ops], dtype=np.int64)
     return lowered.graph, partition_of

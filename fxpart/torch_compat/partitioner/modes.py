@@ -1,4 +1,4 @@
-"""From a configuration to partitions: one function for each mode, in one table."""
+"""`MODES`: a function from a request to partitions for each mode."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -25,11 +25,11 @@ from fxpart.torch_compat.partitioner.partition import Partition
 __all__ = ["MODES", "Request", "aot_partitions", "check_together", "embeddings", "partitions_for"]
 
 
-# Partitions that the caller has chosen: checked, and otherwise taken as they are.
+# Partitions chosen by the caller: checked, and otherwise taken as they are.
 
 
 def _check_nodes(config: PartitionerConfig, ops: Sequence[Node]) -> None:
-    """Refuse a mapping that leaves out an operator, or speaks of nodes of another graph."""
+    """Refuse a mapping without some operator, or with nodes of another graph."""
     mapping = config.node_to_partition_mapping
     missing = [node.name for node in ops if node not in mapping]
     if missing:
@@ -37,16 +37,16 @@ def _check_nodes(config: PartitionerConfig, ops: Sequence[Node]) -> None:
             f"node_to_partition_mapping leaves out {len(missing)} of {len(ops)} operators, such as"
             f" {', '.join(missing[:3])}; give each call node of this graph a partition"
         )
-    strange = [node.name for node in mapping if node.graph is not ops[0].graph]
-    if strange:
+    foreign = [node.name for node in mapping if node.graph is not ops[0].graph]
+    if foreign:
         raise ConfigError(
-            f"node_to_partition_mapping has {len(strange)} nodes of another graph, such as"
-            f" {strange[0]}; take the nodes from the module that is partitioned"
+            f"node_to_partition_mapping has {len(foreign)} nodes of another graph, such as"
+            f" {foreign[0]}; take the nodes from the module that is partitioned"
         )
 
 
 def _devices_of(config: PartitionerConfig, partition_id: int) -> list[int]:
-    """Return the logical ids that the mapping gives a partition, all of them real."""
+    """Return the logical ids that the mapping gives a partition, after checking them."""
     mapping = config.partition_to_logical_device_mapping
     ids = mapping.get(partition_id)
     if not ids:
@@ -59,9 +59,9 @@ def _devices_of(config: PartitionerConfig, partition_id: int) -> list[int]:
 
 
 def aot_partitions(config: PartitionerConfig, ops: Sequence[Node]) -> list[Partition]:
-    """Return the partitions of the configuration's mappings, in the order that these name them.
+    """Return the partitions of the configuration's mappings, in their order there.
 
-    Memory is not checked: the caller has decided.
+    Memory is not checked, since the caller has decided.
 
     Raises:
         ConfigError: when an operator has no partition, or a partition no device.
@@ -82,7 +82,7 @@ def aot_partitions(config: PartitionerConfig, ops: Sequence[Node]) -> list[Parti
 def check_together(
     partition_of: Mapping[Node, int], ops: Sequence[Node], ties: Sequence[Tie]
 ) -> None:
-    """Refuse partitions that part a write in place from what it changes: the results were wrong.
+    """Refuse partitions that separate tied operators, whose results would be wrong.
 
     Raises:
         ConfigError: naming operators of two partitions, and the tensor that is written into.
@@ -102,39 +102,36 @@ def check_together(
             )
 
 
-# Which operators look rows up in a table of embeddings.
-
-
-def _is_embedding_module(root: GraphModule, path: str) -> bool:
-    """Return whether the module at `path` is, or holds, an embedding of any kind."""
-    return any("Embedding" in type(m).__name__ for m in root.get_submodule(path).modules())
+# Partitions found by a mode.
 
 
 def embeddings(root: GraphModule, ops: Sequence[Node]) -> BoolArray:
     """Return whether each operator is an embedding. Shape (n,).
 
-    A call of a module whose type, or that of a module in it, says so by name; a call of a function
-    that does, as exported graphs have it; and an item of the tuple that one of these returns.
+    An embedding is a call of a module with "Embedding" in the name of its type, or that of a module
+    in it; a call of a function with "embedding" in its name, as in exported graphs; or an item of
+    the tuple that one of these returns.
     """
     modules: dict[str, bool] = {}
-    found: dict[Node, bool] = {}
+    is_embedding: dict[Node, bool] = {}
     for node in ops:
         target = str(node.target)
         if node.op == "call_module":
             if target not in modules:
-                modules[target] = _is_embedding_module(root, target)
-            found[node] = modules[target]
+                parts = root.get_submodule(target).modules()
+                modules[target] = any("Embedding" in type(part).__name__ for part in parts)
+            is_embedding[node] = modules[target]
         elif is_item_of_tuple(node):
-            found[node] = found.get(node.all_input_nodes[0], False)
+            is_embedding[node] = is_embedding.get(node.all_input_nodes[0], False)
         else:
             name = getattr(node.target, "__name__", target)
-            found[node] = node.op == "call_function" and "embedding" in name
-    return np.array([found[node] for node in ops], dtype=np.bool_)
+            is_embedding[node] = node.op == "call_function" and "embedding" in name
+    return np.array([is_embedding[node] for node in ops], dtype=np.bool_)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Request:
-    """What is to be partitioned, and how."""
+    """A graph to be partitioned, and the configuration."""
 
     module: GraphModule
     config: PartitionerConfig
@@ -144,30 +141,26 @@ class Request:
 
     @property
     def problem(self) -> StaticProblem:
-        """The same on arrays."""
+        """The problem on arrays."""
         graph = self.contraction.graph if self.contraction else self.lowered.graph
         memory = [device.available_mem_bytes for device in self.config.devices]
         rate = float(self.config.transfer_rate_bytes_per_sec)
         return StaticProblem(graph, np.array(memory, dtype=np.int64), rate)
 
 
-def _size_based(request: Request) -> StaticPlan:
-    return size_based(request.problem)
-
-
 def _sparse_nn(request: Request) -> StaticPlan:
     problem = request.problem
-    found = embeddings(request.module, request.lowered.ops)
+    is_embedding = embeddings(request.module, request.lowered.ops)
     if request.contraction:
-        # What stays together with an embedding lies where that lies.
-        whole_of, parts = request.contraction.whole_of, found
-        found = np.zeros(problem.graph.n_ops, dtype=np.bool_)
-        found[whole_of[parts]] = True
-    return sparse_nn(problem, found)
+        # Operators that stay together with an embedding count as one.
+        whole_of, parts = request.contraction.whole_of, is_embedding
+        is_embedding = np.zeros(problem.graph.n_ops, dtype=np.bool_)
+        is_embedding[whole_of[parts]] = True
+    return sparse_nn(problem, is_embedding)
 
 
-def _check_costs(request: Request) -> StaticProblem:
-    """Return the problem, after checking that it says what operators and transfers cost."""
+def _with_costs(request: Request) -> StaticProblem:
+    """Return the problem, after checking that it has latencies and a transfer rate."""
     config = request.config
     for node in request.lowered.ops:
         latency_of(node, config.node_to_latency_mapping)
@@ -179,16 +172,8 @@ def _check_costs(request: Request) -> StaticProblem:
     return request.problem
 
 
-def _cost_aware(request: Request) -> StaticPlan:
-    return cost_aware(_check_costs(request))
-
-
-def _kl_based(request: Request) -> StaticPlan:
-    return kl_based(_check_costs(request))
-
-
 def _on_one_device(request: Request) -> list[Partition] | None:
-    """Return the one partition of a graph that fits the device with the most memory, or None.
+    """Return the single partition of a graph that fits the device with the most memory, or None.
 
     Raises:
         InfeasibleError: when the graph exceeds all devices together.
@@ -198,13 +183,13 @@ def _on_one_device(request: Request) -> list[Partition] | None:
     needed = sum(size_of(n).total_size for n in (*lowered.sources, *lowered.ops))
     most = max(devices, key=lambda device: device.available_mem_bytes)
     if needed > most.available_mem_bytes:
-        there = sum(device.available_mem_bytes for device in devices)
-        if needed > there:
+        available = sum(device.available_mem_bytes for device in devices)
+        if needed > available:
             raise InfeasibleError(
                 f"devices do not have enough memory for the module: it needs {needed} bytes, the"
-                f" {len(devices)} devices have {there}; give {needed - there} bytes more",
+                f" {len(devices)} devices have {available}; give {needed - available} bytes more",
                 needed_bytes=needed,
-                available_bytes=there,
+                available_bytes=available,
             )
         return None
     partition = Partition(0)
@@ -216,7 +201,7 @@ def _on_one_device(request: Request) -> list[Partition] | None:
     return [partition]
 
 
-def _carry_out(plan: StaticPlan, request: Request) -> list[Partition]:
+def _partitions_of(plan: StaticPlan, request: Request) -> list[Partition]:
     """Return the partitions of a plan, as `Partition.add_node` would fill them."""
     lowered, devices = request.lowered, request.config.devices
     used = used_bytes(lowered.graph, plan.partition_of, len(plan.devices_of_partition))
@@ -227,14 +212,14 @@ def _carry_out(plan: StaticPlan, request: Request) -> list[Partition]:
         for i in range(graph.source_start[op], graph.source_start[op + 1]):
             nodes.add(lowered.sources[graph.sources[i]])
         nodes.add(lowered.ops[op])
-    for partition, taken, homes in zip(partitions, used, plan.devices_of_partition, strict=True):
-        partition.set_used(int(taken))
+    for partition, n_bytes, homes in zip(partitions, used, plan.devices_of_partition, strict=True):
+        partition.set_used(int(n_bytes))
         partition.logical_device_ids = [devices[home].logical_id for home in homes]
     return partitions
 
 
 def _with_ties(decide: Callable[[Request], StaticPlan], request: Request) -> StaticPlan:
-    """Return the plan of `decide` in which no write in place is torn from what it changes."""
+    """Return the plan of `decide` for the graph in which tied operators are one."""
     ties = ties_of(request.module, request.lowered)
     if not ties:
         return decide(request)
@@ -246,10 +231,10 @@ def _with_ties(decide: Callable[[Request], StaticPlan], request: Request) -> Sta
 def _unless_one_device_does(
     decide: Callable[[Request], StaticPlan],
 ) -> Callable[[Request], list[Partition]]:
-    """Return a mode that asks `decide` only when no device holds the whole graph."""
+    """Return a mode that calls `decide` only when no device holds the whole graph."""
 
     def mode(request: Request) -> list[Partition]:
-        return _on_one_device(request) or _carry_out(_with_ties(decide, request), request)
+        return _on_one_device(request) or _partitions_of(_with_ties(decide, request), request)
 
     return mode
 
@@ -262,24 +247,24 @@ def _aot_based(request: Request) -> list[Partition]:
 
 
 MODES: dict[PartitionMode, Callable[[Request], list[Partition]]] = {
-    PartitionMode.size_based: _unless_one_device_does(_size_based),
+    PartitionMode.size_based: _unless_one_device_does(lambda r: size_based(r.problem)),
     PartitionMode.sparse_nn: _unless_one_device_does(_sparse_nn),
-    PartitionMode.cost_aware: _unless_one_device_does(_cost_aware),
-    PartitionMode.kl_based: _unless_one_device_does(_kl_based),
+    PartitionMode.cost_aware: _unless_one_device_does(lambda r: cost_aware(_with_costs(r))),
+    PartitionMode.kl_based: _unless_one_device_does(lambda r: kl_based(_with_costs(r))),
     PartitionMode.aot_based: _aot_based,
 }
-"""How each mode chooses. Torch's ``partition_graph`` is a chain of ifs in its place."""
+"""The function of each mode. In torch's ``partition_graph``, a chain of ifs."""
 
 
 def partitions_for(request: Request) -> list[Partition]:
     """Return the partitions that the mode of `request` chooses, each with its devices.
 
     Raises:
-        ConfigError: for a mode that is none, or that lacks what it asks for.
+        ConfigError: for an unknown mode, or one without the options that it requires.
         InfeasibleError: when the devices cannot hold the graph.
 
     """
-    # By name, so that a configuration made of torch's own types is understood too.
+    # By name, so that configurations of torch's own types work too.
     mode = PartitionMode.__members__.get(getattr(request.config.mode, "name", ""))
     if mode is None:
         near = nearest_names(str(request.config.mode), [known.name for known in MODES])

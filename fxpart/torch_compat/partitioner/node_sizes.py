@@ -1,7 +1,7 @@
-"""How many bytes the nodes of an fx graph take: ``node.size_bytes``.
+"""The bytes of the nodes of an fx graph: ``node.size_bytes``.
 
 A node's size is read from ``meta["tensor_meta"]``, which shape propagation leaves, or from
-``meta["val"]``, which export leaves. One pass over the graph, and one over the modules it calls.
+``meta["val"]``, which export leaves, in one pass over the graph and the modules it calls.
 """
 
 import contextlib
@@ -30,34 +30,40 @@ __all__ = [
 ]
 
 
-# Run a graph on example inputs, so that each node knows what it returns.
+SOURCES = frozenset({"placeholder", "get_attr"})
+"""Kinds of nodes that compute nothing: they fetch an input or a weight."""
+
+_META = ("tensor_meta", "val", "example_value")
+
+
+# Example inputs: run a graph, so that each node has metadata of its result.
 
 
 class _Quiet(ShapeProp):
     """Torch's shape propagation, without the traceback that it prints when a node fails."""
 
-    at: Node | None = None
+    current: Node | None = None
 
     def run_node(self, n: Node) -> Any:  # noqa: ANN401 - as in torch
-        self.at = n
-        said = io.StringIO()
-        with contextlib.redirect_stderr(said):
+        self.current = n
+        printed = io.StringIO()
+        with contextlib.redirect_stderr(printed):
             result = super().run_node(n)
-        sys.stderr.write(said.getvalue())
+        sys.stderr.write(printed.getvalue())
         return result
 
 
 def _check_inputs(fx_module: GraphModule, args: Sequence[Any]) -> None:
-    """Refuse what is no list of inputs, and one that is too long or too short."""
+    """Refuse anything but a list of as many inputs as the graph takes."""
     if not isinstance(args, (list, tuple)):
         kind = "a Tensor" if isinstance(args, torch.Tensor) else f"of type {type(args).__name__}"
         raise CaptureError(f"args is {kind}; give a list of example inputs, such as [x]")
     inputs = [node for node in fx_module.graph.nodes if node.op == "placeholder"]
     if type(fx_module.graph._codegen) is not CodeGen:
-        return  # nested inputs are checked where they are taken apart
-    asked = [node for node in inputs if not node.args and not str(node.target).startswith("*")]
+        return  # nested inputs are checked where they are flattened
+    required = [node for node in inputs if not node.args and not str(node.target).startswith("*")]
     starred = any(str(node.target).startswith("*") for node in inputs)
-    if len(args) < len(asked) or (len(args) > len(inputs) and not starred):
+    if len(args) < len(required) or (len(args) > len(inputs) and not starred):
         names = ", ".join(str(node.target) for node in inputs[:8])
         raise CaptureError(
             f"{len(args)} example inputs are given, the graph takes {len(inputs)}"
@@ -78,29 +84,27 @@ def propagate(fx_module: GraphModule, args: Sequence[Any]) -> None:
         run.propagate(*args)
     except Exception as error:
         cause = error.__cause__ or error
-        what = f"operator {run.at.name} fails on" if run.at else "the graph does not take"
+        name = run.current.name if run.current else None
+        what = f"operator {name} fails on" if name else "the graph does not take"
         raise CaptureError(
             f"{what} the example inputs ({one_line(cause)}); give inputs that the model can run on"
         ) from cause
 
 
-SOURCES = frozenset({"placeholder", "get_attr"})
-"""What a node does that computes nothing: it hands in an input or a weight."""
-
-_META = ("tensor_meta", "val", "example_value")
+# Sizes.
 
 
 class size_bytes(NamedTuple):  # noqa: N801 - torch's spelling
     """Bytes of one node."""
 
     output_size: int
-    """Bytes of what the node returns; of a tuple, of all items."""
+    """Bytes of the node's result, or of all items of a tuple."""
     total_size: int
-    """The output and the weights of the module called. An item of a tuple takes nothing itself."""
+    """Bytes of the output and of the weights of a called module; 0 for an item of a tuple."""
 
 
 def _elements(shape: Sequence[int | torch.SymInt], node: Node) -> int:
-    """Return the number of elements; a symbolic dimension has the size of the example input."""
+    """Return the number of elements; a symbolic dimension counts as in the example input."""
     count = 1
     for dim in shape:
         if isinstance(dim, torch.SymInt):
@@ -116,7 +120,7 @@ def _elements(shape: Sequence[int | torch.SymInt], node: Node) -> int:
 
 
 def _bytes(value: object, node: Node) -> int:
-    """Return the bytes of a tensor (or its metadata) or of all tensors in a nested value."""
+    """Return the bytes of a tensor, its metadata, or all tensors in a nested value."""
     total, stack = 0, [value]
     while stack:
         item = stack.pop()
@@ -131,30 +135,24 @@ def _bytes(value: object, node: Node) -> int:
 
 def _weight_bytes(module: torch.nn.Module) -> int:
     """Return the bytes of a module's parameters and buffers, each at its own dtype."""
-    held = [*module.parameters(), *module.buffers()]
-    return sum(tensor.numel() * tensor.element_size() for tensor in held)
-
-
-def _attribute(root: torch.nn.Module, path: str) -> Any:  # noqa: ANN401 - whatever lies there
-    """Return what lies at a dotted path of the module, or None."""
-    found: Any = root
-    for atom in path.split("."):
-        found = getattr(found, atom, None)
-    return found
+    weights = [*module.parameters(), *module.buffers()]
+    return sum(tensor.numel() * tensor.element_size() for tensor in weights)
 
 
 def _output_bytes(root: GraphModule, node: Node) -> int:
-    """Return the bytes of what `node` returns, or raise when nothing says what it is."""
+    """Return the bytes of the result of `node`, or raise when there is no metadata of it."""
     for key in _META:
         if key in node.meta:
             return _bytes(node.meta[key], node)
     if "type" in node.meta or not node.users:
-        # Shape propagation leaves a type alone for what is no tensor; nobody reads the others
-        # (asserts and guards of an exported graph).
+        # Shape propagation leaves only a type for a result without tensors; the other nodes are
+        # asserts and guards of an exported graph.
         return 0
     if node.op == "get_attr":
-        held = _attribute(root, str(node.target))
-        return _weight_bytes(held) if isinstance(held, torch.nn.Module) else _bytes(held, node)
+        value: Any = root
+        for name in str(node.target).split("."):
+            value = getattr(value, name, None)
+        return _weight_bytes(value) if isinstance(value, torch.nn.Module) else _bytes(value, node)
     raise CaptureError(
         f"node {node.name} has no size information;"
         " call get_size_of_all_nodes(traced, [inputs]) with example inputs first"
@@ -162,7 +160,7 @@ def _output_bytes(root: GraphModule, node: Node) -> int:
 
 
 def is_item_of_tuple(node: Node) -> bool:
-    """Return whether `node` only takes an item out of a tuple that another node returned."""
+    """Return whether `node` takes an item of a tuple that another node returns."""
     if node.op != "call_function" or getattr(node.target, "__name__", "") != "getitem":
         return False
     made = node.args[0] if node.args else None
@@ -173,7 +171,7 @@ def is_item_of_tuple(node: Node) -> bool:
 
 
 def _size(root: GraphModule, node: Node, weights: dict[str, int]) -> size_bytes:
-    """Return the size of `node`; `weights` holds what modules have by their path."""
+    """Return the size of `node`; `weights` caches bytes of modules by path."""
     output = _output_bytes(root, node)
     if is_item_of_tuple(node):
         return size_bytes(output, 0)
@@ -186,27 +184,27 @@ def _size(root: GraphModule, node: Node, weights: dict[str, int]) -> size_bytes:
 
 
 def get_size_of_node(fx_module: GraphModule, node: Node) -> size_bytes:
-    """Return the bytes that a node returns, and those with the weights of the module it calls.
+    """Return the bytes of a node's result, without and with the weights of a called module.
 
-    Parameters and buffers count at their own dtype, and for each call of a module: the calls may
-    come to lie on different devices.
+    Parameters and buffers count at their own dtype, and for each call of a module, since the calls
+    may be on different devices.
 
     Raises:
-        CaptureError: when nothing says what the node returns.
+        CaptureError: when there is no metadata of the result.
 
     """
     return _size(fx_module, node, {})
 
 
 def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = None) -> None:
-    """Set ``size_bytes`` on each node but the output, as `get_size_of_node` says. O(graph).
+    """Set ``size_bytes`` on each node but the output to its `get_size_of_node`. O(graph).
 
-    With `args`, the graph is run on them first, to learn what each node returns. An exported graph
-    knows that already.
+    With `args`, the graph is first run on them, to leave metadata of each node's result. An
+    exported graph has it already.
 
     Raises:
         ConfigError: when `fx_module` is no graph module.
-        CaptureError: when the graph does not run on `args`, or nothing says what a node returns.
+        CaptureError: when the graph does not run on `args`, or there is no metadata of a result.
 
     """
     check_graph_module(fx_module)
@@ -219,7 +217,7 @@ def get_size_of_all_nodes(fx_module: GraphModule, args: Sequence[Any] | None = N
 
 
 def size_of(node: Node) -> size_bytes:
-    """Return what `get_size_of_all_nodes` set on `node`.
+    """Return the size that `get_size_of_all_nodes` has set on `node`.
 
     Raises:
         CaptureError: when it was not called.
@@ -238,7 +236,7 @@ def get_tensor_meta(node: Node) -> TensorMetadata:
     """Return shape, dtype and layout of the tensor that `node` returns.
 
     Raises:
-        CaptureError: when nothing says what the node returns, or it is not one tensor.
+        CaptureError: when there is no metadata of the result, or it is not a single tensor.
 
     """
     value = next((node.meta[key] for key in _META if node.meta.get(key) is not None), None)
@@ -254,8 +252,8 @@ def get_tensor_meta(node: Node) -> TensorMetadata:
             is_quantized=value.is_quantized,
             qparams={},
         )
-    found = "nothing" if value is None else f"a {type(value).__name__}"
+    present = "nothing" if value is None else f"a {type(value).__name__}"
     raise CaptureError(
-        f"node {node.name} has no tensor metadata, but {found};"
+        f"node {node.name} has no tensor metadata, but {present};"
         " call get_size_of_all_nodes(traced, [inputs]) with example inputs first"
     )

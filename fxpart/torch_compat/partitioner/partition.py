@@ -1,4 +1,4 @@
-"""`Partition`: operators that run on one device, and the bytes that they take there."""
+"""`Partition`: operators that run on one device, and their bytes; and `OrderedSet`."""
 
 from collections.abc import Collection, Iterable, Iterator, MutableSet
 from typing import TypeVar
@@ -10,16 +10,14 @@ from fxpart.torch_compat.partitioner.node_sizes import SOURCES, size_of
 __all__ = ["OrderedSet", "Partition", "get_extra_size_of"]
 
 
-# A set that remembers the order in which its members came, so that results never vary.
-
 T = TypeVar("T")
 
 
 class OrderedSet(MutableSet[T]):
-    """A set with the methods of ``set`` that code for torch's partitions calls.
+    """A set in order of insertion, with the methods that code for torch's partitions calls.
 
-    `changes` counts how often members came or went: who derives a number from the members can tell
-    whether it still holds.
+    `changes` counts additions and removals, so that a number derived from the members can be
+    checked for being up to date.
     """
 
     def __init__(self, members: Iterable[T] = ()) -> None:
@@ -39,13 +37,13 @@ class OrderedSet(MutableSet[T]):
         return f"OrderedSet({list(self._members)!r})"
 
     def add(self, value: T) -> None:
-        """Add a member at the end, unless it is one."""
+        """Add a member at the end, if it is new."""
         if value not in self._members:
             self._members[value] = None
             self.changes += 1
 
     def discard(self, value: T) -> None:
-        """Take a member out, if it is one."""
+        """Remove a member, if it is one."""
         if value in self._members:
             del self._members[value]
             self.changes += 1
@@ -68,18 +66,18 @@ class OrderedSet(MutableSet[T]):
 
     def intersection(self, *others: Iterable[T]) -> "OrderedSet[T]":
         """Return the members that all `others` have too, in the order of this set."""
-        held = [set(other) for other in others]
-        return OrderedSet(m for m in self if all(m in other for other in held))
+        other_sets = [set(other) for other in others]
+        return OrderedSet(m for m in self if all(m in other for other in other_sets))
 
     def difference(self, *others: Iterable[T]) -> "OrderedSet[T]":
         """Return the members that none of `others` has, in the order of this set."""
-        held = {member for other in others for member in other}
-        return OrderedSet(m for m in self if m not in held)
+        excluded = {member for other in others for member in other}
+        return OrderedSet(m for m in self if m not in excluded)
 
     def issubset(self, other: Iterable[T]) -> bool:
         """Return whether `other` has every member of this set."""
-        held = set(other)
-        return all(member in held for member in self)
+        others = set(other)
+        return all(member in others for member in self)
 
     def issuperset(self, other: Iterable[T]) -> bool:
         """Return whether this set has every member of `other`."""
@@ -87,7 +85,7 @@ class OrderedSet(MutableSet[T]):
 
 
 def get_extra_size_of(node: Node, nodes: Collection[Node]) -> int:
-    """Return the bytes of `node` and of those operands that are not among `nodes`.
+    """Return the bytes of `node` and of its operands that are not among `nodes`.
 
     Raises:
         CaptureError: when a node has no size.
@@ -98,10 +96,10 @@ def get_extra_size_of(node: Node, nodes: Collection[Node]) -> int:
 
 
 class Partition:
-    """Nodes, the partitions before and after, and the devices that hold it. As in torch.
+    """Nodes, the partitions before and after, and the devices. As in torch.
 
-    ``used_mem_bytes`` follows `add_node` and `remove_node` without a new sum over all nodes. After
-    a change of ``nodes`` itself, or of the nodes' sizes, call `recalculate_mem_size`.
+    `add_node` and `remove_node` update ``used_mem_bytes`` without a new sum over all nodes. After a
+    change of ``nodes`` itself, or of the nodes' sizes, call `recalculate_mem_size`.
     """
 
     def __init__(self, partition_id: int) -> None:
@@ -128,7 +126,7 @@ class Partition:
         self.set_used(sum(get_extra_size_of(node, self.nodes) for node in self.nodes))
 
     def set_used(self, used: int) -> None:
-        """Set ``used_mem_bytes`` to what the present nodes are known to take."""
+        """Set ``used_mem_bytes`` to the known sum of the present nodes."""
         self.used_mem_bytes = used
         if isinstance(self.nodes, OrderedSet):
             self._summed = (self.nodes, self.nodes.changes, used)
@@ -142,18 +140,18 @@ class Partition:
         self.set_used(used + self._put(node))
 
     def remove_node(self, node: Node) -> None:
-        """Take `node` out, and the placeholders and attributes that nothing else here reads."""
+        """Remove `node`, and the placeholders and attributes that nothing else here reads."""
         if node not in self.nodes:
             return
         used = self._used_before() - self._take(node)
         for operand in node.all_input_nodes:
-            here = operand in self.nodes and operand.op in SOURCES
-            if here and all(user not in self.nodes for user in operand.users):
+            is_own_source = operand in self.nodes and operand.op in SOURCES
+            if is_own_source and all(user not in self.nodes for user in operand.users):
                 used -= self._take(operand)
         self.set_used(used)
 
     def _used_before(self) -> int:
-        """Return the bytes of the present nodes, from the last sum if that still holds."""
+        """Return the bytes of the present nodes, from the last sum if that is up to date."""
         known = self._summed
         if known is not None and known[0] is self.nodes and isinstance(self.nodes, OrderedSet):
             if known[1] == self.nodes.changes:
@@ -163,13 +161,13 @@ class Partition:
         return sum(get_extra_size_of(member, self.nodes) for member in self.nodes)
 
     def _readers(self, node: Node) -> int:
-        """Return how many members read `node`, from whichever side is shorter."""
+        """Return the number of members that read `node`, counted on the shorter side."""
         if len(node.users) <= len(self.nodes):
             return sum(user in self.nodes for user in node.users)
         return sum(node in member.all_input_nodes for member in self.nodes)
 
     def _put(self, node: Node) -> int:
-        """Add one node and return the bytes that it adds: its readers no longer receive it."""
+        """Add one node and return the added bytes: its readers here no longer receive it."""
         if node in self.nodes:
             return 0
         added = get_extra_size_of(node, self.nodes)
@@ -178,7 +176,7 @@ class Partition:
         return added
 
     def _take(self, node: Node) -> int:
-        """Take one node out and return the bytes that it frees: its readers receive it now."""
+        """Remove one node and return the freed bytes: its readers here receive it now."""
         self.nodes.remove(node)
         freed = get_extra_size_of(node, self.nodes)
         return freed - self._readers(node) * size_of(node).output_size

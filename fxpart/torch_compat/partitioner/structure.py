@@ -1,4 +1,4 @@
-"""Which partition hands its results to which, and in what order they can run."""
+"""Parents and children of partitions, their order and levels; and renamed targets of nodes."""
 
 from collections.abc import Sequence
 
@@ -28,14 +28,14 @@ def get_node_to_partition_mapping(partitions: Sequence[Partition]) -> dict[Node,
 
 
 def set_parents_and_children(partitions: Sequence[Partition]) -> None:
-    """Set ``parents`` and ``children``: a child holds a user of a node that it does not hold."""
+    """Set ``parents`` and ``children``: a child reads a node of the parent that it lacks itself."""
     holders: dict[Node, list[Partition]] = {}
     for partition in partitions:
         partition.parents, partition.children = OrderedSet(), OrderedSet()
         for node in partition.nodes:
             holders.setdefault(node, []).append(partition)
-    # From the reader's side: a source lies in every partition that reads it, so its readers are
-    # many, but its holders matter only to a partition that lacks it.
+    # From the reader's side: a source is in every partition that reads it, so it has many readers,
+    # but its holders matter only to a partition that lacks it.
     for child in partitions:
         for node in child.nodes:
             for operand in node.all_input_nodes:
@@ -46,14 +46,14 @@ def set_parents_and_children(partitions: Sequence[Partition]) -> None:
 
 
 def reorganize_partitions(partitions: Sequence[Partition]) -> None:
-    """Set ``partition_id`` to the place in the list, and set ``parents`` and ``children``."""
+    """Set ``partition_id`` to the index in the list, and set ``parents`` and ``children``."""
     for index, partition in enumerate(partitions):
         partition.partition_id = index
     set_parents_and_children(partitions)
 
 
 def reset_partition_device(partitions: Sequence[Partition]) -> None:
-    """Take the devices away from all partitions."""
+    """Remove the devices of all partitions."""
     for partition in partitions:
         partition.logical_device_ids = []
 
@@ -61,12 +61,12 @@ def reset_partition_device(partitions: Sequence[Partition]) -> None:
 def combine_two_partitions(
     partition_0: Partition, partition_1: Partition, partitions: list[Partition]
 ) -> None:
-    """Replace two of `partitions` by one that holds the nodes of both, at the end of the list.
+    """Replace two of `partitions` by one with the nodes of both, at the end of the list.
 
-    It has no device; ids, ``parents`` and ``children`` of all are set anew.
+    It has no device; ids, ``parents`` and ``children`` of all are updated.
 
     Raises:
-        ConfigError: when they are not two of the list; the list is then as it was.
+        ConfigError: when they are not two of the list, which then is unchanged.
 
     """
     if partition_0 is partition_1 or not {partition_0, partition_1} <= set(partitions):
@@ -84,7 +84,7 @@ def combine_two_partitions(
 
 
 def running_order(partitions: Sequence[Partition]) -> list[Partition]:
-    """Return the partitions, each after those that it reads from.
+    """Return the partitions in a topological order.
 
     Raises:
         CycleError: when partitions wait for each other; the message names a circle of them.
@@ -99,19 +99,18 @@ def running_order(partitions: Sequence[Partition]) -> list[Partition]:
                 order.append(child)
     if len(order) == len(partitions):
         return order
-    raise CycleError(_circle({p for p in partitions if waits[p] > 0}, partitions))
+    raise CycleError(_circle_message([p for p in partitions if waits[p] > 0]))
 
 
-def _circle(stuck: set[Partition], partitions: Sequence[Partition]) -> str:
-    """Return the sentence that names one circle among partitions that cannot start."""
-    here = next(p for p in partitions if p in stuck)
-    path: list[Partition] = []
-    place: dict[Partition, int] = {}
-    while here not in place:
-        place[here] = len(path)
-        path.append(here)
-        here = next(p for p in here.parents if p in stuck)
-    circle = [str(p.partition_id) for p in [*path[place[here] :], here]][::-1]
+def _circle_message(waiting: Sequence[Partition]) -> str:
+    """Return the message that names one circle among partitions that wait for each other."""
+    # Imported for the message only: it takes half a second.
+    import networkx
+
+    among = set(waiting)
+    edges = [(p, parent) for p in waiting for parent in p.parents if parent in among]
+    cycle = networkx.find_cycle(networkx.DiGraph(edges), waiting[0])
+    circle = [str(p.partition_id) for p in (cycle[0][0], *(parent for _, parent in cycle))][::-1]
     shown = circle if len(circle) <= 9 else [*circle[:8], "...", circle[-1]]
     return (
         f"partitions {' -> '.join(shown)} wait for each other's results;"
@@ -148,9 +147,6 @@ def check_dependency(partition: Partition) -> bool:
     return False
 
 
-# Rename what nodes of an fx graph call.
-
-
 def replace_target_nodes_with(
     fx_module: GraphModule,
     old_op: str,
@@ -158,9 +154,9 @@ def replace_target_nodes_with(
     new_op: str,
     new_target: Target,
 ) -> None:
-    """Let each node with `old_op` and `old_target` do `new_op` on `new_target` instead.
+    """Replace `old_op` and `old_target` of nodes by `new_op` and `new_target`.
 
-    The nodes stay the same objects, with their arguments, names and metadata.
+    The nodes remain the same objects, with their arguments, names and metadata.
     """
     for node in fx_module.graph.nodes:
         if node.op == old_op and node.target == old_target:

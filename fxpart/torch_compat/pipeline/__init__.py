@@ -1,1 +1,1 @@
-"""Pipelines under the names of slapo: cut points, liveness, tied weights, engines."""
+"""Pipelines under the names of slapo: cut points, liveness, tied weights and engines."""

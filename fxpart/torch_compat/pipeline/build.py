@@ -1,4 +1,4 @@
-"""`build_pipeline_model`: stages wrapped for the engine that is to run them."""
+"""`build_pipeline_model`: wrap stages for a pipeline engine."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""`generate_pipeline_partition`: a model cut into stages after modules that are named by path.
+"""`generate_pipeline_partition`: cut a model into stages after modules that are named by path.
 
-A cut may be at any depth, and a stage may end in one branch of the model and begin in another:
+A cut may be at any depth, and a stage may span branches of the model:
 
     cut_after = [enc.block.1, dec.block.0]
 
@@ -19,27 +19,27 @@ from fxpart.errors import CaptureError, SpecError, nearest_names, one_line
 from fxpart.execution.split.cut import Partitions, cut_module
 from fxpart.execution.split.emit import Style
 from fxpart.execution.stages.flat_graph import QUALNAME_MAP
-from fxpart.execution.stages.values import items_with_their_tuples
+from fxpart.execution.stages.values import move_items_to_their_tuple
 
 __all__ = ["CutTrace", "generate_pipeline_partition", "trace_opened"]
 
 
-# A module traced as deep as its cuts are: what holds a cut is opened, all else stays whole.
+# Tracing: modules that contain a cut are inlined, all others are single calls.
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class CutTrace:
-    """The graph of a module, and where in it the calls of its modules end."""
+    """The graph of a module, and where the calls of its modules end."""
 
     graph_module: fx.GraphModule
     ends: dict[str, list[fx.Node]]
-    """For each module that was called, by path: the last node at the end of each of its calls."""
+    """For each called module, by path: the last node of each of its calls."""
 
 
 def trace_opened(model: nn.Module, opened: frozenset[str]) -> CutTrace:
-    """Return the graph of `model` in which the modules in `opened`, and itself, are in line.
+    """Return the graph of `model` in which it and the modules in `opened` are inlined.
 
-    All other modules are one call each; what is in them need not be traceable.
+    All other modules are single calls, which need not be traceable.
 
     Raises:
         CaptureError: when a module in `opened`, or `model` itself, cannot be traced.
@@ -48,7 +48,7 @@ def trace_opened(model: nn.Module, opened: frozenset[str]) -> CutTrace:
     tracer = _Tracer(opened)
     try:
         with warnings.catch_warnings():
-            # What the model or torch warns of concerns a run with data; here there is none.
+            # Warnings of the model or torch concern a run with data.
             warnings.simplefilter("ignore")
             graph = tracer.trace(model)
     # Tracing runs the code of the model, which may fail in any way.
@@ -58,17 +58,17 @@ def trace_opened(model: nn.Module, opened: frozenset[str]) -> CutTrace:
 
 
 class _Tracer(fx.Tracer):
-    """Opens some modules, and notes where each call of a module ends."""
+    """Inlines some modules, and records where each call of a module ends."""
 
     def __init__(self, opened: frozenset[str]) -> None:
         super().__init__()
         self._opened = opened
         self.ends: dict[str, list[fx.Node]] = {}
         self.inside: list[str] = []
-        """Paths of the opened modules whose calls have begun and not ended, the innermost last."""
+        """Paths of the modules whose calls have begun and not ended, the innermost last."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return whether a module stays whole."""
+        """Return whether a module is a single call."""
         return module_qualified_name not in self._opened
 
     def call_module(
@@ -98,30 +98,31 @@ def _untraceable(model: nn.Module, inside: list[str], error: Exception) -> Captu
     )
 
 
+# Cutting.
+
+
 def generate_pipeline_partition(model: nn.Module, cut_after: Sequence[str]) -> fx.GraphModule:
     """Return `model` with its operators in children ``submod_0``, ``submod_1``, ...
 
     A stage ends after each module named in `cut_after`, in the order in which the model calls them,
-    which need not be that of the list. Only modules that hold a named one are traced, so those must
-    be traceable by `torch.fx`; all others stay whole.
+    whatever the order of the list. Only modules that contain a named one are traced, so these must
+    be traceable by `torch.fx`; all others are single calls.
 
-    The result computes what `model` does and is called as it is. Weights are the same objects, so
-    tied ones stay tied, and in a stage they have the path that they have in `model`: parameter
-    ``a.b.weight`` is ``submod_1.a.b.weight``. ``result.meta["qualname_map"]`` maps every path of a
-    module or weight that a stage uses to the one in `model`.
+    The result has the signature of `model` and computes the same. Weights are the same objects, so
+    tied ones stay tied, and in a stage they keep their path: parameter ``a.b.weight`` is
+    ``submod_1.a.b.weight``. ``result.meta["qualname_map"]`` maps every path of a module or weight
+    that a stage uses to the one in `model`.
 
     Raises:
-        SpecError: for the model itself, a path that does not exist or is named twice, a module
-            that is not called, or more than once, or a cut that leaves a stage without operators.
-        CaptureError: when a module that holds a cut cannot be traced.
+        SpecError: for the model itself, a path that does not exist or is named twice, a module that
+            is not called or more than once, or a cut that leaves a stage without operators.
+        CaptureError: when a module that contains a cut cannot be traced.
 
     """
     _check_paths(model, cut_after)
     first_name = {module: path for path, module in model.named_modules()}
-    opened = frozenset(
-        first_name[model.get_submodule(parent)] for path in cut_after for parent in _above(path)
-    )
-    trace = trace_opened(model, opened)
+    opened = {first_name[model.get_submodule(p)] for path in cut_after for p in _parents(path)}
+    trace = trace_opened(model, frozenset(opened))
     ends = {path: _end(model, trace, path, first_name) for path in cut_after}
     stage_of = _stages(trace.graph_module.graph, ends)
     stages = range(len(cut_after) + 1)
@@ -138,8 +139,8 @@ def generate_pipeline_partition(model: nn.Module, cut_after: Sequence[str]) -> f
     return split
 
 
-def _above(path: str) -> Iterator[str]:
-    """Yield the paths of the modules that hold the one at `path`, the model itself left out."""
+def _parents(path: str) -> Iterator[str]:
+    """Yield the paths of the modules that contain the one at `path`, except the model itself."""
     parts = path.split(".")
     return (".".join(parts[:depth]) for depth in range(1, len(parts)))
 
@@ -168,7 +169,7 @@ def _check_paths(model: nn.Module, cut_after: Sequence[str]) -> None:
 
 
 def _end(model: nn.Module, trace: CutTrace, path: str, first_name: dict[nn.Module, str]) -> fx.Node:
-    """Return the last node of the one call of the module at `path`."""
+    """Return the last node of the only call of the module at `path`."""
     module = model.get_submodule(path)
     calls = trace.ends.get(first_name[module], [])
     if not calls:
@@ -186,7 +187,7 @@ def _end(model: nn.Module, trace: CutTrace, path: str, first_name: dict[nn.Modul
 
 
 def _stages(graph: fx.Graph, ends: dict[str, fx.Node]) -> dict[fx.Node, int]:
-    """Return the stage of each operator: how many of the cuts are before it."""
+    """Return the stage of each operator: the number of cuts before it."""
     order = {node: position for position, node in enumerate(graph.nodes)}
     cuts = sorted(ends, key=lambda path: order[ends[path]])
     operators = [n for n in order if n.op not in {"placeholder", "get_attr", "output"}]
@@ -196,15 +197,15 @@ def _stages(graph: fx.Graph, ends: dict[str, fx.Node]) -> dict[fx.Node, int]:
         while stage < len(cuts) and order[ends[cuts[stage]]] < order[node]:
             stage += 1
         stage_of[node] = stage
-    items_with_their_tuples(graph, stage_of)
+    move_items_to_their_tuple(graph, stage_of)
     used = set(stage_of.values())
     empty = next((s for s in range(len(cuts) + 1) if s not in used), None)
     if empty is not None:
-        raise _nothing(cuts, empty)
+        raise _empty_stage(cuts, empty)
     return stage_of
 
 
-def _nothing(cuts: list[str], stage: int) -> SpecError:
+def _empty_stage(cuts: list[str], stage: int) -> SpecError:
     if stage == len(cuts):
         where = f"after {cuts[-1]}"
     elif stage == 0:

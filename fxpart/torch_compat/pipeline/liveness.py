@@ -1,4 +1,4 @@
-"""`analyze_pipeline_module`: which tensors each stage uses, and which must be there when it starts.
+"""`analyze_pipeline_module`: the tensors that each stage uses, and those that are live before it.
 
 submod_0 → a, b      uses x            live: x
 submod_1(a) → c      uses submod_0.0   live: submod_0.0, submod_0.1
@@ -17,31 +17,31 @@ from fxpart.execution.stages.flat_graph import stage_children
 __all__ = ["PipelineAnalysis", "analyze_pipeline_module"]
 
 PipelineAnalysis = tuple[dict[int, list[str]], dict[int, str], dict[int, list[str]]]
-"""Names of the tensors that each stage uses, name of each stage, and what is live before each."""
+"""Names of the tensors that each stage uses, name of each stage, and tensors live before each."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Value:
-    """A tensor on top of a split module: an input, or what a stage returned, or an item of it."""
+    """A tensor in the graph of a split module: an input, a result of a stage, or an item of it."""
 
     name: str
     maker: str
-    """Name of the stage, or "" for an input."""
+    """Name of the stage; empty for an input."""
 
 
 def analyze_pipeline_module(top: fx.GraphModule) -> PipelineAnalysis:
     """Return ``(stage_id_to_arg_names, stage_id_to_name, liveness)`` of a split module.
 
     Stages are numbered from 0 in the order of their names. An input of the model has the name of
-    its parameter, the result of a stage that of the stage, and an item of it also its number, as in
-    ``submod_1.0``. Weights that are passed from the top are no tensors that cross, and left out.
+    its parameter, the result of a stage that of the stage, and an item of it also its index, as in
+    ``submod_1.0``. Weights that the top module passes to stages are left out.
 
-    ``liveness[i]`` begins with what stage i uses, and goes on with what it only passes on, to a
-    later stage or into the model's result. ``liveness[-1]`` is the inputs of the model, in order;
-    `liveness[0]` has that order as well when it is the same tensors.
+    ``liveness[i]`` begins with the tensors that stage i uses, followed by those that it only passes
+    on, to a later stage or into the result. ``liveness[-1]`` is the inputs of the model, in order;
+    ``liveness[0]`` has the same order if it has the same tensors.
 
     Raises:
-        SpecError: when `top` has no stages, or computes anything beside them.
+        SpecError: when `top` has no stages, or computes anything outside of them.
 
     """
     names = stage_children(top)
@@ -54,9 +54,8 @@ def analyze_pipeline_module(top: fx.GraphModule) -> PipelineAnalysis:
     liveness: dict[int, list[str]] = {}
     later = _used(top.graph.output_node(), values)
     for stage in reversed(range(len(names))):
-        own = used[names[stage]]
         passed_on = [value for value in later if value.maker != names[stage]]
-        later = list(dict.fromkeys([*own, *passed_on]))
+        later = list(dict.fromkeys([*used[names[stage]], *passed_on]))
         liveness[stage] = [value.name for value in later]
     inputs = [str(node.target) for node in top.graph.find_nodes(op="placeholder")]
     if set(liveness[0]) == set(inputs):
@@ -69,7 +68,7 @@ def analyze_pipeline_module(top: fx.GraphModule) -> PipelineAnalysis:
 
 
 def _values(top: fx.GraphModule, names: tuple[str, ...]) -> dict[fx.Node, _Value]:
-    """Return what each node on top of a split module is, weights left out."""
+    """Return the tensors of the nodes in the graph of a split module, without weights."""
     values: dict[fx.Node, _Value] = {}
     for node in top.graph.nodes:
         if node.op == "placeholder":
@@ -88,7 +87,7 @@ def _values(top: fx.GraphModule, names: tuple[str, ...]) -> dict[fx.Node, _Value
 
 
 def _used(node: fx.Node, values: dict[fx.Node, _Value]) -> list[_Value]:
-    """Return the tensors that `node` takes, each once, in order."""
-    taken: list[fx.Node] = []
-    fx.map_arg((node.args, node.kwargs), taken.append)
-    return [values[n] for n in dict.fromkeys(taken) if n in values]
+    """Return the tensors that `node` reads, each once, in order."""
+    operands: list[fx.Node] = []
+    fx.map_arg((node.args, node.kwargs), operands.append)
+    return [values[n] for n in dict.fromkeys(operands) if n in values]

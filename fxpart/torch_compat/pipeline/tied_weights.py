@@ -1,7 +1,7 @@
-"""Weights that are one under several names, and what that asks of stages that train them.
+"""Weights with several names, and the stages that must sum the gradient of a weight.
 
-A weight that two stages use lies in both processes. Each computes a part of its gradient; the sum
-of all parts is the gradient, so the stages must exchange them before an optimizer takes a step.
+A weight that two stages use is in both processes. Each computes a part of its gradient, so the
+stages must sum these parts before an optimizer takes a step.
 """
 
 from collections.abc import Iterator
@@ -20,26 +20,26 @@ __all__ = ["TiedGradient", "analyze_tie_weights", "tied_gradient_stages"]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TiedGradient:
-    """A weight that several stages use, and how each of them calls it."""
+    """A weight that several stages use, and its name in each of them."""
 
     parameter: nn.Parameter
     names: tuple[TiedName, ...]
-    """Stage, and name of the weight in it; in the order of stages, each once."""
+    """Stages and names of the weight in them, in the order of stages, each once."""
 
     @property
     def stages(self) -> tuple[int, ...]:
-        """The stages that must exchange its gradient, in order."""
+        """The stages that must sum its gradient, in order."""
         return tuple(stage for stage, _ in self.names)
 
 
 def analyze_tie_weights(
     top: nn.Module, is_pipeline_partitioned: bool = True
 ) -> dict[nn.Parameter, set[tuple[str, int]]]:
-    """Return, for each weight that is one object under several names, its names and stages.
+    """Return the names and stages of each weight that is one object under several names.
 
-    Partitioned: the stages are the children ``submod_<i>`` of `top`, or where it has none, all of
-    its children in order. Names are those inside a stage, and a weight that several stages use is
-    tied, also under one name. Names for it inside one stage are not counted, only the first.
+    Partitioned: the stages are the children ``submod_<i>`` of `top`, or all of its children in
+    order if it has none. Names are those inside a stage, of which only the first counts. A weight
+    that several stages use is tied, even under one name.
 
     Not partitioned: names are those in `top`, and the stage is 0.
 
@@ -48,7 +48,7 @@ def analyze_tie_weights(
 
     """
     if is_pipeline_partitioned:
-        tied = _across(_weights_of_stages(top))
+        tied = _tied_across(_weights_of_stages(top))
         return {weight: {(name, stage) for stage, name in uses} for weight, uses in tied.items()}
     names: dict[nn.Parameter, list[str]] = {}
     for name, weight in top.named_parameters(remove_duplicate=False):
@@ -57,45 +57,48 @@ def analyze_tie_weights(
 
 
 def tied_gradient_stages(stages: Chain | nn.Module) -> tuple[TiedGradient, ...]:
-    """Return the weights whose gradient several stages must add up, in the order of first use.
+    """Return the weights whose gradient several stages must sum, in the order of first use.
 
-    `stages` is a chain, whose names are those in `StageModule.module`, or a partitioned module as
-    for `analyze_tie_weights`. Weights without a gradient are left out.
+    `stages` is a chain, with names as in `StageModule.module`, or a partitioned module as for
+    `analyze_tie_weights`. Weights without a gradient are left out.
 
     Raises:
         SpecError: when a partitioned module has no children.
 
     """
     if isinstance(stages, Chain):
-        weights = [_named(stage.module) for stage in stages.stages]
+        weights = [_first_names(stage.module) for stage in stages.stages]
     else:
         weights = _weights_of_stages(stages)
     return tuple(
         TiedGradient(weight, tuple(uses))
-        for weight, uses in _across(weights).items()
+        for weight, uses in _tied_across(weights).items()
         if weight.requires_grad
     )
 
 
-def _across(weights: list[dict[nn.Parameter, str]]) -> dict[nn.Parameter, list[TiedName]]:
-    """Return the weights of more than one stage, with the stage and the first name in it."""
+def _tied_across(weights: list[dict[nn.Parameter, str]]) -> dict[nn.Parameter, list[TiedName]]:
+    """Return the weights of more than one stage, with the stages and the first name in each."""
     objects: dict[tuple[object, ...], nn.Parameter] = {}
     uses: dict[nn.Parameter, dict[int, str]] = {}
-    for stage, named in enumerate(weights):
-        for weight, name in named.items():
-            # Two objects may be one weight.
+    for stage, name_of in enumerate(weights):
+        for weight, name in name_of.items():
+            # Two parameters may share memory.
             first = objects.setdefault(place_in_memory(weight), weight)
             uses.setdefault(first, {}).setdefault(stage, name)
-    return {weight: list(found.items()) for weight, found in uses.items() if len(found) > 1}
+    return {weight: list(names.items()) for weight, names in uses.items() if len(names) > 1}
 
 
 def _weights_of_stages(top: nn.Module) -> list[dict[nn.Parameter, str]]:
-    """Return the weights of each stage of a partitioned module, each with its first name there."""
+    """Return the weights of each stage of a partitioned module, with their first names."""
     if isinstance(top, fx.GraphModule):
         names = stage_children(top)
         calls = {str(n.target): n for n in top.graph.nodes if n.op == "call_module"}
-        return [dict(_handed_over(top, calls[name])) | _named(fetched(top, name)) for name in names]
-    children = [_named(child) for child in top.children()]
+        return [
+            dict(_passed_weights(top, calls[name])) | _first_names(fetched(top, name))
+            for name in names
+        ]
+    children = [_first_names(child) for child in top.children()]
     if not children:
         raise SpecError(
             f"{type(top).__name__} has no children that could be stages; split it first, or ask"
@@ -104,16 +107,15 @@ def _weights_of_stages(top: nn.Module) -> list[dict[nn.Parameter, str]]:
     return children
 
 
-def _named(module: nn.Module) -> dict[nn.Parameter, str]:
-    """Return the weights of a module, each with the first of its names."""
-    named = module.named_parameters(remove_duplicate=True)
-    return {weight: name for name, weight in named}
+def _first_names(module: nn.Module) -> dict[nn.Parameter, str]:
+    """Return the weights of a module with their first names."""
+    return {weight: name for name, weight in module.named_parameters(remove_duplicate=True)}
 
 
-def _handed_over(top: fx.GraphModule, call: fx.Node) -> Iterator[tuple[nn.Parameter, str]]:
-    """Yield the weights that a split module hands to one of its stages."""
-    for given in call.all_input_nodes:
-        if given.op == "get_attr":
-            weight = fetched(top, str(given.target))
+def _passed_weights(top: fx.GraphModule, call: fx.Node) -> Iterator[tuple[nn.Parameter, str]]:
+    """Yield the weights that a split module passes to one of its stages."""
+    for operand in call.all_input_nodes:
+        if operand.op == "get_attr":
+            weight = fetched(top, str(operand.target))
             if isinstance(weight, nn.Parameter):
-                yield weight, str(given.target)
+                yield weight, str(operand.target)

@@ -60,7 +60,8 @@ def test_stages_of_a_step_are_stages_of_its_forward(spec: ModelSpec) -> None:
     found = forward_devices(stage, joint.exported_names, forward)
     place = dict(zip(joint.exported_names, stage.tolist(), strict=True))
     known = [(place[n], d) for n, d in zip(forward.names, found, strict=True) if n in place]
-    assert all(planned == there for planned, there in known)
+    assert len(known) > forward.n_ops // 2
+    assert all(planned == device for planned, device in known)
     assert np.array_equal(found[forward.group], found)
     # No operator waits for a later stage.
     makers = forward.value_producer[forward.reads]

@@ -10,7 +10,7 @@ from fxpart.capture.training.joint import joint_capture
 from fxpart.execution.profiling.api import profile_operators
 from fxpart.execution.profiling.passes import measure
 from fxpart.execution.profiling.steps import signature, steps_of
-from fxpart.execution.profiling.tensors import given_to
+from fxpart.execution.profiling.tensors import placeholders_of
 
 CPU = torch.device("cpu")
 
@@ -112,12 +112,13 @@ def test_the_body_is_run_in_its_mode(
     monkeypatch.setattr(type(body), "forward", lambda self, *given: Seen(self).run(*given))
     modes.clear()
     made.clear()
-    measure(steps, given_to(program, CPU), 1, frozenset(), float("inf"))
+    measure(steps, placeholders_of(program, CPU), 1, frozenset(), float("inf"))
     assert modes
     assert set(modes) == {expected}
-    whole = [tensor for tensor in made if tensor.dtype == torch.int64]
+    indices = [tensor for tensor in made if tensor.dtype == torch.int64]
+    assert bool(indices) == (x.dtype == torch.int64)
     # Made indices are up to 32768, and the table has 7 rows.
-    assert all(int(tensor.max()) < 7 for tensor in whole)
+    assert all(int(tensor.max()) < 7 for tensor in indices)
     assert (torch.bfloat16 in {tensor.dtype for tensor in made}) == expected[1]
 
 

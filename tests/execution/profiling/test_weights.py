@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.capture.inference.export import export_program
-from fxpart.execution.profiling.tensors import given_to
+from fxpart.execution.profiling.tensors import placeholders_of
 
 CPU = torch.device("cpu")
 
@@ -24,7 +24,7 @@ class Parameters(nn.Module):
 
 def test_tied_names_are_one_tensor_and_a_transposed_view_is_another() -> None:
     program = export_program(Parameters(), (torch.ones(3, 3),))
-    given = given_to(program, CPU)
+    given = placeholders_of(program, CPU)
     assert len(given.key) >= 2
     assert len(set(given.key.values())) == 2
     given.make(given.key)

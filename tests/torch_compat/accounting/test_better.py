@@ -7,11 +7,15 @@ import numpy as np
 import pytest
 
 from fxpart.errors import InfeasibleError
-from fxpart.torch_compat.accounting import latency_modes as cost_aware_module
-from fxpart.torch_compat.accounting import latency_modes as kl_based_module
 from fxpart.torch_compat.accounting.cost import latency_s, used_bytes
 from fxpart.torch_compat.accounting.exact import exact_cost_aware, exact_kl
-from fxpart.torch_compat.accounting.latency_modes import better, cost_aware, kl_based
+from fxpart.torch_compat.accounting.latency_modes import (
+    COST_AWARE_EXACT_OPERATORS,
+    KL_EXACT_OPERATORS,
+    better,
+    cost_aware,
+    kl_based,
+)
 from fxpart.torch_compat.accounting.least_latency import least_latency
 from fxpart.torch_compat.accounting.problem import StaticPlan, StaticProblem
 from tests.torch_compat.accounting.graphs import chain, random_graph, random_problem, static_graph
@@ -42,12 +46,15 @@ def _pair() -> StaticProblem:
 
 
 @BOTH
-@pytest.mark.parametrize("seed", range(60))
-def test_never_above_the_exact_reading(seed: int, mode: Mode, exact: Exact) -> None:
-    problem = _problem(seed)
-    reading = exact(problem)
-    if reading is not None:
-        assert latency_s(problem, mode(problem)) <= latency_s(problem, reading) * (1 + 1e-12)
+def test_never_above_the_exact_reading(mode: Mode, exact: Exact) -> None:
+    compared = 0
+    for seed in range(60):
+        problem = _problem(seed)
+        reading = exact(problem)
+        if reading is not None:
+            assert latency_s(problem, mode(problem)) <= latency_s(problem, reading) * (1 + 1e-12)
+            compared += 1
+    assert compared >= 40
 
 
 @pytest.mark.parametrize("exact", [exact_kl, exact_cost_aware])
@@ -108,8 +115,8 @@ def test_where_the_search_finds_none_the_exact_plan_stands() -> None:
 @pytest.mark.parametrize(
     ("mode", "exact", "most"),
     [
-        (kl_based, exact_kl, kl_based_module.EXACT_OPERATORS),
-        (cost_aware, exact_cost_aware, cost_aware_module.EXACT_OPERATORS),
+        (kl_based, exact_kl, KL_EXACT_OPERATORS),
+        (cost_aware, exact_cost_aware, COST_AWARE_EXACT_OPERATORS),
     ],
 )
 def test_where_it_switches(

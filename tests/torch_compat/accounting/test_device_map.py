@@ -1,6 +1,7 @@
 """Partitions to devices: as torch where torch finds them, and more where it does not."""
 
 import random
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -69,21 +70,43 @@ def _random_parts(rng: random.Random, n: int) -> npt.NDArray[np.int64]:
     return np.unique(drawn, return_inverse=True)[1].astype(np.int64)
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_as_torch_maps(seed: int) -> None:
+SEEDS = range(60)
+
+
+@cache
+def _case(seed: int) -> tuple[StaticProblem, npt.NDArray[np.int64], list[int], list[int] | None]:
+    """Return a problem, partitions, their fixed devices, and all devices by torch if it has any."""
     rng, problem = random.Random(seed), random_problem(seed)
-    graph, devices = problem.graph, len(problem.memory_bytes)
-    part = _random_parts(rng, graph.n_ops)
-    count = int(part.max()) + 1
-    fixed = [p if p < devices and rng.random() < 0.3 else -1 for p in range(count)]
-    theirs = torch_partitions(torch_side(graph), part, [[f] if f >= 0 else [] for f in fixed])
-    found = get_device_to_partitions_mapping(theirs, torch_devices(problem.memory_bytes))
-    home = map_partitions(problem, part, count, fixed)
-    if found:
+    part = _random_parts(rng, problem.graph.n_ops)
+    devices = len(problem.memory_bytes)
+    fixed = [p if p < devices and rng.random() < 0.3 else -1 for p in range(int(part.max()) + 1)]
+    side = torch_side(problem.graph)
+    theirs = torch_partitions(side, part, [[f] if f >= 0 else [] for f in fixed])
+    mapped = get_device_to_partitions_mapping(theirs, torch_devices(problem.memory_bytes))
+    return problem, part, fixed, [p.logical_device_ids[0] for p in theirs] if mapped else None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_as_torch_maps(seed: int) -> None:
+    problem, part, fixed, expected = _case(seed)
+    home = map_partitions(problem, part, len(fixed), fixed)
+    if expected is not None:
         assert home is not None
-        assert home.tolist() == [p.logical_device_ids[0] for p in theirs]
+        assert home.tolist() == expected
     elif home is not None:
         assert all(f in (-1, h) for f, h in zip(fixed, home, strict=True))
+        devices = len(problem.memory_bytes)
         free = [d for d in range(devices) if d not in fixed]
-        used = used_bytes(graph, home[part], devices)
+        used = used_bytes(problem.graph, home[part], devices)
         assert (used[free] <= problem.memory_bytes[free]).all()
+
+
+def test_torch_has_answers_to_compare_with_and_ours_has_more() -> None:
+    by_torch = [seed for seed in SEEDS if _case(seed)[3] is not None]
+    ours = []
+    for seed in SEEDS:
+        problem, part, fixed, _ = _case(seed)
+        if map_partitions(problem, part, len(fixed), fixed) is not None:
+            ours.append(seed)
+    assert len(by_torch) >= 30
+    assert set(by_torch) < set(ours)

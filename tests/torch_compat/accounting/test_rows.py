@@ -1,4 +1,4 @@
-"""CSR rows: by hand, and turned twice."""
+"""CSR rows: by hand, and transposed twice."""
 
 import random
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fxpart.core.graph import csr
-from fxpart.torch_compat.accounting.problem import distinct_rows, grouped, turned
+from fxpart.torch_compat.accounting.problem import distinct_rows, grouped, transposed
 
 
 def test_places_of_each_key_in_order() -> None:
@@ -17,7 +17,7 @@ def test_places_of_each_key_in_order() -> None:
 
 def test_rows_by_item() -> None:
     # Row 0 has items 2 and 0, row 1 has none, row 2 has 2.
-    start, rows, places = turned(np.array([0, 2, 2, 3]), np.array([2, 0, 2]), 3)
+    start, rows, places = transposed(np.array([0, 2, 2, 3]), np.array([2, 0, 2]), 3)
     assert start.tolist() == [0, 1, 1, 3]
     assert rows.tolist() == [0, 0, 2]
     assert places.tolist() == [1, 0, 2]
@@ -28,9 +28,9 @@ def test_turned_twice_is_as_before_but_sorted(seed: int) -> None:
     rng = random.Random(seed)
     rows = [rng.sample(range(6), rng.randint(0, 6)) for _ in range(rng.randint(1, 9))]
     start, items = csr(rows)
-    turned_start, by_item, places = turned(start, items, 6)
+    transposed_start, by_item, places = transposed(start, items, 6)
     assert items[places].tolist() == sorted(items.tolist())
-    again_start, again, _ = turned(turned_start, by_item, len(rows))
+    again_start, again, _ = transposed(transposed_start, by_item, len(rows))
     assert again_start.tolist() == start.tolist()
     assert again.tolist() == [item for row in rows for item in sorted(row)]
 

@@ -1,4 +1,4 @@
-"""Rules by the names of operators: `rule_of`."""
+"""`rule_of`: the rule of an operator, by its name."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
@@ -170,10 +170,10 @@ _EXTREMES_OF_TWO = frozenset({"max", "min"})
 
 
 def rule_of(node: fx.Node) -> Rule:
-    """Return the rule of a call node; `unknown` where there is none but the sizes."""
-    name, made = base_name(node), node.meta.get("val")
-    if made is None or isinstance(
-        made, torch.SymInt | torch.SymBool | torch.SymFloat | int | float
+    """Return the rule of a call node; `unknown`, which compares sizes, where there is none."""
+    name, value = base_name(node), node.meta.get("val")
+    if value is None or isinstance(
+        value, torch.SymInt | torch.SymBool | torch.SymFloat | int | float
     ):
         return number
     if name in _EXTREMES_OF_TWO and "other" in str(node.target):

@@ -1,4 +1,4 @@
-"""Rules of operators that make tensors from sizes, and of sizes themselves."""
+"""Rules of operators that create tensors from sizes, and of numbers."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ _ZEROS = frozenset({"zeros", "new_zeros", "zeros_like"})
 
 
 def _split(call: Call) -> Layout:
-    """Return where the batch is in what is made: where the operand has it, or by its size."""
+    """Return the position of the batch in a new tensor: that of the operand, or by its size."""
     sizes = call.results[0] or ()
     split = [operand for operand in call.operands if call.layout(operand).is_split]
     for operand in split:
@@ -34,25 +34,25 @@ def _split(call: Call) -> Layout:
 
 
 def constant(call: Call) -> list[Layout]:
-    """Return the layout of a tensor filled with one number: only its shape is the operand's."""
+    """Return the layout of a tensor filled with one number, which only has the operand's shape."""
     call.apart.extend(call.operands)
     value = call.arguments.get("fill_value", call.arguments.get("s"))
     is_zero = call.name in _ZEROS or (isinstance(value, int | float) and value == 0)
-    found = replace(_split(call), is_zero=is_zero)
+    layout = replace(_split(call), is_zero=is_zero)
     filled = call.layout(value)
     if filled.is_partial:
         filled = call.whole(value)
-    return [replace(found, scale=filled.scale)]
+    return [replace(layout, scale=filled.scale)]
 
 
 def positions(call: Call) -> list[Layout]:
-    """Return the layout of numbers that count up, from 0 on each process."""
-    found = Layout(0) if _numbers_rows(call) else _split(call)
-    return [replace(found, differs=POSITIONS) if found.is_split else found]
+    """Return the layout of ascending numbers, which start from 0 on each process."""
+    layout = Layout(0) if _numbers_rows(call) else _split(call)
+    return [replace(layout, differs=POSITIONS) if layout.is_split else layout]
 
 
 def _numbers_rows(call: Call) -> bool:
-    """Whether what is counted is written at split indices of as many: an order turned round."""
+    """Return whether the numbers are written at as many split indices, to invert an order."""
     for user in call.node.users:
         if base_name(user) == "index_put" and user.args[2] is call.node:
             by = [n for n in tree_leaves(user.args[1]) if isinstance(n, fx.Node)]
@@ -62,7 +62,7 @@ def _numbers_rows(call: Call) -> bool:
 
 
 def random(call: Call) -> list[Layout]:
-    """Return the layout of random numbers: with the batch, each process draws others."""
+    """Return the layout of random numbers, which differ between processes if they are split."""
     call.apart.extend(call.operands)
     at = call.layout(call.first()) if call.operands else Layout()
     split = [replace(at, scale=0, is_zero=False)] if at.is_split else [_split(call)]
@@ -70,14 +70,14 @@ def random(call: Call) -> list[Layout]:
 
 
 def number(call: Call) -> list[Layout]:
-    """Return the layout of a number: a size made of the batch is smaller on each process."""
-    made = call.node.meta.get("val")
-    if isinstance(made, torch.SymInt):
-        power = call.batch.power_of(extent(made))
+    """Return the layout of a number; one that grows with the batch is smaller on each process."""
+    value = call.node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        power = call.batch.power_of(extent(value))
         differs = "is a size that is not in proportion to the batch" if power is None else ""
         return [Layout(scale=-(power or 0), differs=differs)]
-    if made is None:
-        # A mere check, such as an assertion.
+    if value is None:
+        # A check, such as an assertion.
         call.apart.extend(call.operands)
         return [Layout()]
     for operand in call.operands:

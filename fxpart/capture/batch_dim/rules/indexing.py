@@ -1,4 +1,4 @@
-"""Rules of operators that read, or write, at indices."""
+"""Rules of operators that read or write at indices."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ __all__ = [
 
 
 def embedding(call: Call) -> list[Layout]:
-    """Return the layout of rows of a table: split as the indices are."""
+    """Return the layout of rows of a table, which are split like the indices."""
     table, indices = call.arguments["weight"], call.arguments["indices"]
     rows, at = call.layout(table), call.whole(indices)
     if at.is_split and rows.is_partial:
@@ -34,10 +34,10 @@ def embedding(call: Call) -> list[Layout]:
 
 
 def embedding_bag(call: Call) -> list[Layout]:
-    """Return the layouts of bags of embeddings: split as the bags are.
+    """Return the layouts of bags of embeddings, which are split like the bags.
 
-    Offsets into one's own indices are what each process needs. Which bag an index belongs to, and
-    sizes of bags, may be beside the result.
+    Each process needs offsets into its own indices. Further results may be the bag of each index,
+    and sizes of bags.
     """
     indices, offsets = call.arguments["indices"], call.arguments["offsets"]
     call.whole(call.arguments["weight"])
@@ -46,19 +46,19 @@ def embedding_bag(call: Call) -> list[Layout]:
         return [Layout() for _ in call.results]
     if isinstance(offsets, fx.Node) and call.layout(offsets).differs == POSITIONS:
         call.apart.append(offsets)
-    found = [Layout(0)]
+    layouts = [Layout(0)]
     bags = (call.results[0] or (0,))[0]
     for position, sizes in enumerate(call.results[1:], 1):
         if not sizes or sizes[0] == 0:
-            found.append(Layout())
+            layouts.append(Layout())
         else:
             counts = position == 1
-            found.append(Layout(0, differs=POSITIONS if counts and sizes[0] != bags else ""))
-    return found
+            layouts.append(Layout(0, differs=POSITIONS if counts and sizes[0] != bags else ""))
+    return layouts
 
 
 def at_positions(call: Call, source: fx.Node, dim: int, index: object) -> bool:
-    """Whether `index` counts a process's own examples, and so is right for its part of `source`."""
+    """Return whether `index` counts a process's own examples, and so fits its part of `source`."""
     at = call.layout(source)
     if at.is_split and at.dim == dim and call.layout(index).differs == POSITIONS:
         call.apart.append(index)  # type: ignore[arg-type]
@@ -67,22 +67,22 @@ def at_positions(call: Call, source: fx.Node, dim: int, index: object) -> bool:
 
 
 def index(call: Call) -> list[Layout]:
-    """Return the layout of ``x[i, :, j]``: indices are broadcast, and stand in for their dims."""
+    """Return the layout of ``x[i, :, j]``: indices are broadcast, and replace their dimensions."""
     source = call.arguments["self"]
-    given = list(call.arguments["indices"])
-    used = [dim for dim, one in enumerate(given) if one is not None]
+    indices = list(call.arguments["indices"])
+    used = [dim for dim, item in enumerate(indices) if item is not None]
     rank = call.rank()
-    wide = max(len(call.sizes(given[dim])) for dim in used)
+    wide = max(len(call.sizes(indices[dim])) for dim in used)
     first = used[0] if used == list(range(used[0], used[-1] + 1)) else 0
     at = call.layout(source)
-    if at.is_partial and any(call.layout(given[dim]).is_split for dim in used):
+    if at.is_partial and any(call.layout(indices[dim]).is_split for dim in used):
         at = call.whole(source)
-    by_index = [call.aligned(given[d], wide, call.whole(given[d])) for d in used]
+    by_index = [call.aligned(indices[d], wide, call.whole(indices[d])) for d in used]
     split = combined(by_index)
     if not at.is_split:
         return [replace(split, dim=split.dim + first) if split.is_split else at]
     if at.dim in used:
-        if at_positions(call, source, at.dim, given[at.dim]) and split.is_split:
+        if at_positions(call, source, at.dim, indices[at.dim]) and split.is_split:
             return [replace(split, dim=split.dim + first, scale=at.scale)]
         return [replace(at, dim=min(first, max(rank - 1, 0)), differs=SOME_EXAMPLES)]
     kept = at.dim - sum(dim < at.dim for dim in used)
@@ -94,16 +94,16 @@ def index(call: Call) -> list[Layout]:
 def index_put(call: Call) -> list[Layout]:
     """Return the layout of a tensor into which values are written, or added, at indices."""
     source, values = call.arguments["self"], call.arguments["values"]
-    given = list(call.arguments["indices"])
-    used = [dim for dim, one in enumerate(given) if one is not None]
+    indices = list(call.arguments["indices"])
+    used = [dim for dim, item in enumerate(indices) if item is not None]
     at, new = call.layout(source), call.whole(values)
     if at.is_split:
         scale = new.scale if at.is_zero or call.name == "empty_like" else at.scale
         differs = ""
-        if at.dim in used and not at_positions(call, source, at.dim, given[at.dim]):
+        if at.dim in used and not at_positions(call, source, at.dim, indices[at.dim]):
             differs = SOME_EXAMPLES
         return [replace(at, scale=scale, is_zero=False, differs=differs)]
-    split = new.is_split or any(call.layout(given[dim]).is_split for dim in used)
+    split = new.is_split or any(call.layout(indices[dim]).is_split for dim in used)
     if not split:
         return [replace(call.whole(source), is_zero=False, scale=new.scale)]
     if call.arguments.get("accumulate") and at.is_zero:
@@ -126,9 +126,9 @@ def index_select(call: Call) -> list[Layout]:
 
 
 def _at_the_same(call: Call, source: fx.Node, at: Layout) -> Layout:
-    """Return the layout where indices, and what is written, are the same on every process.
+    """Return the layout where indices and written values are the same on every process.
 
-    They are places in each process's own examples, or as many of its first ones as there are.
+    They address positions in each process's own examples, or its first ones.
     """
     if call.name == "gather":
         return replace(at, dim=REPLICATED, outer=1, differs=SOME_EXAMPLES) if at.is_split else at
@@ -138,9 +138,9 @@ def _at_the_same(call: Call, source: fx.Node, at: Layout) -> Layout:
 
 
 def gather(call: Call) -> list[Layout]:
-    """Return the layout of ``gather`` and ``scatter``: indices line up with the tensor.
+    """Return the layout of ``gather`` and ``scatter``, whose indices align with the tensor.
 
-    Both are split alike, or the tensor holds as much for every example.
+    Both are split alike, or the tensor has the same elements for every example.
     """
     source, picks = call.arguments["self"], call.arguments["index"]
     along = int(call.arguments["dim"]) % max(len(call.sizes(source)), 1)
@@ -160,4 +160,6 @@ def gather(call: Call) -> list[Layout]:
     adds = call.name == "scatter_add" and at.is_zero and product(call.sizes(source)) != 0
     if adds and not at.is_split and by.dim == along:
         return [Layout(PARTIAL, scale=new.scale)]
-    return [*per_example(call)[:0], replace(by, dim=max(by.dim, 0), differs=SOME_EXAMPLES)]
+    # For its all-reduces.
+    per_example(call)
+    return [replace(by, dim=max(by.dim, 0), differs=SOME_EXAMPLES)]

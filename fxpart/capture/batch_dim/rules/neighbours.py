@@ -1,7 +1,7 @@
-"""Rules of operators to which the place of an element among its neighbours matters.
+"""Rules of operators in which elements depend on their neighbours: scans, softmax, windows, norms.
 
-Where the neighbours are of the same example, each example is treated alone. Where they are other
-examples, a process sees its own ones only.
+Where the neighbours belong to the same example, each example is independent. Where they are other
+examples, a process only has its own ones.
 """
 
 from collections.abc import Sequence
@@ -24,22 +24,22 @@ __all__ = [
 ]
 
 
-# Rules of operators that work along one dimension: sorts, scans, softmax.
-
 ALONG = "goes along the batch: a process goes along its own examples only"
+BAND = "compares positions within the batch: a process counts its own examples from 0"
+PADDED = "adds elements along the batch: a process adds them to its own examples"
 LINEAR_SCANS = frozenset({"cumsum", "diff", "flip", "roll"})
-"""Those that are linear: of parts of a sum they make parts of a sum."""
+"""Linear operators along a dimension: from terms of a sum they make terms of a sum."""
 
 
 def along(call: Call) -> list[Layout]:
-    """Return the layouts of results that keep the dimensions of the operand."""
+    """Return the layouts of sorts, scans and softmax, which work along a dimension."""
     operand = call.first()
     at = call.layout(operand) if call.name in LINEAR_SCANS else call.whole(operand)
     if not at.is_split:
         return [at for _ in call.results]
     rank = len(call.sizes(operand))
-    asked = call.arguments.get("dim", call.arguments.get("dims", -1))
-    dims = [asked] if isinstance(asked, int) else list(asked or range(rank))
+    chosen = call.arguments.get("dim", call.arguments.get("dims", -1))
+    dims = [chosen] if isinstance(chosen, int) else list(chosen or range(rank))
     nonlinear = at.scale and call.name not in LINEAR_SCANS
     differs = at.differs or (SCALES if nonlinear else "")
     if at.dim in [dim % rank for dim in dims]:
@@ -48,7 +48,7 @@ def along(call: Call) -> list[Layout]:
 
 
 def softmax_backward(call: Call) -> list[Layout]:
-    """Return the layout of the gradient of a softmax: linear in the gradient."""
+    """Return the layout of the gradient of a softmax, which is linear in the incoming gradient."""
     grad = call.whole(call.first())
     output = call.whole(call.arguments["output"])
     at = grad if grad.is_split else output
@@ -57,42 +57,38 @@ def softmax_backward(call: Call) -> list[Layout]:
     return [replace(at, scale=grad.scale, differs=at.differs or differs)]
 
 
-BAND = "compares positions within the batch: a process counts its own examples from 0"
-PADDED = "adds elements along the batch: a process adds them to its own examples"
-
-
 def band(call: Call) -> list[Layout]:
-    """Return the layout of ``tril`` and ``triu``: what is kept depends on the last two places."""
+    """Return the layout of ``tril`` and ``triu``, which compare the last two indices."""
     at, rank = call.layout(call.first()), call.rank()
     return [replace(at, differs=at.differs or BAND) if at.dim >= rank - 2 and at.is_split else at]
 
 
 def pad(call: Call) -> list[Layout]:
-    """Return the layout of a tensor with elements before and after it, or with fewer."""
+    """Return the layout of a tensor that is padded, or cropped."""
     operand, rank = call.first(), call.rank()
     value = call.arguments.get("value")
     at = call.layout(operand)
     if value and at.is_partial and at.scale != 1:
-        # The number would be added up: only in a mean it stays what it is.
+        # The padding would be summed over processes; only in a mean it keeps its value.
         at = call.whole(operand)
     widths = call.arguments.get("pad", call.arguments.get("padding"))
-    found = replace(at, is_zero=at.is_zero and not value)
+    layout = replace(at, is_zero=at.is_zero and not value)
     if not at.is_split:
-        return [found]
+        return [layout]
     differs = SCALES if value and at.scale else ""
     if _is_padded(widths, rank - 1 - at.dim):
-        return [replace(found, outer=1, differs=at.differs or PADDED)]
-    return [replace(found, differs=at.differs or differs)]
+        return [replace(layout, outer=1, differs=at.differs or PADDED)]
+    return [replace(layout, differs=at.differs or differs)]
 
 
 def _is_padded(widths: object, from_the_end: int) -> bool:
-    """Whether a dimension, counted from the last one, becomes longer or shorter."""
+    """Return whether a dimension, counted from the last one, becomes longer or shorter."""
     both = list(widths) if isinstance(widths, Sequence) else []
     return any(width != 0 for width in both[2 * from_the_end : 2 * from_the_end + 2])
 
 
 def spatial(call: Call) -> list[Layout]:
-    """Return the layouts of convolutions, pools and resizes: the last dimensions are space."""
+    """Return the layouts of convolutions, pools and resizes over the last dimensions."""
     rank = len(call.sizes(call.first()))
     named = next((int(digit) for digit in call.name if digit in "123"), rank - 2)
     return _alone(call, range(rank - named, rank))
@@ -108,13 +104,13 @@ def normalized(call: Call) -> list[Layout]:
 
 
 def attention(call: Call) -> list[Layout]:
-    """Return the layouts of attention: queries meet keys, both along the last dimension but one."""
+    """Return the layouts of attention, between queries and keys in the last dimension but one."""
     rank = len(call.sizes(call.first()))
     return _alone(call, range(rank - 2, rank))
 
 
 def _alone(call: Call, joined: range) -> list[Layout]:
-    """Return the layouts where `joined` are the dimensions of the first operand that are joined."""
+    """Return the layouts where elements along `joined` dimensions of operand 0 are combined."""
     at = call.layout(call.first())
     if at.dim not in joined:
         return per_example(call)

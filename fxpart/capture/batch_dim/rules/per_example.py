@@ -1,6 +1,6 @@
-"""Rules of operators that treat each example alone, and what is said of operators without a rule.
+"""Rules of operators that treat each example alone, and of operators without a rule.
 
-The batch is looked for by its size: first in the dimension that it had, then in any.
+The batch is located by its size: first in the dimension of the operand, then in any.
 """
 
 from collections.abc import Sequence
@@ -25,71 +25,8 @@ __all__ = [
 ]
 
 
-# Sums and products of layouts: what rules of operators are made of.
-
 PAIRS = "pairs examples with examples: a process has its own ones only"
 SCALES = "joins values that depend on the number of examples in different ways"
-
-
-def combined(layouts: Sequence[Layout]) -> Layout:
-    """Return where the batch is in a result of all of these, none of them partial."""
-    split = [layout for layout in layouts if layout.is_split]
-    if not split:
-        return Layout()
-    where = {(layout.dim, layout.outer): None for layout in split}
-    return Layout(split[0].dim, split[0].outer, differs=PAIRS if len(where) > 1 else "")
-
-
-def unlinear(call: Call, values: Sequence[object], rank: int) -> Layout:
-    """Return the layout of a function that is not linear in `values`, broadcast to `rank`."""
-    layouts = [call.aligned(value, rank, call.whole(value)) for value in values]
-    found = combined(layouts)
-    if any(layout.scale for layout in layouts if not layout.is_zero):
-        return replace(found, differs=found.differs or SCALES)
-    return found
-
-
-def added(call: Call, values: Sequence[object], rank: int) -> Layout:
-    """Return the layout of a sum, or of any choice, of `values`, broadcast to `rank`.
-
-    A replicated value is as good as a partial one of the next scale: the sum of N copies is N times
-    it. So a mean over the batch plus a number is a mean over the batch.
-    """
-    layouts = [call.layout(value) for value in values]
-    live = [layout for layout in layouts if not layout.is_zero]
-    if any(layout.is_partial for layout in live):
-        scales = {layout.scale + (not layout.is_partial) for layout in live}
-        sums = all(layout.reduction == "sum" for layout in live)
-        if len(scales) == 1 and sums and not any(layout.is_split for layout in layouts):
-            return Layout(PARTIAL, scale=scales.pop())
-        layouts = [call.whole(value) for value in values]
-        live = [layout for layout in layouts if not layout.is_zero]
-    placed = [call.aligned(v, rank, layout) for v, layout in zip(values, layouts, strict=True)]
-    found = combined(placed)
-    scales = {layout.scale for layout in live}
-    if len(scales) > 1:
-        return replace(found, differs=found.differs or SCALES)
-    return replace(found, scale=max(scales, default=0), is_zero=not live)
-
-
-def multiplied(
-    call: Call, values: Sequence[object], rank: int, powers: Sequence[int] | None = None
-) -> Layout:
-    """Return the layout of a product of `values`, each to the power 1 or -1, element by element."""
-    exponents = [1] * len(values) if powers is None else powers
-    layouts = [call.layout(value) for value in values]
-    partial = [i for i, layout in enumerate(layouts) if layout.is_partial]
-    alone = len(partial) == 1 and not any(layout.is_split for layout in layouts)
-    keeps = alone and exponents[partial[0]] == 1 and layouts[partial[0]].reduction == "sum"
-    if partial and not keeps:
-        layouts = [call.whole(value) for value in values]
-    scale = sum(power * layout.scale for power, layout in zip(exponents, layouts, strict=True))
-    is_zero = any(layout.is_zero for layout in layouts)
-    if partial and keeps:
-        return Layout(PARTIAL, scale=scale, is_zero=is_zero)
-    placed = [call.aligned(v, rank, layout) for v, layout in zip(values, layouts, strict=True)]
-    return replace(combined(placed), scale=scale, is_zero=is_zero)
-
 
 _LINEAR = frozenset(
     {
@@ -112,12 +49,78 @@ PARAMETERS = {
     "_embedding_bag_backward": (0,),
     "_embedding_bag_dense_backward": (0,),
 }
-"""Which results of a backward are gradients of parameters: sums over the batch."""
+"""The results of a backward that are gradients of parameters, and so sums over the batch."""
 
 
-def located(call: Call, of: fx.Node, sizes: Sizes) -> int | None:
-    """Return the dimension of a result of those sizes that is the batch dimension of operand."""
-    at, before = call.layout(of), call.sizes(of)
+# Sums and products of layouts, of which rules are made.
+
+
+def combined(layouts: Sequence[Layout]) -> Layout:
+    """Return the position of the batch in a result of several operands, none of them partial."""
+    split = [layout for layout in layouts if layout.is_split]
+    if not split:
+        return Layout()
+    where = {(layout.dim, layout.outer): None for layout in split}
+    return Layout(split[0].dim, split[0].outer, differs=PAIRS if len(where) > 1 else "")
+
+
+def unlinear(call: Call, values: Sequence[object], rank: int) -> Layout:
+    """Return the layout of a function that is not linear in `values`, broadcast to `rank`."""
+    layouts = [call.aligned(value, rank, call.whole(value)) for value in values]
+    layout = combined(layouts)
+    if any(each.scale for each in layouts if not each.is_zero):
+        return replace(layout, differs=layout.differs or SCALES)
+    return layout
+
+
+def added(call: Call, values: Sequence[object], rank: int) -> Layout:
+    """Return the layout of a sum, or of any choice, of `values`, broadcast to `rank`.
+
+    A replicated value equals a partial one of the next scale, since the sum of N copies is N times
+    the value. So a mean over the batch plus a number is a mean over the batch.
+    """
+    layouts = [call.layout(value) for value in values]
+    live = [each for each in layouts if not each.is_zero]
+    if any(each.is_partial for each in live):
+        scales = {each.scale + (not each.is_partial) for each in live}
+        sums = all(each.reduction == "sum" for each in live)
+        if len(scales) == 1 and sums and not any(each.is_split for each in layouts):
+            return Layout(PARTIAL, scale=scales.pop())
+        layouts = [call.whole(value) for value in values]
+        live = [each for each in layouts if not each.is_zero]
+    placed = [call.aligned(v, rank, each) for v, each in zip(values, layouts, strict=True)]
+    layout = combined(placed)
+    scales = {each.scale for each in live}
+    if len(scales) > 1:
+        return replace(layout, differs=layout.differs or SCALES)
+    return replace(layout, scale=max(scales, default=0), is_zero=not live)
+
+
+def multiplied(
+    call: Call, values: Sequence[object], rank: int, powers: Sequence[int] | None = None
+) -> Layout:
+    """Return the layout of a product of `values`, each to the power 1 or -1, element by element."""
+    exponents = [1] * len(values) if powers is None else powers
+    layouts = [call.layout(value) for value in values]
+    partial = [i for i, layout in enumerate(layouts) if layout.is_partial]
+    alone = len(partial) == 1 and not any(layout.is_split for layout in layouts)
+    keeps = alone and exponents[partial[0]] == 1 and layouts[partial[0]].reduction == "sum"
+    if partial and not keeps:
+        layouts = [call.whole(value) for value in values]
+    scale = sum(power * layout.scale for power, layout in zip(exponents, layouts, strict=True))
+    is_zero = any(layout.is_zero for layout in layouts)
+    if partial and keeps:
+        return Layout(PARTIAL, scale=scale, is_zero=is_zero)
+    placed = [call.aligned(v, rank, layout) for v, layout in zip(values, layouts, strict=True)]
+    return replace(combined(placed), scale=scale, is_zero=is_zero)
+
+
+# Rules.
+
+
+def located(call: Call, operand: fx.Node, sizes: Sizes) -> int | None:
+    """Return the dimension, among the `sizes` of a result, of the batch of `operand`."""
+    at, before = call.layout(operand), call.sizes(operand)
     if not 0 <= at.dim < len(before):
         return None
     batch = before[at.dim]
@@ -164,27 +167,27 @@ def _result(call: Call, main: fx.Node, at: Layout, sizes: Sizes | None, differs:
 
 
 def unknown(call: Call) -> list[Layout]:
-    """Return what sizes alone say of an operator without a rule, see `BatchDimAnalyzer`."""
+    """Return the layouts of an operator without a rule, by sizes alone; see `BatchDimAnalyzer`."""
     call.by_size = True
     return per_example(call)
 
 
 def backward(call: Call) -> list[Layout]:
-    """Return the layouts of a backward: as the gradient that it is given, or partial."""
+    """Return the layouts of a backward: that of the incoming gradient, or partial."""
     grad = call.first()
     if call.layout(grad).is_partial and not any(call.layout(n).is_split for n in call.operands):
         return [call.layout(grad) for _ in call.results]
     at = call.whole(grad)
     known = PARAMETERS.get(call.name)
     main = grad if at.is_split else _main(call)
-    found = []
+    layouts = []
     for index, sizes in enumerate(call.results):
         if sizes is None or main is None:
-            found.append(Layout())
+            layouts.append(Layout())
         elif known is not None and index in known:
-            found.append(Layout(PARTIAL, scale=at.scale))
+            layouts.append(Layout(PARTIAL, scale=at.scale))
         else:
-            one = _result(call, main, call.layout(main), sizes, "")
-            found.append(replace(one, scale=at.scale))
-    call.by_size = known is None and any(layout.is_partial for layout in found)
-    return found
+            layout = _result(call, main, call.layout(main), sizes, "")
+            layouts.append(replace(layout, scale=at.scale))
+    call.by_size = known is None and any(each.is_partial for each in layouts)
+    return layouts

@@ -1,4 +1,4 @@
-"""Rules of operators that work element by element."""
+"""Rules of elementwise operators."""
 
 from dataclasses import replace
 
@@ -14,32 +14,32 @@ __all__ = ["add", "choice", "divide", "gradient", "multiply", "pointwise", "same
 
 
 def _tensors(call: Call) -> list[object]:
-    """Return the arguments that enter the result: nodes, and numbers beside them."""
+    """Return the nodes among the arguments."""
     return [leaf for leaf in call.leaves() if isinstance(leaf, fx.Node) and leaf in call.state]
 
 
 def pointwise(call: Call) -> list[Layout]:
-    """Return the layout of any function element by element."""
+    """Return the layout of any elementwise function."""
     return [unlinear(call, _tensors(call), call.rank())]
 
 
 def same(call: Call) -> list[Layout]:
-    """Return the layout of a copy or cast; a sum of parts rounded to whole numbers is no sum."""
+    """Return the layout of a copy or cast; a partial value must be summed before it is rounded."""
     operand = call.first()
-    found = call.layout(operand)
+    layout = call.layout(operand)
     before, after = operand.meta["val"], call.node.meta["val"]
-    if found.is_partial and not after.is_floating_point() and before.dtype != after.dtype:
+    if layout.is_partial and not after.is_floating_point() and before.dtype != after.dtype:
         return [call.whole(operand)]
-    return [found]
+    return [layout]
 
 
 def add(call: Call) -> list[Layout]:
-    """Return the layout of a sum or difference of two, each maybe a number."""
+    """Return the layout of a sum or difference of two tensors or numbers."""
     return [added(call, [call.arguments["self"], call.arguments["other"]], call.rank())]
 
 
 def choice(call: Call) -> list[Layout]:
-    """Return the layout of ``where`` and ``masked_fill``: of the two to choose from."""
+    """Return the layout of ``where`` and ``masked_fill``, which choose from two values."""
     arguments, rank = call.arguments, call.rank()
     condition = arguments.get("condition", arguments.get("mask"))
     two = [arguments["self"], arguments.get("other", arguments.get("value"))]
@@ -47,41 +47,41 @@ def choice(call: Call) -> list[Layout]:
     if mask.is_split and any(call.layout(value).is_partial for value in two):
         two_layouts = [call.aligned(value, rank, call.whole(value)) for value in two]
         return [combined([mask, *two_layouts])]
-    found = added(call, two, rank)
+    chosen = added(call, two, rank)
     if not mask.is_split:
-        return [found]
-    both = combined([mask, found])
-    return [replace(both, scale=found.scale, is_zero=found.is_zero)]
+        return [chosen]
+    both = combined([mask, chosen])
+    return [replace(both, scale=chosen.scale, is_zero=chosen.is_zero)]
 
 
 def multiply(call: Call) -> list[Layout]:
-    """Return the layout of a product of two, each maybe a number."""
+    """Return the layout of a product of two tensors or numbers."""
     return [multiplied(call, [call.arguments["self"], call.arguments["other"]], call.rank())]
 
 
 def divide(call: Call) -> list[Layout]:
     """Return the layout of a quotient.
 
-    By a number of elements the gradient of a mean is divided. With sizes that are numbers, a number
-    is taken for one where it is just how many elements the result has, and where the batch divides
-    it and what is divided was only now repeated for each example.
+    The gradient of a mean is divided by a number of elements, which depends on the batch. Where
+    sizes are numbers, a divisor counts as one if it equals the number of elements of the result, or
+    if the batch divides it and the dividend has just been repeated for each example.
     """
     above, below = call.arguments["self"], call.arguments["other"]
     if call.arguments.get("rounding_mode") is not None:
         return pointwise(call)
-    found = multiplied(call, [above, below], call.rank(), [1, -1])
-    if not (isinstance(below, int | float) and isinstance(above, fx.Node) and found.is_split):
-        return [found]
+    layout = multiplied(call, [above, below], call.rank(), [1, -1])
+    if not (isinstance(below, int | float) and isinstance(above, fx.Node) and layout.is_split):
+        return [layout]
     sizes = call.results[0] or ()
-    size = sizes[found.dim]
+    size = sizes[layout.dim]
     if isinstance(size, int) and (below == product(sizes) or _divides_repeated(call, above, size)):
         call.by_size = True
-        return [replace(found, scale=found.scale + 1)]
-    return [found]
+        return [replace(layout, scale=layout.scale + 1)]
+    return [layout]
 
 
 def _divides_repeated(call: Call, above: fx.Node, size: int) -> bool:
-    """Whether `above` was only now repeated for each example, and the divisor is made of them."""
+    """Return whether `above` was just repeated for each example, and the batch divides `below`."""
     below = call.arguments["other"]
     if above.target is not torch.ops.aten.expand.default or below < size or below % size:
         return False
@@ -89,14 +89,14 @@ def _divides_repeated(call: Call, above: fx.Node, size: int) -> bool:
 
 
 def gradient(call: Call) -> list[Layout]:
-    """Return the layout of a gradient: linear in the first argument, element by element."""
+    """Return the layout of an elementwise gradient, which is linear in the first argument."""
     values = _tensors(call)
     grad = call.layout(values[0])
     others = [call.layout(value) for value in values[1:]]
     if grad.is_partial and not any(x.is_split or x.is_partial for x in others):
         return [grad]
     grad = call.whole(values[0])
-    found = unlinear(call, values[1:], call.rank())
-    both = combined([call.aligned(values[0], call.rank(), grad), found])
-    differs = both.differs or (SCALES if found.differs == SCALES else "")
+    rest = unlinear(call, values[1:], call.rank())
+    both = combined([call.aligned(values[0], call.rank(), grad), rest])
+    differs = both.differs or (SCALES if rest.differs == SCALES else "")
     return [replace(both, scale=grad.scale, differs=differs, is_zero=grad.is_zero)]

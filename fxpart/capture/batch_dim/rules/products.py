@@ -1,6 +1,6 @@
-"""Rules of matrix products: a batch that is summed over leaves a partial result.
+"""Rules of matrix products, which are partial where they sum over the batch.
 
-Each dimension of the operands gets a label, as in Einstein's notation.
+Each dimension of the operands has a label, as in Einstein's notation.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ __all__ = ["addmm", "einsum", "grouped_product", "linear", "matmul"]
 def _product(
     call: Call, values: Sequence[object], labels: Sequence[Sequence[str]], out: Sequence[str]
 ) -> Layout:
-    """Return the layout of a product of two whose dimensions bear those labels."""
+    """Return the layout of a product of two tensors with labelled dimensions."""
     layouts = [call.layout(value) for value in values]
     if any(x.is_partial for x in layouts) and (
         sum(x.is_partial for x in layouts) > 1 or any(x.is_split for x in layouts)
@@ -39,7 +39,7 @@ def _product(
 
 
 def _matmul_labels(first: int, second: int) -> tuple[list[str], list[str], list[str]]:
-    """Return the labels of two operands of those ranks, and of their product."""
+    """Return the labels of two operands of the given ranks, and of their product."""
     if first == 1 and second == 1:
         return ["k"], ["k"], []
     rows, columns = (["m"] if first > 1 else []), (["n"] if second > 1 else [])
@@ -64,33 +64,33 @@ def addmm(call: Call) -> list[Layout]:
     names = list(call.arguments)
     values = [call.arguments[name] for name in names[1:3]]
     left, right, out = _matmul_labels(*(len(call.sizes(value)) for value in values))
-    found = _product(call, values, [left, right], out)
-    return [_plus(call, found, call.arguments["self"])]
+    product = _product(call, values, [left, right], out)
+    return [_plus(call, product, call.arguments["self"])]
 
 
 def linear(call: Call) -> list[Layout]:
-    """Return the layout of ``linear``: the last dimension by the weight's second one."""
+    """Return the layout of ``linear``, which sums over the last dimensions of input and weight."""
     values = [call.arguments["input"], call.arguments["weight"]]
     lead = [f"b{i}" for i in range(len(call.sizes(values[0])) - 1)]
     out = ["o"] if len(call.sizes(values[1])) > 1 else []
-    found = _product(call, values, [[*lead, "k"], [*out, "k"]], [*lead, *out])
+    product = _product(call, values, [[*lead, "k"], [*out, "k"]], [*lead, *out])
     bias = call.arguments.get("bias")
-    return [found if bias is None else _plus(call, found, bias)]
+    return [product if bias is None else _plus(call, product, bias)]
 
 
-def _plus(call: Call, found: Layout, term: object) -> Layout:
+def _plus(call: Call, product: Layout, term: object) -> Layout:
     """Return the layout of a product plus `term`."""
     other = call.layout(term)
-    if other.is_zero or (found.is_partial and other == found):
-        return found
-    if found.is_partial:
-        # A sum of parts plus one whole is no sum of parts.
-        return found if other.scale + 1 == found.scale else replace(found, differs=SCALES)
+    if other.is_zero or (product.is_partial and other == product):
+        return product
+    if product.is_partial:
+        # A whole must not be added to each part.
+        return product if other.scale + 1 == product.scale else replace(product, differs=SCALES)
     other = call.aligned(term, call.rank(), call.whole(term))
-    differs = found.differs or (SCALES if other.scale != found.scale else "")
-    if found.is_split and other.is_split and other.dim != found.dim:
+    differs = product.differs or (SCALES if other.scale != product.scale else "")
+    if product.is_split and other.is_split and other.dim != product.dim:
         differs = differs or PAIRS
-    return replace(found if found.is_split else other, scale=found.scale, differs=differs)
+    return replace(product if product.is_split else other, scale=product.scale, differs=differs)
 
 
 def einsum(call: Call) -> list[Layout]:
@@ -104,25 +104,23 @@ def einsum(call: Call) -> list[Layout]:
     return [_product(call, values, labels, list(out))]
 
 
-# Rules of a mixture of experts: tokens of all examples in the order of their experts.
-
-
 def grouped_product(call: Call) -> list[Layout]:
-    """Return the layouts of products of runs of rows with a matrix each, or of their gradients.
+    """Return the layouts of products of groups of rows with a matrix each, or of their gradients.
 
-    Where the runs of a process end, it counts itself: that count is partial, and read as it is.
+    As in a mixture of experts, with the tokens of all examples in the order of their experts. Each
+    process counts the ends of its own groups: that count is partial, and read without all-reduce.
     """
     rows = next((n for n in call.operands if call.layout(n).is_split), None)
     if rows is None:
         return [Layout() for _ in call.results]
     at = call.layout(rows)
     scale = max(call.layout(n).scale for n in call.operands if call.layout(n).is_split)
-    found = []
+    layouts = []
     for sizes in call.results:
         if sizes is None:
-            found.append(Layout())
+            layouts.append(Layout())
         elif sizes[0] == call.sizes(rows)[0]:
-            found.append(replace(at, scale=scale, differs=at.differs or ALONG))
+            layouts.append(replace(at, scale=scale, differs=at.differs or ALONG))
         else:
-            found.append(Layout(PARTIAL, scale=scale))
-    return found
+            layouts.append(Layout(PARTIAL, scale=scale))
+    return layouts

@@ -1,4 +1,4 @@
-"""Rules of reductions: over the batch, the parts of a sum are partial, those of a mean too."""
+"""Rules of reductions, losses, batch normalization and dropout."""
 
 from dataclasses import replace
 
@@ -19,10 +19,11 @@ __all__ = [
     "reduction",
 ]
 
-
 NO_SUM = "over the batch, is not made of what processes have of it alone"
+STATISTICS = "is normalized by the statistics of one process's own examples"
+
 _SUMS = {"sum": 0, "nansum": 0, "mean": 1, "nanmean": 1}
-"""Reductions that add up, and the scale of their parts."""
+"""Reductions that sum, and the scale of their parts."""
 _COUNTS = frozenset({"count_nonzero"})
 _EXTREMES = {"amax": "max", "max": "max", "any": "max", "amin": "min", "min": "min", "all": "min"}
 _OTHERS = frozenset(
@@ -31,13 +32,15 @@ _OTHERS = frozenset(
 )  # fmt: skip
 REDUCTIONS = frozenset(_SUMS) | _COUNTS | frozenset(_EXTREMES) | _OTHERS
 """Names of the operators that `reduction` knows."""
+_NONE, _MEAN = 0, 1
+_MODES = {"none": _NONE, "mean": _MEAN, "sum": 2}
 
 
 def _dims(call: Call, rank: int) -> list[int]:
-    asked = call.arguments.get("dim")
-    if isinstance(asked, int):
-        return [asked % max(rank, 1)]
-    return [dim % rank for dim in asked] if asked else list(range(rank))
+    dims = call.arguments.get("dim")
+    if isinstance(dims, int):
+        return [dims % max(rank, 1)]
+    return [dim % rank for dim in dims] if dims else list(range(rank))
 
 
 def reduction(call: Call) -> list[Layout]:
@@ -69,27 +72,24 @@ def _over_the_batch(call: Call, at: Layout, index: int) -> Layout:
 
 
 def counted(call: Call) -> list[Layout]:
-    """Return the layout of a histogram: counts of all elements add up."""
+    """Return the layout of a histogram, whose counts are summed."""
     at = call.whole(call.first())
     return [Layout(PARTIAL) if at.is_split else Layout()]
 
 
-# Rules of losses: a mean over the batch is partial with scale 1, a sum with scale 0.
-
-_NONE, _MEAN = 0, 1
-_MODES = {"none": _NONE, "mean": _MEAN, "sum": 2}
+# Losses: a mean over the batch is partial with scale 1, a sum with scale 0.
 
 
 def _mode(call: Call) -> int:
-    asked = call.arguments.get("reduction", _MEAN)
-    return _MODES[asked] if isinstance(asked, str) else int(asked)
+    mode = call.arguments.get("reduction", _MEAN)
+    return _MODES[mode] if isinstance(mode, str) else int(mode)
 
 
 def loss(call: Call) -> list[Layout]:
-    """Return the layouts of a loss, and of the sum of weights that some return beside it.
+    """Return the layouts of a loss, and of the sum of weights that some losses return too.
 
-    A mean is taken of the targets that count; that each process has as many of them is assumed, as
-    everywhere that gradients of processes are averaged.
+    A mean is over the targets that count, of which each process is assumed to have equally many, as
+    wherever gradients of processes are averaged.
     """
     mode = _mode(call)
     if mode == _NONE:
@@ -102,9 +102,9 @@ def loss(call: Call) -> list[Layout]:
 
 
 def loss_backward(call: Call) -> list[Layout]:
-    """Return the layout of the gradient by what the loss was taken of.
+    """Return the layout of the gradient with respect to the operand of the loss.
 
-    The sum of weights is read as each process has it: that is what a step of its own divides by.
+    The sum of weights is read without all-reduce: a process divides by its own sum.
     """
     grad = call.whole(call.first())
     target = call.arguments.get("self", call.operands[1])
@@ -113,9 +113,7 @@ def loss_backward(call: Call) -> list[Layout]:
     return [replace(at, scale=grad.scale + mean) for _ in call.results]
 
 
-# Rules of normalizations by the batch's own statistics, and of dropout.
-
-STATISTICS = "is normalized by the statistics of one process's own examples"
+# Batch normalization and dropout.
 
 
 def _trains(call: Call) -> bool:
@@ -124,34 +122,34 @@ def _trains(call: Call) -> bool:
 
 
 def batch_norm(call: Call) -> list[Layout]:
-    """Return the layouts of a batch normalization; in training its means are means of parts."""
-    found = per_example(call)
-    if not found[0].is_split:
-        return found
-    first = replace(found[0], dim=found[0].dim)
+    """Return the layouts of a batch normalization, whose statistics differ in training."""
+    layouts = per_example(call)
+    if not layouts[0].is_split:
+        return layouts
+    first = replace(layouts[0], dim=layouts[0].dim)
     if not _trains(call):
-        return [first, *(Layout() for _ in found[1:])]
+        return [first, *(Layout() for _ in layouts[1:])]
     mean, deviation = Layout(PARTIAL, scale=1), Layout(PARTIAL, differs=STATISTICS)
-    return [replace(first, differs=STATISTICS), mean, deviation, Layout(), Layout()][: len(found)]
+    return [replace(first, differs=STATISTICS), mean, deviation, Layout(), Layout()][: len(layouts)]
 
 
 def batch_norm_backward(call: Call) -> list[Layout]:
-    """Return the layouts of its gradients: what was saved of the forward is read as it is."""
+    """Return the layouts of its gradients; saved statistics are read without all-reduce."""
     kept = [call.arguments.get(name) for name in ("save_mean", "save_invstd")]
-    found = backward(call)
+    layouts = backward(call)
     call.reduced[:] = [node for node in call.reduced if node not in kept]
     if not _trains(call):
-        return found
+        return layouts
     return [
         replace(x, differs=STATISTICS) if sizes else x
-        for x, sizes in zip(found, call.results, strict=True)
+        for x, sizes in zip(layouts, call.results, strict=True)
     ]
 
 
 def dropout(call: Call) -> list[Layout]:
-    """Return the layouts of a dropout: nothing happens by probability 0, nor out of training."""
+    """Return the layouts of a dropout, an identity outside of training or with probability 0."""
     trains = call.arguments.get("train", call.arguments.get("training", True))
     if not trains or call.arguments.get("p") == 0:
         return [*same(call), *(Layout() for _ in call.results[1:])]
-    found = per_example(call)
-    return [replace(x, differs=RANDOM) if x.is_split else x for x in found]
+    layouts = per_example(call)
+    return [replace(x, differs=RANDOM) if x.is_split else x for x in layouts]

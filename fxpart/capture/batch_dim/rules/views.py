@@ -1,4 +1,4 @@
-"""Rules of operators that only move elements about, and of their gradients."""
+"""Rules of operators that only move elements, and of their gradients."""
 
 from dataclasses import replace
 
@@ -15,34 +15,35 @@ MIXED = "mixes the batch with other dimensions: a part of the examples is no par
 
 
 def view(call: Call) -> list[Layout]:
-    """Return where a view moves the batch; what is not split stays as it is."""
+    """Return the layouts after a view; a value that is not split stays as it is."""
     operand = call.first()
     at = call.layout(operand)
     if not at.is_split:
         return [at for _ in call.results]
     before, after = call.sizes(operand), [sizes or () for sizes in call.results]
-    found = moved(call.name, call.arguments, before, after, Moved(at.dim, at.outer))
+    positions = moved(call.name, call.arguments, before, after, Moved(at.dim, at.outer))
     return [
         _lost(call, at, result)
-        if place is None or _is_fixed(call, before, after[result], at.dim, place.dim)
-        else replace(at, dim=place.dim, outer=place.outer)
-        for result, place in enumerate(found)
+        if to is None or _is_fixed(call, before, after[result], at.dim, to.dim)
+        else replace(at, dim=to.dim, outer=to.outer)
+        for result, to in enumerate(positions)
     ]
 
 
 def _is_fixed(call: Call, before: Sizes, after: Sizes, source: int, dim: int) -> bool:
-    """Whether a reshape makes as many groups of any number of examples: `dim` stays as it is.
+    """Return whether a reshape makes equally many groups of any number of examples.
 
-    With sizes that are numbers, one that is not made of the batch is taken for fixed where another
-    dimension takes what is left, or where a group's examples are one dimension with what they have.
+    Then the size of `dim` is fixed. Where sizes are numbers, one that the batch does not divide
+    counts as fixed if another dimension is inferred (-1), or if no dimension has the batch's
+    stride any more.
     """
     size = after[dim] if dim < len(after) else 1
     if call.name not in RESHAPES or not isinstance(size, int) or call.batch.was_seen(size):
         return False
     if not isinstance(before[source], int):
         return True
-    asked: list[object] = call.arguments.get("size", call.arguments.get("shape", []))
-    rest = -1 in asked and asked[dim] != -1
+    sizes: list[object] = call.arguments.get("size", call.arguments.get("shape", []))
+    rest = -1 in sizes and sizes[dim] != -1
     return not call.batch.divides(size) and (rest or strides(before)[source] not in strides(after))
 
 
@@ -57,10 +58,10 @@ def _lost(call: Call, at: Layout, result: int) -> Layout:
 
 
 def repeated(call: Call) -> list[Layout]:
-    """Return the layout of a tensor that is repeated, maybe once for each example.
+    """Return the layout of a tensor that is repeated, possibly for each example.
 
-    What is split already, and repeated for each example once more, pairs examples. By numbers that
-    cannot be told from another dimension of that size, which is taken for likelier.
+    A value that is already split and repeated for each example again pairs examples. With numbers
+    as sizes that cannot be told from another dimension of the same size, which is assumed instead.
     """
     operand = call.first()
     before, after = call.sizes(operand), call.results[0] or ()
@@ -72,9 +73,9 @@ def repeated(call: Call) -> list[Layout]:
     ]
     if not call.layout(operand).is_split:
         return [replace(call.whole(operand), dim=grown[0])] if grown else view(call)
-    found = view(call)
-    others = [dim for dim in grown if dim != found[0].dim and not isinstance(after[dim], int)]
-    return [replace(x, differs=x.differs or PAIRS) for x in found] if others else found
+    layouts = view(call)
+    others = [dim for dim in grown if dim != layouts[0].dim and not isinstance(after[dim], int)]
+    return [replace(x, differs=x.differs or PAIRS) for x in layouts] if others else layouts
 
 
 def item(call: Call) -> list[Layout]:
@@ -86,7 +87,7 @@ def item(call: Call) -> list[Layout]:
 
 
 def cat(call: Call) -> list[Layout]:
-    """Return the layout of tensors in a row: along the batch it comes round once for each."""
+    """Return the layout of concatenated tensors; along the batch, it repeats for each of them."""
     tensors = call.arguments["tensors"]
     layouts = [call.layout(tensor) for tensor in tensors]
     if (
@@ -124,19 +125,19 @@ def stack(call: Call) -> list[Layout]:
 
 
 def select_backward(call: Call) -> list[Layout]:
-    """Return the layout of the gradient of `select`: the dimension comes back."""
+    """Return the layout of the gradient of `select`, which restores the dimension."""
     at = call.layout(call.first())
     along = int(call.arguments["dim"]) % call.rank()
     return [replace(at, dim=at.dim + (along <= at.dim)) if at.is_split else at]
 
 
 def slice_backward(call: Call) -> list[Layout]:
-    """Return the layout of the gradient of a slice: what was left out comes back as zeros."""
+    """Return the layout of the gradient of a slice, with zeros outside of it."""
     operand = call.first()
     at, sizes = call.layout(operand), call.results[0] or ()
     if not at.is_split or int(call.arguments["dim"]) % call.rank() != at.dim:
         return [at]
-    # Whole rounds of the batch were left out, or some examples.
+    # Outside are whole repeats of the batch, or some examples.
     outer = quotient(product((sizes[at.dim], at.outer)), call.sizes(operand)[at.dim])
     if outer is None:
         return [replace(at, outer=1, differs=at.differs or SOME_EXAMPLES)]
