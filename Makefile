@@ -2,36 +2,44 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-SETUP := $(VENV)/.installed
+PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# What a run needs, and what tests need beside it: launchers, browsers, linters.
+RUNS := $(VENV)/.runs
+TESTS := $(VENV)/.tests
 
 .PHONY: setup demo test check bench bench-torch clean
 
-setup: $(SETUP)
+setup: $(TESTS)
 
-$(SETUP): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fxpart needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
-	$(BIN)/python -m fxpart.precompile
+	$(PIP) install -c constraints.txt -e .
 	touch $@
 
-demo: $(SETUP)
+$(TESTS): $(RUNS)
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $@
+
+demo: $(RUNS)
 	$(BIN)/python -m runner mode=kl_based devices=4x16gb
 
 # Half as many workers again as cores: much of the time a test waits for processes that it started.
 # Files in their own order: those with few tests take the longest, and would be left to one worker.
 WORKERS = $(shell expr \( $$($(PYTHON) -c 'import os; print(os.cpu_count())') \* 3 + 1 \) / 2)
 
-test: $(SETUP)
+# Loops are compiled beforehand: workers that start together would each compile the same.
+test: $(TESTS)
+	$(BIN)/python -m tests.precompile
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-check: $(SETUP)
+check: $(TESTS)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
 # The figures of the README: minutes each. bench-torch takes an hour.
-bench: $(SETUP)
+bench: $(TESTS)
 	$(BIN)/python -m benchmarks.main_job
 	$(BIN)/python -m benchmarks.presets
 	$(BIN)/python -m benchmarks.scale
@@ -50,7 +58,7 @@ bench: $(SETUP)
 	$(BIN)/python -m benchmarks.writers
 	$(BIN)/python -m benchmarks.launchers
 
-bench-torch: $(SETUP)
+bench-torch: $(TESTS)
 	$(BIN)/python -m benchmarks.against_torch
 
 clean:

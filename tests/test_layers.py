@@ -4,15 +4,13 @@ import ast
 import json
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 
 import networkx
 import pytest
-
-import fxpart
-from fxpart.lazy_names import HOMES
 
 ROOT = Path(__file__).resolve().parent.parent
 MAY_IMPORT = {
@@ -81,16 +79,23 @@ MAY_IMPORT = {
 front door at a root, and may import all of them."""
 WITHOUT_TORCH = ("core", "cost", "placement", "plan_export", "schedule", "support")
 AT_THE_ROOTS = {
-    "fxpart": {"__init__", "errors", "lazy_names", "precompile"},
+    "fxpart": {"__init__", "errors"},
     "runner": {"__init__", "__main__", "app", "calibrate", "errors", "send"},
 }
 MOST_LINES = 500
 
 
+def _statements(path: Path) -> Iterator[ast.AST]:
+    """Yield all of a file's syntax tree, and of its stub's."""
+    for file in {path, path.with_suffix(".pyi")}:
+        if file.is_file():
+            yield from ast.walk(ast.parse(file.read_text()))
+
+
 def _imports(path: Path) -> set[str]:
     """Return every module that a file imports, wherever in it."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in _statements(path):
         if isinstance(node, ast.Import):
             found.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -167,7 +172,7 @@ def _offered(path: Path) -> frozenset[str]:
     """Return the names that a package's `__init__` imports from its modules."""
     return frozenset(
         alias.name
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in _statements(path)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     )
@@ -233,21 +238,19 @@ def test_a_root_has_only_its_rooms_and_its_front_doors(package: str) -> None:
     assert {path.stem for path in (ROOT / package).glob("*.py")} == AT_THE_ROOTS[package]
 
 
-def test_the_table_of_lazy_names_is_what_the_library_offers() -> None:
-    lazy = [name for names in HOMES.values() for name in names]
-    assert sorted(lazy) == sorted(set(lazy))
-    assert set(fxpart.__all__) == set(lazy)
-    assert len(fxpart.__all__) == len(lazy)
-    for module, names in HOMES.items():
-        for name in names:
-            assert getattr(fxpart, name) is getattr(import_module(module), name)
-            assert name in import_module(module).__all__
-    # What a type checker sees is the same again.
-    assert _imports(ROOT / "fxpart/__init__.py") >= {
-        f"{module}.{name}" for module, names in HOMES.items() for name in names
-    }
+@pytest.mark.parametrize("package", ["fxpart", "fxpart.capture"])
+def test_a_stub_names_what_its_package_offers(package: str) -> None:
+    module = import_module(package)
+    stub = Path(str(module.__file__)).with_suffix(".pyi")
+    names = _offered(stub)
+    assert set(module.__all__) == names
+    assert len(module.__all__) == len(names)
+    for path in _imports(stub):
+        home, _, name = path.rpartition(".")
+        assert getattr(module, name) is getattr(import_module(home), name)
+        assert name in import_module(home).__all__
     with pytest.raises(AttributeError, match="no attribute 'evaluat'"):
-        getattr(fxpart, "evaluat")  # noqa: B009 - not there, as a type checker would say
+        getattr(module, "evaluat")  # noqa: B009 - not there, as a type checker would say
 
 
 def test_files_stay_short() -> None:

@@ -1,7 +1,7 @@
-"""``python -m fxpart.precompile``: compile the inner loops now, not in the first run.
+"""``python -m tests.precompile``: compile all inner loops at once, before workers of tests do.
 
-Compiled code is kept beside the source (or in the user's cache folder where that is read-only), so
-this is needed once after an installation; without it the first run takes some seconds longer.
+A run compiles what its mode calls, and finds it compiled from then on. Workers that start together
+would compile the same loops side by side.
 """
 
 import numpy as np
