@@ -139,16 +139,16 @@ def test_a_training_step_is_another_graph(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "level", "said"),
+    ("phase", "level", "message"),
     [
         ("train", "operator", "phase=train does not exist; nearest: training"),
         ("training", "module", r"got capture\.level=module; use capture\.level=operator"),
     ],
 )
 def test_a_phase_that_cannot_be_captured_is_refused(
-    folder: Path, phase: str, level: str, said: str
+    folder: Path, phase: str, level: str, message: str
 ) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         captured_graph(_spec(factory="outlying:broken"), level, folder / "cache", phase)
 
 

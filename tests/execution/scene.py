@@ -45,8 +45,8 @@ def grouped(graph: OpGraph, device_of: IntArray) -> Assignment:
 
 def same_bits(result: Any, expected: Any) -> bool:  # noqa: ANN401 - results of any model
     """Return whether two results are the same to the bit, signs of zero and nan included."""
-    mine, other = tree_leaves(result), tree_leaves(expected)
-    return len(mine) == len(other) and all(map(_same_leaf, mine, other))
+    leaves, expected_leaves = tree_leaves(result), tree_leaves(expected)
+    return len(leaves) == len(expected_leaves) and all(map(_same_leaf, leaves, expected_leaves))
 
 
 def _same_leaf(a: object, b: object) -> bool:

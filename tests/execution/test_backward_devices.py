@@ -54,17 +54,17 @@ def _run(module: nn.Module, *device_of: int) -> tuple[Outcome, Outcome, _Log]:
     run, parameters = split_run(split, homes, (CPU,) * devices), trained_parameters(whole)
     with _Log(devices) as log:
         backward = BackwardDevices(log)
-        mine = step_outcome(
+        outcome = step_outcome(
             lambda: run.run([INPUT], log, backward), parameters, loss_of=backward.loss
         )
-    return mine, step_outcome(lambda: whole(INPUT), parameters), log
+    return outcome, step_outcome(lambda: whole(INPUT), parameters), log
 
 
-def _same(mine: Outcome, whole: Outcome) -> bool:
-    assert mine.gradients is not None
+def _same(outcome: Outcome, whole: Outcome) -> bool:
+    assert outcome.gradients is not None
     assert whole.gradients is not None
-    assert mine.gradients.keys() == whole.gradients.keys() != set()
-    return all(torch.equal(mine.gradients[name], g) for name, g in whole.gradients.items())
+    assert outcome.gradients.keys() == whole.gradients.keys() != set()
+    return all(torch.equal(outcome.gradients[name], g) for name, g in whole.gradients.items())
 
 
 class Weighted(nn.Module):
@@ -84,8 +84,8 @@ class Readers(Weighted):
 
 def test_each_reader_adds_its_part_where_it_is() -> None:
     # v, a, b, c, d, and the sums.
-    mine, whole, log = _run(Readers(), 0, 0, 1, 1, 2, 2, 2, 2)
-    assert _same(mine, whole)
+    outcome, whole, log = _run(Readers(), 0, 0, 1, 1, 2, 2, 2, 2)
+    assert _same(outcome, whole)
     # b and c on 1, where d's comes; a on 0, where theirs comes.
     assert log.on_devices("add") == [1, 1, 0]
     # The one gradient of the sums goes once to 1 and 0; d's part to 1; that sum to 0.
@@ -94,8 +94,8 @@ def test_each_reader_adds_its_part_where_it_is() -> None:
 
 
 def test_a_value_that_is_read_at_home_again_has_its_sum_there() -> None:
-    mine, whole, log = _run(Readers(), 0, 0, 1, 0, 1, 1, 1, 1)
-    assert _same(mine, whole)
+    outcome, whole, log = _run(Readers(), 0, 0, 1, 0, 1, 1, 1, 1)
+    assert _same(outcome, whole)
     assert sorted(log.on_devices("add")) == [0, 0, 1]
 
 
@@ -112,8 +112,8 @@ class Tied(Weighted):
 def test_a_tied_weight_adds_up_from_reader_to_reader(
     homes: tuple[int, ...], adds: list[int]
 ) -> None:
-    mine, whole, log = _run(Tied(), *homes)
-    assert _same(mine, whole)
+    outcome, whole, log = _run(Tied(), *homes)
+    assert _same(outcome, whole)
     assert log.on_devices("add") == adds
 
 
@@ -127,8 +127,8 @@ class InPlace(Weighted):
 
 @pytest.mark.parametrize("homes", [(0, 0, 1, 1, 1), (0, 1, 1, 2, 0)])
 def test_an_operator_may_write_into_what_it_received(homes: tuple[int, ...]) -> None:
-    mine, whole, _ = _run(InPlace(), *homes)
-    assert _same(mine, whole)
+    outcome, whole, _ = _run(InPlace(), *homes)
+    assert _same(outcome, whole)
 
 
 class Pieces(Weighted):
@@ -140,15 +140,15 @@ class Pieces(Weighted):
 
 
 def test_values_without_a_gradient_go_as_they_are() -> None:
-    mine, whole, log = _run(Pieces(), 0, 0, 0, 0, 1, 1)
-    assert _same(mine, whole)
+    outcome, whole, log = _run(Pieces(), 0, 0, 0, 0, 1, 1)
+    assert _same(outcome, whole)
     assert log.on_devices("clone") == [0]
 
 
 def test_no_bytes_are_left_when_a_step_is_over() -> None:
-    mine, whole, log = _run(Readers(), 0, 0, 1, 1, 2, 2, 2, 2)
+    outcome, whole, log = _run(Readers(), 0, 0, 1, 1, 2, 2, 2, 2)
     del whole
     # The gradient, on the device of the first reader, and the loss.
     assert log._live == [8, 0, 4]
-    del mine
+    del outcome
     assert log._live == [0, 0, 0]

@@ -136,8 +136,8 @@ class Chance(nn.Module):
 
 def test_another_result_is_an_error() -> None:
     real = _real(Chance(), torch.ones(4))
-    said = r"results are 0\.\d+ from the unsplit one's, more than the 0\.000\d+ of rounding"
-    with pytest.raises(ExecutionError, match=said) as caught:
+    message = r"results are 0\.\d+ from the unsplit one's, more than the 0\.000\d+ of rounding"
+    with pytest.raises(ExecutionError, match=message) as caught:
         run_local(real, grouped(real.graph, np.arange(real.graph.n_ops)), 2, repeats=1)
     assert "\n" not in str(caught.value)
 
@@ -163,7 +163,7 @@ def test_a_model_that_fails_as_it_runs_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignment", "n_devices", "repeats", "said"),
+    ("assignment", "n_devices", "repeats", "message"),
     [
         (
             Assignment(np.zeros(2, dtype=np.int64), ((0,),)),
@@ -177,9 +177,9 @@ def test_a_model_that_fails_as_it_runs_is_an_error() -> None:
     ],
 )
 def test_what_means_nothing_is_refused(
-    assignment: Assignment, n_devices: int, repeats: int, said: str
+    assignment: Assignment, n_devices: int, repeats: int, message: str
 ) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+    with pytest.raises(SpecError, match=message) as caught:
         run_local(_three(), assignment, n_devices, repeats=repeats)
     assert "\n" not in str(caught.value)
 

@@ -182,18 +182,18 @@ class Chance(Square):
 
 
 @pytest.mark.parametrize(
-    ("module", "error", "said"),
+    ("module", "error", "message"),
     [
         (Weightless(), SpecError, "depends on no weight"),
         (Chance(), ExecutionError, r"results are \S+ from the unsplit one's"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(
-    module: nn.Module, error: type[Exception], said: str
+    module: nn.Module, error: type[Exception], message: str
 ) -> None:
     real = _trainable(module, torch.ones(4))
     placed = _on(real, *[0] * real.graph.n_ops)
-    with pytest.raises(error, match=said) as caught:
+    with pytest.raises(error, match=message) as caught:
         run_local(real, placed, 1, repeats=1, training=True)
     assert "\n" not in str(caught.value)
 

@@ -23,15 +23,15 @@ def test_the_cpu_is_always_here(device: str | torch.device) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "said"),
+    ("device", "message"),
     [
         ("gpu", "device 'gpu' is not known; give cpu or cuda"),
         ("meta", "device 'meta' is not here; there is "),
         ("cuda:99", "device 'cuda:99' is not here; there is "),
     ],
 )
-def test_a_device_that_is_not_there_is_refused(device: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+def test_a_device_that_is_not_there_is_refused(device: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         checked_device(device)
     assert "\n" not in str(caught.value)
 

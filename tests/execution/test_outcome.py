@@ -57,16 +57,16 @@ def test_rounding_is_said_and_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mine", "said"),
+    ("outcome", "message"),
     [
         (_outcome(1.1, 4.0), "the split model's results are 0.1 from"),
         (_outcome(1.0, 4.1), "gradients are 0.025 of their largest element from the unsplit"),
         (Outcome(None, torch.tensor(1.0), {}), "gradients are inf of"),
     ],
 )
-def test_more_is_refused(mine: Outcome, said: str) -> None:
-    with pytest.raises(ExecutionError, match=said) as caught:
-        agreement(mine, _outcome(1.0, 4.0))
+def test_more_is_refused(outcome: Outcome, message: str) -> None:
+    with pytest.raises(ExecutionError, match=message) as caught:
+        agreement(outcome, _outcome(1.0, 4.0))
     assert "\n" not in str(caught.value)
 
 

@@ -57,9 +57,9 @@ def _differences(changed: Gradients, dropped: Gradients) -> tuple[float, float |
         for stage in chain.stages
         for name, parameter in stage.module.named_parameters(remove_duplicate=False)
     }
-    found = {at: g for at, g in {**wanted, **changed}.items() if at not in dropped}
+    gradients = {at: g for at, g in {**wanted, **changed}.items() if at not in dropped}
     computed = [
-        {gradient_key(name): g for (at, name), g in found.items() if at == stage.index}
+        {gradient_key(name): g for (at, name), g in gradients.items() if at == stage.index}
         for stage in chain.stages
     ]
     # What stays out of `changed` is wanted as it is; what it holds is wanted near to nothing.
@@ -71,8 +71,8 @@ def _own_and_tied() -> tuple[tuple[int, str], tuple[int, str]]:
     """Return a weight of one stage, and a name of the embedding, which two have."""
     chain = skips()
     names = [(s.index, n) for s in chain.stages for n, _ in s.module.named_parameters()]
-    own = next(at for at in names if at[1] == "first.bias")
-    return own, next(at for at in names if at[1] == "third.weight")
+    untied = next(at for at in names if at[1] == "first.bias")
+    return untied, next(at for at in names if at[1] == "third.weight")
 
 
 def test_equal_gradients() -> None:
@@ -80,23 +80,23 @@ def test_equal_gradients() -> None:
 
 
 def test_a_gradient_that_is_nothing_but_rounding_has_no_size_of_its_own() -> None:
-    own, _ = _own_and_tied()
-    noise = torch.full(skips().stages[own[0]].module.get_parameter(own[1]).shape, 2e-9)
-    share, tied = _differences({own: noise}, {})
+    untied, _ = _own_and_tied()
+    noise = torch.full(skips().stages[untied[0]].module.get_parameter(untied[1]).shape, 2e-9)
+    share, tied = _differences({untied: noise}, {})
     assert 0.0 < share < rounding([torch.ones(1)])
     assert tied == 0.0
 
 
 def test_a_wrong_gradient_of_usual_size_is_seen() -> None:
-    own, _ = _own_and_tied()
-    wrong = torch.ones_like(skips().stages[own[0]].module.get_parameter(own[1]).detach())
-    assert _differences({own: wrong}, {})[0] > 1.0
+    untied, _ = _own_and_tied()
+    wrong = torch.ones_like(skips().stages[untied[0]].module.get_parameter(untied[1]).detach())
+    assert _differences({untied: wrong}, {})[0] > 1.0
 
 
 def test_a_missing_gradient_is_zeros() -> None:
-    own, tied = _own_and_tied()
+    untied, tied = _own_and_tied()
     nothing = torch.zeros(0)
-    assert _differences({}, {own: nothing}) == (1.0, 0.0)
+    assert _differences({}, {untied: nothing}) == (1.0, 0.0)
     assert _differences({}, {tied: nothing}) == (0.0, 1.0)
 
 
@@ -113,7 +113,7 @@ def test_rounding_is_taken(results: float, gradients: float | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "gradients", "said"),
+    ("results", "gradients", "message"),
     [
         (1.1 * ROUNDING * 401, None, "results are 0.152 from the unsplit one's, more than the"),
         (math.inf, 0.0, "results are inf from"),
@@ -121,10 +121,10 @@ def test_rounding_is_taken(results: float, gradients: float | None) -> None:
         (0.0, math.inf, "gradients are inf of"),
     ],
 )
-def test_more_is_refused(results: float, gradients: float | None, said: str) -> None:
+def test_more_is_refused(results: float, gradients: float | None, message: str) -> None:
     with pytest.raises(ExecutionError) as raised:
         refuse_other_results(results, gradients, EXPECTED)
     line = str(raised.value)
-    assert said in line
+    assert message in line
     assert line.endswith("take it out of the model")
     assert "\n" not in line

@@ -22,8 +22,10 @@ def test_an_operator_that_fails_is_told_in_one_line(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     inputs = [(torch.ones(2, 4),), (torch.ones(2, 4),)]
-    said = "^stage 1 of 2 failed with ValueError: bucket 7 is not there, .* all stages were ended$"
-    with pytest.raises(ExecutionError, match=said) as raised:
+    message = (
+        "^stage 1 of 2 failed with ValueError: bucket 7 is not there, .* all stages were ended$"
+    )
+    with pytest.raises(ExecutionError, match=message) as raised:
         run_pipeline(cut_chain(Troubled(), ("tanh",)), inputs, training=False)
     assert "\n" not in str(raised.value)
     assert list(tmp_path.glob("fxpart-pipeline-*")) == []

@@ -77,9 +77,9 @@ def test_the_reference_is_autograd_of_the_uncut_model() -> None:
         loss = model(*inputs)[0].mean()
         (loss / 3).backward()
         losses.append(loss.item())
-    found = reference(chain, microbatches, training=True, threads=1)
-    assert found.losses == tuple(losses)
-    assert {name for _, name in found.gradients} == {
+    expected = reference(chain, microbatches, training=True, threads=1)
+    assert expected.losses == tuple(losses)
+    assert {name for _, name in expected.gradients} == {
         "embed.weight",
         "third.weight",
         "first.weight",
@@ -87,10 +87,10 @@ def test_the_reference_is_autograd_of_the_uncut_model() -> None:
         "second.weight",
         "of_word",
     }
-    for (_, name), gradient in found.gradients.items():
-        expected = model.get_parameter(name).grad
-        assert expected is not None
-        torch.testing.assert_close(gradient, expected)
+    for (_, name), gradient in expected.gradients.items():
+        gradient_of_model = model.get_parameter(name).grad
+        assert gradient_of_model is not None
+        torch.testing.assert_close(gradient, gradient_of_model)
 
 
 def _normalized() -> Chain:

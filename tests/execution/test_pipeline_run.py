@@ -137,7 +137,7 @@ def test_one_stage_whose_first_result_is_no_loss() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"schedule": "1f1"}, "schedule '1f1' cannot be run on torch's engine; nearest: 1f1b"),
         ({"schedule": "1f1b"}, "needs a microbatch for each of 3 stages, there are 2"),
@@ -147,8 +147,8 @@ def test_one_stage_whose_first_result_is_no_loss() -> None:
         ({"timeout_s": float("inf")}, "timeout_s=inf"),
     ],
 )
-def test_settings_that_mean_nothing(changes: dict[str, object], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_settings_that_mean_nothing(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         run_pipeline(skips(), skips_inputs(2), training=False, **changes)  # type: ignore[arg-type]
 
 

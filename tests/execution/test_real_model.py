@@ -111,11 +111,11 @@ def test_weights_that_do_not_fit_are_refused_before_they_are_made(
 ) -> None:
     monkeypatch.setattr(real_models, "free_bytes", lambda _: 1000)
     monkeypatch.setattr(real_models, "seeded", None)
-    said = (
+    message = (
         r"^running model gpt2 takes 118\.\d\d kB for weights, and cpu has 1\.00 kB left; make the"
         r" model smaller \(model\.config\), or plan without running it \(execute=none\)$"
     )
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         real_model(SMALL_PRESETS["gpt2"])
     with pytest.raises(SpecError, match=r"model\.factory_args"):
         real_model(SMALL_PRESETS["dlrm"])

@@ -147,7 +147,7 @@ def test_a_frozen_weight_is_not_trained() -> None:
 
 
 @pytest.mark.parametrize(
-    ("work", "said"),
+    ("work", "message"),
     [
         (lambda: real_optimizer("adm", []), r"optimizer=adm is not known; nearest: adam"),
         (
@@ -156,8 +156,8 @@ def test_a_frozen_weight_is_not_trained() -> None:
         ),
     ],
 )
-def test_names_that_do_not_exist_are_refused(work: Callable[[], object], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_names_that_do_not_exist_are_refused(work: Callable[[], object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         work()
 
 

@@ -72,11 +72,14 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
     for placed in done.values():
         if isinstance(placed, Assignment):
             _refuse_other_bits(name, placed)
-    refused = {mode: said for mode, said in done.items() if isinstance(said, str)}
+    refused = {mode: message for mode, message in done.items() if isinstance(message, str)}
     # No device holds the whole, nor the dense part beside a table.
     assert refused.keys() <= {"single", "aot_based", "sparse_nn"}
     assert {"single", "aot_based"} <= refused.keys()
-    assert all(said.startswith("InfeasibleError") or NO_TABLES in said for said in refused.values())
+    assert all(
+        message.startswith("InfeasibleError") or NO_TABLES in message
+        for message in refused.values()
+    )
 
 
 @pytest.mark.parametrize("name", SMALL_PRESETS)
@@ -138,8 +141,8 @@ def test_a_training_step_has_the_same_gradients(name: str) -> None:
         torch.testing.assert_close(gradient, expected[number])
     for assignment in (in_a_row(real.graph, 4), at_random(real.graph, 2, 7)):
         split = split_by_assignment(whole, real.graph, assignment)
-        mine, gradients = _gradients(split, name)
-        assert same_bits(mine, loss)
+        split_loss, gradients = _gradients(split, name)
+        assert same_bits(split_loss, loss)
         # The gradient of a value is a sum over its readers, in the order in which they ran.
         _, ordered = _gradients(_in_order_of(whole, real.graph, assignment), name)
         assert gradients.keys() == ordered.keys() == expected.keys()

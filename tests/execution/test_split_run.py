@@ -162,6 +162,6 @@ def test_logical_devices_take_turns_on_those_of_cuda(
     monkeypatch: pytest.MonkeyPatch, first: str, there: int, expected: list[int]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
-    found = physical_devices(torch.device(first), 3)
-    assert [device.index for device in found] == expected
+    devices = physical_devices(torch.device(first), 3)
+    assert [device.index for device in devices] == expected
     assert physical_devices(CPU, 2) == (CPU, CPU)

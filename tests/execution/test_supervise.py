@@ -29,10 +29,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _children(pid: int) -> list[int]:
-    found: list[int] = []
+    children: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += [int(child) for child in (task / "children").read_text().split()]
-    return found
+        children += [int(child) for child in (task / "children").read_text().split()]
+    return children
 
 
 def _runs(pid: int) -> bool:
@@ -59,7 +59,7 @@ def test_stages_that_end_well_are_no_trouble(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fates", "blamed", "said"),
+    ("fates", "blamed", "message"),
     [
         # Whoever lost its neighbour is not to blame, though it may say so first.
         (["lost", "raise"], 1, "failed with ValueError: bucket 7 is not there, "),
@@ -72,10 +72,12 @@ def test_stages_that_end_well_are_no_trouble(folder: Path) -> None:
     ],
 )
 def test_trouble_is_told_in_one_line(
-    fates: Sequence[str], blamed: int, said: str, folder: Path
+    fates: Sequence[str], blamed: int, message: str, folder: Path
 ) -> None:
     before = _children(os.getpid())
-    with pytest.raises(ExecutionError, match=f"^stage {blamed} of {len(fates)} {said}") as raised:
+    with pytest.raises(
+        ExecutionError, match=f"^stage {blamed} of {len(fates)} {message}"
+    ) as raised:
         run_fates(folder, fates, silent_s=2.0)
     assert "\n" not in str(raised.value)
     assert "s after the start; all stages were ended" in str(raised.value)

@@ -39,9 +39,9 @@ def _tagged(*tags: str) -> GraphModule:
 
 
 def _child(module: GraphModule, name: str) -> GraphModule:
-    found = module.get_submodule(name)
-    assert isinstance(found, GraphModule)
-    return found
+    submodule = module.get_submodule(name)
+    assert isinstance(submodule, GraphModule)
+    return submodule
 
 
 def test_children_in_the_order_of_tags_with_their_own_attributes() -> None:
@@ -94,10 +94,10 @@ def test_nested_inputs_and_outputs_survive() -> None:
 
 def _by_kind(module: GraphModule) -> tuple[list[object], list[object]]:
     """Return inputs and operators; torch adds inputs in between, where they are first used."""
-    found = [(n.op, n.name, n.target, str(n.args)) for n in module.graph.nodes]
+    rows = [(n.op, n.name, n.target, str(n.args)) for n in module.graph.nodes]
     return (
-        [one for one in found if one[0] == "placeholder"],
-        [one for one in found if one[0].startswith("call")],
+        [row for row in rows if row[0] == "placeholder"],
+        [row for row in rows if row[0].startswith("call")],
     )
 
 

@@ -24,7 +24,7 @@ from fxpart.capture.inference.export import export_program
 from fxpart.capture.inference.from_export import op_graph
 from fxpart.core.graph import IntArray, OpGraph, csr
 
-__all__ = ["eager_graph", "held_longer", "releases", "watching_python"]
+__all__ = ["eager_graph", "releases", "watching_python", "with_lifetimes"]
 
 _SEEN = "fxpart_seen"
 """Key of a node's ``meta``: numbers of the tensors that Python received as its result."""
@@ -49,7 +49,7 @@ def eager_graph(
     with watching_python():
         program = export_program(module, args, kwargs)
     graph = op_graph(program)
-    return held_longer(graph, releases(program, graph))
+    return with_lifetimes(graph, releases(program, graph))
 
 
 def watching_python() -> AbstractContextManager[object]:
@@ -84,7 +84,7 @@ def releases(program: ExportedProgram, graph: OpGraph) -> IntArray:
     return last
 
 
-def held_longer(graph: OpGraph, last: IntArray) -> OpGraph:
+def with_lifetimes(graph: OpGraph, last: IntArray) -> OpGraph:
     """Return `graph` with each value also read by operator ``last[value]``, unless that is -1."""
     reads = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
     for value in np.flatnonzero(last > graph.value_producer).tolist():

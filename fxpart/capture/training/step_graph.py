@@ -16,13 +16,13 @@ from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWA
 from fxpart.core.granularity import join_groups
 from fxpart.core.graph import OpGraph, csr
 
-__all__ = ["exported_names_of", "held_by_blocks", "held_to_the_end", "step_graph"]
+__all__ = ["exported_names_of", "step_graph", "with_block_lifetimes", "with_formula_lifetimes"]
 
 
 # Lifetimes.
 
 
-def held_to_the_end(graph: OpGraph, formula: Sequence[int | None]) -> OpGraph:
+def with_formula_lifetimes(graph: OpGraph, formula: Sequence[int | None]) -> OpGraph:
     """Return `graph` in which the last operator of a formula also reads all inputs of the formula.
 
     Autograd computes the gradient of one call by one formula, which may be several operators.
@@ -52,7 +52,7 @@ def held_to_the_end(graph: OpGraph, formula: Sequence[int | None]) -> OpGraph:
     return replace(graph, read_start=start, reads=reads.astype(np.int64))
 
 
-def held_by_blocks(
+def with_block_lifetimes(
     graph: OpGraph, again: Sequence[int | None], saving: Sequence[int | None]
 ) -> OpGraph:
     """Return `graph` in which formulas of a block's backward also read the inputs of the block.
@@ -97,12 +97,12 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     """
     calls = _calls(graph, program)
     formula = [node.meta.get(FORMULA) for node in calls]
-    extended = held_to_the_end(_with_partners(graph, calls), formula)
+    extended = with_formula_lifetimes(_with_partners(graph, calls), formula)
     block = [node.meta.get(BLOCK) for node in calls]
     # A recomputed operator belongs to no formula.
     again = [None if of is not None else run for run, of in zip(block, formula, strict=True)]
     saving = [None if of is None else run for run, of in zip(block, formula, strict=True)]
-    extended = held_by_blocks(extended, again, saving)
+    extended = with_block_lifetimes(extended, again, saving)
     return _with_gradients(extended, gradients)
 
 

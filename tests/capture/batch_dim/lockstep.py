@@ -57,7 +57,7 @@ def disagreements(
     for process, given in zip(processes, [inputs, *parts], strict=True):
         process.start(given)
     others = processes[1:]
-    found = []
+    different = []
     for node in graph.graph.nodes:
         if node.op == "output":
             continue
@@ -70,8 +70,8 @@ def disagreements(
                     process.env[operand] = reduced.clone()
         expected, *made = (process.step(node) for process in processes)
         if isinstance(expected, Tensor) and not answer.layouts[0].differs:
-            found += _compared(answer, made, expected)
-    return found
+            different += _compared(answer, made, expected)
+    return different
 
 
 def in_numbers(report: BatchDimReport, sizes: dict[sympy.Symbol, int]) -> BatchDimReport:

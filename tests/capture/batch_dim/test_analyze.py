@@ -46,9 +46,9 @@ def test_gradients_of_a_mean_loss() -> None:
         hidden = functional.linear(x, weight).tanh()
         return torch.autograd.grad(hidden.mean(), [x, weight])
 
-    found, report = answered(step, X.requires_grad_(), weight.requires_grad_())
+    layouts, report = answered(step, X.requires_grad_(), weight.requires_grad_())
     X.requires_grad_(False)
-    of_x, of_weight = found
+    of_x, of_weight = layouts
     # On each process, the mean is over half as many: gradients are twice as large.
     assert (of_x.dim, of_x.scale) == (0, 1)
     assert (of_weight.dim, of_weight.scale) == (-2, 1)
@@ -73,8 +73,8 @@ def test_losses_and_their_gradients(
         return value, *torch.autograd.grad(value, [weight])
 
     weight = torch.empty(5, 7, requires_grad=True)
-    found, report = answered(step, X, torch.empty(6, 7), weight, x0=0, x1=0)
-    assert [(layout.dim, layout.scale) for layout in found] == [(-2, scale), (-2, scale)]
+    layouts, report = answered(step, X, torch.empty(6, 7), weight, x0=0, x1=0)
+    assert [(layout.dim, layout.scale) for layout in layouts] == [(-2, scale), (-2, scale)]
     assert not any(node.all_reduced for node in report.nodes)
 
 
@@ -117,8 +117,8 @@ def test_the_gradient_of_a_table_is_partial() -> None:
         return torch.autograd.grad(functional.embedding(ids, table).sum(), [table])
 
     ids = torch.zeros(6, 3, dtype=torch.int64)
-    (found,), _ = answered(step, ids, torch.empty(11, 5, requires_grad=True))
-    assert (found.dim, found.scale) == (-2, 0)
+    (layout,), _ = answered(step, ids, torch.empty(11, 5, requires_grad=True))
+    assert (layout.dim, layout.scale) == (-2, 0)
 
 
 VIEWS: list[tuple[Callable[[Tensor], Tensor], int, int]] = [
@@ -140,8 +140,8 @@ VIEWS: list[tuple[Callable[[Tensor], Tensor], int, int]] = [
 def test_how_often_the_batch_comes_round(
     function: Callable[[Tensor], Tensor], dim: int, outer: int
 ) -> None:
-    (found,), _ = answered(function, X)
-    assert (found.dim, found.outer, found.differs) == (dim, outer, "")
+    (layout,), _ = answered(function, X)
+    assert (layout.dim, layout.outer, layout.differs) == (dim, outer, "")
 
 
 @pytest.mark.parametrize(
@@ -159,13 +159,13 @@ def test_how_often_the_batch_comes_round(
 def test_what_a_process_computes_differently_says_why(
     function: Callable[[Tensor], Tensor], reason: str
 ) -> None:
-    (found,), _ = answered(function, X)
-    assert reason in found.differs
+    (layout,), _ = answered(function, X)
+    assert reason in layout.differs
 
 
 def test_own_positions_are_right_for_own_examples() -> None:
-    (found,), _ = answered(lambda x: x[torch.arange(6), 2], X)
-    assert (found.dim, found.differs) == (0, "")
+    (layout,), _ = answered(lambda x: x[torch.arange(6), 2], X)
+    assert (layout.dim, layout.differs) == (0, "")
 
 
 def test_a_mask_of_positions_is_replicated_until_it_meets_the_batch() -> None:
@@ -181,8 +181,8 @@ def test_bags_of_embeddings_are_split_as_their_offsets() -> None:
         return functional.embedding_bag(ids, table, mode="sum")
 
     ids = torch.zeros(6, 3, dtype=torch.int64)
-    (found,), report = answered(bags, ids, torch.empty(11, 5))
-    assert (found.dim, found.differs) == (0, "")
+    (layout,), report = answered(bags, ids, torch.empty(11, 5))
+    assert (layout.dim, layout.differs) == (0, "")
     assert "counts the examples" in report.of("arange").layouts[0].differs
 
 
@@ -194,9 +194,9 @@ def test_rows_in_the_order_of_their_experts_keep_their_dimension() -> None:
         back[order] = torch.arange(30)
         return tokens[order].exp()[back]
 
-    (found,), report = answered(sorted_rows, X)
-    assert found.dim == 0
-    assert found.differs
+    (layout,), report = answered(sorted_rows, X)
+    assert layout.dim == 0
+    assert layout.differs
     assert report.of("arange").dims == (0,)
 
 
@@ -226,8 +226,8 @@ def test_a_symbolic_batch_is_found_without_chance() -> None:
 def test_sizes_shrink_with_the_batch() -> None:
     program = exported(lambda x: x.sum(0) / x.shape[0], torch.empty(4, 5))
     report = analyze_batch_dims(program)
-    found = report.of(report.outputs[0]).layouts[0]
-    assert (found.dim, found.scale) == (-2, 1)
+    layout = report.of(report.outputs[0]).layouts[0]
+    assert (layout.dim, layout.scale) == (-2, 1)
 
 
 def test_inputs_of_another_size_have_no_batch() -> None:

@@ -122,8 +122,8 @@ def test_a_symbolic_batch_is_not_found_by_chance() -> None:
     analyzer = BatchDimAnalyzer()
     analyzer.init_batch_dim_size(placeholder.meta["val"].shape[0])
     analyzer.set_batch_dim(placeholder, 0)
-    found = {node.name: analyzer.compute_batch_dim(node) for node in calls}
-    assert (found["view"], found["sum_1"], found["zeros"]) == (0, -2, -1)
+    dims = {node.name: analyzer.compute_batch_dim(node) for node in calls}
+    assert (dims["view"], dims["sum_1"], dims["zeros"]) == (0, -2, -1)
 
 
 def test_an_answer_is_kept() -> None:

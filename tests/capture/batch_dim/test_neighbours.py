@@ -84,8 +84,8 @@ RIGHT: list[tuple[Callable[[Tensor], Tensor], int]] = [
 def test_neighbours_of_the_same_example_are_not(
     function: Callable[[Tensor], Tensor], dim: int
 ) -> None:
-    found = _played(function, 6)
-    assert (found.dim, found.differs) == (dim, "")
+    played = _played(function, 6)
+    assert (played.dim, played.differs) == (dim, "")
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_neighbours_of_the_same_example_are_not(
     ],
 )
 def test_graphs_of_one_batch_size_alone(function: Callable[[Tensor], Tensor], reason: str) -> None:
-    (found,), _ = answered(function, torch.empty(BATCH, 8))
-    assert found.dim >= 0
-    assert found.differs.startswith(reason)
-    assert bool(found.differs) is bool(reason)
+    (layout,), _ = answered(function, torch.empty(BATCH, 8))
+    assert layout.dim >= 0
+    assert layout.differs.startswith(reason)
+    assert bool(layout.differs) is bool(reason)
 
 
 def test_groups_of_a_symbolic_batch_are_as_many_on_each_process() -> None:
@@ -115,5 +115,5 @@ def test_the_gradient_of_a_slice_has_the_batch_as_often_as_what_was_sliced() -> 
         twice = torch.cat([x, x])
         return torch.autograd.grad(twice[: x.shape[0]].sin().sum(), [twice])
 
-    (found,), _ = answered(step, torch.empty(6, 5, requires_grad=True))
-    assert (found.dim, found.outer, found.differs) == (0, 2, "")
+    (layout,), _ = answered(step, torch.empty(6, 5, requires_grad=True))
+    assert (layout.dim, layout.outer, layout.differs) == (0, 2, "")

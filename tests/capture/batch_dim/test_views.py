@@ -36,7 +36,7 @@ def _reshapes(draw: st.DrawFn) -> tuple[list[int], list[int], int]:
 @settings(max_examples=300, deadline=None)
 def test_a_reshape_moves_parts_to_parts(case: tuple[list[int], list[int], int]) -> None:
     before, after, dim = case
-    found = reshaped(before, after, Moved(dim))
+    position = reshaped(before, after, Moved(dim))
     # Which of two processes has each element.
     owner = np.zeros(before, dtype=np.int64)
     owner[(slice(None),) * dim + (slice(before[dim] // 2, None),)] = 1
@@ -47,8 +47,8 @@ def test_a_reshape_moves_parts_to_parts(case: tuple[list[int], list[int], int]) 
         for outer in range(1, size // 2 + 1)
         if size % (2 * outer) == 0 and np.array_equal(seen, _shared(after, at, outer))
     ]
-    if found is not None and (after[found.dim] // int(found.outer)) % 2 == 0:
-        assert (found.dim, found.outer) in expected
+    if position is not None and (after[position.dim] // int(position.outer)) % 2 == 0:
+        assert (position.dim, position.outer) in expected
     else:
         assert expected == []
 
@@ -63,13 +63,13 @@ def _shared(
 
 
 def _inputs_of(spec: DimSpec) -> set[int]:
-    found, waiting = set[int](), [spec]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, InputDim):
-            found.add(one.input_dim)
-        waiting.extend(one.inputs())
-    return found
+    inputs, pending = set[int](), [spec]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, InputDim):
+            inputs.add(part.input_dim)
+        pending.extend(part.inputs())
+    return inputs
 
 
 @given(_reshapes())
@@ -80,8 +80,8 @@ def test_the_dimension_is_one_that_torch_maps_the_batch_to(
     before, after, dim = case
     rules = dim_maps[Tensor.view](torch.empty(before, device="meta"), tuple(after))
     mapped = [at for at, rule in enumerate(rules) if dim in _inputs_of(rule)]
-    found = reshaped(before, after, Moved(dim))
-    at = overlapping_dim(before, after, Moved(dim)) if found is None else found.dim
+    position = reshaped(before, after, Moved(dim))
+    at = overlapping_dim(before, after, Moved(dim)) if position is None else position.dim
     assert at in mapped
 
 

@@ -30,10 +30,10 @@ def tiny() -> Case:
     report = analyze_batch_dims(program)
     module = program.graph_module
     names = [spec.arg.name for spec in program.graph_signature.input_specs]
-    held = [program.constants.get(str(s.target), x) for s in program.graph_signature.input_specs]
-    dims = [0 if tensor is x else None for tensor in held]
-    assert len(names) == len(held)
-    return Case(module, module, report, held, dims)
+    values = [program.constants.get(str(s.target), x) for s in program.graph_signature.input_specs]
+    dims = [0 if tensor is x else None for tensor in values]
+    assert len(names) == len(values)
+    return Case(module, module, report, values, dims)
 
 
 def lying() -> Case:

@@ -51,8 +51,8 @@ def _on_cpu(spec: ModelSpec) -> tuple[nn.Module, dict[str, torch.Tensor]]:
 def _constants(module: fx.GraphModule) -> list[torch.Tensor]:
     """Return every parameter, buffer and constant that the graph reads."""
     names = [str(node.target) for node in module.graph.nodes if node.op == "get_attr"]
-    found = (attrgetter(name)(module) for name in names)
-    return [tensor for tensor in found if torch.is_tensor(tensor)]
+    values = (attrgetter(name)(module) for name in names)
+    return [tensor for tensor in values if torch.is_tensor(tensor)]
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)
@@ -67,9 +67,9 @@ def test_the_peak_is_what_a_run_of_the_graph_holds(spec: ModelSpec) -> None:
     with torch.no_grad():
         run = _LiveStorages(captured.graph_module, {t.untyped_storage()._cdata for t in kept})
         run.run(*inputs.values())
-    held = graph.total_weight_bytes + sum(t.nbytes for t in inputs.values())
+    resident_bytes = graph.total_weight_bytes + sum(t.nbytes for t in inputs.values())
     assert run.peak > 0
-    assert estimated - held == run.peak
+    assert estimated - resident_bytes == run.peak
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET, BERT], ids=lambda spec: spec.name)

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from fxpart.capture.api import capture_graph
 from fxpart.capture.inference.eager_lifetimes import (
     eager_graph,
-    held_longer,
     releases,
     watching_python,
+    with_lifetimes,
 )
 from fxpart.capture.inference.export import export_program
 from fxpart.capture.inference.from_export import op_graph
@@ -103,20 +103,20 @@ def test_operators_are_those_of_a_plain_capture() -> None:
     spec = SMALL_PRESETS["gpt2"]
     built = build_model(spec)
     plain = capture_graph(built.module, built.args, built.kwargs)
-    held = eager_graph(built.module, built.args, built.kwargs)
-    assert held.names == plain.names
-    assert np.array_equal(held.value_alloc_bytes, plain.value_alloc_bytes)
-    assert np.array_equal(held.moved_bytes, plain.moved_bytes)
+    eager = eager_graph(built.module, built.args, built.kwargs)
+    assert eager.names == plain.names
+    assert np.array_equal(eager.value_alloc_bytes, plain.value_alloc_bytes)
+    assert np.array_equal(eager.moved_bytes, plain.moved_bytes)
     for op in range(plain.n_ops):
-        assert {*plain.reads_of(op).tolist()} <= {*held.reads_of(op).tolist()}
-    assert _peak_bytes(held) > _peak_bytes(plain)
+        assert {*plain.reads_of(op).tolist()} <= {*eager.reads_of(op).tolist()}
+    assert _peak_bytes(eager) > _peak_bytes(plain)
 
 
 def test_values_that_end_nowhere_or_at_once_are_read_by_nobody_else() -> None:
     graph = capture_graph(Local(), (torch.ones(4),))
     producers = graph.value_producer
     for last in (np.full(graph.n_values, -1), producers):
-        assert np.array_equal(held_longer(graph, last).reads, graph.reads)
+        assert np.array_equal(with_lifetimes(graph, last).reads, graph.reads)
 
 
 def test_a_model_that_cannot_be_captured_is_refused() -> None:

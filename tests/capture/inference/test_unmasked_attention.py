@@ -42,8 +42,8 @@ def test_a_mask_that_is_given_masks(spec: ModelSpec) -> None:
     program = export_program(module, (), inputs)
     assert None not in _masks(program)
     with torch.no_grad():
-        found, expected = program.module()(**inputs).logits, module(**inputs).logits
-    torch.testing.assert_close(found, expected)
+        logits, expected = program.module()(**inputs).logits, module(**inputs).logits
+    torch.testing.assert_close(logits, expected)
 
 
 def test_a_training_step_makes_none_either() -> None:
@@ -58,8 +58,8 @@ def test_positions_that_are_given_may_pack_sequences() -> None:
     program = export_program(module, (), inputs)
     assert None not in _masks(program)
     with torch.no_grad():
-        found, expected = program.module()(**inputs).logits, module(**inputs).logits
-    torch.testing.assert_close(found, expected)
+        logits, expected = program.module()(**inputs).logits, module(**inputs).logits
+    torch.testing.assert_close(logits, expected)
 
 
 def _questions() -> list[object]:

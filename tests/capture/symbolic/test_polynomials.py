@@ -16,15 +16,15 @@ def _columns(
     rows: Sequence[Mapping[Any, int]], points: list[Point]
 ) -> dict[Point, np.ndarray[tuple[int], np.dtype[np.int64]]]:
     """Return what each polynomial, by exponents, is at the points."""
-    found = {}
+    columns = {}
     for point in points:
         numbers = [
             sum(c * int(np.prod([x**e for x, e in zip(point, powers, strict=True)]))
                 for powers, c in row.items())
             for row in rows
         ]  # fmt: skip
-        found[point] = np.array(numbers, dtype=np.int64)
-    return found
+        columns[point] = np.array(numbers, dtype=np.int64)
+    return columns
 
 
 def test_two_symbols_are_told_apart() -> None:
@@ -32,8 +32,8 @@ def test_two_symbols_are_told_apart() -> None:
     points = [*grid((5, 11)), (1, 2), (64, 64)]
     exponents, table = fitted(_columns(rows, points), (5, 11), "bytes", "abcd")
     for row, numbers in zip(rows, table.tolist(), strict=True):
-        found = {tuple(e): c for e, c in zip(exponents.tolist(), numbers, strict=True) if c}
-        assert found == row
+        coefficients = {tuple(e): c for e, c in zip(exponents.tolist(), numbers, strict=True) if c}
+        assert coefficients == row
 
 
 @given(st.lists(st.integers(-(10**9), 10**9), min_size=3, max_size=3), st.integers(1, 5000))

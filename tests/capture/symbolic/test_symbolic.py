@@ -21,10 +21,10 @@ from tests.execution.small_presets import SMALL_PRESETS
 
 @cache
 def _symbolic(name: str, phase: str, symbols: tuple[str, ...] = ("batch",)) -> SymbolicGraph:
-    found = symbolic_inputs(SMALL_PRESETS[name], symbols)
-    built = found.built
+    inputs = symbolic_inputs(SMALL_PRESETS[name], symbols)
+    built = inputs.built
     return symbolic_graph(
-        built.module, built.args, built.kwargs, dims=found.dims, phase=phase, ranges=found.ranges
+        built.module, built.args, built.kwargs, dims=inputs.dims, phase=phase, ranges=inputs.ranges
     )
 
 

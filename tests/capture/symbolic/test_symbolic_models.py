@@ -178,7 +178,7 @@ class _Nonzero(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "shape", "dims", "said"),
+    ("module", "shape", "dims", "message"),
     [
         (_Fixed(), (5, 4), BATCH, "batch cannot be symbolic: the model holds for batch = 5 alone"),
         (_Square(), (5, 5), BOTH, "seq_len cannot be symbolic: .* for seq_len = batch alone"),
@@ -187,15 +187,15 @@ class _Nonzero(nn.Module):
     ],
 )
 def test_models_that_have_no_formula_are_refused_in_one_line(
-    module: nn.Module, shape: tuple[int, ...], dims: Sequence[SymbolicDim], said: str
+    module: nn.Module, shape: tuple[int, ...], dims: Sequence[SymbolicDim], message: str
 ) -> None:
-    with pytest.raises(CaptureError, match=said) as caught:
+    with pytest.raises(CaptureError, match=message) as caught:
         _captured(module, torch.zeros(shape), dims=dims)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("dims", "said"),
+    ("dims", "message"),
     [
         ((), "no dimension of the inputs is symbolic"),
         ((SymbolicDim(1, 0, "batch"),), "input 1 has no dimension 0"),
@@ -206,9 +206,9 @@ def test_models_that_have_no_formula_are_refused_in_one_line(
     ],
 )
 def test_dimensions_that_the_inputs_do_not_have_are_refused(
-    dims: Sequence[SymbolicDim], said: str
+    dims: Sequence[SymbolicDim], message: str
 ) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         _captured(_Mlp(), torch.zeros(5, 4), dims=dims)
 
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpart.capture.training.step_graph import held_by_blocks
+from fxpart.capture.training.step_graph import with_block_lifetimes
 from tests.sketch import Sketch, random_graph
 
 
@@ -30,28 +30,28 @@ _AGAIN = [None] * 4 + [0, 0, None, None]
 
 def test_what_came_in_is_held_for_the_formula_of_its_first_reader() -> None:
     graph = _block().graph(1)
-    held = held_by_blocks(graph, _AGAIN, [None] * 6 + [0, 0])
+    extended = with_block_lifetimes(graph, _AGAIN, [None] * 6 + [0, 0])
     given_, result = graph.reads_of(1).tolist()[0], graph.reads_of(6).tolist()
     # Operators 5 and 6 are partners of 1 and 2, and of their groups; the input is no transfer.
-    assert held.reads_of(7).tolist() == [*graph.reads_of(7).tolist(), given_]
-    assert held.reads_of(6).tolist() == [*result, given_]
+    assert extended.reads_of(7).tolist() == [*graph.reads_of(7).tolist(), given_]
+    assert extended.reads_of(6).tolist() == [*result, given_]
     # What is computed again itself is dropped after its last reader.
-    assert [held.reads_of(op).tolist() for op in range(6)] == [
+    assert [extended.reads_of(op).tolist() for op in range(6)] == [
         graph.reads_of(op).tolist() for op in range(6)
     ]
 
 
 def test_a_formula_that_saved_nothing_holds_nothing() -> None:
     graph = _block().graph(1)
-    held = held_by_blocks(graph, _AGAIN, [None] * 6 + [0, None])
-    assert held.reads_of(7).tolist() == graph.reads_of(7).tolist()
-    assert held.reads_of(6).tolist() != graph.reads_of(6).tolist()
+    extended = with_block_lifetimes(graph, _AGAIN, [None] * 6 + [0, None])
+    assert extended.reads_of(7).tolist() == graph.reads_of(7).tolist()
+    assert extended.reads_of(6).tolist() != graph.reads_of(6).tolist()
 
 
 def test_another_run_of_the_block_holds_nothing() -> None:
     graph = _block().graph(1)
-    held = held_by_blocks(graph, _AGAIN, [None] * 6 + [1, 1])
-    assert held.reads.tolist() == graph.reads.tolist()
+    extended = with_block_lifetimes(graph, _AGAIN, [None] * 6 + [1, 1])
+    assert extended.reads.tolist() == graph.reads.tolist()
 
 
 @given(st.integers(0, 10**6))
@@ -59,7 +59,7 @@ def test_the_last_formula_of_a_group_reads_more_and_nothing_else(seed: int) -> N
     graph = random_graph(seed, 40)
     again = [op % 2 if op < 25 else None for op in range(40)]
     saving = [op // 2 % 2 if op >= 25 else None for op in range(40)]
-    held = held_by_blocks(graph, again, saving)
+    extended = with_block_lifetimes(graph, again, saving)
     group, producer = graph.group.tolist(), graph.value_producer.tolist()
     for op in range(40):
         more = {
@@ -72,5 +72,5 @@ def test_the_last_formula_of_a_group_reads_more_and_nothing_else(seed: int) -> N
         later = [o for o in range(op + 1, 40) if (group[o], saving[o]) == (group[op], saving[op])]
         before = graph.reads_of(op).tolist()
         expected = set(before) if saving[op] is None or later else more | set(before)
-        assert held.reads_of(op).tolist()[: len(before)] == before
-        assert set(held.reads_of(op).tolist()) == expected
+        assert extended.reads_of(op).tolist()[: len(before)] == before
+        assert set(extended.reads_of(op).tolist()) == expected

@@ -41,10 +41,10 @@ def _same(
     assert list(plain.gradients) == list(checked.gradients)
     with torch.no_grad():
         expected = plain.program.graph_module(*flat_inputs(plain, module, inputs))
-        found = checked.program.graph_module(*flat_inputs(checked, module, inputs))
+        results = checked.program.graph_module(*flat_inputs(checked, module, inputs))
     assert len(expected) > 1
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
+    for result, other in zip(results, expected, strict=True):
+        assert torch.equal(result, other)
 
 
 class _Stack(nn.Module):

@@ -66,14 +66,14 @@ def test_parts_of_a_model_compute_the_step_in_the_bytes_predicted(
     torch.manual_seed(0)
     expected = whole(*(tensor.clone() for tensor in flat))
     torch.manual_seed(0)
-    found, peak_bytes = _run(cut, flat)
-    for one, other in zip(expected, found, strict=True):
-        assert torch.equal(one, other)
+    results, peak_bytes = _run(cut, flat)
+    for wanted, result in zip(expected, results, strict=True):
+        assert torch.equal(wanted, result)
     assert peak_bytes == _peak(cut)
     if not train:
         loss = module(**inputs).logits.float().mean()
-        for one, other in zip(_by_autograd(module, captured, loss), found, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)
+        for wanted, result in zip(_by_autograd(module, captured, loss), results, strict=True):
+            torch.testing.assert_close(wanted, result, rtol=1e-4, atol=1e-7)
 
 
 class _Tied(nn.Module):
@@ -111,11 +111,11 @@ def test_a_tied_weight_through_writes_in_place() -> None:
     captured = joint_capture(module, (ids,))
     cut = cut_step(captured)
     flat = flat_inputs(captured, module, {"ids": ids})
-    found, peak_bytes = _run(cut, flat)
+    results, peak_bytes = _run(cut, flat)
     assert peak_bytes == _peak(cut)
     expected = _by_autograd(module, captured, module(ids).mean())
-    assert len(found) == len(expected) == 2
-    torch.testing.assert_close(found, expected)
+    assert len(results) == len(expected) == 2
+    torch.testing.assert_close(results, expected)
     _, kept = get_fwd_bwd_interactions(cut.forward.graph, cut.backward.graph)
     views = [n for n in cut.saved if n in kept]
     assert views, "the weight, or a view of it, is saved and may not go"
@@ -125,11 +125,11 @@ def test_buffers_that_a_step_changes_and_constants() -> None:
     module, x = _Buffers(), torch.randn(3, 4)
     captured = joint_capture(module, (x,))
     cut = cut_step(captured)
-    found, peak_bytes = _run(cut, flat_inputs(captured, module, {"x": x}))
+    results, peak_bytes = _run(cut, flat_inputs(captured, module, {"x": x}))
     assert peak_bytes == _peak(cut)
     assert int(module.norm.num_batches_tracked) == 1  # type: ignore[arg-type]
     expected = _by_autograd(module, captured, module(x).mean())
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(results, expected)
     assert captured.gradients["left"] == captured.gradients["right"]
 
 
@@ -157,9 +157,9 @@ def test_a_model_with_nothing_to_train_has_an_empty_backward() -> None:
     module, x = Mlp().requires_grad_(False), torch.randn(2, 4)
     captured = joint_capture(module, (x,))
     cut = cut_step(captured)
-    found, peak_bytes = _run(cut, flat_inputs(captured, module, {"x": x}))
+    results, peak_bytes = _run(cut, flat_inputs(captured, module, {"x": x}))
     assert cut.saved == ()
-    torch.testing.assert_close(found, [module(x).mean()])
+    torch.testing.assert_close(results, [module(x).mean()])
     assert peak_bytes == _peak(cut)
 
 
@@ -184,5 +184,5 @@ def test_symbolic_sizes_are_passed_on_last() -> None:
     assert numbers == sorted(numbers)
     for rows in (3, 5):
         x = torch.randn(rows, 4)
-        found, _ = _run(cut, flat_inputs(captured, module, {"x": x}))
-        torch.testing.assert_close(found, _by_autograd(module, captured, module(x).mean()))
+        results, _ = _run(cut, flat_inputs(captured, module, {"x": x}))
+        torch.testing.assert_close(results, _by_autograd(module, captured, module(x).mean()))

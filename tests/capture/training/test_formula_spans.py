@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from fxpart.capture.models.build import build_model
 from fxpart.capture.training.joint import StepOptions, joint_capture
 from fxpart.capture.training.loss import training_loss
-from fxpart.capture.training.step_graph import held_to_the_end
+from fxpart.capture.training.step_graph import with_formula_lifetimes
 from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
@@ -42,45 +42,45 @@ def _product() -> Sketch:
 
 def test_what_was_saved_stays_until_the_last_operator_of_the_formula() -> None:
     graph = _product().graph(4, 5)
-    held = held_to_the_end(graph, [None, None, None, 7, 7])
+    extended = with_formula_lifetimes(graph, [None, None, None, 7, 7])
     assert graph.reads_of(4).tolist() == [3, 2]
     # The gradient, its own operand, and then the other's.
-    assert held.reads_of(4).tolist() == [3, 2, 1]
-    assert [held.reads_of(op).tolist() for op in range(4)] == [[0], [0], [1, 2], [3, 1]]
+    assert extended.reads_of(4).tolist() == [3, 2, 1]
+    assert [extended.reads_of(op).tolist() for op in range(4)] == [[0], [0], [1, 2], [3, 1]]
     # At the last operator: input, gradient, 20, both results; and now the other saved value.
     assert _peak(graph) == 100 + 10 + 20 + 4 + 1
-    assert _peak(held) == 100 + 10 + 20 + 4 + 1 + 2
+    assert _peak(extended) == 100 + 10 + 20 + 4 + 1 + 2
 
 
 def test_what_the_formula_makes_itself_goes_after_its_last_reader() -> None:
     sketch = Sketch()
     x = sketch.input(1)
     y = sketch.op([x], 1)
-    own = sketch.op([y], 8, backward_of=0)
-    more = sketch.op([own], 8, backward_of=0)
+    inner = sketch.op([y], 8, backward_of=0)
+    more = sketch.op([inner], 8, backward_of=0)
     sketch.op([more], 1, backward_of=0)
-    held = held_to_the_end(sketch.graph(4), [None, 0, 0, 0])
-    assert held.reads_of(3).tolist() == [more, y]
+    extended = with_formula_lifetimes(sketch.graph(4), [None, 0, 0, 0])
+    assert extended.reads_of(3).tolist() == [more, y]
 
 
 def test_a_graph_without_formulas_stays_as_it_is() -> None:
     graph = random_graph(3, 12)
-    held = held_to_the_end(graph, [None] * graph.n_ops)
-    assert held.reads.tolist() == graph.reads.tolist()
-    assert held.read_start.tolist() == graph.read_start.tolist()
+    extended = with_formula_lifetimes(graph, [None] * graph.n_ops)
+    assert extended.reads.tolist() == graph.reads.tolist()
+    assert extended.read_start.tolist() == graph.read_start.tolist()
 
 
 @given(st.integers(0, 10**6), st.integers(1, 5))
 def test_operators_read_what_they_did_and_nothing_from_later(seed: int, span: int) -> None:
     graph = random_graph(seed, 20)
-    held = held_to_the_end(graph, [op // span for op in range(graph.n_ops)])
+    extended = with_formula_lifetimes(graph, [op // span for op in range(graph.n_ops)])
     for op in range(graph.n_ops):
-        before, after = graph.reads_of(op).tolist(), held.reads_of(op).tolist()
+        before, after = graph.reads_of(op).tolist(), extended.reads_of(op).tolist()
         assert after[: len(before)] == before
         assert (op % span == span - 1 or op == graph.n_ops - 1) or after == before
     # Lifetimes only grow, and by nothing that another formula made.
-    assert _peak(held) >= _peak(graph)
-    assert replace(held, read_start=graph.read_start, reads=graph.reads).n_ops == graph.n_ops
+    assert _peak(extended) >= _peak(graph)
+    assert replace(extended, read_start=graph.read_start, reads=graph.reads).n_ops == graph.n_ops
 
 
 @pytest.mark.parametrize(

@@ -45,11 +45,11 @@ def test_a_symbolic_step_runs_at_another_batch_size() -> None:
     symbolic = _symbolic(module, inputs, StepOptions())
     more = {name: torch.cat([t, t.flip(0)[:1]]) for name, t in inputs.items()}
     static = joint_capture(module, (), more)
-    found = symbolic.program.graph_module(*flat_inputs(symbolic, module, more))
+    results = symbolic.program.graph_module(*flat_inputs(symbolic, module, more))
     expected = static.program.graph_module(*flat_inputs(static, module, more))
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
-        assert torch.equal(one, other)
+    assert len(results) == len(expected)
+    for result, wanted in zip(results, expected, strict=True):
+        assert torch.equal(result, wanted)
 
 
 class _Odd(nn.Module):

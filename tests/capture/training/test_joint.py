@@ -27,19 +27,19 @@ def _run(
 def _by_autograd(module: nn.Module, loss: Tensor) -> dict[str, Tensor]:
     module.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
-    found = {name: p.grad for name, p in module.named_parameters()}
-    return {name: gradient for name, gradient in found.items() if gradient is not None}
+    gradients = {name: p.grad for name, p in module.named_parameters()}
+    return {name: gradient for name, gradient in gradients.items() if gradient is not None}
 
 
 def _mean(output: Any) -> Tensor:  # noqa: ANN401 - what a model returns
     return output.logits.float().mean()  # type: ignore[no-any-return]
 
 
-def _agree(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    assert found.keys() == expected.keys()
+def _agree(gradients: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    assert gradients.keys() == expected.keys()
     for name, gradient in expected.items():
         assert gradient.abs().max() > 0 or "k_proj" in name
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
+        torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-7, msg=name)
 
 
 @pytest.mark.parametrize("spec", [GPT2, LLAMA, RESNET], ids=lambda spec: spec.name)
@@ -262,7 +262,7 @@ class _Branches(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("make", "args", "said"),
+    ("make", "args", "message"),
     [
         (_Counts, (torch.zeros(2),), "_Counts cannot be trained: .* no real-valued tensor"),
         (_Nothing, (), "_Nothing cannot be trained: .* neither weights nor inputs"),
@@ -270,8 +270,8 @@ class _Branches(nn.Module):
     ],
 )
 def test_what_cannot_be_trained_is_told_why(
-    make: Callable[[], nn.Module], args: tuple[Tensor, ...], said: str
+    make: Callable[[], nn.Module], args: tuple[Tensor, ...], message: str
 ) -> None:
-    with pytest.raises(CaptureError, match=said) as error:
+    with pytest.raises(CaptureError, match=message) as error:
         joint_capture(make(), args)
     assert "\n" not in str(error.value)

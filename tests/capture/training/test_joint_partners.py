@@ -57,17 +57,17 @@ def test_stages_of_a_step_are_stages_of_its_forward(spec: ModelSpec) -> None:
     graph, forward = joint.graph, op_graph(joint.forward)
     stage = np.minimum(np.arange(graph.n_ops) * 3 // joint.graph.first_backward, 2)
     stage = stage[graph.group]
-    found = forward_devices(stage, joint.exported_names, forward)
+    devices = forward_devices(stage, joint.exported_names, forward)
     place = dict(zip(joint.exported_names, stage.tolist(), strict=True))
-    known = [(place[n], d) for n, d in zip(forward.names, found, strict=True) if n in place]
+    known = [(place[n], d) for n, d in zip(forward.names, devices, strict=True) if n in place]
     assert len(known) > forward.n_ops // 2
     assert all(planned == device for planned, device in known)
-    assert np.array_equal(found[forward.group], found)
+    assert np.array_equal(devices[forward.group], devices)
     # No operator waits for a later stage.
     makers = forward.value_producer[forward.reads]
     readers = np.repeat(np.arange(forward.n_ops), np.diff(forward.read_start))
     inside = makers >= 0
-    assert (found[makers[inside]] <= found[readers[inside]]).all()
+    assert (devices[makers[inside]] <= devices[readers[inside]]).all()
 
 
 class _Idle(nn.Module):

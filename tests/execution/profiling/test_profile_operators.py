@@ -114,8 +114,8 @@ class Bags(nn.Module):
         self.many, self.few = nn.EmbeddingBag(50, 4), nn.EmbeddingBag(3, 4)
 
     def forward(self, indices: Tensor, offsets: Tensor) -> Tensor:
-        found: Tensor = self.many(indices, offsets) * self.few(indices, offsets)
-        return found
+        result: Tensor = self.many(indices, offsets) * self.few(indices, offsets)
+        return result
 
 
 def test_made_indices_stay_within_tables_also_in_the_backward() -> None:
@@ -128,10 +128,10 @@ def test_made_indices_stay_within_tables_also_in_the_backward() -> None:
 def test_a_second_model_of_the_same_shapes_needs_no_measurement(tmp_path: Path) -> None:
     x = torch.empty(512, 256, device="meta")
     first, second = (export_program(_on_meta(n), (x,)) for n in (1, 3))
-    one = profile_operators(first, op_graph(first), cache_dir=tmp_path, repeats=REPEATS)
-    three = profile_operators(second, op_graph(second), cache_dir=tmp_path, repeats=REPEATS)
-    assert (one.executed, three.executed) == (2 * RUNS, 0)
-    assert three.seconds.tolist() == one.seconds.tolist() * 3
+    single = profile_operators(first, op_graph(first), cache_dir=tmp_path, repeats=REPEATS)
+    triple = profile_operators(second, op_graph(second), cache_dir=tmp_path, repeats=REPEATS)
+    assert (single.executed, triple.executed) == (2 * RUNS, 0)
+    assert triple.seconds.tolist() == single.seconds.tolist() * 3
     more = profile_operators(second, op_graph(second), cache_dir=tmp_path, repeats=REPEATS + 1)
     assert more.executed > 0
     assert (more.samples >= REPEATS + 1).all()
@@ -145,12 +145,12 @@ def test_another_dtype_or_layout_is_another_signature(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "said"),
+    ("device", "message"),
     [("cpuu", "is not known"), ("meta", "is not here"), ("cuda:99", "is not here; there is")],
 )
-def test_a_device_that_is_not_here_is_refused(device: str, said: str) -> None:
+def test_a_device_that_is_not_here_is_refused(device: str, message: str) -> None:
     program = export_program(_on_meta(1), (torch.empty(2, 256, device="meta"),))
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         profile_operators(program, op_graph(program), device=device)
 
 
@@ -182,8 +182,8 @@ def test_an_operator_that_the_device_has_not_is_named() -> None:
 
     class Model(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            found: Tensor = nowhere(x)
-            return found
+            result: Tensor = nowhere(x)
+            return result
 
     program = export_program(Model(), (torch.empty(2, device="meta"),))
     with pytest.raises(CaptureError, match=r"fxpart_test.nowhere.*not here.*latency=roofline"):

@@ -26,8 +26,8 @@ class Autocast(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         with torch.autocast("cpu", dtype=torch.bfloat16):
             low = self.again(self.inside(x).float() + torch.ones(1, device=x.device))
-        found: Tensor = self.outside(low.float())
-        return found
+        result: Tensor = self.outside(low.float())
+        return result
 
 
 class Gradients(nn.Module):
@@ -42,8 +42,8 @@ class Gradients(nn.Module):
         with torch.enable_grad() if self.enabled else torch.no_grad():
             places = x.view(-1) + self.shift if self.shift else x.view(-1)
             y = self.table(places) * torch.ones(16, device=x.device)
-        found: Tensor = self.linear(y)
-        return found
+        result: Tensor = self.linear(y)
+        return result
 
 
 def _on(device: str, module: type[nn.Module], *args: object) -> nn.Module:
@@ -136,12 +136,12 @@ def test_a_region_of_nothing_is_measured() -> None:
 
 
 def test_regions_of_other_calls_have_other_signatures() -> None:
-    found = set()
+    signatures = set()
     for module in (Autocast(), Autocast(8), Autocast()):
         program = export_program(module, (torch.zeros(4, 16),))
         (region,) = [n for n in program.graph.nodes if "autocast" in str(n.target)]
-        found.add(signature(region))
-    assert len(found) == 2
+        signatures.add(signature(region))
+    assert len(signatures) == 2
 
 
 def test_the_program_keeps_its_region() -> None:

@@ -29,10 +29,10 @@ def _callback(rng: random.Random, module: GraphModule) -> Callable[[Node], objec
         case 3 | 4 | 5:
             ids = _along_data(rng, ops)
         case 6 | 7:
-            ids = [f"part{one}" for one in _along_data(rng, ops)]
+            ids = [f"part{number}" for number in _along_data(rng, ops)]
         case _:
             ids = [rng.randrange(2) for _ in ops]
-    of = {node.name: one for node, one in zip(ops, ids, strict=True)}
+    of = {node.name: number for node, number in zip(ops, ids, strict=True)}
     return lambda node: of[node.name]
 
 
@@ -120,13 +120,15 @@ def test_gradients_are_those_of_the_whole() -> None:
         module = random_graph(seed, operators=12)
         ops = {node: index // 4 for index, node in enumerate(call_nodes(module))}
         split = split_module(module, module, ops.__getitem__)
-        found = []
-        for one in (module, split):
+        gradients = []
+        for model in (module, split):
             module.zero_grad()
-            leaves = torch.utils._pytree.tree_leaves(one(*inputs(seed)))
+            leaves = torch.utils._pytree.tree_leaves(model(*inputs(seed)))
             total = sum(leaf.square().sum() for leaf in leaves if torch.is_tensor(leaf))
             assert isinstance(total, torch.Tensor)
             if total.requires_grad:
                 total.backward()  # type: ignore[no-untyped-call]
-            found.append([None if p.grad is None else p.grad.clone() for p in module.parameters()])
-        assert same(*found)
+            gradients.append(
+                [None if p.grad is None else p.grad.clone() for p in module.parameters()]
+            )
+        assert same(*gradients)

@@ -59,9 +59,9 @@ def test_copies_and_pickles_compute_the_same(run_before: bool) -> None:
     if run_before:
         split(X)
     whole = [copy.deepcopy(split), copy.copy(split), pickle.loads(pickle.dumps(split))]
-    assert all(torch.equal(one(X), model(X)) for one in whole)
+    assert all(torch.equal(copied(X), model(X)) for copied in whole)
     inner = [copy.deepcopy(child), copy.copy(child), pickle.loads(pickle.dumps(child))]
-    assert all(torch.equal(one(X), torch.relu(model.first(X))) for one in inner)
+    assert all(torch.equal(copied(X), torch.relu(model.first(X))) for copied in inner)
 
 
 def test_a_changed_graph_is_run_as_changed() -> None:

@@ -56,12 +56,12 @@ def test_a_region_whose_graph_is_called_as_a_submodule_is() -> None:
     x = torch.randn(3)
     result, expected = split(x), module(x)
     assert torch.equal(result, expected)
-    for mine, theirs in zip(
+    for gradient, expected_gradient in zip(
         torch.autograd.grad(result.sum(), list(split.parameters())),
         torch.autograd.grad(expected.sum(), list(module.parameters())),
         strict=True,
     ):
-        assert torch.equal(mine, theirs)
+        assert torch.equal(gradient, expected_gradient)
 
 
 def test_nested_inputs_and_outputs_of_an_exported_module() -> None:

@@ -111,10 +111,10 @@ def test_items_whose_examples_share_a_storage_are_one_memory() -> None:
 def test_storages_of_nested_values() -> None:
     base = torch.ones(4)
     sparse = torch.ones(2, 2).to_sparse()
-    found = storages("x", {"a": [base, base[1:], 3], "b": (None, sparse, sparse)})
-    assert found[0] == found[1]
-    assert found[2] == found[3] == ("x", id(sparse))
-    assert len(set(found)) == 2
+    values = storages("x", {"a": [base, base[1:], 3], "b": (None, sparse, sparse)})
+    assert values[0] == values[1]
+    assert values[2] == values[3] == ("x", id(sparse))
+    assert len(set(values)) == 2
 
 
 def test_nodes_that_hold_one_tensor_are_one() -> None:

@@ -68,10 +68,10 @@ def test_a_language_model_computes_the_same(
         expected = [f"submod_{part}" for part in range(plan.n_partitions)]
         assert calls == ["_guards_fn", *expected]
         with torch.no_grad():
-            found, whole = split(ids), module(ids)
-        assert type(found) is type(whole)
+            result, whole = split(ids), module(ids)
+        assert type(result) is type(whole)
         assert len(_tensors(whole)) == 1
-        assert same(_tensors(found), _tensors(whole))
+        assert same(_tensors(result), _tensors(whole))
         assert [n.name for n in split.graph.find_nodes(op="placeholder")] == [
             n.name for n in module.graph.find_nodes(op="placeholder")
         ]
@@ -86,9 +86,9 @@ def test_gradients_of_tied_weights_are_equal(
     assert {id(p) for p in split.parameters()} == {id(p) for p in module.parameters()}
     grads = []
     with torch.enable_grad():
-        for one in (module, split):
+        for model in (module, split):
             module.zero_grad()
-            _tensors(one(ids))[0].float().mean().backward()  # type: ignore[no-untyped-call]
+            _tensors(model(ids))[0].float().mean().backward()  # type: ignore[no-untyped-call]
             grads.append([p.grad for p in module.parameters()])
     assert any(g is not None and g.abs().sum() > 0 for g in grads[0])
     assert same(*grads)
@@ -136,22 +136,22 @@ def test_buffers_that_are_written_into(decomposed: bool) -> None:
 def test_a_traced_module() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3))
     x = torch.randn(2, 3)
-    found = capture(model, (x,), level="module")
+    captured = capture(model, (x,), level="module")
     plan = Assignment(np.array([0, 0, 1]), ((0,), (1,)))
-    split = split_by_assignment(found.graph_module, found.graph, plan)
+    split = split_by_assignment(captured.graph_module, captured.graph, plan)
     assert list(dict(split.named_children())) == ["submod_0", "submod_1"]
     assert torch.equal(split(x), model(x))
 
 
 def test_what_is_not_of_one_capture_is_refused() -> None:
     x = torch.randn(2, 3)
-    found = capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (x,))
+    captured = capture(nn.Sequential(nn.Linear(3, 3), nn.ReLU()), (x,))
     other = capture(nn.Linear(3, 3), (x,))
     plan = Assignment(np.array([0, 1]), ((0,), (1,)))
     with pytest.raises(SpecError, match="the plan places 2 operators, the graph has 1"):
         split_by_assignment(other.graph_module, other.graph, plan)
     with pytest.raises(SpecError, match="places operator relu, which the module does not have"):
-        split_by_assignment(other.graph_module, found.graph, plan)
-    renamed = dataclasses.replace(found.graph, names=("linear", "rely"))
+        split_by_assignment(other.graph_module, captured.graph, plan)
+    renamed = dataclasses.replace(captured.graph, names=("linear", "rely"))
     with pytest.raises(SpecError, match=r"operator rely, .* nearest: relu"):
-        split_by_assignment(found.graph_module, renamed, plan)
+        split_by_assignment(captured.graph_module, renamed, plan)

@@ -17,20 +17,20 @@ def test_what_cannot_be_named_or_is_not_there() -> None:
         split_module(module, None, lambda _: 1.5)
     graph = Graph()
     graph.output(graph.call_function(operator.neg, (graph.get_attr("weight"),)))
-    held = nn.Module()
-    held.weight = nn.Parameter(torch.ones(1))
-    lacking = GraphModule(held, graph)
+    root = nn.Module()
+    root.weight = nn.Parameter(torch.ones(1))
+    lacking = GraphModule(root, graph)
     del lacking.weight
     with pytest.raises(CaptureError, match="uses weight, which its GraphModule does not have"):
         split_module(lacking, None, lambda _: 0)
 
 
 def test_an_attribute_that_is_called_as_a_submodule_would_be() -> None:
-    held = nn.Module()
-    held.submod_0 = nn.Parameter(torch.ones(1))
+    root = nn.Module()
+    root.submod_0 = nn.Parameter(torch.ones(1))
     graph = Graph()
     graph.output(graph.call_function(operator.neg, (graph.get_attr("submod_0"),)))
-    module = GraphModule(held, graph)
+    module = GraphModule(root, graph)
     with pytest.raises(SpecError, match="fetches submod_0, which is also the name of a submodule"):
         split_module(module, None, lambda _: 0)
     split = split_module(module, None, lambda _: 0, partition_affix="pp")

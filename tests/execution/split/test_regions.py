@@ -58,10 +58,10 @@ def test_each_partition_enters_and_leaves_autocast() -> None:
     assert _functions(split, "submod_1") == ["_enter_autocast", "mm", "_exit_autocast"]
     assert _functions(split, "submod_2") == ["_enter_autocast", "_exit_autocast", "mm"]
     x = torch.randn(3, 3)
-    found, expected = split(x), module(x)
+    results, expected = split(x), module(x)
     dtypes = [torch.float32, torch.bfloat16, torch.bfloat16, torch.float32]
-    assert [t.dtype for t in found] == dtypes
-    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert [t.dtype for t in results] == dtypes
+    assert all(torch.equal(a, b) for a, b in zip(results, expected, strict=True))
     assert not torch.is_autocast_enabled("cpu")
 
 
@@ -144,9 +144,9 @@ def test_the_mode_that_the_graph_leaves_behind_is_left_behind(leave_off: bool) -
     count = len(call_nodes(module))
     split = split_module(module, None, _numbered(module, [0, 1, 1, 2, 2, 2][:count]))
     x = torch.randn(3, requires_grad=True)
-    for one in (module, split):
+    for model in (module, split):
         with torch.set_grad_enabled(False):
-            one(x)
+            model(x)
             assert torch.is_grad_enabled() != leave_off
 
 
@@ -174,16 +174,16 @@ def test_an_affix_does_not_matter() -> None:
 
 def test_the_callback_is_asked_once_under_regions_too() -> None:
     for split, times in ((split_module, 1), (torch_split, 2)):
-        module, asked = _autocast_graph(), list[Node]()
+        module, nodes = _autocast_graph(), list[Node]()
 
-        def zero(node: Node, asked: list[Node] = asked) -> int:
-            asked.append(node)
+        def zero(node: Node, nodes: list[Node] = nodes) -> int:
+            nodes.append(node)
             return 0
 
         split(module, module, zero)
         ops = call_nodes(module)
-        assert (asked == ops) == (times == 1)
-        assert len(asked) >= times * len(ops)
+        assert (nodes == ops) == (times == 1)
+        assert len(nodes) >= times * len(ops)
 
 
 @pytest.mark.parametrize("graph", [_autocast_graph, _grad_graph])

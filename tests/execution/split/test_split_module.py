@@ -12,9 +12,9 @@ from tests.execution.split.random_graphs import by_name, call_nodes, same
 
 def child(module: GraphModule, name: str) -> GraphModule:
     """Return a child that is a graph."""
-    found = module.get_submodule(name)
-    assert isinstance(found, GraphModule)
-    return found
+    submodule = module.get_submodule(name)
+    assert isinstance(submodule, GraphModule)
+    return submodule
 
 
 class Small(nn.Module):
@@ -152,14 +152,14 @@ def test_a_graph_without_operators(keep: bool) -> None:
 
 
 def test_the_callback_is_asked_once_for_each_operator_in_graph_order() -> None:
-    traced, asked = symbolic_trace(Small()), list[str]()
+    traced, names = symbolic_trace(Small()), list[str]()
 
     def count(node: Node) -> int:
-        asked.append(node.name)
-        return len(asked)
+        names.append(node.name)
+        return len(names)
 
     split_module(traced, None, count)
-    assert asked == [node.name for node in call_nodes(traced)]
+    assert names == [node.name for node in call_nodes(traced)]
 
 
 def test_inputs_can_still_be_given_by_name() -> None:

@@ -15,15 +15,15 @@ from tests.execution.split.random_graphs import call_nodes
 
 def _compiled(function: Callable[..., Tensor], *args: Tensor) -> GraphModule:
     """Return the graph that torch.compile makes of a function with sizes that vary."""
-    found: list[GraphModule] = []
+    modules: list[GraphModule] = []
 
     def backend(module: GraphModule, _: Sequence[Any]) -> Callable[..., Any]:
-        found.append(module)
+        modules.append(module)
         return module.forward
 
     torch._dynamo.reset()
     torch.compile(function, backend=backend, dynamic=True, fullgraph=True)(*args)
-    (module,) = found
+    (module,) = modules
     return module
 
 
@@ -80,9 +80,9 @@ def test_a_symbol_that_is_made_inside_is_passed_from_there(compiled: GraphModule
     assert _inputs(split, "submod_2") == ["exp", "item"]
     assert torch.equal(split(torch.tensor(3)), -torch.ones(3))
     # A partition that makes a symbol itself does not wait for itself.
-    own = {"item": 1, "zeros": 0, "exp": 1, "neg": 2}
+    numbers = {"item": 1, "zeros": 0, "exp": 1, "neg": 2}
     with pytest.raises(RuntimeError, match="partitions wait for each other"):
-        split_module(module, None, lambda n: own[n.name])
+        split_module(module, None, lambda n: numbers[n.name])
 
 
 def test_a_partition_takes_no_symbol_that_it_makes(compiled: GraphModule) -> None:

@@ -92,15 +92,15 @@ def test_a_view_is_the_tensor_that_it_shows() -> None:
 
 
 def test_tied_attributes_are_one_tensor() -> None:
-    held = nn.Module()
-    held.register_buffer("count", torch.zeros(2))
-    held.register_buffer("same_count", held.get_buffer("count"))
+    root = nn.Module()
+    root.register_buffer("count", torch.zeros(2))
+    root.register_buffer("same_count", root.get_buffer("count"))
     graph = Graph()
     count, other = graph.get_attr("count"), graph.get_attr("same_count")
     before = graph.call_function(torch.neg, (other,))
     graph.call_method("add_", (count, 1.0))
     graph.output((before, graph.call_function(torch.neg, (other,))))
-    module = GraphModule(held, graph)
+    module = GraphModule(root, graph)
     # GraphModule keeps both names for one tensor.
     assert module.count is module.same_count
     ops = call_nodes(module)
@@ -152,18 +152,18 @@ def _random_writes(seed: int) -> GraphModule:
     tensors = [graph.call_method("clone", (x,)) for _ in range(2)]
     results: list[Node] = []
     for _ in range(rng.randint(3, 10)):
-        one = rng.choice(tensors)
+        tensor = rng.choice(tensors)
         match rng.randrange(5):
             case 0:
-                graph.call_method("add_", (one, 1.0))
+                graph.call_method("add_", (tensor, 1.0))
             case 1:
-                tensors.append(graph.call_method("mul_", (one, 2.0)))
+                tensors.append(graph.call_method("mul_", (tensor, 2.0)))
             case 2:
-                tensors.append(graph.call_method("view", (one, 4)))
+                tensors.append(graph.call_method("view", (tensor, 4)))
             case 3:
-                graph.call_function(operator.setitem, (one, 0, rng.choice(results or [3.0])))
+                graph.call_function(operator.setitem, (tensor, 0, rng.choice(results or [3.0])))
             case _:
-                results.append(graph.call_method("sum", (one,)))
+                results.append(graph.call_method("sum", (tensor,)))
     graph.output((tuple(tensors), tuple(results)))
     return GraphModule(nn.Module(), graph)
 

@@ -266,7 +266,7 @@ def _called_twice() -> fx.GraphModule:
 
 
 @pytest.mark.parametrize(
-    ("make", "kind", "said"),
+    ("make", "kind", "message"),
     [
         (_backwards, CycleError, "submod_0 uses sin, which submod_1 makes after it"),
         (_called_twice, SpecError, "submod_0 is called 2 times"),
@@ -274,9 +274,9 @@ def _called_twice() -> fx.GraphModule:
     ],
 )
 def test_modules_that_are_no_chain_are_refused(
-    make: Callable[[], fx.GraphModule], kind: type[Exception], said: str
+    make: Callable[[], fx.GraphModule], kind: type[Exception], message: str
 ) -> None:
-    with pytest.raises(kind, match=said):
+    with pytest.raises(kind, match=message):
         chain_stages(make())
 
 

@@ -87,8 +87,8 @@ def _without_shared_ends(model: nn.Module, cuts: list[str]) -> list[str]:
 def test_stages_of_nested_models_compute_and_train_as_the_whole(
     case: tuple[nn.Module, list[str]], seed: int
 ) -> None:
-    model, asked = case
-    cuts = _without_shared_ends(model, asked)
+    model, paths = case
+    cuts = _without_shared_ends(model, paths)
     torch.manual_seed(seed)
     x = torch.randn(2, WIDTH)
     split = generate_pipeline_partition(model, cuts)

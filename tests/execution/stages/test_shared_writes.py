@@ -39,8 +39,8 @@ class Views(nn.Module):
 def test_a_write_that_another_process_would_not_see_under_the_other_name() -> None:
     model, x = Views(), torch.randn(2, 3)
     stages = {"sin": 0, "view": 0, "exp": 1, "sum_1": 1, "add": 1}
-    said = "submod_1 writes into sin in place and takes it as sin and as view"
-    with pytest.raises(SpecError, match=said):
+    message = "submod_1 writes into sin in place and takes it as sin and as view"
+    with pytest.raises(SpecError, match=message):
         chain_stages(_cut(model, stages | {"mul_": 1}))
     assert_same(chain_stages(_cut(model, stages | {"mul_": 0}))(x), model(x))
 
@@ -52,8 +52,8 @@ class ReadsFirst(nn.Module):
 
 
 def test_a_stage_of_a_higher_number_that_reads_before_the_write() -> None:
-    said = "submod_0 writes into x in place, and submod_1 uses what was there before"
-    with pytest.raises(CycleError, match=said):
+    message = "submod_0 writes into x in place, and submod_1 uses what was there before"
+    with pytest.raises(CycleError, match=message):
         chain_stages(_cut(ReadsFirst(), {"exp": 1, "neg_": 0}))
     chain = chain_stages(_cut(ReadsFirst(), {"exp": 0, "neg_": 1}))
     assert_same(chain(torch.ones(2)), ReadsFirst()(torch.ones(2)))
@@ -65,8 +65,8 @@ class ReadsLast(nn.Module):
 
 
 def test_a_stage_of_a_lower_number_that_reads_after_the_write() -> None:
-    said = "submod_1 writes into x in place, and submod_0 uses what is there after"
-    with pytest.raises(CycleError, match=said):
+    message = "submod_1 writes into x in place, and submod_0 uses what is there after"
+    with pytest.raises(CycleError, match=message):
         chain_stages(_cut(ReadsLast(), {"neg_": 1, "exp": 0}))
     chain = chain_stages(_cut(ReadsLast(), {"neg_": 0, "exp": 1}))
     assert_same(chain(torch.ones(2)), ReadsLast()(torch.ones(2)))
@@ -83,8 +83,8 @@ class Counts(nn.Module):
 
 
 def test_a_weight_that_two_stages_have_and_one_writes() -> None:
-    said = "submod_1 writes into count.* in place, which submod_0 uses too"
-    with pytest.raises(SpecError, match=said):
+    message = "submod_1 writes into count.* in place, which submod_0 uses too"
+    with pytest.raises(SpecError, match=message):
         chain_stages(_cut(Counts(), {"exp": 0, "mul": 0, "sin": 0, "add_": 1, "add": 1}))
     model, x = Counts(), torch.randn(2)
     chain = chain_stages(_cut(model, {"exp": 0, "mul": 1, "sin": 1, "add_": 1, "add": 1}))

@@ -33,34 +33,34 @@ def _sealed(folder: Path) -> None:
 def _rewritten(folder: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     path = folder / "stage_1.pt2"
     with zipfile.ZipFile(path) as archive:
-        held = {name: archive.read(name) for name in archive.namelist()}
-    change(held)
+        entries = {name: archive.read(name) for name in archive.namelist()}
+    change(entries)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
-        for name, data in held.items():
+        for name, data in entries.items():
             archive.writestr(name, data)
     _sealed(folder)
 
 
-def _pickled_inputs(held: dict[str, bytes]) -> None:
+def _pickled_inputs(entries: dict[str, bytes]) -> None:
     buffer = io.BytesIO()
     torch.save((), buffer)
-    held["stage_1/data/sample_inputs/model.pt"] = buffer.getvalue()
+    entries["stage_1/data/sample_inputs/model.pt"] = buffer.getvalue()
 
 
-def _pickled_weight(held: dict[str, bytes]) -> None:
+def _pickled_weight(entries: dict[str, bytes]) -> None:
     name = "stage_1/data/weights/model_weights_config.json"
-    config = json.loads(held[name])
+    config = json.loads(entries[name])
     config["config"]["second.weight"]["use_pickle"] = True
-    held[name] = json.dumps(config).encode()
+    entries[name] = json.dumps(config).encode()
 
 
-def _compiled_code(held: dict[str, bytes]) -> None:
-    held["stage_1/data/aotinductor/model/model.so"] = b""
+def _compiled_code(entries: dict[str, bytes]) -> None:
+    entries["stage_1/data/aotinductor/model/model.so"] = b""
 
 
-def _old_layout(held: dict[str, bytes]) -> None:
-    held.clear()
-    held["stage_1/version"] = b"8.8"
+def _old_layout(entries: dict[str, bytes]) -> None:
+    entries.clear()
+    entries["stage_1/version"] = b"8.8"
 
 
 @pytest.mark.parametrize(
@@ -81,9 +81,9 @@ def test_archives_with_more_than_plain_data_are_refused(
 
 
 def test_a_graph_that_torch_does_not_know(folder: Path) -> None:
-    def unknown(held: dict[str, bytes]) -> None:
+    def unknown(entries: dict[str, bytes]) -> None:
         name = "stage_1/models/model.json"
-        held[name] = held[name].replace(b"aten.linear", b"aten.linearly")
+        entries[name] = entries[name].replace(b"aten.linear", b"aten.linearly")
 
     _rewritten(folder, unknown)
     with pytest.raises(SpecError, match="save the stages again with this version") as raised:

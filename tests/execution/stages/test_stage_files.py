@@ -58,15 +58,15 @@ def _copies(values: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def test_loaded_stages_compute_the_same_bits(chain: Chain, saved: Path) -> None:
-    there = here = skips_inputs(3)[2]
+    of_loaded = of_stage = skips_inputs(3)[2]
     for stage in chain.stages:
         loaded = load_stage(saved, stage.index)
         assert (loaded.index, loaded.n_stages) == (stage.index, 3)
         assert tuple(shape.name for shape in loaded.inputs) == stage.inputs
         assert tuple(shape.name for shape in loaded.outputs) == stage.outputs
-        there, here = loaded.module(*_copies(there)), stage.module(*_copies(here))
-        assert len(there) == len(loaded.outputs)
-        for a, b, shape in zip(there, here, loaded.outputs, strict=True):
+        of_loaded, of_stage = loaded.module(*_copies(of_loaded)), stage.module(*_copies(of_stage))
+        assert len(of_loaded) == len(loaded.outputs)
+        for a, b, shape in zip(of_loaded, of_stage, loaded.outputs, strict=True):
             assert torch.equal(a, b)
             assert (tuple(a.shape), str(a.dtype)) == (shape.shape, f"torch.{shape.dtype}")
 
@@ -197,7 +197,7 @@ def _changed(folder: Path, **fields: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("damage", "message"),
     [
         (_missing_description, "there is no file .*stages.json"),
         (_missing_archive, "there is no file .*stage_1.pt2; save the stages again"),
@@ -210,9 +210,11 @@ def _changed(folder: Path, **fields: object) -> None:
         (lambda folder: _changed(folder, tied=[[[9, "w"]]]), "a tied parameter in stage 9 of 3"),
     ],
 )
-def test_files_that_cannot_be_read(folder: Path, damage: Callable[[Path], None], said: str) -> None:
+def test_files_that_cannot_be_read(
+    folder: Path, damage: Callable[[Path], None], message: str
+) -> None:
     damage(folder)
-    with pytest.raises(SpecError, match=said) as raised:
+    with pytest.raises(SpecError, match=message) as raised:
         load_stage(folder, 1)
     assert "\n" not in str(raised.value)
 

@@ -85,8 +85,8 @@ def test_the_lower_latency_is_chosen() -> None:
 def test_an_exact_plan_with_less_latency_is_kept() -> None:
     # As if the search were worse: this plan overfills a device, so no search may find it.
     problem = _pair()
-    one = StaticPlan(np.array([0, 0]), ((0,),))
-    assert better(problem, lambda _: one) is one
+    together = StaticPlan(np.array([0, 0]), ((0,),))
+    assert better(problem, lambda _: together) is together
 
 
 def test_of_equal_plans_the_one_with_fewer_partitions() -> None:
@@ -122,17 +122,17 @@ def test_where_the_search_finds_none_the_exact_plan_stands() -> None:
 def test_where_it_switches(
     mode: Mode, exact: Exact, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = list[int]()
+    sizes = list[int]()
 
     def noted(problem: StaticProblem) -> StaticPlan | None:
-        asked.append(problem.graph.n_ops)
+        sizes.append(problem.graph.n_ops)
         return exact(problem)
 
     monkeypatch.setattr(f"{mode.__module__}.{exact.__name__}", noted)
     for n in (most, most + 1):
         memory = np.array([int(chain(n).total_bytes.sum() * 0.8)] * 2)
         mode(StaticProblem(chain(n), memory, 25.0))
-    assert asked == [most]
+    assert sizes == [most]
 
 
 def test_the_two_modes_differ_where_the_readings_do() -> None:

@@ -46,33 +46,33 @@ def test_nothing_tied_is_the_same_graph() -> None:
 
 def test_two_of_a_fork_become_one() -> None:
     # 0 -> 1, 0 -> 2, (1, 2) -> 3; 1 and 2 stay together.
-    found = contract(_graph([[], [0], [0], [1, 2]]), [(1, 2)])
-    assert found.whole_of.tolist() == [0, 1, 1, 2]
-    assert _reads(found.graph) == [[], [0], [1]]
-    assert found.graph.names == ("op0", "op1 (together with op2)", "op3")
+    contraction = contract(_graph([[], [0], [0], [1, 2]]), [(1, 2)])
+    assert contraction.whole_of.tolist() == [0, 1, 1, 2]
+    assert _reads(contraction.graph) == [[], [0], [1]]
+    assert contraction.graph.names == ("op0", "op1 (together with op2)", "op3")
     # Both read the 1 byte of operator 0: the second reader's is added.
-    assert found.graph.total_bytes.tolist() == [11, 10 + 3 + 10 + 9 + 1, 10 + 27]
-    assert found.graph.output_bytes.tolist() == [1, 3 + 9, 27]
-    assert found.graph.latency_s.tolist() == [1.0, 3.0, 4.0]
+    assert contraction.graph.total_bytes.tolist() == [11, 10 + 3 + 10 + 9 + 1, 10 + 27]
+    assert contraction.graph.output_bytes.tolist() == [1, 3 + 9, 27]
+    assert contraction.graph.latency_s.tolist() == [1.0, 3.0, 4.0]
 
 
 def test_what_lies_between_is_drawn_in() -> None:
-    found = contract(_graph([[], [0], [1], [2]]), [(0, 2)])
-    assert found.whole_of.tolist() == [0, 0, 0, 1]
-    assert found.graph.latency_s.tolist() == [1.0 + 2.0 + 3.0, 4.0]
+    contraction = contract(_graph([[], [0], [1], [2]]), [(0, 2)])
+    assert contraction.whole_of.tolist() == [0, 0, 0, 1]
+    assert contraction.graph.latency_s.tolist() == [1.0 + 2.0 + 3.0, 4.0]
 
 
 def test_two_ties_that_wait_for_each_other_become_one() -> None:
     # 0 -> 1 and 2 -> 3; the ties (0, 3) and (1, 2) wait for each other.
-    found = contract(_graph([[], [0], [], [2]]), [(0, 3), (1, 2)])
-    assert found.whole_of.tolist() == [0, 0, 0, 0]
+    contraction = contract(_graph([[], [0], [], [2]]), [(0, 3), (1, 2)])
+    assert contraction.whole_of.tolist() == [0, 0, 0, 0]
 
 
 def test_a_tie_comes_after_what_any_of_it_reads() -> None:
     # 0 stays with 3, which reads 2, which reads 1.
-    found = contract(_graph([[], [], [1], [2]]), [(0, 3)])
-    assert found.whole_of.tolist() == [2, 0, 1, 2]
-    assert _reads(found.graph) == [[], [0], [1]]
+    contraction = contract(_graph([[], [], [1], [2]]), [(0, 3)])
+    assert contraction.whole_of.tolist() == [2, 0, 1, 2]
+    assert _reads(contraction.graph) == [[], [0], [1]]
 
 
 def test_a_long_chain_needs_no_recursion() -> None:
@@ -102,20 +102,22 @@ def test_random_graphs(seed: int) -> None:
     before = [sorted(rng.sample(range(op), min(op, rng.randint(0, 3)))) for op in range(n)]
     graph = _graph(before)
     ties = [rng.sample(range(n), 2) for _ in range(rng.randint(1, 3))]
-    found = contract(graph, ties)
-    whole_of = found.whole_of.tolist()
+    contraction = contract(graph, ties)
+    whole_of = contraction.whole_of.tolist()
     assert all(whole_of[a] == whole_of[b] for a, b in ties)
     # In order, and so without a circle.
     for op, row in enumerate(before):
         for read in row:
             assert whole_of[read] <= whole_of[op]
-    assert all(read < op for op, row in enumerate(_reads(found.graph)) for read in row)
+    assert all(read < op for op, row in enumerate(_reads(contraction.graph)) for read in row)
     assert whole_of == _by_reachability(before, ties, whole_of)
     # Whatever partitions the wholes are put into, they need no more than was reckoned with.
     for _ in range(5):
-        placed = np.array([rng.randrange(3) for _ in range(found.graph.n_ops)], dtype=np.int64)
-        reckoned = used_bytes(found.graph, placed, 3)
-        assert (used_bytes(graph, placed[found.whole_of], 3) <= reckoned).all()
+        placed = np.array(
+            [rng.randrange(3) for _ in range(contraction.graph.n_ops)], dtype=np.int64
+        )
+        reckoned = used_bytes(contraction.graph, placed, 3)
+        assert (used_bytes(graph, placed[contraction.whole_of], 3) <= reckoned).all()
 
 
 def _by_reachability(before: list[list[int]], ties: list[list[int]], order: list[int]) -> list[int]:

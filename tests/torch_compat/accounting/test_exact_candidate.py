@@ -36,12 +36,12 @@ def test_as_torch(seed: int) -> None:
     count, part = _random_parts(random.Random(seed), problem.graph.n_ops)
     side = torch_side(problem.graph)
     theirs = torch_partitions(side, part, [[] for _ in range(count)])
-    found = get_device_to_partitions_mapping(theirs, torch_devices(problem.memory_bytes))
+    by_torch = get_device_to_partitions_mapping(theirs, torch_devices(problem.memory_bytes))
     tables = tables_of(problem.graph, problem.bytes_per_s)
     mapped, home = homes_as_torch(tables, problem.memory_bytes, part, count)
-    assert mapped == found
+    assert mapped == by_torch
     expected = math.inf
-    if found:
+    if by_torch:
         assert home.tolist() == [p.logical_device_ids[0] for p in theirs]
         used = used_bytes(problem.graph, home[part], len(problem.memory_bytes))
         assert (used <= problem.memory_bytes).all()

@@ -72,12 +72,12 @@ def test_the_result_of_torch_where_no_fault_shows(seed: int) -> None:
 
 
 def test_there_are_results_of_torch_to_compare_with() -> None:
-    steps = [found for _, found in map(_mended, SEEDS) if found is not None]
-    faultless = [found for found in steps if not found.faults and not found.ties]
+    steps = [step for _, step in map(_mended, SEEDS) if step is not None]
+    faultless = [step for step in steps if not step.faults and not step.ties]
     assert len(steps) >= 50
-    assert sum(found.applied > 0 for found in steps) >= 30
-    assert sum(found.faults > 0 for found in steps) >= 15
-    assert sum(found.applied > 0 and not found.stale for found in faultless) >= 10
+    assert sum(step.applied > 0 for step in steps) >= 30
+    assert sum(step.faults > 0 for step in steps) >= 15
+    assert sum(step.applied > 0 and not step.stale for step in faultless) >= 10
 
 
 def _torch_sets(problem: StaticProblem) -> list[list[int]]:

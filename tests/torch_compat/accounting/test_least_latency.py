@@ -34,7 +34,7 @@ def _devices(plan: StaticPlan) -> IntArray:
 def _slowly(problem: StaticProblem, device_of: tuple[int, ...]) -> float:
     """Return the longest path over operators, computed the slow way."""
     graph, ends = problem.graph, list[float]()
-    held = [
+    contents = [
         set(graph.sources[a:b].tolist()) for a, b in itertools.pairwise(graph.source_start.tolist())
     ]
     for op in range(graph.n_ops):
@@ -42,7 +42,7 @@ def _slowly(problem: StaticProblem, device_of: tuple[int, ...]) -> float:
         for maker in graph.reads[graph.read_start[op] : graph.read_start[op + 1]].tolist():
             passed = 0
             if device_of[maker] != device_of[op]:
-                common = sorted(held[op] & held[maker])
+                common = sorted(contents[op] & contents[maker])
                 passed = graph.output_bytes[maker] + graph.source_bytes[common].sum()
             ready.append(ends[maker] + passed / problem.bytes_per_s)
         ends.append(max(ready) + float(graph.latency_s[op]))
@@ -187,6 +187,6 @@ def test_deep_graphs_end_in_few_partitions(
     whole = int(used_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 1)[0])
     problem = StaticProblem(graph, np.array([whole * 2 // 5] * 4), 25.0)
     plan = kl_based(problem)
-    one = StaticPlan(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
-    assert _check(problem, plan) <= latency_s(problem, one) + 2 * 60 / 25
+    single = StaticPlan(np.zeros(graph.n_ops, dtype=np.int64), ((0,),))
+    assert _check(problem, plan) <= latency_s(problem, single) + 2 * 60 / 25
     assert len(plan.devices_of_partition) <= most

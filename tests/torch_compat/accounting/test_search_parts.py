@@ -67,8 +67,8 @@ def test_a_trial_says_what_a_new_evaluation_says(seed: int) -> None:
     assert longest(head) == pytest.approx(float((head + tail).max()), rel=1e-12)
     tails_anew, taken, refused = tail.copy(), 0, 0
     for _ in range(60):
-        found = transfers(tables, placing.device, head, cuts)
-        assert propose(tables, placing, memory, moved, cuts, found, state) or moved.many[0] == 0
+        n_cuts = transfers(tables, placing.device, head, cuts)
+        assert propose(tables, placing, memory, moved, cuts, n_cuts, state) or moved.many[0] == 0
         if moved.many[0] == 0:
             continue
         exact, before_s = longest(heads(tables, placing.device)), longest(head)
@@ -92,11 +92,11 @@ def test_a_walk_leaves_a_bad_start() -> None:
     tables, device_of = tables_of(chain(30), 1.0), np.arange(30) % 2
     memory = np.full(2, 3 * int(tables.total.sum()) // 5)
     least_s = float(tables.seconds.sum())
-    found_s, found = walk(tables, memory, device_of, least_s, 60_000, 0.3, 0)
-    assert longest(heads(tables, found)) == found_s
-    assert fits(placing_of(tables, found, 2), memory)
-    assert np.count_nonzero(np.diff(found)) <= 2
-    assert found_s < longest(heads(tables, device_of)) / 2
+    walked_s, walked = walk(tables, memory, device_of, least_s, 60_000, 0.3, 0)
+    assert longest(heads(tables, walked)) == walked_s
+    assert fits(placing_of(tables, walked, 2), memory)
+    assert np.count_nonzero(np.diff(walked)) <= 2
+    assert walked_s < longest(heads(tables, device_of)) / 2
 
 
 def test_depth_first_finishes_a_branch() -> None:
@@ -124,18 +124,18 @@ def test_a_chain_is_cut_best(seed: int, memory: list[int]) -> None:
     tables, room, n = tables_of(graph, 1.0), np.array(memory), 9
     order = np.arange(n, dtype=np.int64)
     boundary = delays(tables, order, tables.read_s)
-    found = contiguous(tables, order, boundary, room, steps_over(room))
+    devices_of = contiguous(tables, order, boundary, room, steps_over(room))
     costs = []
-    for devices in itertools.permutations(range(len(memory))):
+    for permutation in itertools.permutations(range(len(memory))):
         for cuts in itertools.combinations_with_replacement(range(n + 1), len(memory) - 1):
-            device_of = np.repeat(devices, np.diff([0, *cuts, n]))
+            device_of = np.repeat(permutation, np.diff([0, *cuts, n]))
             if (used_bytes(graph, device_of, len(memory)) <= room).all():
                 costs.append(longest(heads(tables, device_of)))
     if not costs:
-        assert (found < 0).any()
+        assert (devices_of < 0).any()
     else:
-        assert (used_bytes(graph, found, len(memory)) <= room).all()
-        assert longest(heads(tables, found)) == min(costs)
+        assert (used_bytes(graph, devices_of, len(memory)) <= room).all()
+        assert longest(heads(tables, devices_of)) == min(costs)
 
 
 def test_many_unlike_devices_are_taken_largest_first() -> None:
@@ -196,8 +196,8 @@ def test_settling_ends_in_a_placement_that_fits(seed: int) -> None:
     hidden = np.array([rng.randrange(2) for _ in range(n)], dtype=np.int64)
     memory = used_bytes(problem.graph, hidden, 2) + 40
     together = np.zeros(n, dtype=np.int64)
-    good, found = settle(tables, memory, together, 20_000, 30.0, 0)
-    assert good == bool((used_bytes(problem.graph, found, 2) <= memory).all())
+    good, settled = settle(tables, memory, together, 20_000, 30.0, 0)
+    assert good == bool((used_bytes(problem.graph, settled, 2) <= memory).all())
     assert good
     good, _ = settle(tables, memory // 9, together, 500, 30.0, 0)
     assert not good

@@ -77,17 +77,17 @@ def _torch_way(rows: list[Row], sources: list[int], memory: list[int]) -> list[i
     out: dict[object, int] = {i: row[1] for i, row in enumerate(rows)}
     out |= {f"s{x}": n for x, n in enumerate(sources)}
 
-    def extra(op: int, held: set[object]) -> int:
-        return size[op] + sum(out[x] for x in reads[op] if x not in held)
+    def extra(op: int, present: set[object]) -> int:
+        return size[op] + sum(out[x] for x in reads[op] if x not in present)
 
     part: list[int] = []
-    count, left, held, free = 0, 0, set[object](), list(range(len(memory)))
+    count, left, present, free = 0, 0, set[object](), list(range(len(memory)))
     for op in range(len(rows)):
         if count > len(memory):
             part.append(count)
             count += 1
             continue
-        if count == 0 or left < extra(op, held):
+        if count == 0 or left < extra(op, present):
             if count == len(memory):
                 part.append(count)
                 count += 1
@@ -96,9 +96,9 @@ def _torch_way(rows: list[Row], sources: list[int], memory: list[int]) -> list[i
             if device is None:
                 return None
             free.remove(device)
-            count, left, held = count + 1, memory[device], set()
-        left -= extra(op, held)
-        held |= {op, *(x for x in reads[op] if isinstance(x, str))}
+            count, left, present = count + 1, memory[device], set()
+        left -= extra(op, present)
+        present |= {op, *(x for x in reads[op] if isinstance(x, str))}
         part.append(count - 1)
     return part
 

@@ -90,8 +90,8 @@ def _by_loops(
     """Return the operators of each partition, combined by plain loops as torch combines them."""
 
     def used(part: list[int], index: int) -> int:
-        mine = np.array([0 if p == index else 1 for p in part])
-        return int(used_bytes(graph, mine, 2)[0])
+        inside = np.array([0 if p == index else 1 for p in part])
+        return int(used_bytes(graph, inside, 2)[0])
 
     part = run_of.tolist()
     every = list(range(len(kinds)))
@@ -127,5 +127,5 @@ def test_combining_is_what_plain_loops_do(seed: int, available: int) -> None:
     kinds = rng.random(int(run_of[-1]) + 1) < 0.5
     used = used_bytes(graph, run_of, len(kinds))
     number = combine(graph, run_of, kinds, used, available)[run_of]
-    found = [frozenset(np.flatnonzero(number == p).tolist()) for p in range(number.max() + 1)]
-    assert found == _by_loops(graph, run_of, kinds.tolist(), available)
+    combined = [frozenset(np.flatnonzero(number == p).tolist()) for p in range(number.max() + 1)]
+    assert combined == _by_loops(graph, run_of, kinds.tolist(), available)

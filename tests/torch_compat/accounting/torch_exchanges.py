@@ -34,14 +34,14 @@ class Exchanges:
     """Whether torch would have kept the devices of other partitions."""
 
 
-def _swap(first: Node | None, second: Node | None, here: Partition, there: Partition) -> None:
+def _swap(first: Node | None, second: Node | None, origin: Partition, target: Partition) -> None:
     """Exchange `first`, which is here, and `second`, which is there."""
     if first is not None:
-        here.remove_node(first)
-        there.add_node(first)
+        origin.remove_node(first)
+        target.add_node(first)
     if second is not None:
-        here.add_node(second)
-        there.remove_node(second)
+        origin.add_node(second)
+        target.remove_node(second)
 
 
 def _cost_s(result: Exchanges, problem: StaticProblem) -> float:
@@ -60,25 +60,25 @@ def _cost_s(result: Exchanges, problem: StaticProblem) -> float:
 def _try_op(result: Exchanges, problem: StaticProblem, node: Node, now_s: float) -> float:
     """Apply the best exchange of `node`, if it lowers the latency, and return the latency."""
     ops, partitions = result.side.ops, result.partitions
-    here = next(partition for partition in partitions if node in partition.nodes)
+    origin = next(partition for partition in partitions if node in partition.nodes)
     best: tuple[Node | None, Partition] | None = None
-    for there in partitions:
-        if there is here:
+    for target in partitions:
+        if target is origin:
             continue
-        others = [*(other for other in ops if other in there.nodes), None]
+        others = [*(other for other in ops if other in target.nodes), None]
         costs = []
         for other in others:
-            _swap(node, other, here, there)
+            _swap(node, other, origin, target)
             costs.append(_cost_s(result, problem))
-            _swap(other, node, here, there)
+            _swap(other, node, origin, target)
         least = min(costs)
         result.faults += min(least, now_s) != min(costs[-1], now_s)
         if least < now_s:
             now_s = least
-            best = others[costs.index(least)], there
+            best = others[costs.index(least)], target
             result.ties += costs.count(least) > 1
     if best is not None:
-        _swap(node, best[0], here, best[1])
+        _swap(node, best[0], origin, best[1])
         result.applied += 1
         result.stale = node is ops[-1]
     return now_s

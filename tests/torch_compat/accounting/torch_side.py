@@ -45,9 +45,9 @@ def torch_side(static: StaticGraph) -> TorchSide:
         _sized(node, int(size), int(size))
     ops: list[Node] = []
     for op in range(static.n_ops):
-        held = static.sources[static.source_start[op] : static.source_start[op + 1]]
+        of_op = static.sources[static.source_start[op] : static.source_start[op + 1]]
         read = static.reads[static.read_start[op] : static.read_start[op + 1]]
-        args = (*(sources[i] for i in held), *(ops[i] for i in read))
+        args = (*(sources[i] for i in of_op), *(ops[i] for i in read))
         ops.append(graph.call_function(_called, args))
         _sized(ops[-1], int(static.output_bytes[op]), int(static.total_bytes[op]))
     graph.output(ops[-1])

@@ -27,17 +27,17 @@ def test_profiles_are_the_same(seed: int) -> None:
 @given(st.integers(0, 10**6))
 def test_trackers_are_the_same_after_each_node(seed: int) -> None:
     graph = random_drawing(seed, device="cuda", unread=False)
-    rng, mine, other = random.Random(seed), MemoryTracker(graph), theirs.MemoryTracker(graph)
+    rng, ours, other = random.Random(seed), MemoryTracker(graph), theirs.MemoryTracker(graph)
     waiting = [node for node in graph.nodes if node.op == "call_function"]
     done = set(graph.find_nodes(op="placeholder"))
     while waiting:
         node = rng.choice([n for n in waiting if done.issuperset(n.all_input_nodes)])
-        for tracker in (mine, other):
+        for tracker in (ours, other):
             tracker.schedule_node(node)
-        assert mine.get_current_memory_bytes() == other.get_current_memory_bytes()
+        assert ours.get_current_memory_bytes() == other.get_current_memory_bytes()
         waiting.remove(node)
         done.add(node)
-    assert mine.peak_memory == other.peak_memory
+    assert ours.peak_memory == other.peak_memory
 
 
 def _both(graph: fx.Graph) -> tuple[list[int], list[int]]:

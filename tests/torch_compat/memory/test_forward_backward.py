@@ -98,11 +98,11 @@ def test_torchs_numbers_once_its_error_is_mended(seed: int) -> None:
         mended.setattr(fx.Node, "__getitem__", lambda node, _: node, raising=False)
         their_stays, their_kept = theirs.get_fwd_bwd_interactions(forward, backward)
     assert kept == set(their_kept)
-    there = _storages([*taken, *returned])
+    storages = _storages([*taken, *returned])
     unread = {
         key: size
         for key, size in _storages(forward.find_nodes(op="placeholder")).items()
-        if key not in there
+        if key not in storages
     }
     assert stays == their_stays + sum(unread.values())
 

@@ -227,14 +227,14 @@ def _out_of_order() -> fx.Graph:
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (_without_metadata, r"node x carries no meta\['val'\].*FakeTensorProp"),
         (_out_of_order, "node relu_default reads neg_default, which comes after it"),
         (_symbolic, r"bytes has a size that depends on values of tensors; pass size_of"),
     ],
 )
-def test_refusals(make: Callable[[], fx.Graph], said: str) -> None:
-    with pytest.raises(CaptureError, match=said) as error:
+def test_refusals(make: Callable[[], fx.Graph], message: str) -> None:
+    with pytest.raises(CaptureError, match=message) as error:
         build_memory_profile(make(), always)
     assert "\n" not in str(error.value)

@@ -173,8 +173,8 @@ def _through_a_function_that_nobody_knows(m: Layers, x: Tensor) -> Tensor:
 def _renormalised_table(m: Layers, x: Tensor) -> Tensor:
     ids = m.a(x).argmax(1)
     before = m.table.weight.sum()
-    found = m.table(ids)
-    return m.b(found) + before + m.table.weight.sum()
+    rows = m.table(ids)
+    return m.b(rows) + before + m.table.weight.sum()
 
 
 def _no_grad(m: Layers, x: Tensor) -> Tensor:

@@ -138,9 +138,9 @@ def test_latencies_that_are_no_mapping() -> None:
 
 
 def test_a_latency_of_another_graph_is_not_called_nearest() -> None:
-    one, other = ({n.name: n for n in _traced().graph.nodes}["relu"] for _ in range(2))
+    node, other = ({n.name: n for n in _traced().graph.nodes}["relu"] for _ in range(2))
     partition = Partition(0)
-    partition.add_node(one)
+    partition.add_node(node)
     with pytest.raises(ConfigError, match="the one of this name is of another graph"):
         get_latency_of_one_partition(partition, {other: NodeLatency(1.0, 1.0)})
 

@@ -58,12 +58,12 @@ def _follows(partitioner: Any, result: PartitionResult) -> bool:  # noqa: ANN401
     for partition in partitioner.partitions:
         submodule: Any = result.module_with_submodules.get_submodule(f"submod_{partition}")
         emitted = Counter(str(n.target) for n in submodule.graph.nodes if n.op.startswith("call"))
-        held = Counter(
+        expected = Counter(
             str(n.target).replace(".", "_") if n.op == "call_module" else str(n.target)
             for n in partition.nodes
             if n.op.startswith("call")
         )
-        if emitted != held:
+        if emitted != expected:
             return False
     return True
 

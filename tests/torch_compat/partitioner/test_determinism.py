@@ -25,7 +25,7 @@ def _said(graph_module: GraphModule, model: nn.Module, config: PartitionerConfig
         result = partitioner.partition_graph(graph_module, model, config)
     except FxpartError as error:
         return [f"{type(error).__name__}: {error}"]
-    found: list[Any] = [
+    parts: list[Any] = [
         [
             (
                 partition.partition_id,
@@ -45,7 +45,7 @@ def _said(graph_module: GraphModule, model: nn.Module, config: PartitionerConfig
         ],
         result.module_with_submodules.code,
     ]
-    return [repr(part) for part in found]
+    return [repr(part) for part in parts]
 
 
 def _config(graph_module: GraphModule, mode: PartitionMode) -> PartitionerConfig:
@@ -65,14 +65,14 @@ def _config(graph_module: GraphModule, mode: PartitionMode) -> PartitionerConfig
 
 def answers() -> dict[str, list[str]]:
     """Return what each mode decides on a few graphs."""
-    said: dict[str, list[str]] = {}
+    decided: dict[str, list[str]] = {}
     for mode in PartitionMode:
-        said[mode.name] = []
+        decided[mode.name] = []
         for seed in range(GRAPHS):
             sparse = mode is PartitionMode.sparse_nn
             model, graph_module, _ = random_graph(seed, OPERATORS, sparse)
-            said[mode.name] += _said(graph_module, model, _config(graph_module, mode))
-    return said
+            decided[mode.name] += _said(graph_module, model, _config(graph_module, mode))
+    return decided
 
 
 def digest() -> str:
@@ -82,8 +82,8 @@ def digest() -> str:
 
 def test_every_mode_has_something_to_say() -> None:
     # Of each graph four collections, or one refusal.
-    for mode, said in answers().items():
-        assert len(said) >= GRAPHS + 3, f"{mode} refuses all graphs"
+    for mode, decided in answers().items():
+        assert len(decided) >= GRAPHS + 3, f"{mode} refuses all graphs"
 
 
 def test_every_process_gives_the_same_answer() -> None:
@@ -92,7 +92,7 @@ def test_every_process_gives_the_same_answer() -> None:
         "import sys; ballast = [object() for _ in range(int(sys.argv[1]))]\n"
         "from tests.torch_compat.partitioner.test_determinism import digest; print(digest())"
     )
-    found = set()
+    digests = set()
     for hash_seed, ballast in (("0", "0"), ("1", "4321"), ("77", "98765")):
         done = subprocess.run(
             [sys.executable, "-c", code, ballast],
@@ -102,5 +102,5 @@ def test_every_process_gives_the_same_answer() -> None:
             cwd=ROOT,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
         )
-        found.add(done.stdout.strip())
-    assert found == {digest()}
+        digests.add(done.stdout.strip())
+    assert digests == {digest()}

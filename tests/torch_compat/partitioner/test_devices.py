@@ -72,10 +72,10 @@ def test_devices_are_those_of_torch_where_torch_finds_some() -> None:
             partition.add_node(op)
         needed = sum(p.used_mem_bytes for p in ours)
         memory = [int(needed * share) for share in (0.2, 0.4, 0.3)]
-        found = theirs_mapping.get_device_to_partitions_mapping(
+        mapped = theirs_mapping.get_device_to_partitions_mapping(
             torchs, [theirs.Device("", size, i) for i, size in enumerate(memory)]
         )
-        if found:
+        if mapped:
             assert get_device_to_partitions_mapping(ours, _devices(*memory))
             assert [p.logical_device_ids for p in ours] == [p.logical_device_ids for p in torchs]
             compared += 1
@@ -101,10 +101,10 @@ def test_partitions_that_have_devices_keep_them() -> None:
     assert get_device_to_partitions_mapping(partitions, _devices(15, 15, 40))
     assert [p.logical_device_ids for p in partitions] == [[0, 1], [2], [2]]
     devices = _devices(15, 15, 40)
-    held, left, nowhere = get_device_partition_stats([*partitions, Partition(9)], devices)
-    assert [[p.partition_id for p in held[d]] for d in devices] == [[0], [0], [1, 2]]
+    placed, left, unplaced = get_device_partition_stats([*partitions, Partition(9)], devices)
+    assert [[p.partition_id for p in placed[d]] for d in devices] == [[0], [0], [1, 2]]
     assert [left[d] for d in devices] == [1, 1, 12]
-    assert [p.partition_id for p in nowhere] == [9]
+    assert [p.partition_id for p in unplaced] == [9]
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:

@@ -37,12 +37,12 @@ class _Nested(nn.Module):
 NESTED = (torch.randn(6, 4), {"ids": [torch.tensor([1, 2, 3, 4, 5, 6])]}, torch.randn(3))
 
 
-def _alike(found: object, expected: object) -> bool:
-    one, spec = pytree.tree_flatten(found)
+def _alike(result: object, expected: object) -> bool:
+    leaves, spec = pytree.tree_flatten(result)
     other, wanted = pytree.tree_flatten(expected)
     return spec == wanted and all(
         torch.equal(a, b) if isinstance(a, Tensor) else a == b
-        for a, b in zip(one, other, strict=True)
+        for a, b in zip(leaves, other, strict=True)
     )
 
 

@@ -81,8 +81,8 @@ def _result(module: nn.Module) -> list[Tensor]:
     return [*outputs, x]
 
 
-def _same(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
-    return len(found) == len(wanted) and all(map(torch.equal, found, wanted))
+def _same(results: Sequence[Tensor], wanted: Sequence[Tensor]) -> bool:
+    return len(results) == len(wanted) and all(map(torch.equal, results, wanted))
 
 
 def _configs(graph_module: GraphModule) -> list[PartitionerConfig]:

@@ -49,23 +49,23 @@ def test_the_longer_side_of_a_diamond_counts() -> None:
     nodes = _diamonds(1)
     seconds = dict(zip(nodes, [(0.0, 1.0), (4.0, 2.0), (0.0, 3.0), (1.0, 0.5)], strict=True))
     latencies = {node: NodeLatency(*pair) for node, pair in seconds.items()}
-    found = get_latency_of_one_partition(_partition(nodes), latencies)
-    assert found == PartitionLatency(5.0, 3.5, 6.0)
+    latency = get_latency_of_one_partition(_partition(nodes), latencies)
+    assert latency == PartitionLatency(5.0, 3.5, 6.0)
 
 
 def test_ten_thousand_diamonds_and_a_long_chain() -> None:
     nodes = _diamonds(10_000)
     latencies = {node: NodeLatency(0.0, 1.0) for node in nodes}
-    found = get_latency_of_one_partition(_partition(nodes), latencies)
-    assert found.overall_latency_sec == 20_001
+    latency = get_latency_of_one_partition(_partition(nodes), latencies)
+    assert latency.overall_latency_sec == 20_001
     graph = Graph()
     last = graph.placeholder("x")
     for _ in range(30_000):
         last = graph.call_function(torch.relu, (last,))
     chain = [n for n in graph.nodes if n.op == "call_function"]
     latencies = {node: NodeLatency(1.0, 0.0) for node in chain}
-    found = get_latency_of_one_partition(_partition(chain), latencies)
-    assert found == PartitionLatency(30_000, 0, 30_000)
+    latency = get_latency_of_one_partition(_partition(chain), latencies)
+    assert latency == PartitionLatency(30_000, 0, 30_000)
 
 
 def test_a_long_chain_of_partitions() -> None:
@@ -92,23 +92,23 @@ def _cut(seed: int) -> tuple[list[Partition], list[theirs.Partition], dict[Node,
         ours[place].add_node(op)
         torchs[place].add_node(op)
     reorganize_partitions(ours)
-    for mine, other in zip(ours, torchs, strict=True):
-        mine.logical_device_ids = [rng.randrange(3)]
-        other.logical_device_ids = list(mine.logical_device_ids)
-        other.parents = {torchs[p.partition_id] for p in mine.parents}
-        other.children = {torchs[p.partition_id] for p in mine.children}
+    for our, their in zip(ours, torchs, strict=True):
+        our.logical_device_ids = [rng.randrange(3)]
+        their.logical_device_ids = list(our.logical_device_ids)
+        their.parents = {torchs[p.partition_id] for p in our.parents}
+        their.children = {torchs[p.partition_id] for p in our.children}
     return ours, torchs, latencies
 
 
 def test_latencies_equal_those_of_torch_to_the_last_bit() -> None:
     for seed in range(25):
         ours, torchs, latencies = _cut(seed)
-        found = get_partition_to_latency_mapping(ours, latencies)
+        computed = get_partition_to_latency_mapping(ours, latencies)
         expected = theirs.get_partition_to_latency_mapping(torchs, latencies)  # type: ignore[arg-type]
-        assert list(map(tuple, found.values())) == list(map(tuple, expected.values()))
+        assert list(map(tuple, computed.values())) == list(map(tuple, expected.values()))
         rate = 1000.0
         assert get_latency_of_partitioned_graph(
-            ours, found, rate
+            ours, computed, rate
         ) == theirs.get_latency_of_partitioned_graph(torchs, expected, rate)
         for a in range(5):
             for b in range(5):

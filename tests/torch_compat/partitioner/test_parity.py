@@ -28,8 +28,10 @@ def _same(ours: Outcome, theirs: Outcome) -> None:
 
 def _runs_alike(ours: Outcome, graph_module: torch.fx.GraphModule, inputs: list[object]) -> None:
     assert ours.module is not None
-    found, expected = ours.module(*inputs), graph_module(*inputs)
-    pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
+    results, expected = ours.module(*inputs), graph_module(*inputs)
+    pairs = (
+        zip(results, expected, strict=True) if isinstance(results, tuple) else [(results, expected)]
+    )
     assert all(torch.equal(a, b) for a, b in pairs)
 
 

@@ -55,8 +55,8 @@ def test_extra_size_counts_each_operand_once_and_only_if_it_is_elsewhere() -> No
     nodes = [n for n in graph_module.graph.nodes if n.op != "output"]
     rng = random.Random(1)
     for node in nodes:
-        held = set(rng.sample(nodes, len(nodes) // 2))
-        assert get_extra_size_of(node, held) == theirs.get_extra_size_of(node, held)
+        chosen = set(rng.sample(nodes, len(nodes) // 2))
+        assert get_extra_size_of(node, chosen) == theirs.get_extra_size_of(node, chosen)
 
 
 def test_a_node_without_a_size_is_refused() -> None:
@@ -68,25 +68,25 @@ def test_a_node_without_a_size_is_refused() -> None:
 
 
 def test_the_set_keeps_its_order_and_behaves_like_a_set() -> None:
-    held = OrderedSet("cab")
-    assert list(held) == ["c", "a", "b"]
-    assert set(held) == {"a", "b", "c"}
-    assert OrderedSet("abc") == held
-    assert list(held.union("xa", "y")) == ["c", "a", "b", "x", "y"]
-    assert list(held.intersection("bxc")) == ["c", "b"]
-    assert list(held.difference("a")) == ["c", "b"]
-    assert list(held | {"z"}) == ["c", "a", "b", "z"]
-    assert held.issubset("abcd")
-    assert held.issuperset("ab")
-    assert not held.issubset("ab")
-    before = held.changes
-    held.add("a")
-    held.discard("q")
-    assert held.changes == before
-    held.remove("a")
-    held.update("aq")
-    assert list(held) == ["c", "b", "a", "q"]
-    assert held.changes == before + 3
-    assert list(held.copy()) == list(held)
+    members = OrderedSet("cab")
+    assert list(members) == ["c", "a", "b"]
+    assert set(members) == {"a", "b", "c"}
+    assert OrderedSet("abc") == members
+    assert list(members.union("xa", "y")) == ["c", "a", "b", "x", "y"]
+    assert list(members.intersection("bxc")) == ["c", "b"]
+    assert list(members.difference("a")) == ["c", "b"]
+    assert list(members | {"z"}) == ["c", "a", "b", "z"]
+    assert members.issubset("abcd")
+    assert members.issuperset("ab")
+    assert not members.issubset("ab")
+    before = members.changes
+    members.add("a")
+    members.discard("q")
+    assert members.changes == before
+    members.remove("a")
+    members.update("aq")
+    assert list(members) == ["c", "b", "a", "q"]
+    assert members.changes == before + 3
+    assert list(members.copy()) == list(members)
     with pytest.raises(KeyError):
-        held.remove("none")
+        members.remove("none")

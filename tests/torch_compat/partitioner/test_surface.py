@@ -69,19 +69,19 @@ def _three() -> list[Partition]:
 
 
 def test_two_partitions_become_one_as_in_torch() -> None:
-    mine, theirs = _three(), list[partitioner_utils.Partition]()
-    for partition in mine:
+    ours, theirs = _three(), list[partitioner_utils.Partition]()
+    for partition in ours:
         twin = partitioner_utils.Partition(partition.partition_id)
         for node in partition.nodes:
             twin.add_node(node)
         theirs.append(twin)
     accelerator_partitioner.reorganize_partitions(theirs)
-    fxpart.combine_two_partitions(mine[0], mine[1], mine)
+    fxpart.combine_two_partitions(ours[0], ours[1], ours)
     accelerator_partitioner.combine_two_partitions(theirs[0], theirs[1], theirs)
-    assert [p.partition_id for p in mine] == [p.partition_id for p in theirs] == [0, 1]
-    assert [set(p.nodes) for p in mine] == [p.nodes for p in theirs]
-    assert [p.used_mem_bytes for p in mine] == [p.used_mem_bytes for p in theirs]
-    assert [{q.partition_id for q in p.children} for p in mine] == [
+    assert [p.partition_id for p in ours] == [p.partition_id for p in theirs] == [0, 1]
+    assert [set(p.nodes) for p in ours] == [p.nodes for p in theirs]
+    assert [p.used_mem_bytes for p in ours] == [p.used_mem_bytes for p in theirs]
+    assert [{q.partition_id for q in p.children} for p in ours] == [
         {q.partition_id for q in p.children} for p in theirs
     ]
 

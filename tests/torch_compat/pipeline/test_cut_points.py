@@ -119,7 +119,7 @@ class Twice(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("cut_after", "said"),
+    ("cut_after", "message"),
     [
         ([""], "is Twice itself"),
         (["Twice"], "is Twice itself"),
@@ -131,10 +131,10 @@ class Twice(nn.Module):
         (["never.0"], r"never calls never.0 \(Linear\); name a module that it calls"),
     ],
 )
-def test_cuts_that_mean_nothing_are_refused(cut_after: list[str], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_cuts_that_mean_nothing_are_refused(cut_after: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         generate_pipeline_partition(Twice(), cut_after)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         generate_pipeline_partition(Twice(), cut_after)
 
 

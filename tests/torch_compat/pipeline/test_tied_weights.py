@@ -133,10 +133,10 @@ def test_the_sum_of_the_parts_of_the_stages_is_the_gradient() -> None:
             values = torch.func.functional_call(other.module, given, values)
             if other.index == stage:
                 assert name in given
-                own = weight
+                copied = weight
         chain.results(values)["logits"].sum().backward()
-        assert own.grad is not None
-        parts.append(own.grad)
+        assert copied.grad is not None
+        parts.append(copied.grad)
     assert all(part.abs().sum() > 0 for part in parts)
     torch.testing.assert_close(sum(parts), whole)
 
