@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,13 @@ class Measured:
     """What it wrote to stderr: its progress, with times."""
 
 
-def run_python(arguments: list[str], folder: Path, *, may_fail: bool = False) -> Measured:
+def run_python(
+    arguments: list[str],
+    folder: Path,
+    *,
+    may_fail: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Measured:
     """Run ``python <arguments>`` in `folder` and return what it took.
 
     Captured graphs are kept in the folder, not in the user's cache. The command is started through
@@ -44,7 +51,12 @@ def run_python(arguments: list[str], folder: Path, *, may_fail: bool = False) ->
     done = subprocess.run(
         [sys.executable, "-c", measure, sys.executable, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(root), "XDG_CACHE_HOME": str(folder / "cache")},
+        env={
+            **os.environ,
+            "PYTHONPATH": str(root),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            **(environment or {}),
+        },
         capture_output=True,
         text=True,
         check=False,
