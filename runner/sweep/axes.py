@@ -1,4 +1,4 @@
-"""What a sweep turns: overrides with several values, each an axis; zipped keys share one."""
+"""The axes of a sweep: overrides with several values; zipped keys share an axis."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ _PARAMS = "hydra.sweeper.params"
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Keys that turn together, mostly one, and what they turn through."""
+    """Keys that change together, mostly one, and their values."""
 
     keys: tuple[str, ...]
     """As the configuration knows them, without marks such as ``+``."""
     values: tuple[tuple[str, ...], ...]
-    """Of each value one override for each key; no value stands here twice."""
+    """For each value an override of each key; no value is there twice."""
 
 
 def read_axes(
@@ -50,7 +50,7 @@ def read_axes(
     parser = OverridesParser.create(config_loader=config_loader)  # type: ignore[arg-type]
     parsed = parser.parse_overrides(list(overrides))
     typed = [override.get_key_element().lstrip("+") for override in parsed]
-    # Of a key that is given twice the last counts, where the first stands: as in Hydra.
+    # As in Hydra, of a key that is given twice the last value counts, in the place of the first.
     last: dict[str, Override] = {}
     for override in [*_of_params(params or {}, typed, parser), *parsed]:
         last[override.get_key_element()] = override

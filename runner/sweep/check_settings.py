@@ -1,4 +1,4 @@
-"""The settings of our sweepers and launchers, read before any job: a wrong one fails all jobs."""
+"""Settings of sweepers and launchers, checked before any job starts: a wrong one fails them all."""
 
 import os
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ _SECTION = "hydra.launcher"
 
 @dataclass(frozen=True, slots=True)
 class _Number:
-    """What a number may be."""
+    """A number, with a least value."""
 
     least: float | None
     whole: bool = True
@@ -71,7 +71,7 @@ class _Number:
 
 @dataclass(frozen=True, slots=True)
 class _OneOf:
-    """A word of a few."""
+    """One of a few words."""
 
     words: tuple[object, ...]
 
@@ -118,14 +118,14 @@ _TARGETS = {
     "hydra_plugins.fxpart_plugins.SlurmLauncher": "submitit_slurm",
 }
 _OPEN = ("submitit_local", "submitit_slurm")
-"""Which take settings of submitit's that are not in our files; submitit itself refuses others."""
+"""Launchers that take any setting of submitit's, which refuses others itself."""
 _PACKAGES = {"ray": ("ray", "ray")}
-"""What a launcher needs, and the extra that installs it, where it is not the following."""
+"""The package of a launcher and the extra that installs it, where it is not `_EXTRA`."""
 _EXTRA = "parallel"
 
 
 def check_launcher(config: "DictConfig") -> None:
-    """Refuse settings of the chosen launcher with which no job could run; others' are not read.
+    """Refuse settings of the chosen launcher with which no job could run.
 
     Raises:
         SpecError: in one line, for one of them; and for a package or a cluster that is not there.
@@ -198,11 +198,11 @@ def _shown(value: object) -> str:
     return words[value] if value is None or isinstance(value, bool) else str(value)
 
 
-# Whether Ray could run a job at all: it would wait for ever, or try for long.
+# Whether Ray could run a job at all: else it would wait for ever, or retry for long.
 
 
 def check_cluster(settings: Mapping[str, Any]) -> None:
-    """Connect to a cluster that is there already, for the sweep to come; one here starts later.
+    """Connect to a cluster that runs already, for the sweep to come; one here is started later.
 
     Raises:
         SpecError: in one line, where nobody answers or Ray cannot connect.
@@ -219,7 +219,7 @@ def check_cluster(settings: Mapping[str, Any]) -> None:
 
 
 def check_cores(settings: Mapping[str, Any]) -> None:
-    """Refuse jobs that ask for more cores than a cluster of this machine is given: Ray waits."""
+    """Refuse jobs that ask for more cores than a cluster started here has."""
     named = settings["init"].get("num_cpus")
     cores = os.cpu_count() if named is None else named  # Ray takes no more by itself
     wanted = settings["remote"].get("num_cpus", 1)  # Ray's own number where none is given

@@ -1,4 +1,4 @@
-"""The grid: every combination of what was asked for, but for what `where=` leaves out."""
+"""The grid sweep: every combination of the values, but for what ``where=`` leaves out."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["run_grid"]
 
 _MOST_SAME = 3
-"""Lines about jobs that are the same: the rest is said in one."""
+"""Lines about jobs that are the same; one line counts the others."""
 
 
 def run_grid(
@@ -75,7 +75,7 @@ def _jobs(
 
 
 def _refuse_shared_mistake(jobs: Sequence[Job]) -> None:
-    """Refuse a sweep of which no job could be run, for one reason, before anything is kept."""
+    """Refuse a sweep all of whose jobs fail for one reason, before anything is kept."""
     errors = set()
     for job in jobs:
         error = job.error
@@ -124,7 +124,7 @@ def _chosen(composed: Sequence[Composed], where: str | None) -> list[Job]:
 
 
 def _say_same(jobs: Sequence[Job]) -> None:
-    """Say which jobs are the same as an earlier one: names differ, nothing that decides does."""
+    """Print which jobs have the key of an earlier one: names differ, nothing that decides does."""
     first: dict[str, Job] = {}
     pairs: dict[tuple[str, str], None] = {}
     for job in jobs:

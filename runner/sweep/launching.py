@@ -21,7 +21,7 @@ from runner.job.job import RESULT_FILE
 from runner.job.swept_job import Job, JobEnd
 from runner.output.text_files import write_json
 from runner.sweep.launchers.work import why
-from runner.sweep.one_job import Placed, end_in_folder, run_placed
+from runner.sweep.one_job import PlacedJob, end_in_folder, run_placed
 from runner.tracking.open_tracker import open_tracker
 
 if TYPE_CHECKING:
@@ -31,7 +31,6 @@ __all__ = [
     "JOB_KEY",
     "TRACKING_KEY",
     "JobFileLoader",
-    "is_in_process",
     "launch",
     "read_placed",
     "run_job_file",
@@ -43,31 +42,31 @@ JOB_KEY = "job_file"
 TRACKING_KEY = "tracking"
 """Of the same: where it is logged, which may hold a password and so stands in no file of ours."""
 
-_IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 _JOB_FILE = "job.json"
 _SCHEMA, _VERSION = "fxpart.job", 1
 _LOOK_S = 0.5
-"""Between two looks at which jobs have ended: no launcher of Hydra's tells meanwhile."""
-
-
-def is_in_process(config: "DictConfig") -> bool:
-    """Return whether the launcher that was chosen runs the jobs in this process."""
-    return str(config.hydra.launcher.get("_target_")) == _IN_PROCESS
+"""Between two looks at which jobs have ended: Hydra's launchers tell only at their end."""
 
 
 # In the sweep's own process.
 
 
 def launch(
-    placed: Sequence[Placed],
+    placed: Sequence[PlacedJob],
     task_function: Callable[[Any], Any],
     config: "DictConfig",
     ended: Callable[[str, JobEnd], None],
 ) -> str | None:
-    """Run the jobs with the launcher that `config` names; `ended` hears of each, by its key.
+    """Run the jobs with the launcher that `config` names.
 
-    It hears of those alone that left a result. Returns in one line why the launcher broke off, None
-    if it came to its end.
+    Args:
+        placed: the jobs.
+        task_function: Hydra's, of the command.
+        config: of the sweep.
+        ended: called with the key and the end of each job that leaves a result, as it does.
+
+    Returns:
+        Why the launcher broke off or a job failed, in one line; None if all went well.
 
     Raises:
         FxpartError: for a folder that cannot be written, or a launcher that can start nothing.
@@ -103,8 +102,8 @@ def launch(
 
 
 @contextmanager
-def _watched(placed: Sequence[Placed], ended: Callable[[str, JobEnd], None]) -> Iterator[None]:
-    """Tell `ended` of each job that leaves a result, from another thread, and at last from here."""
+def _watched(placed: Sequence[PlacedJob], ended: Callable[[str, JobEnd], None]) -> Iterator[None]:
+    """Call `ended` for each job that leaves a result: from another thread, and once at the end."""
     left = list(placed)
     stop = threading.Event()
 
@@ -130,15 +129,15 @@ def _watched(placed: Sequence[Placed], ended: Callable[[str, JobEnd], None]) -> 
 
 
 class JobFileLoader:
-    """Takes the place of Hydra's composition in a launcher; travels to any process."""
+    """Takes the place of Hydra's config loader in a launcher, and can be pickled."""
 
     def load_sweep_config(
         self, master_config: "DictConfig", sweep_overrides: Sequence[str]
     ) -> "DictConfig":
-        """Return Hydra's own part of `master_config`, and of the job where its file is.
+        """Return Hydra's section of `master_config`, and the path of the job's file.
 
-        The first of `sweep_overrides` is ``job_file=PATH``, the others are what the job is made of,
-        for the launcher's log.
+        The first of `sweep_overrides` is ``job_file=PATH``, the others are the job's own, for the
+        launcher's log.
         """
         from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -163,17 +162,17 @@ class JobFileLoader:
 
 
 def run_job_file(path: Path, tracking: TrackingConfig) -> str:
-    """Run the job that a launcher was given, and return its status.
+    """Run the job of a file, and return its status.
 
-    It may start long after the sweep did, or after a sweep that is gone: what has a result by then
-    is not run again.
+    It may start long after the sweep did, or after a sweep that is gone: a job that has a result by
+    then is not run again.
     """
     placed = read_placed(path, tracking)
     tracker = open_tracker(placed.tracking, placed.root, must_answer=False)
     return run_placed(placed, tracker, others_begun=None).status
 
 
-def write_placed(path: Path, placed: Placed) -> None:
+def write_placed(path: Path, placed: PlacedJob) -> None:
     """Write the job to `path`. Raises `CacheError` when the place cannot be written."""
     job = placed.job
     document = {
@@ -199,7 +198,7 @@ def _without_tracking(config: Config) -> dict[str, object]:
     return {key: value for key, value in document.items() if key != TRACKING_KEY}
 
 
-def read_placed(path: Path, tracking: TrackingConfig) -> Placed:
+def read_placed(path: Path, tracking: TrackingConfig) -> PlacedJob:
     """Return the job at `path`, to be logged by `tracking`.
 
     Raises `SpecError` when the file is missing or damaged.
@@ -218,7 +217,7 @@ def read_placed(path: Path, tracking: TrackingConfig) -> Placed:
             inputs=document["inputs"],
         )
         ids = document["sweep"]
-        return Placed(
+        return PlacedJob(
             job=job,
             folder=Path(document["folder"]),
             root=Path(document["root"]),

@@ -1,4 +1,4 @@
-"""One job of a sweep, in whichever process: claimed, run unless it has a result, and its end."""
+"""One job of a sweep, in any process: run under its lock unless it has a result."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from runner.output.result_files import read_result
 from runner.tracking.tracker import LoggedRun, Tracker
 
 __all__ = [
-    "Placed",
+    "PlacedJob",
     "end_in_folder",
     "ends_in_files",
     "ends_in_store",
@@ -27,7 +27,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Placed:
+class PlacedJob:
     """A job, where its files go, and what it belongs to."""
 
     job: Job
@@ -41,12 +41,12 @@ class Placed:
     """Whether a result of another sweep stands for the job's own."""
 
 
-def run_placed(placed: Placed, tracker: Tracker, others_begun: int | None) -> JobEnd:
-    """Run the job in this process, once no other one is at it; return a result that it has by then.
+def run_placed(placed: PlacedJob, tracker: Tracker, others_begun: int | None) -> JobEnd:
+    """Wait until no other process is at the job, and run it unless it has a result by then.
 
-    `others_begun` is that of the `Locks` before the sweep asked what is missing. If other processes
-    have begun jobs since, this one may be among them, and have a result by now, or have been cut
-    off. So may a job that another process was at then, or that is asked for much later: None.
+    `others_begun` is the count of the `Locks` from before the sweep asked which jobs are missing.
+    If it has changed, another process may have begun this job, and ended it or been killed: then
+    the store is asked again. With None it is asked in any case.
     """
     locks, key = Locks(placed.root), placed.job.key
     with locks.held(key):
@@ -55,14 +55,14 @@ def run_placed(placed: Placed, tracker: Tracker, others_begun: int | None) -> Jo
                 set_aside_held(tracker, key, locks, placed.root, placed.sweep.sweep)
                 known = ends_in_store(tracker, [key], placed.sweep.sweep, resume=placed.resume)
             except TrackingError:
-                known = {}  # nobody can tell; the result is kept on disk
+                known = {}  # without the store the result is kept on disk
             if key in known:
                 return known[key]
         locks.count_begun()
         return _run(placed)
 
 
-def _run(placed: Placed) -> JobEnd:
+def _run(placed: PlacedJob) -> JobEnd:
     job = placed.job
     identity = JobIdentity(
         choices=job.choices,
@@ -84,7 +84,7 @@ def _run(placed: Placed) -> JobEnd:
     return JobEnd(outcome.status, outcome.metrics, outcome.error, run_id=outcome.run_id)
 
 
-# The results that jobs have already: in the store, or in the files of a sweep that no store keeps.
+# Earlier results: in the store, or in the files of a sweep that is kept in no store.
 
 _SETTLED = ("finished", "infeasible")
 
@@ -92,7 +92,7 @@ _SETTLED = ("finished", "infeasible")
 def ends_in_store(
     tracker: Tracker, keys: Collection[str], sweep: str, *, resume: bool
 ) -> Mapping[str, JobEnd]:
-    """Return by key the results of jobs that have one; those of the sweep alone unless `resume`.
+    """Return the results that jobs have, by key; unless `resume`, those of the sweep alone.
 
     Runs of others join the sweep, so that its tables show them. Raises `TrackingError`.
     """

@@ -1,4 +1,4 @@
-"""What a sweep is beside its jobs: its identity, its run in the tracker, and its folder."""
+"""A sweep beside its jobs: what it is, its run in the tracker, its lock and its folder."""
 
 import json
 import secrets
@@ -74,9 +74,9 @@ class ParentRun:
 
 @contextmanager
 def opened_parent(config: "DictConfig", spec: SweepSpec, root: Path) -> Iterator[ParentRun]:
-    """Hold the sweep's lock, and have its parent run open, which is found or made.
+    """Hold the sweep's lock, and open its parent run, which is found or made.
 
-    It is closed as killed if the sweep is broken off.
+    The run is closed at the end; as KILLED if the sweep is broken off.
 
     Raises:
         SpecError: when another process is at the same sweep.
@@ -109,7 +109,7 @@ def _found_or_made(
     earlier = _earlier(spec, tracker, root) if config.resume else None
     folder = _folder(config, earlier)
     _remove_half_written(config, folder, root)
-    # Nothing below fails once the run is open: it would stay so.
+    # Last, so that nothing fails while the run is open and not yet yielded.
     if earlier:
         tracker.reopen_sweep(earlier.run_id)
         ids = SweepIds(earlier.tags["sweep_id"], earlier.run_id, spec.swept)
@@ -124,7 +124,7 @@ def _found_or_made(
 
 
 def _earlier(spec: SweepSpec, tracker: Tracker, root: Path) -> LoggedRun | None:
-    """Return the newest run of the sweep; what earlier commands left in the folder is settled."""
+    """Send and mark what earlier commands left below `root`; return the sweep's newest run."""
     send_unsent(root / "outputs", tracker)
     mark_cut_off_alone(tracker, root)
     runs = tracker.runs({"kind": "sweep", "sweep_key": spec.key})
@@ -132,7 +132,7 @@ def _earlier(spec: SweepSpec, tracker: Tracker, root: Path) -> LoggedRun | None:
 
 
 def _folder(config: "DictConfig", earlier: LoggedRun | None) -> Path:
-    """Make the folder that is asked for, or else was before; tell it to launchers, who use it."""
+    """Make the folder that is asked for, or was used before, and set it for launchers too."""
     from omegaconf import open_dict
 
     folder = Path(str(config.hydra.sweep.dir)).resolve()

@@ -1,4 +1,4 @@
-"""A sweep under way: opened once, given its jobs in one or several goes, closed at the end."""
+"""A sweep under way: opened, given its jobs in one or several batches, and closed."""
 
 import re
 import time
@@ -18,9 +18,9 @@ from runner.job.locks import Locks
 from runner.job.swept_job import Job, JobEnd
 from runner.output.countdown import Countdown, say
 from runner.output.terminal import counted
-from runner.sweep.launching import is_in_process, launch
+from runner.sweep.launching import launch
 from runner.sweep.one_job import (
-    Placed,
+    PlacedJob,
     end_in_folder,
     ends_in_files,
     ends_in_store,
@@ -35,6 +35,8 @@ __all__ = ["Session", "SweepProgress", "job_folder", "opened_session"]
 
 _ATTEMPTS = 2
 """How often a job is started whose process is killed: it may have died of another job."""
+_IN_PROCESS = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+"""The launcher that runs the jobs in the sweep's own process."""
 _ODD = re.compile(r"[^\w.+-]+")
 
 
@@ -42,7 +44,7 @@ _ODD = re.compile(r"[^\w.+-]+")
 def opened_session(
     config: "DictConfig", task_function: Callable[[Any], Any], spec: SweepSpec
 ) -> Iterator["Session"]:
-    """Open the store and the sweep's own run, once, before any job can; close that in any case.
+    """Open the store and the sweep's parent run before any job does; close the run in any case.
 
     Raises:
         SpecError: when another process is at the same sweep.
@@ -59,13 +61,13 @@ def opened_session(
             with session.progress:
                 yield session
         except KeyboardInterrupt as error:
-            # It is said at the very end, as the last line of the command.
+            # The command ends with this line.
             error.add_note(f"{session.progress.tally}; {parent.resume_hint}")
             raise
 
 
 class Session:
-    """Runs jobs, those that are missing, wherever the launcher has them run."""
+    """Runs the jobs that have no result yet, here or by the launcher that was chosen."""
 
     def __init__(
         self,
@@ -81,23 +83,24 @@ class Session:
         self.progress = SweepProgress(spec.total)
         self.started_ms = int(time.time() * 1000)
         self.jobs: dict[str, Job] = {}
-        """By key, those that were given so far."""
+        """All that were given, by key."""
         self.ends: dict[str, JobEnd] = {}
-        """By key, what came of each job so far."""
+        """Of those that have ended, by key."""
         self.lost_why: str | None = None
         """Why jobs were lost, where some were."""
         self._locks = Locks(self.root)
         self._others_begun: int | None = parent.others_begun
-        """See `run_placed`; None once nobody could tell of all jobs whether they are missing.
+        """For `run_placed`.
 
-        Another process was at one, or the store did not answer.
+        None from when it was not known whether a job was missing: another process was at it, or the
+        store did not answer.
         """
 
     def run(self, jobs: Sequence[Job]) -> list[JobEnd]:
-        """Run what is missing of `jobs`, and return what came of each, in their order.
+        """Run those of `jobs` that have no result, and return the end of each, in their order.
 
-        A job that has a result, of whichever run, is not run again; one that was cut off is marked
-        so and run again. Jobs of one key are one job.
+        A result of any run counts. A job that was cut off is marked so and run again. Jobs of one
+        key are one job.
 
         Raises:
             CacheError: for a folder that cannot be written.
@@ -111,7 +114,7 @@ class Session:
         missing = self._missing(new) if self._resume else list(new.values())
         placed = [self._placed(job) for job in missing]
         _refuse_shared_folders(placed)
-        if is_in_process(self.config):
+        if str(self.config.hydra.launcher.get("_target_")) == _IN_PROCESS:
             for one in placed:
                 self._end(one.job.key, run_placed(one, self.tracker, self._others_begun))
         elif placed:
@@ -119,7 +122,7 @@ class Session:
         return [self.ends[job.key] for job in jobs]
 
     def _missing(self, jobs: Mapping[str, Job]) -> list[Job]:
-        """Return the jobs that are to be run, attempts at them that came to nothing set aside."""
+        """Return the jobs without a result, and set attempts at them that came to nothing aside."""
         keys, sweep = list(jobs), self.parent.ids.sweep
         # Before the store is asked: what ends between the two is in the store.
         if any(self._locks.is_held_elsewhere(key) for key in keys):
@@ -128,7 +131,7 @@ class Session:
             set_aside(self.tracker, keys, self._locks, self.root, sweep)
             known = self._known(keys)
         except TrackingError as gone:
-            # It was there when the sweep began: what it cannot say now is found out by running.
+            # The store was there when the sweep began; without it the jobs are run.
             self.parent.problems.append(str(gone))
             self._others_begun, known = None, {}
         for key, end in known.items():
@@ -141,16 +144,16 @@ class Session:
             return ends_in_files(self.parent.folder, keys, ids.sweep)
         return ends_in_store(self.tracker, keys, ids.sweep, resume=self._resume)
 
-    def _placed(self, job: Job) -> Placed:
+    def _placed(self, job: Job) -> PlacedJob:
         folder = self.parent.folder / job_folder(job, self.config)
-        return Placed(job, folder, self.root, self.parent.ids, self._tracking, self._resume)
+        return PlacedJob(job, folder, self.root, self.parent.ids, self._tracking, self._resume)
 
     def _end(self, key: str, end: JobEnd) -> None:
         self.ends[key] = end
         self.progress.add(key, end)
 
-    def _launch(self, placed: Sequence[Placed]) -> None:
-        """Hand the jobs to the launcher, and those that were lost once more."""
+    def _launch(self, placed: Sequence[PlacedJob]) -> None:
+        """Have the launcher run the jobs, and those that were lost once more."""
         left = list(placed)
         for _ in range(_ATTEMPTS):
             self.lost_why = launch(left, self._task, self.config, self.progress.add)
@@ -168,11 +171,11 @@ class Session:
         for one in left:
             self._end(one.job.key, JobEnd("lost", {}, self.lost_why))
 
-    def _ends_of(self, launched: Sequence[Placed]) -> dict[str, JobEnd]:
-        """Return what came of the jobs that have come to an end, in their files and in the store.
+    def _ends_of(self, launched: Sequence[PlacedJob]) -> dict[str, JobEnd]:
+        """Return the ends of the jobs that have one, from their files and the store.
 
-        A result that is in a file alone, and not because the store failed, is of a job whose
-        process was killed before it could log it: that job is lost.
+        A result in a file alone, without an error of the store, is of a process that was killed
+        before it could log it: that job is lost.
         """
         sweep = self.parent.ids.sweep
         by_key = {one.job.key: end_in_folder(one.folder, sweep) for one in launched}
@@ -192,7 +195,7 @@ class Session:
 def job_folder(job: Job, config: "DictConfig") -> str:
     """Return the name of the job's folder, such as ``3_gpt2_4x16gb_kl_based``.
 
-    ``hydra.sweep.subdir``, where it was asked for, says otherwise, of Hydra's own values.
+    Where ``hydra.sweep.subdir`` was asked for it is that, with the values that Hydra would have.
     """
     overrides = [str(override).lstrip("+") for override in config.hydra.overrides.hydra]
     if not any(override.startswith("hydra.sweep.subdir=") for override in overrides):
@@ -210,7 +213,7 @@ def job_folder(job: Job, config: "DictConfig") -> str:
     return str(config.hydra.sweep.subdir)
 
 
-def _refuse_shared_folders(placed: Sequence[Placed]) -> None:
+def _refuse_shared_folders(placed: Sequence[PlacedJob]) -> None:
     folders = Counter(one.folder for one in placed)
     shared = [folder for folder, jobs in folders.items() if jobs > 1]
     if shared:
@@ -221,7 +224,7 @@ def _refuse_shared_folders(placed: Sequence[Placed]) -> None:
 
 
 class SweepProgress:
-    """Counts jobs; a terminal shows a bar, a log a line now and then and one at the end."""
+    """Counts jobs: a bar on a terminal, in a log a line now and then and one at the end."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -240,10 +243,7 @@ class SweepProgress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Take the bar away and say in one line how far it came, but for an interrupt.
-
-        Of a sweep that is interrupted the last line says that, and how it goes on.
-        """
+        """Take the bar away and print the tally, but for an interrupt: its line has the tally."""
         self._countdown.stop()
         if not isinstance(error, KeyboardInterrupt):
             say(f"{self.tally}{self._countdown.took}")

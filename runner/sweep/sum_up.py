@@ -72,7 +72,7 @@ def _of_jobs(session: Session) -> list[str]:
 
 
 def _data(session: Session, problems: list[str]) -> "SweepData":
-    """Return what the tables show: from the store, or from the files if it keeps nothing."""
+    """Return the rows of the tables: from the store, or from the files if nothing is kept there."""
     from runner.report.from_files import sweep_from_files
     from runner.report.from_store import sweep_from_store
 
@@ -95,7 +95,7 @@ def _data(session: Session, problems: list[str]) -> "SweepData":
 
 
 def _lost_rows(session: Session) -> list["SweepRow"]:
-    """Return the jobs that no run stands for: those of attempts that were cut off are set aside."""
+    """Return the lost jobs, of which the store has no run: attempts cut off are set aside."""
     from runner.report.sweep_data import SweepRow
 
     return [
@@ -114,7 +114,7 @@ def _lost_rows(session: Session) -> list["SweepRow"]:
 
 
 def _record(session: Session, report: Path, data: "SweepData", problems: list[str]) -> None:
-    """Log what came of the whole, and say where to look at it."""
+    """Log the sweep's metrics and report, and print where they are."""
     from runner.report.html import kept_copy
 
     counts = Counter(end.status for end in session.ends.values())

@@ -1,4 +1,4 @@
-"""``where=``: which jobs of a sweep are run, as an expression over what a job is made of.
+"""``where=``: which jobs of a sweep are run, as an expression over the values of a job.
 
 ``where='mode != "single" and n_devices >= 2 and model.batch_size * microbatches <= 64'`` is read by
 Python's own parser and then evaluated here, over comparisons, arithmetic and the words ``and``,
@@ -44,7 +44,7 @@ _ORDER: Mapping[type[ast.cmpop], Callable[[float, float], bool]] = {
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Condition:
-    """What a job must be like."""
+    """An expression that is true of the jobs to run."""
 
     text: str
     _tree: ast.expr

@@ -1,1 +1,1 @@
-"""Where the jobs of a sweep run when not in the sweep's own process: one launcher a file."""
+"""Launchers: the jobs of a sweep in other processes than the sweep's own."""

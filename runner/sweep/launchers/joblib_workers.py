@@ -1,4 +1,4 @@
-"""Jobs on the cores of this machine: the processes of joblib's pool, loky."""
+"""Jobs on the cores of this machine, in the processes of loky, joblib's pool."""
 
 import os
 import signal
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["over_workers", "worker_count"]
 
 _IDLE_S = 300.0
-"""After which a worker without a job ends; a sweep may hand out its jobs in several goes."""
+"""After which an idle worker ends; a sweep may hand out its jobs in several batches."""
 
 
 def worker_count(n_jobs: int, cores: int) -> int:
@@ -104,7 +104,7 @@ def _end(future: "Future[Any]", ticket: Ticket) -> "JobReturn":
 
 
 def _stop(count: int, running: "dict[Future[Any], Ticket]") -> None:
-    """Interrupt the jobs, give them time to say so, and end all workers."""
+    """Interrupt the jobs, give them time to log that, and end all workers."""
     pool: Any = _pool(count)
     for process in list(pool._processes or {}):
         with suppress(ProcessLookupError):

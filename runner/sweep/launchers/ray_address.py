@@ -1,4 +1,4 @@
-"""Where a Ray cluster is said to be, and whether anything answers there: Ray would try for long."""
+"""The address of a Ray cluster, and whether a server answers there: Ray would retry for long."""
 
 import os
 import socket
@@ -11,7 +11,7 @@ from fxpart.errors import SpecError
 __all__ = ["LOCAL", "address_of", "answers_http2", "check_address"]
 
 LOCAL = "local"
-"""The address of a cluster that is started here, for the sweep."""
+"""Stands for a cluster that is started on this machine for the sweep."""
 _CLIENT = "ray://"
 _CONNECT_S = 5.0
 _HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
@@ -24,7 +24,7 @@ def address_of(init: Mapping[str, Any]) -> str:
 
 
 def check_address(address: str) -> None:
-    """Refuse an address that is none, or at which nobody answers.
+    """Refuse an address that cannot be read, or at which no server answers.
 
     Raises:
         SpecError: in one line.

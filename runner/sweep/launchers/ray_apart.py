@@ -1,4 +1,7 @@
-"""Jobs on a Ray cluster, seen from the sweep: another process talks to Ray, and may go with it."""
+"""Jobs on a Ray cluster, from the side of the sweep: a process apart talks to Ray.
+
+Ray may end that process (see `runner.sweep.launchers.ray_driver`) without ending the sweep.
+"""
 
 import atexit
 import os
@@ -27,11 +30,11 @@ if TYPE_CHECKING:
 __all__ = ["connect_apart", "end_session", "over_ray_apart"]
 
 
-# What a process leaves behind that was killed, found by its session, where the system tells.
+# What is left of a process that was killed: found by its session, where there is ``/proc``.
 
 _LOOK_S = 0.05
 _GONE = ("Z", "X")
-"""States of processes that have ended, and wait for their parent to hear of it."""
+"""States of processes that have ended, and that their parent has not waited for."""
 
 
 def end_session(leader: int) -> None:
@@ -71,7 +74,7 @@ class _Driver:
 
 
 _kept: list[_Driver] = []
-"""The one of this process, with its cluster: a sweep may hand out its jobs in several goes."""
+"""The driver of this process, with its cluster, kept for further launches of the sweep."""
 
 
 def connect_apart(init: Mapping[str, Any]) -> None:
@@ -109,7 +112,7 @@ def over_ray_apart(
 ) -> Iterator[tuple[int, "JobReturn"]]:
     """Yield each job's number and how it ended, as they end, as `over_ray` does.
 
-    If Ray goes away, the jobs that are left are lost; the next launch begins anew.
+    If Ray ends, the jobs that are left are lost; the next launch starts another driver.
 
     Raises:
         SpecError: as `over_ray`.
@@ -136,7 +139,7 @@ def over_ray_apart(
         _let_go()
         raise
     if is_lost:
-        # Perhaps all of Ray is going: who begins anew does so with another process.
+        # Perhaps all of Ray is ending: the next launch starts another driver.
         _let_go()
     for ticket in left.values():
         yield ticket.index, failed(ticket, LostJobError(f"Ray went away: {gone}"))
@@ -178,8 +181,8 @@ def _driver() -> _Driver:
 def _start() -> _Driver:
     our_end, driver_end = Pipe()
     with driver_end:
-        # Nothing is imported from the working directory that would not be imported here. In a
-        # session of its own it hears no Ctrl-C of the terminal: the pipe tells it what to do.
+        # -P: the working directory is no place to import from, unless it is one here. A session of
+        # its own gets no Ctrl-C of the terminal: the driver is ended by closing the pipe.
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", _PROGRAM, str(driver_end.fileno())],
             stdin=subprocess.DEVNULL,
@@ -191,7 +194,7 @@ def _start() -> _Driver:
 
 
 def _let_go() -> str:
-    """Have the process interrupt its jobs, let Ray go and end; return how it ended."""
+    """End the driver, which interrupts its jobs and leaves Ray; return how it ended, in words."""
     atexit.unregister(_let_go)
     if not _kept:
         return "is gone"

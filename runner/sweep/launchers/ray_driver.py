@@ -1,7 +1,7 @@
 """``python -m runner.sweep.launchers.ray_driver HANDLE``: the process of a sweep that talks to Ray.
 
-Ray ends the process that talks to it, at once and without a word, when a process of the cluster is
-gone. So that is never the sweep's own.
+When a process of a cluster dies, Ray may end the process that is connected to it, at once and
+without a message. So that is never the sweep's own.
 """
 
 import os
@@ -24,21 +24,21 @@ __all__ = ["BROKEN", "CONNECTED", "ENDED", "LEAVE_S", "NOTED", "REFUSED", "main"
 ENDED = "ended"
 """A job: its number and how it ended."""
 CONNECTED = "connected"
-"""The cluster is there: nothing else is said to a first call without jobs."""
+"""Connected: the only answer to a first call without jobs."""
 NOTED = "noted"
 """A line for the user."""
 REFUSED = "refused"
-"""No job can start: a line says what the user can mend."""
+"""No job can start: a line that says what the user can change."""
 BROKEN = "broken"
-"""No other job will end: a line says why."""
+"""No other job will end: a line that says why."""
 LEAVE_S = 5 * GRACE_S
-"""For two goes at the jobs under way, and Ray's own end."""
+"""For an interrupt and a kill of the jobs under way, and for Ray to shut down."""
 
 _STDERR = 2
 
 
 def main() -> None:
-    """Run what comes through the pipe until it is closed; then interrupt the jobs, and leave."""
+    """Run what launches come through the pipe; when it is closed, interrupt the jobs and end."""
     handle = int(sys.argv[1])
     os.set_inheritable(handle, False)  # by it the sweep sees that this process is gone
     connection: Connection[Any, Any] = Connection(handle)
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def _listen(connection: "Connection[Any, Any]", launches: "SimpleQueue[Any]") -> None:
-    """Pass on what the sweep sends; when it is gone, or wants no more, interrupt this process."""
+    """Queue what the sweep sends; when the pipe is closed, interrupt this process."""
     with suppress(EOFError, OSError):
         while True:
             launches.put(connection.recv())
@@ -87,7 +87,7 @@ def _run(connection: "Connection[Any, Any]", launch: tuple[Any, ...]) -> bool:
     except FxpartError as error:
         tell(REFUSED, str(error))
         return False
-    # Whatever Ray raises: the sweep says it, and may begin anew with another process.
+    # Whatever Ray raises: the sweep reports it, and may start another driver.
     except Exception as error:
         tell(BROKEN, one_line(error))
         return False
@@ -95,7 +95,7 @@ def _run(connection: "Connection[Any, Any]", launch: tuple[Any, ...]) -> bool:
 
 
 def _hush() -> None:
-    """Let nothing of what Ray writes through: it tells what it lost when a process is killed."""
+    """Discard stderr: Ray writes pages to it when a process is killed."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), _STDERR)
 

@@ -1,4 +1,4 @@
-"""Jobs on a Ray cluster: one that is there, or one that is started here for the sweep."""
+"""Jobs on a Ray cluster: one that runs already, or one that is started here for the sweep."""
 
 import os
 import signal
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 __all__ = ["connect", "lacking", "over_ray"]
 
 
-# Whether a Ray cluster has room for a job at all: Ray itself waits for ever, without a word.
+# Whether any machine of a cluster has room for a job: without one Ray waits for ever, silently.
 
 _NAMES = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-"""How Ray names for a machine what a task asks for."""
+"""Options of a task, and the resources of a machine that they take."""
 
 
 def lacking(remote: Mapping[str, Any], machines: Sequence[Mapping[str, Any]]) -> str | None:
@@ -62,7 +62,7 @@ _QUIET = {
 _SILENT = {"RAY_DEDUP_LOGS": "1", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}
 """Ray prints that a process died; the sweep says so itself."""
 _LOUD = {"RAY_DEDUP_LOGS": "0"}
-"""Else it holds lines of the jobs back that look alike."""
+"""Else Ray drops lines of the jobs that look alike."""
 _AS_GUEST = {"RAY_AUTH_MODE": "token"}
 """Clusters ask for a token unless told not to; Ray does not show one unless told to."""
 _HANDED_OUT = 256
@@ -112,7 +112,7 @@ def over_ray(
 
 
 def connect(init: Mapping[str, Any]) -> str:
-    """Connect this process to a cluster, unless it is, and return the address.
+    """Connect this process to a cluster, once, and return the address.
 
     Raises:
         SpecError: for a cluster that does not answer, and without Ray.
@@ -128,7 +128,7 @@ def connect(init: Mapping[str, Any]) -> str:
 
 
 def _set_environment(address: str, init: Mapping[str, Any]) -> None:
-    """Set what Ray reads when it is imported, but for what the user has set."""
+    """Set the variables that Ray reads when it is imported; those that the user has set stay."""
     words = {**_QUIET, **(_LOUD if init.get("log_to_driver") else _SILENT)}
     if address != LOCAL:
         words.update(_AS_GUEST if _has_token() else {})
@@ -168,9 +168,9 @@ def _connect(address: str, init: Mapping[str, Any]) -> None:
 
 
 def _check_room(address: str, remote: Mapping[str, Any], say: Callable[[str], None]) -> None:
-    """Refuse jobs that a cluster of this machine never has room for; elsewhere say that they wait.
+    """Refuse jobs that a cluster started here never has room for.
 
-    One that is there may grow.
+    Of another cluster, which may grow, say that they wait.
     """
     import ray
 
@@ -198,7 +198,7 @@ def _end(done: "ObjectRef[JobReturn]", ticket: Ticket) -> "JobReturn":
 
 
 def _stop(running: list[Any]) -> None:
-    """Interrupt the jobs, give them time to say so, kill them, and let the cluster go."""
+    """Interrupt the jobs, give them time to log that, kill what is left, and disconnect."""
     import ray
 
     for force in (False, True):

@@ -1,4 +1,4 @@
-"""Jobs on a cluster run by Slurm, through submitit; or, to try that out, in processes here."""
+"""Jobs on a cluster run by Slurm, through submitit; or, to try that, in processes started here."""
 
 import io
 import logging
@@ -40,7 +40,7 @@ __all__ = ["deal", "over_local", "over_slurm", "refuse_without_slurm"]
 
 _LOOK_S = 0.25
 _ASK_S = 5.0
-"""Between two questions to Slurm which jobs it still has."""
+"""Between two calls of ``squeue``."""
 _TIME_UP = signal.SIGUSR2
 """What submitit has Slurm send 90 seconds before the limit, and sends itself without Slurm."""
 _SBATCH = "sbatch: error: "
@@ -73,9 +73,9 @@ def run_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobRet
 
 @contextmanager
 def _says_when_time_is_up() -> Iterator[None]:
-    """Hear in here that the process reaches its limit, once, as the error of the job at work.
+    """Make the signal for the time limit an error of the job at work, once.
 
-    Submitit would raise an error of its own, of checkpoints, which a user knows nothing of.
+    Submitit would raise one about checkpoints, which mean nothing to a user.
     """
 
     def hear(number: int, _frame: object) -> None:
@@ -93,7 +93,7 @@ def _says_when_time_is_up() -> Iterator[None]:
 
 
 def run_local_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobReturn"]]:
-    """Do the same as `run_bundle`, until the sweep is gone."""
+    """Do the same as `run_bundle`, and end if the sweep ends."""
     work_until_it_ends(work)
     return run_bundle(work, tickets)
 
@@ -230,7 +230,7 @@ def _said(error: BaseException) -> str:
 
 
 def _stop_local(running: Sequence[_Started]) -> None:
-    """Interrupt the jobs, give them time to say so, and end what is left."""
+    """Interrupt the jobs, give them time to log that, and kill what is left."""
     for number in (signal.SIGTERM, signal.SIGKILL):  # the first is passed on to the jobs
         for started in running:
             with suppress(ProcessLookupError):
@@ -241,14 +241,14 @@ def _stop_local(running: Sequence[_Started]) -> None:
         running = [started for started in running if not started.job.done()]
 
 
-# What Slurm still has of the jobs, by its own commands: they need no accounting database.
+# Slurm's own commands: unlike submitit's ``sacct`` they need no accounting database.
 
 _COMMANDS = ("sbatch", "srun", "squeue", "scancel")
 _ANSWER_S = 60.0
 
 
 def refuse_without_slurm() -> None:
-    """Raise `SpecError` on a machine that has no commands of Slurm's."""
+    """Raise `SpecError` on a machine without Slurm's commands."""
     missing = [name for name in _COMMANDS if shutil.which(name) is None]
     if missing:
         raise SpecError(
@@ -274,7 +274,7 @@ def _in_queue(job_ids: Collection[str]) -> list[str]:
 
 
 def _cancel(job_ids: Collection[str]) -> None:
-    """Have Slurm end the jobs, and wait a little until it has; they hear a SIGTERM first."""
+    """Have Slurm end the jobs, by SIGTERM first, and wait a little until it has."""
     if not job_ids:
         return
     arrays = dict.fromkeys(job_id.partition("_")[0] for job_id in job_ids)

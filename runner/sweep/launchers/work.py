@@ -1,6 +1,6 @@
-"""What all launchers share: what their processes are given, how a job's end is said, and extras.
+"""What all launchers share: jobs as tickets, how each ended, and the extras that they need.
 
-A process gets the sweep once, then a ticket for each job.
+A process gets the sweep once, pickled, then a ticket for each job.
 """
 
 import os
@@ -34,7 +34,7 @@ __all__ = [
 
 
 class LostJobError(FxpartError, RuntimeError):
-    """A job that ended without a word: its process was killed, or could not start."""
+    """A job without a result: its process was killed, or could not start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +47,20 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What all jobs of a launch have in common, ready to travel."""
+    """What all jobs of a launch have in common, pickled."""
 
     digest: str
     """Of `packed`: a process that has unpacked it once does not do so again."""
     packed: bytes
     folder: str
-    """The user's working directory, in which relative paths mean something."""
+    """The user's working directory, from which relative paths are meant."""
     host: str
     leader: int
     """Process id of the sweep on `host`."""
 
 
 _unpacked: dict[str, tuple[Any, ...]] = {}
-"""In a worker: the sweep that it works for, by digest."""
+"""In a worker: the sweep that it works for, unpickled, by digest."""
 
 
 def pack(
@@ -130,7 +130,7 @@ def _unpack(work: Work) -> tuple[Any, Any, Any]:
             ) from error
         context, config, task_function, state = cloudpickle.loads(work.packed)
         setup_globals()
-        # This looks for plugins again, so it is done once a process and not once a job.
+        # Hydra looks for plugins again here: once a process, not once a job.
         Singleton.set_state(state)
         _unpacked.clear()
         _unpacked[work.digest] = (context, config, task_function)

@@ -1,4 +1,4 @@
-"""A worker's end: with the sweep that it works for, and by an interrupt that it hears once."""
+"""How a worker ends: with the sweep that it works for, or by one interrupt."""
 
 import os
 import select
@@ -23,18 +23,18 @@ __all__ = [
 
 
 GRACE_S = 3.0
-"""What an interrupted job has to say that it was interrupted, before its process is killed."""
+"""Time for an interrupted job to log that, before its process is killed."""
 _LOOK_S = 1.0
 _HEARD = (signal.SIGINT, signal.SIGTERM)
 
 _watched: list[int] = []
-"""The process whose end is this one's: a worker has one."""
+"""The process with which this one ends, at most one."""
 
 
 def work_until_it_ends(work: Work) -> None:
-    """Let this process end with the sweep, if that runs on this machine and is killed.
+    """End this process with the sweep, if that runs on this machine and is killed.
 
-    Otherwise the jobs of a killed sweep would go on beside those of the next one.
+    Else the jobs of a killed sweep would run on beside those of the next one.
     """
     if not _watched and work.host == socket.gethostname():
         _watched.append(work.leader)
@@ -76,7 +76,7 @@ def _is_there(process: int) -> bool:
 
 @contextmanager
 def held_back() -> Iterator[None]:
-    """Start processes in here that hear no Ctrl-C until they ask for it.
+    """Start processes in the block that get no Ctrl-C until they are `interruptible`.
 
     A terminal sends it to all of them; one that is still importing would show a traceback.
     """
@@ -89,7 +89,7 @@ def held_back() -> Iterator[None]:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Hear one interrupt or SIGTERM in here, and no second one, which would cut off its answer.
+    """Get one interrupt or SIGTERM in the block, and no second one, which would cut off the answer.
 
     Both raise `KeyboardInterrupt`. Only a process's main thread hears any; elsewhere this changes
     nothing.
@@ -141,7 +141,7 @@ def thread_counts(cores: int, processes: int) -> dict[str, str]:
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have processes that are started in here inherit `variables`."""
+    """Have processes that are started in the block inherit `variables`."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""What Optuna searches: a dimension for each swept key, read from Hydra's own sweep syntax."""
+"""The space that Optuna searches: a dimension for each swept key, read from Hydra's syntax."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -16,10 +16,10 @@ _WHOLE = re.compile(r"interval\(\s*(?:start=)?[-+]?\d+\s*,\s*(?:end=)?[-+]?\d+\s
 
 
 _FUNCTION = re.compile(r"=.*\b(?:interval|range)\(")
-"""What may be numbers; parsing takes longer."""
+"""Overrides that may be numbers: parsing takes longer."""
 
 _DIGITS = 6
-"""Of a proposed number: no cost depends on more of them, and tables show them."""
+"""Significant digits of a proposed number, which are also what tables show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Interval:
     whole: bool = False
     """Whether only whole numbers are meant."""
     log: bool = False
-    """Whether a factor counts as much as another, wherever it is."""
+    """Whether the logarithm is searched."""
 
     def override(self, value: float) -> str:
         """Return the override that sets `value`, to the digits that a person reads."""
@@ -64,7 +64,7 @@ def keys_of(dimension: Dimension) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """What stays as it is, and what is searched."""
+    """What is fixed, and what is searched."""
 
     fixed: tuple[str, ...]
     """Overrides that every job has."""

@@ -1,7 +1,7 @@
-"""The search itself: Optuna proposes values, and is told what came of them.
+"""The search itself: Optuna proposes values and is told the results.
 
-Proposals follow from the seed and from what was told, so a search that is started again proposes
-the same, and what is known already need not be run.
+Proposals follow from the seed and the results, so that a search that is started again proposes the
+same, and jobs with a result need not be run.
 """
 
 import math
@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 
-# Optuna's side of the search: from a dimension to its distribution, from a name to a sampler.
+# Optuna's samplers by name, and its distribution of each dimension.
 
 _Places = Mapping[str, Sequence[int]]
 """The `places` of each dimension."""
@@ -45,7 +45,7 @@ _Places = Mapping[str, Sequence[int]]
 def _tpe(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import TPESampler
 
-    # Of jobs that are asked for at once none knows of the others: each is taken to be bad.
+    # Proposals of one batch do not know each other's results: pending ones are taken to be bad.
     return TPESampler(seed=seed, constant_liar=True)
 
 
@@ -58,7 +58,7 @@ def _random(listed: _Places, seed: int | None) -> "BaseSampler":
 def _nsgaii(listed: _Places, seed: int | None) -> "BaseSampler":
     from optuna.samplers import NSGAIISampler
 
-    # Optuna's own 50 are more jobs than most sweeps have: all of them would be drawn blindly.
+    # Optuna's own 50 are more jobs than most sweeps have: all would be of the first generation.
     return NSGAIISampler(population_size=16, seed=seed)
 
 
@@ -148,14 +148,14 @@ def _distribution(dimension: Dimension) -> "BaseDistribution":
 Direction = Literal["minimize", "maximize"]
 _DIRECTIONS: tuple[Direction, ...] = ("minimize", "maximize")
 _PATIENCE = 50
-"""Proposals in a row that are not new, or not wanted, after which the sampler is not asked."""
+"""Proposals in a row that are known, or not wanted, after which the sampler is not asked."""
 _LACKING = 5
-"""Finished jobs without a number for each goal, and none with one, after which none is expected."""
+"""Finished jobs, all without a number for some goal, after which the metric is a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is to be as small, or as large, as possible."""
+    """A metric to minimize or maximize."""
 
     metric: str
     direction: Direction
@@ -167,7 +167,7 @@ class Goal:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Proposal:
-    """What to run next."""
+    """A job to run next."""
 
     trial: int
     """Its number in the study."""
@@ -293,7 +293,7 @@ class Search:
         raise AssertionError("all combinations were proposed")
 
     def tell(self, proposal: Proposal, end: JobEnd) -> None:
-        """Say what came of a proposal. A job without a number for each goal is worse than others.
+        """Tell the result of a proposal. A job without a number for each goal is worse than others.
 
         Raises `SpecError` when the first few that finished have none: the metric is a mistake.
         """
@@ -327,7 +327,7 @@ class Search:
     def _tell(self, number: int, values: Sequence[float] | None, *, failed: bool = False) -> None:
         from optuna.trial import TrialState
 
-        # What is pruned counts as bad, what has failed not at all.
+        # To Optuna a pruned trial is a bad one, and a failed one none at all.
         without = TrialState.FAIL if failed else TrialState.PRUNED
         with _quiet():
             if values is None:
@@ -366,7 +366,7 @@ def _number(metric: str, end: JobEnd) -> float | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Leave out what Optuna says of its own samplers: that one is new, or draws otherwise."""
+    """Silence Optuna's warnings of its own samplers: that one is new, or draws otherwise."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

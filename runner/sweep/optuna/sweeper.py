@@ -1,4 +1,4 @@
-"""The search with Optuna: what it proposes is run, and it is told what came of it."""
+"""The sweep of a search: runs what Optuna proposes, and tells it the results."""
 
 import importlib.util
 import shlex
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 __all__ = ["run_optuna"]
 
 _OURS = ("hydra/sweeper=", "hydra.sweeper.", "hydra/launcher=", "hydra.launcher.")
-"""What of Hydra's own overrides makes the sweep what it is."""
+"""Hydra's own overrides that are part of a sweep's command."""
 _PATIENCE = 50
-"""Goes in a row that bring no job that is not known, after which there is taken to be none."""
+"""Batches in a row without a new job, after which there is taken to be none."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What ``hydra.sweeper`` says beside the values."""
+    """The settings of ``hydra.sweeper``, beside what is swept."""
 
     goals: tuple[Goal, ...]
     sampler: str
@@ -66,7 +66,7 @@ def run_optuna(
     space = replace(whole, fixed=for_jobs(whole.fixed))
     search = Search(space, settings.goals, settings.sampler, settings.seed)
     jobs = _Jobs(context, config)
-    # Each file is read now: an edit of conf/ changes nothing in a search that has begun.
+    # Reads each file now: an edit of conf/ changes nothing in a search that has begun.
     samples = [jobs.of(overrides).key for overrides in space.samples()]
     spec = _spec(config, arguments, space, settings, samples)
     with opened_session(config, task_function, spec) as session:
@@ -184,7 +184,7 @@ def _run(search: Search, settings: _Settings, session: Session, jobs: _Jobs) -> 
 
 
 def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs: _Jobs) -> None:
-    """Log the best to the sweep's own run: its values, its command and which run it is."""
+    """Log the best to the sweep's parent run: its values, its command and the ids of its runs."""
     metrics = {}
     for place, goal in enumerate(goals):
         least = min if goal.direction == "minimize" else max
@@ -194,7 +194,7 @@ def _record(session: Session, goals: Sequence[Goal], best: Sequence[Trial], jobs
         "best_run": " ".join(end.run_id for end in ends if end.run_id),
         "best_command": _command(best[0]) if len(best) == 1 else "",
     }
-    # What is not known is said so too: an earlier command may have known another best.
+    # Empty tags too: they replace those of an earlier command with another best.
     with suppress(TrackingError):  # the end of the sweep says so
         session.tracker.log_sweep(session.parent.ids.parent_run, metrics=metrics, tags=tags)
 

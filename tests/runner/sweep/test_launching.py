@@ -10,7 +10,7 @@ from runner.config.sections import TrackingConfig
 from runner.job.identity import Choices, SweepIds
 from runner.sweep.composition import Composed, make_job
 from runner.sweep.launching import read_placed, write_placed
-from runner.sweep.one_job import Placed
+from runner.sweep.one_job import PlacedJob
 from tests.runner.composed import read
 
 
@@ -21,12 +21,12 @@ def test_a_job_is_read_as_it_was_written(tmp_path: Path) -> None:
     job = make_job(3, Composed(("mode=single",), config, choices, None))
     assert job.inputs is not None
     ids = SweepIds("a", "b", ("mode",))
-    placed = Placed(job, tmp_path / "job", tmp_path, ids, tracking, True)
+    placed = PlacedJob(job, tmp_path / "job", tmp_path, ids, tracking, True)
     path = tmp_path / "job.json"
     write_placed(path, placed)
     assert "secret" not in path.read_text()
     again = read_placed(path, tracking)
-    for name in Placed.__slots__:
+    for name in PlacedJob.__slots__:
         if name != "job":
             assert getattr(again, name) == getattr(placed, name)
     for name in job.__slots__:
