@@ -1,11 +1,12 @@
 """All jobs of a sweep, composed before the first one starts: an edit of ``conf/`` changes none.
 
 Hydra takes about 110 ms for a job: it reads each file again, its own too, and merges all of them. A
-`SweepLoad` takes the same steps with files that are read once, in about 40 ms.
+`SweepLoad` takes the same steps with files that are read once, in about 20 ms.
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +22,9 @@ from runner.sweep.axes import Axis
 
 if TYPE_CHECKING:
     from hydra._internal.config_repository import CachingConfigRepository
+    from hydra._internal.defaults_list import Overrides
     from hydra.core.config_loader import ConfigLoader
-    from hydra.core.default_element import ResultDefault
+    from hydra.core.default_element import InputDefault, ResultDefault
     from hydra.core.override_parser.types import Override
     from omegaconf import DictConfig
 
@@ -93,9 +95,10 @@ class SweepLoad:
             hydras = list(self._master.hydra.overrides.hydra)
             _, self._files = self._loader._parse_overrides_and_create_caching_repo(name, hydras)
         parsed = self._parsed(overrides)
-        defaults = create_defaults_list(
-            self._files, name, parsed, prepend_hydra=True, skip_missing=False
-        )
+        with _choices_mapped_where_used():
+            defaults = create_defaults_list(
+                self._files, name, parsed, prepend_hydra=True, skip_missing=False
+            )
         composed = OmegaConf.create()
         for default in defaults.defaults:
             if not str(default.config_path).startswith("hydra/"):
@@ -128,6 +131,30 @@ class SweepLoad:
                 part = OmegaConf.masked_copy(part, [name for name in part if name != "hydra"])
             self._parts[key] = part
         return self._parts[key]
+
+
+@contextmanager
+def _choices_mapped_where_used() -> Iterator[None]:
+    """Have Hydra map the choices made so far only for files that refer to one.
+
+    It does so for every file, for choices such as ``${mode}_options``: half of a job's time.
+    """
+    from hydra._internal import defaults_list as hydras
+    from omegaconf import OmegaConf
+
+    map_choices, no_choices = hydras._create_interpolation_map, OmegaConf.create()
+
+    def map_where_used(
+        overrides: "Overrides", defaults_list: "list[InputDefault]", self_added: bool
+    ) -> "DictConfig":
+        refers = any("${" in str(vars(default)) for default in defaults_list)
+        return map_choices(overrides, defaults_list, self_added) if refers else no_choices
+
+    hydras._create_interpolation_map = map_where_used
+    try:
+        yield
+    finally:
+        hydras._create_interpolation_map = map_choices
 
 
 def compose_one(load: Load, overrides: Sequence[str]) -> Composed:

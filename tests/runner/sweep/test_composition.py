@@ -170,3 +170,9 @@ def test_files_are_read_once_in_a_sweep(scene: Scene) -> None:
     after = compose_one(load, ["+preset=later", "mode=kl_based"])
     assert [job.config.microbatches for job in (before, after) if job.config] == [7, 7]
     path.unlink()
+
+
+def test_hydra_is_left_as_it_was(scene: Scene) -> None:
+    make_map = hydras._create_interpolation_map
+    scene.grid(scene.load(), "mode=single,kl_based")
+    assert hydras._create_interpolation_map is make_map
