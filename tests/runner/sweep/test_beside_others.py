@@ -79,7 +79,9 @@ import tiny
 def begin():
     # Another sweep, until it is at the job that waits.
     subprocess.run("{command} &", shell=True, check=True)
+    end_s = time.monotonic() + 90
     while not Path("process").exists():
+        assert time.monotonic() < end_s, "the other sweep did not come to the job that waits"
         time.sleep(0.05)  # it is not a child of this process: nobody tells
 
 def begun_before(batch_size, dtype):
@@ -155,7 +157,8 @@ def test_a_job_whose_worker_is_killed_is_run_by_another(folder: Path) -> None:
 def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
     here: Path, when: str
 ) -> None:
-    common = ["model=custom", "model.name=tiny", "reserve=none", SMALL]
+    # The model that waits is built in each of these tests, whoever did it before.
+    common = ["model=custom", "model.name=tiny", "reserve=none", SMALL, "capture.use_cache=false"]
     theirs = ["-m", *common, "model.factory=waits:build", "mode=kl_based,single"]
     command = f"{shlex.join([sys.executable, *COMMAND, *theirs])} > /dev/null 2>&1"
     (here / "waits.py").write_text(WAITS)
