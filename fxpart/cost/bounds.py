@@ -6,7 +6,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.tables import CostTables
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 
 __all__ = ["critical_path_s", "lower_bound_s"]
 
@@ -23,7 +23,7 @@ WINDOW = 48
 """Ancestors looked at for each operator, the latest first; a wider window found nothing more."""
 
 
-@compiled
+@inlined
 def _ancestors(
     t: CostTables, op: int, time_s: FloatArray, cheapest_s: FloatArray, room: AncestorRoom
 ) -> int:
@@ -66,7 +66,7 @@ def _ancestors(
         done += 1
 
 
-@compiled
+@inlined
 def _earliest_start(
     start_s: FloatArray, time_s: FloatArray, room: AncestorRoom, count: int
 ) -> float:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.kernels import ScheduleLog, schedule_log
 from fxpart.cost.tables import CostTables
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 
 __all__ = ["Progress", "estimate", "make_progress", "refresh"]
 
@@ -163,7 +163,22 @@ def estimate(
     return longest, sent_s, squares / device_free.shape[0]
 
 
-@compiled
+@inlined
+def _mark(
+    at: int,
+    device_s: FloatArray,
+    link_s: FloatArray,
+    device_marks_s: FloatArray,
+    link_marks_s: FloatArray,
+) -> None:
+    """Copy times into their marks, number by number: numba takes seconds to compile a slice's."""
+    for a in range(device_s.shape[0]):
+        device_marks_s[at, a] = device_s[a]
+        for b in range(device_s.shape[0]):
+            link_marks_s[at, a, b] = link_s[a, b]
+
+
+@inlined
 def _heads(t: CostTables, device_of: IntArray, p: Progress) -> tuple[float, int]:
     """Simulate as `fxpart.cost.kernels.schedule`, and leave marks; return latency, transfers."""
     start_s, finish_s, arrival_s, sent, sent_s = p.log
@@ -173,8 +188,7 @@ def _heads(t: CostTables, device_of: IntArray, p: Progress) -> tuple[float, int]
     latency, count = 0.0, 0
     for op in range(device_of.shape[0]):
         if op % p.spacing == 0:
-            p.device_free_s[op // p.spacing] = device_free
-            p.link_free_s[op // p.spacing] = link_free
+            _mark(op // p.spacing, device_free, link_free, p.device_free_s, p.link_free_s)
         here = device_of[op]
         # Nothing is of a trial: every maker is before the end.
         start = max(device_free[here], _ready_s(t, device_of, op, p, device_of.shape[0]))
@@ -206,8 +220,7 @@ def refresh(t: CostTables, device_of: IntArray, p: Progress) -> float:
     k = count - 1
     for op in range(device_of.shape[0] - 1, -1, -1):
         if (op + 1) % p.spacing == 0:
-            p.device_tail_s[(op + 1) // p.spacing] = device_tail
-            p.link_tail_s[(op + 1) // p.spacing] = link_tail
+            _mark((op + 1) // p.spacing, device_tail, link_tail, p.device_tail_s, p.link_tail_s)
         here = device_of[op]
         tail = device_tail[here]
         while k >= 0 and t.producer[sent[k, 0]] == op:

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-__all__ = ["compiled", "is_kept"]
+__all__ = ["compiled", "inlined", "is_kept"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -47,7 +47,21 @@ def _loops_digest(path: Path) -> str:
 
 def compiled(function: _F) -> _F:
     """Return `function` compiled to machine code; the code is cached beside the source."""
-    dispatcher = numba.njit(cache=True, nogil=True)(function)
+    return _njit(function, inline="never")
+
+
+def inlined(function: _F) -> _F:
+    """Return `function` made a part of each compiled loop that calls it: of one, or in few lines.
+
+    Compiled on its own it would take about twice as long: numba passes every array of a table one
+    by one, and makes machine code of what is called again for each caller.
+    """
+    return _njit(function, inline="always")
+
+
+def _njit(function: _F, inline: str) -> _F:
+    # Nobody calls the loops from C.
+    dispatcher = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, inline=inline)(function)
     # Numba has no public way to add to what decides freshness; without this attribute its own
     # rule, file by file, remains.
     cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)

@@ -22,7 +22,7 @@ from fxpart.cost.symbolic.op_times import OpTimes, op_times
 from fxpart.cost.symbolic.peak import check_assignment
 from fxpart.cost.tables import CostTables, LatencySource, cost_tables, memory_tables
 from fxpart.errors import SpecError
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 
 __all__ = ["LatencyFormula", "critical_path", "latency_formula", "latency_formulas"]
 
@@ -30,7 +30,7 @@ __all__ = ["LatencyFormula", "critical_path", "latency_formula", "latency_formul
 # The operators and transfers that decide a simulated latency.
 
 
-@compiled
+@inlined
 def _transfer_of(log: ScheduleLog, count: int, value: int, device: int) -> int:
     """Return which of the `count` transfers brings `value` to `device`."""
     # Values are sent as they are made, so in the order of their numbers.
@@ -46,7 +46,7 @@ def _transfer_of(log: ScheduleLog, count: int, value: int, device: int) -> int:
     return low
 
 
-@compiled
+@inlined
 def _came_before(log: ScheduleLog, count: int, device_of: IntArray, devices: int) -> IntArray:
     """Return for each operator, then each transfer, the one before it on its device or link.
 
@@ -66,7 +66,7 @@ def _came_before(log: ScheduleLog, count: int, device_of: IntArray, devices: int
     return before
 
 
-@compiled
+@inlined
 def _waited_for(t: CostTables, device_of: IntArray, log: ScheduleLog, count: int, op: int) -> int:
     """Return the operator or transfer whose result `op` waited for; -1 if for none.
 

@@ -13,7 +13,7 @@ from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables, MemoryTables
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 
 __all__ = ["list_placement"]
 
@@ -32,7 +32,7 @@ class _State(NamedTuple):
     room: IntArray
 
 
-@compiled
+@inlined
 def _optimistic_s(t: CostTables) -> FloatArray:
     """Return the least time from the end of each operator to the end of the model, shape (n, D).
 
@@ -81,7 +81,7 @@ def _fetch(  # noqa: PLR0917 - inlined in the innermost loop
     return float(start)
 
 
-@compiled
+@inlined
 def _weights_of_groups(m: MemoryTables, group: IntArray) -> IntArray:
     """Return the bytes of the weights that each group uses, at its first operator, shape (n,)."""
     weight_bytes = np.zeros(group.shape[0], dtype=np.int64)

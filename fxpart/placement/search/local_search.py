@@ -13,7 +13,7 @@ from fxpart.cost.incremental import Progress, estimate, refresh
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.placement.search.units import Units
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 
 __all__ = ["SearchTables", "home_of", "improve", "refreshed"]
 
@@ -66,6 +66,13 @@ def _put(units: Units, unit: int, device_of: IntArray, device: int) -> None:
         device_of[ops[i]] = device
 
 
+@inlined
+def _put_back(device_of: IntArray, unit_ops: IntArray, was: IntArray) -> None:
+    # One by one: numba takes seconds to compile the assignment of an array to a part of another.
+    for i in range(unit_ops.shape[0]):
+        device_of[unit_ops[i]] = was[i]
+
+
 @compiled
 def home_of(units: Units, unit: int, device_of: IntArray) -> int:
     """Return the device of all the unit's operators, or -1 when they are on several."""
@@ -77,7 +84,7 @@ def home_of(units: Units, unit: int, device_of: IntArray) -> int:
     return int(device)
 
 
-@compiled
+@inlined
 def _fits_after(s: SearchTables, device_of: IntArray, was: IntArray, device: int) -> bool:
     """Return whether every device that a move to `device` touches holds what it then has.
 
@@ -97,7 +104,7 @@ def _fits_after(s: SearchTables, device_of: IntArray, was: IntArray, device: int
     return True
 
 
-@compiled
+@inlined
 def _swap_partner(
     s: SearchTables,
     device_of: IntArray,
@@ -132,7 +139,7 @@ def _swap_partner(
     return best, latency
 
 
-@compiled
+@inlined
 def _estimates(
     s: SearchTables, device_of: IntArray, units: Units, unit: int, home: int
 ) -> FloatArray:
@@ -154,18 +161,18 @@ def _estimates(
         estimates[device], _, _ = estimate(
             s.costs, device_of, s.progress, unit_ops[0], unit_ops[-1]
         )
-    device_of[unit_ops] = was
+    _put_back(device_of, unit_ops, was)
     return estimates
 
 
-@compiled
+@inlined
 def _is_critical(s: SearchTables, units: Units, unit: int) -> bool:
     """Return whether a longest path goes through the unit: without, no move of it gains."""
     start, ops = units
     return bool(s.progress.critical[ops[start[unit] : start[unit + 1]]].any())
 
 
-@compiled
+@inlined
 def _try_unit(
     s: SearchTables, device_of: IntArray, units: Units, unit: int, latency: float
 ) -> float:
@@ -189,7 +196,7 @@ def _try_unit(
                 partner, swapped = _swap_partner(s, device_of, units, move, best)
                 if partner >= 0:
                     best, best_device, best_partner = swapped, device, partner
-        device_of[unit_ops] = was
+        _put_back(device_of, unit_ops, was)
     if best_device < 0:
         return latency
     _put(units, unit, device_of, best_device)

@@ -15,7 +15,7 @@ from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.placement.search.units import atomic_units
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 
 __all__ = ["EXACT_UNITS", "combine_pairs"]
 
@@ -76,7 +76,7 @@ def _map(s: _Tables, part_of: IntArray, parts: int) -> tuple[IntArray, float]:
     return device_of, latency
 
 
-@compiled
+@inlined
 def _edges(t: CostTables, part_of: IntArray, parts: int) -> _Edges:
     """Return which part is read by which, shape (P, P)."""
     edges = np.zeros((parts, parts), dtype=np.bool_)
@@ -88,7 +88,7 @@ def _edges(t: CostTables, part_of: IntArray, parts: int) -> _Edges:
     return edges
 
 
-@compiled
+@inlined
 def _paths_and_levels(edges: _Edges) -> tuple[_Edges, IntArray]:
     """Return which part leads to which, and the length of the longest way to each part."""
     parts = edges.shape[0]
@@ -106,7 +106,7 @@ def _paths_and_levels(edges: _Edges) -> tuple[_Edges, IntArray]:
     return leads, level
 
 
-@compiled
+@inlined
 def _may_combine(edges: _Edges, leads: _Edges, level: IntArray, a: int, b: int) -> bool:
     """Return whether two parts are close, and no way leads from one to the other around them."""
     if abs(level[a] - level[b]) > 1 and not edges[a, b] and not edges[b, a]:

@@ -16,7 +16,7 @@ from fxpart.errors import SpecError
 from fxpart.placement.search.local_search import SearchTables, improve, refreshed
 from fxpart.placement.search.units import Units, atomic_units, module_units, working_units
 from fxpart.placement.search.window_search import improve_windows
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.support.random_numbers import below
 
 __all__ = ["SearchOptions", "combine", "kick", "latency_of", "refine", "search_tables"]
@@ -59,7 +59,7 @@ def _sent_s(s: SearchTables, count: int) -> float:
     return float((s.log.sent_s[:count, 1] - s.log.sent_s[:count, 0]).sum())
 
 
-@compiled
+@inlined
 def _neighbours(t: CostTables, device_of: IntArray, unit_ops: IntArray, devices: int) -> IntArray:
     """Return the devices that the operators read from, or that read from them."""
     near = np.zeros(devices, dtype=np.bool_)
@@ -113,7 +113,7 @@ def _combine_once(
 # 2003, https://doi.org/10.1007/0-306-48056-5_11.
 
 
-@compiled
+@inlined
 def _all_fit(s: SearchTables, device_of: IntArray) -> bool:
     for device in range(s.sizes.shape[0]):
         if peak_on_device(s.memory, device_of, device, s.change) > s.sizes[device]:
@@ -121,7 +121,7 @@ def _all_fit(s: SearchTables, device_of: IntArray) -> bool:
     return True
 
 
-@compiled
+@inlined
 def _kicked(device_of: IntArray, units: Units, devices: int, state: IntArray) -> IntArray:
     """Return the placement with a stretch of units on another device, or two units exchanged.
 

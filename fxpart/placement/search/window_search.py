@@ -17,7 +17,7 @@ from fxpart.cost.incremental import estimate
 from fxpart.cost.kernels import peak_on_device, schedule
 from fxpart.placement.search.local_search import SearchTables, home_of, refreshed
 from fxpart.placement.search.units import Units
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 
 __all__ = ["WINDOW", "improve_windows"]
 
@@ -60,7 +60,7 @@ def _cost(s: SearchTables, device_of: IntArray, window: _Window) -> float:
     return longest + TRANSFER_WEIGHT * sent_s + SPREAD_WEIGHT * spread
 
 
-@compiled
+@inlined
 def _candidates(s: SearchTables, device_of: IntArray, window: _Window) -> IntArray:
     """Return the devices in the window, and of the others of each kind the one with most room.
 
@@ -94,7 +94,7 @@ def _move(units: Units, window: _Window, device_of: IntArray, unit: int, device:
     return int(was)
 
 
-@compiled
+@inlined
 def _best_step(  # noqa: PLR0917 - compiled: all by position
     s: SearchTables,
     units: Units,
@@ -129,7 +129,7 @@ def _best_step(  # noqa: PLR0917 - compiled: all by position
     return best, best_at, best_device
 
 
-@compiled
+@inlined
 def _worth_moving(s: SearchTables, units: Units, window: _Window, n: int) -> IntArray:
     """Return 1 for the units that a chain may move: those on a longest path, in large models."""
     start, ops = units
@@ -142,7 +142,7 @@ def _worth_moving(s: SearchTables, units: Units, window: _Window, n: int) -> Int
     return free
 
 
-@compiled
+@inlined
 def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) -> bool:
     """Make a chain of moves and keep its best prefix; return whether that is any better."""
     begin = _cost(s, device_of, window)
@@ -170,7 +170,7 @@ def _chain(s: SearchTables, units: Units, window: _Window, device_of: IntArray) 
     return kept > 0
 
 
-@compiled
+@inlined
 def _units_inside(units: Units, device_of: IntArray, first: int, last: int) -> IntArray:
     """Return the units on one device whose operators all lie from `first` to `last`, in order."""
     start, ops = units
@@ -203,7 +203,7 @@ def _measure_room(s: SearchTables, device_of: IntArray, devices: IntArray, room:
     return bool(room.min() >= 0)
 
 
-@compiled
+@inlined
 def _bytes_of_units(s: SearchTables, units: Units) -> IntArray:
     """Return the weights of each unit and what it makes, in bytes."""
     start, ops = units
@@ -218,7 +218,7 @@ def _bytes_of_units(s: SearchTables, units: Units) -> IntArray:
     return unit_bytes
 
 
-@compiled
+@inlined
 def _improve_window(
     s: SearchTables, units: Units, device_of: IntArray, window: _Window, latency: float
 ) -> float:
@@ -230,15 +230,19 @@ def _improve_window(
             break
     if (device_of[first : last + 1] == was).all():
         return latency
-    touched = np.unique(np.concatenate((was, device_of[first : last + 1])))
+    touched = np.zeros(s.sizes.shape[0], dtype=np.bool_)
+    for op in range(first, last + 1):
+        touched[was[op - first]] = touched[device_of[op]] = True
+    devices = np.flatnonzero(touched)
     latency_s, _ = schedule(s.costs, device_of, s.log)
     if latency_s < latency * (1.0 - s.min_gain):
         latency_s = refreshed(s, device_of)
-        if _measure_room(s, device_of, touched, window.room):
+        if _measure_room(s, device_of, devices, window.room):
             return latency_s
-    device_of[first : last + 1] = was
+    for op in range(first, last + 1):
+        device_of[op] = was[op - first]
     refreshed(s, device_of)
-    _measure_room(s, device_of, touched, window.room)
+    _measure_room(s, device_of, devices, window.room)
     return latency
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from fxpart.core.graph import IntArray
 from fxpart.cost.kernels import RESIDENT
 from fxpart.cost.tables import MemoryTables
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 
 __all__ = [
     "ONE",
@@ -105,7 +105,7 @@ def stretch_room(values: int, weights: int, operators: int) -> StretchRoom:
     return StretchRoom(*(np.zeros(size, dtype=np.int64) for size in sizes))
 
 
-@compiled
+@inlined
 def _read(
     m: MemoryTables, room: StretchRoom, op: int, begin: int, is_update: bool
 ) -> tuple[int, int]:
@@ -141,7 +141,7 @@ def _own(room: StretchRoom, value: int, op: int) -> None:
     room.owners[0] += 1
 
 
-@compiled
+@inlined
 def _make(m: MemoryTables, room: StretchRoom, op: int, end: int) -> None:
     """Let `op` make its values; results of the model live to `end`."""
     stamp, root = room.stamp[0], room.root
@@ -162,7 +162,7 @@ def _make(m: MemoryTables, room: StretchRoom, op: int, end: int) -> None:
             room.is_result[root[value]] |= m.is_output[value]
 
 
-@compiled
+@inlined
 def _end(
     m: MemoryTables, units: UnitTables, room: StretchRoom, low: int, high: int
 ) -> tuple[int, int, int, int]:
@@ -225,7 +225,7 @@ def stretch_bytes(
     )
 
 
-@compiled
+@inlined
 def needed_bytes(b: StretchBytes, flight: Flight) -> int:
     """Return what a device needs for a stage, at any time of a step, or hardly more.
 

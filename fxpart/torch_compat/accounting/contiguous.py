@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.torch_compat.accounting.tables import Tables
 
 __all__ = ["Steps", "contiguous", "delays", "steps_over"]
@@ -115,7 +115,7 @@ def _joins(  # noqa: PLR0917 - a compiled loop takes arrays
     return int(added)
 
 
-@compiled
+@inlined
 def _earliest(tables: Tables, order: IntArray, available: int) -> IntArray:
     """Return the first position of the longest run that fits before each one. Shape (n + 1,)."""
     n = order.shape[0]
@@ -138,7 +138,7 @@ def _earliest(tables: Tables, order: IntArray, available: int) -> IntArray:
     return earliest
 
 
-@compiled
+@inlined
 def _step(
     least: FloatArray, boundary: FloatArray, earliest: IntArray, to: FloatArray, begin: IntArray
 ) -> None:

@@ -28,7 +28,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.errors import CycleError, SpecError
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.torch_compat.accounting.problem import (
     GraphArrays,
     StaticGraph,
@@ -43,7 +43,7 @@ from fxpart.torch_compat.accounting.tables import Tables, tables_of
 __all__ = ["Quotient", "latency_s", "path_over_partitions_s", "quotient_of", "used_bytes"]
 
 
-@compiled
+@inlined
 def _within_s(
     seconds: FloatArray, read_start: IntArray, reads: IntArray, part: IntArray, count: int
 ) -> FloatArray:
@@ -59,7 +59,7 @@ def _within_s(
     return within
 
 
-@compiled
+@inlined
 def _sources_read(tables: Tables, part: IntArray, count: int) -> tuple[IntArray, IntArray]:
     """Return the sources that each partition reads as CSR rows, ascending, each once."""
     start = np.zeros(count + 1, dtype=np.int64)
@@ -85,7 +85,7 @@ def _sources_read(tables: Tables, part: IntArray, count: int) -> tuple[IntArray,
     return start, sources
 
 
-@compiled
+@inlined
 def _common_bytes(a: IntArray, b: IntArray, size: IntArray) -> int:
     """Return the bytes of the common items of two ascending lists. O(short log long)."""
     short, long = (a, b) if a.shape[0] <= b.shape[0] else (b, a)
@@ -99,7 +99,7 @@ def _common_bytes(a: IntArray, b: IntArray, size: IntArray) -> int:
     return common
 
 
-@compiled
+@inlined
 def _between(
     tables: Tables, part: IntArray, count: int, homes: IntArray
 ) -> tuple[IntArray, IntArray, FloatArray]:

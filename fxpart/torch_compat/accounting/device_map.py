@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.graph import IntArray
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.torch_compat.accounting.cost import used_bytes
 from fxpart.torch_compat.accounting.problem import (
     BoolArray,
@@ -79,7 +79,7 @@ def _added(shares: _Shares, home: IntArray, part: int, added: IntArray) -> None:
             added[device] -= shares.read_bytes[i]
 
 
-@compiled
+@inlined
 def _deduct_shared(
     shares: _Shares, home: IntArray, on_device: BoolArray, part: int, added: IntArray
 ) -> None:
@@ -97,7 +97,7 @@ def _deduct_shared(
                 added[device] -= shares.source_bytes[shares.sources[i]]
 
 
-@compiled
+@inlined
 def _sort_by_left(ranking: IntArray, left: IntArray) -> None:
     """Sort devices by the memory left; a stable insertion sort."""
     for i in range(1, ranking.shape[0]):

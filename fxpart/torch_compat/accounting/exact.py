@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from fxpart.core.graph import IntArray
 from fxpart.errors import InfeasibleError
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.torch_compat.accounting.cost import latency_s, path_over_partitions_s, quotient_of
 from fxpart.torch_compat.accounting.device_map import tightest
 from fxpart.torch_compat.accounting.problem import StaticPlan, StaticProblem, grouped
@@ -89,7 +89,7 @@ def plan_of(part: IntArray, home: IntArray) -> StaticPlan:
 # there is no plan.
 
 
-@compiled
+@inlined
 def _may_join(tables: Tables, part: IntArray, count: int) -> npt.NDArray[np.bool_]:
     """Return which pairs of partitions are tried: near in level, or one reads from the other."""
     quotient = quotient_of(tables, part, count, np.arange(count))
@@ -162,7 +162,7 @@ def exact_cost_aware(problem: StaticProblem) -> StaticPlan | None:
 # were chosen for other partitions than those it returns.
 
 
-@compiled
+@inlined
 def _best_exchange(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables, memory: IntArray, part: IntArray, count: int, op: int, cost_s: float
 ) -> tuple[float, int, int]:

@@ -11,7 +11,7 @@ middle.
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.torch_compat.accounting.cost import path_over_partitions_s, quotient_of
 from fxpart.torch_compat.accounting.problem import BoolArray, grouped
 from fxpart.torch_compat.accounting.tables import Tables
@@ -32,7 +32,7 @@ def _numbered(label: IntArray) -> tuple[int, IntArray]:
     return count, part
 
 
-@compiled
+@inlined
 def _by_transfers(tables: Tables, device: IntArray, devices: int) -> IntArray:
     """Return a label of the device and the maximal number of transfers before each operator."""
     level, label = np.zeros_like(device), np.empty_like(device)
@@ -62,7 +62,7 @@ def _root(above: IntArray, op: int) -> int:
     return op
 
 
-@compiled
+@inlined
 def _pieces(tables: Tables, part: IntArray) -> IntArray:
     """Return for each operator the first one that reads inside its partition connect it to."""
     above = np.arange(part.shape[0])
@@ -77,7 +77,7 @@ def _pieces(tables: Tables, part: IntArray) -> IntArray:
     return above
 
 
-@compiled
+@inlined
 def _through_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> FloatArray:
     """Return the longest path over partitions through each of them."""
     quotient = quotient_of(tables, part, count, homes)
@@ -91,7 +91,7 @@ def _through_s(tables: Tables, part: IntArray, count: int, homes: IntArray) -> F
     return quotient.begin_s + quotient.within_s + rest_s
 
 
-@compiled
+@inlined
 def _divided(tables: Tables, part: IntArray, count: int, long: BoolArray) -> tuple[bool, IntArray]:
     """Return whether any partition marked `long` was divided, and a label for each operator."""
     n, piece = part.shape[0], _pieces(tables, part)
@@ -120,7 +120,7 @@ def _divided(tables: Tables, part: IntArray, count: int, long: BoolArray) -> tup
     return divided, label
 
 
-@compiled
+@inlined
 def _divide_long(
     tables: Tables, device: IntArray, part: IntArray, bound_s: float, most: int
 ) -> tuple[float, IntArray]:
@@ -143,7 +143,7 @@ def _divide_long(
         part = label
 
 
-@compiled
+@inlined
 def _longest_run(
     tables: Tables, device: IntArray, part: IntArray, ops: IntArray, bound_s: float
 ) -> tuple[int, int]:
@@ -168,7 +168,7 @@ def _longest_run(
     return fitting, tries
 
 
-@compiled
+@inlined
 def _runs(
     tables: Tables, device: IntArray, label: IntArray, bound_s: float, tries: int
 ) -> IntArray:
@@ -187,7 +187,7 @@ def _runs(
     return part
 
 
-@compiled
+@inlined
 def _join_pairs(
     tables: Tables, device: IntArray, part: IntArray, bound_s: float, tries: int
 ) -> IntArray:

@@ -10,7 +10,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.errors import InfeasibleError
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.torch_compat.accounting.contiguous import contiguous, delays, steps_over
 from fxpart.torch_compat.accounting.cost import latency_s
 from fxpart.torch_compat.accounting.join import join
@@ -142,7 +142,7 @@ def _transferred(tables: Tables, device: IntArray, op: int, target: int) -> floa
     return total_s
 
 
-@compiled
+@inlined
 def _moves(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables,
     memory: IntArray,

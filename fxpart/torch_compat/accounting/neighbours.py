@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.graph import FloatArray, IntArray
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.support.random_numbers import below, share
 from fxpart.torch_compat.accounting.tables import (
     Placing,
@@ -109,7 +109,7 @@ def transfers(tables: Tables, device: IntArray, head: FloatArray, cuts: IntArray
         op = best
 
 
-@compiled
+@inlined
 def _length(most: int, state: IntArray) -> int:
     """Return a random length of a run: 1 in half of the cases, else log-uniform."""
     if most < 2 or share(state) < 0.5:
@@ -117,7 +117,7 @@ def _length(most: int, state: IntArray) -> int:
     return int(np.exp(share(state) * np.log(most + 1.0)))
 
 
-@compiled
+@inlined
 def _next(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables, device: IntArray, op: int, device_id: int, way: int, state: IntArray
 ) -> int:
@@ -137,7 +137,7 @@ def _next(  # noqa: PLR0917 - a compiled loop takes arrays
     return near if device[near] == device_id else -1
 
 
-@compiled
+@inlined
 def _move_run(  # noqa: PLR0917 - a compiled loop takes arrays
     tables: Tables, placing: Placing, moved: Moved, op: int, target: int, way: int, state: IntArray
 ) -> None:
@@ -150,7 +150,7 @@ def _move_run(  # noqa: PLR0917 - a compiled loop takes arrays
         length -= 1
 
 
-@compiled
+@inlined
 def _make_room(
     tables: Tables, placing: Placing, memory: IntArray, moved: Moved, state: IntArray
 ) -> bool:
@@ -200,7 +200,7 @@ def propose(  # noqa: PLR0917 - a compiled loop takes arrays
     return _make_room(tables, placing, memory, moved, state)
 
 
-@compiled
+@inlined
 def _next_to(tables: Tables, op: int, state: IntArray) -> int:
     """Return a random operator that `op` reads or that reads it, or -1."""
     before = tables.read_start[op + 1] - tables.read_start[op]
@@ -239,7 +239,7 @@ def paths_of(tables: Tables, device: IntArray) -> Paths:
     return Paths(head, tail, head.copy())
 
 
-@compiled
+@inlined
 def _try_moved(
     tables: Tables, device: IntArray, moved: Moved, paths: Paths, bound_s: float
 ) -> tuple[bool, int, int, int]:

@@ -15,7 +15,7 @@ import numpy as np
 
 from fxpart.core.graph import IntArray
 from fxpart.errors import InfeasibleError
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.torch_compat.accounting.device_map import map_partitions
 from fxpart.torch_compat.accounting.problem import (
     BoolArray,
@@ -122,7 +122,7 @@ def no_plan(problem: StaticProblem, advice: str) -> InfeasibleError:
 # The mode.
 
 
-@compiled
+@inlined
 def _first_free(in_use: BoolArray, memory: IntArray, needed_bytes: int) -> int:
     """Return the first unused device with enough memory, or the number of devices."""
     device = 0

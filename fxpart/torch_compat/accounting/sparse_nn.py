@@ -12,7 +12,7 @@ import numpy as np
 
 from fxpart.core.graph import IntArray
 from fxpart.errors import InfeasibleError
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.torch_compat.accounting.cost import used_bytes
 from fxpart.torch_compat.accounting.problem import (
     BoolArray,
@@ -82,7 +82,7 @@ def _tables(graph: StaticGraph, run_of: IntArray, runs: int) -> _Tables:
     )
 
 
-@compiled
+@inlined
 def _levels(tables: _Tables, owner: IntArray, following: IntArray) -> IntArray:
     """Return the longest path from a root to each partition, at its owner's number."""
     runs = owner.shape[0]
@@ -114,7 +114,7 @@ def _levels(tables: _Tables, owner: IntArray, following: IntArray) -> IntArray:
     return level
 
 
-@compiled
+@inlined
 def _shared(tables: _Tables, owner: IntArray, following: IntArray, part: int) -> IntArray:
     """Return the bytes saved by combining `part` with each other partition.
 

@@ -10,7 +10,7 @@ the same placement in every process.
 import numpy as np
 
 from fxpart.core.graph import IntArray
-from fxpart.support.compiled import compiled
+from fxpart.support.compiled import compiled, inlined
 from fxpart.support.random_numbers import below, chance, share
 from fxpart.torch_compat.accounting.neighbours import (
     keep_if_short,
@@ -108,7 +108,7 @@ def walk(  # noqa: PLR0917 - a compiled loop takes arrays
     return best_s, best
 
 
-@compiled
+@inlined
 def _move_or_exchange(
     tables: Tables, placing: Placing, devices: int, state: IntArray
 ) -> tuple[int, int, int, int]:
