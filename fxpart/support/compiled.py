@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numba
 
@@ -59,9 +59,10 @@ def inlined(function: _F) -> _F:
     return _njit(function, inline="always")
 
 
-def _njit(function: _F, inline: str) -> _F:
-    # Nobody calls the loops from C.
-    dispatcher = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True, inline=inline)(function)
+def _njit(function: _F, inline: Literal["never", "always"]) -> _F:
+    # Nobody calls the loops from C; numba's types leave that option out.
+    options: dict[str, Any] = {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
+    dispatcher = numba.njit(inline=inline, **options)(function)
     # Numba has no public way to add to what decides freshness; without this attribute its own
     # rule, file by file, remains.
     cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
