@@ -133,8 +133,13 @@ def keep_artifacts(
     With `ALL_BUT_INPUTS` left out, only the folder of inputs is kept. Raises OSError or MLflow's
     own errors.
     """
-    for entry in _entries(folder, left_out) if folder is not None and folder.is_dir() else []:
-        client.log_artifact(run_id, str(entry))
+    if folder is not None and folder.is_dir():
+        entries = _entries(folder, left_out)
+        if len(entries) == len(list(folder.iterdir())):
+            client.log_artifacts(run_id, str(folder))  # one call costs less
+        else:
+            for entry in entries:
+                client.log_artifact(run_id, str(entry))
     names = legal_names(tables)
     for name, columns in tables.items():
         # As `log_table` writes it; that one would bring pandas, and turn whole numbers into floats.

@@ -163,7 +163,7 @@ def test_a_run_that_is_sent_again_is_there_once(store: Store, folder: Path) -> N
     assert described["tags"]["outcome"] == "finished"
 
 
-_WRITES = ("create_run", "log_batch", "log_artifact", "log_text", "set_terminated")
+_WRITES = ("create_run", "log_batch", "log_artifact", "log_artifacts", "log_text", "set_terminated")
 
 
 def _killed_at(number: int, *, after: bool) -> Callable[[Any], Any]:
@@ -221,3 +221,10 @@ def test_what_only_a_launcher_needs_is_left_out(store: Store, tmp_path: Path) ->
     keep_artifacts(store.client, run_id, {}, folder, "stages")
     paths = [item.path for at in ("", "config") for item in store.client.list_artifacts(run_id, at)]
     assert paths == ["config", "result.json", "config/job.json"]
+    for name in ("job.json", UNSENT_FILE):
+        (folder / name).unlink()
+    (folder / "stages").rmdir()
+    (folder / "table.csv").touch()
+    keep_artifacts(store.client, run_id, {}, folder, "stages")
+    paths = [item.path for at in ("", "config") for item in store.client.list_artifacts(run_id, at)]
+    assert paths == ["config", "result.json", "table.csv", "config/job.json"]
