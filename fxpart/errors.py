@@ -79,8 +79,8 @@ def nearest_names(asked: str, names: Iterable[str], most: int = 3) -> str:
 
 def one_line(error: BaseException, most: int = 240) -> str:
     """Return the class of `error` and the first paragraph of what it says, on one line."""
-    said = " ".join(str(error).strip().partition("\n\n")[0].split())
-    text = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    line = " ".join(str(error).strip().partition("\n\n")[0].split())
+    text = f"{type(error).__name__}: {line}" if line else type(error).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

@@ -70,11 +70,11 @@ def parsed(arguments: "Sequence[str]") -> Request:
     parser.add_argument(
         "--repeats", type=int, default=5, help="runs of each kind of operator; 5 if left out"
     )
-    found = parser.parse_intermixed_args(arguments)
-    overrides = [given for given in found.preset if "=" in given or given.startswith("~")]
-    presets = tuple(dict.fromkeys(given for given in found.preset if given not in overrides))
-    if not found.file.endswith(".json"):
-        raise SpecError(f"the file comes first, got {found.file}; give one that ends in .json")
+    request = parser.parse_intermixed_args(arguments)
+    overrides = [given for given in request.preset if "=" in given or given.startswith("~")]
+    presets = tuple(dict.fromkeys(given for given in request.preset if given not in overrides))
+    if not request.file.endswith(".json"):
+        raise SpecError(f"the file comes first, got {request.file}; give one that ends in .json")
     if not presets:
         raise SpecError("there is no model to measure; name one or more, such as gpt2 bert")
     for override in overrides:
@@ -83,11 +83,11 @@ def parsed(arguments: "Sequence[str]") -> Request:
             raise SpecError(f"{override} has no place here: {_CHOSEN[group]}")
     measured = (
         "latency=profiled",
-        f"latency.device={found.device}",
-        f"latency.threads={found.threads}",
-        f"latency.repeats={found.repeats}",
+        f"latency.device={request.device}",
+        f"latency.threads={request.threads}",
+        f"latency.repeats={request.repeats}",
     )
-    return Request(Path(found.file), presets, (*measured, *overrides))
+    return Request(Path(request.file), presets, (*measured, *overrides))
 
 
 def _calibrate(request: Request) -> int:

@@ -174,10 +174,10 @@ def _packed(problem: Problem, units: list[IntArray]) -> list[tuple[int, ...]]:
             raise _too_large(problem, units[unit], alone)
     bins = packed_tightly(sizes, order, capacity)
     if len(bins) > len(devices):
-        found = packed_by_search(sizes, order, capacity, len(devices))
-        if found is None:
+        packed = packed_by_search(sizes, order, capacity, len(devices))
+        if packed is None:
             raise _too_few(problem, sizes, bins)
-        bins = found
+        bins = packed
     op_time_s = problem.costs.op_time_s[:, : len(bins)]
     return spread_by_time(sizes, order, capacity, op_time_s) or bins
 

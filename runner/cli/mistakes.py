@@ -163,10 +163,10 @@ def _bad_yaml(error: "MarkedYAMLError") -> str:
 
 def _file_with(text: bytes) -> str:
     """Return the user's file that begins with `text`."""
-    mine = user_conf_dir()
-    files = sorted(mine.rglob("*.yaml")) if mine else []
-    found = (shown_path(path) for path in files if path.read_bytes().startswith(text))
-    return next(found, "a file of the configuration")
+    conf = user_conf_dir()
+    files = sorted(conf.rglob("*.yaml")) if conf else []
+    names = (shown_path(path) for path in files if path.read_bytes().startswith(text))
+    return next(names, "a file of the configuration")
 
 
 def _not_accessible(error: OSError) -> str:
@@ -180,8 +180,8 @@ def _not_accessible(error: OSError) -> str:
 
 def _file_named(chain: Sequence[BaseException]) -> str:
     """Return the file that Hydra names by its choice, such as ``In 'model/mine': ...``, or ""."""
-    said = _messages(chain)
-    named = re.search(r"\b[Ii]n '?([\w./-]+)'?(?:[:,]|$)", said, re.MULTILINE)
+    message = _messages(chain)
+    named = re.search(r"\b[Ii]n '?([\w./-]+)'?(?:[:,]|$)", message, re.MULTILINE)
     if named is None or (conf_dir() / f"{named[1]}.yaml").is_file():
         return ""
     path = (user_conf_dir() or Path()) / f"{named[1]}.yaml"
@@ -231,14 +231,14 @@ _MEANINGS = (
 def _of_setting(chain: Sequence[BaseException]) -> str | None:
     from runner.config.wrong_values import unknown_key
 
-    said = _messages(chain)
-    deleted = re.search(r"Could not delete from config\. '([^']+)' does not exist", said)
+    message = _messages(chain)
+    deleted = re.search(r"Could not delete from config\. '([^']+)' does not exist", message)
     if deleted and (unknown := unknown_key(deleted[1])):
         return f"~{deleted[1]}: {unknown}"
     for pattern, meaning in _MEANINGS:
-        found = re.search(pattern, said, re.MULTILINE)
-        if found:
-            groups = [without_password(text) for text in found.groups() if text]
+        match = re.search(pattern, message, re.MULTILINE)
+        if match:
+            groups = [without_password(text) for text in match.groups() if text]
             return f"{_file_named(chain)}{meaning.format(*groups)}"
     return None
 

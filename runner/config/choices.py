@@ -213,11 +213,11 @@ def choices_text() -> str:
 
 def experiments_text() -> str:
     """Return a line for each experiment, longer ones folded."""
-    asked = questions()
-    wide = max(map(len, asked), default=0) + 2
+    question_of = questions()
+    wide = max(map(len, question_of), default=0) + 2
     return "".join(
         fill(f"{name:<{wide}}{question}".rstrip(), 100, subsequent_indent=" " * wide) + "\n"
-        for name, question in asked.items()
+        for name, question in question_of.items()
     )
 
 
@@ -226,15 +226,15 @@ def questions() -> dict[str, str]:
 
     A file that asks none has an empty one. The shipped file wins, as where it is chosen.
     """
-    asked: dict[str, str] = {}
+    question_of: dict[str, str] = {}
     for folder in (above / _EXPERIMENTS for above in conf_dirs()):
         for path in sorted(folder.glob("**/*.yaml")):
             name = path.relative_to(folder).with_suffix("").as_posix()
             # YAML's own parser takes longer than all else in --help.
-            found = _QUESTION.search(path.read_text(encoding="utf-8", errors="replace"))
-            question = " ".join(found[1].split()).strip("'\"") if found else ""
-            asked.setdefault(name, question)
-    return dict(sorted(asked.items()))
+            match = _QUESTION.search(path.read_text(encoding="utf-8", errors="replace"))
+            question = " ".join(match[1].split()).strip("'\"") if match else ""
+            question_of.setdefault(name, question)
+    return dict(sorted(question_of.items()))
 
 
 # What is typed, as Hydra's grammar needs it.

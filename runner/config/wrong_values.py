@@ -99,49 +99,49 @@ _MEANINGS = (
 
 
 def _wrong_value(error: OmegaConfBaseException, override: str) -> str:
-    said = str(error).partition("\n")[0]
+    message = str(error).partition("\n")[0]
     key = typed_key(error)
-    value = _shown_value(error, said)
+    value = _shown_value(error, message)
     if override:
-        asked = without_password(override)
+        setting = without_password(override)
         # One value of a list or a mapping.
         if key != override.partition("=")[0].lstrip("+~"):
-            asked = f"{asked}: {value}"
+            setting = f"{setting}: {value}"
     else:
-        asked = f"{key}: {value}" if key else value
+        setting = f"{key}: {value}" if key else value
     for pattern, meaning in _MEANINGS:
-        found = re.search(pattern, said)
-        if found:
-            return f"{asked} {meaning.format(*found.groups())}{_in_bytes(key, error.value)}"
-    if "is not a ListConfig" in said:
+        match = re.search(pattern, message)
+        if match:
+            return f"{setting} {meaning.format(*match.groups())}{_in_bytes(key, error.value)}"
+    if "is not a ListConfig" in message:
         return (
-            f"{asked} must be a list, such as {key}=[{'mode,devices' if key == 'zip' else '...'}]"
+            f"{setting} must be a list, such as {key}=[{'mode,devices' if key == 'zip' else '...'}]"
         )
-    several = re.search(r"is not a subclass of (\w+)|Cannot assign", said)
+    several = re.search(r"is not a subclass of (\w+)|Cannot assign", message)
     class_name = (several and several[1]) or ""
     if several and (key or class_name in sections.__all__):
-        return _needs_several(asked, key, value, class_name)
+        return _needs_several(setting, key, value, class_name)
     if class_name.endswith("LauncherConf"):
-        said += "; a launcher is chosen in defaults: `- override /hydra/launcher: joblib`"
-    return f"{key}: {without_password(said)}" if key else without_password(said)
+        message += "; a launcher is chosen in defaults: `- override /hydra/launcher: joblib`"
+    return f"{key}: {without_password(message)}" if key else without_password(message)
 
 
-def _needs_several(asked: str, key: str, value: str, class_name: str) -> str:
+def _needs_several(setting: str, key: str, value: str, class_name: str) -> str:
     """Return the line for one value in place of a section, whose class may be known."""
     section = getattr(sections, class_name, None)
     if not key:  # where whole files are merged, only the class is named
         known = fields(sections.Schema)
         key = next((field.name for field in known if section and field.type is section), "")
-        asked = f"{key}: {value}" if key else asked
-    if "=" not in asked and key and (conf_dir() / key).is_dir() and value[:1] not in ("[", "{"):
-        return f"{asked} is a choice; write it in defaults: `- override /{key}: {value}`"
+        setting = f"{key}: {value}" if key else setting
+    if "=" not in setting and key and (conf_dir() / key).is_dir() and value[:1] not in ("[", "{"):
+        return f"{setting} is a choice; write it in defaults: `- override /{key}: {value}`"
     names = _field_names(section)
     hint = f"there are: {', '.join(names)}" if names else f"write {key}={{name: value}}"
-    return f"{asked} must be several values; {hint}"
+    return f"{setting} must be several values; {hint}"
 
 
-def _shown_value(error: OmegaConfBaseException, said: str) -> str:
-    in_message = re.search(r"value: (.*)", said)
+def _shown_value(error: OmegaConfBaseException, message: str) -> str:
+    in_message = re.search(r"value: (.*)", message)
     value = in_message[1] if error.value is None and in_message else error.value
     text = " ".join(without_password("null" if value is None else str(value)).split())
     return text if len(text) <= _LONGEST_VALUE else f"{text[: _LONGEST_VALUE - 3]}..."
@@ -187,12 +187,12 @@ _REFERENCES = (
 
 
 def _broken_reference(error: OmegaConfBaseException) -> str:
-    said = str(error).partition("\n    full_key")[0]
-    line = without_password(said)
+    message = str(error).partition("\n    full_key")[0]
+    line = without_password(message)
     for pattern, meaning in _REFERENCES:
-        found = re.search(pattern, said)
-        if found:
-            line = meaning.format(*map(without_password, found.groups()))
+        match = re.search(pattern, message)
+        if match:
+            line = meaning.format(*map(without_password, match.groups()))
             break
     missing = re.fullmatch(r"refers to (?!hydra)(.+), which does not exist", line)
     if missing:

@@ -231,13 +231,13 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
 def _measured_devices(config: Config) -> list[str]:
     """Return the devices of this machine that the result is measured on, mostly none."""
     latency, execute = config.latency, config.execute
-    found = []
+    devices = []
     # A file of measurements says it all, wherever it is read.
     if latency.source in ("profiled", "calibrated") and not latency.file:
-        found.append(latency.device)
+        devices.append(latency.device)
     if execute.name != "none":
-        found.append(execute.device)
-    return list(dict.fromkeys(found))
+        devices.append(execute.device)
+    return list(dict.fromkeys(devices))
 
 
 @cache

@@ -48,8 +48,8 @@ def sweeps_of(source: RunSource) -> "list[LoggedRun]":
     return source.runs({"kind": "sweep"})[::-1]
 
 
-def chosen_sweep(sweeps: "Sequence[LoggedRun]", asked: str, experiment: str) -> "LoggedRun":
-    """Return the sweep that `asked` means: ``latest``, a run's id, or how only one id begins.
+def chosen_sweep(sweeps: "Sequence[LoggedRun]", identifier: str, experiment: str) -> "LoggedRun":
+    """Return the sweep that `identifier` means: ``latest``, a run's id, or how only one id begins.
 
     Raises `SpecError` when there is none, or more than one.
     """
@@ -58,19 +58,19 @@ def chosen_sweep(sweeps: "Sequence[LoggedRun]", asked: str, experiment: str) -> 
             f"experiment {experiment!r} has no sweep; run one with -m, or show single runs with"
             " --sweep all"
         )
-    if asked == LATEST:
+    if identifier == LATEST:
         return sweeps[0]
-    wanted = asked if len(asked) >= _LEAST_PREFIX else f"{asked}?"
+    wanted = identifier if len(identifier) >= _LEAST_PREFIX else f"{identifier}?"
     matches = [sweep for sweep in sweeps if sweep.run_id.startswith(wanted)]
     if len(matches) == 1:
         return matches[0]
     if matches:
         raise SpecError(
-            f"{len(matches)} sweeps of {experiment!r} begin with {asked!r}; give all of it"
+            f"{len(matches)} sweeps of {experiment!r} begin with {identifier!r}; give all of it"
         )
     ids = [sweep.run_id for sweep in sweeps]
     raise SpecError(
-        f"experiment {experiment!r} has no sweep {asked!r}; {nearest_names(asked, ids)}"
+        f"experiment {experiment!r} has no sweep {identifier!r}; {nearest_names(identifier, ids)}"
     )
 
 

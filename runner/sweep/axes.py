@@ -54,7 +54,9 @@ def read_axes(
     last: dict[str, Override] = {}
     for override in [*_of_params(params or {}, typed, parser), *parsed]:
         last[override.get_key_element()] = override
-    fixed = tuple(str(one.input_line) for one in last.values() if not one.is_sweep_override())
+    fixed = tuple(
+        str(override.input_line) for override in last.values() if not override.is_sweep_override()
+    )
     overrides_of: dict[str, list[str]] = {}
     for override in last.values():
         if override.is_sweep_override():

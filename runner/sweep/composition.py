@@ -17,8 +17,8 @@ from runner.config.read import read_config
 from runner.config.sections import Config
 from runner.experiment.experiment import model_spec
 from runner.job.identity import Choices, config_key, deciding, inputs_key, without_elsewhere
-from runner.job.swept_job import Job
 from runner.sweep.axes import Axis
+from runner.sweep.swept_job import Job
 
 if TYPE_CHECKING:
     from hydra._internal.config_repository import CachingConfigRepository
@@ -104,8 +104,8 @@ class SweepLoad:
             if not str(default.config_path).startswith("hydra/"):
                 composed.merge_with(self._part(default))
         OmegaConf.set_struct(composed, True)
-        own = [one for one in defaults.config_overrides if not one.is_hydra_override()]
-        self._loader._apply_overrides_to_config(own, composed)
+        parsed = [part for part in defaults.config_overrides if not part.is_hydra_override()]
+        self._loader._apply_overrides_to_config(parsed, composed)
         # As in Hydra: what was resolved for the sweep, such as the time, is not resolved again.
         OmegaConf.copy_cache(from_config=self._master, to_config=composed)
         return composed, defaults.overrides.known_choices

@@ -8,14 +8,14 @@ from fxpart.support.digest import stable_digest
 from runner.experiment.experiment import check
 from runner.job.identity import for_jobs, override_values, without_elsewhere
 from runner.job.record import sweep_title
-from runner.job.swept_job import Job
-from runner.job.values import open_names
 from runner.output.terminal import counted, show
 from runner.sweep.axes import Axis, read_axes
 from runner.sweep.composition import Composed, SweepLoad, compose_grid, make_job
+from runner.sweep.job_values import open_names
 from runner.sweep.parent_run import SweepSpec, command_line
 from runner.sweep.session import opened_session
 from runner.sweep.sum_up import sum_up
+from runner.sweep.swept_job import Job
 from runner.sweep.where import parse_where
 
 if TYPE_CHECKING:

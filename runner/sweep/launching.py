@@ -18,10 +18,10 @@ from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_document, config_from_document
 from runner.job.identity import Choices, SweepIds
 from runner.job.job import RESULT_FILE
-from runner.job.swept_job import Job, JobEnd
 from runner.output.text_files import write_json
 from runner.sweep.launchers.work import why
 from runner.sweep.one_job import PlacedJob, end_in_folder, run_placed
+from runner.sweep.swept_job import Job, JobEnd
 from runner.tracking.open_tracker import open_tracker
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def launch(
     from hydra.types import HydraContext
 
     batch = []
-    for one in placed:
-        one.folder.mkdir(parents=True, exist_ok=True)
+    for placed_job in placed:
+        placed_job.folder.mkdir(parents=True, exist_ok=True)
         # What an earlier attempt left is not the end of this one.
-        (one.folder / RESULT_FILE).unlink(missing_ok=True)
-        path = one.folder / _JOB_FILE
-        write_placed(path, one)
-        batch.append([f"{JOB_KEY}={path}", *one.job.overrides])
+        (placed_job.folder / RESULT_FILE).unlink(missing_ok=True)
+        path = placed_job.folder / _JOB_FILE
+        write_placed(path, placed_job)
+        batch.append([f"{JOB_KEY}={path}", *placed_job.job.overrides])
     loader: Any = JobFileLoader()
     launcher = Plugins.instance().instantiate_launcher(
         hydra_context=HydraContext(config_loader=loader, callbacks=Callbacks()),
@@ -108,11 +108,11 @@ def _watched(placed: Sequence[PlacedJob], ended: Callable[[str, JobEnd], None]) 
     stop = threading.Event()
 
     def look() -> None:
-        for one in list(left):
-            end = end_in_folder(one.folder, one.sweep.sweep)
+        for placed_job in list(left):
+            end = end_in_folder(placed_job.folder, placed_job.sweep.sweep)
             if end is not None:
-                left.remove(one)
-                ended(one.job.key, end)
+                left.remove(placed_job)
+                ended(placed_job.job.key, end)
 
     def watch() -> None:
         while not stop.wait(_LOOK_S):

@@ -13,8 +13,8 @@ from runner.job.attempts import set_aside_held
 from runner.job.identity import JobIdentity, SweepIds
 from runner.job.job import RESULT_FILE, TRACEBACK_FILE, keep_failure, run_job
 from runner.job.locks import Locks
-from runner.job.swept_job import Job, JobEnd
 from runner.output.result_files import read_result
+from runner.sweep.swept_job import Job, JobEnd
 from runner.tracking.tracker import LoggedRun, Tracker
 
 __all__ = [

@@ -15,7 +15,6 @@ from runner.config.read import read_tracking
 from runner.errors import TrackingError
 from runner.job.attempts import set_aside
 from runner.job.locks import Locks
-from runner.job.swept_job import Job, JobEnd
 from runner.output.countdown import Countdown, say
 from runner.output.terminal import counted
 from runner.sweep.launching import launch
@@ -27,6 +26,7 @@ from runner.sweep.one_job import (
     run_placed,
 )
 from runner.sweep.parent_run import ParentRun, SweepSpec, opened_parent
+from runner.sweep.swept_job import Job, JobEnd
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -115,8 +115,10 @@ class Session:
         placed = [self._placed(job) for job in missing]
         _refuse_shared_folders(placed)
         if str(self.config.hydra.launcher.get("_target_")) == _IN_PROCESS:
-            for one in placed:
-                self._end(one.job.key, run_placed(one, self.tracker, self._others_begun))
+            for placed_job in placed:
+                self._end(
+                    placed_job.job.key, run_placed(placed_job, self.tracker, self._others_begun)
+                )
         elif placed:
             self._launch(placed)
         return [self.ends[job.key] for job in jobs]
@@ -160,7 +162,11 @@ class Session:
             ends = self._ends_of(left)
             for key, end in ends.items():
                 self._end(key, end)
-            lost = {one.job.key: one.job for one in left if one.job.key not in ends}
+            lost = {
+                placed_job.job.key: placed_job.job
+                for placed_job in left
+                if placed_job.job.key not in ends
+            }
             if not lost:
                 return
             say(f"{len(lost)} of the jobs were lost: {self.lost_why}")
@@ -168,8 +174,8 @@ class Session:
             left = [self._placed(job) for job in self._missing(lost)]
             if not left:
                 return
-        for one in left:
-            self._end(one.job.key, JobEnd("lost", {}, self.lost_why))
+        for placed_job in left:
+            self._end(placed_job.job.key, JobEnd("lost", {}, self.lost_why))
 
     def _ends_of(self, launched: Sequence[PlacedJob]) -> dict[str, JobEnd]:
         """Return the ends of the jobs that have one, from their files and the store.
@@ -178,7 +184,9 @@ class Session:
         before it could log it: that job is lost.
         """
         sweep = self.parent.ids.sweep
-        by_key = {one.job.key: end_in_folder(one.folder, sweep) for one in launched}
+        by_key = {
+            placed_job.job.key: end_in_folder(placed_job.folder, sweep) for placed_job in launched
+        }
         in_files = {key: end for key, end in by_key.items() if end is not None}
         if self.parent.ids.parent_run is None:
             return in_files
@@ -214,7 +222,7 @@ def job_folder(job: Job, config: "DictConfig") -> str:
 
 
 def _refuse_shared_folders(placed: Sequence[PlacedJob]) -> None:
-    folders = Counter(one.folder for one in placed)
+    folders = Counter(placed_job.folder for placed_job in placed)
     shared = [folder for folder, jobs in folders.items() if jobs > 1]
     if shared:
         raise SpecError(

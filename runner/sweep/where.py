@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fxpart.errors import SpecError
 from runner.config.sections import Config
 from runner.job.identity import Choices
-from runner.job.values import look_up, why_unknown
+from runner.sweep.job_values import look_up, why_unknown
 
 __all__ = ["Condition", "parse_where"]
 

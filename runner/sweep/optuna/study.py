@@ -13,10 +13,10 @@ from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 from fxpart.errors import SpecError, nearest_names
-from runner.job.swept_job import JobEnd
 from runner.output.metrics import METRICS
 from runner.sweep.axes import Axis
 from runner.sweep.optuna.space import Dimension, Interval, Space, keys_of
+from runner.sweep.swept_job import JobEnd
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

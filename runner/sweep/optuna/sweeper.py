@@ -11,7 +11,6 @@ from fxpart.errors import SpecError
 from fxpart.support.digest import stable_digest
 from runner.errors import TrackingError
 from runner.job.identity import deciding, for_jobs, without_elsewhere
-from runner.job.swept_job import Job
 from runner.output.terminal import counted, show
 from runner.sweep.composition import SweepLoad, compose_one, make_job
 from runner.sweep.optuna.space import Space, keys_of, read_space
@@ -19,6 +18,7 @@ from runner.sweep.optuna.study import Goal, Search, Trial, read_goals, refuse_un
 from runner.sweep.parent_run import SweepSpec, command_line
 from runner.sweep.session import Session, opened_session
 from runner.sweep.sum_up import sum_up
+from runner.sweep.swept_job import Job
 from runner.sweep.where import parse_where
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import pytest
 
 from runner.config.sections import Config, LinkConfig, ModeConfig, ModelConfig, PoolConfig
 from runner.job.identity import Choices, deciding, for_jobs
-from runner.job.values import look_up, why_unknown
+from runner.sweep.job_values import look_up, why_unknown
 
 CHOICES = Choices(model="a", mode="b", devices="c", transfer_rate="d")
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpart.errors import SpecError
-from runner.job.swept_job import JobEnd
 from runner.sweep.axes import Axis
 from runner.sweep.optuna.space import Interval, Space, Steps
 from runner.sweep.optuna.study import SAMPLERS, Goal, Search, read_goals
+from runner.sweep.swept_job import JobEnd
 
 MODES = Axis(("mode",), (("mode=a",), ("mode=b",), ("mode=c",)))
 SIZES = Steps("size", ("1", "2", "4"))

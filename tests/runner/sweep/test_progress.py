@@ -2,10 +2,10 @@ import re
 
 import pytest
 
-from runner.job.swept_job import JobEnd
 from runner.output import countdown
 from runner.output.countdown import time_text
 from runner.sweep.session import SweepProgress
+from runner.sweep.swept_job import JobEnd
 
 
 def _end(status: str, *, known: bool = False) -> JobEnd:

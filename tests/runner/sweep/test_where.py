@@ -18,7 +18,7 @@ from runner.config.sections import (
     ScheduleConfig,
 )
 from runner.job.identity import Choices
-from runner.job.values import open_names
+from runner.sweep.job_values import open_names
 from runner.sweep.where import parse_where
 
 CHOICES = Choices(model="gpt2", mode="kl_based", devices="2x80gb+4x16gb", transfer_rate="pcie4")
