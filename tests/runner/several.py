@@ -29,5 +29,7 @@ def run_several(folder: Path, *commands: list[str]) -> list[Done]:
     assert len(outs) == len(errs) == len(commands) + 1, whole.err
     # What follows a mark begins with the code of the command before.
     codes = [int(part.partition("\n")[0]) for part in outs[1:]]
-    said = [[parts[0], *(part.partition("\n")[2] for part in parts[1:])] for parts in (outs, errs)]
-    return [Done(*one) for one in zip(codes, said[0][:-1], said[1][:-1], strict=True)]
+    streams = [
+        [parts[0], *(part.partition("\n")[2] for part in parts[1:])] for parts in (outs, errs)
+    ]
+    return [Done(*result) for result in zip(codes, streams[0][:-1], streams[1][:-1], strict=True)]

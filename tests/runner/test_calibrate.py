@@ -50,21 +50,27 @@ def test_models_are_fitted_together_and_measurements_shared(
     for width in (64, 256):
         text = f"name: wide{width}\nfactory: tiny:build\nfactory_args: {{width: {width}}}\n"
         (presets / f"wide{width}.yaml").write_text(text)
-    asked = ["wide64", "wide256", *QUICK, f"capture.cache_dir={folder}/cache", "model.batch_size=8"]
-    assert _main(["a.json", *asked], monkeypatch) == 0
+    arguments = [
+        "wide64",
+        "wide256",
+        *QUICK,
+        f"capture.cache_dir={folder}/cache",
+        "model.batch_size=8",
+    ]
+    assert _main(["a.json", *arguments], monkeypatch) == 0
     first = capsys.readouterr().out
     named = [line.split()[0] for line in first.splitlines() if line.split()]
     assert [name for name in named if name.startswith("wide")] == ["wide64", "wide256"]
     assert len(read_calibration(folder / "a.json").total_errors) == 2
     # Nothing measures any more: what the main command would read is read.
     monkeypatch.setattr("fxpart.execution.profiling.api.profile_operators", None)
-    assert _main(["b.json", *asked], monkeypatch) == 0
+    assert _main(["b.json", *arguments], monkeypatch) == 0
     assert capsys.readouterr().out == first.replace("a.json", "b.json")
     assert (folder / "a.json").read_bytes() == (folder / "b.json").read_bytes()
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         ([], "required: file, preset; see python -m runner.calibrate --help"),
         (["gpt2", "bert"], "the file comes first, got gpt2; give one that ends in .json"),
@@ -83,7 +89,7 @@ def test_models_are_fitted_together_and_measurements_shared(
 )
 def test_mistakes_are_one_line(
     arguments: list[str],
-    said: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -93,7 +99,7 @@ def test_mistakes_are_one_line(
     code = _main(arguments, monkeypatch)
     done = Done(code, *capsys.readouterr())
     assert (done.code, done.out) == (2, "")
-    assert said in done.error
+    assert message in done.error
     assert [path.name for path in tmp_path.iterdir()] == ["folder.json"]
 
 
@@ -107,10 +113,21 @@ def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_options_and_overrides_may_come_in_any_order() -> None:
-    asked = ["a.json", "gpt2", "x=1", "--threads", "2", "bert", "~y", "gpt2", "--device", "cuda"]
-    found = calibrate.parsed(asked)
-    assert found.presets == ("gpt2", "bert")
-    assert found.overrides == (
+    arguments = [
+        "a.json",
+        "gpt2",
+        "x=1",
+        "--threads",
+        "2",
+        "bert",
+        "~y",
+        "gpt2",
+        "--device",
+        "cuda",
+    ]
+    options = calibrate.parsed(arguments)
+    assert options.presets == ("gpt2", "bert")
+    assert options.overrides == (
         "latency=profiled",
         "latency.device=cuda",
         "latency.threads=2",

@@ -36,9 +36,9 @@ def kept(tracker: MlflowTracker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.usefixtures("kept")
 def test_a_log_gets_a_line_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     assert send.main() == 2
-    said = capsys.readouterr()
-    assert said.out == "sent 3 runs\n"
-    *lines, error = said.err.splitlines()
+    captured = capsys.readouterr()
+    assert captured.out == "sent 3 runs\n"
+    *lines, error = captured.err.splitlines()
     assert [line.partition(", about")[0] for line in lines] == [
         "0 of 4 runs sent (1 could not be), 3 left",
         "1 of 4 runs sent (1 could not be), 2 left",
@@ -53,7 +53,7 @@ def test_a_terminal_sees_a_bar(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     assert send.main() == 2
-    said = capsys.readouterr()
-    assert said.out == "sent 3 runs\n"
-    assert "4/4" in said.err
-    assert "runs sent" not in said.err
+    captured = capsys.readouterr()
+    assert captured.out == "sent 3 runs\n"
+    assert "4/4" in captured.err
+    assert "runs sent" not in captured.err

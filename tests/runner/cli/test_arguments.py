@@ -36,7 +36,7 @@ def test_a_rerun_gets_a_folder_that_says_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["-q"], "-q is no flag; -m runs a sweep, -v says more"),
         (["mode=single", "--multrun"], "--multrun is no flag; nearest: --multirun"),
@@ -57,10 +57,10 @@ def test_a_rerun_gets_a_folder_that_says_so() -> None:
         (["--config-name", ""], "--config-name '' is in none of fxpart's own conf"),
     ],
 )
-def test_what_means_nothing_is_refused(typed: list[str], said: str) -> None:
+def test_what_means_nothing_is_refused(typed: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         hydra_arguments(typed)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

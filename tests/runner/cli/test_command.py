@@ -87,7 +87,7 @@ def test_help_is_what_hydra_prints(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["mode=kl_base"], "mode=kl_base does not exist; nearest: kl_based"),
         (["model=gpt3"], "model=gpt3 does not exist; nearest: gpt2"),
@@ -110,15 +110,15 @@ def test_help_is_what_hydra_prints(folder: Path) -> None:
     ],
 )
 def test_a_mistake_in_the_configuration_is_one_line(
-    folder: Path, arguments: list[str], said: str
+    folder: Path, arguments: list[str], message: str
 ) -> None:
     done = run(folder, *arguments, "tracking=none")
     assert done.code == 2
-    assert said in done.error
+    assert message in done.error
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["model.factory=tiny:bulid"], "nearest: build"),
         (["model.factory=tiny:broken"], "cannot be captured by torch.export"),
@@ -126,10 +126,12 @@ def test_a_mistake_in_the_configuration_is_one_line(
         (["model.factory=tiny"], "package.module:function"),
     ],
 )
-def test_a_mistake_in_the_model_is_one_line(folder: Path, arguments: list[str], said: str) -> None:
+def test_a_mistake_in_the_model_is_one_line(
+    folder: Path, arguments: list[str], message: str
+) -> None:
     done = run(folder, "model=custom", *arguments, "tracking=none")
     assert done.code == 2
-    assert said in done.error
+    assert message in done.error
 
 
 def test_the_users_own_conf_adds_a_model(folder: Path) -> None:
@@ -163,8 +165,8 @@ def test_the_main_job(folder: Path) -> None:
 
 @pytest.mark.usefixtures("store")
 def test_a_store_that_breaks_does_not_cost_the_result(folder: Path) -> None:
-    own = ["model=custom", "model.factory=tiny:spoils_the_store", "capture.use_cache=false"]
-    done = run(folder, *own, SMALL, "reserve=none", "hydra.run.dir=outputs/kept")
+    model = ["model=custom", "model.factory=tiny:spoils_the_store", "capture.use_cache=false"]
+    done = run(folder, *model, SMALL, "reserve=none", "hydra.run.dir=outputs/kept")
     assert done.code == 2
     assert done.error.startswith("tracking at sqlite:")
     assert "on 2 of 2 devices" in done.out
@@ -180,7 +182,7 @@ def _heed_interrupts() -> None:
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize(
-    ("sent", "code", "said", "mode"),
+    ("sent", "code", "message", "mode"),
     [
         (signal.SIGINT, 130, "interrupted", "size_based"),
         (
@@ -192,7 +194,7 @@ def _heed_interrupts() -> None:
     ],
 )
 def test_a_signal_ends_the_run_as_killed(
-    folder: Path, sent: signal.Signals, code: int, said: str, mode: str
+    folder: Path, sent: signal.Signals, code: int, message: str, mode: str
 ) -> None:
     swept = ["-m"] if "," in mode else []
     slow = ["model=custom", "model.factory=tiny:slow", "capture.use_cache=false", f"mode={mode}"]
@@ -216,7 +218,7 @@ def test_a_signal_ends_the_run_as_killed(
         finally:
             running.kill()
     assert running.returncode == code
-    assert err.splitlines()[-1] == said
+    assert err.splitlines()[-1] == message
     assert "Traceback" not in err
     kept = tracked_runs(folder)
     assert [run.info.status for run in kept] == ["KILLED"] * (1 + len(swept))

@@ -16,7 +16,7 @@ from tests.runner.refused import refused_line
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["hydra.verbose=3"], "AssertionError; HYDRA_FULL_ERROR=1 shows where"),
         (
@@ -35,11 +35,11 @@ from tests.runner.refused import refused_line
         (["-sc"], "Expecting one subcommand from ['install', 'uninstall', 'query'] to be set"),
     ],
 )
-def test_a_setting_that_is_refused(folder: Path, arguments: list[str], said: str) -> None:
-    own = [] if "-sc" in arguments else [*OWN, SMALL, "tracking=none"]
-    done = run(folder, *own, *arguments)
+def test_a_setting_that_is_refused(folder: Path, arguments: list[str], message: str) -> None:
+    base = [] if "-sc" in arguments else [*OWN, SMALL, "tracking=none"]
+    done = run(folder, *base, *arguments)
     assert done.code == 2
-    assert said in done.error
+    assert message in done.error
     assert done.err.count("\n") == 1
 
 
@@ -91,7 +91,7 @@ def test_a_package_is_shown_or_refused_with_what_there_is(
         sys.stderr.write("package not found in config\n")
         sys.exit(1)
 
-    for package, said in (
+    for package, message in (
         ("modle", "--package modle does not exist; nearest: mode, model"),
         ("model.nam", "--package model.nam does not exist; in model, nearest: name"),
         ("model.factory", "--package model.factory is null, there is nothing to show"),
@@ -99,6 +99,6 @@ def test_a_package_is_shown_or_refused_with_what_there_is(
     ):
         with pytest.raises(SpecError) as refused:
             show_package(show_cfg, package)
-        assert said in str(refused.value)
+        assert message in str(refused.value)
     show_package(partial(print, "heed this", file=sys.stderr), "model")
     assert capsys.readouterr().err == "heed this\n"

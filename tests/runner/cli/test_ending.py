@@ -53,8 +53,8 @@ def test_help_through_head(folder: Path, program: str) -> None:
 
 
 def test_a_run_is_carried_out_without_a_reader(folder: Path) -> None:
-    own = [*OWN, SMALL, "mode=size_based", "tracking=none", "hydra.run.dir=outputs/one"]
-    code, err = run_without_reader(folder, *own)
+    arguments = [*OWN, SMALL, "mode=size_based", "tracking=none", "hydra.run.dir=outputs/one"]
+    code, err = run_without_reader(folder, *arguments)
     assert code == 0
     assert "Traceback" not in err
     assert "error" not in err

@@ -58,15 +58,15 @@ def test_what_only_hydra_words_is_said_in_its_words() -> None:
     assert explain(HydraException("No way.\n  See http://x\n  Or so;")) == "No way; Or so"
     nothing = "Hydra refuses this; HYDRA_FULL_ERROR=1 shows where"
     assert explain(ConfigCompositionException("")) == nothing
-    for said in ("", "it is odd"):
-        error = ConfigCompositionException(said)
-        error.__cause__ = ZeroDivisionError(said)
-        line = f"ZeroDivisionError{said and ': '}{said}; HYDRA_FULL_ERROR=1 shows where"
+    for text in ("", "it is odd"):
+        error = ConfigCompositionException(text)
+        error.__cause__ = ZeroDivisionError(text)
+        line = f"ZeroDivisionError{text and ': '}{text}; HYDRA_FULL_ERROR=1 shows where"
         assert explain(error) == line
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("gpt2", "gpt2 has no =; write key=value, such as mode=kl_based"),
         (
@@ -106,12 +106,12 @@ def test_what_only_hydra_words_is_said_in_its_words() -> None:
         ("~where", "Could not delete from config. 'where' does not exist"),
     ],
 )
-def test_a_value_or_key_that_is_refused(override: str, said: str) -> None:
-    assert said in refused_line(lambda: composed(override))
+def test_a_value_or_key_that_is_refused(override: str, message: str) -> None:
+    assert message in refused_line(lambda: composed(override))
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         (
             "+batch_sweep=3",
@@ -135,8 +135,8 @@ def test_a_value_or_key_that_is_refused(override: str, said: str) -> None:
         ),
     ],
 )
-def test_a_choice_or_setting_that_is_refused(override: str, said: str) -> None:
-    assert said in refused_line(lambda: composed(override))
+def test_a_choice_or_setting_that_is_refused(override: str, message: str) -> None:
+    assert message in refused_line(lambda: composed(override))
 
 
 @pytest.mark.parametrize("override", ["latency_s=1", "latency_s=x"])

@@ -25,7 +25,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (b"name: [a\n", "line 2, column 1: expected ',' or ']', but got '<stream end>'"),
         (b"name: a\n\tdtype: b\n", "line 2, column 1: found character '\\t' that cannot start any"),
@@ -39,10 +39,10 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (b"name: a: b\n", "line 1, column 8: mapping values are not allowed here"),
     ],
 )
-def test_a_file_that_is_not_yaml(text: bytes, said: str) -> None:
+def test_a_file_that_is_not_yaml(text: bytes, message: str) -> None:
     Path("conf/model/mine.yaml").write_bytes(text)
-    assert line_for(["model=mine"]) == f"conf/model/mine.yaml is not valid YAML: {said}" + (
-        " token" if "start any" in said else ""
+    assert line_for(["model=mine"]) == f"conf/model/mine.yaml is not valid YAML: {message}" + (
+        " token" if "start any" in message else ""
     )
 
 
@@ -68,7 +68,7 @@ def test_a_file_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("42\n", "a file holds a single value; write `key: value` lines"),
         ("# @package a b\nname: a\n", "Too many components in '@package a b'"),
@@ -86,13 +86,13 @@ def test_a_file_that_may_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
         ("factory: a\nname: a\nbatch_size: ${.name}\n", "cannot be worked out (Value 'a' of type"),
     ],
 )
-def test_a_file_of_which_hydra_says_no_name(text: str, said: str) -> None:
+def test_a_file_of_which_hydra_says_no_name(text: str, message: str) -> None:
     Path("conf/model/mine.yaml").write_text(text)
-    assert said in line_for(["model=mine"])
+    assert message in line_for(["model=mine"])
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             "defaults: 3\n",
@@ -113,15 +113,15 @@ def test_a_file_of_which_hydra_says_no_name(text: str, said: str) -> None:
         ("defaults:\n- _self_\n- _self_\n", "Duplicate _self_ defined in model/mine"),
     ],
 )
-def test_a_file_with_a_wrong_value(text: str, said: str) -> None:
+def test_a_file_with_a_wrong_value(text: str, message: str) -> None:
     Path("conf/model/mine.yaml").write_text(text)
     line = line_for(["model=mine"])
     assert line.startswith("conf/model/mine.yaml: ")
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (f"pools: [{POOL}]", "memory_bytes: lots must be a whole number"),
         (
@@ -136,15 +136,15 @@ def test_a_file_with_a_wrong_value(text: str, said: str) -> None:
         ("saturate_host: often", "devices.saturate_host: often must be true or false"),
     ],
 )
-def test_a_value_deep_inside(text: str, said: str) -> None:
+def test_a_value_deep_inside(text: str, message: str) -> None:
     Path("conf/devices/mine.yaml").write_text(f"spec: mine\n{text}\n")
     line = line_for(["devices=mine"])
     assert line.startswith("conf/devices/mine.yaml: ")
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("question: a\n", "with `# @package _global_` as its first line, its keys are those"),
         (f"{GLOBAL}mode: single\n", "is a choice; write it in defaults: `- override /mode: single"),
@@ -167,15 +167,15 @@ def test_a_value_deep_inside(text: str, said: str) -> None:
         ),
     ],
 )
-def test_an_experiment_of_ones_own(text: str, said: str) -> None:
+def test_an_experiment_of_ones_own(text: str, message: str) -> None:
     Path("conf/experiment/mine.yaml").write_text(text)
     line = line_for(["experiment=mine"])
     assert line.startswith("conf/experiment/mine.yaml: ")
-    assert said in line
+    assert message in line
 
 
 @pytest.mark.parametrize(
-    ("entry", "said"),
+    ("entry", "message"),
     [
         ("override /model: gpt9", "model=gpt9 does not exist; nearest: gp"),
         ("override /devices: 4x16", "size '16' has no unit"),
@@ -183,9 +183,9 @@ def test_an_experiment_of_ones_own(text: str, said: str) -> None:
         ("override /hydra/launcher: jobli", "hydra/launcher=jobli does not exist; nearest: joblib"),
     ],
 )
-def test_a_choice_of_an_experiment(entry: str, said: str) -> None:
+def test_a_choice_of_an_experiment(entry: str, message: str) -> None:
     Path("conf/experiment/mine.yaml").write_text(f"{GLOBAL}defaults:\n- {entry}\n")
-    assert said in line_for(["experiment=mine"])
+    assert message in line_for(["experiment=mine"])
 
 
 def test_what_was_typed_is_not_the_files() -> None:

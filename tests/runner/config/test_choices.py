@@ -26,7 +26,7 @@ def write(path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("devices=4x16", "devices=4x16: size '16' has no unit"),
         ("devices=0x16gb", "devices=0x16gb: count 0"),
@@ -47,11 +47,11 @@ def write(path: Path, text: str) -> None:
         ("tracking=mlfow", "tracking=mlfow does not exist; nearest: mlflow"),
     ],
 )
-def test_a_wrong_choice_is_one_line_of_ours(override: str, said: str) -> None:
+def test_a_wrong_choice_is_one_line_of_ours(override: str, message: str) -> None:
     with pytest.raises(ConfigCompositionException) as caught:
         composed(override)
     assert isinstance(caught.value, SpecError)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -88,7 +88,7 @@ def test_functions_of_choices(given: str, quoted: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ("transfer_rate=range(1,3)", "list the choices with commas"),
         ("transfer_rate=choice(shuffle(16e9,32e9))", "list the choices with commas"),
@@ -96,8 +96,8 @@ def test_functions_of_choices(given: str, quoted: str) -> None:
         ("+accelerator=h100,t4", "write devices=1xh100,1xt4"),
     ],
 )
-def test_what_cannot_be_chosen_is_refused(given: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_what_cannot_be_chosen_is_refused(given: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         quoted_overrides([given])
 
 

@@ -111,8 +111,8 @@ def test_open_dictionaries_need_no_plus() -> None:
 
 def test_copies_and_granularity_are_off_unless_asked_for() -> None:
     assert (read().granularity, read().devices.saturate_host) == ("operator", False)
-    asked = read("devices=2x_dgx_h100", "devices.saturate_host=true", "granularity=2")
-    assert (asked.granularity, asked.devices.saturate_host) == ("2", True)
+    config = read("devices=2x_dgx_h100", "devices.saturate_host=true", "granularity=2")
+    assert (config.granularity, config.devices.saturate_host) == ("2", True)
 
 
 def test_modules_on_devices_come_as_they_were_written() -> None:
@@ -130,7 +130,7 @@ def test_an_option_of_the_mode_goes_to_the_mode() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("model.batch_sise=2", "model.batch_sise"),
         ("modell.batch_size=2", "modell.batch_size"),
@@ -141,8 +141,8 @@ def test_an_option_of_the_mode_goes_to_the_mode() -> None:
         ("capture.use_cache=2.5", "capture.use_cache=2.5"),
     ],
 )
-def test_a_wrong_key_or_type_is_refused(override: str, said: str) -> None:
-    with pytest.raises(ConfigCompositionException, match=said.replace("[", r"\[")):
+def test_a_wrong_key_or_type_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ConfigCompositionException, match=message.replace("[", r"\[")):
         composed(override)
 
 
@@ -214,7 +214,7 @@ def test_nodes_go_by_pool() -> None:
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"),
+    ("devices", "message"),
     [
         (DevicesConfig("s", [pool(0)]), "count of d must be at least 1, got 0"),
         (DevicesConfig("s", []), "no devices"),
@@ -223,8 +223,8 @@ def test_nodes_go_by_pool() -> None:
         (DevicesConfig("s", [pool()], None, LinkConfig("l", 0.0)), "must be positive and fin"),
     ],
 )
-def test_devices_that_make_no_sense_are_refused(devices: DevicesConfig, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_devices_that_make_no_sense_are_refused(devices: DevicesConfig, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         build_topology(devices, LINK)
 
 

@@ -60,9 +60,9 @@ def test_every_preset_comes_back_as_it_was(presets: list[str]) -> None:
 def test_options_of_any_shape_come_back(base: Config, options: dict[Any, Any]) -> None:
     """Keys that are numbers too, which JSON makes text of."""
     config = replace(base, mode=ModeConfig("x", {"option": options}))
-    found = config_from_tags(config_tags(config)).mode.options["option"]
-    assert found == options
-    assert repr(found) == repr(options)  # 1 == True == 1.0, and they are not the same
+    restored = config_from_tags(config_tags(config)).mode.options["option"]
+    assert restored == options
+    assert repr(restored) == repr(options)  # 1 == True == 1.0, and they are not the same
 
 
 def test_a_long_configuration_is_several_tags_in_the_right_order(base: Config) -> None:
@@ -83,8 +83,8 @@ def test_where_runs_are_kept_is_not_said(base: Config) -> None:
 def test_numbers_keep_their_kind(base: Config) -> None:
     config = replace(base)
     config.transfer_rate = replace(config.transfer_rate, bytes_per_s=16e9, latency_s=math.inf)
-    found = config_from_tags(config_tags(config)).transfer_rate
-    assert (repr(found.bytes_per_s), found.latency_s) == ("16000000000.0", math.inf)
+    restored = config_from_tags(config_tags(config)).transfer_rate
+    assert (repr(restored.bytes_per_s), restored.latency_s) == ("16000000000.0", math.inf)
     whole = config_from_document({"transfer_rate": {"bytes_per_s": 16}}).transfer_rate.bytes_per_s
     assert repr(whole) == "16.0"
 

@@ -88,25 +88,25 @@ def test_what_is_typed_wins_over_the_experiment() -> None:
 
 
 def test_questions_are_what_the_files_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = tmp_path / "conf" / "experiment" / "mine"
-    own.mkdir(parents=True)
+    user_dir = tmp_path / "conf" / "experiment" / "mine"
+    user_dir.mkdir(parents=True)
     folded = "# @package _global_\nquestion: Is it\n  'the link' that\n  costs?\nmicrobatches: 2\n"
-    (own / "folded.yaml").write_text(folded)
-    (own / "quoted.yaml").write_text('question: "Which: this?"\n')
-    (own / "silent.yaml").write_text("microbatches: 2\n")
+    (user_dir / "folded.yaml").write_text(folded)
+    (user_dir / "quoted.yaml").write_text('question: "Which: this?"\n')
+    (user_dir / "silent.yaml").write_text("microbatches: 2\n")
     # A shipped file goes before one of the same name.
-    (own.parent / "link_speed.yaml").write_text("question: mine?\n")
+    (user_dir.parent / "link_speed.yaml").write_text("question: mine?\n")
     monkeypatch.chdir(tmp_path)
-    found = questions()
-    assert tuple(found) == (*NAMES[:3], "mine/folded", "mine/quoted", "mine/silent", NAMES[3])
+    texts = questions()
+    assert tuple(texts) == (*NAMES[:3], "mine/folded", "mine/quoted", "mine/silent", NAMES[3])
     for name in NAMES:
-        assert found[name] == OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml").question
-    assert found["mine/folded"] == OmegaConf.create(folded).question
-    assert found["mine/quoted"] == "Which: this?"
-    assert found["mine/silent"] == ""
-    said = experiments_text()
-    assert "\nmine/quoted     Which: this?\n" in said
-    assert max(map(len, said.splitlines())) <= 100
+        assert texts[name] == OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml").question
+    assert texts["mine/folded"] == OmegaConf.create(folded).question
+    assert texts["mine/quoted"] == "Which: this?"
+    assert texts["mine/silent"] == ""
+    text = experiments_text()
+    assert "\nmine/quoted     Which: this?\n" in text
+    assert max(map(len, text.splitlines())) <= 100
 
 
 @pytest.mark.usefixtures("store")
@@ -116,8 +116,8 @@ def test_a_small_version_of_an_experiment_runs(folder: Path) -> None:
     commands = [[f"experiment={name}", *OWN, *SMALL[name]] for name in SMALL]
     *done, typo = run_several(folder, *commands, ["experiment=compare_mode"])
     client = MlflowClient(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}")
-    for name, one in zip(SMALL, done, strict=True):
-        assert one.code == 0, one.err
+    for name, result in zip(SMALL, done, strict=True):
+        assert result.code == 0, result.err
         kept = client.get_experiment_by_name(name)
         assert kept is not None, name
         (parent,) = client.search_runs([kept.experiment_id], "tags.kind = 'sweep'")

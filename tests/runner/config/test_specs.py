@@ -82,9 +82,9 @@ def test_a_size_that_no_card_has_is_said_in_the_source() -> None:
     ],
 )
 def test_names_and_sizes_compose(spec: str, pools: list[tuple[str, int, int]]) -> None:
-    found = composed(f"devices={spec}").devices
-    assert found.spec == spec
-    assert [(pool.name, pool.count, pool.memory_bytes) for pool in found.pools] == pools
+    devices = composed(f"devices={spec}").devices
+    assert devices.spec == spec
+    assert [(pool.name, pool.count, pool.memory_bytes) for pool in devices.pools] == pools
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_names_and_sizes_compose(spec: str, pools: list[tuple[str, int, int]]) -
     ],
 )
 def test_a_rate_is_bytes_or_bits_per_second(spec: str, bytes_per_s: float) -> None:
-    found = read(f"transfer_rate={spec}").transfer_rate
-    assert found.name == spec
-    assert found.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-12)
-    assert found.latency_s == 10e-6
+    rate = read(f"transfer_rate={spec}").transfer_rate
+    assert rate.name == spec
+    assert rate.bytes_per_s == pytest.approx(bytes_per_s, rel=1e-12)
+    assert rate.latency_s == 10e-6
 
 
 def test_what_is_no_rate_is_refused() -> None:
@@ -127,7 +127,7 @@ def test_a_users_accelerator_can_stand_for_a_class(user_table: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("memory: [", "cannot be read"),
         ("- 1\n", "does not state memory, flops_per_s"),
@@ -139,13 +139,13 @@ def test_a_users_accelerator_can_stand_for_a_class(user_table: Path) -> None:
         (GIVEN + "stands_for_gb: six\n", "stands_for_gb must be a positive number, is six"),
     ],
 )
-def test_a_damaged_accelerator_file_is_named(user_table: Path, text: str, said: str) -> None:
+def test_a_damaged_accelerator_file_is_named(user_table: Path, text: str, message: str) -> None:
     path = user_table / "mine.yaml"
     path.write_text(text)
     with pytest.raises(SpecError) as caught:
         composed("devices=mine")
     assert str(path) in str(caught.value)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -107,8 +107,8 @@ def test_nothing_outside_the_captured_range_is_asked_for(
     report, topology = _report(memory_bytes, rounding_bytes=16, captured=(4, 5))
     assert (report.max_batch_size, report.no_larger) == (largest, why)
     assert sweep_columns(report)["batch"] == [4, 5]
-    said = f"at least 5 ({why}); batch 4" if why else f"{largest}; batch 4"
-    assert batch_line(report).startswith(f"largest that fits this plan {said}")
+    limit = f"at least 5 ({why}); batch 4" if why else f"{largest}; batch 4"
+    assert batch_line(report).startswith(f"largest that fits this plan {limit}")
     write_batch_files(tmp_path, report, topology)
     text = (tmp_path / "formulas.txt").read_text()
     assert "device 0, before the allocator rounds, for batch from 4 to 5\n100 + 20*batch" in text
@@ -118,8 +118,8 @@ def test_nothing_outside_the_captured_range_is_asked_for(
 def test_where_memory_sets_no_limit_the_search_does() -> None:
     report, _ = _report(memory_bytes=10**9, replicas=2)
     assert report.max_batch_size == 2**20
-    said = "largest that fits this plan at least 2097152 (the search ends there); batch 4"
-    assert batch_line(report).startswith(said)
+    line = "largest that fits this plan at least 2097152 (the search ends there); batch 4"
+    assert batch_line(report).startswith(line)
 
 
 def test_no_batch_may_fit() -> None:

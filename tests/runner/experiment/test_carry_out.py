@@ -9,7 +9,7 @@ from tests.runner.composed import read
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             ["execute=local", "execute.name=locally"],
@@ -44,10 +44,10 @@ from tests.runner.composed import read
         ),
     ],
 )
-def test_what_cannot_be_run_is_refused(overrides: list[str], said: str) -> None:
+def test_what_cannot_be_run_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_execute(read(*overrides))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

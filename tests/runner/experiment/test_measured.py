@@ -25,11 +25,11 @@ PIPELINE = Measured(
 
 
 @pytest.mark.parametrize(
-    ("predicted", "measured", "found"),
+    ("predicted", "measured", "expected"),
     [(18, 20, -10), (30, 20, 50), (20, 20, 0), (0, 0, 0), (0, 4, -100), (1, 0, float("inf"))],
 )
-def test_error_is_of_the_measurement(predicted: float, measured: float, found: float) -> None:
-    assert error_pct(predicted, measured) == pytest.approx(found)
+def test_error_is_of_the_measurement(predicted: float, measured: float, expected: float) -> None:
+    assert error_pct(predicted, measured) == pytest.approx(expected)
 
 
 def test_metrics_by_hand() -> None:

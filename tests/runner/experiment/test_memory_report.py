@@ -50,15 +50,15 @@ def test_the_line_says_where_and_what() -> None:
 
 
 def test_of_equal_devices_the_first_is_the_fullest() -> None:
-    one, other = peak(0, {"weight": 5}), peak(1, {"weight": 5})
-    assert fullest([one, other]) is one
+    first, second = peak(0, {"weight": 5}), peak(1, {"weight": 5})
+    assert fullest([first, second]) is first
 
 
 def test_small_kinds_are_added_up() -> None:
-    said = peak_line([peak(0, {"weight": 990, "input": 5, "temporary": 5})])
-    assert said.endswith("weights 990, other 10")
-    said = peak_line([peak(0, {"weight": GIB, "input": 5})])
-    assert said.endswith("weights 1.00")
+    line = peak_line([peak(0, {"weight": 990, "input": 5, "temporary": 5})])
+    assert line.endswith("weights 990, other 10")
+    line = peak_line([peak(0, {"weight": GIB, "input": 5})])
+    assert line.endswith("weights 1.00")
 
 
 def test_a_root_module_is_named_by_its_operator() -> None:
@@ -109,9 +109,9 @@ def test_a_table_is_csv_that_others_read(tmp_path: Path) -> None:
 def test_a_result_says_where_it_is_fullest(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     write_result(path, status="finished", config={}, peaks=peak_rows(step_peaks()))
-    (said,) = read_result(path)["peaks"]
-    assert (said["device"], said["op_name"], said["module"]) == (1, "op5", "net.one")
-    assert sum(said["by_kind"].values()) == said["bytes"] == 79
-    assert said["tensors"][0]["kind"] == "optimizer state"
+    (row,) = read_result(path)["peaks"]
+    assert (row["device"], row["op_name"], row["module"]) == (1, "op5", "net.one")
+    assert sum(row["by_kind"].values()) == row["bytes"] == 79
+    assert row["tensors"][0]["kind"] == "optimizer state"
     write_result(path, status="failed", config={}, error="x")
     assert json.loads(path.read_text())["peaks"] == []

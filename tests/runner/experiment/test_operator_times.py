@@ -39,7 +39,7 @@ def subject(program: ExportedProgram, *, known: bool = False) -> Subject:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (
             ["latency=profiled", "latency.source=profild"],
@@ -53,10 +53,10 @@ def subject(program: ExportedProgram, *, known: bool = False) -> Subject:
         ),
     ],
 )
-def test_what_cannot_be_had_is_refused(overrides: list[str], said: str) -> None:
+def test_what_cannot_be_had_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_latency(read(*overrides))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_the_roofline_takes_the_coefficients(program: ExportedProgram) -> None:
@@ -84,12 +84,12 @@ def test_a_second_time_measures_nothing(program: ExportedProgram, tmp_path: Path
 def test_other_measurements_are_not_taken_for_these(
     program: ExportedProgram, tmp_path: Path, changed: list[str]
 ) -> None:
-    asked = ["latency=profiled", f"capture.cache_dir={tmp_path}", "latency.repeats=1"]
-    operator_times(read(*asked), subject(program), MODEL)
+    overrides = ["latency=profiled", f"capture.cache_dir={tmp_path}", "latency.repeats=1"]
+    operator_times(read(*overrides), subject(program), MODEL)
     with pytest.raises(AssertionError, match="measured again"):
-        operator_times(read(*asked, *changed), subject(program, known=True), MODEL)
+        operator_times(read(*overrides, *changed), subject(program, known=True), MODEL)
     with pytest.raises(AssertionError, match="measured again"):
-        operator_times(read(*asked), subject(program, known=True), {"name": "another"})
+        operator_times(read(*overrides), subject(program, known=True), {"name": "another"})
 
 
 def test_without_a_cache_nothing_is_written(program: ExportedProgram, tmp_path: Path) -> None:
@@ -106,9 +106,11 @@ def test_without_a_cache_nothing_is_written(program: ExportedProgram, tmp_path: 
 def test_a_calibration_is_fitted_to_the_measurements(
     program: ExportedProgram, tmp_path: Path
 ) -> None:
-    asked = [f"capture.cache_dir={tmp_path}", "latency.repeats=1"]
-    measured = operator_times(read("latency=profiled", *asked), subject(program), MODEL)
-    fitted = operator_times(read("latency=calibrated", *asked), subject(program, known=True), MODEL)
+    overrides = [f"capture.cache_dir={tmp_path}", "latency.repeats=1"]
+    measured = operator_times(read("latency=profiled", *overrides), subject(program), MODEL)
+    fitted = operator_times(
+        read("latency=calibrated", *overrides), subject(program, known=True), MODEL
+    )
     assert isinstance(measured, OperatorProfile)
     assert isinstance(fitted, Calibration)
     assert fitted.device_name == measured.device_name

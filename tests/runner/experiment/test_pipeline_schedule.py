@@ -19,7 +19,7 @@ from tests.runner.pipelines import HALVES, THERE_AND_BACK, forward, step_of_trai
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["schedule.name=gpip"], "schedule=gpip does not exist; nearest: gpipe"),
         (["microbatches=0", "schedule=gpipe"], "microbatches=0 must be 1 or more"),
@@ -31,10 +31,10 @@ from tests.runner.pipelines import HALVES, THERE_AND_BACK, forward, step_of_trai
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides: list[str], said: str) -> None:
+def test_what_makes_no_sense_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_schedule(read(*overrides))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "interleaved"])
@@ -63,9 +63,9 @@ def test_metrics_of_a_step_by_hand() -> None:
 
 
 def test_a_training_step_by_hand() -> None:
-    found = schedule_line(step_of_training())
-    assert found.startswith("gpipe: training step 8000 ms for 2 microbatches, 0.25 microbatches/s")
-    assert "bubble 50.0%" in found
+    line = schedule_line(step_of_training())
+    assert line.startswith("gpipe: training step 8000 ms for 2 microbatches, 0.25 microbatches/s")
+    assert "bubble 50.0%" in line
 
 
 def test_what_is_in_flight_must_fit() -> None:
@@ -75,9 +75,9 @@ def test_what_is_in_flight_must_fit() -> None:
     with pytest.raises(InfeasibleError) as refused:
         scheduled(config, forward(22, 23), HALVES)
     assert (refused.value.needed_bytes, refused.value.available_bytes) == (24, 23)
-    said = str(refused.value)
-    assert "schedule=gpipe with 3 microbatches holds 24 B (24 bytes) on device 1" in said
-    assert "which has 23 B (23 bytes); take smaller microbatches, fewer of them, more" in said
+    message = str(refused.value)
+    assert "schedule=gpipe with 3 microbatches holds 24 B (24 bytes) on device 1" in message
+    assert "which has 23 B (23 bytes); take smaller microbatches, fewer of them, more" in message
 
 
 @pytest.mark.parametrize(("name", "advised"), [("gpipe", True), ("1f1b", False)])

@@ -21,9 +21,11 @@ def test_a_run_is_costed_again_on_other_devices(folder: Path) -> None:
     done = run(folder, *OWN, *again, "transfer_rate=1gb", "hydra.run.dir=outputs/two")
     assert done.code == 0, done.err
     assert "on 2 of 3 devices" in done.out
-    one, two = (_json(folder / f"outputs/{name}/assignment.json") for name in ("one", "two"))
-    assert one["partitions"] == two["partitions"]
-    assert one["modules"] == two["modules"]
+    original, costed_again = (
+        _json(folder / f"outputs/{name}/assignment.json") for name in ("one", "two")
+    )
+    assert original["partitions"] == costed_again["partitions"]
+    assert original["modules"] == costed_again["modules"]
     results = [_json(folder / f"outputs/{name}/result.json")["metrics"] for name in ("one", "two")]
     # The same bytes over a link of 1 GB/s in place of 31.5 GB/s.
     assert results[0]["transfer_gib"] == results[1]["transfer_gib"] > 0
@@ -53,7 +55,7 @@ def test_modules_are_placed_by_hand_and_what_does_not_fit_is_a_failed_run(folder
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["mode=aot_based"], "neither of mode.assignment=assignment.json and mode.modules="),
         (["mode=aot_based", "mode.assignment=tiny.py"], "tiny.py is damaged"),
@@ -66,11 +68,11 @@ def test_modules_are_placed_by_hand_and_what_does_not_fit_is_a_failed_run(folder
     ],
 )
 def test_a_mistake_in_a_placement_is_one_line(
-    folder: Path, arguments: list[str], said: str
+    folder: Path, arguments: list[str], message: str
 ) -> None:
     done = run(folder, *OWN, SMALL, *arguments, "tracking=none")
     assert done.code == 2
-    assert said in done.error
+    assert message in done.error
 
 
 @pytest.mark.usefixtures("store")

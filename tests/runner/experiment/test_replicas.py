@@ -78,7 +78,7 @@ def test_buckets_are_the_librarys_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["data_parallel=0"], "data_parallel=0 must be 1 or more"),
         (["all_reduce.bucket_bytes=0"], "all_reduce.bucket_bytes=0 must be 1 or more"),
@@ -90,10 +90,10 @@ def test_buckets_are_the_librarys_unless_asked_for() -> None:
         (["data_parallel=2", "capture.level=module"], "got capture.level=module; use"),
     ],
 )
-def test_what_makes_no_sense_is_refused(overrides: list[str], said: str) -> None:
+def test_what_makes_no_sense_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_replicas(read(*overrides))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_what_makes_sense_is_taken() -> None:

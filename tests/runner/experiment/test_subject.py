@@ -108,12 +108,12 @@ def test_a_changed_file_of_the_user_gives_no_old_graph(config: Config, tmp_path:
 
 def test_only_the_latest_are_kept(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module_under_test, "MOST_KEPT", 2)
-    one, two = subject(config).captured.graph, subject(with_batch(config, 2)).captured.graph
-    assert subject(config).captured.graph is one  # and so two is the one that goes
+    first, second = subject(config).captured.graph, subject(with_batch(config, 2)).captured.graph
+    assert subject(config).captured.graph is first  # and so the second is the one that goes
     subject(with_batch(config, 3))
     assert len(module_under_test._kept) == 2
-    assert subject(config).captured.graph is one
-    assert subject(with_batch(config, 2)).captured.graph is not two
+    assert subject(config).captured.graph is first
+    assert subject(with_batch(config, 2)).captured.graph is not second
     assert len(module_under_test._kept) == 2
 
 
@@ -146,10 +146,10 @@ def test_a_file_that_the_model_depends_on_makes_another(config: Config, tmp_path
 def test_placed_graphs_are_those_of_the_two_steps(config: Config) -> None:
     graph = subject(config).captured.graph
     expected = group_operators(rounded(graph, 512), "module")
-    found = placed_graph(graph, 512, "module")
-    assert found is placed_graph(graph, 512, "module")
-    assert found.group.tolist() == expected.group.tolist()
-    assert found.weight_bytes.tolist() == expected.weight_bytes.tolist()
+    placed = placed_graph(graph, 512, "module")
+    assert placed is placed_graph(graph, 512, "module")
+    assert placed.group.tolist() == expected.group.tolist()
+    assert placed.weight_bytes.tolist() == expected.weight_bytes.tolist()
     assert placed_graph(graph, 1, "operator") is graph
     with pytest.raises(SpecError, match="granularity=x does not exist"):
         placed_graph(graph, 1, "x")

@@ -88,38 +88,40 @@ def test_the_row_of_the_sweep_is_the_run(replicas: int, phase: str, reserve: str
 
 def test_replicas_cost_their_sums_and_nothing_else() -> None:
     step = ("phase=training", "optimizer=sgd", "reserve=none", "schedule=gpipe", "microbatches=2")
-    one = _planned(*step, "devices=2x1gb", "model.batch_size=4")
-    two = _planned(*step, "devices=4x1gb", "model.batch_size=8", "data_parallel=2")
-    assert one.replicas is None
-    assert two.replicas is not None
-    assert two.problem.topology.n_devices == 2
-    assert [use.weight_bytes for use in two.evaluation.devices] == [
-        use.weight_bytes for use in one.evaluation.devices
+    single = _planned(*step, "devices=2x1gb", "model.batch_size=4")
+    doubled = _planned(*step, "devices=4x1gb", "model.batch_size=8", "data_parallel=2")
+    assert single.replicas is None
+    assert doubled.replicas is not None
+    assert doubled.problem.topology.n_devices == 2
+    assert [use.weight_bytes for use in doubled.evaluation.devices] == [
+        use.weight_bytes for use in single.evaluation.devices
     ]
-    cost, metrics = two.replicas.cost, headline(two)
+    cost, metrics = doubled.replicas.cost, headline(doubled)
     # Every weight has one gradient, of its size.
     weights = _LAYERS * 4 * (_WIDTH * _WIDTH + _WIDTH)
     assert cost.reduced_bytes.sum() >= weights
     assert metrics["data_parallel"] == 2.0
     assert metrics["all_reduce_gib"] == cost.reduced_bytes.max() / 2**30
     assert metrics["all_reduce_ms"] >= metrics["exposed_all_reduce_ms"] > 0
-    assert two.evaluation.latency_s == cost.latency_s > one.evaluation.latency_s
-    assert replicas_line(two.replicas).startswith("2 replicas of 2 devices; all-reduce of")
-    assert one.schedule is not None
-    assert two.schedule is not None
-    assert two.schedule.step_s > one.schedule.step_s
+    assert doubled.evaluation.latency_s == cost.latency_s > single.evaluation.latency_s
+    assert replicas_line(doubled.replicas).startswith("2 replicas of 2 devices; all-reduce of")
+    assert single.schedule is not None
+    assert doubled.schedule is not None
+    assert doubled.schedule.step_s > single.schedule.step_s
     # Copies of gradients in buckets.
-    assert max(two.schedule.peak_bytes) > max(one.schedule.peak_bytes)
+    assert max(doubled.schedule.peak_bytes) > max(single.schedule.peak_bytes)
 
 
 @pytest.mark.parametrize(
-    ("asked", "hint"),
+    ("overrides", "hint"),
     [
         (("capture.symbolic=batch",), "set capture.symbolic=none"),
         (("data_parallel=2",), "data_parallel=2 needs a symbolic batch, set data_parallel=1"),
         (("data_parallel=2", "capture.symbolic=batch"), "set capture.symbolic=none"),
     ],
 )
-def test_a_batch_that_cannot_be_symbolic_is_refused(asked: tuple[str, ...], hint: str) -> None:
+def test_a_batch_that_cannot_be_symbolic_is_refused(overrides: tuple[str, ...], hint: str) -> None:
     with pytest.raises(CaptureError, match=rf"weights of model stack are others .*; {hint}$"):
-        _planned(f"model.factory={__name__}:fixed", "devices=4x1gb", "model.batch_size=8", *asked)
+        _planned(
+            f"model.factory={__name__}:fixed", "devices=4x1gb", "model.batch_size=8", *overrides
+        )

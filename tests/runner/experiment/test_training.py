@@ -37,7 +37,7 @@ def test_options_reach_the_library() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["checkpointing=block"], "checkpointing=block is of a training step"),
         (["phase=training", "checkpointing=blok"], "nearest: block"),
@@ -53,15 +53,15 @@ def test_options_reach_the_library() -> None:
         ),
     ],
 )
-def test_what_does_not_go_together_is_refused(overrides: list[str], said: str) -> None:
+def test_what_does_not_go_together_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_training(read(*overrides))
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["data_parallel=0"], "data_parallel=0 must be 1 or more"),
         (["data_parallel=2", "model.batch_size=3"], "make it a multiple of 2"),
@@ -77,10 +77,12 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], said: str) -
         (["capture.symbolic=batch", "latency=profiled"], "latency=profiled"),
     ],
 )
-def test_replicas_and_symbols_that_cannot_be_are_refused(overrides: list[str], said: str) -> None:
+def test_replicas_and_symbols_that_cannot_be_are_refused(
+    overrides: list[str], message: str
+) -> None:
     with pytest.raises(SpecError) as refused:
         _planned("model=gpt2", *overrides)
-    assert said in str(refused.value)
+    assert message in str(refused.value)
     assert "\n" not in str(refused.value)
 
 

@@ -38,8 +38,8 @@ def nowhere(folder: Path) -> Tracker:
 
 
 def only_run(tracker: Tracker) -> LoggedRun:
-    (found,) = [run for kind in ("run", "cut_off") for run in tracker.runs({"kind": kind})]
-    return found
+    (only,) = [run for kind in ("run", "cut_off") for run in tracker.runs({"kind": kind})]
+    return only
 
 
 def test_a_run_that_was_killed_is_marked_by_the_next_command(

@@ -32,8 +32,8 @@ def by_chance(batch_size, dtype, width=64):
 
 
 def result_of(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
-    return found
+    result: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return result
 
 
 def test_a_sweep_over_schedules_is_ranked(folder: Path) -> None:
@@ -214,7 +214,7 @@ def test_other_results_fail_the_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["execute=pipeline"], "use schedule=gpipe or schedule=1f1b"),
         (["schedule=gpip"], "schedule=gpip does not exist; nearest: gpipe"),
@@ -224,7 +224,7 @@ def test_other_results_fail_the_run(folder: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line(folder: Path, arguments: list[str], said: str) -> None:
+def test_a_mistake_is_one_line(folder: Path, arguments: list[str], message: str) -> None:
     done = run(folder, *PIPELINE, *arguments, "tracking=none")
     assert done.code == 2
-    assert said in done.error
+    assert message in done.error

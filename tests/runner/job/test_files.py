@@ -80,8 +80,8 @@ def test_a_configuration_without_files_has_none(mode: str, options: dict[str, ob
 def test_what_identifies_a_job_is_what_these_files_say(
     config: Config, key: str, tmp_path: Path
 ) -> None:
-    def known(one: Config) -> str:
-        return inputs_key(one, model_spec(one).key())
+    def known(job_config: Config) -> str:
+        return inputs_key(job_config, model_spec(job_config).key())
 
     elsewhere = tmp_path / "elsewhere.json"
     elsewhere.write_bytes(named_files(config)[key].read_bytes())
@@ -118,8 +118,8 @@ def test_a_copy_of_a_copy_that_lies_there_already_is_the_same(
 ) -> None:
     job = tmp_path / "job"
     write_inputs(read_inputs(config), job)
-    mine = with_file(config, KEYS[0], str(job / kept_name(KEYS[0])))
-    write_inputs(read_inputs(mine), job)
+    copied = with_file(config, KEYS[0], str(job / kept_name(KEYS[0])))
+    write_inputs(read_inputs(copied), job)
     assert (job / kept_name(KEYS[0])).read_text() == "run"
 
 

@@ -105,8 +105,8 @@ def test_a_calibration_counts_by_what_it_says(tmp_path: Path) -> None:
     assert keys[0] == keys[1] != keys[2]
     assert key_of(read(*given)) not in keys
     for unused in ("device=cuda", "threads=2", "repeats=2"):
-        asked = [*given, f"latency.file={tmp_path}/a", f"latency.{unused}"]
-        assert key_of(read(*asked)) == keys[0]
+        overrides = [*given, f"latency.file={tmp_path}/a", f"latency.{unused}"]
+        assert key_of(read(*overrides)) == keys[0]
 
 
 @pytest.mark.parametrize(
@@ -121,16 +121,16 @@ def test_a_calibration_counts_by_what_it_says(tmp_path: Path) -> None:
 def test_the_machine_counts_where_times_are_measured(
     monkeypatch: pytest.MonkeyPatch, given: str, device: str | None
 ) -> None:
-    config, asked = read(*BASE, given), []
+    config, devices = read(*BASE, given), []
 
     def elsewhere(device: str) -> dict[str, object]:
-        asked.append(device)
+        devices.append(device)
         return {"cpu": "another"}
 
     before = key_of(config)
     monkeypatch.setattr(identity, "_machine", elsewhere)
     assert (key_of(config) != before) == bool(device)
-    assert asked == [device] * bool(device)
+    assert devices == [device] * bool(device)
 
 
 def test_a_calibration_from_a_file_is_the_same_on_any_machine(
@@ -227,7 +227,7 @@ def test_what_is_said_of_a_run_leaves_out_where_it_is_kept() -> None:
     given += ["hydra/launcher=ray", "trackings=1", "model.tracking=2"]
     given += ["++tracking={uri: x}", "tracking@here=none", "+tracking/x=y"]
     assert without_elsewhere(given) == ("mode=a", "trackings=1", "model.tracking=2")
-    assert without_elsewhere(given, ["hydra"]) == tuple(one for one in given if "hydra" not in one)
+    assert without_elsewhere(given, ["hydra"]) == tuple(arg for arg in given if "hydra" not in arg)
 
 
 def test_a_saved_placement_counts_by_what_it_says(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ def configured(*overrides: str) -> Config:
 
 def identity(here: Path, name: str = "job", sweep: SweepIds | None = None) -> JobIdentity:
     chosen = Choices("tiny", "size_based", "2x0.06mb", "pcie4")
-    asked = ("mode=size_based", "tracking.uri=http://me:secret@host", "+hydra.x=1")
-    return JobIdentity(chosen, asked, here / "outputs" / name, here, sweep)
+    overrides = ("mode=size_based", "tracking.uri=http://me:secret@host", "+hydra.x=1")
+    return JobIdentity(chosen, overrides, here / "outputs" / name, here, sweep)
 
 
 def result(done: JobIdentity) -> dict[str, object]:
@@ -75,7 +75,7 @@ def test_a_verbose_job_of_a_sweep_says_what_it_says_alone(
 
 
 @pytest.mark.parametrize(
-    ("figures", "sweep", "there"),
+    ("figures", "sweep", "expected"),
     [
         ("auto", None, {*TRACES, *FIGURES}),
         ("auto", SWEEP, {*FIGURES}),
@@ -84,12 +84,12 @@ def test_a_verbose_job_of_a_sweep_says_what_it_says_alone(
     ],
 )
 def test_figures_are_drawn_as_asked(
-    here: Path, figures: str, sweep: SweepIds | None, there: set[str]
+    here: Path, figures: str, sweep: SweepIds | None, expected: set[str]
 ) -> None:
-    asked = identity(here, sweep=sweep)
-    assert run_job(configured(f"figures={figures}"), asked).error is None
-    files = {path.name for path in asked.folder.iterdir()}
-    assert files & {*TRACES, *FIGURES} == there
+    job = identity(here, sweep=sweep)
+    assert run_job(configured(f"figures={figures}"), job).error is None
+    files = {path.name for path in job.folder.iterdir()}
+    assert files & {*TRACES, *FIGURES} == expected
     assert files >= {"assignment.json", "result.json", "config", "device_map.json"}
 
 
@@ -99,33 +99,33 @@ def test_a_choice_of_figures_that_does_not_exist_is_one_line(here: Path) -> None
 
 
 def test_the_written_configuration_is_what_ran_without_a_login(here: Path) -> None:
-    config, asked = configured("mode=kl_based"), identity(here)
+    config, job = configured("mode=kl_based"), identity(here)
     config.tracking = replace(config.tracking, uri="http://me:a/secret@host:5000/x?token=secret")
-    run_job(config, asked)
+    run_job(config, job)
     config.tracking.uri = "http://host:5000/x?token=***"
-    written = (asked.folder / "config" / "resolved.yaml").read_text()
+    written = (job.folder / "config" / "resolved.yaml").read_text()
     assert written == OmegaConf.to_yaml(asdict(config))
-    said = (asked.folder / "config" / "overrides.txt").read_text().splitlines()
-    kept = json.loads((asked.folder / "result.json").read_text())["config"]
-    assert said == kept["overrides"] == ["mode=size_based"]
-    assert not [path for path in asked.folder.rglob("*.*") if b"secret" in path.read_bytes()]
+    overrides = (job.folder / "config" / "overrides.txt").read_text().splitlines()
+    kept = json.loads((job.folder / "result.json").read_text())["config"]
+    assert overrides == kept["overrides"] == ["mode=size_based"]
+    assert not [path for path in job.folder.rglob("*.*") if b"secret" in path.read_bytes()]
 
 
 def test_what_does_not_fit_is_an_outcome_with_its_metric(here: Path) -> None:
-    asked = identity(here)
-    outcome = run_job(configured("devices=1x0.06mb"), asked)
+    job = identity(here)
+    outcome = run_job(configured("devices=1x0.06mb"), job)
     assert (outcome.status, outcome.metrics) == ("infeasible", {"feasible": 0.0})
-    assert result(asked)["key"]
+    assert result(job)["key"]
 
 
 @pytest.mark.usefixtures("store")
 def test_a_run_can_be_found_and_run_again_by_its_tags(here: Path) -> None:
     config = replace(configured(), tracking=TrackingConfig())
     parent = open_tracker(config.tracking, here).start_sweep("s", {"kind": "sweep"})
-    asked = identity(here, sweep=SweepIds("abcd", parent))
-    assert run_job(config, asked).error is None
+    job = identity(here, sweep=SweepIds("abcd", parent))
+    assert run_job(config, job).error is None
     tags = logged(here).tags
-    assert tags["config_key"] == result(asked)["key"]
+    assert tags["config_key"] == result(job)["key"]
     assert (tags["sweeps"], tags["mlflow.parentRunId"]) == (" abcd ", parent)
     assert tags["outcome"] == "finished"
     assert json.loads(tags["overrides"]) == ["mode=size_based"]
@@ -155,19 +155,19 @@ def test_a_run_has_its_tags_while_it_is_under_way(
 
 @pytest.mark.usefixtures("store")
 def test_a_job_whose_configuration_makes_no_sense_is_logged_too(here: Path) -> None:
-    asked = replace(
+    job = replace(
         identity(here, sweep=SWEEP),
         overrides=("mode=size_based", "model.batch_size=x"),
         key="0123",
         tracking=TrackingConfig(),
     )
-    outcome = keep_failure(None, asked, SpecError("model.batch_size=x is\nno number"))
+    outcome = keep_failure(None, job, SpecError("model.batch_size=x is\nno number"))
     assert outcome == Outcome("failed", "model.batch_size=x is no number")
     run = logged(here)
     assert (run.status, run.tags["outcome"], run.tags["config_key"]) == ("FAILED", "failed", "0123")
     assert run.tags["error"].split() == ["model.batch_size=x", "is", "no", "number"]
     assert (run.params["mode"], run.params["model.batch_size"]) == ("size_based", "x")
-    assert result(asked)["error"] == outcome.error
+    assert result(job)["error"] == outcome.error
 
 
 def test_without_a_tracker_it_is_in_its_file_alone(here: Path) -> None:
@@ -195,8 +195,8 @@ def test_a_bug_is_kept_in_a_sweep_and_raised_alone(
     monkeypatch.setattr(job_files, "write_figures", crash)
     with pytest.raises(ZeroDivisionError):
         run_job(configured(), identity(here, "alone"))
-    asked = identity(here, sweep=SWEEP)
-    outcome = run_job(configured(), asked)
+    job = identity(here, sweep=SWEEP)
+    outcome = run_job(configured(), job)
     assert (outcome.status, outcome.metrics) == ("failed", {})
     where = "outputs/job/traceback.txt"
     assert outcome.error == f"ZeroDivisionError: a bug; traceback in {where}"
@@ -204,8 +204,8 @@ def test_a_bug_is_kept_in_a_sweep_and_raised_alone(
 
 
 def test_a_model_that_does_not_exist_has_no_key(here: Path) -> None:
-    asked = identity(here)
-    outcome = run_job(configured("model.factory=nowhere:build"), asked)
+    job = identity(here)
+    outcome = run_job(configured("model.factory=nowhere:build"), job)
     assert outcome.status == "failed"
     assert "there is no module nowhere" in str(outcome.error)
-    assert result(asked)["key"] is None
+    assert result(job)["key"] is None

@@ -24,8 +24,8 @@ def test_a_job_begins_with_what_is_swept() -> None:
     given = ("mode=cost_aware", "devices=2x4gb", "model.batch_size=1", "phase=training")
     swept = ("model.factory_args.layers", "model.batch_size")
     name = _name("model.factory_args.layers=12", *given, swept=swept)
-    said = "layers=12 · batch_size=1 · cost_aware · 2x4gb · pcie4 · mine · phase=training"
-    assert name == said
+    expected = "layers=12 · batch_size=1 · cost_aware · 2x4gb · pcie4 · mine · phase=training"
+    assert name == expected
     # In the order of the sweep.
     other = _name("model.factory_args.layers=12", *given, swept=swept[::-1])
     assert other.startswith("batch_size=1 · layers=12 · cost_aware · ")
@@ -38,13 +38,13 @@ def test_a_swept_choice_is_bare_and_stands_once() -> None:
 
 
 def test_models_of_one_name_are_told_apart_by_what_was_chosen() -> None:
-    names = [run_name(CHOICES, (f"model={one}",), ("model",)) for one in ("one", "two")]
-    assert names == [f"{one} · cost_aware · 2x4gb · pcie4" for one in ("one", "two")]
+    names = [run_name(CHOICES, (f"model={model}",), ("model",)) for model in ("one", "two")]
+    assert names == [f"{model} · cost_aware · 2x4gb · pcie4" for model in ("one", "two")]
 
 
 def test_more_of_a_key_where_two_have_the_same_last_part() -> None:
     overrides = ("a.size.width=1", "b.size.width=2", "b.depth=3", "devices.nodes.0=4")
-    name = _name(*overrides, swept=tuple(one.partition("=")[0] for one in overrides))
+    name = _name(*overrides, swept=tuple(arg.partition("=")[0] for arg in overrides))
     assert name.startswith("a.size.width=1 · b.size.width=2 · depth=3 · nodes.0=4 · cost_aware")
 
 
@@ -75,7 +75,7 @@ def test_names_are_no_longer_than_a_table_shows() -> None:
     many = tuple(f"model.factory_args.option_{number}=1" for number in range(60))
     assert len(_name(*many)) == 120
     assert _name(*many).endswith("…")
-    assert len(sweep_title("depth", {one.partition("=")[0]: ["1"] for one in many})) == 100
+    assert len(sweep_title("depth", {arg.partition("=")[0]: ["1"] for arg in many})) == 100
 
 
 def test_a_title_says_the_name_and_what_is_swept() -> None:
@@ -113,8 +113,8 @@ GPT2 = Choices("gpt2", "kl_based", "2x16gb", "pcie4")
 
 def test_granularity_is_a_parameter_whether_asked_for_or_not() -> None:
     assert parameters(read(*BASE), GPT2, ())["granularity"] == "operator"
-    asked = "granularity=2"
-    assert parameters(read(*BASE, asked), GPT2, (asked,))["granularity"] == "2"
+    override = "granularity=2"
+    assert parameters(read(*BASE, override), GPT2, (override,))["granularity"] == "2"
 
 
 def test_parameters_hold_what_was_overridden_anywhere() -> None:

@@ -54,24 +54,24 @@ def test_the_beginning_of_an_id_is_enough(logged: dict[str | None, Any]) -> None
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"), [((), "depth"), (("tracking.experiment=other",), "other")]
+    ("overrides", "expected"), [((), "depth"), (("tracking.experiment=other",), "other")]
 )
 def test_it_is_logged_beside_the_run_unless_another_experiment_is_said(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, said: tuple[str, ...], expected: str
+    folder: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], expected: str
 ) -> None:
     monkeypatch.chdir(folder)
     assert sweep(*OWN, SMALL, "mode=kl_based", "tracking.experiment=depth") == 0
-    (run,) = [one for one in _runs_in("depth") if one.data.tags["kind"] == "run"]
+    (run,) = [stored for stored in _runs_in("depth") if stored.data.tags["kind"] == "run"]
     before = {name: len(_runs_in(name)) for name in ("fxpart", "depth", "other")}
-    assert rerun(*_again(run.info.run_id, *said)).status == "finished"
+    assert rerun(*_again(run.info.run_id, *overrides)).status == "finished"
     after = {name: len(_runs_in(name)) for name in before}
     assert after == {**before, expected: before[expected] + 1}
 
 
 def _runs_in(experiment: str) -> list[Any]:
     client = MlflowClient(f"sqlite:///{Path.cwd()}/outputs/mlflow.db")
-    found = client.get_experiment_by_name(experiment)
-    return list(client.search_runs([found.experiment_id])) if found else []
+    stored = client.get_experiment_by_name(experiment)
+    return list(client.search_runs([stored.experiment_id])) if stored else []
 
 
 def test_one_that_does_not_fit_does_not_fit_again(logged: dict[str | None, Any]) -> None:
@@ -110,7 +110,7 @@ def test_a_file_that_the_model_depends_on_and_that_changed_since_is_told(
     (folder / "layers.txt").write_text("6")
     reading = ("model.factory=reads:build", "model.depends_on=[layers.txt]")
     assert sweep(*OWN, SMALL, *reading, "mode=kl_based") == 0
-    (run,) = [one for one in tracked_runs(folder) if one.data.tags["kind"] == "run"]
+    (run,) = [stored for stored in tracked_runs(folder) if stored.data.tags["kind"] == "run"]
     for text, is_told in (("6", False), (" 6", True)):
         (folder / "layers.txt").write_text(text)
         capsys.readouterr()

@@ -51,9 +51,9 @@ def ran(
     here: Path, *overrides: str, tracking: TrackingConfig | None = None
 ) -> tuple[Outcome, LoggedRun]:
     """Run a job and return what came of it, and the newest run in the store."""
-    asked = (*OWN, SMALL, *overrides)
-    config = replace(read(*asked), tracking=tracking or TrackingConfig())
-    done = run_job(config, JobIdentity(CHOICES, asked, here / "outputs" / "job", here))
+    typed = (*OWN, SMALL, *overrides)
+    config = replace(read(*typed), tracking=tracking or TrackingConfig())
+    done = run_job(config, JobIdentity(CHOICES, typed, here / "outputs" / "job", here))
     return done, newest(here, config.tracking)
 
 
@@ -68,8 +68,8 @@ def again(here: Path, run_id: str, name: str = "again") -> tuple[Outcome, Logged
 
 
 def asked_again(here: Path, run_id: str, name: str, *overrides: str) -> tuple[Config, JobIdentity]:
-    asked = (f"rerun={run_id}", *overrides)
-    return read(*asked), JobIdentity(CHOICES, asked, here / "outputs" / name, here)
+    typed = (f"rerun={run_id}", *overrides)
+    return read(*typed), JobIdentity(CHOICES, typed, here / "outputs" / name, here)
 
 
 def file_of(run: LoggedRun, key: str) -> str:
@@ -90,11 +90,11 @@ def test_what_the_file_said_then_is_read(
     first, was = ran(here, *FILES[key])
     assert first.error is None
     file = here / file_of(was, key)
-    said = file.read_bytes()
+    content = file.read_bytes()
     if change == "gone":
         file.unlink()
     else:
-        file.write_bytes(said.replace(b"1", b"2"))
+        file.write_bytes(content.replace(b"1", b"2"))
     shutil.rmtree(here / "outputs" / "job")
     capsys.readouterr()
     second, now = again(here, was.run_id)
@@ -107,7 +107,7 @@ def test_what_the_file_said_then_is_read(
     assert now.tags["config_key"] == was.tags["config_key"]
     copy = f"outputs/again/{kept_name(key)}"
     assert file_of(now, key) == now.params[key] == copy
-    assert (here / copy).read_bytes() == said
+    assert (here / copy).read_bytes() == content
     assert f'"{key}={copy}"' in now.tags["overrides"]
     assert f"{key}={file.name}" not in now.tags["overrides"]
     # And so on: a run of that one again, whose folder is gone too.
@@ -224,12 +224,12 @@ def test_without_a_store_the_copy_is_in_the_folder(here: Path) -> None:
 )
 def test_an_override_names_the_other_file(place: str, written: str) -> None:
     files = Restored(Config(), {"mode.assignment": place}, ())
-    asked = ("mode=aot_based", "+mode.assignment=x", "latency.file=y")
-    said = ("mode=aot_based", f"+mode.assignment={written}", "latency.file=y")
-    assert files.overrides(asked) == said
+    typed = ("mode=aot_based", "+mode.assignment=x", "latency.file=y")
+    expected = ("mode=aot_based", f"+mode.assignment={written}", "latency.file=y")
+    assert files.overrides(typed) == expected
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed = OverridesParser.create().parse_override(said[1])
+    parsed = OverridesParser.create().parse_override(expected[1])
     value = parsed.value()
     assert getattr(value, "text", value) == place
 
@@ -273,8 +273,8 @@ def test_a_server_that_was_gone_meanwhile_has_the_file_too(
     for run_id, status in ((was.run_id, "finished"), (sent.run_id, "infeasible")):
         outcome = rerun(*asked_again(here, run_id, run_id, *elsewhere))
         assert outcome.status == status
-        shown, said = capfd.readouterr()
+        shown, err = capfd.readouterr()
         assert "mode.assignment=plan.json is gone; read as the run has kept it" in shown
         assert f"rerun:     the same as {run_id} in " in shown
-        assert "Downloading" not in said
+        assert "Downloading" not in err
     assert list((here / "outputs").rglob("mlartifacts")) == []

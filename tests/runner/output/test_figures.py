@@ -208,9 +208,9 @@ def test_figures_are_small_offline_and_repeatable(tmp_path: Path) -> None:
     paths = write_figures(tmp_path / "a", what.graph, what.assignment, what.evaluation)
     again = write_figures(tmp_path / "b", what.graph, what.assignment, what.evaluation)
     assert [p.name for p in paths] == ["memory.svg", "partition_graph.svg"]
-    for one, two in zip(paths, again, strict=True):
-        text = one.read_text()
-        assert text == two.read_text()
+    for first, second in zip(paths, again, strict=True):
+        text = first.read_text()
+        assert text == second.read_text()
         assert text.count("http") == 1  # the name of the format, which nobody fetches
         assert "<script" not in text
         assert len(text) < 200_000

@@ -35,8 +35,8 @@ def test_assignment_says_what_was_decided(tmp_path: Path) -> None:
 
 
 def test_same_placement_same_bytes(tmp_path: Path) -> None:
-    one, two = saved(tmp_path / "a", fork()), saved(tmp_path / "b", fork())
-    assert one.read_bytes() == two.read_bytes()
+    first, second = saved(tmp_path / "a", fork()), saved(tmp_path / "b", fork())
+    assert first.read_bytes() == second.read_bytes()
 
 
 def test_result_holds_metrics_and_devices(tmp_path: Path) -> None:

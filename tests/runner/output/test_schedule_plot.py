@@ -13,8 +13,8 @@ from tests.runner.pipelines import step_forward, step_of_training
 
 def boxes(svg: str) -> dict[str, ElementTree.Element]:
     """Return the boxes of the events by what they say under the pointer."""
-    found = ElementTree.fromstring(svg).iter(f"{SVG}rect")
-    tips = {rect.findtext(f"{SVG}title"): rect for rect in found}
+    rectangles = ElementTree.fromstring(svg).iter(f"{SVG}rect")
+    tips = {rect.findtext(f"{SVG}title"): rect for rect in rectangles}
     return {tip: rect for tip, rect in tips.items() if tip}
 
 
@@ -47,13 +47,13 @@ def test_boxes_lie_where_their_times_are() -> None:
     drawn = boxes(schedule_svg(result))
     forward = drawn["forward of microbatch 0, stage 0: 0.00 ms to 1000 ms"]
     last = drawn["backward of microbatch 1, stage 0: 7000 ms to 8000 ms"]
-    there = drawn["backward of microbatch 1, stage 1: 5000 ms to 6000 ms"]
+    other_stage = drawn["backward of microbatch 1, stage 1: 5000 ms to 6000 ms"]
     x = {name: float(str(box.get("x"))) for name, box in (("f", forward), ("l", last))}
     # Seven steps of equal width from the first to the last.
     width = float(str(forward.get("width"))) + 0.8
     assert x["l"] - x["f"] == pytest.approx(7 * width, abs=1)
-    assert forward.get("y") == last.get("y") != there.get("y")
-    assert forward.get("fill") != last.get("fill") == there.get("fill")
+    assert forward.get("y") == last.get("y") != other_stage.get("y")
+    assert forward.get("fill") != last.get("fill") == other_stage.get("fill")
 
 
 def test_what_is_written() -> None:

@@ -28,8 +28,8 @@ def test_summary_is_one_line() -> None:
 def test_summary_says_what_takes_turns() -> None:
     what = fork()
     copied = scene(what.graph, what.topology, [0, 1, 2, 2], [(0, 2), (1,), (1,)])
-    said = summary_line(copied.evaluation)
-    assert "3 partitions on 3 of 3 devices, up to 2 replicas in turn, 4 B transferred" in said
+    line = summary_line(copied.evaluation)
+    assert "3 partitions on 3 of 3 devices, up to 2 replicas in turn, 4 B transferred" in line
     assert "replicas" not in summary_line(what.evaluation)
 
 
@@ -62,7 +62,7 @@ def test_state_and_reserves_are_shown_where_there_are_any(
 
 
 @pytest.mark.parametrize(
-    ("reserved", "said"),
+    ("reserved", "expected"),
     [
         ([0, 0], ""),
         ([5], "5 B reserved"),
@@ -70,8 +70,8 @@ def test_state_and_reserves_are_shown_where_there_are_any(
         ([0, 3 * 2**19], "0.00 to 1.50 MiB of each reserved"),
     ],
 )
-def test_reserves_in_words(reserved: list[int], said: str) -> None:
-    assert reserve_text(reserved) == said
+def test_reserves_in_words(reserved: list[int], expected: str) -> None:
+    assert reserve_text(reserved) == expected
 
 
 @pytest.mark.parametrize("state_bytes", [0, 246 * 2**30])

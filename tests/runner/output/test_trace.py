@@ -88,9 +88,9 @@ def test_memory_counter_reaches_the_peak(tmp_path: Path) -> None:
     what = fork()
     counted = of(written(tmp_path, what), "C")
     for use in what.evaluation.devices:
-        held = [e["args"]["held"] for e in counted if e["pid"] == use.logical_id + 1]
-        assert max(held, default=0) == use.peak_bytes
-        assert all(a != b for a, b in pairwise(held))
+        held_bytes = [e["args"]["held"] for e in counted if e["pid"] == use.logical_id + 1]
+        assert max(held_bytes, default=0) == use.peak_bytes
+        assert all(a != b for a, b in pairwise(held_bytes))
 
 
 def test_memory_counter_speaks_only_of_changes(tmp_path: Path) -> None:
@@ -153,8 +153,8 @@ def test_times_survive_the_cut_to_nanoseconds() -> None:
 def test_same_run_same_bytes(tmp_path: Path) -> None:
     written(tmp_path / "a", fork())
     written(tmp_path / "b", fork())
-    one, two = ((tmp_path / folder / "trace.json").read_bytes() for folder in "ab")
-    assert one == two
+    first, second = ((tmp_path / folder / "trace.json").read_bytes() for folder in "ab")
+    assert first == second
 
 
 def test_a_training_step_by_hand(tmp_path: Path) -> None:

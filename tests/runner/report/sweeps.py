@@ -23,12 +23,12 @@ def row(
     **settings: str,
 ) -> SweepRow:
     """Return a job; `settings` with ``__`` for dots."""
-    own = {key.replace("__", "."): value for key, value in settings.items()}
+    changed = {key.replace("__", "."): value for key, value in settings.items()}
     done = status == "finished"
-    found = {**METRICS, **(metrics or {})} if done else {}
+    logged = {**METRICS, **(metrics or {})} if done else {}
     if latency_ms is not None:
-        found["latency_ms"] = latency_ms
-    return SweepRow("a job", {**SETTINGS, **own}, found, status, error, run_id, None)
+        logged["latency_ms"] = latency_ms
+    return SweepRow("a job", {**SETTINGS, **changed}, logged, status, error, run_id, None)
 
 
 def unfit(error: str = "too large", **settings: str) -> SweepRow:

@@ -24,26 +24,29 @@ from tests.runner.report.test_html import EVIL, Tags
 def of_modes(*times: float, **settings: str) -> list[SweepRow]:
     """Return a job of each time, of modes a, b, c and on."""
     rows = [row(ms, mode=chr(ord("a") + i)) for i, ms in enumerate(times)]
-    own = {key.replace("__", "."): value for key, value in settings.items()}
-    return [replace(one, settings={**one.settings, **own}) for one in rows]
+    changed = {key.replace("__", "."): value for key, value in settings.items()}
+    return [replace(job, settings={**job.settings, **changed}) for job in rows]
 
 
 def test_what_changed_most_comes_first_whichever_way() -> None:
     before = [*of_modes(10.0, 10.0, 10.0), unfit(mode="d"), row(1.0, mode="e"), unfit(mode="f")]
     after = [*of_modes(10.5, 10.0, 8.0), row(3.0, mode="d"), unfit(mode="e"), unfit(mode="f")]
     after[1] = row(10.0, mode="b", metrics={"peak_memory_gib": 3.0})
-    found = compared(sweep(before, "mode"), sweep(after, "mode"))
-    modes = [pair.after.settings["mode"] for pair in found.pairs]
+    comparison = compared(sweep(before, "mode"), sweep(after, "mode"))
+    modes = [pair.after.settings["mode"] for pair in comparison.pairs]
     # What fits in one of the two alone, then memory that doubled, -20 %, +5 %; then no result.
     assert modes == ["d", "e", "b", "c", "a", "f"]
-    times = [change_text(pair, found.time) for pair in found.pairs]
+    times = [change_text(pair, comparison.time) for pair in comparison.pairs]
     assert times == ["-", "-", "0.0", "-20.0", "+5.0", "-"]
-    assert [change_text(pair, found.memory) for pair in found.pairs[2:4]] == ["+100.0", "0.0"]
-    assert (found.only_before, found.only_after, found.differences) == ((), (), ())
+    assert [change_text(pair, comparison.memory) for pair in comparison.pairs[2:4]] == [
+        "+100.0",
+        "0.0",
+    ]
+    assert (comparison.only_before, comparison.only_after, comparison.differences) == ((), (), ())
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "expected"),
     [
         (10.0, 10.001, "+0.01"),
         (10.0, 9.996, "-0.04"),
@@ -52,36 +55,36 @@ def test_what_changed_most_comes_first_whichever_way() -> None:
         (0.0, 1.0, "-"),
     ],
 )
-def test_a_change_is_never_said_to_be_none(before: float, after: float, said: str) -> None:
-    found = compared(sweep([row(before)]), sweep([row(after)]))
-    assert change_text(found.pairs[0], found.time) == said
+def test_a_change_is_never_said_to_be_none(before: float, after: float, expected: str) -> None:
+    comparison = compared(sweep([row(before)]), sweep([row(after)]))
+    assert change_text(comparison.pairs[0], comparison.time) == expected
 
 
 def test_what_differs_as_a_whole_is_said_and_does_not_keep_jobs_apart() -> None:
     before = of_modes(1.0, 2.0, transfer_rate="pcie3", latency__file="x", latency="roofline")
     after = of_modes(1.0, 2.0, transfer_rate="pcie4", latency="profiled", new="1")
-    found = compared(sweep(before, "mode"), sweep(after, "mode"))
-    assert len(found.pairs) == 2
-    assert [(d.key, d.before, d.after) for d in found.differences] == [
+    comparison = compared(sweep(before, "mode"), sweep(after, "mode"))
+    assert len(comparison.pairs) == 2
+    assert [(d.key, d.before, d.after) for d in comparison.differences] == [
         ("transfer_rate", "pcie3", "pcie4"),
         # Its file follows from it.
         ("latency", "roofline", "profiled"),
         ("new", "not set", "1"),
     ]
-    assert title(found) == (
+    assert title(comparison) == (
         "2 jobs in both, model=gpt2, devices=2x80gb, transfer_rate=pcie3 before and pcie4 after,"
         " latency=roofline before and profiled after, new=not set before and 1 after"
     )
-    assert found.keys == ("mode",)
+    assert comparison.keys == ("mode",)
 
 
 def test_another_model_is_a_difference_as_a_whole() -> None:
     before = of_modes(1.0, 2.0, model="small", model__config__n_layer="2")
     after = of_modes(4.0, 8.0, model="large", model__config__n_layer="8")
-    found = compared(sweep(before, "mode"), sweep(after, "mode"))
-    assert [d.key for d in found.differences] == ["model"]
-    assert [change_pct(pair, found.time) for pair in found.pairs] == [300.0, 300.0]
-    assert best_lines(found) == [
+    comparison = compared(sweep(before, "mode"), sweep(after, "mode"))
+    assert [d.key for d in comparison.differences] == ["model"]
+    assert [change_pct(pair, comparison.time) for pair in comparison.pairs] == [300.0, 300.0]
+    assert best_lines(comparison) == [
         "best: before mode=a, 1.000 ms, 1.500 GiB; after mode=a, 4.000 ms, 1.500 GiB (+300.0 %)"
     ]
 
@@ -89,38 +92,41 @@ def test_another_model_is_a_difference_as_a_whole() -> None:
 def test_an_option_of_one_mode_differs_for_that_mode() -> None:
     before = [row(1.0, mode="a", mode__depth="1"), row(2.0, mode="b")]
     after = [row(1.5, mode="a", mode__depth="2"), row(2.0, mode="b")]
-    found = compared(sweep(before, "mode"), sweep(after, "mode"))
-    assert [change_pct(pair, found.time) for pair in found.pairs] == [50.0, 0.0]
+    comparison = compared(sweep(before, "mode"), sweep(after, "mode"))
+    assert [change_pct(pair, comparison.time) for pair in comparison.pairs] == [50.0, 0.0]
 
 
 def test_a_value_more_is_in_one_alone() -> None:
     before = [row(1.0, mode="a"), row(2.0, mode="b"), unfit(mode="c")]
-    found = compared(sweep(before, "mode"), sweep(of_modes(1.0)[:1], "mode"))
-    assert [r.settings["mode"] for r in found.only_before] == ["b", "c"]
-    assert only_lines(found) == [
+    comparison = compared(sweep(before, "mode"), sweep(of_modes(1.0)[:1], "mode"))
+    assert [r.settings["mode"] for r in comparison.only_before] == ["b", "c"]
+    assert only_lines(comparison) == [
         "only before: mode=b, 2.000 ms",
         "only before: mode=c, infeasible",
     ]
-    assert only_lines(found, 1)[1] == "only before: 1 more; the report has all"
+    assert only_lines(comparison, 1)[1] == "only before: 1 more; the report has all"
 
 
 def test_of_equal_jobs_the_first_goes_with_the_first() -> None:
     """Jobs that were run again beside their first run: no other job is taken for them."""
     twice = [row(1.0), row(2.0)]
-    found = compared(sweep(twice), sweep([row(3.0), row(3.0), row(3.0)]))
-    assert sorted(change_pct(pair, found.time) or 0 for pair in found.pairs) == [50.0, 200.0]
-    assert len(found.only_after) == 1
+    comparison = compared(sweep(twice), sweep([row(3.0), row(3.0), row(3.0)]))
+    assert sorted(change_pct(pair, comparison.time) or 0 for pair in comparison.pairs) == [
+        50.0,
+        200.0,
+    ]
+    assert len(comparison.only_after) == 1
 
 
 def test_sweeps_that_share_no_job_say_why() -> None:
     before = [row(1.0, devices=devices) for devices in ("2x16gb", "16x16gb")]
     after = [row(1.0, devices=devices) for devices in ("4x16gb", "8x16gb")]
-    found = compared(sweep(before, "devices"), sweep(after, "devices"))
-    assert [d.key for d in unlike(found)] == ["devices"]
-    assert why_none(found) == (
+    comparison = compared(sweep(before, "devices"), sweep(after, "devices"))
+    assert [d.key for d in unlike(comparison)] == ["devices"]
+    assert why_none(comparison) == (
         "no job is in both: devices=2x16gb,16x16gb before, 4x16gb,8x16gb after"
     )
-    assert why_none(found) in comparison_html(found, "it")
+    assert why_none(comparison) in comparison_html(comparison, "it")
 
 
 def test_one_run_of_both_sweeps_is_said() -> None:
@@ -131,9 +137,9 @@ def test_one_run_of_both_sweeps_is_said() -> None:
 
 def test_the_best_of_each_model() -> None:
     before = [row(float(n), model__config__n_layer=str(n), mode=m) for n in (2, 12) for m in "ab"]
-    after = [replace(one, metrics={**one.metrics, "latency_ms": 3.0}) for one in before]
-    found = compared(sweep(before), sweep(after))
-    assert best_lines(found) == [
+    after = [replace(job, metrics={**job.metrics, "latency_ms": 3.0}) for job in before]
+    comparison = compared(sweep(before), sweep(after))
+    assert best_lines(comparison) == [
         "best of n_layer=2: before mode=a, 2.000 ms, 1.500 GiB;"
         " after mode=a, 3.000 ms, 1.500 GiB (+50.0 %)",
         "best of n_layer=12: before mode=a, 12.000 ms, 1.500 GiB;"
@@ -152,21 +158,21 @@ def test_a_narrow_terminal_shows_the_changes(
         for devices in ("2x16gb+2x24gb", "4x24gb")
     ]
     show_comparison(compared(sweep(many), sweep(many)), 3)
-    said = capsys.readouterr().out
-    table = [line for line in said.splitlines() if line.startswith(" ")]
+    output = capsys.readouterr().out
+    table = [line for line in output.splitlines() if line.startswith(" ")]
     assert max(map(len, table)) <= columns
     assert "…" not in "".join(table)
     words = set(" ".join(table).split())
     assert {"1,234.500", "0.0", "change"} <= words
     assert ({"communication_", "aware"} <= words) is (columns == 68)
-    assert "not shown: 1 that change less; --rows 4 shows all" in said
+    assert "not shown: 1 that change less; --rows 4 shows all" in output
 
 
 def test_the_section_stands_in_a_page_and_names_are_no_markup() -> None:
     before = [row(1.0, mode=EVIL), row(2.0, mode="b"), row(2.0, mode=f"{EVIL}2")]
     after = [row(2.0, mode=EVIL), row(1.0, mode="b")]
-    found = compared(sweep(before, "mode"), sweep(after, "mode"))
-    page = report_html(found.after, first=comparison_html(found, EVIL))
+    comparison = compared(sweep(before, "mode"), sweep(after, "mode"))
+    page = report_html(comparison.after, first=comparison_html(comparison, EVIL))
     tags = Tags(page)
     assert tags.names.count("script") == 1
     assert tags.names.count("table") == 2

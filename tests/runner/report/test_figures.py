@@ -79,9 +79,9 @@ def test_a_parameter_of_numbers_has_an_axis_and_shows_what_does_not_fit() -> Non
 
 def test_a_parameter_of_names_has_a_line_for_each() -> None:
     svg = parameter_svg(a_grid(), "mode")
-    said = texts(svg)
-    assert said.index("a") < said.index("b") < said.index("c")
-    assert {"10.000", "40.000", "1 of 1", "do not fit", "-"} <= set(said)
+    labels = texts(svg)
+    assert labels.index("a") < labels.index("b") < labels.index("c")
+    assert {"10.000", "40.000", "1 of 1", "do not fit", "-"} <= set(labels)
 
 
 @pytest.mark.parametrize("key", ["mode", "model.batch_size"])

@@ -12,12 +12,12 @@ def test_the_best_and_what_to_take_instead() -> None:
         row(60.0, mode="c", metrics={"devices_used": 4.0, "peak_memory_gib": 1.0}),
         row(200.0, mode="d", metrics={"devices_used": 4.0, "peak_memory_gib": 9.0}),
     ]
-    found = verdict(ranked(sweep(rows, "mode")), "gpt2")
-    assert found.sentence == (
+    answer = verdict(ranked(sweep(rows, "mode")), "gpt2")
+    assert answer.sentence == (
         "mode=a: 50.000 ms, 37.5 % less than the median of 4 results and 75.0 % less than the"
         " slowest. It uses 4 devices, the fullest of which holds 2.000 GiB."
     )
-    assert found.instead == (
+    assert answer.instead == (
         "Fewest devices: mode=b, 100.000 ms (+100.0 %), 8.000 GiB, 1 device",
         "Least memory: mode=c, 60.000 ms (+20.0 %), 1.000 GiB, 4 devices",
     )
@@ -28,8 +28,8 @@ def test_one_that_has_both() -> None:
         row(1.0, mode="a"),
         row(2.0, mode="b", metrics={"devices_used": 1.0, "peak_memory_gib": 1.0}),
     ]
-    found = verdict(ranked(sweep(rows, "mode")), "gpt2")
-    assert found.instead == (
+    answer = verdict(ranked(sweep(rows, "mode")), "gpt2")
+    assert answer.instead == (
         "Fewest devices and least memory: mode=b, 2.000 ms (+100.0 %), 1.000 GiB, 1 device",
     )
 
@@ -50,8 +50,8 @@ def test_a_time_says_what_it_is_of() -> None:
         row(1.0, model__batch_size="1", metrics={"examples_per_s": 1000.0}),
         row(2.0, model__batch_size="4", metrics={"examples_per_s": 2000.0}),
     ]
-    found = verdict(ranked(sweep(rows, "model.batch_size")), "gpt2")
-    assert found.sentence.startswith("model.batch_size=4: 0.500 ms per example, ")
+    answer = verdict(ranked(sweep(rows, "model.batch_size")), "gpt2")
+    assert answer.sentence.startswith("model.batch_size=4: 0.500 ms per example, ")
 
 
 def test_alone_and_equal() -> None:

@@ -64,9 +64,9 @@ def test_a_sweep_is_what_was_logged(store: Path) -> None:
     assert lost is not None
     tracker.mark_cut_off(lost, "its process died")
     source = open_stored(TrackingConfig(), root)
-    (found,) = sweeps_of(source)
-    assert found.run_id == parent
-    data = sweep_from_store(source, found)
+    (stored,) = sweeps_of(source)
+    assert stored.run_id == parent
+    data = sweep_from_store(source, stored)
     assert (data.title, data.question, data.command) == ("sweep s1", "Which?", about["command"])
     assert data.swept == ("model.batch_size", "data_parallel")
     first, second = data.rows
@@ -75,7 +75,7 @@ def test_a_sweep_is_what_was_logged(store: Path) -> None:
     assert first.settings == {**CHOICES, "model.batch_size": "1", "data_parallel": "1"}
     assert (second.status, second.error) == ("infeasible", "too large")
     assert second.metrics["feasible"] == 0
-    assert sweep_from_store(tracker, found) == data
+    assert sweep_from_store(tracker, stored) == data
 
 
 def test_a_job_that_ran_twice_is_there_once(store: Path) -> None:
@@ -109,9 +109,9 @@ def test_one_of_several_sweeps_is_chosen(store: Path) -> None:
     assert chosen_sweep(sweeps, ids[0][:12], "fxpart").run_id == ids[0]
     together = all_runs(source, sweeps, "fxpart")
     assert (len(together.rows), together.swept) == (2, ("k0", "k1", "k2"))
-    for asked in ("nothing", ids[0][:1], ""):
+    for sweep_id in ("nothing", ids[0][:1], ""):
         with pytest.raises(SpecError, match="has no sweep"):
-            chosen_sweep(sweeps, asked, "fxpart")
+            chosen_sweep(sweeps, sweep_id, "fxpart")
     with pytest.raises(SpecError, match="has no sweep; run one with -m"):
         chosen_sweep([], LATEST, "fxpart")
 
@@ -146,8 +146,8 @@ def test_a_job_lies_in_the_folder_of_the_sweep_that_ran_it(store: Path) -> None:
     log(tracker, "b", 2.0, "s1", **{"mlflow.parentRunId": parents[1]})
     log(tracker, "c", 3.0, "s1")
     source = open_stored(TrackingConfig(), root)
-    found = chosen_sweep(sweeps_of(source), parents[1], "fxpart")
-    data = sweep_from_store(source, found)
+    stored = chosen_sweep(sweeps_of(source), parents[1], "fxpart")
+    data = sweep_from_store(source, stored)
     places = [str(root / "s0" / "a"), str(root / "s1" / "b"), None]
     assert [row.folder for row in data.rows] == places
     # All of an experiment are looked for in the folders of all sweeps.

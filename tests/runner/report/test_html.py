@@ -73,8 +73,8 @@ def test_it_says_what_was_asked_found_and_how_to_repeat_it() -> None:
         sweep(rows, "mode", title="modes", question="Which?", command="python -m runner -m x")
     )
     words = Tags(page).words
-    for said in ("modes", "Which?", "2 finished", "1 does not fit", "mode=c: too big"):
-        assert said in words
+    for part in ("modes", "Which?", "2 finished", "1 does not fit", "mode=c: too big"):
+        assert part in words
     assert {"python -m runner -m x", "python -m runner rerun=abc"} <= set(words)
     (sentence,) = (text.strip() for text in words if text.startswith(" mode=a: "))
     assert sentence.startswith("mode=a: 1.000 ms, 33.3 % less than the median of 2 results")

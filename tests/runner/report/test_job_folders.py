@@ -30,8 +30,8 @@ def test_jobs_are_found_by_their_keys(tmp_path: Path) -> None:
     job(tmp_path / "t" / "1", None)
     (job(tmp_path / "t" / "2", "k2") / "result.json").write_text("{")
     (job(tmp_path / "t" / "3", "k3") / "result.json").write_text("[]")
-    found = job_folders([tmp_path / "s", tmp_path / "t", tmp_path / "gone"])
-    assert found == {"k0": str(later), "k1": str(other)}
+    folders = job_folders([tmp_path / "s", tmp_path / "t", tmp_path / "gone"])
+    assert folders == {"k0": str(later), "k1": str(other)}
 
 
 def test_a_relative_folder_is_another_machines_or_anothers(
@@ -48,8 +48,8 @@ def test_links_lead_from_the_report_to_what_is_there(tmp_path: Path) -> None:
     place.mkdir(parents=True)
     links = job_links(replace(row(1.0), folder=str(folder)), place)
     assert [words for _, words in links] == ["files", "memory"]
-    there = [place / unquote(address) for address, _ in links]
-    assert [path.resolve() for path in there] == [folder, folder / "memory.svg"]
+    targets = [place / unquote(address) for address, _ in links]
+    assert [path.resolve() for path in targets] == [folder, folder / "memory.svg"]
     for gone in (None, str(tmp_path / "gone")):
         assert job_links(replace(row(1.0), folder=gone), place) == []
 

@@ -81,8 +81,8 @@ def test_what_varies_is_shown_the_swept_first() -> None:
     # The option of a mode follows from the mode.
     assert varied(sweep(rows, "model.batch_size", "mode")) == ("mode", "model.batch_size")
     assert varied(sweep(rows)) == ("mode", "model.batch_size")
-    own = [row(mode__depth=depth) for depth in ("1", "2")]
-    assert varied(sweep(own, "mode.depth")) == ("mode.depth",)
+    rows_by_depth = [row(mode__depth=depth) for depth in ("1", "2")]
+    assert varied(sweep(rows_by_depth, "mode.depth")) == ("mode.depth",)
 
 
 def test_what_says_the_same_is_shown_once() -> None:
@@ -105,8 +105,8 @@ def test_batch_sizes_are_ranked_by_time_per_example() -> None:
     large = row(40, metrics={"examples_per_s": 200.0}, model__batch_size="8")
     ranking = ranked(sweep([small, large]))
     assert ranking.by.key == "example_ms"
-    assert [one.row for one in ranking.finished] == [large, small]
-    assert [ranking.by.value(one.row) for one in ranking.finished] == [5, 10]
+    assert [entry.row for entry in ranking.finished] == [large, small]
+    assert [ranking.by.value(entry.row) for entry in ranking.finished] == [5, 10]
     # What an older run did not log cannot be compared.
     old = row(5, model__batch_size="2")
     assert ranked(sweep([small, large, old])).by.key == "latency_ms"
@@ -161,9 +161,9 @@ def test_a_frontier_by_hand() -> None:
 def test_it_is_what_the_definition_says(points: list[tuple[int, int, int]]) -> None:
     expected = [
         not any(
-            all(o <= m for o, m in zip(other, mine, strict=True)) and other != mine
+            all(o <= m for o, m in zip(other, point, strict=True)) and other != point
             for other in points
         )
-        for mine in points
+        for point in points
     ]
     assert frontier(points) == expected

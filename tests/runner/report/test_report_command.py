@@ -31,15 +31,15 @@ def report(
         monkeypatch.chdir(folder)
         monkeypatch.setattr(sys, "argv", ["report", *arguments])
         code = main()
-        said = capsys.readouterr()
-        return Done(code, said.out, said.err)
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
 
     return command
 
 
-def table_of(said: str) -> list[str]:
+def table_of(output: str) -> list[str]:
     """Return the ranked table and the reasons."""
-    lines = said.splitlines()
+    lines = output.splitlines()
     first = next(i for i, line in enumerate(lines) if " runs, " in line)
     last = next(i for i, line in enumerate(lines) if line.startswith("report:"))
     return lines[first:last]
@@ -135,8 +135,8 @@ def test_two_sweeps_are_compared_job_by_job(folder: Path, report: Callable[..., 
     page = written.read_text()
     assert "Compared with sweep s1, started" in page
     assert page.count('data-v="-25"') == 1
-    for said in (best, "only before: mode=old, 7.000 ms"):
-        assert said in page
+    for text in (best, "only before: mode=old, 7.000 ms"):
+        assert text in page
     other_way = report("--sweep", before, "--against", after, "--rows", "1")
     assert "not shown: 2 that change less; --rows 3 shows all" in other_way.out
     assert report("--against", after).error.startswith(f"sweep {after[:8]} is compared with itself")
@@ -183,7 +183,7 @@ def test_files_of_this_sweep_alone_and_those_that_are_damaged(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["a", "b"], "unrecognized arguments: b"),
         (["--rows", "0"], "--rows 0 shows nothing"),
@@ -195,18 +195,18 @@ def test_files_of_this_sweep_alone_and_those_that_are_damaged(tmp_path: Path) ->
         (["--against", "all"], "two sweeps are compared, not all"),
     ],
 )
-def test_arguments_that_mean_nothing(arguments: list[str], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_arguments_that_mean_nothing(arguments: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         parsed(arguments)
 
 
 def test_what_is_asked_for() -> None:
-    found = parsed([])
-    assert (found.experiment, found.sweep, found.rows) == ("fxpart", "latest", 20)
+    options = parsed([])
+    assert (options.experiment, options.sweep, options.rows) == ("fxpart", "latest", 20)
     assert parsed(["a/b c"]).output == Path("outputs/reports/a_b_c")
     assert parsed([".."]).output == Path("outputs/reports/_")
     assert parsed(["x", "--output", "y"]).output == Path("y")
-    assert found.against is None
+    assert options.against is None
     assert parsed(["--against", "a1"]).against == "a1"
 
 

@@ -106,7 +106,7 @@ def test_nothing_and_failures(monkeypatch: Patch, capsys: Capture) -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "kept", "said"),
+    ("most", "kept", "note"),
     [
         (6, ["x"] * 2 + ["y"] * 2 + ["z"], "not shown: 5 that rank below; -v shows all"),
         (
@@ -119,7 +119,7 @@ def test_nothing_and_failures(monkeypatch: Patch, capsys: Capture) -> None:
     ],
 )
 def test_some_of_many_rows_of_each_model(
-    monkeypatch: Patch, capsys: Capture, most: int, kept: list[str], said: str | None
+    monkeypatch: Patch, capsys: Capture, most: int, kept: list[str], note: str | None
 ) -> None:
     counts = {"x": 6, "y": 3, "z": 1}
     rows = [
@@ -128,9 +128,9 @@ def test_some_of_many_rows_of_each_model(
     data = sweep([*rows, unfit(model="x")], "model", "mode")
     if most == 6:  # one of them is of those without a result
         most, data = 5, sweep(rows, "model", "mode")
-    assert [found.model for found in best_rows(ranked(data), most)] == kept
+    assert [best.model for best in best_rows(ranked(data), most)] == kept
     lines = lines_of(data, 80, monkeypatch, capsys, most)
-    assert [line for line in lines if line.startswith("not shown")] == ([said] if said else [])
+    assert [line for line in lines if line.startswith("not shown")] == ([note] if note else [])
 
 
 def test_replicas_show_what_they_serve(monkeypatch: Patch, capsys: Capture) -> None:
@@ -138,8 +138,8 @@ def test_replicas_show_what_they_serve(monkeypatch: Patch, capsys: Capture) -> N
     copied = row(2.0, metrics={"replicas": 4.0, "throughput_per_s": 2000.0})
     assert "per s" not in "".join(lines_of(sweep([plain]), 80, monkeypatch, capsys))
     lines = "\n".join(lines_of(sweep([plain, copied, unfit()]), 100, monkeypatch, capsys))
-    for said in ("per s", "500.00", "2,000.00", "infeasible"):
-        assert said in lines
+    for text in ("per s", "500.00", "2,000.00", "infeasible"):
+        assert text in lines
 
 
 SCHEDULED = {
@@ -241,8 +241,8 @@ def test_settings_that_are_too_long_go_on_in_the_next_line(
 def test_the_reasons_follow_the_table(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     show_sweep(sweep([row(1.0), unfit("needs 3 GiB", mode="single")], "mode"), 20)
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1] == "mode=single: needs 3 GiB"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "mode=single: needs 3 GiB"
 
 
 def test_a_title_has_the_whole_width(monkeypatch: Patch, capsys: Capture) -> None:
@@ -258,11 +258,11 @@ def test_models_stand_apart_where_they_have_several_rows(
     monkeypatch.setenv("COLUMNS", "80")
     rows = [row(float(n), model__config__n=n, mode=mode) for n in "19" for mode in "ab"]
     show_sweep(sweep([*rows, row(100.0, model__config__n="10", mode="a")]), None)
-    said = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    first = next(i for i, line in enumerate(said) if line.startswith("*"))
-    shown = ["".join(line.split()[:3]) for line in said[first : first + 7]]
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    first = next(i for i, line in enumerate(lines) if line.startswith("*"))
+    shown = ["".join(line.split()[:3]) for line in lines[first : first + 7]]
     assert shown == ["*1a", "=1b", "", "*9a", "=9b", "", "*10a"]
-    assert "* lowest latency for its model" in said
+    assert "* lowest latency for its model" in lines
 
 
 def test_all_rows_are_had_as_the_command_says(monkeypatch: Patch, capsys: Capture) -> None:

@@ -145,7 +145,7 @@ def test_nothing_to_zip(zips: list[object] | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "given", "said"),
+    ("overrides", "given", "message"),
     [
         (["a=interval(0,1)"], {}, "a=interval(0,1): an interval has no end of values"),
         (["a=range(1,1)"], {}, "a=range(1,1) has no values"),
@@ -172,11 +172,11 @@ def test_nothing_to_zip(zips: list[object] | None) -> None:
     ],
 )
 def test_what_cannot_be_swept_is_one_line(
-    overrides: list[str], given: dict[str, Any], said: str
+    overrides: list[str], given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
         axes_of(*overrides, **given)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

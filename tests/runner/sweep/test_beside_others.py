@@ -114,10 +114,12 @@ def test_a_job_that_another_sweep_does_meanwhile_is_not_run_again(
     other = [*COMMAND, "-m", *common, "model.factory=tiny:nested", "mode=kl_based"]
     (here / "overlap.py").write_text(OVERLAP.replace("{command}", repr(other)))
     assert sweep(*common, "mode=kl_based", "model.factory=overlap:build,tiny:nested") == 0
-    shown, said = capsys.readouterr()
-    assert "2 of 2 jobs done (1 before)" in said
+    shown, err = capsys.readouterr()
+    assert "2 of 2 jobs done (1 before)" in err
     assert "2 runs" in shown
-    keys = Counter(one.data.tags["config_key"] for one in tracked_runs(here, "tags.kind = 'run'"))
+    keys = Counter(
+        logged.data.tags["config_key"] for logged in tracked_runs(here, "tags.kind = 'run'")
+    )
     assert sorted(keys.values()) == [1, 1]
 
 
@@ -131,7 +133,9 @@ def test_a_model_that_is_edited_before_it_is_read_is_no_result_of_the_old_one(
     swept += ["model.factory=edits_next:build,read_late:build"]
     assert sweep(*swept) == 2
     assert "source file of the model" in "".join(capsys.readouterr())
-    outcomes = Counter(one.data.tags["outcome"] for one in tracked_runs(here, "tags.kind = 'run'"))
+    outcomes = Counter(
+        logged.data.tags["outcome"] for logged in tracked_runs(here, "tags.kind = 'run'")
+    )
     # Neither the one that fits nor the one that does not.
     assert outcomes == {"finished": 1, "infeasible": 1, "failed": 2}
     assert sweep(*swept) == 0
@@ -146,7 +150,7 @@ def test_a_job_whose_worker_is_killed_is_run_by_another(folder: Path) -> None:
     assert done.code == 0, done.err
     assert "of the jobs were lost: " in done.err
     assert "3 runs" in done.out
-    kinds = Counter(one.data.tags["kind"] for one in tracked_runs(folder))
+    kinds = Counter(logged.data.tags["kind"] for logged in tracked_runs(folder))
     assert (kinds["sweep"], kinds["run"]) == (1, 3)
     # A pool may lose what its other worker was at, too.
     assert kinds["cut_off"] in (1, 2)
@@ -159,8 +163,8 @@ def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
 ) -> None:
     # The model that waits is built in each of these tests, whoever did it before.
     common = ["model=custom", "model.name=tiny", "reserve=none", SMALL, "capture.use_cache=false"]
-    theirs = ["-m", *common, "model.factory=waits:build", "mode=kl_based,single"]
-    command = f"{shlex.join([sys.executable, *COMMAND, *theirs])} > /dev/null 2>&1"
+    arguments = ["-m", *common, "model.factory=waits:build", "mode=kl_based,single"]
+    command = f"{shlex.join([sys.executable, *COMMAND, *arguments])} > /dev/null 2>&1"
     (here / "waits.py").write_text(WAITS)
     (here / "strikes.py").write_text(STRIKES.replace("{command}", command))
     if when == "begun_before":
@@ -169,15 +173,15 @@ def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
     factories = f"model.factory=strikes:{when},waits:build"
     assert sweep(*common, factories, "mode=kl_based") == 0
     runs = tracked_runs(here, "tags.kind = 'run'")
-    assert Counter(one.info.status for one in runs) == {"FINISHED": 2}
+    assert Counter(logged.info.status for logged in runs) == {"FINISHED": 2}
     (dead,) = tracked_runs(here, "tags.kind = 'cut_off'")
     assert dead.info.status == "KILLED"
     # The sweep that died is started again: it has the result, too, and closes its own run.
-    assert sweep(*theirs[1:]) == 0
+    assert sweep(*arguments[1:]) == 0
     runs = tracked_runs(here, "tags.kind = 'run'")
-    assert sorted(len(one.data.tags["sweeps"].split()) for one in runs) == [1, 1, 2]
+    assert sorted(len(logged.data.tags["sweeps"].split()) for logged in runs) == [1, 1, 2]
     parents = tracked_runs(here, "tags.kind = 'sweep'")
-    assert [one.info.status for one in parents] == ["FINISHED"] * 2
+    assert [logged.info.status for logged in parents] == ["FINISHED"] * 2
 
 
 @pytest.mark.usefixtures("store")
@@ -214,8 +218,8 @@ def test_no_earlier_result_takes_the_place_of_a_lost_one_that_is_to_be_new(folde
     (job, _) = sorted(folder.rglob("job.json"))
     assert run_job_file(job, TrackingConfig()) == "finished"
     runs = tracked_runs(folder, "tags.kind = 'run'")
-    assert sorted(Counter(one.data.tags["sweeps"] for one in runs).values()) == [2, 2]
-    assert sorted(Counter(one.data.tags["config_key"] for one in runs).values()) == [2, 2]
+    assert sorted(Counter(logged.data.tags["sweeps"] for logged in runs).values()) == [2, 2]
+    assert sorted(Counter(logged.data.tags["config_key"] for logged in runs).values()) == [2, 2]
 
 
 @pytest.mark.usefixtures("here", "store")

@@ -33,7 +33,7 @@ def test_what_is_shipped_is_fine(launcher: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "settings", "said"),
+    ("launcher", "settings", "message"),
     [
         ("joblib", {"n_jobs": "foo"}, "n_jobs=foo must be a whole number"),
         ("joblib", {"n_jobs": 2.5}, "n_jobs=2.5 must be a whole number"),
@@ -62,13 +62,13 @@ def test_what_is_shipped_is_fine(launcher: str) -> None:
     ],
 )
 def test_a_setting_of_which_all_jobs_would_fail(
-    launcher: str, settings: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch
+    launcher: str, settings: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(SpecError) as refused:
         check_launcher(_config(launcher, **settings))
     assert str(refused.value).startswith("hydra.launcher.")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_cluster_that_is_started_here_has_the_cores_of_this_machine(

@@ -13,8 +13,8 @@ from tests.runner.sweep.composing import Scene, assert_same, scene_in
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene_in(tmp_path_factory.mktemp("user")) as found:
-        yield found
+    with scene_in(tmp_path_factory.mktemp("user")) as opened:
+        yield opened
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_what_hangs_together_stays_together(
     scene: Scene, overrides: list[str], index: int, path: str, value: object
 ) -> None:
     job = scene.grid(scene.load(), *overrides)[index]
-    found: object = job.config
+    part: object = job.config
     for key in path.split("."):
-        found = found[key] if isinstance(found, dict) else getattr(found, key)
-    assert found == value
+        part = part[key] if isinstance(part, dict) else getattr(part, key)
+    assert part == value
     assert_same(scene, [job])
 
 
@@ -101,31 +101,31 @@ def test_the_model_is_called_what_it_was_filled_with(scene: Scene) -> None:
 
 
 def test_jobs_share_nothing_that_could_be_changed(scene: Scene) -> None:
-    one, other = scene.grid(scene.load(), "mode=kl_based,cost_aware")
-    assert one.config is not None
-    assert other.config is not None
-    assert one.config.devices == other.config.devices
-    one.config.devices.pools[0].flops_per_s["float32"] = 1.0
-    one.config.model.config["n_layer"] = 1
-    assert one.config.devices != other.config.devices
-    assert one.config.model != other.config.model
+    first, second = scene.grid(scene.load(), "mode=kl_based,cost_aware")
+    assert first.config is not None
+    assert second.config is not None
+    assert first.config.devices == second.config.devices
+    first.config.devices.pools[0].flops_per_s["float32"] = 1.0
+    first.config.model.config["n_layer"] = 1
+    assert first.config.devices != second.config.devices
+    assert first.config.model != second.config.model
 
 
 def test_values_that_make_no_sense_are_an_error_of_their_jobs(scene: Scene) -> None:
     load = scene.load()
     jobs = scene.grid(load, "model=custom,gpt2", "mode=single,kl_based", "+model.extra=1")
-    said = [job.error for job in jobs]
-    assert said[0] == said[1]
-    assert str(said[0]).startswith("the model has neither an architecture nor a factory")
-    assert said[2] == said[3]
-    assert str(said[2]).startswith("model.extra does not exist")
+    errors = [job.error for job in jobs]
+    assert errors[0] == errors[1]
+    assert str(errors[0]).startswith("the model has neither an architecture nor a factory")
+    assert errors[2] == errors[3]
+    assert str(errors[2]).startswith("model.extra does not exist")
     assert all(job.config is None for job in jobs)
     assert jobs[2].choices.model == "gpt2"
     assert_same(scene, jobs[1:3])
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("mode=single,kl_basd", "mode=kl_basd does not exist; nearest: kl_based"),
         ("devices=2x16gb,4x16", "devices=4x16: size '16' has no unit"),
@@ -134,11 +134,11 @@ def test_values_that_make_no_sense_are_an_error_of_their_jobs(scene: Scene) -> N
     ],
 )
 def test_what_hydra_refuses_it_refuses_before_the_sweep(
-    scene: Scene, override: str, said: str
+    scene: Scene, override: str, message: str
 ) -> None:
     with pytest.raises(HydraException) as caught:
         scene.grid(scene.load(), override, "transfer_rate=pcie3,pcie4")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_what_is_not_hydras_refusal_is_not_hidden(

@@ -36,7 +36,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _runs(folder: Path, kind: str = "run") -> list[Any]:
-    return [one for one in tracked_runs(folder) if one.data.tags["kind"] == kind]
+    return [logged for logged in tracked_runs(folder) if logged.data.tags["kind"] == kind]
 
 
 @pytest.mark.usefixtures("store")
@@ -45,16 +45,16 @@ def test_an_edit_of_a_file_runs_its_jobs_again(
 ) -> None:
     assert sweep(*SWEPT, *READING) == 0
     assert "(1 does not fit)" in capsys.readouterr().err  # on one device
-    before = {one.info.run_id for one in _runs(here)}
+    before = {logged.info.run_id for logged in _runs(here)}
     assert sweep(*SWEPT, *READING) == 0
-    assert {one.info.run_id for one in _runs(here)} == before
+    assert {logged.info.run_id for logged in _runs(here)} == before
 
     (here / "layers.json").write_text("3")
     assert sweep(*SWEPT, *READING) == 0
     assert "2 of 2 jobs done" in capsys.readouterr().err.splitlines()[-1]
-    after = [one for one in _runs(here) if one.info.run_id not in before]
+    after = [logged for logged in _runs(here) if logged.info.run_id not in before]
     # Half the layers: now they fit on one device.
-    assert [one.data.tags["outcome"] for one in after] == ["finished"] * 2
+    assert [logged.data.tags["outcome"] for logged in after] == ["finished"] * 2
     # They are jobs of another sweep: no table of either counts those of the other.
     assert len(_runs(here, "sweep")) == 2
     (here / "layers.json").write_text("6")
@@ -77,7 +77,7 @@ def test_only_what_depends_on_the_file_runs_again(here: Path) -> None:
     assert len(_runs(here)) == 2
     (here / "layers.json").write_text("3")
     assert sweep(*both) == 0
-    files = [one.data.params["model.factory_args.file"] for one in _runs(here)]
+    files = [logged.data.params["model.factory_args.file"] for logged in _runs(here)]
     assert sorted(files) == ["layers.json", "layers.json", "other.json"]
 
 
@@ -118,7 +118,7 @@ def test_jobs_after_an_edit_during_the_sweep_fail_and_are_done_again(here: Path)
     swept = [*SWEPT[:-1], "mode=size_based", *READING]
     files = "+model.factory_args.file=layers.json,edited.json"
     assert sweep(*swept, files) == 2
-    by_file = {one.data.params["model.factory_args.file"]: one for one in _runs(here)}
+    by_file = {logged.data.params["model.factory_args.file"]: logged for logged in _runs(here)}
     assert by_file["layers.json"].data.tags["outcome"] == "finished"
     assert by_file["edited.json"].data.tags["error"] == (
         "a file that factory=reads:build is made of changed meanwhile; leave it as it is, and start"
@@ -134,10 +134,10 @@ def test_workers_know_the_files_too(folder: Path) -> None:
     (folder / "layers.json").write_text("6")
     swept = [*SWEPT, *READING, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     assert run(folder, "-m", *swept).code == 0
-    before = {one.info.run_id for one in _runs(folder)}
+    before = {logged.info.run_id for logged in _runs(folder)}
     (folder / "layers.json").write_text("3")
     again = run(folder, "-m", *swept)
     assert again.code == 0, again.err
-    after = {one.info.run_id for one in _runs(folder)}
+    after = {logged.info.run_id for logged in _runs(folder)}
     assert before < after
     assert len(after) == 4

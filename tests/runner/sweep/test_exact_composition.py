@@ -16,8 +16,8 @@ from tests.runner.sweep.composing import Scene, assert_same, scene_in
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene_in(tmp_path_factory.mktemp("user")) as found:
-        yield found
+    with scene_in(tmp_path_factory.mktemp("user")) as opened:
+        yield opened
 
 
 POOL = (
@@ -78,8 +78,8 @@ def test_each_job_is_what_hydra_composes(
     except REFUSALS as refused:
         # Then Hydra refuses a job on its own, in the same words.
         wanted = [(*fixed, *chain(*picked)) for picked in product(*(a.values for a in axes))]
-        wrong = next(one for one in wanted if _refusal(scene.load(), one))
-        said = _refusal(scene.hydras, wrong)
-        assert said == str(refused)  # noqa: PT017  (it is compared, not looked into)
+        wrong = next(typed for typed in wanted if _refusal(scene.load(), typed))
+        message = _refusal(scene.hydras, wrong)
+        assert message == str(refused)  # noqa: PT017  (it is compared, not looked into)
         return
     assert_same(scene, [data.draw(st.sampled_from(jobs))])

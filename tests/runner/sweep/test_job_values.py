@@ -49,7 +49,7 @@ def test_a_bare_name_is_the_choice_a_dotted_one_the_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [
         ("n_device", "n_device does not exist; nearest: n_devices"),
         ("model.batch", "model.batch does not exist; nearest: model.batch_size"),
@@ -62,8 +62,8 @@ def test_a_bare_name_is_the_choice_a_dotted_one_the_value() -> None:
         ("model.name.upper", "model.name.upper does not exist"),
     ],
 )
-def test_what_no_job_has(name: str, said: str) -> None:
-    assert str(why_unknown(name)).startswith(said)
+def test_what_no_job_has(name: str, message: str) -> None:
+    assert str(why_unknown(name)).startswith(message)
 
 
 @pytest.mark.parametrize(

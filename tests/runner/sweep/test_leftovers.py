@@ -43,15 +43,15 @@ def test_results_that_are_gone_are_said_and_cost_nothing(
     damaged.write_text(whole[: len(whole) // 2])
     gone.unlink()
     assert sweep(*SWEPT) == 0
-    shown, said = capsys.readouterr()
-    assert "2 of 2 jobs done (2 before)" in said
-    (line,) = [one for one in shown.splitlines() if one.startswith("files:")]
+    shown, err = capsys.readouterr()
+    assert "2 of 2 jobs done (2 before)" in err
+    (line,) = [text for text in shown.splitlines() if text.startswith("files:")]
     assert "result.json of 2 settled jobs is damaged or not there (outputs/sweeps/" in line
-    runs = {one.info.run_id for one in tracked_runs(here, "tags.kind = 'run'")}
+    runs = {logged.info.run_id for logged in tracked_runs(here, "tags.kind = 'run'")}
     assert len(runs) == 2
     assert any(f"run {run_id}, ..." in line for run_id in runs)
     # The table is as before: it is not made of the files.
-    assert [one for one in shown.splitlines() if one != line] == before.splitlines()
+    assert [text for text in shown.splitlines() if text != line] == before.splitlines()
 
 
 def test_without_a_store_a_job_whose_result_is_gone_is_run_again(
@@ -65,8 +65,8 @@ def test_without_a_store_a_job_whose_result_is_gone_is_run_again(
     gone.unlink()
     capsys.readouterr()
     assert sweep(*swept) == 0
-    shown, said = capsys.readouterr()
-    assert "2 of 2 jobs done in" in said
+    shown, err = capsys.readouterr()
+    assert "2 of 2 jobs done in" in err
     assert "files:" not in shown
     assert damaged.exists()
     assert gone.exists()
@@ -108,8 +108,8 @@ def test_a_sweep_that_is_refused_leaves_nothing_behind(folder: Path) -> None:
         ["-m", *SWEPT, "zip=mode"],
         ["-m", *SWEPT, "devices=glob("],
     )
-    assert [one.code for one in done] == [2] * len(done)
-    assert [one.error.partition(";")[0] for one in done] == [
+    assert [refused.code for refused in done] == [2] * len(done)
+    assert [refused.error.partition(";")[0] for refused in done] == [
         "-q is no flag",
         "hydra.launcher.n_jobs=foo must be a whole number",
         "hydra.sweeper.metric=nonsense is no metric of a finished job",

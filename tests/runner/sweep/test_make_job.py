@@ -40,9 +40,9 @@ def test_a_model_that_does_not_exist_is_a_job_without_sense() -> None:
     try:
         model_spec(config).key()
     except SpecError as error:
-        said = str(error)
+        message = str(error)
     job = make_job(0, Composed((), config, CHOICES, None))
-    assert (job.config, job.error) == (None, said)
+    assert (job.config, job.error) == (None, message)
 
 
 def test_a_command_is_said_without_where_runs_are_kept() -> None:

@@ -47,9 +47,9 @@ BEST = re.compile(r"best: +latency_ms ([\d.e-]+) in job (\d+)\n +python -m runne
 
 def best(done: Done) -> tuple[float, int, list[str]]:
     """Return the best latency, its job, and the overrides that repeat it."""
-    found = BEST.search(done.out)
-    assert found, done.out + done.err
-    return float(found[1]), int(found[2]), shlex.split(found[3])
+    match = BEST.search(done.out)
+    assert match, done.out + done.err
+    return float(match[1]), int(match[2]), shlex.split(match[3])
 
 
 @pytest.fixture(scope="module")
@@ -91,13 +91,13 @@ def test_the_best_is_logged_to_the_sweep(searched: Searched) -> None:
     assert parent.data.metrics["best_latency_ms"] == latency
     assert parent.data.tags["best_command"] == shlex.join(["python", "-m", "runner", *overrides])
     children = tracked_runs(folder, "tags.kind = 'run'")
-    found = {child.info.run_id: child.data.metrics.get("latency_ms") for child in children}
-    assert found[parent.data.tags["best_run"]] == latency
-    assert latency == min(one for one in found.values() if one is not None)
+    latencies = {child.info.run_id: child.data.metrics.get("latency_ms") for child in children}
+    assert latencies[parent.data.tags["best_run"]] == latency
+    assert latency == min(value for value in latencies.values() if value is not None)
     # Of jobs run now as of those that were there, and of several no command.
     ids = pareto.data.tags["best_run"].split()
     assert len(ids) == done["pareto"].out.count("best: ") > 1
-    assert set(ids) <= set(found)
+    assert set(ids) <= set(latencies)
     assert not pareto.data.tags.get("best_command")
 
 
@@ -113,13 +113,13 @@ def test_a_search_ends_when_there_is_nothing_new(searched: Searched) -> None:
 def test_with_two_goals_the_best_are_those_that_no_other_beats(searched: Searched) -> None:
     _, done = searched
     assert done["pareto"].code == 0, done["pareto"].err
-    said = re.search(r"pareto: +(\d+) of 18 jobs that no other beats in (.+)", done["pareto"].out)
-    assert said
-    assert said[2] == "latency_ms and optimality_gap_pct"
+    match = re.search(r"pareto: +(\d+) of 18 jobs that no other beats in (.+)", done["pareto"].out)
+    assert match
+    assert match[2] == "latency_ms and optimality_gap_pct"
     values = re.findall(
         r"best: +latency_ms ([\d.e-]+), optimality_gap_pct ([\d.e-]+) ", done["pareto"].out
     )
-    assert len(values) == int(said[1]) > 1
+    assert len(values) == int(match[1]) > 1
     ordered = sorted((float(latency), float(gap)) for latency, gap in values)
     for (latency, gap), (slower, more) in pairwise(ordered):
         assert latency < slower
@@ -147,17 +147,17 @@ def test_an_unknown_metric_is_one_line(searched: Searched) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"),
+    ("mistake", "message"),
     [
         ({"n_trials": 0}, "hydra.sweeper.n_trials=0 must be a whole number from 1"),
         ({"n_jobs": True}, "hydra.sweeper.n_jobs=True must be a whole number from 1"),
         ({"seed": "x"}, "hydra.sweeper.seed=x must be a whole number from 0"),
     ],
 )
-def test_numbers_that_make_no_sense_are_refused(mistake: dict[str, object], said: str) -> None:
+def test_numbers_that_make_no_sense_are_refused(mistake: dict[str, object], message: str) -> None:
     sweeper = {"params": None, "n_trials": 3, "n_jobs": 1, "seed": None, **mistake}
     config = OmegaConf.create({"hydra": {"sweeper": sweeper}})
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         run_optuna(cast("Any", None), lambda _: None, config, [])
 
 

@@ -43,9 +43,9 @@ def test_a_dimension_is_as_hydra_reads_it(override: str, dimension: object) -> N
 
 def test_the_command_line_wins_over_the_file() -> None:
     params: dict[str, object] = {"a": "interval(0.0,1.0)", "b": "range(3)", "c": "x,y", "d": 1}
-    found = space("a=1", "+c=interval(2.0,3.0)", "e=u,v", params=params)
-    assert found.fixed == ("d=1", "a=1")
-    assert found.dimensions == (
+    searched = space("a=1", "+c=interval(2.0,3.0)", "e=u,v", params=params)
+    assert searched.fixed == ("d=1", "a=1")
+    assert searched.dimensions == (
         Axis(("e",), (("e=u",), ("e=v",))),
         Steps("b", ("0", "1", "2")),
         Interval("+c", 2.0, 3.0),
@@ -53,8 +53,8 @@ def test_the_command_line_wins_over_the_file() -> None:
 
 
 def test_zipped_choices_are_one_dimension() -> None:
-    found = space("a=1,2", "b=x,y", "c=interval(0.0,1.0)", zips=["a", "b"])
-    assert found.dimensions[0] == Axis(("a", "b"), (("a=1", "b=x"), ("a=2", "b=y")))
+    searched = space("a=1,2", "b=x,y", "c=interval(0.0,1.0)", zips=["a", "b"])
+    assert searched.dimensions[0] == Axis(("a", "b"), (("a=1", "b=x"), ("a=2", "b=y")))
 
 
 def test_the_size_is_the_number_of_combinations() -> None:
@@ -63,13 +63,13 @@ def test_the_size_is_the_number_of_combinations() -> None:
 
 
 def test_a_job_has_the_fixed_overrides_and_one_value_of_each_key() -> None:
-    found = space("b=1", "a=x,y", "c=range(4,8,2)", "d=interval(2,5)", "e=interval(0.0,1.0)")
-    assert found.samples() == [
+    searched = space("b=1", "a=x,y", "c=range(4,8,2)", "d=interval(2,5)", "e=interval(0.0,1.0)")
+    assert searched.samples() == [
         ("b=1", "a=x", "c=4", "d=2", "e=0.0"),
         ("b=1", "a=y", "c=4", "d=2", "e=0.0"),
         ("b=1", "a=x", "c=6", "d=2", "e=0.0"),
     ]
-    assert found.at([1, 1, 5, 0.25]) == ("b=1", "a=y", "c=6", "d=5", "e=0.25")
+    assert searched.at([1, 1, 5, 0.25]) == ("b=1", "a=y", "c=6", "d=5", "e=0.25")
 
 
 FINITE = st.floats(-1e300, 1e300)
@@ -93,7 +93,7 @@ def test_a_number_has_few_digits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["a=1"], "hydra/sweeper=optuna needs something to search"),
         (["a=interval(2,1)"], "2.0 is more than 1.0; give the lower end first"),
@@ -103,10 +103,10 @@ def test_a_number_has_few_digits() -> None:
         (["a=range(3,3)"], "there is no number in this range"),
     ],
 )
-def test_what_cannot_be_searched_is_one_line(overrides: list[str], said: str) -> None:
+def test_what_cannot_be_searched_is_one_line(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as raised:
         space(*overrides)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

@@ -39,15 +39,15 @@ def job(overrides: tuple[str, ...]) -> JobEnd:
 
 def asked(search: Search, trials: int, n_jobs: int = 1) -> list[tuple[str, ...]]:
     """Return the jobs of a whole search, in the order of asking."""
-    found: list[tuple[str, ...]] = []
-    while len(found) < trials:
-        proposals = search.ask(min(n_jobs, trials - len(found)))
+    jobs: list[tuple[str, ...]] = []
+    while len(jobs) < trials:
+        proposals = search.ask(min(n_jobs, trials - len(jobs)))
         if not proposals:
             break
-        found += [proposal.overrides for proposal in proposals]
+        jobs += [proposal.overrides for proposal in proposals]
         for proposal in proposals:
             search.tell(proposal, job(proposal.overrides))
-    return found
+    return jobs
 
 
 @pytest.mark.parametrize("goals", [LATENCY, BOTH], ids=["one", "two"])
@@ -104,7 +104,7 @@ def test_of_two_goals_the_best_are_those_that_none_beats(values: list[tuple[int,
     assert {(int(t.values[0]), int(t.values[1])) for t in best} == expected
     assert len(best) == len(expected)
     assert [trial.job for trial in best] == sorted(
-        min(number for number, pair in told.items() if pair == one) for one in expected
+        min(number for number, pair in told.items() if pair == best_pair) for best_pair in expected
     )
 
 
@@ -150,7 +150,7 @@ def test_the_one_job_that_is_wanted_is_found() -> None:
     only = ("model=x", "mode=c", "size=4")
     for seed in range(20):
         search = Search(LISTED, LATENCY, "tpe", seed)
-        assert [one.overrides for one in search.ask(3, only.__eq__)] == [only]
+        assert [proposal.overrides for proposal in search.ask(3, only.__eq__)] == [only]
 
 
 def test_a_search_for_what_there_is_not_has_an_end() -> None:
@@ -217,7 +217,7 @@ def test_some_jobs_may_lack_the_metric(known: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mistake", "said"),
+    ("mistake", "message"),
     [
         (lambda: read_goals("a", "maximise"), "hydra.sweeper.direction=maximise does not exist"),
         (lambda: read_goals(["a", "b"], "minimize"), "metric names 2, hydra.sweeper.direction 1"),
@@ -227,8 +227,8 @@ def test_some_jobs_may_lack_the_metric(known: bool) -> None:
         (_tell_without_metric, "metric=step_ms is a number of no finished job; nearest:"),
     ],
 )
-def test_a_mistake_is_one_line(mistake: Callable[[], object], said: str) -> None:
+def test_a_mistake_is_one_line(mistake: Callable[[], object], message: str) -> None:
     with pytest.raises(SpecError) as raised:
         mistake()
-    assert said in str(raised.value)
+    assert message in str(raised.value)
     assert "\n" not in str(raised.value)

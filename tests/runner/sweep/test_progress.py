@@ -18,8 +18,8 @@ def test_a_log_gets_one_line_at_the_end(capsys: pytest.CaptureFixture[str]) -> N
         for status in ("finished", "infeasible", "failed", "lost"):
             jobs.add(status, _end(status))
             jobs.add(status, _end(status))  # heard of twice, by its file and at the end
-    said = capsys.readouterr().err
-    assert said == "5 of 6 jobs done (1 before, 1 does not fit, 2 failed) in 0 s\n"
+    err = capsys.readouterr().err
+    assert err == "5 of 6 jobs done (1 before, 1 does not fit, 2 failed) in 0 s\n"
 
 
 def test_an_interrupt_is_said_by_the_end_of_the_command(
@@ -62,8 +62,8 @@ def test_a_terminal_sees_a_bar(
     with SweepProgress(2) as jobs:
         jobs.add("one", _end("finished"))
         jobs.add("two", _end("finished"))
-    said = capsys.readouterr().err
-    assert re.search(r"2 of 2 jobs done in 0 s\n$", said)
+    err = capsys.readouterr().err
+    assert re.search(r"2 of 2 jobs done in 0 s\n$", err)
 
 
 @pytest.mark.parametrize(

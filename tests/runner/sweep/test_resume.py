@@ -27,24 +27,24 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _by_kind(folder: Path) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    by_kind: dict[str, list[Any]] = {}
     for run_ in tracked_runs(folder):
-        found.setdefault(run_.data.tags["kind"], []).append(run_)
-    return found
+        by_kind.setdefault(run_.data.tags["kind"], []).append(run_)
+    return by_kind
 
 
 def _each_once(folder: Path, jobs: int) -> list[Any]:
     """Check that every job is settled exactly once in one finished sweep; return its runs."""
     runs = _by_kind(folder)
-    keys = Counter(one.data.tags["config_key"] for one in runs["run"])
+    keys = Counter(logged.data.tags["config_key"] for logged in runs["run"])
     assert sorted(keys.values()) == [1] * jobs
     (parent,) = runs["sweep"]
     assert parent.info.status == "FINISHED"
     sweep_id = parent.data.tags["sweep_id"]
-    for one in runs["run"]:
-        assert one.data.tags["outcome"] in ("finished", "infeasible")
-        assert f" {sweep_id} " in one.data.tags["sweeps"]
-        assert one.data.tags["mlflow.parentRunId"] == parent.info.run_id
+    for logged in runs["run"]:
+        assert logged.data.tags["outcome"] in ("finished", "infeasible")
+        assert f" {sweep_id} " in logged.data.tags["sweeps"]
+        assert logged.data.tags["mlflow.parentRunId"] == parent.info.run_id
     return runs["run"]
 
 
@@ -66,8 +66,8 @@ def test_a_sweep_that_was_cut_off_goes_on(
     assert first.code == code, first.err
     # A slow machine is told how much is left, too.
     lines = [line for line in first.err.splitlines() if not line.endswith(" left")]
-    said = [line for line in lines if "jobs done" in line]
-    assert said == ([last] if last else [])
+    summaries = [line for line in lines if "jobs done" in line]
+    assert summaries == ([last] if last else [])
     assert last is None or first.err.endswith(f"{last}\n")
     second = run(folder, *swept)
     assert second.code == 0, second.err
@@ -88,11 +88,11 @@ def test_a_sweep_that_ended_has_nothing_to_do(
     swept = [*OWN, "devices=1x0.06mb,2x0.06mb", "mode=single,size_based"]
     assert sweep(*swept) == 0
     shown, _ = capsys.readouterr()
-    runs = {one.info.run_id for one in _each_once(here, 4)}
+    runs = {logged.info.run_id for logged in _each_once(here, 4)}
     assert sweep(*swept) == 0
-    again, said = capsys.readouterr()
-    assert "4 of 4 jobs done (4 before, 3 do not fit)" in said
-    assert {one.info.run_id for one in _each_once(here, 4)} == runs
+    again, err = capsys.readouterr()
+    assert "4 of 4 jobs done (4 before, 3 do not fit)" in err
+    assert {logged.info.run_id for logged in _each_once(here, 4)} == runs
     assert again == shown
     assert sweep(*swept, "resume=false") == 0
     assert len(_by_kind(here)["run"]) == 8
@@ -117,7 +117,7 @@ def test_runs_and_sweeps_are_told_apart_by_their_names(here: Path) -> None:
 def test_a_title_says_nothing_of_where_it_is_logged() -> None:
     swept = ("tracking.uri=postgresql://me:word@host/a", "tracking.uri=postgresql://me:word@host/b")
     axes = (
-        Axis(("tracking.uri",), tuple((one,) for one in swept)),
+        Axis(("tracking.uri",), tuple((override,) for override in swept)),
         Axis(("mode",), (("mode=a",),)),
     )
     config = OmegaConf.create({"hydra": {"runtime": {"choices": {"experiment": "mine"}}}})
@@ -130,9 +130,11 @@ def test_a_larger_sweep_takes_in_what_another_settled(here: Path) -> None:
     assert sweep(*OWN, SMALL, "mode=size_based,kl_based") == 0
     runs = _by_kind(here)
     assert len(runs["run"]) == 2
-    larger = next(one for one in runs["sweep"] if "mode" in json.loads(one.data.tags["swept"]))
-    for one in runs["run"]:
-        assert f" {larger.data.tags['sweep_id']} " in one.data.tags["sweeps"]
+    larger = next(
+        logged for logged in runs["sweep"] if "mode" in json.loads(logged.data.tags["swept"])
+    )
+    for logged in runs["run"]:
+        assert f" {larger.data.tags['sweep_id']} " in logged.data.tags["sweeps"]
 
 
 @pytest.mark.usefixtures("store")
@@ -144,7 +146,7 @@ def test_a_job_that_failed_is_run_again_and_shown_once(here: Path) -> None:
     (here / "later.py").write_text("from tiny import nested as build\n")
     del sys.modules["later"]
     assert sweep(*swept) == 0
-    keys = [one.data.tags["config_key"] for one in _by_kind(here)["run"]]
+    keys = [logged.data.tags["config_key"] for logged in _by_kind(here)["run"]]
     assert len(keys) == len(set(keys))
 
 
@@ -183,8 +185,8 @@ def test_without_a_store_the_files_are_what_is_known(
     lost.write_text("{")
     capsys.readouterr()
     assert sweep(*swept) == 0
-    shown, said = capsys.readouterr()
-    assert "2 of 2 jobs done (1 before)" in said
+    shown, err = capsys.readouterr()
+    assert "2 of 2 jobs done (1 before)" in err
     assert "2 runs" in shown
 
 
@@ -203,7 +205,7 @@ def test_an_edit_during_a_sweep_changes_nothing(here: Path) -> None:
     (here / "edits.py").write_text(edit)
     assert sweep("model=one,two", "model.batch_size=1,2", SMALL, "reserve=none") == 0
     runs = _by_kind(here)["run"]
-    assert {one.data.params["model.factory_args.layers"] for one in runs} == {"2"}
+    assert {logged.data.params["model.factory_args.layers"] for logged in runs} == {"2"}
 
 
 @pytest.mark.usefixtures("store")

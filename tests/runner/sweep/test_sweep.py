@@ -97,8 +97,8 @@ def test_a_dead_store_ends_a_sweep_before_it_begins(folder: Path) -> None:
 
 def test_a_folder_used_again_shows_this_sweep_alone(folder: Path) -> None:
     (folder / "conf" / "model" / "sub").mkdir(parents=True)
-    own = "name: ${oc.select:.factory}\nfactory: tiny:build\n"
-    (folder / "conf" / "model" / "sub" / "mine.yaml").write_text(own)
+    text = "name: ${oc.select:.factory}\nfactory: tiny:build\n"
+    (folder / "conf" / "model" / "sub" / "mine.yaml").write_text(text)
     swept = ["-m", "model=sub/mine", SMALL, "reserve=none", "tracking=none"]
     swept += ["hydra.sweep.dir=outputs/swept"]
     done = run(folder, *swept, "mode=size_based,kl_based")

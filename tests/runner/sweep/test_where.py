@@ -111,7 +111,7 @@ def test_what_a_job_does_not_have_is_null(text: str, expected: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("mod == 'single'", "mod does not exist; nearest: mode, model"),
         ("model.batchsize > 1", "model.batchsize does not exist; nearest: model.batch_size"),
@@ -145,15 +145,15 @@ def test_what_a_job_does_not_have_is_null(text: str, expected: bool) -> None:
         ("-" * 1900 + "1 == 1", "where=---"),
     ],
 )
-def test_what_is_no_condition_is_refused_at_once(text: str, said: str) -> None:
+def test_what_is_no_condition_is_refused_at_once(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_where(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("layers > 40", "layers does not exist; did you mean model.factory_args.layers?"),
         (
@@ -167,11 +167,11 @@ def test_what_is_no_condition_is_refused_at_once(text: str, said: str) -> None:
         ("layer > 40", "layer does not exist; nearest: latency"),
     ],
 )
-def test_a_key_is_proposed_by_its_last_part(text: str, said: str) -> None:
+def test_a_key_is_proposed_by_its_last_part(text: str, message: str) -> None:
     model = ModelConfig(factory_args={"layers": 12}, config={"rope": {"deeper": 1}})
     with pytest.raises(SpecError) as caught:
         parse_where(text, open_names([CONFIG, replace(CONFIG, model=model)]))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_of_many_keys_of_one_last_part_some_are_proposed() -> None:
@@ -180,7 +180,7 @@ def test_of_many_keys_of_one_last_part_some_are_proposed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("devices == 4", "devices (text) and 4 (a number) cannot be compared"),
         ("n_devices == 'four'", "n_devices (a number) and 'four' (text) cannot be compared"),
@@ -205,10 +205,10 @@ def test_of_many_keys_of_one_last_part_some_are_proposed() -> None:
         ("1e308 * 10 // 0 == 1", "cannot be computed"),
     ],
 )
-def test_a_comparison_that_means_nothing_is_one_line(text: str, said: str) -> None:
+def test_a_comparison_that_means_nothing_is_one_line(text: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         holds(text)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert str(caught.value).startswith("where=")
     assert "\n" not in str(caught.value)
 

@@ -116,8 +116,8 @@ def browser_page() -> Iterator["Page"]:
 
 def _cells(page: "Page", row: int) -> dict[str, str]:
     cells = page.locator(f".ag-center-cols-container .ag-row[row-index='{row}'] .ag-cell")
-    found = cells.evaluate_all("es => es.map(e => [e.getAttribute('col-id'), e.innerText])")
-    return dict(found)
+    texts = cells.evaluate_all("es => es.map(e => [e.getAttribute('col-id'), e.innerText])")
+    return dict(texts)
 
 
 def test_table_shows_choices_and_costs_without_a_click(

@@ -27,15 +27,15 @@ def ids(tracker: MlflowTracker, tmp_path: Path) -> tuple[str, ...]:
 
 
 def test_a_beginning_that_one_id_has_is_enough(ids: tuple[str, ...], tmp_path: Path) -> None:
-    for asked in ("a05e289", ids[0], ids[0][:-1]):
-        assert find_run(TrackingConfig(), tmp_path, asked) == FoundRun(ids[0], "fxpart")
+    for start in ("a05e289", ids[0], ids[0][:-1]):
+        assert find_run(TrackingConfig(), tmp_path, start) == FoundRun(ids[0], "fxpart")
     elsewhere = TrackingConfig(experiment="never made")
     assert find_run(elsewhere, tmp_path, "123456") == FoundRun(ids[2], "depth")
 
 
 @pytest.mark.usefixtures("ids")
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("start", "message"),
     [
         ("a05e28", f"several runs begin with 'a05e28'; give more of one: {IDS[0]}, {IDS[1]}$"),
         ("a05e2", "'a05e2' is too short for a run's id; give its first 6 characters or more"),
@@ -47,9 +47,9 @@ def test_a_beginning_that_one_id_has_is_enough(ids: tuple[str, ...], tmp_path: P
         ("x' or 1=1 --", "there is no run"),
     ],
 )
-def test_what_names_no_run_is_one_line(asked: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
-        find_run(TrackingConfig(), tmp_path, asked)
+def test_what_names_no_run_is_one_line(start: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        find_run(TrackingConfig(), tmp_path, start)
     assert "\n" not in str(caught.value)
 
 

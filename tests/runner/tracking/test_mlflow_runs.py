@@ -46,7 +46,7 @@ def runs(tracker: MlflowTracker, client: MlflowClient) -> MlflowRuns:
 
 
 @pytest.fixture
-def own(request: pytest.FixtureRequest) -> str:
+def word(request: pytest.FixtureRequest) -> str:
     """A word that no other test uses."""
     return str(request.node.name).replace("[", "-").replace("]", "")
 
@@ -80,54 +80,54 @@ def many_values(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.usefixtures("many_values")
 def test_settled_is_the_newest_run_with_a_result(
-    tracker: MlflowTracker, runs: MlflowRuns, own: str
+    tracker: MlflowTracker, runs: MlflowRuns, word: str
 ) -> None:
-    keys = [f"{own}{number}" for number in range(40)]  # more than are searched for singly
+    keys = [f"{word}{number}" for number in range(40)]  # more than are searched for singly
     _run(tracker, "old", keys[0])
     newest = _run(tracker, "new", keys[0])
     infeasible = _run(tracker, "does not fit", keys[1], InfeasibleError("too small"))
     _run(tracker, "crashed", keys[2], ZeroDivisionError())
     _run(tracker, "stopped", keys[3], KeyboardInterrupt())
-    _run(tracker, "not asked for", f"{own}-else")
-    found = runs.settled("config_key", keys)
-    assert {key: run.run_id for key, run in found.items()} == {
+    _run(tracker, "not asked for", f"{word}-else")
+    settled = runs.settled("config_key", keys)
+    assert {key: run.run_id for key, run in settled.items()} == {
         keys[0]: newest,
         keys[1]: infeasible,
     }
-    assert (found[keys[0]].name, found[keys[0]].status) == ("new", "FINISHED")
-    assert found[keys[0]].metrics == {"latency_ms": 2.5}
-    assert found[keys[0]].tags["outcome"] == "finished"
-    assert found[keys[1]].metrics == {"latency_ms": 2.5, "feasible": 0.0}
-    assert found[keys[1]].tags["outcome"] == "infeasible"
+    assert (settled[keys[0]].name, settled[keys[0]].status) == ("new", "FINISHED")
+    assert settled[keys[0]].metrics == {"latency_ms": 2.5}
+    assert settled[keys[0]].tags["outcome"] == "finished"
+    assert settled[keys[1]].metrics == {"latency_ms": 2.5, "feasible": 0.0}
+    assert settled[keys[1]].tags["outcome"] == "infeasible"
     assert runs.settled("config_key", [keys[0]]).keys() == {keys[0]}
     assert runs.settled("config_key", []) == {}
 
 
 def test_a_run_that_was_killed_just_before_its_end_is_settled_and_ended(
-    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
-    run_id = _running(tracker, client, own)
+    run_id = _running(tracker, client, word)
     client.set_tag(run_id, "outcome", "infeasible")
-    assert runs.settled("config_key", [own])[own].run_id == run_id
+    assert runs.settled("config_key", [word])[word].run_id == run_id
     info = client.get_run(run_id).info
     assert info.status == "FAILED"
     assert info.end_time is not None
 
 
 def test_a_result_of_a_process_that_died_is_not_unfinished(
-    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
-    run_id = _running(tracker, client, own)
+    run_id = _running(tracker, client, word)
     client.set_tag(run_id, "outcome", "finished")
-    assert runs.unfinished("config_key", [own]) == []
+    assert runs.unfinished("config_key", [word]) == []
     assert client.get_run(run_id).info.status == "FINISHED"
 
 
 @pytest.mark.usefixtures("many_values")
 def test_unfinished_are_those_without_a_result(
-    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
-    keys = [f"{own}{number}" for number in range(40)]
+    keys = [f"{word}{number}" for number in range(40)]
     _run(tracker, "done", keys[0])
     _run(tracker, "does not fit", keys[1], InfeasibleError("too small"))
     expected = [
@@ -135,16 +135,16 @@ def test_unfinished_are_those_without_a_result(
         _run(tracker, "stopped", keys[3], KeyboardInterrupt()),
         _running(tracker, client, keys[4]),
     ]
-    found = runs.unfinished("config_key", keys)
-    assert sorted(run.run_id for run in found) == sorted(expected)
-    assert {run.status for run in found} == {"FAILED", "KILLED", "RUNNING"}
-    assert [run.start_ms for run in found] == sorted(run.start_ms for run in found)
+    unfinished = runs.unfinished("config_key", keys)
+    assert sorted(run.run_id for run in unfinished) == sorted(expected)
+    assert {run.status for run in unfinished} == {"FAILED", "KILLED", "RUNNING"}
+    assert [run.start_ms for run in unfinished] == sorted(run.start_ms for run in unfinished)
 
 
 def test_a_run_that_is_cut_off_leaves_its_sweep_and_is_kept(
-    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
-    run_id = _running(tracker, client, own)
+    run_id = _running(tracker, client, word)
     for _ in range(2):  # a second time changes nothing
         runs.mark_cut_off(run_id, "the process died")
         kept = client.get_run(run_id)
@@ -159,28 +159,28 @@ def test_a_run_that_is_cut_off_leaves_its_sweep_and_is_kept(
             }.items()
         )
         assert "mlflow.parentRunId" not in kept.data.tags
-    assert runs.unfinished("config_key", [own]) == []
+    assert runs.unfinished("config_key", [word]) == []
 
 
 def test_a_mark_that_was_cut_off_itself_is_completed(
-    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
-    run_id = _running(tracker, client, own)
+    run_id = _running(tracker, client, word)
     with (
         patch.object(client, "set_terminated", side_effect=InterruptedError),
         pytest.raises(InterruptedError),
     ):
         runs.mark_cut_off(run_id, "the process died")
-    assert [run.run_id for run in runs.unfinished("config_key", [own])] == [run_id]
+    assert [run.run_id for run in runs.unfinished("config_key", [word])] == [run_id]
     runs.mark_cut_off(run_id, "the process died")
     tags = client.get_run(run_id).data.tags
     assert (tags["kind"], tags["cut_off_from"]) == ("cut_off", "the-parent")
 
 
 def test_a_failed_run_that_is_done_again_leaves_its_sweep(
-    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, own: str
+    tracker: MlflowTracker, client: MlflowClient, runs: MlflowRuns, word: str
 ) -> None:
-    run_id = _run(tracker, "crashed", own, ZeroDivisionError("by zero"))
+    run_id = _run(tracker, "crashed", word, ZeroDivisionError("by zero"))
     runs.supersede(run_id)
     kept = client.get_run(run_id)
     assert kept.info.status == "FAILED"
@@ -190,24 +190,24 @@ def test_a_failed_run_that_is_done_again_leaves_its_sweep(
     assert "mlflow.parentRunId" not in kept.data.tags
 
 
-def test_runs_join_a_sweep_once(tracker: MlflowTracker, runs: MlflowRuns, own: str) -> None:
-    first, second = _run(tracker, "first", own), _run(tracker, "second", own)
-    alone = _run(tracker, "alone", own)
-    runs.join_sweep([second, first], f"{own}a1")
-    runs.join_sweep([first], f"{own}a12")
-    runs.join_sweep([first, second], f"{own}a1")
-    found = runs.runs_of_sweep(f"{own}a1")
-    assert {run.run_id for run in found} == {first, second}
-    assert [run.run_id for run in runs.runs_of_sweep(f"{own}a12")] == [first]
-    assert tracker.run(first).tags["sweeps"] == f" {own}a1 {own}a12 "
+def test_runs_join_a_sweep_once(tracker: MlflowTracker, runs: MlflowRuns, word: str) -> None:
+    first, second = _run(tracker, "first", word), _run(tracker, "second", word)
+    alone = _run(tracker, "alone", word)
+    runs.join_sweep([second, first], f"{word}a1")
+    runs.join_sweep([first], f"{word}a12")
+    runs.join_sweep([first, second], f"{word}a1")
+    joined = runs.runs_of_sweep(f"{word}a1")
+    assert {run.run_id for run in joined} == {first, second}
+    assert [run.run_id for run in runs.runs_of_sweep(f"{word}a12")] == [first]
+    assert tracker.run(first).tags["sweeps"] == f" {word}a1 {word}a12 "
     assert "sweeps" not in tracker.run(alone).tags
     runs.join_sweep([], "nobody")
 
 
 def test_of_very_many_sweeps_the_first_are_listed(
-    tracker: MlflowTracker, runs: MlflowRuns, own: str
+    tracker: MlflowTracker, runs: MlflowRuns, word: str
 ) -> None:
-    run_id = _run(tracker, "popular", own)
+    run_id = _run(tracker, "popular", word)
     with patch("runner.tracking.mlflow_runs._SWEEPS_CHARS", 40):
         for number in range(10):
             runs.join_sweep([run_id], f"sweep-{number}-{'x' * 6}")
@@ -217,44 +217,44 @@ def test_of_very_many_sweeps_the_first_are_listed(
 
 @pytest.mark.parametrize("odd", ["a'b", 'a"b', "a'b\"c", "100 % _", "a\\b"])
 def test_any_value_of_a_tag_can_be_asked_for(
-    odd: str, tracker: MlflowTracker, runs: MlflowRuns, own: str
+    odd: str, tracker: MlflowTracker, runs: MlflowRuns, word: str
 ) -> None:
-    run_id = tracker.start_sweep("odd", {"note": odd, "of": own})
-    tracker.start_sweep("another", {"note": "a-b", "of": own})
-    assert [run.run_id for run in runs.runs({"note": odd, "of": own})] == [run_id]
+    run_id = tracker.start_sweep("odd", {"note": odd, "of": word})
+    tracker.start_sweep("another", {"note": "a-b", "of": word})
+    assert [run.run_id for run in runs.runs({"note": odd, "of": word})] == [run_id]
 
 
 def test_many_runs_come_page_by_page_oldest_first(
     tracker: MlflowTracker,
     client: MlflowClient,
     runs: MlflowRuns,
-    own: str,
+    word: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(mlflow_runs, "_PAGE", 2)
-    ids = [tracker.start_sweep(str(number), {"of": own}) for number in range(5)]
-    deleted = tracker.start_sweep("deleted", {"of": own})
+    ids = [tracker.start_sweep(str(number), {"of": word}) for number in range(5)]
+    deleted = tracker.start_sweep("deleted", {"of": word})
     client.delete_run(deleted)
-    found = runs.runs({"of": own})
-    assert sorted(run.run_id for run in found) == sorted(ids)
-    times = [(run.start_ms, run.run_id) for run in found]
+    listed = runs.runs({"of": word})
+    assert sorted(run.run_id for run in listed) == sorted(ids)
+    times = [(run.start_ms, run.run_id) for run in listed]
     assert times == sorted(times)
 
 
-def test_a_run_is_found_by_its_id(tracker: MlflowTracker, client: MlflowClient, own: str) -> None:
-    run_id = _run(tracker, own, own)
+def test_a_run_is_found_by_its_id(tracker: MlflowTracker, client: MlflowClient, word: str) -> None:
+    run_id = _run(tracker, word, word)
     client.log_batch(run_id, metrics=[Metric("s", value, 1, value) for value in (1, 3, 2)])
-    found = tracker.run(run_id)
-    assert (found.run_id, found.name, found.metrics["s"]) == (run_id, own, 3.0)
+    run = tracker.run(run_id)
+    assert (run.run_id, run.name, run.metrics["s"]) == (run_id, word, 3.0)
     with pytest.raises(SpecError, match=r"no run 'nobody' at sqlite:///.*; .* tracking.uri="):
         tracker.run("nobody")
 
 
 def test_a_sweep_is_opened_again_and_added_to(
-    tracker: MlflowTracker, client: MlflowClient, own: str, tmp_path: Path
+    tracker: MlflowTracker, client: MlflowClient, word: str, tmp_path: Path
 ) -> None:
     (tmp_path / "report.html").write_text("<html/>")
-    parent = tracker.start_sweep("sweep", {"sweep_id": own})
+    parent = tracker.start_sweep("sweep", {"sweep_id": word})
     tracker.finish_sweep(parent, "KILLED")
     tracker.reopen_sweep(parent)
     assert client.get_run(parent).info.status == "RUNNING"

@@ -102,14 +102,14 @@ def test_a_server_that_is_killed_costs_no_result_and_doubles_none(
 
     monkeypatch.setattr(mlflow_tracker, "_PAUSE_S", 0.0)
     again = MlflowTracker(config, tmp_path)
-    found = again.settled("config_key", [f"k{number}" for number in range(20)])
-    assert {key: logged.name for key, logged in found.items()} == {
+    settled = again.settled("config_key", [f"k{number}" for number in range(20)])
+    assert {key: logged.name for key, logged in settled.items()} == {
         "k0": "whole",
         "k1": "killed",
         "k2": "never there",
     }
-    assert (found["k0"].run_id, found["k1"].run_id) == (whole, run.run_id)
-    assert found["k1"].metrics == {"latency_ms": 1.5}
+    assert (settled["k0"].run_id, settled["k1"].run_id) == (whole, run.run_id)
+    assert settled["k1"].metrics == {"latency_ms": 1.5}
     assert len(again.runs({"kind": "run"})) == 3
     elsewhere = TrackingConfig(uri=server.uri, experiment="other")
     assert find_run(elsewhere, tmp_path, whole[:12]) == FoundRun(whole, "served")
@@ -137,11 +137,11 @@ def test_a_sweep_whose_server_is_killed_says_what_to_do_and_goes_on(
         "zip=[model.factory,model.factory_args.group]",
     ]
     assert sweep(*swept) == 2
-    shown, said = capsys.readouterr()
+    shown, err = capsys.readouterr()
     assert "2 runs" in shown
     assert "* lowest latency" in shown
-    assert "1 result could not be logged" in said
-    assert "python -m runner.send outputs/sweeps/" in said
+    assert "1 result could not be logged" in err
+    assert "python -m runner.send outputs/sweeps/" in err
     server.kill()  # what is left of it
     server.start()
     monkeypatch.setattr("sys.argv", ["send"])
@@ -150,7 +150,7 @@ def test_a_sweep_whose_server_is_killed_says_what_to_do_and_goes_on(
     (parent,) = tracker.runs({"kind": "sweep"})
     assert parent.status == "FINISHED"
     runs = tracker.runs_of_sweep(parent.tags["sweep_id"])
-    assert [one.tags["outcome"] for one in runs] == ["finished", "finished"]
+    assert [logged.tags["outcome"] for logged in runs] == ["finished", "finished"]
     capsys.readouterr()
     assert sweep(*swept) == 0
     assert "2 of 2 jobs done (2 before)" in capsys.readouterr().err

@@ -56,11 +56,11 @@ def test_runs_are_kept_in_a_database_that_several_make_at_once(
     # As people write it: without a driver.
     plain = uri.replace("postgresql+psycopg2", "postgresql")
     tracker = MlflowTracker(TrackingConfig(uri=plain), tmp_path)
-    found = {run.name: run for run in tracker.runs({"kind": "run"})}
-    assert sorted(found) == ["0", "1", "2"]
+    runs = {run.name: run for run in tracker.runs({"kind": "run"})}
+    assert sorted(runs) == ["0", "1", "2"]
     client = MlflowClient(uri)
     for number in range(3):
-        run = found[str(number)]
+        run = runs[str(number)]
         assert (run.params, run.metrics) == ({"n": str(number)}, {"n": number, "s": 299 / 3})
         history = client.get_metric_history(run.run_id, "s")
         assert [(point.step, point.value) for point in history] == [
@@ -104,10 +104,10 @@ def _let_in(uri: str, allowed: str) -> None:
 
 
 def _find(tracker: MlflowTracker) -> None:
-    found = tracker.settled("config_key", ["k1", "k2"])
-    assert found.keys() == {"k1"}
+    settled = tracker.settled("config_key", ["k1", "k2"])
+    assert settled.keys() == {"k1"}
     assert tracker.unfinished("config_key", ["k1"]) == []
-    run_id = found["k1"].run_id
+    run_id = settled["k1"].run_id
     config = TrackingConfig(uri=tracker.uri, experiment="other")
     assert find_run(config, Path.cwd(), run_id[:12]) == FoundRun(run_id, "fxpart")
     tracker.join_sweep([run_id], "a1")

@@ -106,8 +106,8 @@ def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
 def test_files_are_found_but_for_those_that_mlflow_keeps(tmp_path: Path) -> None:
     for name in ("sweeps/b/1_x", "sweeps/a", "mlartifacts/1/artifacts"):
         write_unsent(tmp_path / name, _run())
-    found = [str(path.parent.relative_to(tmp_path)) for path in unsent_files(tmp_path)]
-    assert found == ["sweeps/a", "sweeps/b/1_x"]
+    folders = [str(path.parent.relative_to(tmp_path)) for path in unsent_files(tmp_path)]
+    assert folders == ["sweeps/a", "sweeps/b/1_x"]
 
 
 def test_a_store_that_goes_away_costs_no_result(root: Path, tracker: MlflowTracker) -> None:
@@ -276,10 +276,10 @@ def test_the_command_sends_all(
     write_unsent(root / "outputs" / "job", _run("one", tracker.uri))
     broken = write_unsent(root / "outputs" / "two", _run("two", "sqlite:///tiny/x.db"))
     assert _send(monkeypatch=monkeypatch) == 2
-    said = capsys.readouterr()
-    assert said.out == "sent 1 run\n"
-    assert said.err.startswith("error: 1 run could not be sent: tracking at ")
-    assert said.err.count("\n") == 1
+    captured = capsys.readouterr()
+    assert captured.out == "sent 1 run\n"
+    assert captured.err.startswith("error: 1 run could not be sent: tracking at ")
+    assert captured.err.count("\n") == 1
     assert broken.exists()
     assert _send("outputs", "--uri", "sqlite:///outputs/mlflow.db", monkeypatch=monkeypatch) == 0
     assert capsys.readouterr().out == "sent 1 run\n"

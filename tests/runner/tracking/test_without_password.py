@@ -48,7 +48,7 @@ def test_a_command_says_where_the_password_goes(uri: str, shown: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "said", "shown"),
+    ("uri", "message", "shown"),
     [
         ("postgresql://me:a%20b@host/db", "no a%20b, and no 'a b'", "no ***, and no '***'"),
         ("postgresql://me:abc/d@host/db", "no port abc, nor 'abc/d'", "no port ***, nor '***'"),
@@ -56,8 +56,8 @@ def test_a_command_says_where_the_password_goes(uri: str, shown: str) -> None:
         ("postgresql://me@host/db?sslpassword=a+b", "a+b is not a b", "*** is not ***"),
     ],
 )
-def test_a_message_of_the_store_has_no_password_either(uri: str, said: str, shown: str) -> None:
-    assert hide_password(said, uri) == shown
+def test_a_message_of_the_store_has_no_password_either(uri: str, message: str, shown: str) -> None:
+    assert hide_password(message, uri) == shown
 
 
 def test_a_message_without_a_password_stays_as_it_is() -> None:

@@ -39,15 +39,15 @@ def ray_address() -> Iterator[str]:
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
         options = [f"--port={port}", f"--temp-dir={folder}", "--num-cpus=2"]
         options += ["--include-dashboard=false", "--node-ip-address=127.0.0.1"]
-        with (Path(folder) / "said").open("w") as said:
+        with (Path(folder) / "log").open("w") as log:
             head = subprocess.Popen(
                 [ray, "start", "--head", "--block", "--disable-usage-stats", *options],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=log,
+                stderr=log,
             )
         try:
-            _wait(head, port, Path(said.name))
+            _wait(head, port, Path(log.name))
             yield f"127.0.0.1:{port}"
             assert head.poll() is None
             assert answers_http2("127.0.0.1", port) is None
@@ -56,10 +56,10 @@ def ray_address() -> Iterator[str]:
             head.wait(timeout=WAIT_S)
 
 
-def _wait(head: "subprocess.Popen[bytes]", port: int, said: Path) -> None:
+def _wait(head: "subprocess.Popen[bytes]", port: int, log: Path) -> None:
     """Return when the cluster answers: its command does not say when it is ready."""
     end_s = time.monotonic() + WAIT_S
-    while answers_http2("127.0.0.1", port) or "Ray runtime started" not in said.read_text():
-        assert head.poll() is None, said.read_text()
-        assert time.monotonic() < end_s, said.read_text()
+    while answers_http2("127.0.0.1", port) or "Ray runtime started" not in log.read_text():
+        assert head.poll() is None, log.read_text()
+        assert time.monotonic() < end_s, log.read_text()
         time.sleep(_LOOK_S)

@@ -84,8 +84,8 @@ def ends(process: "subprocess.Popen[str]") -> list[Any]:
     out, err = process.communicate(timeout=WAIT_S)
     assert process.returncode == 0, err
     assert err == ""
-    found: list[Any] = json.loads(out)
-    return found
+    statuses: list[Any] = json.loads(out)
+    return statuses
 
 
 def wait_for(paths: Sequence[Path]) -> None:

@@ -41,11 +41,11 @@ def test_an_interrupt_is_heard_once() -> None:
 
 
 def test_without_an_interrupt_all_is_as_before() -> None:
-    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, [])
     with interruptible():
         assert signal.getsignal(signal.SIGINT) is not before[0]
-    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
     assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == mask
 
 

@@ -12,14 +12,14 @@ from tests.runner.sweep.launchers.driven import driving, ends, settings, wait_fo
 HERE = ["joblib", "ray", "submitit_local"]
 
 
-def _check(found: list[list[object]], folder: Path) -> None:
+def _check(outcomes: list[list[object]], folder: Path) -> None:
     """Of five jobs one has a bug and one was killed; the others end, but for what its pool lost."""
-    statuses = [status for status, _ in found]
-    finished = [what for status, what in found if status == "COMPLETED"]
+    statuses = [status for status, _ in outcomes]
+    finished = [what for status, what in outcomes if status == "COMPLETED"]
     assert statuses[1] == statuses[3] == "FAILED"
-    assert "killed" in str(found[3][1])
+    assert "killed" in str(outcomes[3][1])
     # A job that was under way in the pool of the killed one is lost with it.
-    for what in (what for status, what in found if status == "FAILED"):
+    for what in (what for status, what in outcomes if status == "FAILED"):
         assert what == "ZeroDivisionError: a bug" or "its process was killed" in str(what)
     for what in finished:
         assert isinstance(what, dict)
@@ -52,7 +52,7 @@ def _terminate(process: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("launcher", "stop", "code", "said"),
+    ("launcher", "stop", "code", "message"),
     [
         ("joblib", _interrupt_group, 130, "interrupted\n"),
         ("submitit_local", _interrupt_group, 130, "interrupted\n"),
@@ -62,7 +62,7 @@ def _terminate(process: int) -> None:
     ],
 )
 def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
-    launcher: str, stop: Callable[[int], None], code: int, said: str, tmp_path: Path
+    launcher: str, stop: Callable[[int], None], code: int, message: str, tmp_path: Path
 ) -> None:
     begun = [tmp_path / "begun_0", tmp_path / "begun_1"]
     with driving(launcher, "endless", 3, tmp_path) as process:
@@ -70,7 +70,7 @@ def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
         workers = [int(path.read_text()) for path in begun]
         stop(process.pid)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (code, "", said)
+    assert (process.returncode, out, err) == (code, "", message)
     for worker in workers:
         wait_until_gone(worker)
     assert (tmp_path / "interrupted_0").exists()

@@ -46,16 +46,16 @@ def test_every_job_is_done_once_though_ray_went_away(folder: Path, whom: str) ->
     (folder / "strikes.py").write_text(STRIKES)
     factories = f"model.factory=tiny:build,strikes:{whom},tiny:nested"
     # So that the model is built, whoever did it before.
-    there = ["capture.use_cache=false", "hydra.launcher.init.num_cpus=2"]
-    done = run(folder, *SWEPT, *there, factories)
+    settings = ["capture.use_cache=false", "hydra.launcher.init.num_cpus=2"]
+    done = run(folder, *SWEPT, *settings, factories)
     assert done.code == 0, done.err
     assert (folder / "struck").exists()
     assert "3 runs" in done.out
     assert done.err.splitlines()[-1].startswith("3 of 3 jobs done")
-    said = [line for line in done.err.splitlines() if " jobs done" not in line]
-    assert len(said) == 1, done.err
-    assert " of the jobs were lost: " in said[0]
+    messages = [line for line in done.err.splitlines() if " jobs done" not in line]
+    assert len(messages) == 1, done.err
+    assert " of the jobs were lost: " in messages[0]
     runs = tracked_runs(folder, "tags.kind = 'run'")
-    assert sorted(Counter(one.data.tags["config_key"] for one in runs).values()) == [1, 1, 1]
+    assert sorted(Counter(logged.data.tags["config_key"] for logged in runs).values()) == [1, 1, 1]
     (parent,) = tracked_runs(folder, "tags.kind = 'sweep'")
     assert parent.info.status == "FINISHED"

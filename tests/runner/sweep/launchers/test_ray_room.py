@@ -26,7 +26,7 @@ def test_a_machine_has_all(remote: dict[str, object]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("remote", "said"),
+    ("remote", "expected"),
     [
         ({"num_cpus": 3, "num_gpus": 1}, "num_cpus=3"),  # a machine that is gone has that many
         ({"num_cpus": 2, "num_gpus": 1}, "num_cpus=2, num_gpus=1"),  # not the same one
@@ -34,8 +34,8 @@ def test_a_machine_has_all(remote: dict[str, object]) -> None:
         ({"resources": {"other": 1}}, "other=1"),
     ],
 )
-def test_no_machine_has_it(remote: dict[str, object], said: str) -> None:
-    assert lacking(remote, MACHINES) == said
+def test_no_machine_has_it(remote: dict[str, object], expected: str) -> None:
+    assert lacking(remote, MACHINES) == expected
 
 
 def test_without_a_machine_nothing_is_known() -> None:

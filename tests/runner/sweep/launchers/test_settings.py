@@ -34,7 +34,7 @@ TICKETS = (Ticket(0, ()),)
 def test_every_job_is_dealt_once_and_evenly(jobs: int, processes: int, each: int | None) -> None:
     tickets = [Ticket(index, ()) for index in range(jobs)]
     bundles = deal(tickets, processes, each)
-    assert sorted(one.index for bundle in bundles for one in bundle) == list(range(jobs))
+    assert sorted(ticket.index for bundle in bundles for ticket in bundle) == list(range(jobs))
     sizes = [len(bundle) for bundle in bundles]
     assert max(sizes) - min(sizes) <= 1
     if each is None:
@@ -45,7 +45,7 @@ def test_every_job_is_dealt_once_and_evenly(jobs: int, processes: int, each: int
 
 def test_neighbours_are_dealt_to_different_processes() -> None:
     bundles = deal([Ticket(index, ()) for index in range(5)], 2, None)
-    assert [[one.index for one in bundle] for bundle in bundles] == [[0, 2, 4], [1, 3]]
+    assert [[ticket.index for ticket in bundle] for bundle in bundles] == [[0, 2, 4], [1, 3]]
 
 
 @pytest.mark.parametrize(("n_jobs", "count"), [(3, 3), (-1, 8), (-2, 7), (-8, 1), (20, 20)])

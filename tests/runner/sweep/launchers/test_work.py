@@ -19,8 +19,8 @@ from runner.sweep.launchers.work import (
 
 
 class _CannotTravelError(Exception):
-    def __init__(self, one: str, two: str) -> None:
-        super().__init__(f"{one}\n{two}")
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first}\n{second}")
 
 
 def test_a_failure_is_kept_in_words() -> None:
