@@ -16,35 +16,35 @@ def _case() -> Case:
 
 
 def test_differences_have_a_reason(case: Case) -> None:
-    theirs = solve(TORCH, case, Question("size_based"))
-    first, second = theirs.partitions
-    refused = Answer(1.0, theirs.total_bytes, error="RuntimeError: no", runtime_error=True)
-    counted = replace(theirs, total_bytes=1, partitions=(replace(first, used_bytes=1), second))
-    otherwise = replace(theirs, partitions=counted.partitions)
+    answer = solve(TORCH, case, Question("size_based"))
+    first, second = answer.partitions
+    refused = Answer(1.0, answer.total_bytes, error="RuntimeError: no", runtime_error=True)
+    counted = replace(answer, total_bytes=1, partitions=(replace(first, used_bytes=1), second))
+    otherwise = replace(answer, partitions=counted.partitions)
     swapped = (replace(first, number=1), replace(second, number=0))
-    numbers = {name: 1 - number for name, number in theirs.partition_of.items()}
+    numbers = {name: 1 - number for name, number in answer.partition_of.items()}
     numbered = replace(
-        theirs, partitions=swapped[::-1], partition_of=numbers, emitted=dict(numbers)
+        answer, partitions=swapped[::-1], partition_of=numbers, emitted=dict(numbers)
     )
     moved = replace(
-        theirs, partitions=(replace(first, devices=(1,)), replace(second, devices=(0,)))
+        answer, partitions=(replace(first, devices=(1,)), replace(second, devices=(0,)))
     )
-    nowhere = replace(theirs, partitions=(replace(first, devices=()), second))
-    for expected, his, mine in (
-        ("same answer", theirs, theirs),
+    nowhere = replace(answer, partitions=(replace(first, devices=()), second))
+    for expected, theirs, ours in (
+        ("same answer", answer, answer),
         ("both refuse", refused, refused),
-        ("torch invalid", nowhere, theirs),
+        ("torch invalid", nowhere, answer),
         ("torch invalid", nowhere, refused),
-        ("torch refuses, ours valid", refused, theirs),
-        ("bytes counted otherwise", theirs, counted),
-        ("numbered otherwise", theirs, numbered),
-        ("ours refuses", theirs, refused),
-        ("ours invalid", theirs, nowhere),
-        ("bytes counted otherwise", theirs, replace(refused, total_bytes=1)),
-        ("other", theirs, moved),
-        ("other", theirs, otherwise),
+        ("torch refuses, ours valid", refused, answer),
+        ("bytes counted otherwise", answer, counted),
+        ("numbered otherwise", answer, numbered),
+        ("ours refuses", answer, refused),
+        ("ours invalid", answer, nowhere),
+        ("bytes counted otherwise", answer, replace(refused, total_bytes=1)),
+        ("other", answer, moved),
+        ("other", answer, otherwise),
         ("other", refused, replace(refused, runtime_error=False)),
-        ("other", theirs, replace(theirs, same_outputs=False)),
-        ("other", theirs, replace(theirs, emitted=dict.fromkeys(case.operators, 0))),
+        ("other", answer, replace(answer, same_outputs=False)),
+        ("other", answer, replace(answer, emitted=dict.fromkeys(case.operators, 0))),
     ):
-        assert reason(case, his, mine)[0] == expected
+        assert reason(case, theirs, ours)[0] == expected

@@ -45,10 +45,10 @@ def test_fewer_cuts_are_lower_and_more_are_higher(case: Case) -> None:
 
 
 def test_answers_of_torch_that_do_not_count(case: Case) -> None:
-    mine = _answer(case, 0, 0, 1, 1)
-    assert _told(case, _answer(case, 0, 0, 0, 0), mine) == ({"torch_invalid": 1}, "")
-    assert _told(case, _answer(case, 0, 0, 0, -1), mine) == ({"torch_invalid": 1}, "")
-    assert _told(case, REFUSED, mine) == ({"torch_refuses": 1}, "")
+    ours = _answer(case, 0, 0, 1, 1)
+    assert _told(case, _answer(case, 0, 0, 0, 0), ours) == ({"torch_invalid": 1}, "")
+    assert _told(case, _answer(case, 0, 0, 0, -1), ours) == ({"torch_invalid": 1}, "")
+    assert _told(case, REFUSED, ours) == ({"torch_refuses": 1}, "")
     assert _told(case, REFUSED, REFUSED) == ({"both_refuse": 1}, "")
 
 
@@ -59,7 +59,7 @@ def test_answers_of_ours_that_need_mending(case: Case) -> None:
         1.0, 0, theirs.partitions, theirs.partition_of, theirs.emitted, same_outputs=False
     )
     crash = Answer(1.0, 0, error="KeyError: 3")
-    for ours, said in (
+    for ours, message in (
         (REFUSED, "refuses where torch has"),
         (_answer(case, 0, 0, 0, 0), "invalid: device 0 holds"),
         (emitted, "does not follow the partitions"),
@@ -67,7 +67,7 @@ def test_answers_of_ours_that_need_mending(case: Case) -> None:
     ):
         counts, told = _told(case, theirs, ours)
         assert counts == {"wrong": 1}
-        assert said in told
+        assert message in told
     assert _told(case, REFUSED, crash) == ({"wrong": 1}, "wrong: not a RuntimeError: KeyError: 3")
 
 

@@ -18,9 +18,9 @@ SPECS = {spec.name: spec for spec in SMALL}
 
 
 def _case(given: Allocated | None = None) -> Case:
-    said = Predicted(1_000_000, 2_000_000, 2_060_000, 4_500_000)
+    prediction = Predicted(1_000_000, 2_000_000, 2_060_000, 4_500_000)
     seen = Counted(2_000_000, 2_000_000, StepPeak(3_000_000, 5_000_000, 4_000_000, 2_000_000))
-    return Case("mlp small", said, seen, 6_000_000 if given else None, given)
+    return Case("mlp small", prediction, seen, 6_000_000 if given else None, given)
 
 
 def test_each_architecture_is_there_small_and_larger() -> None:
@@ -38,14 +38,14 @@ def test_each_architecture_is_there_small_and_larger() -> None:
 @pytest.mark.parametrize("name", ["mlp", "dlrm"])
 def test_a_small_model_is_predicted_as_it_is_counted(name: str) -> None:
     optimizer = Optimizer("adamw")
-    said = predicted(
+    prediction = predicted(
         SPECS[name], optimizer, StepOptions(fused_attention=False, fused_dropout=False)
     )
     seen = counted(SPECS[name], optimizer)
-    assert said.graph_bytes == pytest.approx(seen.graph_bytes, rel=0.02)
-    assert said.eager_bytes == pytest.approx(seen.eager_bytes, rel=0.02)
-    assert said.step_bytes == pytest.approx(seen.step.peak_bytes, rel=0.05)
-    assert seen.step.resident_bytes > 3 * said.weight_bytes
+    assert prediction.graph_bytes == pytest.approx(seen.graph_bytes, rel=0.02)
+    assert prediction.eager_bytes == pytest.approx(seen.eager_bytes, rel=0.02)
+    assert prediction.step_bytes == pytest.approx(seen.step.peak_bytes, rel=0.05)
+    assert seen.step.resident_bytes > 3 * prediction.weight_bytes
 
 
 def test_a_row_has_a_cell_for_each_head() -> None:
@@ -81,7 +81,7 @@ def test_the_lines_below_count_what_is_within_the_targets() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_cuda_gives_out_about_what_is_predicted() -> None:
     optimizer = Optimizer("adamw", implementation="foreach")
-    said = predicted(SPECS["mlp"], optimizer, StepOptions())
+    prediction = predicted(SPECS["mlp"], optimizer, StepOptions())
     given = allocated(SPECS["mlp"], optimizer, torch.device("cuda"))
-    assert given.forward_bytes - given.kept_bytes == pytest.approx(said.eager_bytes, rel=0.1)
-    assert given.step_bytes - given.kept_bytes == pytest.approx(said.step_bytes, rel=0.1)
+    assert given.forward_bytes - given.kept_bytes == pytest.approx(prediction.eager_bytes, rel=0.1)
+    assert given.step_bytes - given.kept_bytes == pytest.approx(prediction.step_bytes, rel=0.1)

@@ -32,7 +32,7 @@ def test_a_row_for_each_shape_and_size(
 
 
 def test_profiles_that_differ_are_not_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    theirs = "torch._inductor.fx_passes.memory_estimator.build_memory_profile"
-    monkeypatch.setattr(theirs, lambda *_: [0])
+    builder = "torch._inductor.fx_passes.memory_estimator.build_memory_profile"
+    monkeypatch.setattr(builder, lambda *_: [0])
     with pytest.raises(SystemExit, match="views of views, 9 nodes: the profiles differ"):
         compare_profiles("views of views", 9, 1)

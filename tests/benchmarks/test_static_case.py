@@ -51,15 +51,15 @@ def test_the_whole_is_what_torch_counts(case: object) -> None:
 
 def test_a_copy_has_the_same_names_and_weights_and_shares_no_node() -> None:
     case = random_case(7)
-    one, two = fresh_copy(case), fresh_copy(case)
+    first, second = fresh_copy(case), fresh_copy(case)
     names = [node.name for node in case.traced.graph.nodes]
-    assert [node.name for node in one.graph.nodes] == names
-    assert [node.meta[NAME] for node in two.graph.nodes] == names
-    next(iter(one.graph.nodes)).size_bytes = 1
-    assert not hasattr(next(iter(two.graph.nodes)), "size_bytes")
+    assert [node.name for node in first.graph.nodes] == names
+    assert [node.meta[NAME] for node in second.graph.nodes] == names
+    next(iter(first.graph.nodes)).size_bytes = 1
+    assert not hasattr(next(iter(second.graph.nodes)), "size_bytes")
     weights = dict(case.traced.named_parameters())
     assert weights
-    assert all(weights[name] is weight for name, weight in one.named_parameters())
+    assert all(weights[name] is weight for name, weight in first.named_parameters())
 
 
 def test_random_cases_keep_to_their_bounds_and_to_their_seed() -> None:

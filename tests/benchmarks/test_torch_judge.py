@@ -38,10 +38,10 @@ def test_too_much_on_one_device_is_named(case: Case) -> None:
 
 def test_bytes_on_one_device_are_counted_together(case: Case) -> None:
     judge = make_judge(case)
-    one = judge.verdict(dict.fromkeys(case.operators, 0), {0: [0]})
+    single = judge.verdict(dict.fromkeys(case.operators, 0), {0: [0]})
     first, second, third = case.operators
-    two = judge.verdict({first: 0, second: 0, third: 1}, {0: [0], 1: [0]})
-    assert one.fault == two.fault != ""
+    divided = judge.verdict({first: 0, second: 0, third: 1}, {0: [0], 1: [0]})
+    assert single.fault == divided.fault != ""
 
 
 def test_a_partition_without_a_device_is_a_fault(case: Case) -> None:

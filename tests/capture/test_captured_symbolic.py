@@ -62,25 +62,25 @@ def test_all_batch_sizes_share_an_entry(folder: Path) -> None:
         assert at.names == fresh.names
 
 
-@pytest.mark.parametrize("asked", [(3, 64, 5, 65), (64, 3, 65, 5)])
+@pytest.mark.parametrize("batches", [(3, 64, 5, 65), (64, 3, 65, 5)])
 def test_a_condition_on_the_batch_holds_whatever_was_asked_before(
-    folder: Path, asked: tuple[int, ...]
+    folder: Path, batches: tuple[int, ...]
 ) -> None:
-    found = {
+    captured = {
         batch: captured_symbolic(_spec(batch, "conditional"), ("batch",), folder / "cache")
-        for batch in asked
+        for batch in batches
     }
     # Those that the shared capture holds for have it; each of the others has its own.
-    small = [batch for batch in asked if batch <= 16]
-    assert [found[batch].from_cache for batch in small][1:] == [True]
-    assert not found[64].from_cache
-    assert not found[65].from_cache
+    small = [batch for batch in batches if batch <= 16]
+    assert [captured[batch].from_cache for batch in small][1:] == [True]
+    assert not captured[64].from_cache
+    assert not captured[65].from_cache
     assert captured_symbolic(_spec(64, "conditional"), ("batch",), folder / "cache").from_cache
-    assert found[3].symbolic.ranges == found[5].symbolic.ranges == ((1, 16),)
-    assert found[64].symbolic.ranges == found[65].symbolic.ranges == ((17, None),)
+    assert captured[3].symbolic.ranges == captured[5].symbolic.ranges == ((1, 16),)
+    assert captured[64].symbolic.ranges == captured[65].symbolic.ranges == ((17, None),)
     for batch, operators in ((3, 1), (64, 3)):
         fresh = captured_graph(_spec(batch, "conditional"), "operator", None).graph
-        at = found[batch].symbolic.at(batch=batch)
+        at = captured[batch].symbolic.at(batch=batch)
         assert at.names == fresh.names
         assert at.n_ops == operators
         assert at.value_bytes.tolist() == fresh.value_bytes.tolist()
@@ -88,8 +88,8 @@ def test_a_condition_on_the_batch_holds_whatever_was_asked_before(
 
 def test_a_model_of_large_batches_alone_is_captured_at_its_own(folder: Path) -> None:
     spec = _spec(32, "at_least_eight")
-    found = captured_symbolic(spec, ("batch",), folder / "cache")
-    assert found.symbolic.at(batch=32).value_bytes.max() == 32 * 8 * 4
+    captured = captured_symbolic(spec, ("batch",), folder / "cache")
+    assert captured.symbolic.at(batch=32).value_bytes.max() == 32 * 8 * 4
     assert captured_symbolic(spec, ("batch",), folder / "cache").from_cache
     with pytest.raises(CaptureError, match="a batch of 8 or more"):
         captured_symbolic(_spec(7, "at_least_eight"), ("batch",), folder / "cache")

@@ -47,7 +47,7 @@ def test_sizes_are_exact_bytes(text: str, size_bytes: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("16", "has no unit"),
         ("16gbb", "unknown unit 'gbb'"),
@@ -60,8 +60,8 @@ def test_sizes_are_exact_bytes(text: str, size_bytes: int) -> None:
         ("1e9gb", "is not a number and a unit"),
     ],
 )
-def test_a_wrong_size_is_refused(text: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_a_wrong_size_is_refused(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         parse_size_bytes(text)
 
 
@@ -88,7 +88,7 @@ def test_pools_come_in_the_order_of_the_spec(spec: str, pools: tuple[PoolSpec, .
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("4x16", "size '16' has no unit"),
         ("0x16gb", "count 0 in '0x16gb' must be at least 1"),
@@ -105,12 +105,12 @@ def test_pools_come_in_the_order_of_the_spec(spec: str, pools: tuple[PoolSpec, .
         (f"{MAX_DEVICES}x1gb+1x1gb", f"1025 devices are too many, at most {MAX_DEVICES}"),
     ],
 )
-def test_a_wrong_spec_is_refused_in_one_line(spec: str, said: str) -> None:
+def test_a_wrong_spec_is_refused_in_one_line(spec: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
         parse_devices(spec, ACCELERATORS)
     line = str(caught.value)
     assert line.startswith(f"devices={spec}: ")
-    assert said in line
+    assert message in line
     assert line.endswith(DEVICE_GRAMMAR)
     assert "\n" not in line
 

@@ -80,8 +80,8 @@ def test_a_granularity_that_does_not_exist_is_refused(wrong: str | int) -> None:
 
 
 def test_what_is_a_depth() -> None:
-    asked = ("operator", "module", "2", 3)
-    assert [depth_of(granularity) for granularity in asked] == [None, None, 2, 3]
+    granularities = ("operator", "module", "2", 3)
+    assert [depth_of(granularity) for granularity in granularities] == [None, None, 2, 3]
 
 
 def _same_group_as_asked(graph: OpGraph, granularity: str | int) -> list[list[bool]]:
@@ -90,17 +90,17 @@ def _same_group_as_asked(graph: OpGraph, granularity: str | int) -> list[list[bo
     together = graph.group[:, None] == graph.group[None, :]
     for a in range(n):
         for b in range(n):
-            one, two = graph.modules[a], graph.modules[b]
+            first, second = graph.modules[a], graph.modules[b]
             if granularity == "module":
-                together[a, b] |= one == two
+                together[a, b] |= first == second
                 continue
             depth = int(granularity)
-            heads = [path.split(".")[:depth] if path else [] for path in (one, two)]
+            heads = [path.split(".")[:depth] if path else [] for path in (first, second)]
             if len(heads[0]) == len(heads[1]) == depth:
                 together[a, b] |= heads[0] == heads[1]
-            elif one == two:
+            elif first == second:
                 together[a, b] |= all(
-                    path == one for path in graph.modules[min(a, b) : max(a, b) + 1]
+                    path == first for path in graph.modules[min(a, b) : max(a, b) + 1]
                 )
     for _ in range(n):
         together = together @ together
@@ -117,8 +117,8 @@ def test_groups_are_all_that_is_asked_and_no_more(
 ) -> None:
     graph = random_graph(seed, n)
     group = group_operators(graph, granularity).group
-    asked = _same_group_as_asked(graph, granularity)
-    assert (group[:, None] == group[None, :]).tolist() == asked
+    expected = _same_group_as_asked(graph, granularity)
+    assert (group[:, None] == group[None, :]).tolist() == expected
     assert all(group[op] == min(np.flatnonzero(group == group[op])) for op in range(n))
 
 

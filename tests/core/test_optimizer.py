@@ -89,8 +89,8 @@ def test_lists_of_tensors_stay_to_the_end_of_the_step() -> None:
     assert graph.value_is_output[-2:].all()
     # Weights and states, an input and the last forward result, gradients, and both tensors.
     weights = 3 * (40 + 24) + 2 * 4
-    found = peak_bytes(memory_tables(graph), np.zeros(graph.n_ops, dtype=np.int64), 1)
-    assert found.tolist() == [weights + 2 + 64 + 64]
+    peaks = peak_bytes(memory_tables(graph), np.zeros(graph.n_ops, dtype=np.int64), 1)
+    assert peaks.tolist() == [weights + 2 + 64 + 64]
 
 
 def test_copies_are_float32_and_so_are_states_and_gradients() -> None:
@@ -226,8 +226,8 @@ def test_names_that_do_not_exist_are_refused(arguments: dict[str, str], message:
 
 
 def test_a_graph_without_gradients_is_refused() -> None:
-    said = r"the graph of 3 operators has none: .* no weight .* requires a gradient; .*unfreeze"
-    with pytest.raises(SpecError, match=said):
+    message = r"the graph of 3 operators has none: .* no weight .* requires a gradient; .*unfreeze"
+    with pytest.raises(SpecError, match=message):
         with_optimizer(chain(3), Optimizer("adam"))
 
 

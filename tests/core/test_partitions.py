@@ -86,8 +86,8 @@ def test_homes_meet_where_their_turns_can_fall_on_one_input() -> None:
     # 0 and 1 swap; turns of two and of three come together; nothing else is on 3 and 4.
     assert meetings(homes) == [(0, 2), (0, 3), (1, 2), (1, 3), (2, 3)]
     for a, b in itertools.combinations(range(5), 2):
-        one, two = homes[a], homes[b]
-        at_once = any(one[i % len(one)] == two[i % len(two)] for i in range(6))
+        first, second = homes[a], homes[b]
+        at_once = any(first[i % len(first)] == second[i % len(second)] for i in range(6))
         assert ((a, b) in meetings(homes)) == at_once
 
 
@@ -97,8 +97,8 @@ def test_no_two_neighbours_of_a_device_could_be_one(seed: int, n: int) -> None:
     device_of = np.random.default_rng(seed).integers(0, 2, n)
     placed = partition_by_device(graph, device_of)
     for device in range(2):
-        mine = [p for p, home in enumerate(placed.devices_of_partition) if home[0] == device]
-        for a, b in itertools.pairwise(mine):
+        numbers = [p for p, home in enumerate(placed.devices_of_partition) if home[0] == device]
+        for a, b in itertools.pairwise(numbers):
             joined = np.where(placed.partition_of == b, a, placed.partition_of)
             with pytest.raises(CycleError):
                 _order_of(graph, joined, device_of)

@@ -43,12 +43,12 @@ def test_an_unknown_way_of_checkpointing_is_told_the_nearest() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "level", "said"),
+    ("phase", "level", "message"),
     [
         ("trainin", "operator", "phase=trainin does not exist; nearest: training"),
         ("training", "module", r"use capture\.level=operator"),
     ],
 )
-def test_a_phase_that_cannot_be_captured_is_refused(phase: str, level: str, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_a_phase_that_cannot_be_captured_is_refused(phase: str, level: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         check_phase(phase, level)

@@ -75,7 +75,7 @@ def test_a_device_smaller_than_its_reserve_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"context_bytes": -1}, "reserve.context_bytes must be at least 0, got -1"),
         ({"workspace_bytes": -5}, "reserve.workspace_bytes must be at least 0, got -5"),
@@ -85,8 +85,8 @@ def test_a_device_smaller_than_its_reserve_is_refused() -> None:
         ({"fragmentation": float("nan")}, "reserve.fragmentation must be a share from 0 to 0.9"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings: dict[str, float], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         Reserve(**settings)  # type: ignore[arg-type]
 
 
@@ -166,10 +166,13 @@ def test_tables_that_do_not_fit_are_told_of_the_reserve() -> None:
     graph = replace(
         sketch.graph(joined), targets=("aten.embedding.default",) * 3 + ("aten.cat.default",)
     )
-    for reserve, count, said in ((60, 2, "beside 60 B reserved on each"), (90, 1, "beside 90 B")):
+    for reserve, count, message in (
+        (60, 2, "beside 60 B reserved on each"),
+        (90, 1, "beside 90 B"),
+    ):
         left = with_reserve(device(130), Reserve(context_bytes=reserve))
         topology = uniform_topology((left,) * count, Link(1.0))
-        with pytest.raises(InfeasibleError, match=said):
+        with pytest.raises(InfeasibleError, match=message):
             make_mode("sparse_nn")(problem(graph, topology))
 
 

@@ -68,7 +68,7 @@ def test_every_size_agrees_with_whole_numbers_of_any_length(batch: int, seq_len:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ({"batch": 1}, "a size of seq_len is missing"),
         ({"batch": 1, "seq_len": 2, "bacth": 3}, "bacth is not symbolic here; nearest: batch"),
@@ -79,8 +79,8 @@ def test_every_size_agrees_with_whole_numbers_of_any_length(batch: int, seq_len:
         ({"batch": 1, "seq_len": 10}, "seq_len=10 is outside"),
     ],
 )
-def test_sizes_that_mean_nothing_are_refused(sizes: dict[str, int], said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+def test_sizes_that_mean_nothing_are_refused(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         _symbolic().at(**sizes)
     assert "\n" not in str(caught.value)
 
@@ -101,7 +101,7 @@ def _wrong_rows(symbolic: SymbolicGraph) -> dict[str, IntArray]:
 def test_parts_that_contradict_each_other_are_refused() -> None:
     symbolic = _symbolic()
     flops = symbolic.coefficients["flops"] + 1
-    for changes, said in (
+    for changes, message in (
         ({"symbols": ("batch", "batch")}, "each once"),
         ({"captured_at": (2,)}, "value of each symbol"),
         ({"exponents": symbolic.exponents[:, :1]}, "one column a symbol"),
@@ -113,7 +113,7 @@ def test_parts_that_contradict_each_other_are_refused() -> None:
         ({"coefficients": {**symbolic.coefficients, "flops": flops}}, "do not give what"),
         ({"value_batch_dim": np.array([0])}, "one number a value"),
     ):
-        with pytest.raises(SpecError, match=said):
+        with pytest.raises(SpecError, match=message):
             replace(symbolic, **changes)
 
 

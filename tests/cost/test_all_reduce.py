@@ -148,9 +148,9 @@ def test_views_of_one_gradient_are_summed_once() -> None:
 
 def test_buckets_lie_beside_the_weights() -> None:
     graph = _step()
-    held = with_buckets(graph, np.array([3, 4], dtype=np.int64))
-    assert held.weight_state_bytes.tolist() == [40, 60]
-    assert held.state_tensor_bytes.tolist() == [[40, 60]]
+    bucketed = with_buckets(graph, np.array([3, 4], dtype=np.int64))
+    assert bucketed.weight_state_bytes.tolist() == [40, 60]
+    assert bucketed.state_tensor_bytes.tolist() == [[40, 60]]
     assert with_buckets(graph, np.array([3], dtype=np.int64)).weight_state_bytes.tolist() == [0, 60]
     # Beside the two states and the count of steps, as tensors of their own.
     both = with_buckets(with_optimizer(graph, Optimizer("adam")), np.array([3], dtype=np.int64))

@@ -16,23 +16,23 @@ from tests.cost.planted import PLANTED, graph_of, profile_of
 from tests.sketch import Sketch, chain, devices
 
 
-def _close(found: Calibration, planted: Calibration, tolerance: float) -> None:
-    assert found.overhead_s == pytest.approx(planted.overhead_s, rel=tolerance)
-    assert found.view_s == pytest.approx(planted.view_s, rel=tolerance)
-    assert found.fresh_s_per_byte == pytest.approx(planted.fresh_s_per_byte, rel=tolerance)
-    assert found.bytes_per_s == pytest.approx(planted.bytes_per_s, rel=tolerance)
-    assert found.flops_per_s == pytest.approx(planted.flops_per_s, rel=tolerance)
+def _close(fitted: Calibration, planted: Calibration, tolerance: float) -> None:
+    assert fitted.overhead_s == pytest.approx(planted.overhead_s, rel=tolerance)
+    assert fitted.view_s == pytest.approx(planted.view_s, rel=tolerance)
+    assert fitted.fresh_s_per_byte == pytest.approx(planted.fresh_s_per_byte, rel=tolerance)
+    assert fitted.bytes_per_s == pytest.approx(planted.bytes_per_s, rel=tolerance)
+    assert fitted.flops_per_s == pytest.approx(planted.flops_per_s, rel=tolerance)
 
 
 def test_planted_coefficients_are_found() -> None:
     graphs = [graph_of(seed) for seed in range(3)]
-    found = calibrate([(graph, profile_of(graph)) for graph in graphs])
-    _close(found, PLANTED, 1e-6)
-    assert found.total_errors == pytest.approx((0, 0, 0), abs=1e-6)
-    assert found.op_error == pytest.approx(0, abs=1e-6)
-    assert found.spearman == pytest.approx(1, abs=1e-3)
-    assert found.device_name == "a device"
-    assert list(found.flops_per_s) == sorted(PLANTED.flops_per_s)
+    fitted = calibrate([(graph, profile_of(graph)) for graph in graphs])
+    _close(fitted, PLANTED, 1e-6)
+    assert fitted.total_errors == pytest.approx((0, 0, 0), abs=1e-6)
+    assert fitted.op_error == pytest.approx(0, abs=1e-6)
+    assert fitted.spearman == pytest.approx(1, abs=1e-3)
+    assert fitted.device_name == "a device"
+    assert list(fitted.flops_per_s) == sorted(PLANTED.flops_per_s)
 
 
 @settings(max_examples=10, deadline=None)
@@ -48,10 +48,10 @@ def test_any_coefficients_are_found(
     samples = [
         (graph, profile_of(graph, planted)) for graph in (graph_of(7, 200), graph_of(8, 200))
     ]
-    found = calibrate(samples)
+    fitted = calibrate(samples)
     # Where nothing is limited by a rate, none is known; the times come out all the same.
     for graph, profile in samples:
-        np.testing.assert_allclose(found.seconds(graph), profile.seconds, rtol=1e-3)
+        np.testing.assert_allclose(fitted.seconds(graph), profile.seconds, rtol=1e-3)
 
 
 def test_noise_moves_the_fit_little_and_the_answer_is_always_the_same() -> None:
@@ -62,21 +62,21 @@ def test_noise_moves_the_fit_little_and_the_answer_is_always_the_same() -> None:
         profile = profile_of(graph)
         noisy = profile.seconds * np.exp(rng.normal(0, 0.2, graph.n_ops))
         samples.append((graph, replace(profile, seconds=noisy)))
-    found = calibrate(samples)
-    _close(found, PLANTED, 0.2)
-    assert 0 < found.op_error < 0.3
-    assert 0.9 < found.spearman < 1
+    fitted = calibrate(samples)
+    _close(fitted, PLANTED, 0.2)
+    assert 0 < fitted.op_error < 0.3
+    assert 0.9 < fitted.spearman < 1
     again = calibrate(samples)
-    assert again == found
+    assert again == fitted
 
 
 def test_the_common_factor_makes_one_graphs_total_right() -> None:
     graph = graph_of(1)
     skewed = profile_of(graph).seconds.copy()
     skewed[int(skewed.argmax())] *= 5
-    found = calibrate([(graph, OperatorProfile(skewed, np.ones(60, dtype=np.int64), "a device"))])
-    assert found.total_errors == pytest.approx((0,), abs=1e-9)
-    assert found.seconds(graph).sum() == pytest.approx(skewed.sum())
+    fitted = calibrate([(graph, OperatorProfile(skewed, np.ones(60, dtype=np.int64), "a device"))])
+    assert fitted.total_errors == pytest.approx((0,), abs=1e-9)
+    assert fitted.seconds(graph).sum() == pytest.approx(skewed.sum())
 
 
 def test_times_by_hand() -> None:
@@ -156,13 +156,13 @@ def test_coefficients_that_make_no_times_are_refused(field: str, value: object) 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     path = tmp_path / "new" / "calibration.json"
-    found = replace(PLANTED, total_errors=(0.1, -0.2), op_error=0.25, spearman=0.9)
-    write_calibration(path, found)
-    assert read_calibration(path) == found
+    written = replace(PLANTED, total_errors=(0.1, -0.2), op_error=0.25, spearman=0.9)
+    write_calibration(path, written)
+    assert read_calibration(path) == written
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "damaged"),
         ('{"schema": "other"}', "not a fxpart-calibration"),
@@ -170,10 +170,10 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ('{"schema": "fxpart-calibration", "version": 1, "flops_per_s": 3}', "damaged"),
     ],
 )
-def test_a_damaged_file_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "calibration.json"
     path.write_text(text)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         read_calibration(path)
 
 

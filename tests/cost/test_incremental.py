@@ -60,8 +60,8 @@ def test_an_estimate_from_the_start_is_exact(seed: int, n: int, count: int) -> N
     last = int(rng.integers(0, n))
     moved = device_of.copy()
     moved[: last + 1] = rng.integers(0, count, size=last + 1)
-    found, _, _ = estimate(this.costs, moved, progress, 0, last)
-    assert found == pytest.approx(schedule(this.costs, moved, schedule_log(this.costs))[0])
+    estimated_s, _, _ = estimate(this.costs, moved, progress, 0, last)
+    assert estimated_s == pytest.approx(schedule(this.costs, moved, schedule_log(this.costs))[0])
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(33, 150), count=st.integers(2, 4))
@@ -72,10 +72,10 @@ def test_without_a_change_every_span_reports_its_longest_path(
     progress = make_progress(this.costs)
     latency = refresh(this.costs, device_of, progress)
     first, last = sorted(int(x) for x in rng.integers(0, n, size=2))
-    found, _, _ = estimate(this.costs, device_of, progress, first, last)
-    assert found <= latency * (1 + 1e-9)
+    estimated_s, _, _ = estimate(this.costs, device_of, progress, first, last)
+    assert estimated_s <= latency * (1 + 1e-9)
     if progress.critical[first : last + 1].any():
-        assert found == pytest.approx(latency)
+        assert estimated_s == pytest.approx(latency)
 
 
 def test_an_estimate_leaves_the_progress_as_it_was() -> None:

@@ -9,9 +9,9 @@ from fxpart.support.host import cpu_name, machine_key
 
 
 def test_a_machine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = tmp_path / "cpuinfo"
-    said.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Other\n")
-    monkeypatch.setattr(machine, "_CPU_INFO", said)
+    cpu_info = tmp_path / "cpuinfo"
+    cpu_info.write_text("processor\t: 0\nmodel name\t: Some CPU @ 2 GHz\nmodel name\t: Other\n")
+    monkeypatch.setattr(machine, "_CPU_INFO", cpu_info)
     assert cpu_name() == "Some CPU @ 2 GHz"
     assert machine_key("cpu")["cpu"] == "Some CPU @ 2 GHz"
     monkeypatch.setattr(machine, "_CPU_INFO", tmp_path / "none")

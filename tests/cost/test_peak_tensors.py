@@ -135,8 +135,8 @@ def test_a_part_of_a_gradient_is_one_wherever_it_is_sent() -> None:
     a = sketch.op([sketch.input(1)], 1)
     b = sketch.op([a], 1)
     sent = sketch.op([b], 9, backward_of=1)
-    mine = sketch.op([sent, a], 9, backward_of=0)
-    grad = sketch.op([sent, mine], 9, backward_of=0)
+    part = sketch.op([sent, a], 9, backward_of=0)
+    grad = sketch.op([sent, part], 9, backward_of=0)
     targets = ("aten.mm.default",) * 4 + ("aten.add.Tensor",)
     graph = replace(
         sketch.graph(grad),
@@ -179,10 +179,10 @@ def _kind(graph: OpGraph, device_of: IntArray, device: int, source: int) -> str:
 
 def _gradients(graph: OpGraph) -> set[int]:
     """Return gradients and what is added up to them, by repeating until nothing is found."""
-    found = set(graph.gradient_values.tolist())
+    values = set(graph.gradient_values.tolist())
     while True:
         more = set()
-        for value in found:
+        for value in values:
             op = int(graph.value_producer[value])
             parts = [int(graph.value_base[value])]
             if graph.targets[op] in ("aten.add.Tensor", "aten.add_.Tensor"):
@@ -191,9 +191,9 @@ def _gradients(graph: OpGraph) -> set[int]:
             for v in parts:
                 if v >= 0 and graph.value_producer[v] >= 0:
                     more |= {v} if graph.is_backward[graph.value_producer[v]] else set()
-        if more <= found:
-            return found
-        found |= more
+        if more <= values:
+            return values
+        values |= more
 
 
 def _storage(graph: OpGraph, device_of: IntArray, device: int, value: int) -> int:
@@ -213,14 +213,14 @@ def _alive(graph: OpGraph, device_of: IntArray, device: int, op: int) -> Counter
             storage = _storage(graph, device_of, device, value)
             stays = value in made and graph.value_is_output[value]
             until[storage] = max(until.get(storage, -1), graph.n_ops if stays else other)
-    found: Counter[str] = Counter()
+    alive: Counter[str] = Counter()
     for storage, last in until.items():
         maker = int(graph.value_producer[storage])
         local = maker < 0 or device_of[maker] == device
         size = graph.value_alloc_bytes[storage] if local else graph.value_bytes[storage]
         if maker < 0 or maker <= op <= last:
-            found[_kind(graph, device_of, device, storage)] += int(size)
-    return found
+            alive[_kind(graph, device_of, device, storage)] += int(size)
+    return alive
 
 
 @given(st.integers(0, 9999), st.integers(2, 14), st.integers(1, 4))
@@ -231,8 +231,8 @@ def test_kinds_are_what_their_names_say(seed: int, n: int, count: int) -> None:
     placed = partition_by_device(graph, device_of)
     for peak in device_peaks(problem(graph, devices(*[BIG] * count)), placed, top=10**6):
         expected = _alive(graph, device_of, peak.device, peak.op)
-        mine = np.flatnonzero(device_of == peak.device)
-        used = {int(w) for op in mine for w in graph.uses_of(int(op))}
+        ops = np.flatnonzero(device_of == peak.device)
+        used = {int(w) for op in ops for w in graph.uses_of(int(op))}
         expected["weight"] += sum(int(graph.weight_bytes[w]) for w in used)
         expected["optimizer state"] += sum(int(graph.weight_state_bytes[w]) for w in used)
         assert peak.by_kind == {kind: expected[kind] for kind in KINDS if expected[kind]}
@@ -241,8 +241,8 @@ def test_kinds_are_what_their_names_say(seed: int, n: int, count: int) -> None:
         for tensor in peak.tensors:
             by_tensor[tensor.kind] += tensor.bytes
         assert dict(by_tensor) == peak.by_kind
-        held = [sum(_alive(graph, device_of, peak.device, int(op)).values()) for op in mine]
-        assert int(mine[int(np.argmax(held))]) == peak.op
+        held_bytes = [sum(_alive(graph, device_of, peak.device, int(op)).values()) for op in ops]
+        assert int(ops[int(np.argmax(held_bytes))]) == peak.op
 
 
 @given(st.integers(0, 9999), st.integers(2, 60), st.integers(1, 4))
@@ -251,16 +251,18 @@ def test_kinds_add_up_to_what_the_evaluation_says(seed: int, n: int, count: int)
     graph = any_graph(seed, n)
     placed = partition_by_device(graph, random_homes(graph, seed, count))
     what = problem(graph, devices(*[BIG] * count))
-    found = evaluate(what, placed)
+    evaluation = evaluate(what, placed)
     peaks = device_peaks(what, placed)
-    assert [peak.device for peak in peaks] == [d.logical_id for d in found.devices if d.operators]
+    assert [peak.device for peak in peaks] == [
+        d.logical_id for d in evaluation.devices if d.operators
+    ]
     for peak in peaks:
-        use = found.devices[peak.device]
+        use = evaluation.devices[peak.device]
         assert peak.bytes == use.peak_bytes == sum(peak.by_kind.values())
         assert peak.by_kind.get("weight", 0) == use.weight_bytes
         assert peak.by_kind.get("optimizer state", 0) == use.state_bytes
         assert set(peak.by_kind) <= set(KINDS)
-    for profile, kinds in zip(found.memory, memory_by_kind(graph, placed, count), strict=True):
+    for profile, kinds in zip(evaluation.memory, memory_by_kind(graph, placed, count), strict=True):
         assert kinds.shape == (len(KINDS), len(profile.op))
         assert kinds.sum(axis=0).tolist() == profile.held_bytes.tolist()
 
@@ -272,13 +274,13 @@ def test_replicas_hold_what_their_fullest_round_needs(seed: int) -> None:
     homes = [(device, 2, 3) if device else (device,) for (device,) in placed.devices_of_partition]
     copied = Assignment(placed.partition_of, tuple(homes))
     what = problem(graph, devices(*[BIG] * 4))
-    found = evaluate(what, copied)
+    evaluation = evaluate(what, copied)
     peaks = device_peaks(what, copied)
     assert [peak.bytes for peak in peaks] == [
-        found.devices[peak.device].peak_bytes for peak in peaks
+        evaluation.devices[peak.device].peak_bytes for peak in peaks
     ]
     over_time = memory_by_kind(graph, copied, 4)
-    for profile, kinds in zip(found.memory, over_time, strict=True):
+    for profile, kinds in zip(evaluation.memory, over_time, strict=True):
         assert kinds.sum(axis=0).tolist() == profile.held_bytes.tolist()
 
 

@@ -65,11 +65,11 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     profile, path = profile_of(graph), profile_path(tmp_path / "new", {"model": "m"})
     assert read_profile(path, graph) is None
     write_profile(path, graph, profile)
-    found = read_profile(path, graph)
-    assert found is not None
-    np.testing.assert_array_equal(found.seconds, profile.seconds)
-    np.testing.assert_array_equal(found.samples, profile.samples)
-    assert (found.device_name, found.executed) == (profile.device_name, 0)
+    restored = read_profile(path, graph)
+    assert restored is not None
+    np.testing.assert_array_equal(restored.seconds, profile.seconds)
+    np.testing.assert_array_equal(restored.samples, profile.samples)
+    assert (restored.device_name, restored.executed) == (profile.device_name, 0)
     # How operators are grouped does not matter, what they are does.
     assert read_profile(path, replace(graph, group=np.zeros(60, dtype=np.int64))) is not None
     assert read_profile(path, graph_of(1)) is None

@@ -114,8 +114,8 @@ def test_turns_that_hardly_ever_repeat_are_refused() -> None:
 
 @pytest.mark.parametrize("homes", [(3,), (0, 3), (-1,)])
 def test_a_device_that_is_not_there_is_refused(homes: tuple[int, ...]) -> None:
-    said = f"uses device {homes[-1]}, there are 3"
-    with pytest.raises(SpecError, match=said):
+    message = f"uses device {homes[-1]}, there are 3"
+    with pytest.raises(SpecError, match=message):
         evaluate(_pair(), _placed((0,), homes))
 
 
@@ -190,10 +190,10 @@ def _received(this: Problem, placed: Assignment) -> list[int]:
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 20), count=st.integers(1, 4))
 def test_a_replica_never_needs_less_than_any_of_its_rounds(seed: int, n: int, count: int) -> None:
     this, placed = _replicated(seed, n, count)
-    held = holding(this.memory, placed, count)
+    needed = holding(this.memory, placed, count)
     for index in range(placed.rounds):
         where = placed.device_of_round(index)
         for device in range(count):
-            assert held.peak_bytes[device] >= independent.peak_bytes(this.graph, where, device)
-            mine = np.flatnonzero(where == device)
-            assert held.weight_bytes[device] >= weight_bytes_of(this.memory, mine)
+            assert needed.peak_bytes[device] >= independent.peak_bytes(this.graph, where, device)
+            ops = np.flatnonzero(where == device)
+            assert needed.weight_bytes[device] >= weight_bytes_of(this.memory, ops)

@@ -110,7 +110,7 @@ def test_a_number_is_the_path_of_a_child_of_a_sequential() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, "was given neither of mode.assignment=assignment.json and mode.modules"),
         ({"assignment": "a.json", "modules": {"": 0}}, "was given both of"),
@@ -126,14 +126,16 @@ def test_a_number_is_the_path_of_a_child_of_a_sequential() -> None:
         ({"asignment": "a"}, "no option 'asignment'; nearest: assignment"),
     ],
 )
-def test_options_that_mean_nothing_are_refused_at_once(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+def test_options_that_mean_nothing_are_refused_at_once(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         make_mode("aot_based", options)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("modules", "said"),
+    ("modules", "message"),
     [
         ({"model": 0}, "no entry for operator op0 of emb; there are: model; add one, or *"),
         ({"emb": 0, "model": 0}, "for operator op5 of the model itself; it belongs to no"),
@@ -142,9 +144,9 @@ def test_options_that_mean_nothing_are_refused_at_once(options: dict[str, Any], 
         ({"": 3}, "mode.modules puts the rest on device 3"),
     ],
 )
-def test_modules_that_do_not_match_are_refused(modules: dict[str, int], said: str) -> None:
+def test_modules_that_do_not_match_are_refused(modules: dict[str, int], message: str) -> None:
     this = problem(_tree(), devices(100, 100, 100))
-    with pytest.raises(SpecError, match=said) as caught:
+    with pytest.raises(SpecError, match=message) as caught:
         make_mode("aot_based", {"modules": modules})(this)
     assert "\n" not in str(caught.value)
 

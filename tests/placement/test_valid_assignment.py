@@ -182,7 +182,7 @@ def test_operators_that_must_share_a_device_may_be_in_several_partitions_of_it()
 
 
 @pytest.mark.parametrize(
-    ("homes", "said"),
+    ("homes", "message"),
     [
         (((1,), (0,), (0,)), "they are on device 1 and device 0; put both on one"),
         # Together in the first round, apart in the second.
@@ -190,8 +190,8 @@ def test_operators_that_must_share_a_device_may_be_in_several_partitions_of_it()
         (((2, 1), (1, 2), (0,)), "they are on devices 2, 1 and devices 1, 2;"),
     ],
 )
-def test_a_torn_group_is_refused(homes: tuple[tuple[int, ...], ...], said: str) -> None:
+def test_a_torn_group_is_refused(homes: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(SpecError, match="operators op0 of stem and op1 of body must share") as no:
         refuse_torn_groups(_in_place(), _made([0, 1, 2], *homes))
-    assert said in str(no.value)
+    assert message in str(no.value)
     assert "\n" not in str(no.value)

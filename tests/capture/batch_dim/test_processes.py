@@ -7,16 +7,16 @@ from tests.capture.batch_dim.tiny import lying, tiny
 
 
 @pytest.fixture(scope="module")
-def found() -> tuple[list[Compared], list[Compared]]:
+def compared() -> tuple[list[Compared], list[Compared]]:
     (true, alone), (false, _) = compare([tiny, lying])
     assert alone == []
     return true, false
 
 
 def test_every_answer_is_what_two_processes_compute(
-    found: tuple[list[Compared], list[Compared]],
+    compared: tuple[list[Compared], list[Compared]],
 ) -> None:
-    true, _ = found
+    true, _ = compared
     assert [row for row in true if row.verdict == "wrong"] == []
     # Values of every kind were there.
     assert {row.dim for row in true if row.verdict == "right"} == {-2, -1, 0, 1}
@@ -26,6 +26,6 @@ def test_every_answer_is_what_two_processes_compute(
     assert any(row.verdict == "not comparable" for row in true)
 
 
-def test_false_answers_are_found_out(found: tuple[list[Compared], list[Compared]]) -> None:
-    _, false = found
+def test_false_answers_are_found_out(compared: tuple[list[Compared], list[Compared]]) -> None:
+    _, false = compared
     assert [row for row in false if row.verdict == "right"] == []

@@ -130,14 +130,16 @@ def test_inputs_fit_the_model(
 def test_refuses_more_positions_than_the_table_has(
     architecture: str, config: dict[str, Any], seq_len: int, most: int, what: str
 ) -> None:
-    said = f"seq_len={seq_len} is more than the {most} positions that {architecture} has for {what}"
-    with pytest.raises(SpecError, match=said):
+    message = (
+        f"seq_len={seq_len} is more than the {most} positions that {architecture} has for {what}"
+    )
+    with pytest.raises(SpecError, match=message):
         build(architecture, config=config, seq_len=seq_len)
     assert shapes(build(architecture, config=config, seq_len=most))[what][0] == (1, most)
 
 
 @pytest.mark.parametrize(
-    ("architecture", "config", "said"),
+    ("architecture", "config", "message"),
     [
         ("LlamaForCasualLM", {}, "not in transformers .* nearest: LlamaForCausalLM"),
         ("AutoModelForCausalLM", {}, "is no model class"),
@@ -162,8 +164,8 @@ def test_refuses_more_positions_than_the_table_has(
         ),
     ],
 )
-def test_refuses_in_one_line(architecture: str, config: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+def test_refuses_in_one_line(architecture: str, config: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         build(architecture, config=config)
     assert "\n" not in str(caught.value)
 

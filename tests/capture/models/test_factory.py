@@ -101,7 +101,7 @@ def test_a_function_may_take_anything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "kind", "said"),
+    ("refused", "kind", "message"),
     [
         (spec("plane"), SpecError, "user_models has no plane; nearest: plain"),
         (spec("NUMBER"), SpecError, "user_models has no NUMBER"),
@@ -120,24 +120,24 @@ def test_a_function_may_take_anything() -> None:
         (spec("fails"), CaptureError, r"failed \(user_models\.py:\d+\): KeyError: .*first line"),
     ],
 )
-def test_refuses_in_one_line(asked: ModelSpec, kind: type[FxpartError], said: str) -> None:
-    with pytest.raises(kind, match=said) as caught:
-        build_model(asked)
+def test_refuses_in_one_line(refused: ModelSpec, kind: type[FxpartError], message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        build_model(refused)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("module", "source", "said"),
+    ("module", "source", "message"),
     [
         ("lacks_dependency", "import no_such_dependency", "No module named 'no_such_dependency'"),
         ("has_typo", "def f(:", "SyntaxError"),
         ("stumbles", "1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
-def test_says_why_a_module_does_not_import(module: str, source: str, said: str) -> None:
+def test_says_why_a_module_does_not_import(module: str, source: str, message: str) -> None:
     Path(f"{module}.py").write_text(source)
     with pytest.raises(
-        CaptureError, match=rf"importing it fails( \({module}\.py:1\))?: .*{said}"
+        CaptureError, match=rf"importing it fails( \({module}\.py:1\))?: .*{message}"
     ) as caught:
         build_model(spec("f", module=module))
     assert "\n" not in str(caught.value)

@@ -29,7 +29,7 @@ def llama(**fields: Any) -> ModelSpec:  # noqa: ANN401
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "message"),
     [
         ({"architecture": None}, "neither is set"),
         ({"factory": "a.b:c"}, "both are set"),
@@ -50,8 +50,8 @@ def llama(**fields: Any) -> ModelSpec:  # noqa: ANN401
         ({"architecture": None, "factory": "a:"}, "not of the form"),
     ],
 )
-def test_refuses_what_means_nothing(fields: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said) as caught:
+def test_refuses_what_means_nothing(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
         llama(**fields)
     assert "\n" not in str(caught.value)
 
@@ -167,7 +167,7 @@ def test_a_file_that_cannot_be_read_is_one_line(folder: Path, name: str, why: st
 
 
 @pytest.mark.parametrize(
-    ("files", "factory", "said"),
+    ("files", "factory", "message"),
     [
         (["my_model.py"], "my_modle:f", "no module my_modle; nearest: my_model; "),
         ([], "nowhere_at_all:f", "no module nowhere_at_all; start from the folder"),
@@ -177,31 +177,31 @@ def test_a_file_that_cannot_be_read_is_one_line(folder: Path, name: str, why: st
     ],
 )
 def test_refuses_a_module_that_is_not_there(
-    folder: Path, files: list[str], factory: str, said: str
+    folder: Path, files: list[str], factory: str, message: str
 ) -> None:
     for file in files:
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).touch()
-    with pytest.raises(SpecError, match=said) as caught:
+    with pytest.raises(SpecError, match=message) as caught:
         ModelSpec("m", factory=factory).key()
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("package", "source", "said"),
+    ("package", "source", "message"),
     [
         ("broken_a", "import no_such_dependency", "No module named 'no_such_dependency'"),
         ("broken_b", "1 / 0", "ZeroDivisionError: division by zero"),
     ],
 )
 def test_refuses_a_package_that_does_not_import(
-    folder: Path, package: str, source: str, said: str
+    folder: Path, package: str, source: str, message: str
 ) -> None:
     (folder / package).mkdir()
     (folder / package / "__init__.py").write_text(source)
     (folder / package / "net.py").touch()
     with pytest.raises(
-        SpecError, match=rf"importing it fails \({package}/__init__\.py:1\): .*{said}"
+        SpecError, match=rf"importing it fails \({package}/__init__\.py:1\): .*{message}"
     ):
         ModelSpec("m", factory=f"{package}.net:f").key()
 

@@ -43,49 +43,49 @@ def _factory(function: object, seq_len: int | None = None) -> ModelSpec:
 
 
 def test_a_text_has_both() -> None:
-    found = symbolic_inputs(SMALL_PRESETS["gpt2"], ("batch", "seq_len"))
-    assert found.dims == (SymbolicDim(0, 0, "batch"), SymbolicDim(0, 1, "seq_len"))
+    inputs = symbolic_inputs(SMALL_PRESETS["gpt2"], ("batch", "seq_len"))
+    assert inputs.dims == (SymbolicDim(0, 0, "batch"), SymbolicDim(0, 1, "seq_len"))
     # Its table has 32 positions.
-    assert found.ranges == {"batch": (1, None), "seq_len": (1, 32)}
+    assert inputs.ranges == {"batch": (1, None), "seq_len": (1, 32)}
 
 
 def test_an_encoder_and_a_decoder_share_their_symbols() -> None:
-    found = symbolic_inputs(SMALL_PRESETS["t5_large"], ("batch", "seq_len"))
-    assert {(dim.leaf, dim.dim, dim.symbol) for dim in found.dims} == {
+    inputs = symbolic_inputs(SMALL_PRESETS["t5_large"], ("batch", "seq_len"))
+    assert {(dim.leaf, dim.dim, dim.symbol) for dim in inputs.dims} == {
         (leaf, dim, symbol) for leaf in (0, 1) for dim, symbol in enumerate(("batch", "seq_len"))
     }
-    assert found.ranges["seq_len"] == (1, None)
+    assert inputs.ranges["seq_len"] == (1, None)
 
 
 def test_only_the_text_of_a_speech_model_has_a_sequence() -> None:
-    found = symbolic_inputs(SMALL_PRESETS["whisper_small"], ("seq_len",))
-    assert len(found.dims) == 1
-    assert found.ranges["seq_len"] == (1, 16)
+    inputs = symbolic_inputs(SMALL_PRESETS["whisper_small"], ("seq_len",))
+    assert len(inputs.dims) == 1
+    assert inputs.ranges["seq_len"] == (1, 16)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "vit_large"])
 def test_the_batch_is_the_size_of_nothing_else(name: str) -> None:
-    found = symbolic_inputs(SMALL_PRESETS[name])
-    tensors = [*found.built.module.parameters(), *found.built.module.buffers()]
-    (batch,) = {int(value.shape[0]) for value in found.built.kwargs.values()}
+    inputs = symbolic_inputs(SMALL_PRESETS[name])
+    tensors = [*inputs.built.module.parameters(), *inputs.built.module.buffers()]
+    (batch,) = {int(value.shape[0]) for value in inputs.built.kwargs.values()}
     assert batch >= 2
     assert all(batch not in tensor.shape for tensor in tensors)
-    assert sum(list(value.shape).count(batch) for value in found.built.kwargs.values()) == 1
+    assert sum(list(value.shape).count(batch) for value in inputs.built.kwargs.values()) == 1
 
 
 def test_a_sequence_stays_within_the_positions() -> None:
     spec = SMALL_PRESETS["gpt2"]
     for length in (1, 2, 32):
         at_most = ModelSpec("gpt2", "GPT2LMHeadModel", spec.config, batch_size=1, seq_len=length)
-        found = symbolic_inputs(at_most, ("seq_len",))
-        assert 2 <= found.built.kwargs["input_ids"].shape[1] <= 32
+        inputs = symbolic_inputs(at_most, ("seq_len",))
+        assert 2 <= inputs.built.kwargs["input_ids"].shape[1] <= 32
 
 
 def test_multiples_of_a_factory_are_found() -> None:
-    found = symbolic_inputs(_factory(bags))
-    assert found.dims == (SymbolicDim(0, 0, "batch"), SymbolicDim(1, 0, "batch", 3, 1))
-    batch = found.built.args[0].shape[0]
-    assert found.built.args[1][0].shape == (3 * batch + 1,)
+    inputs = symbolic_inputs(_factory(bags))
+    assert inputs.dims == (SymbolicDim(0, 0, "batch"), SymbolicDim(1, 0, "batch", 3, 1))
+    batch = inputs.built.args[0].shape[0]
+    assert inputs.built.args[1][0].shape == (3 * batch + 1,)
 
 
 def test_other_growth_is_refused() -> None:
@@ -108,7 +108,7 @@ def test_the_size_of_the_spec_is_taken_unless_something_else_has_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "symbols", "said"),
+    ("spec", "symbols", "message"),
     [
         (_factory(fixed), ("batch",), "no input of model fixed grows with batch"),
         (_factory(flat, 3), ("batch", "seq_len"), "one dimension that grows with both batch and"),
@@ -119,7 +119,7 @@ def test_the_size_of_the_spec_is_taken_unless_something_else_has_it() -> None:
     ],
 )
 def test_what_is_not_symbolic_is_refused(
-    spec: ModelSpec, symbols: tuple[str, ...], said: str
+    spec: ModelSpec, symbols: tuple[str, ...], message: str
 ) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         symbolic_inputs(spec, symbols)

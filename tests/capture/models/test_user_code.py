@@ -39,7 +39,7 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
     return written
 
 
-def found(path: Path, name: str = "mine") -> list[str]:
+def modules_of(path: Path, name: str = "mine") -> list[str]:
     return list(imported_modules(name, path))
 
 
@@ -58,14 +58,14 @@ def test_what_is_installed_or_not_there_does_not(write: Write) -> None:
     path = write(
         "mine.py", "import json, os.path, numpy as np, torch.nn, fxpart.core.graph, nowhere\n"
     )
-    assert found(path) == []
+    assert modules_of(path) == []
     assert not is_user_file(Path(pytest.__file__))
     assert not is_user_file(Path(module_under_test.__file__))
     assert is_user_file(path)
 
 
 @pytest.mark.parametrize(
-    ("said", "modules"),
+    ("statement", "modules"),
     [
         ("from . import blocks", ["pkg", "pkg.blocks"]),
         ("from .blocks import Block", ["pkg", "pkg.blocks"]),
@@ -84,20 +84,20 @@ def test_what_is_installed_or_not_there_does_not(write: Write) -> None:
         ("__import__(f'side.{1}')", ["pkg"]),
     ],
 )
-def test_packages_and_relative_names(write: Write, said: str, modules: list[str]) -> None:
+def test_packages_and_relative_names(write: Write, statement: str, modules: list[str]) -> None:
     """A package without an ``__init__.py``, such as `side`, has no source of its own."""
-    path = write("pkg/net.py", said + "\n")
+    path = write("pkg/net.py", statement + "\n")
     for name in ("pkg/__init__.py", "pkg/deep/__init__.py", "pkg/deep/head.py", "pkg/blocks.py"):
         write(name, "")
     write("side/a.py", "")
-    assert found(path, "pkg.net") == modules
+    assert modules_of(path, "pkg.net") == modules
 
 
 def test_modules_that_import_each_other(write: Write) -> None:
     path = write("mine.py", "import one\n")
     write("one.py", "import two, mine\n")
     write("two.py", "import one, two\n")
-    assert found(path) == ["one", "two"]
+    assert modules_of(path) == ["one", "two"]
 
 
 def test_what_is_no_python_is_known_by_its_bytes(write: Write) -> None:
@@ -105,7 +105,7 @@ def test_what_is_no_python_is_known_by_its_bytes(write: Write) -> None:
     write("broken.py", "import unseen (\n")
     write("wide.py", "PATTERN = '\\d'\n")  # a warning of the compiler's
     write("unseen.py", "")
-    assert found(path) == ["broken", "wide"]
+    assert modules_of(path) == ["broken", "wide"]
 
 
 def test_comments_and_docstrings_of_what_is_imported_do_not_count(write: Write) -> None:

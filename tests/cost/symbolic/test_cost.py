@@ -23,8 +23,8 @@ def test_it_is_what_the_graph_has_at_any_size(seed: int, field: str, batch: int,
     assert cost_formula(symbolic, field).at(batch=batch, seq_len=seq) == column.sum()
     names = symbolic.graph.names if field in OF_OPERATORS else symbolic.graph.value_names
     place = seed % len(names)
-    found = cost_formula(symbolic, field, names[place])
-    assert found.at(batch=batch, seq_len=seq) == column[place]
+    formula = cost_formula(symbolic, field, names[place])
+    assert formula.at(batch=batch, seq_len=seq) == column[place]
 
 
 def test_it_is_a_sympy_expression() -> None:

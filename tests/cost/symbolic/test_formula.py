@@ -45,8 +45,8 @@ def test_it_is_the_largest_row_at_each_size() -> None:
 
 def test_sizes_are_broadcast() -> None:
     formula = _both([[0, 0, 0, 0, 1], [100, 0, 0, 0, 0]])
-    found = formula.at(seq_len=np.array([[1], [10]]), batch=np.array([1, 2, 3]))
-    assert found.tolist() == [[100, 100, 100], [100, 200, 300]]
+    values = formula.at(seq_len=np.array([[1], [10]]), batch=np.array([1, 2, 3]))
+    assert values.tolist() == [[100, 100, 100], [100, 200, 300]]
 
 
 def test_a_row_that_another_exceeds_everywhere_is_left_out() -> None:
@@ -98,8 +98,8 @@ def test_in_one_symbol_every_row_that_stays_is_needed(rows: list[tuple[int, int]
         for left_out in range(len(full)):
             rest = np.delete(full, left_out, axis=0)
             best = np.max(rest @ [np.ones_like(fine), fine], axis=0)
-            mine = full[left_out] @ [np.ones_like(fine), fine]
-            assert (mine > best).any()
+            left_out_values = full[left_out] @ [np.ones_like(fine), fine]
+            assert (left_out_values > best).any()
 
 
 def test_coefficients_too_large_to_shift_are_compared_as_they_are() -> None:
@@ -137,8 +137,8 @@ def test_text_says_what_the_formula_is(rows: list[list[int]], batch: int, seq_le
     text = formula.text()
     assert len(text.splitlines()) == (1 if len(formula.rows) == 1 else len(formula.rows) + 2)
     code = compile(ast.parse(text, mode="eval"), "formula", "eval")
-    found = eval(code, {"max": max, "batch": batch, "seq_len": seq_len})
-    assert found == int(formula.at(batch=batch, seq_len=seq_len))
+    value = eval(code, {"max": max, "batch": batch, "seq_len": seq_len})
+    assert value == int(formula.at(batch=batch, seq_len=seq_len))
 
 
 def test_latex_has_a_line_for_each_row() -> None:

@@ -53,21 +53,21 @@ _ONE = Assignment(np.zeros(4, dtype=np.int64), ((0,),))
 
 def test_one_device_takes_the_sum() -> None:
     symbolic = _fork([[2, 0], [3, 0], [0, 4], [1, 0]], _NOTHING)
-    found = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
-    assert found.formula.text() == "4 + 6*batch"
-    assert found.checked_at.tolist() == [[batch] for batch in range(1, 11)]
-    assert found.largest_error < 1e-12
-    assert found.formula.unit == "s"
+    latency = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
+    assert latency.formula.text() == "4 + 6*batch"
+    assert latency.checked_at.tolist() == [[batch] for batch in range(1, 11)]
+    assert latency.largest_error < 1e-12
+    assert latency.formula.unit == "s"
 
 
 def test_two_devices_are_the_longer_of_two_paths() -> None:
     symbolic = _fork([[2, 0], [3, 0], [0, 40], [1, 0]], _NOTHING)
     split = Assignment(np.array([0, 0, 1, 2]), ((0,), (1,), (0,)))
     topology = devices(GB, GB, link=Link(1.0, 0.5))
-    found = latency_formula(symbolic, topology, LatencyModel(), split, _BATCHES)
+    latency = latency_formula(symbolic, topology, LatencyModel(), split, _BATCHES)
     # By way of c on device 1: a 2 b, its transfer 0.5 + 5 b, c 40, 0.5 + 1 back, d b. By way of b
     # it is never longer.
-    assert found.formula.text() == "42 + 8*batch"
+    assert latency.formula.text() == "42 + 8*batch"
     slow = _fork([[2, 0], [30, 0], [0, 40], [1, 0]], _NOTHING)
     both = latency_formula(slow, topology, LatencyModel(), split, _BATCHES)
     assert both.formula.text() == "max(\n  33*batch,\n  42 + 8*batch,\n)"
@@ -76,22 +76,22 @@ def test_two_devices_are_the_longer_of_two_paths() -> None:
 def test_compute_bound_from_some_size_on() -> None:
     # 10 bytes whatever the batch, or 3 b FLOPs; the others only move 1 b bytes.
     symbolic = _fork([[3, 0], [0, 0], [0, 0], [0, 0]], [[0, 10], [1, 0], [1, 0], [1, 0]])
-    found = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
-    assert found.formula.text() == "max(\n  6*batch,\n  10 + 3*batch,\n)"
+    latency = latency_formula(symbolic, devices(GB), LatencyModel(), _ONE, _BATCHES)
+    assert latency.formula.text() == "max(\n  6*batch,\n  10 + 3*batch,\n)"
 
 
 def test_efficiencies_and_overhead_are_in_it() -> None:
     symbolic = _fork([[2, 0], [0, 0], [0, 4], [0, 0]], _NOTHING)
     # Two operators do something, at half of 1 FLOP/s, and take 3 s more each.
-    found = latency_formula(symbolic, devices(GB), ROOFLINE, _ONE, _BATCHES)
-    assert found.formula.text() == "14 + 4*batch"
+    latency = latency_formula(symbolic, devices(GB), ROOFLINE, _ONE, _BATCHES)
+    assert latency.formula.text() == "14 + 4*batch"
 
 
 def test_a_calibration_by_hand() -> None:
     symbolic = _fork([[9, 0], [0, 0], [0, 0], [0, 0]], [[0, 0], [7, 0], [0, 0], [0, 0]])
-    found = latency_formula(symbolic, devices(GB), CALIBRATION, _ONE, _BATCHES)
+    latency = latency_formula(symbolic, devices(GB), CALIBRATION, _ONE, _BATCHES)
     # 2 + 9 b / 3, 2 + 7 b / 7, and two views of half a second.
-    assert found.formula.text() == "5 + 4*batch"
+    assert latency.formula.text() == "5 + 4*batch"
 
 
 @pytest.mark.parametrize("latency", [LatencyModel(), ROOFLINE, CALIBRATION])
@@ -118,12 +118,12 @@ def test_equal_to_the_simulation_at_every_size_asked(
     )
     named = {"batch": [1, 2, 3, 8, 40, 64], "seq_len": [7, 1, 64, 2, 1, 33]}
     at = [{name: named[name][i] for name in symbolic.symbols} for i in range(6)]
-    for found in latency_formulas(symbolic, topology, latency, assignment, at):
-        for row in found.checked_at:
+    for piece in latency_formulas(symbolic, topology, latency, assignment, at):
+        for row in piece.checked_at:
             sizes = dict(zip(symbolic.symbols, map(int, row), strict=True))
             simulated = _simulated_s(symbolic, topology, latency, assignment, sizes)
-            assert float(found.formula.at(**sizes)) == pytest.approx(simulated, rel=1e-8)
-        assert found.largest_error < 1e-8
+            assert float(piece.formula.at(**sizes)) == pytest.approx(simulated, rel=1e-8)
+        assert piece.largest_error < 1e-8
 
 
 @settings(max_examples=40, deadline=None)
@@ -131,9 +131,9 @@ def test_equal_to_the_simulation_at_every_size_asked(
 def test_a_lower_bound_everywhere_else(seed: int, n: int, size: int) -> None:
     symbolic, assignment = random_symbolic(seed, n), random_assignment(seed, n, 3)
     topology = devices(GB, GB, GB, link=Link(9.0, 0.25))
-    found = latency_formula(symbolic, topology, ROOFLINE, assignment, [{"batch": 6}])
+    latency = latency_formula(symbolic, topology, ROOFLINE, assignment, [{"batch": 6}])
     simulated = _simulated_s(symbolic, topology, ROOFLINE, assignment, {"batch": size})
-    assert float(found.formula.at(batch=size)) <= simulated * (1 + 1e-9)
+    assert float(latency.formula.at(batch=size)) <= simulated * (1 + 1e-9)
 
 
 @settings(max_examples=15, deadline=None)
@@ -141,10 +141,10 @@ def test_a_lower_bound_everywhere_else(seed: int, n: int, size: int) -> None:
 def test_with_replicas_it_is_the_first_input(seed: int, n: int) -> None:
     symbolic, assignment = random_symbolic(seed, n), random_assignment(seed, n, 3, 3)
     topology = devices(GB, GB, GB, speeds=[1.0, 2.0, 3.0])
-    found = latency_formula(symbolic, topology, LatencyModel(), assignment, _BATCHES)
+    latency = latency_formula(symbolic, topology, LatencyModel(), assignment, _BATCHES)
     for sizes in _BATCHES:
         simulated = _simulated_s(symbolic, topology, LatencyModel(), assignment, sizes)
-        assert float(found.formula.at(**sizes)) == pytest.approx(simulated, rel=1e-8)
+        assert float(latency.formula.at(**sizes)) == pytest.approx(simulated, rel=1e-8)
 
 
 def test_a_tolerance_makes_a_shorter_formula_that_errs_no_more() -> None:
@@ -195,8 +195,8 @@ def test_large_results_of_a_calibration_make_two_kinds_of_sizes() -> None:
     assert small.formula.text() == "2.5 + batch"
     assert large.formula.text() == "2.5 + 2*batch"
     assert large.checked_at[:, 0].tolist() == list(range(4, 11))
-    for found in (small, large):
-        assert found.largest_error < 1e-12
+    for latency in (small, large):
+        assert latency.largest_error < 1e-12
 
 
 def test_memory_that_is_only_reserved_costs_nothing_more() -> None:
@@ -208,9 +208,9 @@ def test_memory_that_is_only_reserved_costs_nothing_more() -> None:
     tables = {"flops": none, "moved_bytes": none, "value_bytes": values}
     symbolic = with_sizes(sketch.graph(made), ("batch",), tables)
     fresh = replace(CALIBRATION, fresh_s_per_byte=2.0**-23)
-    one = Assignment(np.zeros(1, dtype=np.int64), ((0,),))
-    found = latency_formula(symbolic, devices(GB), fresh, one, _BATCHES)
-    assert (found.formula.text(), found.largest_error) == ("0.5", 0.0)
+    single = Assignment(np.zeros(1, dtype=np.int64), ((0,),))
+    latency = latency_formula(symbolic, devices(GB), fresh, single, _BATCHES)
+    assert (latency.formula.text(), latency.largest_error) == ("0.5", 0.0)
 
 
 def test_measured_times_are_refused() -> None:
@@ -220,8 +220,10 @@ def test_measured_times_are_refused() -> None:
 
 
 def test_a_model_that_takes_no_time() -> None:
-    found = latency_formula(_fork(_NOTHING, _NOTHING), devices(GB), LatencyModel(), _ONE, _BATCHES)
-    assert (found.formula.text(), found.largest_error) == ("0", 0.0)
+    latency = latency_formula(
+        _fork(_NOTHING, _NOTHING), devices(GB), LatencyModel(), _ONE, _BATCHES
+    )
+    assert (latency.formula.text(), latency.largest_error) == ("0", 0.0)
 
 
 def test_what_cannot_be_answered_is_refused() -> None:

@@ -80,11 +80,11 @@ def test_equal_to_the_peak_of_the_graph_at_every_size(
     formulas = peak_formulas(symbolic, assignment, count)
     batch = np.array([1, 2, 3, 4, 7, 8, 16, 35, 64, 70])
     sizes = {"batch": batch, "seq_len": batch[::-1]} if both else {"batch": batch}
-    found = np.array([formula.at(**sizes) for formula in formulas])
+    peaks = np.array([formula.at(**sizes) for formula in formulas])
     for column in range(len(batch)):
         graph = symbolic.at(**{name: int(size[column]) for name, size in sizes.items()})
         assert (
-            found[:, column].tolist() == peaks_of(memory_tables(graph), device_of, count).tolist()
+            peaks[:, column].tolist() == peaks_of(memory_tables(graph), device_of, count).tolist()
         )
 
 
@@ -93,9 +93,9 @@ def test_equal_to_the_peak_of_the_graph_at_every_size(
 def test_equal_to_the_evaluation_with_replicas(seed: int, n: int, batch: int) -> None:
     symbolic = random_symbolic(seed, n)
     assignment = random_assignment(seed, n, 3, most_replicas=3)
-    found = [int(f.at(batch=batch)) for f in peak_formulas(symbolic, assignment, 3)]
+    peaks = [int(f.at(batch=batch)) for f in peak_formulas(symbolic, assignment, 3)]
     result = evaluate(problem(symbolic.at(batch=batch), devices(GB, GB, GB)), assignment)
-    assert found == [use.peak_bytes for use in result.devices]
+    assert peaks == [use.peak_bytes for use in result.devices]
 
 
 def test_a_capture_without_a_constant_keeps_its_weights() -> None:

@@ -92,10 +92,10 @@ def test_equal_to_the_evaluation_at_each_size(
 def test_replicas_sum_by_hand() -> None:
     # The 3 b bytes of c go once round a ring of two, at 2 bytes a second: 1.5 b s.
     parallel = split_topology(devices(GB, GB, link=Link(2.0)), 2)
-    one = Assignment(np.zeros(2, dtype=np.int64), ((0,),))
+    single = Assignment(np.zeros(2, dtype=np.int64), ((0,),))
     sums = Sums(np.array([2]), parallel)
     at = [{"batch": 2}, {"batch": 4}]
-    table = sweep(_two_in_a_row(), parallel.replica, LatencyModel(), one, at, sums=sums)
+    table = sweep(_two_in_a_row(), parallel.replica, LatencyModel(), single, at, sums=sums)
     assert table.latency_s.tolist() == [6 + 4 + 3, 6 + 8 + 6]
     assert table.throughput_per_s.tolist() == pytest.approx([2 / 13, 4 / 20])
     # Each replica holds it all: weights, and x, a and c.
@@ -147,8 +147,8 @@ def test_a_placement_that_takes_no_time_has_no_limit() -> None:
     none = np.zeros((1, 2), dtype=np.int64)
     tables = {"flops": none, "moved_bytes": none, "value_bytes": np.zeros((2, 2), dtype=np.int64)}
     symbolic = with_sizes(sketch.graph(a), ("batch",), tables)
-    one = Assignment(np.zeros(1, dtype=np.int64), ((0,),))
-    table = sweep(symbolic, devices(GB), LatencyModel(), one, [{"batch": 2}])
+    single = Assignment(np.zeros(1, dtype=np.int64), ((0,),))
+    table = sweep(symbolic, devices(GB), LatencyModel(), single, [{"batch": 2}])
     assert table.throughput_per_s.tolist() == [np.inf]
 
 
