@@ -106,15 +106,15 @@ def _storage(graph: OpGraph, device_of: IntArray, device: int, value: int) -> tu
 
 def peak_bytes(graph: OpGraph, device_of: IntArray, device: int) -> int:
     """Return the most bytes on `device` at any operator of the graph."""
-    mine = [op for op in range(graph.n_ops) if device_of[op] == device]
-    if not mine:
+    ops = [op for op in range(graph.n_ops) if device_of[op] == device]
+    if not ops:
         return 0
-    weights = {int(w) for op in mine for w in graph.uses_of(op)}
+    weights = {int(w) for op in ops for w in graph.uses_of(op)}
     resident = sum(int(graph.weight_bytes[w]) for w in weights)
-    seen = {int(v) for op in mine for v in graph.reads_of(op)}
+    seen = {int(v) for op in ops for v in graph.reads_of(op)}
     resident += sum(int(graph.value_alloc_bytes[v]) for v in seen if graph.value_producer[v] < 0)
     needed_until: dict[tuple[int, int, int], int] = {}
-    for op in mine:
+    for op in ops:
         made = [int(v) for v in np.flatnonzero(graph.value_producer == op)]
         for value in [*(int(v) for v in graph.reads_of(op)), *made]:
             storage = _storage(graph, device_of, device, value)

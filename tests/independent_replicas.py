@@ -15,13 +15,13 @@ def homes(placed: Assignment, op: int) -> tuple[int, ...]:
 def peak_bytes(this: Problem, placed: Assignment, device: int) -> int:
     """Return what a device needs: the independent peak of each round, its weights exchanged."""
     graph = this.graph
-    held = [op for op in range(graph.n_ops) if device in homes(placed, op)]
-    kept = {int(w) for op in held for w in graph.uses_of(op)}
+    ops = [op for op in range(graph.n_ops) if device in homes(placed, op)]
+    kept = {int(w) for op in ops for w in graph.uses_of(op)}
     most = 0
     for index in range(placed.rounds):
         turns = [homes(placed, op) for op in range(graph.n_ops)]
         where = np.array([turn[index % len(turn)] for turn in turns])
-        mine = {int(w) for op in np.flatnonzero(where == device) for w in graph.uses_of(int(op))}
+        used = {int(w) for op in np.flatnonzero(where == device) for w in graph.uses_of(int(op))}
         peak = independent.peak_bytes(graph, where, device)
-        most = max(most, peak - sum(int(graph.weight_bytes[w]) for w in mine))
+        most = max(most, peak - sum(int(graph.weight_bytes[w]) for w in used))
     return most + sum(int(graph.weight_bytes[w]) for w in kept)

@@ -102,8 +102,8 @@ def precompile() -> None:
 def _any_batch(graph: OpGraph) -> SymbolicGraph:
     """Return `graph` as that of a batch of 1."""
     columns = {name: getattr(graph, name)[:, None] for name in (*OF_OPERATORS, *OF_VALUES)}
-    one = np.array([[1]], dtype=np.int64)
-    return SymbolicGraph(graph, ("batch",), (1,), one, columns, -np.ones_like(graph.value_bytes))
+    batch = np.array([[1]], dtype=np.int64)
+    return SymbolicGraph(graph, ("batch",), (1,), batch, columns, -np.ones_like(graph.value_bytes))
 
 
 if __name__ == "__main__":

@@ -94,22 +94,22 @@ def _statements(path: Path) -> Iterator[ast.AST]:
 
 def _imports(path: Path) -> set[str]:
     """Return every module that a file imports, wherever in it."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in _statements(path):
         if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
+            modules.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports from a dot: write the name in full"
-            found.update(f"{node.module}.{alias.name}" for alias in node.names)
-    return found
+            modules.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return modules
 
 
 def _files(room: str) -> list[Path]:
     """Return the files of a folder, or the one file of that name."""
     path = ROOT / room
-    found = [path] if path.is_file() else sorted(path.rglob("*.py"))
-    assert found, f"there is no {room}"
-    return found
+    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    assert files, f"there is no {room}"
+    return files
 
 
 def _uses(path: Path, package: str) -> bool:
@@ -150,7 +150,7 @@ def _module(path: Path) -> str:
 def _arrows() -> dict[str, set[str]]:
     """Return by module the modules that it imports: at its top, in functions, or for types only."""
     modules = {_module(path): path for room in ("fxpart", "runner") for path in _files(room)}
-    found: dict[str, set[str]] = {}
+    arrows: dict[str, set[str]] = {}
     for module, path in modules.items():
         # A name that a package offers is of the package, not of a module of the same name.
         offered = {
@@ -163,8 +163,8 @@ def _arrows() -> dict[str, set[str]]:
             name if name in modules and name not in offered else name.rpartition(".")[0]
             for name in _imports(path)
         }
-        found[module] = (names & set(modules)) - {module}
-    return found
+        arrows[module] = (names & set(modules)) - {module}
+    return arrows
 
 
 @cache

@@ -76,7 +76,7 @@ def test_pages_have_commands() -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_runner_takes_the_command(command: str) -> None:
     # What follows a flag such as --cfg is Hydra's own.
-    typed = list(takewhile(lambda one: one[:2] != "--", shlex.split(command, comments=True)))
+    typed = list(takewhile(lambda word: word[:2] != "--", shlex.split(command, comments=True)))
     swept, overrides = "-m" in typed, hydra_arguments(typed)
     chosen, has_several = _of_first_job(overrides[swept:])
     # A named experiment is a sweep by itself.

@@ -155,13 +155,13 @@ def test_partitions_on_another_device_compute_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "there", "expected"),
+    ("first", "available", "expected"),
     [("cuda:0", 2, [0, 1, 0]), ("cuda:1", 2, [1, 0, 1]), ("cuda", 1, [0, 0, 0])],
 )
 def test_logical_devices_take_turns_on_those_of_cuda(
-    monkeypatch: pytest.MonkeyPatch, first: str, there: int, expected: list[int]
+    monkeypatch: pytest.MonkeyPatch, first: str, available: int, expected: list[int]
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: there)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: available)
     devices = physical_devices(torch.device(first), 3)
     assert [device.index for device in devices] == expected
     assert physical_devices(CPU, 2) == (CPU, CPU)

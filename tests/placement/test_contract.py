@@ -103,11 +103,11 @@ def test_kl_based_is_near_the_best_of_all_placements_and_often_there() -> None:
             for code in itertools.product((0, 1), repeat=8)
             if all(code[op] == code[graph.group[op]] for op in range(8))
         )
-        found = independent.latency_s(this, make_mode("kl_based")(this).device_of)
+        latency_s = independent.latency_s(this, make_mode("kl_based")(this).device_of)
         alone = independent.latency_s(this, np.zeros(8, dtype=np.int64))
         if best < alone:
-            assert found < alone
-            excess.append(found / best - 1)
+            assert latency_s < alone
+            excess.append(latency_s / best - 1)
     assert len(excess) > 30
     assert sum(share < 1e-9 for share in excess) >= len(excess) // 2
     assert sum(excess) / len(excess) < 0.1

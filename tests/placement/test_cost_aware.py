@@ -103,8 +103,8 @@ def test_never_slower_than_pairs_or_size_based(seed: int, n: int, share: float) 
         starts.append(size_based(this).device_of)
     if not starts:
         return
-    found = evaluate(this, cost_aware(this)).latency_s
-    assert found <= min(latency_of(this, s) for s in starts) * (1 + 1e-12)
+    latency_s = evaluate(this, cost_aware(this)).latency_s
+    assert latency_s <= min(latency_of(this, s) for s in starts) * (1 + 1e-12)
 
 
 def test_small_graphs_come_close_to_the_best_of_all_placements() -> None:

@@ -22,12 +22,12 @@ def _fits(this: Problem, device_of: IntArray) -> bool:
 
 def _moves(this: Problem, device_of: IntArray) -> list[IntArray]:
     """Return what every move of one operator makes of a placement."""
-    found = []
+    placements = []
     for op, device in itertools.product(range(this.graph.n_ops), range(this.topology.n_devices)):
         if device != device_of[op]:
-            found.append(device_of.copy())
-            found[-1][op] = device
-    return found
+            placements.append(device_of.copy())
+            placements[-1][op] = device
+    return placements
 
 
 def _best_s(this: Problem) -> float:
@@ -52,10 +52,10 @@ def test_where_every_device_is_full_two_operators_change_places() -> None:
     # a0 and b0 end at 1 and 2; the link brings a0 at 6 and b0 at 11; b1 ends at 12.
     assert latency_s(this, start) == 12
     assert not any(_fits(this, moved) for moved in _moves(this, start))
-    found = make_mode("kl_based")(this).device_of
+    device_of = make_mode("kl_based")(this).device_of
     # A chain on each device: nothing is sent.
-    assert found[0] == found[2] != found[1] == found[3]
-    assert latency_s(this, found) == 2 == _best_s(this)
+    assert device_of[0] == device_of[2] != device_of[1] == device_of[3]
+    assert latency_s(this, device_of) == 2 == _best_s(this)
 
 
 def _two_blocks() -> Problem:
@@ -81,11 +81,11 @@ def test_a_block_that_is_close_inside_moves_as_a_whole() -> None:
     assert latency_s(this, start) == 1 + 6 + 6 + 1
     # One operator elsewhere cuts its block, or makes the fork or the join wait: never faster.
     assert min(latency_s(this, moved) for moved in _moves(this, start)) >= 14
-    found = make_mode("kl_based")(this).device_of
-    assert len({*found[1:4]}) == len({*found[4:7]}) == 1
-    assert found[1] != found[4]
+    device_of = make_mode("kl_based")(this).device_of
+    assert len({*device_of[1:4]}) == len({*device_of[4:7]}) == 1
+    assert device_of[1] != device_of[4]
     # One block and the join elsewhere: the fork's value comes at 2, its end is at 8, then 1.
-    assert latency_s(this, found) == 9 == _best_s(this)
+    assert latency_s(this, device_of) == 9 == _best_s(this)
 
 
 @pytest.mark.parametrize("passes", [1, 8])
@@ -94,8 +94,8 @@ def test_operators_move_where_modules_say_nothing(passes: int) -> None:
     branches = [sketch.op([], 1, flops=3) for _ in range(2)]
     join = sketch.op(branches, 1, flops=1)
     this = problem(sketch.graph(join), devices(10**6, 10**6))
-    found = make_mode("kl_based", {"max_passes": passes})(this).device_of
-    assert latency_s(this, found) == 3 + 1 + 1
+    device_of = make_mode("kl_based", {"max_passes": passes})(this).device_of
+    assert latency_s(this, device_of) == 3 + 1 + 1
 
 
 def test_equal_branches_are_spread_though_one_alone_gains_nothing() -> None:

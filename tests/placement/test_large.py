@@ -35,9 +35,9 @@ def test_promises_hold_in_larger_graphs(
     for device, spec in enumerate(this.topology.devices):
         assert independent.peak_bytes(this.graph, device_of, device) <= spec.memory_bytes
     assert np.array_equal(device_of, device_of[this.graph.group])
-    found = evaluate(this, placed).latency_s
-    assert found == pytest.approx(independent.latency_s(this, device_of))
-    assert found <= latency_of(this, size_based(this).device_of)
+    latency_s = evaluate(this, placed).latency_s
+    assert latency_s == pytest.approx(independent.latency_s(this, device_of))
+    assert latency_s <= latency_of(this, size_based(this).device_of)
 
 
 @pytest.mark.parametrize("min_gain", [0.0, 1e-4, 0.01, 0.05])

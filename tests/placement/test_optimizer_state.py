@@ -28,9 +28,9 @@ def test_the_largest_with_its_state_is_placed_first() -> None:
     # Of 5, 6, 6 and 7 bytes on 12 and 12: in graph order 7 finds no room, and in order of weights
     # alone, 5, 4, 4, 1, neither. 7 and 5 go together.
     this = problem(_apart((5, 0), (4, 2), (4, 2), (1, 6)), devices(12, 12))
-    found = place_all(this, [12, 12])
-    assert found is not None
-    assert found[0] == found[3] != found[1] == found[2]
+    device_of = place_all(this, [12, 12])
+    assert device_of is not None
+    assert device_of[0] == device_of[3] != device_of[1] == device_of[2]
 
 
 def test_weights_and_states_beyond_all_devices_are_not_placed() -> None:

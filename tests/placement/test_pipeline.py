@@ -43,8 +43,8 @@ def _homes(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> IntA
     """Return the device of each operator for cuts of the units, stage by stage on `slots`."""
     line = stage_line(this)
     stage = np.searchsorted(np.array(cuts), np.arange(line.n_units), side="right")
-    found: IntArray = np.array(slots, dtype=np.int64)[stage[line.unit_of]]
-    return found
+    device_of: IntArray = np.array(slots, dtype=np.int64)[stage[line.unit_of]]
+    return device_of
 
 
 def _largest(this: Problem, device_of: IntArray) -> float:
@@ -145,12 +145,12 @@ def _cut_with_its_backward(this: Problem, count: int) -> float:
     """
     graph = this.graph
     placed = make_mode("pipeline", {"stages": count})(this)
-    found = _largest(this, placed.device_of)
-    assert found < float("inf")
+    largest = _largest(this, placed.device_of)
+    assert largest < float("inf")
     assert (placed.device_of[graph.forward_of] == placed.device_of).all()
     assert (np.diff(placed.device_of[: graph.first_backward]) >= 0).all()
     evaluate(this, placed)
-    return found
+    return largest
 
 
 @settings(max_examples=60)
@@ -170,13 +170,13 @@ def test_a_training_step_in_little_memory_is_hardly_ever_refused_in_vain() -> No
         this = _tight(random_training_graph(seed, 3 + seed % 6), seed, count, share)
         best = _best(this, tuple(range(count)))
         try:
-            found = _cut_with_its_backward(this, count)
+            largest = _cut_with_its_backward(this, count)
         except InfeasibleError:
             seen["rightly refused" if best == float("inf") else "refused in vain"] += 1
         except SpecError:
             assert count > stage_line(this).n_units
         else:
-            seen["best" if found <= best * (1 + 1e-9) else "worse"] += 1
+            seen["best" if largest <= best * (1 + 1e-9) else "worse"] += 1
     assert seen["best"] >= 60
     assert seen["rightly refused"] >= 60
     assert seen["refused in vain"] + seen["worse"] <= 3

@@ -25,14 +25,14 @@ def _problem(seed: int, n: int, count: int, share: float, *, training: bool = Fa
     rng = np.random.default_rng(seed)
     whole = independent.peak_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 0)
     sizes = [max(1, int(whole * share * rng.uniform(0.5, 1.5) / count)) for _ in range(count)]
-    there = devices(
+    topology = devices(
         *sizes,
         speeds=[float(rng.choice([1.0, 1.0, 2.0])) for _ in range(count)],
         nodes=rng.integers(0, 2, size=count).tolist(),
         link=Link(float(rng.choice([1e9, 20.0])), float(rng.choice([0.0, 0.25]))),
         far=Link(float(rng.choice([1e9, 5.0])), float(rng.choice([0.0, 0.5]))),
     )
-    return problem(graph, there)
+    return problem(graph, topology)
 
 
 def _spread(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> tuple[float, float]:
@@ -42,9 +42,9 @@ def _spread(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> tup
     loads, times, before = [], [], -1
     device_of = np.empty(this.graph.n_ops, dtype=np.int64)
     for device, (begin, end) in zip(slots, itertools.pairwise(bounds), strict=True):
-        mine = (begin <= line.unit_of) & (line.unit_of < end)
-        device_of[mine] = device
-        loads.append(float(this.costs.op_time_s[mine, device].sum()))
+        in_stage = (begin <= line.unit_of) & (line.unit_of < end)
+        device_of[in_stage] = device
+        loads.append(float(this.costs.op_time_s[in_stage, device].sum()))
         crossing, receive_s = int(line.crossing_bytes[begin]), 0.0
         if crossing:
             receive_s = float(this.topology.latency_s[before, device])
@@ -60,7 +60,7 @@ def _spread(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> tup
 
 def _all(this: Problem, slots: tuple[int, ...]) -> dict[tuple[int, ...], tuple[float, float]]:
     cuts = itertools.combinations(range(1, stage_line(this).n_units), len(slots) - 1)
-    return {found: _spread(this, found, slots) for found in cuts}
+    return {cut: _spread(this, cut, slots) for cut in cuts}
 
 
 def _found(this: Problem, options: dict[str, object]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -88,9 +88,9 @@ def test_of_equal_loads_the_most_even(
     cuts, homes = _found(this, {"stages": count})
     assert homes == slots
     least = min(s for load, s in everything.values() if load <= best * (1 + 1e-9))
-    found = everything[cuts]
-    assert found[0] == pytest.approx(best)
-    assert found[1] == pytest.approx(least, rel=1e-12)
+    chosen = everything[cuts]
+    assert chosen[0] == pytest.approx(best)
+    assert chosen[1] == pytest.approx(least, rel=1e-12)
 
 
 @settings(max_examples=100)

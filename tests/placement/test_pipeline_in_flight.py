@@ -61,18 +61,18 @@ def test_what_devices_hold_is_what_the_schedule_says(
     solver = StageSolver(this.memory, line, slots)
     for name in ("interleaved", "gpipe", "1f1b")[: 1 if chunks > 1 else 3]:
         plan = StepPlan(name, microbatches)
-        said = simulate_schedule(name, costs, microbatches)
-        found = StepMemory(this, line, homes, plan).peak_bytes(cuts)
-        assert found.tolist() == list(said.peak_bytes)
+        simulated = simulate_schedule(name, costs, microbatches)
+        peaks = StepMemory(this, line, homes, plan).peak_bytes(cuts)
+        assert peaks.tolist() == list(simulated.peak_bytes)
         if chunks > 1:
             continue
         # What the search goes by is no less, and more only by results that are not there yet.
         flights = plan.flights(count, training=costs.training)
-        asked = StageSolver(this.memory, line, Slots(homes, [9999] * count, False, flights))
+        in_turn = StageSolver(this.memory, line, Slots(homes, [9999] * count, False, flights))
         for stage, (begin, end) in enumerate(itertools.pairwise(cuts.tolist())):
-            needed = asked.peak_bytes(begin, end, stage)
+            needed = in_turn.peak_bytes(begin, end, stage)
             early = (microbatches - 1) * solver.stage_bytes(begin, end).outputs
-            assert said.peak_bytes[stage] <= needed <= said.peak_bytes[stage] + early
+            assert simulated.peak_bytes[stage] <= needed <= simulated.peak_bytes[stage] + early
 
 
 def _layers(count: int) -> OpGraph:
@@ -145,8 +145,8 @@ def test_what_is_placed_for_a_schedule_fits_it(
         return
     if count == 1 and interleave > 1:
         return
-    held = simulate_schedule(name, stage_costs(this, placed), microbatches).peak_bytes
-    assert max(held) <= size
+    peaks = simulate_schedule(name, stage_costs(this, placed), microbatches).peak_bytes
+    assert max(peaks) <= size
 
 
 def _whole(graph: OpGraph) -> Assignment:

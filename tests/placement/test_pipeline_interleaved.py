@@ -46,8 +46,8 @@ def _bounds(this: Problem, count: int, cuts: IntArray) -> tuple[float, float]:
     line, costs = stage_line(this), this.costs
     load, busy, rounds = [0.0] * count, [0.0] * count, dict[int, float]()
     for stage, (begin, end) in enumerate(itertools.pairwise(cuts.tolist())):
-        device, mine = stage % count, (begin <= line.unit_of) & (line.unit_of < end)
-        time = float(costs.op_time_s[mine, device].sum())
+        device, in_stage = stage % count, (begin <= line.unit_of) & (line.unit_of < end)
+        time = float(costs.op_time_s[in_stage, device].sum())
         load[device] += time
         before, crossing = (stage - 1) % count, int(line.crossing_bytes[begin])
         if crossing and before != device:
@@ -96,11 +96,11 @@ def test_interleaved_stages_in_little_memory_are_seldom_refused_in_vain() -> Non
         this = _problem(seed, 6 + seed % 4, 2, share=(1.2, 1.6, 3.0)[seed % 3])
         if stage_line(this).n_units < 4:
             continue
-        there = _fitting(this, [0, 1, 0, 1])
+        fitting = _fitting(this, [0, 1, 0, 1])
         try:
             placed = make_mode("pipeline", {"interleave": 2})(this)
         except InfeasibleError:
-            seen["refused in vain" if there else "rightly refused"] += 1
+            seen["refused in vain" if fitting else "rightly refused"] += 1
             continue
         assert _fits(this, placed.device_of)
         seen["placed"] += 1
@@ -146,15 +146,15 @@ def test_it_is_often_the_best_of_all_cuts() -> None:
         if start is None:
             continue
         most, at_start = _bounds(this, 2, start)
-        found = _bounds(this, 2, CutShifter(this, line, homes).evened(start))[1]
+        evened = _bounds(this, 2, CutShifter(this, line, homes).evened(start))[1]
         every = [
             _bounds(this, 2, np.array([0, *cuts, line.n_units]))
             for cuts in itertools.combinations(range(1, line.n_units), 3)
         ]
         least = min(bound for load, bound in every if load <= most * (1 + 1e-12))
         tried += 1
-        best += found <= least * (1 + 1e-9)
-        better += found < at_start * (1 - 1e-9)
+        best += evened <= least * (1 + 1e-9)
+        better += evened < at_start * (1 - 1e-9)
     assert best >= 0.8 * tried
     assert better >= 0.4 * tried
 

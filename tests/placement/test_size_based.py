@@ -132,11 +132,11 @@ def test_fill_is_the_longest_run_that_fits() -> None:
         slow = np.full(graph.n_ops, -1)
         device = 0
         for unit in range(len(start) - 1):
-            mine = ops[start[unit] : start[unit + 1]]
-            slow[mine] = device
+            unit_ops = ops[start[unit] : start[unit + 1]]
+            slow[unit_ops] = device
             if peak_bytes(graph, slow, device) > capacity:
                 device += 1
-                slow[mine] = device
+                slow[unit_ops] = device
         assert device_of.tolist() == slow.tolist()
         assert opened == device + 1
     assert opened_most > 2

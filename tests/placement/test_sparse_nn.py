@@ -25,11 +25,11 @@ def model_of_tables(*tables: int, dense: int = 10, rest: int = 1) -> OpGraph:
     sketch = Sketch()
     x, indices = sketch.input(2), [sketch.input(3) for _ in tables]
     bottom = sketch.op([x], rest, [sketch.weight(dense)], 1, module="bottom")
-    found = [
+    lookups = [
         sketch.op([index], 1, [sketch.weight(size)], 1, module=f"tables.{i}")
         for i, (index, size) in enumerate(zip(indices, tables, strict=True))
     ]
-    top = sketch.op([bottom, *found], rest, [sketch.weight(dense)], 1, module="top")
+    top = sketch.op([bottom, *lookups], rest, [sketch.weight(dense)], 1, module="top")
     return _with_lookups(sketch.graph(top))
 
 
@@ -178,8 +178,8 @@ def test_lookups_in_one_table_and_what_must_stay_with_them_are_one_unit() -> Non
 def _needed_alone(graph: OpGraph, lookups: list[int]) -> int:
     """Return the most that a device needs for the dense rest and one lookup."""
     needs = []
-    for mine in lookups:
-        place = np.array([int(op in lookups and op != mine) for op in range(graph.n_ops)])
+    for lookup in lookups:
+        place = np.array([int(op in lookups and op != lookup) for op in range(graph.n_ops)])
         needs.append(independent.peak_bytes(graph, place, 0))
     return max(needs)
 

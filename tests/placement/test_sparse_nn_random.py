@@ -100,22 +100,22 @@ def _check_order(graph: OpGraph, homes_of: list[tuple[int, ...]], partition_of: 
 
 def _packings(count: int, most: int) -> list[list[tuple[int, ...]]]:
     """Return all ways to put `count` tables on at most `most` devices that are alike."""
-    found = set()
+    packings = set()
     for places in itertools.product(range(most), repeat=count):
         bins = [tuple(t for t in range(count) if places[t] == d) for d in range(most)]
-        found.add(tuple(sorted(tables for tables in bins if tables)))
-    return [list(bins) for bins in sorted(found)]
+        packings.add(tuple(sorted(tables for tables in bins if tables)))
+    return [list(bins) for bins in sorted(packings)]
 
 
 def _slow_needed(graph: OpGraph, units: list[np.ndarray], tables: tuple[int, ...]) -> int:
     """Return what a device needs for some tables: with the dense rest, or while others have it."""
-    mine = {int(op) for table in tables for op in units[table]}
+    lookups = {int(op) for table in tables for op in units[table]}
     at_tables = {int(op) for unit in units for op in unit}
-    here = [op in mine or op not in at_tables for op in range(graph.n_ops)]
+    here = [op in lookups or op not in at_tables for op in range(graph.n_ops)]
     turn = independent.peak_bytes(graph, np.where(here, 0, 1), 0)
     kept = {int(w) for op in range(graph.n_ops) if here[op] for w in graph.uses_of(op)}
-    at_rest = np.array([0 if op in mine else 1 for op in range(graph.n_ops)])
-    used = {int(w) for op in mine for w in graph.uses_of(op)}
+    at_rest = np.array([0 if op in lookups else 1 for op in range(graph.n_ops)])
+    used = {int(w) for op in lookups for w in graph.uses_of(op)}
     others = independent.peak_bytes(graph, at_rest, 0) + sum(
         int(graph.weight_bytes[w]) for w in kept - used
     )

@@ -42,9 +42,9 @@ def _runs_in_graph_order(placed: Assignment) -> bool:
     for index in range(placed.rounds):
         where = placed.device_of_round(index)
         for device in np.unique(where):
-            mine = np.flatnonzero(where == device)
-            by_number = [op for p in range(placed.n_partitions) for op in mine if parts[op] == p]
-            if by_number != mine.tolist():
+            ops = np.flatnonzero(where == device)
+            by_number = [op for p in range(placed.n_partitions) for op in ops if parts[op] == p]
+            if by_number != ops.tolist():
                 return False
     return True
 

@@ -21,8 +21,8 @@ def _start(seed: int, n: int, slack: float) -> tuple[Problem, IntArray]:
     rng = np.random.default_rng(seed)
     graph = random_graph(seed, n)
     device_of = rng.integers(0, 3, size=n)[graph.group]
-    held = peak_bytes(problem(graph, devices(1)).memory, device_of, 3)
-    sizes = [max(1, int(bytes_ * slack)) for bytes_ in held]
+    peaks = peak_bytes(problem(graph, devices(1)).memory, device_of, 3)
+    sizes = [max(1, int(bytes_ * slack)) for bytes_ in peaks]
     return problem(graph, devices(*sizes, link=Link(8.0, 0.125))), device_of
 
 
@@ -37,9 +37,9 @@ def test_windows_only_ever_gain(seed: int, n: int, slack: float) -> None:
     this, device_of = _start(seed, n, slack)
     before, tables = latency_of(this, device_of), search_tables(this, SearchOptions())
     units = working_units(this.graph, this.costs.op_time_s.max(axis=1) > 0)
-    found = improve_windows(tables, device_of, units, 8)
-    assert found == pytest.approx(latency_of(this, device_of))
-    assert found <= before * (1 + 1e-9)
+    latency_s = improve_windows(tables, device_of, units, 8)
+    assert latency_s == pytest.approx(latency_of(this, device_of))
+    assert latency_s <= before * (1 + 1e-9)
     assert _holds(this, device_of)
 
 
@@ -47,14 +47,14 @@ def test_windows_only_ever_gain(seed: int, n: int, slack: float) -> None:
 def test_kicks_only_ever_gain_and_give_the_same_again(seed: int, n: int, slack: float) -> None:
     this, device_of = _start(seed, n, slack)
     before, units = latency_of(this, device_of), atomic_units(this.graph)
-    found = []
+    trials = []
     for _ in range(2):
         trial = device_of.copy()
         kick(search_tables(this, SearchOptions()), trial, units, 20, 8, seed=3)
-        found.append(trial)
-    assert found[0].tolist() == found[1].tolist()
-    assert latency_of(this, found[0]) <= before * (1 + 1e-9)
-    assert _holds(this, found[0])
+        trials.append(trial)
+    assert trials[0].tolist() == trials[1].tolist()
+    assert latency_of(this, trials[0]) <= before * (1 + 1e-9)
+    assert _holds(this, trials[0])
 
 
 def test_a_chain_finds_what_no_single_move_does() -> None:

@@ -48,14 +48,14 @@ def _note(path: str, seen: dict[str, list[int]]) -> Callable[[nn.Module, object,
     return hook
 
 
-def dispatched(name: str, found: DeviceMap) -> dict[str, object]:
+def dispatched(name: str, mapped: DeviceMap) -> dict[str, object]:
     """Return whether the model ran, and on which device each call of a module gave its result."""
     built = build_model(SPECS[name])
     seen: dict[str, list[int]] = {}
     with torch.no_grad(), FakeTensorMode():
         _fill(built.module)
-        entries = {path: f"{KIND}:{device}" for path, device in found.entries.items()}
-        main = f"{KIND}:{found.main_device}"
+        entries = {path: f"{KIND}:{device}" for path, device in mapped.entries.items()}
+        main = f"{KIND}:{mapped.main_device}"
         model = dispatch_model(built.module, entries, main_device=main, force_hooks=True)
         for path, module in model.named_modules():
             if path:
@@ -76,8 +76,8 @@ def main(plans: int) -> None:
     for name in SPECS:
         built, graph = scene(name)
         for seed in range(plans):
-            found = device_map(graph, random_plan(graph, seed), list(built.module.state_dict()))
-            line = {"name": name, "seed": seed, **dispatched(name, found)}
+            mapped = device_map(graph, random_plan(graph, seed), list(built.module.state_dict()))
+            line = {"name": name, "seed": seed, **dispatched(name, mapped)}
             sys.stdout.write(json.dumps(line) + "\n")
 
 

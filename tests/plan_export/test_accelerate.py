@@ -28,16 +28,16 @@ def random_map(name: str, seed: int) -> DeviceMap:
     return device_map(graph, random_plan(graph, seed), list(built.module.state_dict()))
 
 
-def check(name: str, found: DeviceMap) -> None:
+def check(name: str, mapped: DeviceMap) -> None:
     """Accelerate finds every entry and misses no tensor; tied parameters are on one device."""
     built, graph = scene(name)
     # Warnings are errors here, and an entry that is no module is a warning.
-    check_device_map(built.module, dict(found.entries))
+    check_device_map(built.module, dict(mapped.entries))
     for group in find_tied_parameters(built.module):
-        homes = [found.entries[covering(tied, found.entries) or ""] for tied in group]
+        homes = [mapped.entries[covering(tied, mapped.entries) or ""] for tied in group]
         assert len(set(homes)) == 1, group
-    assert sum(found.weight_bytes.values()) == graph.total_weight_bytes
-    assert json.loads(json.dumps(found.entries)) == found.entries
+    assert sum(mapped.weight_bytes.values()) == graph.total_weight_bytes
+    assert json.loads(json.dumps(mapped.entries)) == mapped.entries
 
 
 @pytest.mark.parametrize("mode", ["single", "size_based", "kl_based"])
@@ -48,28 +48,28 @@ def test_maps_of_planned_modules_are_accepted(name: str, mode: str) -> None:
     sizes = [size] if mode == "single" else [size * 2 // 3] * 3
     grouped = group_operators(graph, "module")
     plan = make_mode(mode)(make_problem(grouped, devices(*sizes), LatencyModel()))
-    found = device_map(graph, plan, list(built.module.state_dict()))
-    check(name, found)
+    mapped = device_map(graph, plan, list(built.module.state_dict()))
+    check(name, mapped)
     if mode == "single":
-        assert found.entries == {"": 0}
-        assert (found.moved, found.torn) == ((), ())
+        assert mapped.entries == {"": 0}
+        assert (mapped.moved, mapped.torn) == ((), ())
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_maps_of_random_plans_are_accepted(name: str) -> None:
     _, graph = scene(name)
     for seed in range(20):
-        found = random_map(name, seed)
-        check(name, found)
-        assert list(random_map(name, seed).entries.items()) == list(found.entries.items())
-        if not found.torn:
+        mapped = random_map(name, seed)
+        check(name, mapped)
+        assert list(random_map(name, seed).entries.items()) == list(mapped.entries.items())
+        if not mapped.torn:
             # What accelerate makes of a plan is a plan that it carries out whole.
             again = device_map(
                 graph,
-                partition_by_device(graph, found.device_of),
+                partition_by_device(graph, mapped.device_of),
                 list(scene(name)[0].module.state_dict()),
             )
-            assert again.entries == found.entries
+            assert again.entries == mapped.entries
             assert again.moved == ()
 
 
@@ -78,8 +78,8 @@ def test_names_are_needed_only_for_what_no_operator_uses() -> None:
     for name in ("gpt2", "llama", "resnet", "bert"):
         built, graph = scene(name)
         for seed in range(5):
-            found = device_map(graph, random_plan(graph, seed))
-            check_device_map(built.module, dict(found.entries))
+            mapped = device_map(graph, random_plan(graph, seed))
+            check_device_map(built.module, dict(mapped.entries))
 
 
 def test_accelerate_runs_every_module_where_the_map_says() -> None:
@@ -97,13 +97,13 @@ def test_accelerate_runs_every_module_where_the_map_says() -> None:
     assert {line["ran"] for line in lines} == {True, False}
     compared = 0
     for line in lines:
-        found = random_map(line["name"], line["seed"])
-        assert line["ran"] == (not found.torn), (line["name"], line["seed"], found.torn)
-        compared += compare(line["name"], found, line["seen"]) if line["ran"] else 0
+        mapped = random_map(line["name"], line["seed"])
+        assert line["ran"] == (not mapped.torn), (line["name"], line["seed"], mapped.torn)
+        compared += compare(line["name"], mapped, line["seen"]) if line["ran"] else 0
     assert compared > 100
 
 
-def compare(name: str, found: DeviceMap, seen: dict[str, list[int]]) -> int:
+def compare(name: str, mapped: DeviceMap, seen: dict[str, list[int]]) -> int:
     """Compare where each module that is called once gives its result; return how many are."""
     _, graph = scene(name)
     # What a module gives is made by its last operator or by that of a module in it.
@@ -113,5 +113,5 @@ def compare(name: str, found: DeviceMap, seen: dict[str, list[int]]) -> int:
         for parent in parents(graph.modules[op])
     }
     once = {path: calls[0] for path, calls in seen.items() if len(calls) == 1 and path in last}
-    assert once == {path: int(found.device_of[last[path]]) for path in once}
+    assert once == {path: int(mapped.device_of[last[path]]) for path in once}
     return len(once)

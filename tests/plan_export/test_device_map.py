@@ -35,10 +35,10 @@ def residual() -> OpGraph:
 
 def test_what_is_on_one_device_is_one_entry() -> None:
     graph = row("body.0", "body.1.up", "body.1.down", "head")
-    found = device_map(graph, on_devices(graph, 0, 0, 0, 1))
-    assert found.entries == {"body": 0, "head": 1}
-    assert (found.main_device, found.moved, found.torn) == (0, (), ())
-    assert found.weight_bytes == {0: 30, 1: 10}
+    mapped = device_map(graph, on_devices(graph, 0, 0, 0, 1))
+    assert mapped.entries == {"body": 0, "head": 1}
+    assert (mapped.main_device, mapped.moved, mapped.torn) == (0, (), ())
+    assert mapped.weight_bytes == {0: 30, 1: 10}
     assert device_map(graph, on_devices(graph, 2, 2, 2, 2)).entries == {"": 2}
 
 
@@ -54,11 +54,11 @@ def test_tied_weights_lie_where_they_are_first_used() -> None:
     y = sketch.op([x], 1, [body], module="body")
     graph = named(sketch.graph(sketch.op([y], 1, [table], module="head")), "embed.w", "body.w")
     for names in ((), ("embed.w", "body.w", "head.w")):
-        found = device_map(graph, on_devices(graph, 0, 1, 1), names)
-        assert found.entries == {"embed": 0, "body": 1, "head": 0}
-        assert found.moved == ("op2",)
-        assert found.device_of.tolist() == [0, 1, 0]
-        assert found.weight_bytes == {0: 100, 1: 10}
+        mapped = device_map(graph, on_devices(graph, 0, 1, 1), names)
+        assert mapped.entries == {"embed": 0, "body": 1, "head": 0}
+        assert mapped.moved == ("op2",)
+        assert mapped.device_of.tolist() == [0, 1, 0]
+        assert mapped.weight_bytes == {0: 100, 1: 10}
 
 
 def test_a_weight_used_on_two_devices_lies_with_its_first_user() -> None:
@@ -67,9 +67,9 @@ def test_a_weight_used_on_two_devices_lies_with_its_first_user() -> None:
     x = sketch.op([sketch.input(1)], 1, [weight], module="shared")
     y = sketch.op([x], 1, [sketch.weight(10)], module="other")
     graph = sketch.graph(sketch.op([y], 1, [weight], module="shared"))
-    found = device_map(named(graph, "shared.w", "other.w"), on_devices(graph, 1, 0, 0))
-    assert found.entries == {"shared": 1, "other": 0}
-    assert found.moved == ("op2",)
+    mapped = device_map(named(graph, "shared.w", "other.w"), on_devices(graph, 1, 0, 0))
+    assert mapped.entries == {"shared": 1, "other": 0}
+    assert mapped.moved == ("op2",)
 
 
 def test_a_module_lies_where_most_of_its_bytes_are_planned() -> None:
@@ -78,9 +78,9 @@ def test_a_module_lies_where_most_of_its_bytes_are_planned() -> None:
     y = sketch.op([x], 1, [sketch.weight(11)], module="m")
     graph = sketch.graph(sketch.op([y], 1, [sketch.weight(1)], module="n"))
     graph = named(graph, "m.small", "m.large", "n.weight")
-    found = device_map(graph, on_devices(graph, 0, 1, 2))
-    assert found.entries == {"m": 1, "n": 2}
-    assert found.moved == ("op0",)
+    mapped = device_map(graph, on_devices(graph, 0, 1, 2))
+    assert mapped.entries == {"m": 1, "n": 2}
+    assert mapped.moved == ("op0",)
 
 
 def test_of_equal_bytes_the_first_in_use_count() -> None:
@@ -96,31 +96,31 @@ def test_of_equal_bytes_the_first_in_use_count() -> None:
 def test_unused_tensors_go_with_their_neighbours() -> None:
     graph = row("stem", "body.a", "head")
     names = ["stem.weight", "body.a.weight", "body.idle.weight", "head.weight", "far.weight"]
-    found = device_map(graph, on_devices(graph, 0, 1, 0), names)
-    assert found.entries == {"stem": 0, "body": 1, "head": 0, "far": 0}
+    mapped = device_map(graph, on_devices(graph, 0, 1, 0), names)
+    assert mapped.entries == {"stem": 0, "body": 1, "head": 0, "far": 0}
 
 
 def test_unused_tensors_go_with_the_operators_of_their_module() -> None:
     sketch = Sketch()
     x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="a")
     graph = named(sketch.graph(sketch.op([x], 1, module="norm")), "a.weight")
-    found = device_map(graph, on_devices(graph, 0, 1), ["a.weight", "norm.counter"])
-    assert found.entries == {"a": 0, "norm": 1}
+    mapped = device_map(graph, on_devices(graph, 0, 1), ["a.weight", "norm.counter"])
+    assert mapped.entries == {"a": 0, "norm": 1}
 
 
 def test_a_module_around_others_has_an_entry_for_its_own_tensors() -> None:
     graph = row("block", "block.deep.a", "block.deep.b", "head")
-    found = device_map(graph, on_devices(graph, 0, 1, 1, 0))
+    mapped = device_map(graph, on_devices(graph, 0, 1, 1, 0))
     # Not block.deep: accelerate's hooks of block would stay on what is in it.
-    assert found.entries == {"block": 0, "block.deep.a": 1, "block.deep.b": 1, "head": 0}
-    assert found.moved == ()
+    assert mapped.entries == {"block": 0, "block.deep.a": 1, "block.deep.b": 1, "head": 0}
+    assert mapped.moved == ()
 
 
 def test_a_parameter_of_the_model_itself_is_on_the_main_device() -> None:
     graph = row("", "body")
-    found = device_map(graph, on_devices(graph, 1, 0))
-    assert found.entries == {"weight": 1, "body": 0}
-    assert found.main_device == 1
+    mapped = device_map(graph, on_devices(graph, 1, 0))
+    assert mapped.entries == {"weight": 1, "body": 0}
+    assert mapped.main_device == 1
     # A buffer that is not saved: no entry.
     assert device_map(graph, on_devices(graph, 1, 0), ["body.weight"]).entries == {"body": 0}
 
@@ -134,9 +134,9 @@ def test_a_model_without_weights_is_on_the_device_of_its_first_operator() -> Non
     sketch = Sketch()
     x = sketch.op([sketch.input(1)], 1)
     graph = sketch.graph(sketch.op([x], 1))
-    found = device_map(graph, on_devices(graph, 3, 1))
-    assert found.entries == {"": 3}
-    assert found.moved == ("op1",)
+    mapped = device_map(graph, on_devices(graph, 3, 1))
+    assert mapped.entries == {"": 3}
+    assert mapped.moved == ("op1",)
 
 
 def test_an_operator_without_weights_runs_where_its_inputs_are() -> None:
@@ -144,17 +144,17 @@ def test_an_operator_without_weights_runs_where_its_inputs_are() -> None:
     x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="a")
     y = sketch.op([x], 1)
     graph = sketch.graph(sketch.op([y], 1, [sketch.weight(10)], module="b"))
-    found = device_map(named(graph, "a.w", "b.w"), on_devices(graph, 0, 1, 1))
-    assert found.device_of.tolist() == [0, 0, 1]
-    assert found.moved == ("op1",)
+    mapped = device_map(named(graph, "a.w", "b.w"), on_devices(graph, 0, 1, 1))
+    assert mapped.device_of.tolist() == [0, 0, 1]
+    assert mapped.moved == ("op1",)
 
 
 def test_a_divided_residual_block_is_torn() -> None:
     graph = residual()
-    found = device_map(graph, on_devices(graph, 0, 1, 1, 1))
+    mapped = device_map(graph, on_devices(graph, 0, 1, 1, 1))
     # The block has no tensors but the inner module's: one entry, which moves what it is given.
-    assert found.entries == {"stem": 0, "block": 1, "head": 1}
-    assert found.torn == ()
+    assert mapped.entries == {"stem": 0, "block": 1, "head": 1}
+    assert mapped.torn == ()
     sketch = Sketch()
     x = sketch.op([sketch.input(1)], 1, [sketch.weight(10)], module="block.a")
     y = sketch.op([x], 1, [sketch.weight(30)], module="block.b")
@@ -191,9 +191,9 @@ def test_a_tensor_that_the_model_moves_is_where_it_is_read() -> None:
     plan = on_devices(graph, 0, 1, 0, 1)
     assert device_map(graph, plan).torn == ("block",)
     moving = replace(graph, targets=("op", "op", "aten.to.device", "op"))
-    found = device_map(moving, plan)
-    assert found.torn == ()
-    assert found.device_of.tolist() == [0, 1, 0, 1]
+    mapped = device_map(moving, plan)
+    assert mapped.torn == ()
+    assert mapped.device_of.tolist() == [0, 1, 0, 1]
 
 
 def test_a_module_to_keep_whole_must_exist() -> None:

@@ -149,9 +149,9 @@ def test_the_stages_that_torch_makes_compute_what_the_model_does(name: str) -> N
         whole = tree_leaves(built.module(*built.args, **built.kwargs))
         staged = tree_leaves(pipe(*tree_leaves(built.args), **built.kwargs))
     assert len(staged) == len(whole) > 0
-    for ours, theirs in zip(staged, whole, strict=True):
-        assert torch.isfinite(theirs).all()
-        assert torch.equal(ours, theirs)
+    for from_stages, from_model in zip(staged, whole, strict=True):
+        assert torch.isfinite(from_model).all()
+        assert torch.equal(from_stages, from_model)
 
 
 class Plain(nn.Module):
@@ -184,12 +184,12 @@ def test_torch_puts_each_operator_in_its_stage(
     model, x = Plain(), torch.randn(2, 4)
     graph = capture_graph(model, (x,))
     assert graph.n_ops == len(stage)
-    found = split_points(graph, stages(*stage))
-    assert found == points
+    computed = split_points(graph, stages(*stage))
+    assert computed == points
     expected = model(x)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        spec = {path: SplitPoint[place] for path, place in found.items()}
+        spec = {path: SplitPoint[place] for path, place in computed.items()}
         pipe = pipeline(model, (x,), split_spec=spec)
     for index, child in enumerate(pipe.split_gm.children()):
         planned = {graph.targets[op] for op in range(graph.n_ops) if stage[op] == index}
@@ -200,5 +200,5 @@ def test_torch_puts_each_operator_in_its_stage(
 def operators(module: nn.Module) -> set[str]:
     """Return what the graphs in a module call."""
     graphs = [getattr(part, "graph", None) for part in module.modules()]
-    found = [node for graph in graphs if isinstance(graph, fx.Graph) for node in graph.nodes]
-    return {str(node.target) for node in found if isinstance(node.target, torch._ops.OpOverload)}
+    nodes = [node for graph in graphs if isinstance(graph, fx.Graph) for node in graph.nodes]
+    return {str(node.target) for node in nodes if isinstance(node.target, torch._ops.OpOverload)}

@@ -56,20 +56,20 @@ def _step() -> OpGraph:
     """Return a step of two stages, which both use a weight of 100 bytes."""
     sketch = Sketch()
     x = sketch.input(3)
-    tied, own = sketch.weight(100), sketch.weight(200)
+    tied, untied = sketch.weight(100), sketch.weight(200)
     hidden = sketch.op([x], 7, [tied])
     mask = sketch.op([x], 5)
-    result = sketch.op([hidden, mask], 11, [own])
+    result = sketch.op([hidden, mask], 11, [untied])
     logits = sketch.op([result], 13, [tied])
     loss = sketch.op([logits], 2)
     of_logits = sketch.op([loss, logits], 13, backward_of=4)
     part = sketch.op([of_logits, result], 100, backward_of=3)
     of_result = sketch.op([of_logits], 11, [tied], backward_of=3)
-    of_own = sketch.op([of_result, hidden], 200, backward_of=2)
-    of_hidden = sketch.op([of_result], 7, [own], backward_of=2)
+    of_untied = sketch.op([of_result, hidden], 200, backward_of=2)
+    of_hidden = sketch.op([of_result], 7, [untied], backward_of=2)
     other_part = sketch.op([of_hidden, x], 100, backward_of=0)
     of_tied = sketch.op([other_part, part], 100, backward_of=0)
-    return sketch.graph(loss, of_own, of_tied)
+    return sketch.graph(loss, of_untied, of_tied)
 
 
 def test_the_stages_of_a_step_by_hand() -> None:
@@ -98,8 +98,8 @@ def test_the_stages_of_a_step_by_hand() -> None:
     ],
 )
 def test_a_training_step_by_hand(name: str, result: int, peaks: tuple[int, int]) -> None:
-    found = engine_peak_bytes(name, (FIRST, SECOND), 2, training=True, result_bytes=result)
-    assert found == peaks
+    computed = engine_peak_bytes(name, (FIRST, SECOND), 2, training=True, result_bytes=result)
+    assert computed == peaks
 
 
 def test_a_forward_keeps_what_it_hands_on_and_returns_to_the_end() -> None:
@@ -120,8 +120,8 @@ def test_a_forward_keeps_what_it_hands_on_and_returns_to_the_end() -> None:
     # The second passes on x and the 8; a result of the model goes to the last stage.
     assert (second.received_bytes, second.held_bytes, second.sent_bytes) == (3 + 8 + 24, 7, 7)
     assert (third.received_bytes, third.held_bytes, third.sent_bytes) == (3 + 8 + 2 + 5, 4, 0)
-    found = engine_peak_bytes("gpipe", (first, second, third), 5, training=False)
-    assert found == (5 * (3 + 32), 50 + 5 * (35 + 7), 60 + 5 * (18 + 4))
+    computed = engine_peak_bytes("gpipe", (first, second, third), 5, training=False)
+    assert computed == (5 * (3 + 32), 50 + 5 * (35 + 7), 60 + 5 * (18 + 4))
 
 
 @settings(max_examples=60)

@@ -133,15 +133,15 @@ def test_one_microbatch_of_inference_is_what_evaluate_says(seed: int, n: int, co
     this = problem(random_graph(seed, n), devices(*[9999] * count, link=Link(4.0, 0.125)))
     count = min(count, stage_line(this).n_units)
     placed = make_mode("pipeline", {"stages": count})(this)
-    said, costs = evaluate(this, placed), stage_costs(this, placed)
+    evaluation, costs = evaluate(this, placed), stage_costs(this, placed)
     result = simulate_schedule("gpipe", costs, 1)
     assert not result.training
     for place, device in enumerate(result.devices):
-        assert result.peak_bytes[place] == said.devices[device].peak_bytes
-        assert result.busy_s[place] == pytest.approx(said.devices[device].load_s)
-    assert sum(t.sent_bytes for t in result.transfers) == said.transfer_bytes
+        assert result.peak_bytes[place] == evaluation.devices[device].peak_bytes
+        assert result.busy_s[place] == pytest.approx(evaluation.devices[device].load_s)
+    assert sum(t.sent_bytes for t in result.transfers) == evaluation.transfer_bytes
     # Stages begin when all is there, operators when theirs is.
-    assert result.step_s >= said.latency_s * (1 - 1e-12)
+    assert result.step_s >= evaluation.latency_s * (1 - 1e-12)
 
 
 @settings(max_examples=80)
@@ -163,17 +163,19 @@ def test_one_microbatch_of_training_is_what_evaluate_says(
         return
     options = {"stages": count * chunks, "interleave": chunks}
     placed = make_mode("pipeline", options)(this)
-    said, costs = evaluate(this, placed), stage_costs(this, placed)
+    evaluation, costs = evaluate(this, placed), stage_costs(this, placed)
     assert costs.training == bool(this.graph.is_backward.any())
     result = simulate_schedule("interleaved", costs, count)
     # Updates are made once, the rest for each micro-batch.
     once = (count - 1) * sum(stage.update_s for stage in costs.stages)
-    assert sum(result.busy_s) + once == pytest.approx(count * sum(d.load_s for d in said.devices))
+    assert sum(result.busy_s) + once == pytest.approx(
+        count * sum(d.load_s for d in evaluation.devices)
+    )
     if chunks > 1:
         return
-    one = simulate_schedule("1f1b", costs, 1)
-    for place, device in enumerate(one.devices):
-        assert one.peak_bytes[place] == said.devices[device].peak_bytes
+    single = simulate_schedule("1f1b", costs, 1)
+    for place, device in enumerate(single.devices):
+        assert single.peak_bytes[place] == evaluation.devices[device].peak_bytes
 
 
 def test_what_is_no_chain_is_refused() -> None:

@@ -64,22 +64,22 @@ def test_everything_once_and_backward_after_forward(
         assert all(place[a] > place[a._replace(kind="F")] for a in row if a.kind == "B")
         for stage in range(device, chunks * devices, devices):
             for kind in "FB":
-                mine = [a.microbatch for a in row if a.kind == kind and a.stage == stage]
-                assert mine == list(range(count))
+                order = [a.microbatch for a in row if a.kind == kind and a.stage == stage]
+                assert order == list(range(count))
 
 
 def _of_torch(actions: Sequence[object]) -> list[Action]:
     """Return what torch prints, such as ``2F1``, as stage, kind and micro-batch."""
-    found = (re.fullmatch(r"(\d+)([FB])(\d+)", str(a)) for a in actions if a is not None)
-    return [Action(m[2], int(m[3]), int(m[1])) for m in found if m]
+    matches = (re.fullmatch(r"(\d+)([FB])(\d+)", str(a)) for a in actions if a is not None)
+    return [Action(m[2], int(m[3]), int(m[1])) for m in matches if m]
 
 
 @pytest.mark.parametrize(("devices", "count"), [(1, 1), (2, 2), (2, 5), (4, 4), (4, 9), (6, 12)])
 def test_gpipe_and_1f1b_are_those_of_torch(devices: int, count: int) -> None:
     for name, kind in (("gpipe", ScheduleGPipe), ("1f1b", Schedule1F1B)):
-        theirs = kind.__new__(kind)
-        theirs._num_stages, theirs._n_microbatches = devices, count
-        order = theirs._get_pipeline_order()
+        torch_schedule = kind.__new__(kind)
+        torch_schedule._num_stages, torch_schedule._n_microbatches = devices, count
+        order = torch_schedule._get_pipeline_order()
         assert order is not None
         rows = ordered_actions(name, devices, 1, count, training=True)
         for device, row in enumerate(rows):
@@ -98,14 +98,14 @@ def test_gpipe_and_1f1b_are_those_of_torch(devices: int, count: int) -> None:
     [(1, 1, 1), (1, 3, 2), (2, 1, 4), (2, 2, 4), (2, 3, 2), (4, 2, 8), (4, 2, 10), (4, 4, 3)],
 )
 def test_interleaved_is_that_of_torch(devices: int, chunks: int, count: int) -> None:
-    theirs = ScheduleInterleaved1F1B.__new__(ScheduleInterleaved1F1B)
-    theirs.pp_group_size, theirs.n_local_stages = devices, chunks
-    theirs._n_microbatches = count
-    theirs.number_of_rounds = max(1, count // devices)
-    theirs.microbatches_per_round = count // theirs.number_of_rounds
+    torch_schedule = ScheduleInterleaved1F1B.__new__(ScheduleInterleaved1F1B)
+    torch_schedule.pp_group_size, torch_schedule.n_local_stages = devices, chunks
+    torch_schedule._n_microbatches = count
+    torch_schedule.number_of_rounds = max(1, count // devices)
+    torch_schedule.microbatches_per_round = count // torch_schedule.number_of_rounds
     rows = ordered_actions("interleaved", devices, chunks, count, training=True)
     for device, row in enumerate(rows):
-        assert list(row) == _of_torch(theirs._calculate_single_rank_operations(device))
+        assert list(row) == _of_torch(torch_schedule._calculate_single_rank_operations(device))
 
 
 @pytest.mark.parametrize(

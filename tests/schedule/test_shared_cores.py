@@ -61,10 +61,10 @@ def test_few_cores_are_no_faster_than_devices_and_enough_are_as_fast(
     links += [StageLink("B", s + 1, s, 1, float(sends[4 + s % 4])) for s in range(count - 1)]
     costs = PipelineCosts(tuple(stages), tuple(links), training)
     whole = simulate_schedule(name, costs, microbatches)
-    found = [step_on_cores(name, costs, microbatches, cores) for cores in range(1, count + 2)]
-    assert found[-1] == found[-2] == pytest.approx(whole.step_s)
+    steps_s = [step_on_cores(name, costs, microbatches, cores) for cores in range(1, count + 2)]
+    assert steps_s[-1] == steps_s[-2] == pytest.approx(whole.step_s)
     work_s = sum(whole.busy_s)
-    for cores, step_s in enumerate(found, 1):
+    for cores, step_s in enumerate(steps_s, 1):
         assert step_s >= max(work_s / cores, whole.step_s) - 1e-9
 
 

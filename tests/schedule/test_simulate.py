@@ -117,17 +117,17 @@ def test_memory_by_hand() -> None:
         backward_peak_bytes=17,
         first_backward_peak_bytes=523,
     )
-    there = 1009 + 3 * 3
-    forwards = [there + i * (7 + 11) + 29 for i in range(3)]
+    resident = 1009 + 3 * 3
+    forwards = [resident + i * (7 + 11) + 29 for i in range(3)]
     # Three results; at first two others have saved, then one, then none; and there are gradients.
-    first = there + 3 * 7 + 2 * 11 + 523
-    later = there + 3 * 7 + 1 * 11 + 503 + 17
+    first = resident + 3 * 7 + 2 * 11 + 523
+    later = resident + 3 * 7 + 1 * 11 + 503 + 17
     assert first > later > max(forwards)
     assert simulate_schedule("gpipe", _step([cost]), 3).peak_bytes == (first,)
     less = simulate_schedule("gpipe", _step([cost], training=False), 3)
     assert less.peak_bytes == (forwards[-1],)
     # One after the other: the third forward has gradients and two results beside it.
-    assert simulate_schedule("1f1b", _step([cost]), 3).peak_bytes == (there + 503 + 2 * 7 + 29,)
+    assert simulate_schedule("1f1b", _step([cost]), 3).peak_bytes == (resident + 503 + 2 * 7 + 29,)
 
 
 def test_transfers_overlap_computation_and_take_turns_on_a_link() -> None:
@@ -215,7 +215,7 @@ def test_what_holds_for_any_pipeline(
     if chunks == 1:
         # So it is without gradients: a forward that comes after a backward has them beside it.
         pairs = zip(results["1f1b"].peak_bytes, results["gpipe"].peak_bytes, strict=True)
-        assert all(mine <= most for mine, most in pairs)
+        assert all(peak <= most for peak, most in pairs)
 
 
 def _one_at_a_time(spans: list[tuple[int, float, float]]) -> None:

@@ -10,10 +10,10 @@ MULTIPLIER, INCREMENT = 6364136223846793005, 1442695040888963407
 
 def _states(seed: int, count: int) -> list[int]:
     """Return the states after `seed` by integers that do not overflow."""
-    found = [seed]
+    states = [seed]
     for _ in range(count):
-        found.append((found[-1] * MULTIPLIER + INCREMENT) % 2**64)
-    return found[1:]
+        states.append((states[-1] * MULTIPLIER + INCREMENT) % 2**64)
+    return states[1:]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**62])

@@ -6,10 +6,10 @@ from fxpart.support.digest import stable_digest
 
 
 def test_order_and_kinds_of_sequence_do_not_count() -> None:
-    one = stable_digest({"a": 1, "b": {"x": [1, 2], "y": None}})
-    assert one == stable_digest({"b": {"y": None, "x": (1, 2)}, "a": 1})
-    assert len(one) == 64
-    assert int(one, 16) >= 0
+    digest = stable_digest({"a": 1, "b": {"x": [1, 2], "y": None}})
+    assert digest == stable_digest({"b": {"y": None, "x": (1, 2)}, "a": 1})
+    assert len(digest) == 64
+    assert int(digest, 16) >= 0
 
 
 def test_keys_count_as_text_at_any_depth() -> None:

@@ -42,18 +42,18 @@ def test_what_a_killed_process_was_writing_is_removed(tmp_path: Path) -> None:
 
 def test_what_may_be_under_way_stays(tmp_path: Path) -> None:
     number = str(os.getpid())
-    mine = temporary_name()
-    assert number in mine.split("_")
-    elsewhere = f".{'0' * 8}_{mine.partition('_')[2]}".replace(number, "999999999")
+    current = temporary_name()
+    assert number in current.split("_")
+    elsewhere = f".{'0' * 8}_{current.partition('_')[2]}".replace(number, "999999999")
     # Of process 1 this process may not even ask.
-    others = [mine.replace(f"_{number}_", "_1_"), elsewhere, ".a.tmp", "b.tmp", f"{mine}x"]
-    for name in [mine, *others]:
+    others = [current.replace(f"_{number}_", "_1_"), elsewhere, ".a.tmp", "b.tmp", f"{current}x"]
+    for name in [current, *others]:
         (tmp_path / name).touch()
     with whole_file(tmp_path / "file", "it", "stop") as temporary:
         temporary.touch()
         remove_abandoned(tmp_path)
         assert temporary.exists()
-    assert {path.name for path in tmp_path.iterdir()} == {mine, *others, "file"}
+    assert {path.name for path in tmp_path.iterdir()} == {current, *others, "file"}
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -158,8 +158,8 @@ def test_partitions_with_modes_run_in_graph_order() -> None:
     assert [t.requires_grad for t in split(x)] == [True, False, False]
     # Both partitions read x alone, and torch runs the later one first.
     with torch.enable_grad():
-        theirs = torch_split(module, module, ids)(x)
-    assert [t.requires_grad for t in theirs] == [False, False, False]
+        by_torch = torch_split(module, module, ids)(x)
+    assert [t.requires_grad for t in by_torch] == [False, False, False]
 
 
 def test_an_affix_does_not_matter() -> None:

@@ -171,9 +171,9 @@ def test_inputs_can_still_be_given_by_name() -> None:
     ours = split_module(traced, None, lambda _: 0, keep_original_node_name=True)
     assert torch.equal(ours(input=x), traced(input=x))
     assert [n.name for n in ours.graph.find_nodes(op="placeholder")] == ["input_1"]
-    theirs = torch_split(traced, traced, lambda _: 0, keep_original_node_name=True)
+    by_torch = torch_split(traced, traced, lambda _: 0, keep_original_node_name=True)
     with pytest.raises(TypeError, match="input"):
-        theirs(input=x)
+        by_torch(input=x)
 
 
 def test_the_mode_of_the_module_is_kept() -> None:

@@ -185,8 +185,8 @@ def test_random_writes_are_right_or_refused() -> None:
             seen["refused"] += 1
             continue
         assert same(split(x), module(x))
-        theirs = torch_split(module, module, _numbered(module, ids))(x)
-        seen["torch too" if same(theirs, module(x)) else "only ours"] += 1
+        by_torch = torch_split(module, module, _numbered(module, ids))(x)
+        seen["torch too" if same(by_torch, module(x)) else "only ours"] += 1
     assert seen["refused"] >= 30
     assert seen["torch too"] >= 30
     assert seen["only ours"] >= 10

@@ -64,7 +64,7 @@ def _old_layout(entries: dict[str, bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "held"),
+    ("change", "content"),
     [
         (_pickled_inputs, "data/sample_inputs/model.pt"),
         (_pickled_weight, "second.weight"),
@@ -73,10 +73,10 @@ def _old_layout(entries: dict[str, bytes]) -> None:
     ],
 )
 def test_archives_with_more_than_plain_data_are_refused(
-    folder: Path, change: Callable[[dict[str, bytes]], None], held: str
+    folder: Path, change: Callable[[dict[str, bytes]], None], content: str
 ) -> None:
     _rewritten(folder, change)
-    with pytest.raises(SpecError, match=f"holds {held}, which is not read"):
+    with pytest.raises(SpecError, match=f"holds {content}, which is not read"):
         load_stage(folder, 1)
 
 

@@ -71,13 +71,13 @@ def test_as_torch_predicts(seed: int) -> None:
     part = np.unique(drawn if rng.random() < 0.3 else sorted(drawn), return_inverse=True)[1]
     homes = [(rng.randrange(3),) for _ in range(int(part.max()) + 1)]
     side = torch_side(graph)
-    theirs = torch_partitions(side, part, homes)
+    by_torch = torch_partitions(side, part, homes)
     plan = StaticPlan(part, tuple(homes))
-    if any(check_dependency(partition) for partition in theirs):
+    if any(check_dependency(partition) for partition in by_torch):
         with pytest.raises(CycleError):
             latency_s(problem, plan)
     else:
-        expected = torch_latency_s(side, theirs, problem.bytes_per_s)
+        expected = torch_latency_s(side, by_torch, problem.bytes_per_s)
         assert latency_s(problem, plan) == expected
 
 

@@ -81,9 +81,9 @@ def _case(seed: int) -> tuple[StaticProblem, npt.NDArray[np.int64], list[int], l
     devices = len(problem.memory_bytes)
     fixed = [p if p < devices and rng.random() < 0.3 else -1 for p in range(int(part.max()) + 1)]
     side = torch_side(problem.graph)
-    theirs = torch_partitions(side, part, [[f] if f >= 0 else [] for f in fixed])
-    mapped = get_device_to_partitions_mapping(theirs, torch_devices(problem.memory_bytes))
-    return problem, part, fixed, [p.logical_device_ids[0] for p in theirs] if mapped else None
+    partitions = torch_partitions(side, part, [[f] if f >= 0 else [] for f in fixed])
+    mapped = get_device_to_partitions_mapping(partitions, torch_devices(problem.memory_bytes))
+    return problem, part, fixed, [p.logical_device_ids[0] for p in partitions] if mapped else None
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -35,18 +35,18 @@ def test_as_torch(seed: int) -> None:
     problem = random_problem(seed)
     count, part = _random_parts(random.Random(seed), problem.graph.n_ops)
     side = torch_side(problem.graph)
-    theirs = torch_partitions(side, part, [[] for _ in range(count)])
-    by_torch = get_device_to_partitions_mapping(theirs, torch_devices(problem.memory_bytes))
+    partitions = torch_partitions(side, part, [[] for _ in range(count)])
+    by_torch = get_device_to_partitions_mapping(partitions, torch_devices(problem.memory_bytes))
     tables = tables_of(problem.graph, problem.bytes_per_s)
     mapped, home = homes_as_torch(tables, problem.memory_bytes, part, count)
     assert mapped == by_torch
     expected = math.inf
     if by_torch:
-        assert home.tolist() == [p.logical_device_ids[0] for p in theirs]
+        assert home.tolist() == [p.logical_device_ids[0] for p in partitions]
         used = used_bytes(problem.graph, home[part], len(problem.memory_bytes))
         assert (used <= problem.memory_bytes).all()
-        if not any(check_dependency(partition) for partition in theirs):
-            expected = torch_latency_s(side, theirs, problem.bytes_per_s)
+        if not any(check_dependency(partition) for partition in partitions):
+            expected = torch_latency_s(side, partitions, problem.bytes_per_s)
     assert candidate_s(tables, problem.memory_bytes, part, count) == expected
 
 

@@ -62,13 +62,13 @@ def test_the_result_of_torch_where_no_fault_shows(seed: int) -> None:
     problem, steps = _mended(seed)
     if steps is None or steps.faults or steps.ties:
         return
-    side, theirs = torch_result(problem, "kl_based")
+    side, partitions = torch_result(problem, "kl_based")
     sets, devices = _ours(problem)
-    assert sets == _sets(side, theirs)
+    assert sets == _sets(side, partitions)
     # Without an exchange torch chooses devices anew, and may find none.
     if steps.applied and not steps.stale:
-        assert devices == [p.logical_device_ids for p in theirs if p.nodes]
-        assert has_answer(side, [p for p in theirs if p.nodes], problem)
+        assert devices == [p.logical_device_ids for p in partitions if p.nodes]
+        assert has_answer(side, [p for p in partitions if p.nodes], problem)
 
 
 def test_there_are_results_of_torch_to_compare_with() -> None:
@@ -104,13 +104,13 @@ def test_where_its_faults_show_torch_ends_higher() -> None:
         problem, steps = _mended(seed)
         if steps is None or not steps.faults:
             continue
-        side, theirs = torch_result(problem, "kl_based")
+        side, partitions = torch_result(problem, "kl_based")
         plan = exact_kl(problem)
         assert plan is not None
         ours_s = latency_s(problem, plan)
-        theirs_s = torch_latency_s(side, theirs, problem.bytes_per_s)
-        higher += theirs_s > ours_s * (1 + 1e-12)
-        lower += theirs_s < ours_s * (1 - 1e-12)
+        torch_s = torch_latency_s(side, partitions, problem.bytes_per_s)
+        higher += torch_s > ours_s * (1 + 1e-12)
+        lower += torch_s < ours_s * (1 - 1e-12)
     assert higher >= 5 > lower, (higher, lower)
 
 

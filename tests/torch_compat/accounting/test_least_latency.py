@@ -106,10 +106,10 @@ def test_torch_has_answers_to_compare_with() -> None:
     for seed in range(40):
         problem = random_problem(seed, most_ops=12)
         try:
-            side, theirs = torch_result(problem, "cost_aware")
+            side, partitions = torch_result(problem, "cost_aware")
         except RuntimeError:
             continue
-        answers += has_answer(side, theirs, problem)
+        answers += has_answer(side, partitions, problem)
     assert answers >= 20
 
 

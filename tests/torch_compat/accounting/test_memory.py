@@ -34,5 +34,5 @@ def test_as_torch_counts(seed: int) -> None:
     graph = random_graph(rng, rng.randint(1, 20))
     count = rng.randint(1, 5)
     part = np.array([rng.randrange(count) for _ in range(graph.n_ops)], dtype=np.int64)
-    theirs = torch_partitions(torch_side(graph), part, [[0]] * count)
-    assert used_bytes(graph, part, count).tolist() == [p.used_mem_bytes for p in theirs]
+    partitions = torch_partitions(torch_side(graph), part, [[0]] * count)
+    assert used_bytes(graph, part, count).tolist() == [p.used_mem_bytes for p in partitions]

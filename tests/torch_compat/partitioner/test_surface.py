@@ -41,17 +41,17 @@ def _methods(owner: type) -> set[str]:
     return {name for name, value in vars(owner).items() if callable(value) and name[0] != "_"}
 
 
-@pytest.mark.parametrize("theirs", [accelerator_partitioner, partitioner_utils, graph_manipulation])
-def test_every_name_of_torch_is_offered(theirs: ModuleType) -> None:
-    names = _defined_in(theirs)
+@pytest.mark.parametrize("module", [accelerator_partitioner, partitioner_utils, graph_manipulation])
+def test_every_name_of_torch_is_offered(module: ModuleType) -> None:
+    names = _defined_in(module)
     assert len(names) >= 5
     assert names - set(fxpart.__all__) == set()
     assert names - set(partitioner_room.__all__) == set()
 
 
 def test_every_method_of_torch_is_offered_or_named_here() -> None:
-    theirs = _methods(accelerator_partitioner.Partitioner)
-    assert theirs - _methods(Partitioner) == STEPS_NOT_OFFERED
+    methods = _methods(accelerator_partitioner.Partitioner)
+    assert methods - _methods(Partitioner) == STEPS_NOT_OFFERED
     for name in ("Partition", "DAG", "DAGNode"):
         home = partitioner_utils if name == "Partition" else accelerator_partitioner
         assert _methods(getattr(home, name)) <= _methods(getattr(fxpart, name))
@@ -92,11 +92,11 @@ def test_two_that_are_not_of_the_list_are_not_combined() -> None:
         with pytest.raises(ConfigError, match=r"0 and \d are not two of the 3 given; take both"):
             fxpart.combine_two_partitions(partitions[0], other, partitions)
     assert [p.partition_id for p in partitions] == [0, 1, 2]
-    theirs = [partitioner_utils.Partition(index) for index in range(3)]
+    of_torch = [partitioner_utils.Partition(index) for index in range(3)]
     with pytest.raises(ValueError, match="not in list"):
-        accelerator_partitioner.combine_two_partitions(theirs[0], theirs[0], theirs)
-    assert len(theirs) == 3
-    assert theirs[0].partition_id == 1
+        accelerator_partitioner.combine_two_partitions(of_torch[0], of_torch[0], of_torch)
+    assert len(of_torch) == 3
+    assert of_torch[0].partition_id == 1
 
 
 def test_devices_are_taken_away_from_partitions() -> None:
