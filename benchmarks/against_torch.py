@@ -47,21 +47,23 @@ def _speed_plan(quick: bool, limit_s: float) -> SpeedPlan:
 
 def main() -> None:
     """Print the tables asked for."""
-    asked = _parsed()
+    options = _parsed()
     # Small tensors: more threads would only disturb the times.
     torch.set_num_threads(1)
-    parts = asked.only or _PARTS
+    parts = options.only or _PARTS
     wrong = 0
     for part in parts:
         begin = time.perf_counter()
         if part == "parity":
-            wrong += compare_answers(asked.graphs or (20 if asked.quick else 500), asked.quick)
+            wrong += compare_answers(
+                options.graphs or (20 if options.quick else 500), options.quick
+            )
         elif part == "latency":
-            graphs = asked.graphs or (40 if asked.quick else 500)
-            wrong += compare_latency(_latency_plan(asked.quick, graphs))
+            graphs = options.graphs or (40 if options.quick else 500)
+            wrong += compare_latency(_latency_plan(options.quick, graphs))
         else:
-            limit_s = asked.limit or (5.0 if asked.quick else 120.0)
-            wrong += compare_speed(_speed_plan(asked.quick, limit_s))
+            limit_s = options.limit or (5.0 if options.quick else 120.0)
+            wrong += compare_speed(_speed_plan(options.quick, limit_s))
         print(f"{part}: {time.perf_counter() - begin:.0f} s\n", flush=True)
     print(f"answers of fxpart that need mending: {wrong}")
     raise SystemExit(wrong > 0)

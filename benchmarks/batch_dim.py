@@ -71,10 +71,10 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     """Print the table; return 1 when an answer is wrong."""
-    asked = _arguments()
-    folder: Path = asked.out
+    options = _arguments()
+    folder: Path = options.out
     lines, reasons, wrong = [], Counter[str](), list[str]()
-    names = [n for n in CASES if not asked.parts or any(part in n for part in asked.parts)]
+    names = [n for n in CASES if not options.parts or any(part in n for part in options.parts)]
     for name, (rows, alone) in zip(
         names, compare([partial(make_case, name) for name in names]), strict=True
     ):

@@ -115,15 +115,15 @@ def _drawn(spec: ModelSpec) -> BuiltModel:
 
 def _inputs(program: ExportedProgram, built: BuiltModel) -> list[Any]:
     given = iter(tree_leaves((built.args, built.kwargs)))
-    found: list[Any] = []
+    inputs: list[Any] = []
     for spec in program.graph_signature.input_specs:
         if spec.kind == InputKind.USER_INPUT:
-            found.append(next(given))
+            inputs.append(next(given))
         else:
             name = str(spec.target)
-            held = program.state_dict.get(name, program.constants.get(name))
-            found.append(held.detach().clone() if isinstance(held, Tensor) else held)
-    return found
+            value = program.state_dict.get(name, program.constants.get(name))
+            inputs.append(value.detach().clone() if isinstance(value, Tensor) else value)
+    return inputs
 
 
 def _case(whole: ExportedProgram, local: ExportedProgram, built: BuiltModel) -> Case:

@@ -116,19 +116,19 @@ def _error(part: object, whole: object, layout: Layout) -> str:
         return "" if (part is None) == (whole is None) else "one is missing"
     if layout.dim >= part.dim():
         return f"it has {part.dim()} dimensions"
-    found = _joined(part, layout)
-    if found.shape != whole.shape:
-        return f"shape {tuple(found.shape)}, not {tuple(whole.shape)}"
+    joined = _joined(part, layout)
+    if joined.shape != whole.shape:
+        return f"shape {tuple(joined.shape)}, not {tuple(whole.shape)}"
     if not whole.is_floating_point():
-        return "" if bool((found.to(whole.dtype) == whole).all()) else "other numbers"
-    return _distance(found, whole)
+        return "" if bool((joined.to(whole.dtype) == whole).all()) else "other numbers"
+    return _distance(joined, whole)
 
 
-def _distance(found: Tensor, whole: Tensor) -> str:
+def _distance(joined: Tensor, whole: Tensor) -> str:
     finite = whole.isfinite()
-    if not torch.equal(finite, found.isfinite()):
+    if not torch.equal(finite, joined.isfinite()):
         return "not finite where the whole is, or the reverse"
-    off = (found - whole)[finite].abs()
+    off = (joined - whole)[finite].abs()
     most = whole[finite].abs()
     if off.numel() == 0 or off.max() <= 1e-6 + 1e-4 * most.max():
         return ""
@@ -137,17 +137,17 @@ def _distance(found: Tensor, whole: Tensor) -> str:
 
 def _rows(answer: NodeBatchDim, part: object, whole: object) -> list[Compared]:
     parts, wholes = ([x] if not isinstance(x, list) else x for x in (part, whole))
-    found = []
+    rows = []
     for index, layout in enumerate(answer.layouts):
-        mine = parts[index] if index < len(parts) else None
+        own_part = parts[index] if index < len(parts) else None
         all_of_it = wholes[index] if index < len(wholes) else None
         unwritten = answer.target.split(".")[-2:-1]
         why = layout.differs
         if unwritten and unwritten[0] in _UNWRITTEN:
             why = "is memory that nothing was written into"
-        error = "" if why else _error(mine, all_of_it, layout)
+        error = "" if why else _error(own_part, all_of_it, layout)
         verdict = "not comparable" if why else ("wrong" if error else "right")
-        found.append(
+        rows.append(
             Compared(
                 answer.name if len(answer.layouts) == 1 else f"{answer.name}.{index}",
                 answer.target,
@@ -160,7 +160,7 @@ def _rows(answer: NodeBatchDim, part: object, whole: object) -> list[Compared]:
                 why or error,
             )
         )
-    return found
+    return rows
 
 
 def _work(rank: int, world: int, makes: Sequence[Callable[[], Case]], folder: str) -> None:
@@ -171,9 +171,9 @@ def _work(rank: int, world: int, makes: Sequence[Callable[[], Case]], folder: st
     )
     try:
         for number, make in enumerate(makes):
-            found = _compared(make(), rank, world)
+            rows = _compared(make(), rank, world)
             if rank == 0:
-                torch.save(found, Path(folder) / f"{number}.pt")
+                torch.save(rows, Path(folder) / f"{number}.pt")
         dist.barrier()
     finally:
         dist.destroy_process_group()

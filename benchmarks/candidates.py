@@ -30,8 +30,8 @@ def _estimates(t: CostTables, device_of: _Ints, p: Progress, ops: _Ints, targets
     for i in range(ops.shape[0]):
         was = device_of[ops[i]]
         device_of[ops[i]] = targets[i]
-        found, _, _ = estimate(t, device_of, p, ops[i], ops[i])
-        total += found
+        latency_s, _, _ = estimate(t, device_of, p, ops[i], ops[i])
+        total += latency_s
         device_of[ops[i]] = was
     return total
 
@@ -40,8 +40,8 @@ def _estimates(t: CostTables, device_of: _Ints, p: Progress, ops: _Ints, targets
 def _simulations(t: CostTables, device_of: _Ints, log: ScheduleLog, times: int) -> float:
     total = 0.0
     for _ in range(times):
-        found, _ = schedule(t, device_of, log)
-        total += found
+        latency_s, _ = schedule(t, device_of, log)
+        total += latency_s
     return total
 
 

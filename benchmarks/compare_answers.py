@@ -42,7 +42,7 @@ WRONG = REASONS[5:]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class Query:
     """One question about one case."""
 
     kind: str
@@ -58,20 +58,22 @@ def _fault(case: Case, answer: Answer) -> str:
 
 def reason(case: Case, theirs: Answer, ours: Answer) -> tuple[str, str]:
     """Return the class of the difference between two answers, one of `REASONS`, and details."""
-    said = f"torch: {theirs.error or 'answers'}; fxpart: {ours.error or 'answers'}"
+    errors = f"torch: {theirs.error or 'answers'}; fxpart: {ours.error or 'answers'}"
     if ours.error:
         if not ours.runtime_error:
-            return "other", f"not a RuntimeError; {said}"
+            return "other", f"not a RuntimeError; {errors}"
         if theirs.error:
-            return "both refuse", said
+            return "both refuse", errors
         fault = _fault(case, theirs)
         if not fault and theirs.total_bytes != ours.total_bytes:
-            return "bytes counted otherwise", f"{_totals(theirs, ours)}; {said}"
-        return ("torch invalid", fault) if fault else ("ours refuses", said)
+            return "bytes counted otherwise", f"{_totals(theirs, ours)}; {errors}"
+        return ("torch invalid", fault) if fault else ("ours refuses", errors)
     broken = _broken(case, ours)
     if broken[0]:
         return broken
-    return ("torch refuses, ours valid", said) if theirs.error else _valid_both(case, theirs, ours)
+    return (
+        ("torch refuses, ours valid", errors) if theirs.error else _valid_both(case, theirs, ours)
+    )
 
 
 def _broken(case: Case, ours: Answer) -> tuple[str, str]:
@@ -133,21 +135,21 @@ def _roomy(case: Case, factor: float) -> Case:
     return replace(case, memory_bytes=(int(case.total_bytes * factor),) * len(case.memory_bytes))
 
 
-def _asked(graphs: int, small_only: bool) -> Iterator[Asked]:
+def _queries(graphs: int, small_only: bool) -> Iterator[Query]:
     """Yield every question of the comparison."""
     drawn = (random_case(seed) for seed in range(graphs))
     for number, case in enumerate(itertools.chain(drawn, architecture_cases(small_only))):
-        yield Asked("size_based", case, Question("size_based"))
-        yield Asked("single", _roomy(case, 1.0), Question("kl_based"))
-        yield Asked("aot_based", _roomy(case, 2.0), _ahead_of_time(case, number))
+        yield Query("size_based", case, Question("size_based"))
+        yield Query("single", _roomy(case, 1.0), Question("kl_based"))
+        yield Query("aot_based", _roomy(case, 2.0), _ahead_of_time(case, number))
         doubled = replace(case, memory_bytes=case.memory_bytes * 2)
         saturated = Question("size_based", saturate_host=True)
-        yield Asked("saturate_host", doubled, saturated)
+        yield Query("saturate_host", doubled, saturated)
     for seed in range(graphs):
-        yield Asked("sparse_nn", sparse_case(seed), Question("sparse_nn"))
+        yield Query("sparse_nn", sparse_case(seed), Question("sparse_nn"))
     torch.manual_seed(0)
     dlrm = make_case("dlrm, sparse_nn", SMALL["dlrm"](), (0.6, 0.6, 0.6), 1.0)
-    yield Asked("sparse_nn", dlrm, Question("sparse_nn"))
+    yield Query("sparse_nn", dlrm, Question("sparse_nn"))
 
 
 def compare_answers(
@@ -162,15 +164,15 @@ def compare_answers(
     counts: dict[str, Counter[str]] = {}
     listed: Counter[str] = Counter()
     details: list[str] = []
-    for asked in _asked(graphs, small_only):
-        theirs = solve(TORCH, asked.case, asked.question)
-        mine = solve(ours, asked.case, asked.question)
-        why, detail = reason(asked.case, theirs, mine)
-        counts.setdefault(asked.kind, Counter())[why] += 1
+    for query in _queries(graphs, small_only):
+        their_answer = solve(TORCH, query.case, query.question)
+        our_answer = solve(ours, query.case, query.question)
+        why, detail = reason(query.case, their_answer, our_answer)
+        counts.setdefault(query.kind, Counter())[why] += 1
         if why not in REASONS[:2]:
             listed[why] += 1
             if listed[why] <= most:
-                details.append(f"  {why}: {asked.kind}, {asked.case.name}: {detail}")
+                details.append(f"  {why}: {query.kind}, {query.case.name}: {detail}")
     heads = ["answers", *REASONS]
     rows = [[kind, *(str(count[why]) for why in REASONS)] for kind, count in counts.items()]
     print(table(heads, rows))

@@ -87,14 +87,14 @@ def _verdict(judge: Judge, answer: Answer) -> Verdict:
     return judge.verdict(answer.partition_of, _devices(answer))
 
 
-def _wrong(judge: Judge, theirs: Verdict, ours: Answer, mine: Verdict) -> str:
+def _wrong(judge: Judge, torch_verdict: Verdict, ours: Answer, our_verdict: Verdict) -> str:
     """Return what needs mending in our answer besides its latency, or an empty string."""
     if ours.error:
-        if theirs.valid:
-            return f"refuses where torch has {_ms(theirs)}: {ours.error}"
+        if torch_verdict.valid:
+            return f"refuses where torch has {_ms(torch_verdict)}: {ours.error}"
         return "" if ours.runtime_error else f"not a RuntimeError: {ours.error}"
-    if not mine.valid:
-        return f"invalid: {mine.fault}"
+    if not our_verdict.valid:
+        return f"invalid: {our_verdict.fault}"
     if not ours.same_outputs:
         return "the emitted module computes something else"
     if ours.emitted != ours.partition_of:
@@ -110,8 +110,8 @@ def _ms(verdict: Verdict) -> str:
 def compare_pair(case: Case, theirs: Answer, ours: Answer, tally: Tally) -> str:
     """Count one pair of answers and return what there is to tell of it, or an empty string."""
     judge = make_judge(case)
-    his, mine = _verdict(judge, theirs), _verdict(judge, ours)
-    wrong = _wrong(judge, his, ours, mine)
+    torch_verdict, our_verdict = _verdict(judge, theirs), _verdict(judge, ours)
+    wrong = _wrong(judge, torch_verdict, ours, our_verdict)
     if wrong:
         tally.wrong += 1
         return f"wrong: {wrong}"
@@ -119,35 +119,37 @@ def compare_pair(case: Case, theirs: Answer, ours: Answer, tally: Tally) -> str:
         tally.torch_refuses += not ours.error
         tally.both_refuse += bool(ours.error)
         return ""
-    if not his.valid:
+    if not torch_verdict.valid:
         tally.torch_invalid += 1
         return ""
-    ratio = mine.latency_s / his.latency_s
+    ratio = our_verdict.latency_s / torch_verdict.latency_s
     tally.ratios.append(ratio)
     tally.lower += ratio < 1 - EQUAL
     tally.higher += ratio > 1 + EQUAL
     tally.equal += abs(ratio - 1) <= EQUAL
-    told = _compare_emitted(judge, theirs, mine, tally)
+    told = _compare_emitted(judge, theirs, our_verdict, tally)
     if ratio > 1 + EQUAL:
         return (
-            f"higher: fxpart {_ms(mine)}, torch {_ms(his)}, ratio {ratio:.6f},"
+            f"higher: fxpart {_ms(our_verdict)}, torch {_ms(torch_verdict)}, ratio {ratio:.6f},"
             f" {len(theirs.partitions)} / {len(ours.partitions)} partitions"
         )
     return told
 
 
-def _compare_emitted(judge: Judge, theirs: Answer, mine: Verdict, tally: Tally) -> str:
+def _compare_emitted(judge: Judge, theirs: Answer, our_verdict: Verdict, tally: Tally) -> str:
     """Compare with the module that torch emits, where that differs from torch's partitions."""
     if theirs.emitted == theirs.partition_of:
         return ""
     emitted = judge.verdict(theirs.emitted, _devices(theirs))
     if not emitted.valid:
         return ""
-    ratio = mine.latency_s / emitted.latency_s
+    ratio = our_verdict.latency_s / emitted.latency_s
     tally.emitted_ratios.append(ratio)
     if ratio <= 1 + EQUAL:
         return ""
-    return f"higher than torch's emitted module: {_ms(mine)}, {_ms(emitted)}, ratio {ratio:.6f}"
+    return (
+        f"higher than torch's emitted module: {_ms(our_verdict)}, {_ms(emitted)}, ratio {ratio:.6f}"
+    )
 
 
 def _family_cases(most: int) -> Iterator[Case]:

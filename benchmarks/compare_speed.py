@@ -112,31 +112,35 @@ def _own_run(side: Side, case: Case, mode: Mode) -> OwnRun:
     return OwnRun(best, partitioner)
 
 
-def _latency_ratio(case: Case, theirs: TorchRun, mine: OwnRun) -> float | None:
+def _latency_ratio(case: Case, torch_run: TorchRun, our_run: OwnRun) -> float | None:
     """Return our latency by torch's; None where torch is invalid or its judge takes long."""
-    if mine.error:
+    if our_run.error:
         return None
     judge = make_judge(case)
     known = set(case.operators)
-    parts = mine.partitioner.partitions  # type: ignore[attr-defined]  # either side's Partitioner
+    parts = our_run.partitioner.partitions  # type: ignore[attr-defined]  # either side's Partitioner
     ours = {node.name: part.partition_id for part in parts for node in part.nodes}
     devices = {part.partition_id: part.logical_device_ids for part in parts}
     try:
         with limited(30.0):
-            his = judge.verdict(theirs.partition_of, theirs.devices)
-            own = judge.verdict({name: ours[name] for name in ours if name in known}, devices)
+            torch_verdict = judge.verdict(torch_run.partition_of, torch_run.devices)
+            our_verdict = judge.verdict(
+                {name: ours[name] for name in ours if name in known}, devices
+            )
     except (OverLimitError, RecursionError):
         return None
-    return own.latency_s / his.latency_s if his.valid else None
+    return our_verdict.latency_s / torch_verdict.latency_s if torch_verdict.valid else None
 
 
-def _point(series: Series, blocks: int, theirs: TorchRun | None, side: Side) -> Point:
+def _point(series: Series, blocks: int, torch_run: TorchRun | None, side: Side) -> Point:
     case = family_case(series.family, blocks, series.devices)
-    mine = _own_run(side, case, series.mode)
-    if mine.error:
-        print(f"  {series}, {len(case.operators)} operators: {mine.error}", flush=True)
-    ratio = _latency_ratio(case, theirs, mine) if theirs is not None else None
-    return Point(len(case.operators), theirs.seconds if theirs else None, mine.seconds, ratio)
+    our_run = _own_run(side, case, series.mode)
+    if our_run.error:
+        print(f"  {series}, {len(case.operators)} operators: {our_run.error}", flush=True)
+    ratio = _latency_ratio(case, torch_run, our_run) if torch_run is not None else None
+    return Point(
+        len(case.operators), torch_run.seconds if torch_run else None, our_run.seconds, ratio
+    )
 
 
 def _measure(series: Series, plan: SpeedPlan, side: Side) -> list[Point]:
@@ -144,10 +148,10 @@ def _measure(series: Series, plan: SpeedPlan, side: Side) -> list[Point]:
     points: list[Point] = []
     blocks = series.first_blocks
     while True:
-        theirs = run_torch(series.family, blocks, series.devices, series.mode, plan.limit_s)
-        if theirs is None or theirs.error:
+        torch_run = run_torch(series.family, blocks, series.devices, series.mode, plan.limit_s)
+        if torch_run is None or torch_run.error:
             break
-        points.append(_point(series, blocks, theirs, side))
+        points.append(_point(series, blocks, torch_run, side))
         blocks = max(blocks + 1, round(blocks * 1.25))
     for operators in plan.large_operators:
         blocks = max(1, operators // OPERATORS_PER_BLOCK[series.family])
@@ -179,9 +183,9 @@ def _summary(series: Series, points: list[Point]) -> list[str]:
     """Return the row of the largest size that torch finished, and both exponents."""
     shared = [point for point in points if point.torch_s is not None]
     ran = [point for point in points if math.isfinite(point.ours_s)]
-    own = growth([p.operators for p in ran], [p.ours_s for p in ran])
+    our_growth = growth([p.operators for p in ran], [p.ours_s for p in ran])
     if not shared:
-        return [str(series), "-", "-", "-", "-", "-", f"{own:.2f}"]
+        return [str(series), "-", "-", "-", "-", "-", f"{our_growth:.2f}"]
     last = shared[-1]
     torch_s = [point.torch_s or 0.0 for point in shared]
     return [
@@ -191,7 +195,7 @@ def _summary(series: Series, points: list[Point]) -> list[str]:
         f"{last.ours_s:.4f}",
         f"{torch_s[-1] / last.ours_s:.0f}",
         f"{growth([p.operators for p in shared], torch_s):.2f}",
-        f"{own:.2f}",
+        f"{our_growth:.2f}",
     ]
 
 

@@ -75,25 +75,25 @@ def pipeline_rows() -> tuple[Sequence[str], list[list[str]]]:
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for phase, stages, schedule in STEPS:
-            found = _run(Path(name), phase, stages, schedule)
+            measured = _run(Path(name), phase, stages, schedule)
             rows.append(
                 [
                     phase,
                     str(stages),
                     schedule,
-                    f"{found['measured_ms']:.0f}",
-                    f"{found['predicted_ms']:.0f}",
-                    f"{found['time_error_pct']:+.1f}%",
-                    f"{found['step_ms']:.0f}",
-                    f"{found['measured_peak_gib'] * 1024:.0f}",
-                    f"{found['predicted_peak_gib'] * 1024:.0f}",
-                    _agreement(found),
+                    f"{measured['measured_ms']:.0f}",
+                    f"{measured['predicted_ms']:.0f}",
+                    f"{measured['time_error_pct']:+.1f}%",
+                    f"{measured['step_ms']:.0f}",
+                    f"{measured['measured_peak_gib'] * 1024:.0f}",
+                    f"{measured['predicted_peak_gib'] * 1024:.0f}",
+                    _agreement(measured),
                 ]
             )
             print(" ".join(rows[-1]), flush=True)
     return HEADS, rows
 
 
-def _agreement(found: dict[str, Any]) -> str:
-    apart = max(found["max_difference"], found.get("gradient_difference", 0.0))
+def _agreement(measured: dict[str, Any]) -> str:
+    apart = max(measured["max_difference"], measured.get("gradient_difference", 0.0))
     return "equal" if apart == 0 else f"within {apart:.1g}"

@@ -80,15 +80,15 @@ def _start(folder: Path, more: Sequence[str]) -> "subprocess.Popen[str]":
 
 def _children(pid: int) -> list[int]:
     """Return the processes below `pid` that run Python."""
-    found, todo = [], [pid]
+    children, todo = [], [pid]
     while todo:
         with suppress(OSError):
             for task in Path(f"/proc/{todo[0]}/task").iterdir():
-                below = [int(one) for one in (task / "children").read_text().split()]
-                found += below
+                below = [int(child) for child in (task / "children").read_text().split()]
+                children += below
                 todo += below
         todo = todo[1:]
-    return found
+    return children
 
 
 def _kill_parent(process: "subprocess.Popen[str]", _: random.Random) -> None:
@@ -113,10 +113,10 @@ def _again(folder: Path, more: Sequence[str]) -> int:
     """Give the same command until it ends well; return how often that took."""
     for attempt in range(1, 4):
         process = _start(folder, more)
-        said, _ = process.communicate(timeout=_LONGEST_S)
+        output, _ = process.communicate(timeout=_LONGEST_S)
         if process.returncode == 0:
             return attempt
-    raise SystemExit(f"the same command failed three times:\n{said}")
+    raise SystemExit(f"the same command failed three times:\n{output}")
 
 
 def _problems(database: Path) -> tuple[str, int]:
@@ -127,23 +127,23 @@ def _problems(database: Path) -> tuple[str, int]:
         for run, key, value in store.execute("SELECT run_uuid, key, value FROM tags"):
             tags.setdefault(run, {})[key] = value
         statuses = dict(store.execute("SELECT run_uuid, status FROM runs"))
-    runs = {run: said for run, said in tags.items() if said.get("kind") == "run"}
-    keys = Counter(said.get("config_key") for said in runs.values())
-    parents = [run for run, said in tags.items() if said.get("kind") == "sweep"]
+    runs = {run: run_tags for run, run_tags in tags.items() if run_tags.get("kind") == "run"}
+    keys = Counter(run_tags.get("config_key") for run_tags in runs.values())
+    parents = [run for run, run_tags in tags.items() if run_tags.get("kind") == "sweep"]
     wrong = [
         f"integrity: {sound}" if sound != "ok" else "",
         f"{len(keys)} of {_JOBS} jobs" if len(keys) != _JOBS else "",
         *(f"{key} {n} times" for key, n in keys.items() if n != 1),
         *(f"{run} still running" for run, status in statuses.items() if status == "RUNNING"),
         *(
-            f"{run} is {said.get('outcome')}"
-            for run, said in runs.items()
-            if said.get("outcome") not in ("finished", "infeasible")
+            f"{run} is {run_tags.get('outcome')}"
+            for run, run_tags in runs.items()
+            if run_tags.get("outcome") not in ("finished", "infeasible")
         ),
         f"{len(parents)} sweeps" if len(parents) != 1 else "",
     ]
-    cut = sum(said.get("kind") == "cut_off" for said in tags.values())
-    return "; ".join(one for one in wrong if one), cut
+    cut = sum(run_tags.get("kind") == "cut_off" for run_tags in tags.values())
+    return "; ".join(problem for problem in wrong if problem), cut
 
 
 def _wait_for(folder: Path, jobs: int, then_s: float, process: "subprocess.Popen[str]") -> None:
@@ -195,9 +195,9 @@ def _fresh(folder: Path) -> Path:
 
 def _fill_cache(folder: Path) -> None:
     process = _start(folder, [])
-    said, _ = process.communicate(timeout=_LONGEST_S)
+    output, _ = process.communicate(timeout=_LONGEST_S)
     if process.returncode:
-        raise SystemExit(f"a sweep that nobody killed failed:\n{said}")
+        raise SystemExit(f"a sweep that nobody killed failed:\n{output}")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -205,14 +205,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args(arguments)
-    chance = random.Random(asked.seed)
+    options = parser.parse_args(arguments)
+    chance = random.Random(options.seed)
     cases = [*_CASES, "tracking server"]
     rows, failed = [], False
     with tempfile.TemporaryDirectory() as name:
         root = Path(name)
         _fill_cache(_fresh(root / "whole"))
-        for number in range(asked.kills):
+        for number in range(options.kills):
             case = cases[number % len(cases)]
             moment = (chance.randrange(_JOBS), chance.uniform(0, _JOB_S))
             folder = _fresh(root / f"kill{number}")

@@ -57,15 +57,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rates", type=int, default=len(_RATES), help="at most 4: 6 jobs each")
     parser.add_argument("--only", nargs="+", choices=_LAUNCHERS, default=list(_LAUNCHERS))
-    asked = parser.parse_args()
-    swept = [_MODEL, _MODES, _DEVICES, f"transfer_rate={','.join(_RATES[: asked.rates])}"]
+    options = parser.parse_args()
+    swept = [_MODEL, _MODES, _DEVICES, f"transfer_rate={','.join(_RATES[: options.rates])}"]
     rows = []
     with tempfile.TemporaryDirectory() as place, ExitStack() as stack:
         captured = Path(place) / "captured"
         captured.mkdir()
         run_python(["-m", "runner", _MODEL, "mode=single", "tracking=none"], captured)
         first: Sweep | None = None
-        for name in asked.only:
+        for name in options.only:
             if name == "submitit_slurm" and not _has_slurm(stack):
                 continue
             sweep = _run([*swept, *_LAUNCHERS[name]], captured, Path(place) / name)
@@ -115,8 +115,8 @@ def _row(name: str, sweep: Sweep, first: Sweep) -> tuple[str, ...]:
         differ = [job for job in first.jobs if sweep.jobs.get(job) != first.jobs[job]]
         raise SystemExit(f"{name}: {len(differ)} jobs differ, such as {differ[:3]}")
     count = sum(len(metrics) for metrics in sweep.jobs.values())
-    said = f"{count} equal"
-    return name, f"{sweep.seconds:.1f}", f"{sweep.start_s:.1f}", f"{sweep.job_s:.2f}", said
+    equal = f"{count} equal"
+    return name, f"{sweep.seconds:.1f}", f"{sweep.start_s:.1f}", f"{sweep.job_s:.2f}", equal
 
 
 if __name__ == "__main__":

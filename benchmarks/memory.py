@@ -82,7 +82,7 @@ class Case:
 
 def _case(spec: ModelSpec, size: str, optimizer: str) -> Case:
     begin = time.perf_counter()
-    said = predicted(spec, Optimizer(optimizer), _CPU_STEP)
+    prediction = predicted(spec, Optimizer(optimizer), _CPU_STEP)
     middle = time.perf_counter()
     seen = counted(spec, Optimizer(optimizer))
     cuda_step, given = None, None
@@ -93,19 +93,19 @@ def _case(spec: ModelSpec, size: str, optimizer: str) -> Case:
     name = f"{spec.name} {size}"
     predict_s, run_s = middle - begin, time.perf_counter() - middle
     print(f"{name}: predicted in {predict_s:.1f} s, run in {run_s:.1f} s", file=sys.stderr)
-    return Case(name, said, seen, cuda_step, given)
+    return Case(name, prediction, seen, cuda_step, given)
 
 
 def row(case: Case) -> list[str]:
     """Return the cells of a case, under `HEADS`."""
-    said, seen, given = case.predicted, case.counted, case.allocated
-    cells = [case.name, _mb(said.weight_bytes)]
-    cells += _pair(said.graph_bytes, seen.graph_bytes)
-    cells += _pair(said.eager_bytes, seen.eager_bytes)
-    cells += [*_pair(said.step_bytes, seen.step.peak_bytes), seen.step.phase]
+    prediction, seen, given = case.predicted, case.counted, case.allocated
+    cells = [case.name, _mb(prediction.weight_bytes)]
+    cells += _pair(prediction.graph_bytes, seen.graph_bytes)
+    cells += _pair(prediction.eager_bytes, seen.eager_bytes)
+    cells += [*_pair(prediction.step_bytes, seen.step.peak_bytes), seen.step.phase]
     if given is None or case.cuda_step_bytes is None:
         return [*cells, "-", "-", "-", "-"]
-    cells += _pair(said.eager_bytes, given.forward_bytes)[1:]
+    cells += _pair(prediction.eager_bytes, given.forward_bytes)[1:]
     return [*cells, *_pair(case.cuda_step_bytes, given.step_bytes)[1:]]
 
 

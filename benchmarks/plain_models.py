@@ -201,9 +201,9 @@ class DLRM(nn.Module):
 
     def forward(self, dense: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
         """Return (batch, 1) from dense (batch, 13) and int64 rows (batch, 2) of each table."""
-        found = [table(rows) for table, rows in zip(self.tables, (a, b, c, d), strict=True)]
+        looked_up = [table(rows) for table, rows in zip(self.tables, (a, b, c, d), strict=True)]
         low = self.bottom(dense)
-        vectors = torch.stack([low, *found], dim=1)
+        vectors = torch.stack([low, *looked_up], dim=1)
         products = torch.matmul(vectors, vectors.transpose(1, 2))
         out: Tensor = self.top(torch.cat([low, torch.flatten(products, 1)], dim=1))
         return out

@@ -55,8 +55,8 @@ def _runner_modes() -> Iterator[tuple[str, str]]:
     ):
         problem = make_problem(_with_embeddings(graph), where, LatencyModel())
         placed = make_mode(name, options)(problem)
-        said = f"{placed.partition_of.tolist()} {placed.devices_of_partition}"
-        yield f"runner {name}", _digest(said)
+        text = f"{placed.partition_of.tolist()} {placed.devices_of_partition}"
+        yield f"runner {name}", _digest(text)
 
 
 def _facade_modes() -> Iterator[tuple[str, str]]:
@@ -91,12 +91,12 @@ def _facade_modes() -> Iterator[tuple[str, str]]:
             saturate_host=True,
         )
         partitioner = Partitioner()
-        found = partitioner.partition_graph(traced, module, config)
-        said = [
+        cut = partitioner.partition_graph(traced, module, config)
+        lines = [
             f"{p.partition_id} {[n.name for n in p.nodes]} {p.logical_device_ids}"
             for p in partitioner.partitions
         ]
-        yield f"facade {mode.name}", _digest("\n".join([*said, found.module_with_submodules.code]))
+        yield f"facade {mode.name}", _digest("\n".join([*lines, cut.module_with_submodules.code]))
 
 
 def _child() -> None:
@@ -128,9 +128,9 @@ def main() -> None:
         for mode, digest in json.loads(done.stdout.splitlines()[-1]).items():
             answers[mode].add(digest)
     print(f"{'mode':<20} processes answers")
-    for mode, found in answers.items():
-        print(f"{mode:<20} {processes:>9} {len(found):>7}")
-    sys.exit(any(len(found) > 1 for found in answers.values()))
+    for mode, digests in answers.items():
+        print(f"{mode:<20} {processes:>9} {len(digests):>7}")
+    sys.exit(any(len(digests) > 1 for digests in answers.values()))
 
 
 if __name__ == "__main__":

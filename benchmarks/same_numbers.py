@@ -152,9 +152,9 @@ def main() -> None:
     parser.add_argument("way", choices=["record", "compare"])
     parser.add_argument("files", nargs="+", type=Path, help="to write; or before and after")
     parser.add_argument("--only", nargs="+", choices=_CASES, default=list(_CASES))
-    asked = parser.parse_args()
-    if asked.way == "compare":
-        before, after = (json.loads(path.read_text()) for path in asked.files)
+    options = parser.parse_args()
+    if options.way == "compare":
+        before, after = (json.loads(path.read_text()) for path in options.files)
         sys.exit(_compare(before, after))
     runs: dict[str, Values] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -164,10 +164,10 @@ def main() -> None:
             (folder / path).write_text(text)
         os.environ.pop("MLFLOW_TRACKING_URI", None)
         os.environ.update(PYTHONPATH=str(_ROOT), XDG_CACHE_HOME=f"{folder}/cache", COLUMNS="160")
-        for name in asked.only:
+        for name in options.only:
             runs |= _run(name, folder)
             print(f"{time.perf_counter() - begin:>7.1f} s  {name}", flush=True)
-    asked.files[0].write_text(json.dumps(runs, indent=1, sort_keys=True, ensure_ascii=False))
+    options.files[0].write_text(json.dumps(runs, indent=1, sort_keys=True, ensure_ascii=False))
     print(f"{sum('files' in values for values in runs.values())} runs, {len(runs)} records")
 
 
@@ -184,11 +184,11 @@ def _run(name: str, folder: Path) -> dict[str, Values]:
             arguments.append(f"tracking.experiment={name}")
     command = [sys.executable, "-m", module, *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    said = _plain(done.stdout, folder).splitlines()
+    printed = _plain(done.stdout, folder).splitlines()
     if re.search("execute=|profiled", text):
-        said = re.findall(r"results: +(.*);", done.stdout)
+        printed = re.findall(r"results: +(.*);", done.stdout)
     values: Values = {"exit_code": done.returncode}
-    values |= {f"line {number:>2}": line for number, line in enumerate(said)}
+    values |= {f"line {number:>2}": line for number, line in enumerate(printed)}
     if done.returncode:
         lines = _plain(done.stderr, folder).splitlines() or [""]
         values["error"] = [line for line in lines if line.startswith("error:")] or lines[-1:]
@@ -196,11 +196,11 @@ def _run(name: str, folder: Path) -> dict[str, Values]:
     for path in sorted((folder / "outputs" / name).rglob("result.json")):
         runs[f"{name}/{path.parent.name}"] = _job(path.parent, folder)
     experiment = re.findall(r"tracking.experiment=(\w+)", text) or [name]
-    runs |= {f"{name}/mlflow/{run}": found for run, found in _logged(experiment[0], folder)}
-    aside = re.compile("|".join(one for words, one in _VOLATILE.items() if words in text))
+    runs |= {f"{name}/mlflow/{run}": record for run, record in _logged(experiment[0], folder)}
+    aside = re.compile("|".join(pattern for words, pattern in _VOLATILE.items() if words in text))
     return {
-        run: {key: value for key, value in found.items() if not aside.search(key)}
-        for run, found in runs.items()
+        run: {key: value for key, value in record.items() if not aside.search(key)}
+        for run, record in runs.items()
     }
 
 
@@ -246,7 +246,7 @@ def _job(place: Path, folder: Path) -> Values:
     return values
 
 
-def _asked(folder: Path, query: str, *values: str) -> list[Any]:
+def _query(folder: Path, query: str, *values: str) -> list[Any]:
     path = folder / "outputs" / "mlflow.db"
     with closing(sqlite3.connect(path if path.exists() else ":memory:")) as store:
         return store.execute(query, values).fetchall() if path.exists() else []
@@ -255,7 +255,7 @@ def _asked(folder: Path, query: str, *values: str) -> list[Any]:
 def _runs(experiment: str, folder: Path) -> list[Any]:
     query = "SELECT run_uuid, r.name, status, artifact_uri FROM runs r JOIN experiments e"
     where = "USING (experiment_id) WHERE e.name = ? ORDER BY start_time"
-    return _asked(folder, f"{query} {where}", experiment)
+    return _query(folder, f"{query} {where}", experiment)
 
 
 def _logged(experiment: str, folder: Path) -> Iterator[tuple[str, Values]]:
@@ -264,12 +264,12 @@ def _logged(experiment: str, folder: Path) -> Iterator[tuple[str, Values]]:
     for run, name, status, uri in _runs(experiment, folder):
         values: Values = {"status": status, "artifacts": _names(Path(uri.removeprefix("file://")))}
         for table in ("params", "latest_metrics", "tags"):
-            found = _asked(folder, f"SELECT key, value FROM {table} WHERE run_uuid = ?", run)
-            values |= {f"{table}.{key}": value for key, value in found}
+            rows = _query(folder, f"SELECT key, value FROM {table} WHERE run_uuid = ?", run)
+            values |= {f"{table}.{key}": value for key, value in rows}
         pieces = sorted(key for key in values if key.startswith("tags.config."))
         values["tags.config"] = json.loads("".join(values.pop(key) for key in pieces) or "{}")
         taken[name] += 1
-        flat = (pair for top, one in values.items() for pair in _flat(one, top, folder))
+        flat = (pair for top, entry in values.items() for pair in _flat(entry, top, folder))
         yield f"{name} #{taken[name]}", dict(flat)
 
 
@@ -280,14 +280,14 @@ def _compare(before: dict[str, Values], after: dict[str, Values]) -> bool:
         if run not in before or run not in after:
             lone[f"run {'vanished' if run in before else 'appeared'}"].append(run)
             continue
-        ours, theirs = before[run], after[run]
-        for key in {**ours, **theirs}:
-            if key not in ours or key not in theirs:
-                lone[f"value {'vanished' if key in ours else 'appeared'}: {key}"].append(run)
+        old, new = before[run], after[run]
+        for key in {**old, **new}:
+            if key not in old or key not in new:
+                lone[f"value {'vanished' if key in old else 'appeared'}: {key}"].append(run)
             # As text, so that what is no number is equal to itself.
-            elif json.dumps(ours[key]) != json.dumps(theirs[key]):
+            elif json.dumps(old[key]) != json.dumps(new[key]):
                 changed += 1
-                print(f"changed: {run}: {key}: {ours[key]} -> {theirs[key]}")
+                print(f"changed: {run}: {key}: {old[key]} -> {new[key]}")
     for what, runs in sorted(lone.items()):
         print(f"{what}: in {len(runs)}, such as {', '.join(runs[:3])}")
     apart, count = sum(map(len, lone.values())), sum(map(len, before.values()))

@@ -22,8 +22,8 @@ from fxpart.placement import MODES
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A graph, the devices that it is placed on, and what was asked for."""
+class _Target:
+    """The devices that a graph is placed on, and the limits asked for."""
 
     devices: str
     limits_s: dict[str, float]
@@ -32,11 +32,11 @@ class _Asked:
 
 
 GRAPHS = {
-    "llama2_13b": _Asked("4x16gb", {"size_based": 0.1, "kl_based": 5.0, "cost_aware": 10.0}),
-    "llama3_70b_training": _Asked("16x80gb", {"": 60.0}),
-    "synthetic": _Asked("4x16gb", {"": 300.0}, 4.0),
-    "chain": _Asked("4x16gb", {}),
-    "diamonds": _Asked("4x16gb", {}),
+    "llama2_13b": _Target("4x16gb", {"size_based": 0.1, "kl_based": 5.0, "cost_aware": 10.0}),
+    "llama3_70b_training": _Target("16x80gb", {"": 60.0}),
+    "synthetic": _Target("4x16gb", {"": 300.0}, 4.0),
+    "chain": _Target("4x16gb", {}),
+    "diamonds": _Target("4x16gb", {}),
 }
 _STOPPED_AFTER_S = 600.0
 
@@ -71,47 +71,47 @@ def _captured(folder: Path, cache: Path, graph: str) -> Path:
     if file.exists():
         print(f"{graph}: kept in {file.name}")
         return file
-    found, measured = _job(folder, "capture", graph, str(file))
-    if found is None:
+    result, measured = _job(folder, "capture", graph, str(file))
+    if result is None:
         raise SystemExit(f"{graph} was not captured; run: python -m benchmarks.scale_job capture")
-    print(f"{graph}: captured in {found['capture_s']:.1f} s, {measured.peak_bytes / 1e9:.2f} GB")
+    print(f"{graph}: captured in {result['capture_s']:.1f} s, {measured.peak_bytes / 1e9:.2f} GB")
     return file
 
 
 def _print_tools(folder: Path, file: Path, devices: str) -> None:
-    found, _ = _job(folder, "tools", str(file), devices)
-    if found is None:
+    result, _ = _job(folder, "tools", str(file), devices)
+    if result is None:
         print("  evaluate and partition_by_device ended without a result")
         return
-    weights = found["weight_bytes"] / 1e9
+    weights = result["weight_bytes"] / 1e9
     print(
-        f"  {found['operators']} operators, weights {weights:.2f} GB, on {devices};"
-        f" tables {1e3 * found['tables_s']:.0f} ms"
+        f"  {result['operators']} operators, weights {weights:.2f} GB, on {devices};"
+        f" tables {1e3 * result['tables_s']:.0f} ms"
     )
     for name in ("contiguous", "scattered"):
         print(
-            f"  {name:<11} partition_by_device {1e3 * found[f'partition_{name}_s']:>9.1f} ms"
-            f"  evaluate {1e3 * found[f'evaluate_{name}_s']:>7.1f} ms"
-            f"  {found[f'partitions_{name}']} partitions",
+            f"  {name:<11} partition_by_device {1e3 * result[f'partition_{name}_s']:>9.1f} ms"
+            f"  evaluate {1e3 * result[f'evaluate_{name}_s']:>7.1f} ms"
+            f"  {result[f'partitions_{name}']} partitions",
             flush=True,
         )
 
 
-def _print_mode(folder: Path, file: Path, asked: _Asked, mode: str, stop_s: float) -> None:
-    found, measured = _job(folder, "place", str(file), asked.devices, mode, str(stop_s))
-    limit_s = asked.limits_s.get(mode, asked.limits_s.get(""))
+def _print_mode(folder: Path, file: Path, target: _Target, mode: str, stop_s: float) -> None:
+    result, measured = _job(folder, "place", str(file), target.devices, mode, str(stop_s))
+    limit_s = target.limits_s.get(mode, target.limits_s.get(""))
     limit = "-" if limit_s is None else f"{limit_s:g}"
-    limit_gb = "-" if asked.limit_gb is None else f"{asked.limit_gb:g}"
+    limit_gb = "-" if target.limit_gb is None else f"{target.limit_gb:g}"
     peak = f"{measured.peak_bytes / 1e9:>7.2f} {limit_gb:>5}"
-    if found is None:
+    if result is None:
         print(f"  {mode:<11} {'stopped':>9} {limit:>6} {peak}  after {stop_s:g} s, or it crashed")
-    elif "error" in found:
-        print(f"  {mode:<11} {found['seconds']:>9.3f} {limit:>6} {peak}  {found['error'][:90]}")
+    elif "error" in result:
+        print(f"  {mode:<11} {result['seconds']:>9.3f} {limit:>6} {peak}  {result['error'][:90]}")
     else:
         print(
-            f"  {mode:<11} {found['seconds']:>9.3f} {limit:>6} {peak}"
-            f" {1e3 * found['latency_s']:>11.3f} {1e3 * found['lower_bound_s']:>11.3f}"
-            f" {found['gap']:>7.1%} {found['partitions']:>10}",
+            f"  {mode:<11} {result['seconds']:>9.3f} {limit:>6} {peak}"
+            f" {1e3 * result['latency_s']:>11.3f} {1e3 * result['lower_bound_s']:>11.3f}"
+            f" {result['gap']:>7.1%} {result['partitions']:>10}",
             flush=True,
         )
 
@@ -123,15 +123,15 @@ def main() -> None:
         folder = Path(name)
         cache = (chosen.cache or folder / "graphs").resolve()
         for graph in chosen.only:
-            file, asked = _captured(folder, cache, graph), GRAPHS[graph]
-            _print_tools(folder, file, asked.devices)
+            file, target = _captured(folder, cache, graph), GRAPHS[graph]
+            _print_tools(folder, file, target.devices)
             print(
                 f"  {'mode':<11} {'s':>9} {'asked':>6} {'peak GB':>7} {'asked':>5}"
                 f" {'latency ms':>11} {'bound ms':>11} {'gap':>7} {'partitions':>10}",
                 flush=True,
             )
             for mode in chosen.modes:
-                _print_mode(folder, file, asked, mode, chosen.stop_s)
+                _print_mode(folder, file, target, mode, chosen.stop_s)
 
 
 if __name__ == "__main__":

@@ -149,11 +149,11 @@ def _tools(file: str, devices: str) -> dict[str, Any]:
     small = _problem(synthetic_graph(300), "4x16gb")
     evaluate(small, partition_by_device(small.graph, _stretches(300, 4, 75)))
     graph = _kept(file)
-    found: dict[str, Any] = {"operators": graph.n_ops, "weight_bytes": graph.total_weight_bytes}
+    result: dict[str, Any] = {"operators": graph.n_ops, "weight_bytes": graph.total_weight_bytes}
     machine = _machine(devices)
     begin = time.perf_counter()
     problem = make_problem(graph, *machine)
-    found["tables_s"] = time.perf_counter() - begin
+    result["tables_s"] = time.perf_counter() - begin
     count = problem.topology.n_devices
     for name, length in (("contiguous", -(-graph.n_ops // count)), ("scattered", 20)):
         device_of = _stretches(graph.n_ops, count, length)
@@ -161,10 +161,10 @@ def _tools(file: str, devices: str) -> dict[str, Any]:
         assignment = partition_by_device(graph, device_of)
         cut = time.perf_counter()
         evaluate(problem, assignment)
-        found[f"partition_{name}_s"] = cut - begin
-        found[f"evaluate_{name}_s"] = time.perf_counter() - cut
-        found[f"partitions_{name}"] = assignment.n_partitions
-    return found
+        result[f"partition_{name}_s"] = cut - begin
+        result[f"evaluate_{name}_s"] = time.perf_counter() - cut
+        result[f"partitions_{name}"] = assignment.n_partitions
+    return result
 
 
 def _stretches(n: int, devices: int, length: int) -> IntArray:

@@ -44,11 +44,11 @@ def main() -> int:
         root = Path(place)
         done = run_python(["-m", "runner", "-m", *SWEEP], root)
         print(done.output)
-        said = dict(re.findall(r"^(\w+): +(.+)$", done.output, re.MULTILINE))
+        printed = dict(re.findall(r"^(\w+): +(.+)$", done.output, re.MULTILINE))
         with _browser() as browser:
             for path in (
-                *_report(browser, root / said["report"], folder),
-                *_dashboard(browser, root, said, folder),
+                *_report(browser, root / printed["report"], folder),
+                *_dashboard(browser, root, printed, folder),
             ):
                 print(path)
     return 0
@@ -80,10 +80,10 @@ def _report(browser: "Browser", report: Path, folder: Path) -> Iterator[Path]:
 
 
 def _dashboard(
-    browser: "Browser", root: Path, said: dict[str, str], folder: Path
+    browser: "Browser", root: Path, printed: dict[str, str], folder: Path
 ) -> Iterator[Path]:
     """Take MLflow's table and charts as they open from the printed addresses."""
-    with served(said["dashboard"], root, root) as server:
+    with served(printed["dashboard"], root, root) as server:
         pages = {
             "compare": ("mlflow_table.png", ".ag-row"),
             "charts": ("mlflow_charts.png", ".bars"),
@@ -91,7 +91,7 @@ def _dashboard(
         for key, (name, shown) in pages.items():
             page = browser.new_page(viewport={"width": 1680, "height": 1050})
             page.set_default_timeout(_WAIT_MS)
-            page.goto(re.sub(r"^http://[^/]+", server, said[key]))
+            page.goto(re.sub(r"^http://[^/]+", server, printed[key]))
             page.locator(shown).first.wait_for(state="attached")
             page.wait_for_timeout(3000)  # charts move while they open, and no event ends that
             yield _taken(page, folder / name)

@@ -98,10 +98,10 @@ def _running(command: list[str], variables: dict[str, str]) -> Iterator["subproc
 
 
 def _free_ports() -> tuple[int, int]:
-    with socket.socket() as one, socket.socket() as other:
-        one.bind(("127.0.0.1", 0))
-        other.bind(("127.0.0.1", 0))
-        return one.getsockname()[1], other.getsockname()[1]
+    with socket.socket() as first, socket.socket() as second:
+        first.bind(("127.0.0.1", 0))
+        second.bind(("127.0.0.1", 0))
+        return first.getsockname()[1], second.getsockname()[1]
 
 
 def _wait(
@@ -110,8 +110,8 @@ def _wait(
     """Return when the node is ready: nothing else says that both programs have found each other."""
     end_s = time.monotonic() + _START_S
     # slurmd, unless root starts it, gives up at once.
-    while time.monotonic() < end_s and all(one.poll() is None for one in started):
-        asked = subprocess.run(
+    while time.monotonic() < end_s and all(daemon.poll() is None for daemon in started):
+        state = subprocess.run(
             ["sinfo", "--noheader", "--format=%T"],
             env={**os.environ, **variables},
             capture_output=True,
@@ -119,12 +119,12 @@ def _wait(
             timeout=_START_S,
             check=False,
         )
-        if asked.stdout.strip() == "idle":
+        if state.stdout.strip() == "idle":
             return
         time.sleep(_LOOK_S)  # between looks: the node says nothing when it is ready
-    said = [
+    last_lines = [
         path.read_text().splitlines()[-1:]
         for path in (folder / "slurmctld.log", folder / "slurmd.log")
         if path.exists()
     ]
-    raise NoSlurmError(f"Slurm did not start: {said}")
+    raise NoSlurmError(f"Slurm did not start: {last_lines}")

@@ -74,11 +74,11 @@ def _same(module: GraphModule, part_of: dict[Node, int], x: Tensor) -> bool:
     """Return whether both cuts are the same module and compute what the whole computes."""
     theirs = torch_split(module, module, part_of.__getitem__)
     ours = split_module(module, module, part_of.__getitem__)
-    mine, others = children(ours), children(theirs)
+    our_parts, torch_parts = children(ours), children(theirs)
     return (
         ours.code == theirs.code
-        and mine.keys() == others.keys()
-        and all(mine[name].code == others[name].code for name in others)
+        and our_parts.keys() == torch_parts.keys()
+        and all(our_parts[name].code == torch_parts[name].code for name in torch_parts)
         and torch.equal(ours(x), module(x))
         and torch.equal(theirs(x), module(x))
     )

@@ -141,10 +141,10 @@ def sparse_case(seed: int) -> Case:
     rng = random.Random(seed)
     built = random_sparse(seed)
     tables = sum(isinstance(module, nn.EmbeddingBag) for module in built[0].modules())
-    held = rng.randint(1, max(1, tables // 2))
+    tables_each = rng.randint(1, max(1, tables // 2))
     if rng.random() < 0.8:
-        shares = ((held + rng.uniform(0.0, 0.6)) / tables,) * (
-            -(-tables // held) + rng.randint(0, 1)
+        shares = ((tables_each + rng.uniform(0.0, 0.6)) / tables,) * (
+            -(-tables // tables_each) + rng.randint(0, 1)
         )
     else:
         shares = (rng.uniform(0.3, 0.9),) * rng.randint(2, 5)

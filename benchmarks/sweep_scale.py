@@ -65,14 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="gpt2")
     parser.add_argument("--jobs", type=int, choices=list(_SIZES), action="append")
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     sweeps = []
-    for jobs in asked.jobs or _SIZES:
+    for jobs in options.jobs or _SIZES:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             # The graph is captured before.
-            run_python(["-m", "runner", f"model={asked.model}", "tracking=none"], folder)
-            sweeps.append(_run(jobs, asked.model, folder))
+            run_python(["-m", "runner", f"model={options.model}", "tracking=none"], folder)
+            sweeps.append(_run(jobs, options.model, folder))
     rows = [
         [
             f"{sweep.jobs:,}",

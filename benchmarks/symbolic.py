@@ -70,14 +70,14 @@ def _arguments() -> argparse.Namespace:
 
 
 def _symbolic(spec: ModelSpec, phase: str) -> SymbolicGraph:
-    found = symbolic_inputs(spec)
+    inputs = symbolic_inputs(spec)
     symbolic = symbolic_graph(
-        found.built.module,
-        found.built.args,
-        found.built.kwargs,
-        dims=found.dims,
+        inputs.built.module,
+        inputs.built.args,
+        inputs.built.kwargs,
+        dims=inputs.dims,
         phase=phase,
-        ranges=found.ranges,
+        ranges=inputs.ranges,
     )
     if phase == "inference":
         return symbolic
@@ -174,9 +174,9 @@ def _report(spec: ModelSpec, phase: str) -> None:
     for count in ("one", "four"):
         heads += [f"{count}: peak MB", "off by B", "latency off"]
     print(table(heads, _rows(spec, phase, placed)))
-    (one,) = placed[0].peaks
-    print(f"peak bytes on one device = {one.text()}")
-    print(f"largest batch on one {DEVICE.name}: {largest_batch([one], DEVICE.memory_bytes):,}")
+    (peak,) = placed[0].peaks
+    print(f"peak bytes on one device = {peak.text()}")
+    print(f"largest batch on one {DEVICE.name}: {largest_batch([peak], DEVICE.memory_bytes):,}")
     print(f"seconds on one device = {placed[0].latency.text()}", flush=True)
 
 

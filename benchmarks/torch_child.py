@@ -51,10 +51,10 @@ def run_torch(
         SystemExit: when the process fails for another reason.
 
     """
-    asked = [sys.executable, "-m", "benchmarks.torch_child", family, str(blocks), str(devices)]
+    command = [sys.executable, "-m", "benchmarks.torch_child", family, str(blocks), str(devices)]
     try:
         done = subprocess.run(
-            [*asked, mode, str(limit_s)],
+            [*command, mode, str(limit_s)],
             cwd=Path(__file__).resolve().parent.parent,
             capture_output=True,
             text=True,
@@ -66,13 +66,13 @@ def run_torch(
     if done.returncode == _OVER_LIMIT:
         return None
     if done.returncode:
-        raise SystemExit(f"{' '.join(asked)} {mode} failed:\n{done.stdout}{done.stderr}")
-    said = json.loads(done.stdout.splitlines()[-1])
+        raise SystemExit(f"{' '.join(command)} {mode} failed:\n{done.stdout}{done.stderr}")
+    answer = json.loads(done.stdout.splitlines()[-1])
     return TorchRun(
-        seconds=said["seconds"],
-        partition_of=said["partition_of"],
-        devices={int(number): ids for number, ids in said["devices"].items()},
-        error=said["error"],
+        seconds=answer["seconds"],
+        partition_of=answer["partition_of"],
+        devices={int(number): ids for number, ids in answer["devices"].items()},
+        error=answer["error"],
     )
 
 
@@ -86,13 +86,13 @@ def main() -> None:
         answer = solve(TORCH, case, question, float(limit_s))
     except OverLimitError:
         sys.exit(_OVER_LIMIT)
-    said = {
+    answer_json = {
         "seconds": answer.seconds,
         "partition_of": dict(answer.partition_of),
         "devices": {part.number: part.devices for part in answer.partitions},
         "error": answer.error,
     }
-    print(json.dumps(said))
+    print(json.dumps(answer_json))
 
 
 if __name__ == "__main__":

@@ -221,8 +221,8 @@ class RandomSparse(nn.Module):
             dense = layer(dense)
         looked_up = []
         for number, (table, layer) in enumerate(zip(self.tables, self.between, strict=True)):
-            found = table(rows if number % 2 else more)
-            looked_up.append(layer(found) if self.mixed else found)
+            vectors = table(rows if number % 2 else more)
+            looked_up.append(layer(vectors) if self.mixed else vectors)
         out = torch.cat([dense, *looked_up], dim=1)
         for layer in self.top:
             out = layer(out)

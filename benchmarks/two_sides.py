@@ -139,13 +139,13 @@ def _config(
 
 def _emitted(module: fx.GraphModule) -> dict[str, int]:
     """Return the number of the submodule that runs each operator."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for name, part in module.named_children():
         if isinstance(part, fx.GraphModule) and name.startswith("submod_"):
             for node in part.graph.nodes:
                 if node.op.startswith("call_"):
-                    found[node.meta[NAME]] = int(name.rsplit("_", 1)[1])
-    return found
+                    numbers[node.meta[NAME]] = int(name.rsplit("_", 1)[1])
+    return numbers
 
 
 def _same(left: object, right: object) -> bool:
@@ -193,9 +193,9 @@ def solve(side: Side, case: Case, question: Question, limit_s: float | None = No
             raise
         except Exception as error:
             seconds = time.perf_counter() - begin
-            said = f"{type(error).__name__}: {error}"
+            message = f"{type(error).__name__}: {error}"
             refused = isinstance(error, RuntimeError)
-            return Answer(seconds, _total_bytes(traced), error=said, runtime_error=refused)
+            return Answer(seconds, _total_bytes(traced), error=message, runtime_error=refused)
         seconds = time.perf_counter() - begin
         expected = traced(*case.inputs)
         same = _same(expected, result.module_with_submodules(*case.inputs))
