@@ -22,6 +22,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.logged_runs import logged_runs
 from benchmarks.mlflow_server import Served
 from benchmarks.text_table import table
 
@@ -123,10 +124,9 @@ def _problems(database: Path) -> tuple[str, int]:
     """Return what is wrong in the store, and how many runs are marked as cut off."""
     with closing(sqlite3.connect(database)) as store:
         (sound,) = store.execute("PRAGMA integrity_check").fetchone()
-        tags: dict[str, dict[str, str]] = {}
-        for run, key, value in store.execute("SELECT run_uuid, key, value FROM tags"):
-            tags.setdefault(run, {})[key] = value
-        statuses = dict(store.execute("SELECT run_uuid, status FROM runs"))
+    logged = logged_runs(database)
+    tags = {run.info.run_id: run.data.tags for run in logged}
+    running = [run.info.run_id for run in logged if run.info.status == "RUNNING"]
     runs = {run: run_tags for run, run_tags in tags.items() if run_tags.get("kind") == "run"}
     keys = Counter(run_tags.get("config_key") for run_tags in runs.values())
     parents = [run for run, run_tags in tags.items() if run_tags.get("kind") == "sweep"]
@@ -134,7 +134,7 @@ def _problems(database: Path) -> tuple[str, int]:
         f"integrity: {sound}" if sound != "ok" else "",
         f"{len(keys)} of {_JOBS} jobs" if len(keys) != _JOBS else "",
         *(f"{key} {n} times" for key, n in keys.items() if n != 1),
-        *(f"{run} still running" for run, status in statuses.items() if status == "RUNNING"),
+        *(f"{run} still running" for run in running),
         *(
             f"{run} is {run_tags.get('outcome')}"
             for run, run_tags in runs.items()

@@ -9,13 +9,13 @@ for this; it is left out where it is not installed.
 import argparse
 import os
 import shutil
-import sqlite3
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.logged_runs import logged_runs
 from benchmarks.process import run_python
 from benchmarks.slurm_here import NoSlurmError, slurm_here
 from benchmarks.text_table import table
@@ -89,22 +89,18 @@ def _run(swept: Sequence[str], captured: Path, folder: Path) -> Sweep:
     folder.mkdir()
     shutil.copytree(captured / "cache", folder / "cache")
     done = run_python(["-m", "runner", "-m", *swept], folder)
-    with closing(sqlite3.connect(folder / "outputs" / "mlflow.db")) as store:
-        logged = store.execute(
-            "SELECT r.name, m.key, m.value FROM runs r JOIN latest_metrics m USING (run_uuid)"
-            " WHERE m.key NOT IN (?, ?) AND r.run_uuid IN"
-            " (SELECT run_uuid FROM tags WHERE key = 'kind' AND value = 'run')",
-            _TIMES,
-        ).fetchall()
-        first_ms, begin_ms = store.execute(
-            "SELECT min(CASE WHEN t.value = 'run' THEN r.start_time END),"
-            " min(CASE WHEN t.value = 'sweep' THEN r.start_time END)"
-            " FROM runs r JOIN tags t USING (run_uuid) WHERE t.key = 'kind'"
-        ).fetchone()
-        last_ms = store.execute("SELECT max(end_time) FROM runs").fetchone()[0]
-    jobs: Numbers = {}
-    for name, key, value in logged:
-        jobs.setdefault(name, {})[key] = value
+    logged = logged_runs(folder / "outputs" / "mlflow.db")
+    runs = [run for run in logged if run.data.tags.get("kind") == "run"]
+    (parent,) = (run for run in logged if run.data.tags.get("kind") == "sweep")
+    begin_ms = parent.info.start_time
+    first_ms = min(run.info.start_time for run in runs)
+    last_ms = max(run.info.end_time for run in logged)
+    jobs: Numbers = {
+        run.info.run_name: {
+            key: value for key, value in run.data.metrics.items() if key not in _TIMES
+        }
+        for run in runs
+    }
     # What comes before the parent run, and after its end, is start-up too.
     beside_s = done.seconds - (last_ms - begin_ms) / 1e3
     return Sweep(done.seconds, beside_s + (first_ms - begin_ms) / 1e3, jobs)

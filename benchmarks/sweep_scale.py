@@ -6,13 +6,12 @@ partitioning, everything counted: start-up and imports, composing, files, figure
 """
 
 import argparse
-import sqlite3
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.logged_runs import logged_runs
 from benchmarks.process import run_python
 from benchmarks.text_table import table
 
@@ -51,13 +50,15 @@ def _swept(jobs: int) -> list[str]:
 
 def _run(jobs: int, model: str, folder: Path) -> Sweep:
     done = run_python(["-m", "runner", "-m", f"model={model}", *_swept(jobs)], folder)
-    with closing(sqlite3.connect(folder / "outputs" / "mlflow.db")) as store:
-        count, partition_s = store.execute(
-            "SELECT count(*), sum(value) FROM metrics WHERE key = 'partition_s'"
-        ).fetchone()
-    if count != jobs:
-        raise SystemExit(f"{count} of {jobs} jobs were logged:\n{done.output}{done.messages}")
-    return Sweep(jobs, done.seconds, float(partition_s), done.peak_bytes)
+    runs = logged_runs(folder / "outputs" / "mlflow.db")
+    partition_s = [
+        run.data.metrics["partition_s"] for run in runs if "partition_s" in run.data.metrics
+    ]
+    if len(partition_s) != jobs:
+        raise SystemExit(
+            f"{len(partition_s)} of {jobs} jobs were logged:\n{done.output}{done.messages}"
+        )
+    return Sweep(jobs, done.seconds, sum(partition_s), done.peak_bytes)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
