@@ -51,7 +51,7 @@ Found: TypeAlias = tuple[list[Compared], list[str]]
 
 
 class _Recorder(fx.Interpreter):
-    """Runs a graph, keeps every value as it was made, and all-reduces where it is told to."""
+    """Runs a graph, keeps every value as it was made, and all-reduces where asked to."""
 
     def __init__(self, graph: fx.GraphModule, layouts: dict[str, NodeBatchDim] | None) -> None:
         super().__init__(graph)
@@ -99,7 +99,7 @@ def _gathered(part: Tensor, layout: Layout) -> Tensor:
 
 
 def _joined(part: Tensor, layout: Layout) -> Tensor:
-    """Return what the parts of all processes make up."""
+    """Return the parts of all processes joined."""
     if layout.is_split:
         return _gathered(part, layout)
     if layout.is_partial:

@@ -51,7 +51,7 @@ class Query:
 
 
 def _fault(case: Case, answer: Answer) -> str:
-    """Return what is wrong with an answer as torch judges it, or an empty string."""
+    """Return the fault of an answer as torch judges it, or an empty string."""
     devices = {part.number: part.devices for part in answer.partitions}
     return make_judge(case).verdict(answer.partition_of, devices).fault
 
@@ -77,7 +77,7 @@ def reason(case: Case, theirs: Answer, ours: Answer) -> tuple[str, str]:
 
 
 def _broken(case: Case, ours: Answer) -> tuple[str, str]:
-    """Return what is wrong with our answer by itself, or two empty strings."""
+    """Return the class and details of a fault in our answer by itself, or two empty strings."""
     fault = _fault(case, ours)
     if fault:
         return "ours invalid", fault

@@ -81,7 +81,7 @@ def _devices(answer: Answer) -> dict[int, tuple[int, ...]]:
 
 
 def _verdict(judge: Judge, answer: Answer) -> Verdict:
-    """Return what torch says of an answer; an error is a fault too."""
+    """Return torch's verdict on an answer; an error is a fault too."""
     if answer.error:
         return Verdict(math.nan, answer.error)
     return judge.verdict(answer.partition_of, _devices(answer))

@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _measures(checkout: Path) -> dict[str, str]:
-    """Return what is measured of a checkout, as text."""
+    """Return the measures of a checkout, as text."""
     modules = dict(_modules(checkout))
     trees = {name: ast.parse(path.read_text()) for name, path in modules.items()}
     lines = {name: len(path.read_text().splitlines()) for name, path in modules.items()}

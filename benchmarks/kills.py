@@ -121,7 +121,7 @@ def _again(folder: Path, more: Sequence[str]) -> int:
 
 
 def _problems(database: Path) -> tuple[str, int]:
-    """Return what is wrong in the store, and how many runs are marked as cut off."""
+    """Return the faults in the store, and how many runs are marked as cut off."""
     with closing(sqlite3.connect(database)) as store:
         (sound,) = store.execute("PRAGMA integrity_check").fetchone()
     logged = logged_runs(database)

@@ -56,7 +56,7 @@ class Counted:
 
 
 def predicted(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) -> Predicted:
-    """Return what fxpart says of the model that `spec` names."""
+    """Return fxpart's prediction for the model that `spec` names."""
     built = build_model(spec)
     plain = capture_graph(built.module, built.args, built.kwargs)
     eager = eager_graph(built.module, built.args, built.kwargs)
@@ -81,7 +81,7 @@ def _peak_bytes(graph: OpGraph) -> int:
 
 
 def counted(spec: ModelSpec, optimizer: Optimizer) -> Counted:
-    """Return what is counted in runs of the same model with random weights, on the CPU.
+    """Return the bytes counted in runs of the same model with random weights, on the CPU.
 
     The forward is in eval mode; the step is in train mode, and the second one.
     """

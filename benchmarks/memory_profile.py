@@ -41,7 +41,7 @@ class ProfileTimes:
 
 
 class _Drawing:
-    """A graph of nodes that are said to return 16 bytes on a GPU."""
+    """A graph of nodes whose example values are of 16 bytes on a GPU."""
 
     def __init__(self) -> None:
         self.graph = fx.Graph()

@@ -172,7 +172,7 @@ def main() -> None:
 
 
 def _run(name: str, folder: Path) -> dict[str, Values]:
-    """Run one command; return what it says, and the values of each of its jobs."""
+    """Run one command; return its output, and the values of each of its jobs."""
     text = re.sub(r"\{first:(\w+)\}", lambda m: str(_runs(m[1], folder)[0][0]), _CASES[name])
     module, arguments = "runner", shlex.split(text)
     if arguments[0] == "report":
@@ -233,7 +233,7 @@ def _names(place: Path) -> list[str]:
 
 
 def _job(place: Path, folder: Path) -> Values:
-    """Return what `result.json` says, the placement, and digests of the other files."""
+    """Return the values of `result.json`, the placement, and digests of the other files."""
     values: Values = {"files": _names(place)}
     values |= _flat(json.loads((place / "result.json").read_text()), "result", folder)
     for name in values["files"]:

@@ -56,7 +56,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _job(folder: Path, *arguments: str) -> tuple[dict[str, Any] | None, Measured]:
-    """Return what a process of `benchmarks.scale_job` found, None if it was stopped."""
+    """Return the result of a process of `benchmarks.scale_job`, None if it was stopped."""
     measured = run_python(["-m", "benchmarks.scale_job", *arguments], folder, may_fail=True)
     lines = measured.output.strip().splitlines()
     return (json.loads(lines[-1]) if lines else None), measured

@@ -126,7 +126,7 @@ def _compared(ours: OpGraph, fresh: OpGraph) -> tuple[str, str]:
 
 
 def _of_fresh(placed: _Placed, fresh: OpGraph) -> Evaluation:
-    """Return what a fresh capture costs, placed in the same way; others go with their neighbour."""
+    """Return the cost of a fresh capture, placed the same way; others go with their neighbour."""
     a, b = _pairs(placed.symbolic.graph, fresh)
     last = np.maximum(np.searchsorted(b, np.arange(fresh.n_ops), side="right") - 1, 0)
     device_of = placed.assignment.device_of[a[last]][fresh.forward_of[fresh.group]]

@@ -128,7 +128,7 @@ def _summed(start: _Ints, items: _Ints) -> _Ints:
 
 
 def _moved_bytes(read_start: _Ints, read_bytes: _Ints, producer: _Ints, alloc: _Ints) -> _Ints:
-    """Return what each operator reads and writes; one that allocates nothing is a view."""
+    """Return the bytes each operator reads and writes; one that allocates nothing is a view."""
     written = np.zeros(len(read_start) - 1, dtype=np.int64)
     made = producer >= 0
     np.add.at(written, producer[made], alloc[made])

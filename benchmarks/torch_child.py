@@ -45,7 +45,7 @@ def family_case(family: str, blocks: int, devices: int) -> Case:
 def run_torch(
     family: str, blocks: int, devices: int, mode: Mode, limit_s: float
 ) -> TorchRun | None:
-    """Return what torch does in a fresh process, or None when it takes longer than `limit_s`.
+    """Return torch's result in a fresh process, or None when it takes longer than `limit_s`.
 
     Raises:
         SystemExit: when the process fails for another reason.

@@ -17,7 +17,7 @@ MODES = ("size_based", "pipeline", "kl_based")
 
 
 def main() -> None:
-    """Print what the command says for each mode, and what it took."""
+    """Print the command's output for each mode, and what it took."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.training_scale", description=__doc__
     )

@@ -137,7 +137,7 @@ def _series(writer: int) -> list[tuple[int, float]]:
 
 
 def wrong_values(uri: str | None, root: Path, writers: int, runs: int) -> list[str]:
-    """Return what differs in the store from what `log_at_once` wrote."""
+    """Return the differences between the store and what `log_at_once` wrote."""
     from mlflow import MlflowClient
 
     client = MlflowClient(uri or f"sqlite:///{root / 'outputs' / 'mlflow.db'}")

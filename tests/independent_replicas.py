@@ -13,7 +13,7 @@ def homes(placed: Assignment, op: int) -> tuple[int, ...]:
 
 
 def peak_bytes(this: Problem, placed: Assignment, device: int) -> int:
-    """Return what a device needs: the independent peak of each round, its weights exchanged."""
+    """Return a device's bytes: the independent peak of each round, its weights exchanged."""
     graph = this.graph
     ops = [op for op in range(graph.n_ops) if device in homes(placed, op)]
     kept = {int(w) for op in ops for w in graph.uses_of(op)}

@@ -27,7 +27,7 @@ _COMMAND = re.compile(r"^ +(?:\$ )?python -m runner (.+)$", re.MULTILINE)
 
 
 def _commands(page: Path) -> list[str]:
-    """Return what follows ``python -m runner`` in each block of a page."""
+    """Return the arguments of ``python -m runner`` in each block of a page."""
     # A line broken with a backslash is one.
     text = re.sub(r" *\\\n *", " ", page.read_text(encoding="utf-8"))
     return _COMMAND.findall(text)

@@ -27,7 +27,7 @@ REFUSED = Answer(1.0, 0, error="RuntimeError: no", runtime_error=True)
 
 
 def _told(case: Case, theirs: Answer, ours: Answer) -> tuple[dict[str, int], str]:
-    """Return the counts that are not zero, and what is told."""
+    """Return the counts that are not zero, and the report."""
     tally = Tally()
     told = compare_pair(case, theirs, ours, tally)
     names = ("lower", "equal", "higher", "torch_invalid", "torch_refuses", "both_refuse", "wrong")

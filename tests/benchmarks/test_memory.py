@@ -1,4 +1,4 @@
-"""The table of memory: its models, what it says of one of them, and how it shows what it found."""
+"""The table of memory: its models, the prediction for one of them, and its rows."""
 
 from collections import Counter
 

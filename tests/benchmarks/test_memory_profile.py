@@ -1,4 +1,4 @@
-"""The comparison of memory profiles compares what it says."""
+"""The comparison of memory profiles notices profiles that differ."""
 
 import pytest
 

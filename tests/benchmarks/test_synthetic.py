@@ -1,4 +1,4 @@
-"""The graphs that speed is measured on are what they are said to be."""
+"""The graphs that speed is measured on have their documented shape."""
 
 import numpy as np
 import pytest

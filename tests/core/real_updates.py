@@ -30,7 +30,7 @@ class RealUpdates:
 
 
 def real_updates(module: nn.Module, optimizer: Optimizer) -> RealUpdates:
-    """Return what the second step of `optimizer` holds; the first one makes its state."""
+    """Return the memory of the second step of `optimizer`; the first one makes its state."""
     weights = [weight for weight in module.parameters() if weight.requires_grad]
     masters = [
         weight.detach().float().requires_grad_() if _has_master(weight, optimizer) else weight

@@ -1,4 +1,4 @@
-"""What a machine is called, by what its system says."""
+"""The name of a machine, as its system has it."""
 
 from pathlib import Path
 

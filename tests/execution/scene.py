@@ -24,7 +24,7 @@ def small(name: str) -> RealModel:
 
 
 def predicted_peaks(graph: OpGraph, device_of: IntArray, devices: int) -> tuple[int, ...]:
-    """Return what the cost model says that each device holds."""
+    """Return the peak of each device by the cost model."""
     return tuple(peak_bytes(memory_tables(graph), device_of, devices).tolist())
 
 

@@ -1,4 +1,4 @@
-"""What fails in a stage on torch's engine is told by its own words, and nothing is left.
+"""A failure in a stage on torch's engine keeps its own message, and leaves no process.
 
 How processes end in other ways is in ``test_supervise.py``, with stages that need no engine.
 """

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="there is no /pr
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a folder for a run; every stage process does what the test says."""
+    """Return a folder for a run; the test sets what every stage process does."""
     for name, value in known_to_workers(tmp_path).items():
         monkeypatch.setenv(name, value)
     place = tmp_path / "run"

@@ -21,7 +21,7 @@ def _fits(this: Problem, device_of: IntArray) -> bool:
 
 
 def _moves(this: Problem, device_of: IntArray) -> list[IntArray]:
-    """Return what every move of one operator makes of a placement."""
+    """Return the placements that differ by a move of one operator."""
     placements = []
     for op, device in itertools.product(range(this.graph.n_ops), range(this.topology.n_devices)):
         if device != device_of[op]:

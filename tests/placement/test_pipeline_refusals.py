@@ -1,4 +1,4 @@
-"""`pipeline`: a refusal for each mistake, and what it says of a model that does not fit."""
+"""`pipeline`: a refusal for each mistake, and its message for a model that does not fit."""
 
 import pytest
 

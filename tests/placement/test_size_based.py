@@ -143,7 +143,7 @@ def test_fill_is_the_longest_run_that_fits() -> None:
 
 
 def _alone_bytes(graph: OpGraph, units: Units) -> list[int]:
-    """Return what each unit needs on a device of its own."""
+    """Return the bytes each unit needs on a device of its own."""
     needed = []
     for unit in np.split(units[1], units[0][1:-1]):
         home = np.full(graph.n_ops, -1)

@@ -108,7 +108,7 @@ def _packings(count: int, most: int) -> list[list[tuple[int, ...]]]:
 
 
 def _slow_needed(graph: OpGraph, units: list[np.ndarray], tables: tuple[int, ...]) -> int:
-    """Return what a device needs for some tables: with the dense rest, or while others have it."""
+    """Return a device's bytes for some tables: with the dense rest, or while others have it."""
     lookups = {int(op) for table in tables for op in units[table]}
     at_tables = {int(op) for unit in units for op in unit}
     here = [op in lookups or op not in at_tables for op in range(graph.n_ops)]

@@ -1,4 +1,4 @@
-"""Accelerate itself accepts the maps, and does with them what they say."""
+"""Accelerate itself accepts the maps and carries them out."""
 
 import json
 import subprocess

@@ -198,7 +198,7 @@ def test_torch_puts_each_operator_in_its_stage(
 
 
 def operators(module: nn.Module) -> set[str]:
-    """Return what the graphs in a module call."""
+    """Return the ATen operators that the graphs in a module call."""
     graphs = [getattr(part, "graph", None) for part in module.modules()]
     nodes = [node for graph in graphs if isinstance(graph, fx.Graph) for node in graph.nodes]
     return {str(node.target) for node in nodes if isinstance(node.target, torch._ops.OpOverload)}

@@ -101,7 +101,7 @@ def run(
 
 
 def tracked_runs(folder: Path, filter_string: str = "") -> list[Any]:
-    """Return what the store in `folder` holds."""
+    """Return the runs in the store of `folder`."""
     from mlflow import MlflowClient
 
     client = MlflowClient(f"sqlite:///{folder / 'outputs' / 'mlflow.db'}")

@@ -29,7 +29,7 @@ which are parts of devices."""
 
 
 def composed(*overrides: str) -> DictConfig:
-    """Return what Hydra makes of the shipped configuration and `overrides`."""
+    """Return the shipped configuration as Hydra composes it with `overrides`."""
     return _compose(overrides, with_hydra=False)
 
 

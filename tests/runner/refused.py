@@ -1,4 +1,4 @@
-"""What a user is told of a command line that is refused."""
+"""The error line of a command that is refused."""
 
 from collections.abc import Callable
 

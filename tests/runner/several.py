@@ -23,7 +23,7 @@ for command in commands:
 
 
 def run_several(folder: Path, *commands: list[str]) -> list[Done]:
-    """Run the commands in `folder`, one after the other; return what came of each."""
+    """Run the commands in `folder`, one after the other; return their results."""
     whole = run(folder, json.dumps(commands), program=("-c", _PROGRAM))
     outs, errs = (text.split(_MARK) for text in (whole.out, whole.err))
     assert len(outs) == len(errs) == len(commands) + 1, whole.err

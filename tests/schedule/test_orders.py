@@ -69,7 +69,7 @@ def test_everything_once_and_backward_after_forward(
 
 
 def _of_torch(actions: Sequence[object]) -> list[Action]:
-    """Return what torch prints, such as ``2F1``, as stage, kind and micro-batch."""
+    """Return the actions that torch prints, such as ``2F1``, as stage, kind and micro-batch."""
     matches = (re.fullmatch(r"(\d+)([FB])(\d+)", str(a)) for a in actions if a is not None)
     return [Action(m[2], int(m[3]), int(m[1])) for m in matches if m]
 

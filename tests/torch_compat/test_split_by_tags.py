@@ -25,7 +25,7 @@ class Model(nn.Module):
         self.scale = nn.Parameter(torch.ones(4))
 
     def forward(self, x: Tensor, bias: float = 1.0) -> Tensor:
-        """Return what the last operator makes."""
+        """Return the result of the last operator."""
         a = self.block(x) * self.scale
         out: Tensor = (a + bias) * self.scale
         return out

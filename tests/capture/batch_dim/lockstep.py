@@ -12,7 +12,7 @@ from fxpart.capture.batch_dim.layout import Layout
 
 
 def _joined(parts: list[Tensor], layout: Layout) -> Tensor:
-    """Return what the parts make up, put together as the layout says."""
+    """Return the parts joined by their layout."""
     if layout.is_split:
         rounds = [part.movedim(layout.dim, 0).tensor_split(int(layout.outer)) for part in parts]
         rows = [piece for turn in zip(*rounds, strict=True) for piece in turn]

@@ -26,7 +26,7 @@ Write = Callable[[str, str], Path]
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
-    """Return what writes a module of a project that is the working directory."""
+    """Return a function that writes a module of a project in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 

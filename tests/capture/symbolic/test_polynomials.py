@@ -15,7 +15,7 @@ from fxpart.errors import CaptureError
 def _columns(
     rows: Sequence[Mapping[Any, int]], points: list[Point]
 ) -> dict[Point, np.ndarray[tuple[int], np.dtype[np.int64]]]:
-    """Return what each polynomial, by exponents, is at the points."""
+    """Return the values of each polynomial, by exponents, at the points."""
     columns = {}
     for point in points:
         numbers = [

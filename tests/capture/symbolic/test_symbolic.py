@@ -74,7 +74,7 @@ def test_a_training_step_equals_a_fresh_capture(name: str, batch: int) -> None:
 
 
 def _partners(graph: OpGraph) -> list[tuple[str, str]]:
-    """Return what each operator calls, and the forward one whose gradient it computes."""
+    """Return the target of each operator, and the forward one whose gradient it computes."""
     called = [target.removesuffix(".default") for target in graph.targets]
     # A view of all that it is of may be there or not.
     return [

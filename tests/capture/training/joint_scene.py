@@ -46,7 +46,7 @@ def on_cpu(spec: ModelSpec) -> tuple[nn.Module, dict[str, Tensor]]:
 def flat_inputs(
     captured: JointCapture | JointProgram, module: nn.Module, inputs: Mapping[str, Tensor]
 ) -> list[Tensor]:
-    """Return what the captured step takes: weights of `module`, constants and `inputs`."""
+    """Return the inputs of the captured step: weights of `module`, constants and `inputs`."""
     program = captured.program
     known = {
         **module.state_dict(keep_vars=True),

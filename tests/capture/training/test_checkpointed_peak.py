@@ -27,7 +27,7 @@ def _peak(graph: OpGraph) -> int:
 
 
 def _peak_under_torch(module: nn.Module, inputs: dict[str, Tensor]) -> int:
-    """Return what a step of `module` really holds; its blocks are changed to be checkpointed."""
+    """Return the measured peak of a step of `module`; its blocks are changed to be checkpointed."""
     for path in repeated_blocks(module):
         block = module.get_submodule(path)
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -20,7 +20,7 @@ class Layers(nn.Module):
         self.second = nn.Linear(2, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what the second layer makes."""
+        """Return the result of the second layer."""
         out: Tensor = self.second(torch.relu(self.first(x)))
         return out
 

@@ -105,7 +105,7 @@ class Counting(nn.Module):
         self.norm = nn.BatchNorm1d(4)
 
     def forward(self, x: Tensor) -> dict[str, Tensor]:
-        """Return what was read around the write."""
+        """Return the values read before and after the write."""
         before = x * self.count
         self.count.add_(1.0)
         return {"before": before, "after": self.norm(x + self.count)}

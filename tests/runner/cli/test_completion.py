@@ -1,4 +1,4 @@
-"""What the shell is told when Tab is pressed."""
+"""The shell's completions at Tab."""
 
 from pathlib import Path
 

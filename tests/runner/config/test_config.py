@@ -185,7 +185,7 @@ def test_the_latency_says_what_it_assumes() -> None:
 
 @pytest.mark.parametrize("latency", ["profiled", "calibrated"])
 def test_operators_are_measured_as_they_are_run(latency: str) -> None:
-    """On the device of the run and with its threads, where nothing else is said."""
+    """On the device of the run and with its threads, unless set otherwise."""
     alone = read(f"latency={latency}").latency
     assert (alone.device, alone.threads) == ("cpu", 1)
     run = ["execute=local", "execute.device=cuda", "execute.threads=4"]

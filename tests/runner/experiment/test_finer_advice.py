@@ -1,4 +1,4 @@
-"""What is said where a grouping is too coarse to fit."""
+"""The advice where a grouping is too coarse to fit."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""One job in this process: what it says, what it leaves in files, and what the tracker knows."""
+"""One job in this process: its output, its files, and what it logs."""
 
 import json
 from dataclasses import asdict, replace

@@ -1,4 +1,4 @@
-"""What the tracker is told of a job: its name, its parameters and its tags."""
+"""What is logged of a job: its name, its parameters and its tags."""
 
 import subprocess
 import sys

@@ -50,7 +50,7 @@ def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def ran(
     here: Path, *overrides: str, tracking: TrackingConfig | None = None
 ) -> tuple[Outcome, LoggedRun]:
-    """Run a job and return what came of it, and the newest run in the store."""
+    """Run a job and return its outcome, and the newest run in the store."""
     typed = (*OWN, SMALL, *overrides)
     config = replace(read(*typed), tracking=tracking or TrackingConfig())
     done = run_job(config, JobIdentity(CHOICES, typed, here / "outputs" / "job", here))

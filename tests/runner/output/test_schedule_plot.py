@@ -12,7 +12,7 @@ from tests.runner.pipelines import step_forward, step_of_training
 
 
 def boxes(svg: str) -> dict[str, ElementTree.Element]:
-    """Return the boxes of the events by what they say under the pointer."""
+    """Return the boxes of the events by their tooltips."""
     rectangles = ElementTree.fromstring(svg).iter(f"{SVG}rect")
     tips = {rect.findtext(f"{SVG}title"): rect for rect in rectangles}
     return {tip: rect for tip, rect in tips.items() if tip}

@@ -166,7 +166,7 @@ def test_stage_that_fails_says_so(clock: list[float], capsys: pytest.CaptureFixt
 
 
 def on_terminal(wait_s: float, patience_s: float) -> str:
-    """Return what a stage of that length writes to a real terminal; check that stdout is left.
+    """Return the terminal output of a stage of that length; check that stdout is untouched.
 
     The stage sleeps, since what is shown depends on how long it takes.
     """

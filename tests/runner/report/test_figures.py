@@ -17,7 +17,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def tips(svg: str) -> list[str]:
-    """Return what shows under the pointer, in the order drawn; the drawing's own title left out."""
+    """Return the tooltips in the order drawn, without the drawing's own title."""
     return [title.text or "" for title in ElementTree.fromstring(svg).iter(f"{SVG}title")][1:]
 
 

@@ -77,7 +77,7 @@ class Seen:
         self.page.goto(report.as_uri())
 
     def column(self, number: int) -> list[str]:
-        """Return what the visible rows have in a column."""
+        """Return the cells of the visible rows in a column."""
         cells = self.page.locator(f"tbody tr:visible td:nth-child({number})")
         return cells.all_inner_texts()
 

@@ -17,7 +17,7 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _config(launcher: str, **settings: object) -> DictConfig:
-    """Return what the shipped file of a launcher says, but for `settings` by their path."""
+    """Return the shipped configuration of a launcher, with `settings` by their path."""
     section = composed_with_hydra(f"hydra/launcher={launcher}").launcher
     OmegaConf.set_struct(section, False)
     section.pop("submitit_folder", None)  # which names the sweep's folder

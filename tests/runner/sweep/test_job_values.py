@@ -1,4 +1,4 @@
-"""Names of a job's values: each that is known has a value, and what is near is said."""
+"""Names of a job's values: each known one has a value, and near ones are proposed."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The search with Optuna as a command: broken off, taken up, and what it says of mistakes."""
+"""The search with Optuna as a command: interrupted, resumed, and its refusals of mistakes."""
 
 import re
 import shlex
@@ -56,7 +56,7 @@ def best(done: Done) -> tuple[float, int, list[str]]:
 def searched(
     tmp_path_factory: pytest.TempPathFactory, graph_cache: Path, empty_store: Path
 ) -> Iterator[tuple[Path, dict[str, Done]]]:
-    """A folder in which all the commands were run, and what came of each."""
+    """A folder in which all the commands were run, and their results."""
     folder = tmp_path_factory.mktemp("searched")
     (folder / "tiny.py").write_text(MODEL)
     (folder / "outputs").mkdir()

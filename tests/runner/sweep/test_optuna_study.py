@@ -26,7 +26,7 @@ BOTH = read_goals(["latency_ms", "throughput"], ["minimize", "maximize"])
 
 
 def job(overrides: tuple[str, ...]) -> JobEnd:
-    """Return what comes of a job; mode c of size 4 does not fit, mode b of size 1 breaks."""
+    """Return the outcome of a job; mode c of size 4 does not fit, mode b of size 1 fails."""
     of = dict(override.split("=") for override in overrides)
     place, size = "abc".index(of["mode"]), float(of["size"])
     if (of["mode"], of["size"]) == ("c", "4"):

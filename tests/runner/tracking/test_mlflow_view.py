@@ -1,4 +1,4 @@
-"""What the comparison page is told to show. A browser looks at it in `test_mlflow_dashboard`."""
+"""The view of the comparison page. A browser looks at it in `test_mlflow_dashboard`."""
 
 import json
 from pathlib import Path

@@ -66,7 +66,7 @@ def _record(record_id: str) -> UnsentRun:
 
 
 def _described(store: Store, run_id: str) -> dict[str, Any]:
-    """Return what MLflow says of a run, apart from its id and where its files are."""
+    """Return a run as MLflow has it, apart from its id and where its files are."""
     client = store.client
     run = client.get_run(run_id)
     files = client.list_artifacts(run_id)

@@ -85,7 +85,7 @@ def _try_op(result: Exchanges, problem: StaticProblem, node: Node, now_s: float)
 
 
 def torch_exchanges(problem: StaticProblem) -> Exchanges:
-    """Return what the steps end with.
+    """Return the result of torch's mended steps.
 
     Raises:
         RuntimeError: when torch has no size-based partitions to start from.

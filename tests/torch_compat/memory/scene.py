@@ -30,7 +30,7 @@ class Drawing:
             return self.given(name, torch.empty(shape, device=self.device))
 
     def given(self, name: str, tensor: object) -> fx.Node:
-        """Add an input that is said to be `tensor`."""
+        """Add an input whose example value is `tensor`."""
         node = self.graph.placeholder(name)
         node.meta["val"] = tensor
         return node

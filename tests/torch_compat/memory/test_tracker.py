@@ -53,7 +53,7 @@ def test_what_may_go_and_which_devices_count_can_be_said() -> None:
 
 
 def _profile_by_tracker(graph: fx.Graph) -> list[int]:
-    """Return what a tracker says before the first operator and after each."""
+    """Return a tracker's bytes before the first operator and after each."""
     tracker = MemoryTracker(graph, no_primal)
     seen = [tracker.get_current_memory_bytes()]
     for node in graph.nodes:

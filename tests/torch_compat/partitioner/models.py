@@ -28,7 +28,7 @@ class RandomModel(nn.Module):
         self.two_outputs = self.rng.random() < 0.3
 
     def _step(self, index: int) -> tuple[str, int, float, float]:
-        """Make what step `index` needs, and say which kind it is and what it reads."""
+        """Make what step `index` needs; return its kind and what it reads."""
         kind = self.rng.choice(self.kinds) if index else "linear"
         if kind == "linear":
             self.add_module(f"linear_{index}", nn.Linear(WIDTH, WIDTH, self.rng.random() < 0.5))

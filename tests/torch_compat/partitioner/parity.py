@@ -35,7 +35,7 @@ class Outcome:
 
 
 def total_bytes(graph_module: GraphModule) -> int:
-    """Return what the graph takes on one device."""
+    """Return the bytes that the graph takes on one device."""
     return sum(n.size_bytes.total_size for n in graph_module.graph.nodes if n.op != "output")
 
 
@@ -92,7 +92,7 @@ def torch_config(config: PartitionerConfig) -> Any:  # noqa: ANN401 - torch take
 
 
 def ask_torch(graph_module: GraphModule, model: nn.Module, config: PartitionerConfig) -> Outcome:
-    """Return what torch's partitioner does."""
+    """Return the outcome of torch's partitioner."""
     translated = torch_config(config)
     partitioner = theirs.Partitioner()
     try:
@@ -104,7 +104,7 @@ def ask_torch(graph_module: GraphModule, model: nn.Module, config: PartitionerCo
 
 
 def ask_fxpart(graph_module: GraphModule, model: nn.Module, config: PartitionerConfig) -> Outcome:
-    """Return what our partitioner does."""
+    """Return the outcome of our partitioner."""
     partitioner = Partitioner()
     try:
         result = partitioner.partition_graph(graph_module, model, config)

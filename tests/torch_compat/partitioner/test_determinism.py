@@ -64,7 +64,7 @@ def _config(graph_module: GraphModule, mode: PartitionMode) -> PartitionerConfig
 
 
 def answers() -> dict[str, list[str]]:
-    """Return what each mode decides on a few graphs."""
+    """Return the answer of each mode on a few graphs."""
     decided: dict[str, list[str]] = {}
     for mode in PartitionMode:
         decided[mode.name] = []

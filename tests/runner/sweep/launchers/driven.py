@@ -17,7 +17,7 @@ _LOOK_S = 0.05
 
 
 def settings(launcher: str, folder: Path) -> dict[str, Any]:
-    """Return what each launcher is given for two processes at a time."""
+    """Return the settings of each launcher for two processes at a time."""
     submitit = {
         "submitit_folder": str(folder / "submitit" / "%j"),
         "array_parallelism": 2,

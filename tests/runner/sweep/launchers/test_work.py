@@ -1,4 +1,4 @@
-"""What travels to a worker, and how a job's end is said."""
+"""What travels to a worker, and how a job's end is reported."""
 
 import os
 import subprocess
