@@ -65,6 +65,7 @@ def test_pages_have_commands() -> None:
     assert [page.name for page in PAGES if _commands(page)] == [
         "README.md",
         "choices.md",
+        "design.md",
         "execution.md",
         "launchers.md",
         "memory.md",
