@@ -8,7 +8,7 @@ import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from torch.utils.flop_counter import FlopCounterMode
 
-__all__ = ["FlopCounter", "dense_bytes", "moved_bytes", "touched_bytes"]
+__all__ = ["FlopCounter", "dense_bytes", "moved_bytes"]
 
 
 _log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ def dense_bytes(tensor: torch.Tensor) -> int:
     return int(tensor.numel()) * tensor.element_size()
 
 
-def touched_bytes(tensor: torch.Tensor) -> int:
+def _touched_bytes(tensor: torch.Tensor) -> int:
     """Return the distinct bytes that reading the tensor touches; broadcasts touch less."""
     if tensor.layout is not torch.strided:
         return dense_bytes(tensor)
@@ -144,12 +144,12 @@ def moved_bytes(
     inputs, made, mutated = list(inputs), list(made), list(mutated)
     if not made and not mutated:
         return 0
-    written = sum(dense_bytes(t) for t in made) + sum(touched_bytes(t) for t in mutated)
+    written = sum(dense_bytes(t) for t in made) + sum(_touched_bytes(t) for t in mutated)
     if operator in _GATHERS:
-        return sum(touched_bytes(t) for t in inputs[1:]) + 2 * written
+        return sum(_touched_bytes(t) for t in inputs[1:]) + 2 * written
     if operator == "embedding_bag":
         table, indices = inputs[0], inputs[1]
         row_bytes = int(table.shape[-1]) * table.element_size()
         rows = int(indices.numel()) * row_bytes
-        return sum(touched_bytes(t) for t in inputs[1:]) + rows + written
-    return sum(touched_bytes(t) for t in inputs) + written
+        return sum(_touched_bytes(t) for t in inputs[1:]) + rows + written
+    return sum(_touched_bytes(t) for t in inputs) + written

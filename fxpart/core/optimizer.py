@@ -28,7 +28,6 @@ __all__ = [
     "STATE_DTYPES",
     "AddedOperators",
     "Optimizer",
-    "with_operators",
     "with_optimizer",
 ]
 
@@ -58,7 +57,7 @@ class AddedOperators(NamedTuple):
     """Whether that lives to the end of the step."""
 
 
-def with_operators(graph: OpGraph, added: AddedOperators) -> OpGraph:
+def _with_operators(graph: OpGraph, added: AddedOperators) -> OpGraph:
     """Return `graph` with further operators at its end. O(n log n)."""
     n, count = graph.n_ops, len(added.names)
     numbers = np.arange(n, n + count)
@@ -178,7 +177,7 @@ def with_optimizer(graph: OpGraph, optimizer: Optimizer) -> OpGraph:
     graph = _with_casts(graph, trained, sizes)
     at_once = optimizer.implementation == "foreach" and rule.has_scratch
     count, has_master = len(trained.names), sizes.has_master > 0
-    updated = with_operators(
+    updated = _with_operators(
         graph,
         AddedOperators(
             names=tuple(f"update.{name}" for name in trained.names),
@@ -266,7 +265,7 @@ def _with_casts(graph: OpGraph, trained: _Trained, sizes: Sizes) -> OpGraph:
     if not len(cast):
         return graph
     of = cast.tolist()
-    return with_operators(
+    return _with_operators(
         graph,
         AddedOperators(
             names=tuple(f"cast.{trained.names[i]}" for i in of),

@@ -33,7 +33,6 @@ __all__ = [
     "LocalRun",
     "Outcome",
     "agreement",
-    "forward_outcome",
     "run_local",
     "step_outcome",
     "trained_parameters",
@@ -61,7 +60,7 @@ def trained_parameters(module: nn.Module) -> dict[str, nn.Parameter]:
     return {name: p for name, p in module.named_parameters() if p.requires_grad}
 
 
-def forward_outcome(forward: Callable[[], Any]) -> Outcome:
+def _forward_outcome(forward: Callable[[], Any]) -> Outcome:
     """Return the results of `forward`, called in the caller's mode of autograd."""
     return Outcome(forward(), None, None)
 
@@ -303,13 +302,13 @@ class _Work:
     def outcome(self, forward: Callable[[], object], *, keep_results: bool = False) -> Outcome:
         """Return the outcome of the work around `forward`."""
         if not self.training:
-            return forward_outcome(forward)
+            return _forward_outcome(forward)
         return step_outcome(forward, self.parameters, keep_results=keep_results)
 
     def counted(self, run: SplitRun, inputs: Sequence[object], counter: LiveBytes) -> Outcome:
         """Return the same for a split model, while `counter` counts bytes by device."""
         if not self.training:
-            return forward_outcome(lambda: run.run(inputs, counter))
+            return _forward_outcome(lambda: run.run(inputs, counter))
         backward = BackwardDevices(counter)
         return step_outcome(
             lambda: run.run(inputs, counter, backward), self.parameters, loss_of=backward.loss

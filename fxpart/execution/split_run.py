@@ -18,7 +18,7 @@ from fxpart.execution.backward_devices import BackwardDevices
 from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.stages.flat_graph import FlatGraph, flatten
 
-__all__ = ["SplitRun", "name_devices", "partition_weights", "physical_devices", "split_run"]
+__all__ = ["SplitRun", "partition_weights", "physical_devices", "split_run"]
 
 
 def physical_devices(device: torch.device, count: int) -> tuple[torch.device, ...]:
@@ -46,7 +46,7 @@ def partition_weights(flat: FlatGraph) -> dict[int, list[Tensor]]:
     return weights
 
 
-def name_devices(device_of: Mapping[fx.Node, int], physical: Sequence[torch.device]) -> None:
+def _name_devices(device_of: Mapping[fx.Node, int], physical: Sequence[torch.device]) -> None:
     """Change calls that name the device of the capture, such as ``arange``, to name their own.
 
     Args:
@@ -203,7 +203,7 @@ def split_run(
         for node, number in flat.stage_of.items()
         if 0 <= number < flat.n_stages
     }
-    name_devices(device_of, physical)
+    _name_devices(device_of, physical)
     receivers: dict[fx.Node, list[int]] = defaultdict(list)
     weights: dict[_Holding, None] = {}
     last: dict[_Holding, fx.Node] = {}

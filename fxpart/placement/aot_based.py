@@ -37,8 +37,6 @@ __all__ = [
     "AotBasedOptions",
     "aot_based",
     "in_valid_order",
-    "placed_by_file",
-    "placed_by_modules",
     "refuse_torn_groups",
 ]
 
@@ -104,7 +102,7 @@ def in_valid_order(graph: OpGraph, assignment: Assignment) -> Assignment:
 # Apply an `assignment.json` to a model and devices that may differ from those it was made for.
 
 
-def placed_by_file(
+def _placed_by_file(
     graph: OpGraph, topology: Topology, saved: SavedAssignment, devices: Mapping[int, int]
 ) -> Assignment:
     """Return the saved placement with the ids of its devices changed as `devices` says.
@@ -151,7 +149,7 @@ _THE_REST = ("", "*")
 """Module paths that cover every operator; the second can be written on a command line."""
 
 
-def placed_by_modules(graph: OpGraph, modules: Mapping[str, int], devices: int) -> Assignment:
+def _placed_by_modules(graph: OpGraph, modules: Mapping[str, int], devices: int) -> Assignment:
     """Return each operator on the device of the longest path that covers its module.
 
     Raises:
@@ -272,11 +270,11 @@ def aot_based(problem: Problem, options: AotBasedOptions) -> Assignment:
 
     """
     if options.saved is not None:
-        placed = placed_by_file(problem.graph, problem.topology, options.saved, options.devices)
+        placed = _placed_by_file(problem.graph, problem.topology, options.saved, options.devices)
     else:
         # A command line makes a number of the path of a child of a Sequential.
         modules = {str(path): int(device) for path, device in options.modules.items()}
-        placed = placed_by_modules(problem.graph, modules, problem.topology.n_devices)
+        placed = _placed_by_modules(problem.graph, modules, problem.topology.n_devices)
     _refuse_overfull(problem, placed)
     return placed
 

@@ -36,13 +36,13 @@ from fxpart.placement.stages.shift_cuts import CutShifter
 from fxpart.placement.stages.step_plan import StepMemory, StepPlan
 from fxpart.placement.stages.stretch_bytes import Flight
 
-__all__ = ["PipelineOptions", "named_cuts", "pipeline"]
+__all__ = ["PipelineOptions", "pipeline"]
 
 
 # Cuts named by module paths: each after the last operator of its module.
 
 
-def named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[int]:
+def _named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[int]:
     """Return the cuts after the modules at `paths`, as numbers of the units that they lie before.
 
     A cut that would divide operators that must share a device is moved behind them.
@@ -186,7 +186,7 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
 
 
 def _by_name(problem: Problem, line: StageLine, options: PipelineOptions) -> list[Stretch]:
-    cuts = named_cuts(problem.graph, line.unit_of, options.cut_after)
+    cuts = _named_cuts(problem.graph, line.unit_of, options.cut_after)
     devices = _devices_in_use(problem, line, len(cuts) + 1, options.interleave)
     ends = [*cuts, line.n_units]
     begins = [0, *cuts]

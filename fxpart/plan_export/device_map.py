@@ -18,7 +18,7 @@ from fxpart.errors import SpecError, nearest_names
 from fxpart.plan_export.accelerate_hooks import hooked_run
 from fxpart.plan_export.module_paths import is_within, owner, parents
 
-__all__ = ["DeviceMap", "device_map", "module_homes"]
+__all__ = ["DeviceMap", "device_map"]
 
 
 # One device for each module that holds tensors, the one where its operators are planned. Accelerate
@@ -47,7 +47,7 @@ def _first_operators(graph: OpGraph) -> dict[str, int]:
     return first
 
 
-def module_homes(
+def _module_homes(
     graph: OpGraph, device_of: IntArray, names: Sequence[str], whole: Sequence[str]
 ) -> dict[str, int]:
     """Return the device of each module that holds tensors itself, in the order of their names.
@@ -211,7 +211,7 @@ def device_map(
     """
     _refuse_replicas(assignment)
     planned = assignment.device_of
-    homes = module_homes(graph, planned, names, whole)
+    homes = _module_homes(graph, planned, names, whole)
     main = _main_device(graph, planned, homes)
     entries = _entries(homes, main, _own_tensors(graph, names))
     run = hooked_run(graph, entries, homes, main)

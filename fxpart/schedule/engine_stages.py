@@ -19,7 +19,6 @@ __all__ = [
     "EngineStorages",
     "crossing",
     "engine_stages",
-    "engine_storages",
 ]
 
 
@@ -126,7 +125,7 @@ class EngineStorages:
         return int(self.size[chosen].sum())
 
 
-def engine_storages(cut: CutStep, stage: int) -> EngineStorages:
+def _engine_storages(cut: CutStep, stage: int) -> EngineStorages:
     """Return what a stage makes; what it receives lies in buffers of the engine.
 
     Raises:
@@ -259,7 +258,7 @@ def engine_stages(problem: Problem, assignment: Assignment) -> tuple[EngineStage
 
 def _stage(cut: CutStep, stage: int) -> EngineStage:
     """Return what a stage holds: sums over what it makes, and what lies in buffers."""
-    made = engine_storages(cut, stage)
+    made = _engine_storages(cut, stage)
     held_bytes = made.bytes_of(made.held) + made.copied_bytes
     backward_peak_bytes, first_backward_peak_bytes = _backward_peaks(cut, made)
     input_bytes, received_bytes, received_gradient_bytes = _buffers(cut, stage)

@@ -13,13 +13,13 @@ from runner.output.svg import LIGHT, Drawing, colour_of
 from runner.output.text_files import write_text
 from runner.output.units import size_unit, time_unit
 
-__all__ = ["batch_sweep_svg", "sweep_columns", "write_batch_files"]
+__all__ = ["sweep_columns", "write_batch_files"]
 
 LEFT, RIGHT, TOP, WIDTH, HEIGHT, GAP = 84.0, 150.0, 70.0, 620.0, 220.0, 70.0
 """Margins, and the size of each of the two panels, in pixels."""
 
 
-def batch_sweep_svg(report: BatchReport, topology: Topology) -> str:
+def _batch_sweep_svg(report: BatchReport, topology: Topology) -> str:
     """Return two panels: peak memory of each device against what it has, and latency."""
     table, memory = report.table, topology.memory_bytes
     batch = table.sizes[:, table.symbols.index(BATCH)] * report.replicas
@@ -92,7 +92,7 @@ def write_batch_files(folder: Path, report: BatchReport, topology: Topology) -> 
     write_text(folder / "formulas.txt", _formulas_text(report))
     write_text(folder / "formulas.tex", _formulas_latex(report))
     write_table(folder / "batch_sweep.csv", sweep_columns(report))
-    write_text(folder / "batch_sweep.svg", batch_sweep_svg(report, topology))
+    write_text(folder / "batch_sweep.svg", _batch_sweep_svg(report, topology))
 
 
 def sweep_columns(report: BatchReport) -> dict[str, list[object]]:

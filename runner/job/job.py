@@ -51,8 +51,6 @@ __all__ = [
     "is_kept",
     "keep_failure",
     "run_job",
-    "show_end",
-    "show_plan",
 ]
 
 
@@ -150,12 +148,12 @@ def _run_tracked(
         # Before the plan is carried out: if that fails, the plan is there.
         write_plan(config, identity, result, model)
         if verbose:
-            show_plan(result)
+            _show_plan(result)
         result = carried_out(config, spec, result, identity.folder)
         write_finished(config, identity, result, key=identity.key)
         so_far.result = result
         if verbose:
-            show_end(result, identity.folder)
+            _show_end(result, identity.folder)
         with progress("logging to MLflow"):
             _log(result, identity.folder, so_far.log)
     if so_far.log.problem:
@@ -164,7 +162,7 @@ def _run_tracked(
         announce_page(tracker.comparison_page())
 
 
-def show_plan(result: Result) -> None:
+def _show_plan(result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
     show(device_table(result.evaluation), summary_line(result.evaluation, result.batch_size))
     show(f"peak:      {peak_line(result.peaks)}")
@@ -178,7 +176,7 @@ def show_plan(result: Result) -> None:
         show(f"schedule:  {schedule_line(result.schedule)}")
 
 
-def show_end(result: Result, folder: Path) -> None:
+def _show_end(result: Result, folder: Path) -> None:
     """Print what was measured, and where the files are."""
     if result.measured:
         show(*measured_lines(result.measured))

@@ -18,11 +18,9 @@ __all__ = [
     "chosen_sweep",
     "config_value",
     "job_folders",
-    "sweep_from_runs",
     "sweep_from_store",
     "sweep_keys",
     "sweeps_of",
-    "swept_keys",
 ]
 
 _LEAST_PREFIX = 4
@@ -79,9 +77,9 @@ def all_runs(source: RunSource, sweeps: "Sequence[LoggedRun]", experiment: str) 
     runs = source.runs({"kind": "run"})
     if not runs:
         raise SpecError(f"experiment {experiment!r} has no runs; run something in it first")
-    swept = dict.fromkeys(key for sweep in reversed(sweeps) for key in swept_keys(sweep))
+    swept = dict.fromkeys(key for sweep in reversed(sweeps) for key in _swept_keys(sweep))
     roots = [Path(folder) for sweep in sweeps if (folder := sweep.tags.get("folder"))]
-    return sweep_from_runs(
+    return _sweep_from_runs(
         runs,
         title=f"{experiment}: all runs",
         swept=tuple(swept),
@@ -99,11 +97,11 @@ def sweep_from_store(source: RunSource, parent: "LoggedRun", also: Iterable[str]
     Raises `TrackingError` when the store fails.
     """
     runs = _jobs_of(source, parent)
-    return sweep_from_runs(
+    return _sweep_from_runs(
         runs,
         title=parent.name,
         question=parent.tags.get("question", ""),
-        swept=swept_keys(parent),
+        swept=_swept_keys(parent),
         started_ms=parent.start_ms,
         command=parent.tags.get("command"),
         folders=job_folders(_roots(runs, [parent, *source.runs({"kind": "sweep"})])),
@@ -113,7 +111,7 @@ def sweep_from_store(source: RunSource, parent: "LoggedRun", also: Iterable[str]
 
 def sweep_keys(source: RunSource, parents: "Sequence[LoggedRun]") -> tuple[str, ...]:
     """Return the settings that the sweeps of `parents` swept, and those of their jobs."""
-    swept = [key for parent in parents for key in swept_keys(parent)]
+    swept = [key for parent in parents for key in _swept_keys(parent)]
     runs = [run for parent in parents for run in _jobs_of(source, parent)]
     return tuple(dict.fromkeys((*swept, *(key for run in runs for key in run.params))))
 
@@ -157,7 +155,7 @@ def job_folders(roots: Iterable[Path]) -> dict[str, str]:
     return {key: folder for key, (_, folder) in newest.items()}
 
 
-def sweep_from_runs(
+def _sweep_from_runs(
     runs: "Iterable[LoggedRun]",
     *,
     title: str,
@@ -183,7 +181,7 @@ def sweep_from_runs(
     return SweepData(title, question, swept, rows, started_ms, command)
 
 
-def swept_keys(parent: "LoggedRun") -> tuple[str, ...]:
+def _swept_keys(parent: "LoggedRun") -> tuple[str, ...]:
     """Return the keys that the sweep of `parent` gives several values, in order."""
     try:
         keys = json.loads(parent.tags.get("swept", "[]"))

@@ -15,7 +15,7 @@ from runner.sweep.launchers.work import needs
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["check_cluster", "check_cores", "check_launcher", "check_sweeper"]
+__all__ = ["check_cores", "check_launcher", "check_sweeper"]
 
 
 def check_sweeper(config: "DictConfig") -> None:
@@ -152,7 +152,7 @@ def check_launcher(config: "DictConfig") -> None:
         _check_workers(settings["n_jobs"])
     elif launcher == "ray":
         check_cores(settings)
-        check_cluster(settings)
+        _check_cluster(settings)
     elif launcher == "submitit_slurm":
         refuse_without_slurm()
 
@@ -201,7 +201,7 @@ def _shown(value: object) -> str:
 # Whether Ray could run a job at all: else it would wait for ever, or retry for long.
 
 
-def check_cluster(settings: Mapping[str, Any]) -> None:
+def _check_cluster(settings: Mapping[str, Any]) -> None:
     """Connect to a cluster that runs already, for the sweep to come; one here is started later.
 
     Raises:

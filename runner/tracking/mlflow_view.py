@@ -28,11 +28,8 @@ __all__ = [
     "RUN_COLORS",
     "VIEW_TAG",
     "comparison_view",
-    "page_fragment",
     "page_of",
     "sweep_filter",
-    "sweep_order",
-    "view_key",
     "write_view",
 ]
 
@@ -75,7 +72,7 @@ _COSTS, _CHOICES = "fxpart-costs", "fxpart-choices"
 _MOST_RUNS = 20
 
 
-def view_key(parent_run_id: str | None) -> str:
+def _view_key(parent_run_id: str | None) -> str:
     """Return the name of the view of one sweep, or of the whole experiment."""
     return f"fxpart-{parent_run_id}" if parent_run_id else "fxpart-all"
 
@@ -95,13 +92,13 @@ def sweep_filter(parent_run_id: str | None, sweep_id: str | None = None) -> str:
 def _columns(swept: Sequence[str]) -> Mapping[str, int]:
     """Return the columns in order and how wide they are: what is swept comes first."""
     first = {f"params.`{key}`": _width(key) for key in swept}
-    metric, _ = sweep_order(swept)
+    metric, _ = _sweep_order(swept)
     if f"metrics.`{metric}`" not in _COLUMN_WIDTHS:
         first[f"metrics.`{metric}`"] = _RATE_WIDTH
     return {**first, **{k: wide for k, wide in _COLUMN_WIDTHS.items() if k not in first}}
 
 
-def sweep_order(swept: Sequence[str]) -> tuple[str, bool]:
+def _sweep_order(swept: Sequence[str]) -> tuple[str, bool]:
     """Return the metric that runs are ordered by, and whether the least comes first.
 
     Where sizes differ, a latency says little: the order is that of our own ranking, where all runs
@@ -122,13 +119,13 @@ def comparison_view(
     sweep_id: str | None = None,
     swept: Sequence[str] = (),
 ) -> str:
-    """Return the JSON of the view: one sweep's runs, or all that are not sweeps, in `sweep_order`.
+    """Return the JSON of the view: one sweep's runs, or all that are not sweeps, in `_sweep_order`.
 
     `title` and `created_ms` (since 1970) are what MLflow's list of views shows. `swept` are the
     keys that the sweep gives several values: their columns come first.
     """
     columns = _columns(swept)
-    metric, least_first = sweep_order(swept)
+    metric, least_first = _sweep_order(swept)
     state = {
         "searchFilter": sweep_filter(parent_run_id, sweep_id),
         "orderByKey": f"metrics.`{metric}`",
@@ -232,14 +229,14 @@ def _chart(section: str, kind: str, uuid: str, **settings: object) -> dict[str, 
     }
 
 
-def page_fragment(experiment_id: str, parent_run_id: str | None, *, charts: bool = False) -> str:
+def _page_fragment(experiment_id: str, parent_run_id: str | None, *, charts: bool = False) -> str:
     """Return the part of the URL after the server's address.
 
     Without ``workflowType`` MLflow opens a page about language models instead of runs.
     """
     mode = "&compareRunsMode=CHART" if charts else ""
     return (
-        f"/#/experiments/{experiment_id}/runs?viewStateShareKey={view_key(parent_run_id)}"
+        f"/#/experiments/{experiment_id}/runs?viewStateShareKey={_view_key(parent_run_id)}"
         f"&workflowType=machine_learning{mode}"
     )
 
@@ -255,7 +252,7 @@ def page_of(uri: str, experiment_id: str, parent_run_id: str | None) -> Comparis
     if not uri.startswith("http"):
         server, command = _UI, _ui_command(uri)
     table, charts = (
-        server + page_fragment(experiment_id, parent_run_id, charts=charts)
+        server + _page_fragment(experiment_id, parent_run_id, charts=charts)
         for charts in (False, True)
     )
     return ComparisonPage(table, charts, command)
@@ -272,7 +269,7 @@ def write_view(client: "MlflowClient", experiment_id: str, parent_run_id: str | 
         view = comparison_view(parent_run_id, title, parent.info.start_time, sweep_id, swept)
     else:
         view = comparison_view(None, "All runs", 0)
-    key = VIEW_TAG + view_key(parent_run_id)
+    key = VIEW_TAG + _view_key(parent_run_id)
     tags: dict[str, Any] = client.get_experiment(experiment_id).tags
     if tags.get(key) != view:
         client.set_experiment_tag(experiment_id, key, view)
@@ -289,7 +286,7 @@ def _color_runs(
     client: "MlflowClient", experiment_id: str, of_sweep: str, swept: Sequence[str]
 ) -> None:
     """Give the first runs of a sweep different colours; a run that has a colour keeps it."""
-    metric, least_first = sweep_order(swept)
+    metric, least_first = _sweep_order(swept)
     runs = client.search_runs(
         [experiment_id],
         of_sweep,

@@ -17,7 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from fxpart.errors import SpecError, nearest_names, one_line
 
-__all__ = ["architecture_model", "model_class", "model_config"]
+__all__ = ["architecture_model", "model_class"]
 
 META = torch.device("meta")
 
@@ -119,7 +119,7 @@ def _check_keys(
             _check_keys(part, unlisted, value, f"{where}.{key}")
 
 
-def model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: ANN401 - transformers' classes are untyped
+def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: ANN401 - transformers' classes are untyped
     """Return the configuration of model class `cls`: its defaults, changed by `overrides`.
 
     `use_cache` is False unless `overrides` says otherwise: one pass over a prompt has no use for
@@ -158,7 +158,7 @@ def architecture_model(
 
     """
     cls = model_class(architecture)
-    config = model_config(cls, overrides)
+    config = _model_config(cls, overrides)
     try:
         with _quiet(), device:
             model: nn.Module = cls._from_config(config, dtype=dtype).eval()

@@ -32,7 +32,7 @@ from fxpart.capture.training.loss import first_real, loss_of
 from fxpart.core.phases import StepOptions
 from fxpart.errors import CaptureError
 
-__all__ = ["StepTrace", "compute_sizes_from_inputs", "cpu_twin", "fused", "trace_step"]
+__all__ = ["StepTrace", "cpu_twin", "fused", "trace_step"]
 
 
 _PROBABILITY_POSITION = 4
@@ -99,7 +99,7 @@ def _attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[],
 # activations only for their sizes, which also follow from the sizes of the inputs.
 
 
-def compute_sizes_from_inputs(graph: fx.Graph) -> None:
+def _compute_sizes_from_inputs(graph: fx.Graph) -> None:
     """Make `graph` compute every size from the sizes of its placeholders.
 
     A size that is no polynomial in these stays as it is. A graph without symbols is not changed.
@@ -217,7 +217,7 @@ def trace_step(
     # are unknown, and no other device has them.
     with fake_mode, torch.enable_grad(), torch.backends.mkldnn.flags(enabled=False):
         traced = make_fx(step, _allow_non_fake_inputs=True)(*tensors)
-    compute_sizes_from_inputs(traced.graph)
+    _compute_sizes_from_inputs(traced.graph)
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return StepTrace(traced, step.with_gradient)

@@ -15,7 +15,7 @@ from fxpart.errors import SpecError, nearest_names
 if TYPE_CHECKING:
     import sympy
 
-__all__ = ["MaxFormula", "as_latex", "as_sympy", "as_text", "max_formula"]
+__all__ = ["MaxFormula", "max_formula"]
 
 
 # A maximum of polynomials as text, LaTeX, and a sympy expression.
@@ -30,7 +30,7 @@ _FUNCTION = {
 }
 
 
-def as_text(symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray) -> str:
+def _as_text(symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray) -> str:
     """Return ``max(...)`` with a line for each row, as Python reads it; one row stands alone.
 
     Whole numbers are exact, others have six digits.
@@ -40,7 +40,7 @@ def as_text(symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | Floa
     return lines[0] if len(lines) == 1 else "max(\n  " + ",\n  ".join(lines) + ",\n)"
 
 
-def as_latex(
+def _as_latex(
     symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray, unit: str
 ) -> str:
     """Return an ``align*`` of amsmath; a row is broken after each `_TERMS` terms, to fit a page."""
@@ -60,7 +60,7 @@ def _broken(row: list[int] | list[float], products: list[str]) -> list[str]:
     return [" ".join(terms[i : i + _TERMS]) for i in range(0, len(terms), _TERMS)]
 
 
-def as_sympy(
+def _as_sympy(
     symbols: tuple[str, ...], exponents: IntArray, rows: IntArray | FloatArray
 ) -> "sympy.Expr":
     """Return the maximum as sympy writes it; the symbols are positive integers.
@@ -245,15 +245,15 @@ class MaxFormula:
 
     def text(self) -> str:
         """Return the formula as text, a line for each of its rows: ``max(10 + 4*batch, ...)``."""
-        return as_text(self.symbols, self.exponents, self.rows)
+        return _as_text(self.symbols, self.exponents, self.rows)
 
     def latex(self) -> str:
         r"""Return the formula as an ``align*`` of LaTeX's amsmath, a line for each of its rows."""
-        return as_latex(self.symbols, self.exponents, self.rows, self.unit)
+        return _as_latex(self.symbols, self.exponents, self.rows, self.unit)
 
     def sympy(self) -> "sympy.Expr":
         """Return the formula as a sympy expression, a ``Max`` that is not evaluated."""
-        return as_sympy(self.symbols, self.exponents, self.rows)
+        return _as_sympy(self.symbols, self.exponents, self.rows)
 
 
 def max_formula(

@@ -24,7 +24,7 @@ from fxpart.cost.tables import CostTables, LatencySource, cost_tables, memory_ta
 from fxpart.errors import SpecError
 from fxpart.support.compiled import compiled, inlined
 
-__all__ = ["LatencyFormula", "critical_path", "latency_formula", "latency_formulas"]
+__all__ = ["LatencyFormula", "latency_formula", "latency_formulas"]
 
 
 # The operators and transfers that decide a simulated latency.
@@ -87,7 +87,7 @@ def _waited_for(t: CostTables, device_of: IntArray, log: ScheduleLog, count: int
 
 
 @compiled
-def critical_path(
+def _critical_path(
     t: CostTables, device_of: IntArray, log: ScheduleLog, count: int
 ) -> npt.NDArray[np.bool_]:
     """Return which operators and which of the `count` transfers are on a longest path.
@@ -231,7 +231,7 @@ def _collected(
         log = schedule_log(costs)
         simulated_s[index], count = schedule(costs, placed.device_of, log)
         if (rows @ powers[index]).max() < simulated_s[index] * (1 - tolerance):
-            taken = critical_path(costs, placed.device_of, log, count)
+            taken = _critical_path(costs, placed.device_of, log, count)
             row = _path_row(placed, graph, powers[index], taken, log)
             rows = np.vstack([rows, row])
     formula = max_formula(symbolic.symbols, exponents, rows, "s", symbolic.ranges)

@@ -16,7 +16,7 @@ from fxpart.execution.profiling.steps import Step, as_captured, valid_region_arg
 from fxpart.execution.profiling.tensors import Placeholders, made_value
 from fxpart.execution.profiling.valid_arguments import changed_nodes, valid_arguments
 
-__all__ = ["Call", "Measured", "Run", "measure", "measured_on", "plan_pass", "timed_call"]
+__all__ = ["Call", "Measured", "Run", "measure", "measured_on"]
 
 
 Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
@@ -44,7 +44,7 @@ class Run:
     """Nodes whose values no later operator of the pass reads, itself included."""
 
 
-def plan_pass(steps: list[Step], remaining: Mapping[str, int]) -> list[Run]:
+def _plan_pass(steps: list[Step], remaining: Mapping[str, int]) -> list[Run]:
     """Return the operators that the next pass runs, in order.
 
     The first operators of each signature are measured, as many as the signature still needs. Up to
@@ -87,7 +87,7 @@ def measured_on(device: torch.device) -> str:
     return device_name(device)
 
 
-def timed_call(device: torch.device, box: list[Call]) -> tuple[Any, float]:
+def _timed_call(device: torch.device, box: list[Call]) -> tuple[Any, float]:
     """Return the result of the one call in `box`, and its time in seconds; empties `box`.
 
     The call is taken out of the box so that arguments without another reference are freed within
@@ -160,7 +160,7 @@ def measure(
         # Operators warn of made-up values, in each of many runs.
         warnings.simplefilter("ignore")
         while any(remaining.values()):
-            _one_pass(plan_pass(steps, remaining), placeholders, measured, deadline_s)
+            _one_pass(_plan_pass(steps, remaining), placeholders, measured, deadline_s)
             late = time.perf_counter() > deadline_s
             for name in remaining:
                 left = runs - len(measured.seconds.get(name, ()))
@@ -210,7 +210,7 @@ def _run(run: Run, values: Values, placeholders: Placeholders) -> float:
             values.pop(dying, None)
         box = [(call, args, kwargs)]
         del args, kwargs
-        result, seconds = timed_call(placeholders.device, box)
+        result, seconds = _timed_call(placeholders.device, box)
         values[node] = as_captured(result, node.meta.get("val")) if step.is_region else result
         del result
     # A custom operator may fail in any way.

@@ -23,8 +23,6 @@ from fxpart.support.digest import stable_digest
 __all__ = [
     "Step",
     "as_captured",
-    "holds_validity",
-    "runnable_body",
     "shapes_of",
     "signature",
     "steps_of",
@@ -81,7 +79,7 @@ def _described(argument: Any) -> object:  # noqa: ANN401 - any argument of a cal
 # Regions: calls that run a graph under autocast, or with gradients on or off.
 
 
-def runnable_body(body: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+def _runnable_body(body: fx.GraphModule, device: torch.device) -> fx.GraphModule:
     """Return a copy of `body` that allocates its tensors on `device`.
 
     Checks of dtypes and devices are left out, since they hold for the capture only: autocast on the
@@ -109,13 +107,13 @@ def _move(part: fx.GraphModule, device: torch.device) -> None:
     part.recompile()
 
 
-def holds_validity(node: fx.Node) -> bool:
+def _holds_validity(node: fx.Node) -> bool:
     """Return whether `node` is, or contains, an operator that refuses some values."""
     if node.target not in REGIONS:
         return callable(node.target) and needs_validity(node.target)
     bodies = [body_of(operand) for operand in node.all_input_nodes if operand.op == "get_attr"]
     return any(
-        holds_validity(call)
+        _holds_validity(call)
         for body in bodies
         for call in body.graph.nodes
         if call.op == "call_function"
@@ -241,7 +239,7 @@ def steps_of(program: ExportedProgram, graph: OpGraph, device: torch.device) -> 
                 is_exact=node in exact,
                 is_small=_is_small(node),
                 is_region=node.target in REGIONS,
-                needs_validity=holds_validity(node),
+                needs_validity=_holds_validity(node),
             )
         )
     return steps
@@ -255,7 +253,7 @@ def _is_small(node: fx.Node) -> bool:
 
 def _on_device(argument: Any, device: torch.device) -> Any:  # noqa: ANN401 - as torch types it
     if isinstance(argument, fx.Node) and argument.op == "get_attr":
-        return runnable_body(body_of(argument), device)
+        return _runnable_body(body_of(argument), device)
     if isinstance(argument, list):
         return [_on_device(item, device) for item in argument]
     return device if isinstance(argument, torch.device) else argument

@@ -24,9 +24,6 @@ __all__ = [
     "StageModule",
     "TiedName",
     "chain_stages",
-    "entry_module",
-    "result_module",
-    "stage_module",
     "tied_parameters",
 ]
 
@@ -152,15 +149,15 @@ def chain_stages(split: fx.GraphModule) -> Chain:
     stages = []
     for index in range(flat.n_stages):
         inputs, outputs = passed.boundaries[index : index + 2]
-        module = stage_module(flat, passed.nodes[index + 1], inputs, outputs)
+        module = _stage_module(flat, passed.nodes[index + 1], inputs, outputs)
         # The mode of the whole; each leaf module keeps its own.
         module.training = split.training
         stages.append(StageModule(index, module, names[index], names[index + 1]))
     codegen = split.graph._codegen
     return Chain(
         tuple(stages),
-        entry_module(flat, split, passed.nodes[0], passed.boundaries[0], fixed),
-        result_module(flat, passed.nodes[-1], passed.boundaries[-1]),
+        _entry_module(flat, split, passed.nodes[0], passed.boundaries[0], fixed),
+        _result_module(flat, passed.nodes[-1], passed.boundaries[-1]),
         codegen.pytree_info.out_spec if isinstance(codegen, _PyTreeCodeGen) else None,
         {node.name: node.args[0] for node in fixed},
     )
@@ -223,7 +220,7 @@ def _replaced(arguments: Any, node: fx.Node, value: Any) -> Any:  # noqa: ANN401
 # Modules made from nodes of the flat graph.
 
 
-def stage_module(
+def _stage_module(
     flat: FlatGraph,
     nodes: Iterable[fx.Node],
     inputs: Sequence[fx.Node],
@@ -235,7 +232,7 @@ def stage_module(
     return DeferredGraphModule(_holder(flat.attributes, graph), graph, "Stage")
 
 
-def result_module(
+def _result_module(
     flat: FlatGraph, nodes: Iterable[fx.Node], inputs: Sequence[fx.Node]
 ) -> fx.GraphModule:
     """Return a module that assembles the result of the flat graph from `inputs`."""
@@ -243,7 +240,7 @@ def result_module(
     return fx.GraphModule(_holder(flat.attributes, graph), graph, "Result")
 
 
-def entry_module(
+def _entry_module(
     flat: FlatGraph,
     split: fx.GraphModule,
     nodes: Iterable[fx.Node],

@@ -30,7 +30,7 @@ from fxpart.placement.stages.stretch_bytes import (
 )
 from fxpart.support.compiled import compiled
 
-__all__ = ["EQUAL_LOADS", "Reach", "Slots", "StageSolver", "Stretch", "reach_of", "settle"]
+__all__ = ["EQUAL_LOADS", "Reach", "Slots", "StageSolver", "Stretch", "settle"]
 
 
 # How far a stage may reach before its device is full; evaluated only where memory can bind.
@@ -47,7 +47,7 @@ class Reach(NamedTuple):
     flight: Flight
 
 
-def reach_of(m: MemoryTables, line: StageLine, memory_bytes: int, flight: Flight) -> Reach:
+def _reach_of(m: MemoryTables, line: StageLine, memory_bytes: int, flight: Flight) -> Reach:
     """Return what is known of a device by the weights alone. O(U + uses)."""
     of_use = line.unit_of[np.repeat(np.arange(len(line.unit_of)), np.diff(m.use_start))]
     order = np.argsort(of_use, kind="stable")
@@ -227,7 +227,7 @@ class StageSolver:
         flights = slots.flights or [ONE] * len(slots.memory_bytes)
         kinds = list(zip(slots.memory_bytes, flights, strict=True))
         # Slots of one size that hold as many micro-batches share what is known of them.
-        reach = {kind: reach_of(memory, line, *kind) for kind in dict.fromkeys(kinds)}
+        reach = {kind: _reach_of(memory, line, *kind) for kind in dict.fromkeys(kinds)}
         self._slot_reach: list[Reach] = [reach[kind] for kind in kinds]
         # Devices of one speed share what a bound allows them.
         table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)

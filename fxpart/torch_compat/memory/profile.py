@@ -12,9 +12,7 @@ from fxpart.torch_compat.memory.tensors import SizeOf
 __all__ = [
     "MemoryTracker",
     "build_memory_profile",
-    "is_no_primal",
     "memory_profile",
-    "releasable_storages",
 ]
 
 
@@ -52,7 +50,7 @@ def memory_profile(
 ) -> list[int]:
     """Return the `build_memory_profile` of a graph by its storages."""
     sizes = storages.sizes(size_of)
-    releasable = releasable_storages(storages.makers, is_releasable)
+    releasable = _releasable_storages(storages.makers, is_releasable)
     steps = list(zip(storages.nodes, storages.made, storages.freed_by(), strict=True))
     current = sum(sizes[s] for node, made, _ in steps if is_input(node) for s in made)
     profile = [current]
@@ -66,7 +64,7 @@ def memory_profile(
     return profile
 
 
-def releasable_storages(
+def _releasable_storages(
     makers: list[list[fx.Node]], is_releasable: Callable[[fx.Node], bool]
 ) -> list[bool]:
     """Return for each storage, given its makers, whether it may be freed."""
@@ -75,7 +73,7 @@ def releasable_storages(
     ]
 
 
-def is_no_primal(node: fx.Node) -> bool:
+def _is_no_primal(node: fx.Node) -> bool:
     """Return whether a node is not named like an input of a forward by torch."""
     return not node.name.startswith("primals")
 
@@ -112,7 +110,9 @@ class MemoryTracker:
         ]
         sizes = self._storages.sizes(size_of)
         self._sizes = [size if wanted else 0 for size, wanted in zip(sizes, counted, strict=True)]
-        self._releasable = releasable_storages(self._storages.makers, is_releasable or is_no_primal)
+        self._releasable = _releasable_storages(
+            self._storages.makers, is_releasable or _is_no_primal
+        )
         nodes = self._storages.nodes
         self._unread = [len(node.users) for node in nodes]
         self._holders = [0] * len(sizes)

@@ -22,7 +22,7 @@ from fxpart.torch_compat.memory.tensors import (
     tensors_with_memory,
 )
 
-__all__ = ["NEVER", "GraphStorages", "graph_storages", "is_input", "operand_of_result"]
+__all__ = ["NEVER", "GraphStorages", "graph_storages", "is_input"]
 
 
 NEVER = -1
@@ -32,7 +32,7 @@ NEVER = -1
 # Results that share the memory of an operand by the operator's schema.
 
 
-def operand_of_result(node: fx.Node, result: int, item: int) -> fx.Node | None:
+def _operand_of_result(node: fx.Node, result: int, item: int) -> fx.Node | None:
     """Return the operand that result number `result` of a node is a view of, or written into.
 
     Where results or operands are lists, `item` is the index there. None where the schema does not
@@ -234,7 +234,7 @@ class _Walk:
         return None
 
     def _by_schema(self, node: fx.Node, result: int, item: int) -> int | None:
-        operand = operand_of_result(node, result, item)
+        operand = _operand_of_result(node, result, item)
         if operand is None:
             return None
         candidates = self.storages.storages_of([operand])

@@ -22,7 +22,7 @@ from fxpart.torch_compat.partitioner.lowering import Lowered
 from fxpart.torch_compat.partitioner.node_sizes import is_item_of_tuple, size_of
 from fxpart.torch_compat.partitioner.partition import Partition
 
-__all__ = ["MODES", "Request", "aot_partitions", "check_together", "embeddings", "partitions_for"]
+__all__ = ["MODES", "Request", "embeddings", "partitions_for"]
 
 
 # Partitions chosen by the caller: checked, and otherwise taken as they are.
@@ -58,7 +58,7 @@ def _devices_of(config: PartitionerConfig, partition_id: int) -> list[int]:
     return list(ids)
 
 
-def aot_partitions(config: PartitionerConfig, ops: Sequence[Node]) -> list[Partition]:
+def _aot_partitions(config: PartitionerConfig, ops: Sequence[Node]) -> list[Partition]:
     """Return the partitions of the configuration's mappings, in their order there.
 
     Memory is not checked, since the caller has decided.
@@ -79,7 +79,7 @@ def aot_partitions(config: PartitionerConfig, ops: Sequence[Node]) -> list[Parti
     return list(partitions.values())
 
 
-def check_together(
+def _check_together(
     partition_of: Mapping[Node, int], ops: Sequence[Node], ties: Sequence[Tie]
 ) -> None:
     """Refuse partitions that separate tied operators, whose results would be wrong.
@@ -240,9 +240,9 @@ def _unless_one_device_does(
 
 
 def _aot_based(request: Request) -> list[Partition]:
-    partitions = aot_partitions(request.config, request.lowered.ops)
+    partitions = _aot_partitions(request.config, request.lowered.ops)
     ties = ties_of(request.module, request.lowered)
-    check_together(request.config.node_to_partition_mapping, request.lowered.ops, ties)
+    _check_together(request.config.node_to_partition_mapping, request.lowered.ops, ties)
     return partitions
 
 

@@ -21,7 +21,7 @@ from fxpart.execution.split.emit import Style
 from fxpart.execution.stages.flat_graph import QUALNAME_MAP
 from fxpart.execution.stages.values import move_items_to_their_tuple
 
-__all__ = ["CutTrace", "generate_pipeline_partition", "trace_opened"]
+__all__ = ["CutTrace", "generate_pipeline_partition"]
 
 
 # Tracing: modules that contain a cut are inlined, all others are single calls.
@@ -36,7 +36,7 @@ class CutTrace:
     """For each called module, by path: the last node of each of its calls."""
 
 
-def trace_opened(model: nn.Module, opened: frozenset[str]) -> CutTrace:
+def _trace_opened(model: nn.Module, opened: frozenset[str]) -> CutTrace:
     """Return the graph of `model` in which it and the modules in `opened` are inlined.
 
     All other modules are single calls, which need not be traceable.
@@ -122,7 +122,7 @@ def generate_pipeline_partition(model: nn.Module, cut_after: Sequence[str]) -> f
     _check_paths(model, cut_after)
     first_name = {module: path for path, module in model.named_modules()}
     opened = {first_name[model.get_submodule(p)] for path in cut_after for p in _parents(path)}
-    trace = trace_opened(model, frozenset(opened))
+    trace = _trace_opened(model, frozenset(opened))
     ends = {path: _end(model, trace, path, first_name) for path in cut_after}
     stage_of = _stages(trace.graph_module.graph, ends)
     stages = range(len(cut_after) + 1)

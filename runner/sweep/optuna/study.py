@@ -29,7 +29,6 @@ __all__ = [
     "Search",
     "Trial",
     "distributions",
-    "make_sampler",
     "places",
     "read_goals",
     "refuse_unknown_metrics",
@@ -102,7 +101,7 @@ SAMPLERS: dict[str, Callable[[_Places, int | None], "BaseSampler"]] = {
 }
 
 
-def make_sampler(name: str, dimensions: Sequence[Dimension], seed: int | None) -> "BaseSampler":
+def _make_sampler(name: str, dimensions: Sequence[Dimension], seed: int | None) -> "BaseSampler":
     """Return the sampler of that name; a seed makes it propose the same each time.
 
     Raises `SpecError` for an unknown name, or a sampler that cannot search these dimensions.
@@ -252,7 +251,7 @@ class Search:
             optuna.logging.set_verbosity(optuna.logging.ERROR)
             self._distributions = distributions(space.dimensions)
             self._study = optuna.create_study(
-                sampler=make_sampler(sampler, space.dimensions, seed),
+                sampler=_make_sampler(sampler, space.dimensions, seed),
                 directions=[goal.direction for goal in goals],
             )
 

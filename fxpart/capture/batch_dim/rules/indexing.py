@@ -12,7 +12,6 @@ from fxpart.capture.batch_dim.rules.per_example import PAIRS, combined, per_exam
 from fxpart.capture.batch_dim.rules.views import SOME_EXAMPLES
 
 __all__ = [
-    "at_positions",
     "embedding",
     "embedding_bag",
     "gather",
@@ -57,7 +56,7 @@ def embedding_bag(call: Call) -> list[Layout]:
     return layouts
 
 
-def at_positions(call: Call, source: fx.Node, dim: int, index: object) -> bool:
+def _at_positions(call: Call, source: fx.Node, dim: int, index: object) -> bool:
     """Return whether `index` counts a process's own examples, and so fits its part of `source`."""
     at = call.layout(source)
     if at.is_split and at.dim == dim and call.layout(index).differs == POSITIONS:
@@ -82,7 +81,7 @@ def index(call: Call) -> list[Layout]:
     if not at.is_split:
         return [replace(split, dim=split.dim + first) if split.is_split else at]
     if at.dim in used:
-        if at_positions(call, source, at.dim, indices[at.dim]) and split.is_split:
+        if _at_positions(call, source, at.dim, indices[at.dim]) and split.is_split:
             return [replace(split, dim=split.dim + first, scale=at.scale)]
         return [replace(at, dim=min(first, max(rank - 1, 0)), differs=SOME_EXAMPLES)]
     kept = at.dim - sum(dim < at.dim for dim in used)
@@ -100,7 +99,7 @@ def index_put(call: Call) -> list[Layout]:
     if at.is_split:
         scale = new.scale if at.is_zero or call.name == "empty_like" else at.scale
         differs = ""
-        if at.dim in used and not at_positions(call, source, at.dim, indices[at.dim]):
+        if at.dim in used and not _at_positions(call, source, at.dim, indices[at.dim]):
             differs = SOME_EXAMPLES
         return [replace(at, scale=scale, is_zero=False, differs=differs)]
     split = new.is_split or any(call.layout(indices[dim]).is_split for dim in used)
@@ -117,7 +116,7 @@ def index_select(call: Call) -> list[Layout]:
     along = int(call.arguments["dim"]) % max(len(call.sizes(source)), 1)
     at, by = call.layout(source), call.whole(picks)
     if at.is_split and at.dim == along:
-        fits = at_positions(call, source, along, picks)
+        fits = _at_positions(call, source, along, picks)
         return [at if fits else replace(at, outer=1, differs=SOME_EXAMPLES)]
     if not by.is_split:
         return [at]
