@@ -43,10 +43,9 @@ Homes = tuple[tuple[int, ...], ...]
 
 def crossings(graph: OpGraph, part_of: IntArray) -> Edges:
     """Return the pairs of partitions of which the second reads a value that the first makes."""
-    reader = np.repeat(np.arange(graph.n_ops), np.diff(graph.read_start))
     maker = graph.value_producer[graph.reads]
     made = maker >= 0
-    return _distinct(part_of[maker[made]], part_of[reader[made]])
+    return _distinct(part_of[maker[made]], part_of[graph.readers[made]])
 
 
 def meetings(homes: Homes) -> Edges:
@@ -246,15 +245,15 @@ def _after(runs: list[_Run], merged: list[int], run: int) -> set[int]:
 def _merge(runs: list[_Run]) -> list[int]:
     """Join neighbouring runs of each home where no circle comes of it; return the new owners."""
     merged = list(range(len(runs)))
-    open_run: dict[int, int] = {}
+    last_of_home: dict[int, int] = {}
     for index, run in enumerate(runs):
-        open_runs = open_run.get(run.home)
-        if open_runs is not None and not _leads_around(runs, merged, open_runs, index):
-            runs[open_runs].after |= run.after
-            runs[open_runs].high = run.high
-            merged[index] = open_runs
+        last = last_of_home.get(run.home)
+        if last is not None and not _leads_around(runs, merged, last, index):
+            runs[last].after |= run.after
+            runs[last].high = run.high
+            merged[index] = last
         else:
-            open_run[run.home] = index
+            last_of_home[run.home] = index
     return merged
 
 

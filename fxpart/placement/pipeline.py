@@ -173,15 +173,15 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
         stages = _interleaved(problem, line, chosen)
     else:
         slots = _slots(problem, line, chosen)
-        assignment = _in_a_row(problem, line, slots)
-        if assignment is None:
+        in_a_row = _in_a_row(problem, line, slots)
+        if in_a_row is None:
             # A whole model can need less than stages of it; of a schedule that is not known.
             alone = chosen.stages is None and chosen.schedule == "none"
             whole = single_device(problem) if alone else None
             if whole is None:
                 raise no_cut_fits(problem, line, chosen.stages, flight=slots.flights[0])
             return whole
-        stages = assignment
+        stages = in_a_row
     return _assignment(problem, line, stages)
 
 

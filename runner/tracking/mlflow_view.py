@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from runner.config.passwords import password_to_fill_in, without_password
+from runner.output.metrics import BY_NAME, page_columns
 from runner.tracking.mlflow_store import sqlite_path
 from runner.tracking.tracker import ComparisonPage
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-
-from runner.output.metrics import BY_NAME, page_columns
 
 __all__ = [
     "COLOR_TAG",

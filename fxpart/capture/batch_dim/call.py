@@ -116,9 +116,9 @@ class Call:
         """Return the arguments, with lists flattened."""
         return list(tree_leaves(dict(self.arguments)))
 
-    def rank(self, result: int = 0) -> int:
-        """Return the number of dimensions of a result."""
-        return len(self.results[result] or ())
+    def rank(self) -> int:
+        """Return the number of dimensions of the first result."""
+        return len(self.results[0] or ())
 
 
 def call_of(node: fx.Node, batch: Batch, state: Mapping[fx.Node, Sequence[Layout]]) -> Call:

@@ -243,10 +243,8 @@ class StageSolver:
         least_s = _bisect(
             lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
         )
-        found_s = self._first_bound(least_s * (1 + EQUAL_LOADS), most_s)
-        if found_s is None:
-            return None
-        return self._choose(found_s)
+        bound_s = self._first_bound(least_s * (1 + EQUAL_LOADS), most_s)
+        return None if bound_s is None else self._choose(bound_s)
 
     def stage_bytes(self, begin: int, end: int) -> StretchBytes:
         """Return what units `begin` to `end` - 1, which must be some, hold of one micro-batch."""
@@ -318,7 +316,7 @@ class StageSolver:
             return limits if rest[0][0] else None
         here = np.zeros(self._line.n_units + 1, dtype=np.bool_)
         here[0] = True
-        cuts = []
+        furthest = []
         for slot, limit in enumerate(limits):
             here &= rest[slot]
             # Where only an empty slot leads on, memory does not matter.
@@ -329,10 +327,10 @@ class StageSolver:
             reach = self._slot_reach[slot]
             self._settle(starts, limit, reach)
             fits = np.where(useful, np.minimum(limit, reach.fits), np.arange(len(limit)))
-            cuts.append(fits)
+            furthest.append(fits)
             after = _ahead(useful, fits)
             here = after | here if self._slots.may_skip else after
-        return cuts if here[-1] else None
+        return furthest if here[-1] else None
 
     def _choose(self, bound_s: float) -> list[Stretch]:
         """Return the most even stages within the bound, for which there are some."""

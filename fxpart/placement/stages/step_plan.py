@@ -17,7 +17,7 @@ from fxpart.schedule.costs import StageCost
 from fxpart.schedule.orders import SCHEDULES, Action, ordered_actions
 from fxpart.schedule.simulate import row_peak_bytes
 
-__all__ = ["UNDIVIDED", "StepMemory", "StepPlan"]
+__all__ = ["StepMemory", "StepPlan"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,6 @@ class StepPlan:
             Flight(self.microbatches, min(self.microbatches, _most(rows[stage % devices], stage)))
             for stage in range(devices * chunks)
         ]
-
-
-UNDIVIDED = StepPlan()
-"""One input at a time."""
 
 
 def _most(row: Sequence[Action], stage: int) -> int:

@@ -73,7 +73,7 @@ class StretchBytes(NamedTuple):
 
 
 class StretchRoom(NamedTuple):
-    """Room that `stretch_peak` works in; what has an old stamp counts as empty."""
+    """Scratch arrays of `stretch_bytes`; an entry with an old stamp counts as empty."""
 
     root: IntArray
     """The value whose storage a value is in. Length V."""

@@ -347,9 +347,9 @@ class Search:
         return kept
 
     def _as_good(self, trial: Trial, other: Trial) -> bool:
-        """Return whether `one` is in no goal worse than `other`."""
+        """Return whether `trial` is in no goal worse than `other`."""
         triples = zip(self._goals, trial.values, other.values, strict=True)
-        return not any(goal.better(theirs, than=ours) for goal, ours, theirs in triples)
+        return not any(goal.better(rival, than=value) for goal, value, rival in triples)
 
 
 def _is_done(end: JobEnd) -> bool:
