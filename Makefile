@@ -38,7 +38,7 @@ check: $(TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# The figures of the README: minutes each. bench-torch takes an hour.
+# The figures of docs/benchmarks.md: minutes each. bench-torch takes an hour.
 bench: $(TESTS)
 	$(BIN)/python -m benchmarks.main_job
 	$(BIN)/python -m benchmarks.presets
