@@ -33,7 +33,7 @@ class StepOptions:
     Else it is the several calls that a CPU runs, which keep a number of the element's dtype."""
 
     def __post_init__(self) -> None:
-        """Refuse a word that is not in `CHECKPOINTING`."""
+        """Refuse a name that is not in `CHECKPOINTING`."""
         if self.checkpointing not in CHECKPOINTING:
             raise SpecError(
                 f"checkpointing={self.checkpointing} does not exist;"

@@ -1,4 +1,4 @@
-"""What is kept on a device beside a weight: an optimizer's state, a bucket of its gradient."""
+"""Bytes kept on a device for a weight: an optimizer's state, a bucket of its gradient."""
 
 from collections.abc import Sequence
 from dataclasses import replace

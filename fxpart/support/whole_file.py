@@ -29,7 +29,7 @@ _UNKNOWN = "0" * 8
 
 
 def temporary_name() -> str:
-    """Return a name that nobody else has: of this machine, this process and chance.
+    """Return a unique name, made of the machine, the process and a random number.
 
     It is short, whatever the file is to be called: a name that is as long as names may be can still
     be written.
@@ -67,9 +67,9 @@ def _entries(folder: Path) -> Iterator["os.DirEntry[str]"]:
 
 @cache
 def _machine() -> str:
-    """Return a hash of what numbers of processes are unique in: a host, or a container on it.
+    """Return a hash of the host, or the container, in which process ids are unique.
 
-    Since it was started: what is left of before stays.
+    It changes with each boot: files from before are kept.
     """
     try:
         started = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -91,7 +91,7 @@ def _is_alive(process: int) -> bool:
 
 @contextmanager
 def whole_file(path: Path, what: str, advice: str) -> Iterator[Path]:
-    """Yield a name to write to, beside `path`; what is there at the end becomes `path`.
+    """Yield a name to write to, beside `path`; the file with that name becomes `path` at the end.
 
     Folders above it are made. When the block fails, `path` stays as it was, and nothing else stays.
 
@@ -143,7 +143,7 @@ def new_folder(folder: Path, mark: str) -> Iterator[Path]:
     if folder.exists() and not (folder / mark).is_file() and _holds_something(folder):
         raise SpecError(f"{folder} holds something else; give a folder that is new, or empty")
     fresh = folder.with_name(temporary_name())
-    # Whoever is killed here leaves what was there before under a name that says so.
+    # After a kill here the old content is left under this name.
     old = folder.with_name(f".{folder.name}.{secrets.token_hex(8)}.old")
     try:
         fresh.mkdir(parents=True)

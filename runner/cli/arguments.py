@@ -43,8 +43,8 @@ _CHOSEN_BY_SLASH = ("hydra.launcher", "hydra.sweeper")
 def hydra_arguments(arguments: Sequence[str]) -> list[str]:
     """Return what Hydra is given: flags first, since it takes none after an override.
 
-    ``-v`` becomes the override ``verbose=true``. ``rerun=ID`` is given a folder that says so: what
-    the run is called is known when its configuration is read.
+    ``-v`` becomes the override ``verbose=true``. ``rerun=ID`` gets a folder with the id in its
+    name: the name of the run is known only when its configuration is read.
 
     Raises:
         SpecError: for flags that Hydra does not have, or that lack their value or lead nowhere, and

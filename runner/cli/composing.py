@@ -20,8 +20,8 @@ _COMPOSING: ContextVar[bool] = ContextVar("composing", default=False)
 def composing() -> Iterator[None]:
     """Let Hydra raise, in the block, nothing but its own exceptions for the mistakes of a user.
 
-    It says some of them by a bare ValueError, KeyError or AssertionError, and of a missing folder
-    by a warning. After `work_begins` all exceptions are left as they are.
+    For some it raises a bare ValueError, KeyError or AssertionError, and for a missing folder it
+    only warns. After `work_begins` all exceptions are left as they are.
 
     Raises:
         ConfigCompositionException: with the message of the exception that it comes from.

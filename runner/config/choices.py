@@ -50,7 +50,7 @@ DEVICE_PRESETS = tuple(f"{count}x{gb}gb" for gb in (16, 24, 40, 80) for count in
 """Specs that ``--help`` lists and ``devices=glob(4x*)`` finds; any other can be written too."""
 
 _ACCELERATORS = "accelerator"
-"""A folder of ``conf/`` that specs look into, and nobody chooses from."""
+"""A folder of ``conf/`` that specs look into; it is no group of choices."""
 _EXPERIMENTS = "experiment"
 """The group of the named experiments, the only one that a run needs no choice of."""
 

@@ -1,4 +1,4 @@
-"""Attempts that came to nothing: found, marked and done again, however a process ended.
+"""Attempts without a result: found, marked and repeated, however their process ended.
 
 What holds when a run or a sweep is killed at any time and started again, or runs beside others:
 
@@ -40,10 +40,10 @@ _CUT_OFF = "cut off: its process ended before it did"
 def set_aside(
     tracker: Tracker, keys: Collection[str], locks: Locks, root: Path, sweep: str
 ) -> None:
-    """Mark the attempts at jobs of `sweep` that came to nothing, by rules 2 and 3 above.
+    """Mark the attempts at jobs of `sweep` that have no result, by rules 2 and 3 above.
 
-    A job that another process is at is left alone: whoever wants it waits for its lock. So is a run
-    that was started in a folder whose locks cannot be seen from here, and a single run. Raises
+    A job that another process runs is left alone: who needs it waits for its lock. So is a run that
+    was started in a folder whose locks cannot be seen from here, and a single run. Raises
     `TrackingError`.
     """
     for key in dict.fromkeys(run.tags["config_key"] for run in _attempts(tracker, keys, locks)):

@@ -247,7 +247,7 @@ def _public(config: Config) -> Config:
     return replace(config, tracking=replace(tracking, uri=without_password(tracking.uri)))
 
 
-# What came of the job.
+# The result.
 
 RESULT_FILE = "result.json"
 

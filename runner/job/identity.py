@@ -1,4 +1,4 @@
-"""Who a job is: what was asked for, where its results go, and the key that it is known again by.
+"""The identity of a job: what was asked for, where its results go, and the key that names them.
 
 A job's key is a hash of what decides its result on this machine. Names, folders and where it is
 logged are no part of it, nor are comments and docstrings of the code.
@@ -58,7 +58,7 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class SweepIds:
-    """What a job knows of the sweep that it belongs to."""
+    """The sweep that a job belongs to."""
 
     sweep: str
     """In `result.json` and in the tags of each job."""
@@ -125,9 +125,9 @@ def refuse_changed(config: Config, identity: JobIdentity) -> None:
 _SECTION = re.compile(r"[./@=]")
 """What ends the name of a section in an override."""
 _SWEEP_ALONE = ("question", "resume", "where", "zip", "rerun")
-"""What is asked of a sweep, and is nothing to a job of it."""
+"""Settings of a sweep that its jobs do not have."""
 ALIKE_IN_ALL_JOBS = (*_SWEEP_ALONE, "tracking", "figures", "verbose")
-"""What all jobs share, and no result depends on."""
+"""Settings that all jobs of a sweep share and no result depends on."""
 
 
 def override_values(overrides: Sequence[str]) -> dict[str, str]:

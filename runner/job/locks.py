@@ -1,4 +1,4 @@
-"""Who is at work: locks that fall with the process that holds them, ``kill -9`` included.
+"""Locks that are released when the process that holds them ends, by ``kill -9`` too.
 
 A lock is a byte of one file below ``outputs``, by ``fcntl``: it reaches over processes, and over
 machines that share the folder.
@@ -83,7 +83,7 @@ class Locks:
 
     @property
     def are_supported(self) -> bool:
-        """Whether the file system has locks at all: without them nobody is known to be at work."""
+        """Whether the file system has locks; without them no dead run is told from a live one."""
         try:
             fcntl.lockf(self._file, fcntl.LOCK_UN, 1, _byte("are they supported"))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""What the tracker is told of a job when it starts: its name, its parameters and its tags."""
+"""The name, the parameters and the tags that the run of a job starts with in the tracker."""
 
 import getpass
 import json

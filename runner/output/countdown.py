@@ -42,7 +42,7 @@ class Countdown:
     def add(self, tally: Callable[[], str], *, took_time: bool = True) -> None:
         """Count a piece, which counts for the estimate if it `took_time`.
 
-        `tally` returns the progress in words.
+        `tally` returns the progress as text.
         """
         self._done += 1
         self._ran += took_time

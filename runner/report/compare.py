@@ -57,7 +57,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What came of the same jobs in two sweeps."""
+    """The outcomes of the same jobs in two sweeps."""
 
     before: SweepData
     after: SweepData

@@ -172,7 +172,7 @@ def _facts(ranking: Ranking) -> str:
 
 
 class _ModelVerdict(NamedTuple):
-    """What is said of one model at the top."""
+    """The summary of one model, at the top."""
 
     name: str
     sentence: str

@@ -29,7 +29,7 @@ LATEST = "latest"
 
 @dataclass(frozen=True, slots=True)
 class SweepRow:
-    """A job of a sweep, and what came of it."""
+    """A job of a sweep and its outcome."""
 
     name: str
     settings: Mapping[str, str]

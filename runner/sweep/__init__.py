@@ -1,1 +1,1 @@
-"""Sweeps: which jobs there are, which of them are missing, running them, and what came of them."""
+"""Sweeps: compose their jobs, run those without a result, here or elsewhere, and sum up."""

@@ -205,7 +205,7 @@ def _check_cluster(settings: Mapping[str, Any]) -> None:
     """Connect to a cluster that runs already, for the sweep to come; one here is started later.
 
     Raises:
-        SpecError: in one line, where nobody answers or Ray cannot connect.
+        SpecError: in one line, where nothing answers or Ray cannot connect.
 
     """
     init = settings["init"]

@@ -65,7 +65,7 @@ class ParentRun:
     folder: Path
     """Where the folders of the jobs go."""
     resume_hint: str
-    """How a sweep that is broken off goes on, in words that follow a semicolon."""
+    """How to resume the sweep if it is interrupted: the end of a sentence, after a semicolon."""
     others_begun: int
     """That of the `Locks`, from before the store was asked anything."""
     problems: list[str]
@@ -182,7 +182,7 @@ def _tags(spec: SweepSpec, sweep: str, folder: Path) -> dict[str, str]:
 
 
 def how_to_go_on(*, resumes: bool, needs_folder: Path | None) -> str:
-    """Return what to type, in words that follow a semicolon.
+    """Return how to resume a sweep: the end of a sentence, after a semicolon.
 
     `resumes` is whether the command takes up earlier results; `needs_folder` is the folder of
     results that the next command is to be told of, since no store keeps them.

@@ -124,7 +124,7 @@ class Session:
         return [self.ends[job.key] for job in jobs]
 
     def _missing(self, jobs: Mapping[str, Job]) -> list[Job]:
-        """Return the jobs without a result, and set attempts at them that came to nothing aside."""
+        """Return the jobs without a result, after setting aside their earlier attempts."""
         keys, sweep = list(jobs), self.parent.ids.sweep
         # Before the store is asked: what ends between the two is in the store.
         if any(self._locks.is_held_elsewhere(key) for key in keys):
@@ -170,7 +170,7 @@ class Session:
             if not lost:
                 return
             say(f"{len(lost)} of the jobs were lost: {self.lost_why}")
-            # Somebody else may have settled one meanwhile.
+            # Another process may have settled one meanwhile.
             left = [self._placed(job) for job in self._missing(lost)]
             if not left:
                 return

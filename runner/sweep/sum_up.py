@@ -132,8 +132,8 @@ def _record(session: Session, report: Path, data: "SweepData", problems: list[st
 def _lost_files(session: Session) -> list[str]:
     """Return a line about jobs with a result in the store, and none in their own folder.
 
-    The store is believed: it has all that the tables show. Nothing is said of a job that has no
-    folder, whose files were thrown away on purpose, nor of one that another sweep has run.
+    The store has everything that the tables show. Jobs without a folder, whose files were deleted
+    on purpose, and jobs that another sweep has run are not mentioned.
     """
     parent = session.parent
     lost = []

@@ -24,12 +24,12 @@ class Job:
     key: str
     """The job's identity: a hash of what decides its result, 16 hex digits."""
     inputs: str | None = None
-    """Its `identity.inputs_key` when the sweep began: by then, what it reads has to be."""
+    """Its `identity.inputs_key` when the sweep began; it fails if its inputs have changed since."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class JobEnd:
-    """What came of a job, in this command or an earlier one."""
+    """How a job ended, in this command or an earlier one."""
 
     status: str
     """``finished``, ``infeasible`` or ``failed``; ``lost`` where its process was killed."""

@@ -1,4 +1,4 @@
-"""The runs of an MLflow store: finding them, and marking those that came to nothing.
+"""The runs of an MLflow store: find them, and mark those without a result.
 
 MLflow's search joins conditions with "and" only. It takes 5 ms, and 1 ms for each run that it
 finds.

@@ -29,7 +29,7 @@ Columns = Mapping[str, Sequence[object]]
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 INPUTS_FOLDER = "inputs"
 ALL_BUT_INPUTS = "all but inputs/"
-"""As what is left out of a run's files: all but the folder of inputs. No folder has this name."""
+"""A value of `left_out`: keep the folder of inputs alone. No folder has this name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ class _Imported:
     spec: ModuleSpec
     """Another import of the module gives it another one."""
     source: _Source | None
-    """What its file said when it was imported; None if nobody knows."""
+    """Its source when it was imported; None if the file changed meanwhile."""
     files: Mapping[Path, str]
     """By path, the digests of files that it may have read meanwhile."""
 
@@ -122,7 +122,7 @@ def as_imported(module: str, files: Iterable[Path] = ()) -> Iterator[None]:
     before, by somebody else, is taken to be what its file says now.
 
     Raises `CaptureError`, now and whenever the module is asked for, when a source changes
-    meanwhile: nobody knows which of the two was read.
+    meanwhile: which of the two was read is unknown.
     """
     path = _user_file(module, {})
     before = {} if path is None else _closure(module, path)
@@ -241,7 +241,7 @@ def _read_once(path: Path, module: str, stamp: tuple[int, ...]) -> _Source:
     content = path.read_bytes()
     tree = parsed_source(content)
     package = module if path.stem == "__init__" else module.rpartition(".")[0]
-    # What is no Python is refused when it is imported, in words of its own.
+    # A file that is not Python is refused with its own message when it is imported.
     names = _imports_of(tree, package) if tree is not None else ()
     return _Source(source_digest(content, tree), tuple(dict.fromkeys(names)))
 

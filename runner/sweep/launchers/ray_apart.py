@@ -47,7 +47,7 @@ def end_session(leader: int) -> None:
         for process in left:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
-        time.sleep(_LOOK_S)  # they are not children of this process: nobody tells
+        time.sleep(_LOOK_S)  # they are not children of this process, which cannot wait for them
 
 
 def _of_session(leader: int) -> list[int]:
@@ -130,7 +130,7 @@ def over_ray_apart(
             del left[index]
             is_lost |= end.status is JobStatus.FAILED
             yield index, end
-    except (EOFError, OSError):  # without a word
+    except (EOFError, OSError):  # it ended without an answer
         gone = f"the process that talks to it {_let_go()}"
     except LostJobError as broken:
         gone = str(broken)
@@ -164,12 +164,12 @@ def _answer(connection: "Connection[Any, Any]") -> list[Any]:
         if kind == BROKEN:
             raise LostJobError(rest[0])
         if kind == NOTED:
-            with suppress(OSError, ValueError):  # whoever read stderr may be gone
+            with suppress(OSError, ValueError):  # the reader of stderr may be gone
                 sys.stderr.write(f"{rest[0]}\n")
 
 
 def _driver() -> _Driver:
-    """Return the process that talks to Ray, the same one as before as long as it is there."""
+    """Return the process that talks to Ray: the same one as long as it lives."""
     if _kept and _kept[0].process.poll() is not None:
         _let_go()
     if not _kept:
@@ -204,7 +204,7 @@ def _let_go() -> str:
         driver.process.wait(timeout=LEAVE_S)
     except subprocess.TimeoutExpired:
         pass
-    finally:  # an interrupt too: nobody is to stay
+    finally:  # after an interrupt too: no process may stay
         driver.process.kill()
         code = driver.process.wait()
         end_session(driver.process.pid)

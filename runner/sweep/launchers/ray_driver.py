@@ -44,7 +44,7 @@ def main() -> None:
     connection: Connection[Any, Any] = Connection(handle)
     launches: SimpleQueue[Any] = SimpleQueue()
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # when there is nothing to break off
+        signal.signal(number, signal.SIG_IGN)  # while no jobs run
     with suppress(KeyboardInterrupt), interruptible():
         threading.Thread(target=_listen, args=(connection, launches), daemon=True).start()
         while _run(connection, launches.get()):

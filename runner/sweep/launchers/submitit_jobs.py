@@ -122,7 +122,7 @@ def over_local(
                     running.append(
                         _Started(executor.submit(run_local_bundle, work, bundle), bundle)
                     )
-            time.sleep(_LOOK_S)  # submitit has nothing that one could wait for
+            time.sleep(_LOOK_S)  # submitit has to be polled
             for started in [started for started in running if started.job.done()]:
                 running.remove(started)
                 yield from _ends(started)
@@ -154,7 +154,7 @@ def over_slurm(
     asked_s = time.monotonic()
     try:
         while running:
-            time.sleep(_LOOK_S)  # there is nothing that one could wait for
+            time.sleep(_LOOK_S)  # as above
             ended = [started for started in running if started.job.paths.result_pickle.exists()]
             if not ended and time.monotonic() - asked_s > _ASK_S:
                 asked_s = time.monotonic()
@@ -281,4 +281,4 @@ def _cancel(job_ids: Collection[str]) -> None:
     subprocess.run(["scancel", *arrays], capture_output=True, timeout=_ANSWER_S, check=False)
     end_s = time.monotonic() + 2 * GRACE_S
     while time.monotonic() < end_s and _in_queue(job_ids):
-        time.sleep(_LOOK_S)  # Slurm tells nobody, it is asked
+        time.sleep(_LOOK_S)  # Slurm has to be polled

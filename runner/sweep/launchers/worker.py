@@ -56,7 +56,7 @@ def when_it_ends(process: int) -> None:
         return
     except (AttributeError, OSError):  # not on this system
         while _is_there(process):
-            time.sleep(_LOOK_S)  # without a handle there is nothing to wait for
+            time.sleep(_LOOK_S)  # without a handle it has to be polled
         return
     try:
         select.select([handle], [], [])
