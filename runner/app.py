@@ -1,7 +1,7 @@
 """The command: Hydra composes a config, a job runs it, mistakes come out as one line."""
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING
@@ -113,12 +113,8 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
     from runner.job.job import is_kept, keep_failure
 
     hydra_config = HydraConfig.get()
-    chosen = hydra_config.runtime.choices
     identity = JobIdentity(
-        choices=Choices(
-            # Not even chosen where a file of the user's says `override /model: null`.
-            **{name: str(chosen.get(name) or "") for name in Choices.__dataclass_fields__}
-        ),
+        choices=Choices.of(hydra_config.runtime.choices, None),
         overrides=tuple(hydra_config.overrides.task),
         folder=Path(hydra_config.runtime.output_dir),
         root=Path(get_original_cwd()),
@@ -139,11 +135,11 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
 
 
 def _run(config: "Config", identity: "JobIdentity") -> "Outcome":
+    from runner.job.identity import Choices
     from runner.job.job import Outcome, run_job
 
     if not config.rerun:
-        # What a template such as `transformers` was filled with says more than its name.
-        choices = replace(identity.choices, model=config.model.name)
+        choices = Choices.of(asdict(identity.choices), config)
         return run_job(config, replace(identity, choices=choices))
     from runner.job.rerun import rerun
 

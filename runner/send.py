@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fxpart.errors import FxpartError, SpecError
 from runner.cli.ending import Parser, reported
+from runner.job.locks import LOCKS_TAG, Locks, sweep_lock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -103,7 +104,8 @@ class _Trackers:
     def __init__(self, uri: str | None) -> None:
         self._uri = uri
         self._opened: dict[tuple[str, str], Tracker | FxpartError] = {}
-        self._parents: dict[str, Tracker] = {}
+        self._parents: dict[str, tuple[Tracker, str | None]] = {}
+        """Of the sweeps of the runs, and the locks that tell whether one is under way."""
 
     def of(self, run: "UnsentRun") -> "Tracker":
         """Return the tracker that `run` goes to. Raises `TrackingError` if it cannot be opened."""
@@ -122,19 +124,21 @@ class _Trackers:
             raise tracker
         parent = run.tags.get("mlflow.parentRunId")
         if parent:
-            self._parents[parent] = tracker
+            self._parents[parent] = (tracker, run.tags.get(LOCKS_TAG))
         return tracker
 
     def close_sweeps(self) -> None:
-        """End the sweeps of the runs that were sent, if they are RUNNING and nobody runs them."""
-        from runner.job.locks import Locks, sweep_lock
+        """End the sweeps of the runs that were sent, if they are RUNNING and nobody runs them.
 
-        locks = Locks(Path.cwd())
-        for parent, tracker in self._parents.items():
+        That is known of sweeps of this folder alone.
+        """
+        for parent, (tracker, locks_name) in self._parents.items():
             with suppress(FxpartError):  # the runs are sent all the same
+                locks = Locks(Path.cwd())
                 sweep = tracker.run(parent)
                 key = sweep_lock(sweep.tags.get("sweep_key", ""))
-                if sweep.status == "RUNNING" and not locks.is_held_elsewhere(key):
+                is_idle = locks.name == locks_name and not locks.is_held_elsewhere(key)
+                if sweep.status == "RUNNING" and is_idle:
                     tracker.finish_sweep(parent)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from fxpart.capture.call_costs import dense_bytes
 from fxpart.capture.calls import storage_key
+from fxpart.core.granularity import first_of_each
 from fxpart.core.graph import OpGraph, csr
 from fxpart.errors import CaptureError
 
@@ -102,25 +103,8 @@ class GraphBuilder:
 
     def groups(self) -> list[int]:
         """Return for each operator the first one that it must share a device with."""
-        # A union-find of its own: scipy or networkx would add half a second to every capture.
-        parent = list(range(len(self.names)))
-
-        def root(op: int) -> int:
-            while parent[op] != op:
-                parent[op] = parent[parent[op]]
-                op = parent[op]
-            return op
-
-        def join(a: int, b: int) -> None:
-            a, b = sorted((root(a), root(b)))
-            parent[b] = a
-
-        for a, b in self.together:
-            join(a, b)
-        for mutation in self.mutations:
-            for op in self._touching(mutation):
-                join(mutation.op, op)
-        return [root(op) for op in range(len(parent))]
+        touched = [(write.op, op) for write in self.mutations for op in self._touching(write)]
+        return first_of_each(len(self.names), [*self.together, *touched])
 
     def _touching(self, mutation: Mutation) -> list[int]:
         """Return the operators that would see another state of the storage on another device.

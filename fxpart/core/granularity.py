@@ -4,6 +4,8 @@ A plan of whole modules can be read and carried out by people; a plan of single 
 faster, and can fit where whole modules do not.
 """
 
+import itertools
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +13,15 @@ import numpy as np
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["GRANULARITIES", "LEVELS", "check_level", "depth_of", "group_operators", "join_groups"]
+__all__ = [
+    "GRANULARITIES",
+    "LEVELS",
+    "check_level",
+    "depth_of",
+    "first_of_each",
+    "group_operators",
+    "join_groups",
+]
 
 
 GRANULARITIES = ("operator", "module")
@@ -81,20 +91,27 @@ def join_groups(group: IntArray, labels: IntArray) -> IntArray:
 
     Each of the two names for every operator one that it stays with, not after it. Length n.
     """
-    parent = list(range(len(group)))
-    for op in range(len(group)):
-        for other in (int(group[op]), int(labels[op])):
-            a, b = _root(parent, op), _root(parent, other)
-            parent[max(a, b)] = min(a, b)
-    return np.array([_root(parent, op) for op in range(len(group))], dtype=np.int64)
+    pairs = itertools.chain(enumerate(group.tolist()), enumerate(labels.tolist()))
+    return np.array(first_of_each(len(group), pairs), dtype=np.int64)
 
 
-def _root(parent: list[int], op: int) -> int:
-    """Return the first operator of the group of `op`, and shorten the way there."""
-    while parent[op] != op:
-        parent[op] = parent[parent[op]]
-        op = parent[op]
-    return op
+def first_of_each(count: int, pairs: Iterable[tuple[int, int]]) -> list[int]:
+    """Return for each of `count` items the first that `pairs` join it with, at any remove.
+
+    A union-find of its own: scipy or networkx would add half a second to every capture.
+    """
+    parent = list(range(count))
+
+    def root(item: int) -> int:
+        while parent[item] != item:
+            parent[item] = parent[parent[item]]
+            item = parent[item]
+        return item
+
+    for first, second in pairs:
+        a, b = root(first), root(second)
+        parent[max(a, b)] = min(a, b)
+    return [root(item) for item in range(count)]
 
 
 # Levels of capture, checked here so that a wrong choice is refused before torch is loaded.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.utils import _pytree as pytree
 
 from fxpart.capture.calls import storage_key
 from fxpart.capture.inference.export import capture_failure, export_program
@@ -43,8 +44,10 @@ class RealModel:
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights; the CPU for a model without any."""
+        """The device of the weights, or of the inputs of a model without any; else the CPU."""
+        inputs = pytree.tree_leaves((self.args, self.kwargs))
         tensors = [*self.module.parameters(), *self.module.buffers()]
+        tensors += [leaf for leaf in inputs if isinstance(leaf, Tensor)]
         return tensors[0].device if tensors else torch.device("cpu")
 
 

@@ -45,6 +45,7 @@ def describe_reserve(devices: Sequence[DeviceSpec]) -> str:
 def does_not_fit(problem: Problem) -> InfeasibleError:
     """Return the error that says what is needed, what there is, and what would be enough.
 
+    For a mode that `size_based` cannot help either: what would be enough is found by filling.
     Of equal devices: the smallest number that `size_based` fits the model on. Of unequal ones: how
     many of the largest kind alone.
     """

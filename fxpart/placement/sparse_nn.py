@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.assignment import Assignment
+from fxpart.core.granularity import first_of_each
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.partitions import partition_by_device, partition_by_homes
 from fxpart.cost.holding import weight_bytes_of
@@ -63,26 +64,16 @@ def embedding_units(graph: OpGraph) -> list[IntArray]:
 
 def _units_by_table(graph: OpGraph) -> IntArray:
     """Return the unit of each operator, -1 for dense ones; numbered by their first lookup."""
-    parent: dict[int, int] = {}
-
-    def root(group: int) -> int:
-        while parent[group] != group:
-            group = parent[group]
-        return group
-
+    lookups = [op for op in range(graph.n_ops) if looks_up(graph.targets[op])]
     first_use: dict[int, int] = {}
-    for op in range(graph.n_ops):
-        if not looks_up(graph.targets[op]):
-            continue
+    pairs = []
+    for op in lookups:
         group = int(graph.group[op])
-        parent.setdefault(group, group)
-        for weight in graph.uses_of(op).tolist():
-            other = root(first_use.setdefault(weight, group))
-            group_root = root(group)
-            # Earlier groups stay the roots.
-            parent[max(group_root, other)] = min(group_root, other)
-    number = {group: i for i, group in enumerate(sorted({root(group) for group in parent}))}
-    unit = [number[root(g)] if g in parent else -1 for g in graph.group.tolist()]
+        pairs += [(group, first_use.setdefault(w, group)) for w in graph.uses_of(op).tolist()]
+    first = first_of_each(graph.n_ops, pairs)
+    tables = {int(group) for group in graph.group[lookups]}
+    number = {group: i for i, group in enumerate(sorted({first[group] for group in tables}))}
+    unit = [number[first[g]] if g in tables else -1 for g in graph.group.tolist()]
     return np.array(unit, dtype=np.int64)
 
 

@@ -17,7 +17,14 @@ from pathlib import Path
 
 from fxpart.errors import CacheError, SpecError
 
-__all__ = ["new_folder", "remove_abandoned", "temporary_name", "whole_file", "write_whole"]
+__all__ = [
+    "is_alive",
+    "new_folder",
+    "remove_abandoned",
+    "temporary_name",
+    "whole_file",
+    "write_whole",
+]
 
 
 # Temporary names, and removing the files of writers that were killed.
@@ -50,7 +57,7 @@ def remove_abandoned(folder: Path, *, below: bool = False) -> None:
     """
     for entry in _entries(folder):
         match = _NAME.fullmatch(entry.name)
-        if match and match[1] == _machine() != _UNKNOWN and not _is_alive(int(match[2])):
+        if match and match[1] == _machine() != _UNKNOWN and not is_alive(int(match[2])):
             with suppress(OSError):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path)
@@ -79,7 +86,8 @@ def _machine() -> str:
     return sha256(f"{socket.gethostname()} {started} {numbers}".encode()).hexdigest()[:8]
 
 
-def _is_alive(process: int) -> bool:
+def is_alive(process: int) -> bool:
+    """Return whether a process of this machine, of whichever user, has not ended."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

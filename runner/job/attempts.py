@@ -1,22 +1,10 @@
 """Attempts without a result: found, marked and repeated, however their process ended.
 
-What holds when a run or a sweep is killed at any time and started again, or runs beside others:
-
-1. Whoever runs a job of a sweep holds the lock of the job's key, whoever leads a sweep that of the
-   sweep, and a single run one of its own. A lock falls with its process (`runner.job.locks`).
-2. A run that the store calls RUNNING, and whose lock is free, was cut off. Whoever finds it takes
-   the lock, sends what is kept on disk (the run may have ended while the store was gone) and, if it
-   came to no result, marks it: KILLED, ``kind=cut_off``, in the table of no sweep.
-3. A job is run under its lock, and only if the store has no result of it; one that it has joins
-   the sweep. The store is asked when the sweep begins, and again under the lock if another process
-   may have been at the job since. What failed in the sweep is superseded and done again; what
-   failed in another one is left to that.
-4. A sweep has one parent run, found by the sweep's key and open while the sweep's lock is held. A
-   second process with the same sweep is refused.
-5. A result that the store did not take stays in the job's folder, and is sent before a sweep asks
-   what is missing (`runner.tracking.unsent`).
-6. Files appear whole. What is being written bears its process's name, and goes when a sweep or a
-   job begins in its folder after that process has died (`fxpart.support.whole_file`).
+What holds when a run or a sweep is killed at any time and started again, or runs beside others, are
+the six rules of docs/design.md, "A kill costs what was under way". Here are the second and third:
+whoever finds a run that the store calls RUNNING, and whose lock is free, takes the lock, sends what
+is kept on disk (the run may have ended while the store was gone) and, if it came to no result,
+marks it as KILLED, ``kind=cut_off``, in the table of no sweep.
 """
 
 import secrets

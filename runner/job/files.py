@@ -19,10 +19,10 @@ from fxpart.plan_export import device_map, split_points
 from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
 from runner.config.sections import Config
-from runner.experiment.batch_files import write_batch_files
 from runner.experiment.experiment import Result
 from runner.experiment.headline import INFEASIBLE, headline
 from runner.experiment.memory_report import peak_rows, tensor_columns
+from runner.job.batch_files import write_batch_files
 from runner.job.identity import JobIdentity, without_elsewhere
 from runner.output.figures import wants_figures, wants_traces, write_figures
 from runner.output.result_files import (

@@ -55,6 +55,18 @@ class Choices:
     devices: str
     transfer_rate: str
 
+    @classmethod
+    def of(cls, chosen: Mapping[str, object], config: Config | None) -> "Choices":
+        """Return those of what Hydra says was `chosen`, for a job with `config` if it has one.
+
+        Empty for a group that was not even chosen: a file may say `override /model: null`.
+        """
+        names = {name: str(chosen.get(name) or "") for name in cls.__dataclass_fields__}
+        if config is not None:
+            # What a template such as `transformers` was filled with says more than its name.
+            names["model"] = config.model.name
+        return cls(**names)
+
 
 @dataclass(frozen=True, slots=True)
 class SweepIds:

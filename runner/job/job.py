@@ -10,7 +10,6 @@ from fxpart.errors import CacheError, FxpartError, InfeasibleError, one_line
 from runner.config.paths import shown_path
 from runner.config.sections import Config
 from runner.errors import TrackingError
-from runner.experiment.batch_files import sweep_columns
 from runner.experiment.batch_report import batch_line
 from runner.experiment.carry_out import STAGES_FOLDER
 from runner.experiment.experiment import Result, carried_out, model_spec, plan
@@ -20,6 +19,7 @@ from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.replicas import replicas_line
 from runner.job.attempts import at_work_alone
+from runner.job.batch_files import sweep_columns
 from runner.job.files import (
     RESULT_FILE,
     SHOWN_TENSORS,

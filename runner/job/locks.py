@@ -121,10 +121,12 @@ def _opened(path: Path, _process: int) -> int:
         if not path.exists():
             # Whoever is first names the file; it never appears without its name.
             fresh = path.with_name(temporary_name())
-            fresh.write_bytes(bytes(_COUNT_BYTES) + os.urandom(_NAME_BYTES))
-            with suppress(FileExistsError):
-                os.link(fresh, path)
-            fresh.unlink()
+            try:
+                fresh.write_bytes(bytes(_COUNT_BYTES) + os.urandom(_NAME_BYTES))
+                with suppress(FileExistsError):
+                    os.link(fresh, path)
+            finally:
+                fresh.unlink(missing_ok=True)
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
         raise CacheError(

@@ -20,6 +20,7 @@ __all__ = [
     "BY_NAME",
     "DERIVED",
     "DEVICE_METRICS",
+    "LAST_SPARE",
     "METRICS",
     "SERIES",
     "DeviceMetric",
@@ -34,11 +35,14 @@ Column = Literal["", "always", "plain", "scheduled", "replicated", "differs", "s
 all have one, where a job without one has replicas, where jobs differ in it, where a job has it."""
 
 
+LAST_SPARE = 8
+
+
 class PageColumn(NamedTuple):
     """A column of MLflow's comparison page."""
 
     place: int
-    """The columns stand in this order, those from 10 on behind the most common parameters."""
+    """Of its own: columns stand in this order, from 10 on behind the most common parameters."""
     width: int
     """In pixels."""
 
@@ -63,7 +67,8 @@ class Metric:
     """What a time is of, where not of one input."""
     column: Column = ""
     spare: int = 0
-    """Narrow terminals leave out columns in this order; 0 always stays."""
+    """Narrow terminals leave out columns in this order, equal ones together; 0 always stays, and
+    those of `LAST_SPARE` go only after long settings are broken into lines."""
     page: PageColumn | None = None
 
 

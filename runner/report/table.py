@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
+from runner.output.metrics import LAST_SPARE
 from runner.output.terminal import add_numbers, counted, empty_table, show
 from runner.report.compare import (
     Comparison,
@@ -36,8 +37,6 @@ _Cell = Callable[[SweepRow, str], str]
 _MOST_REASONS = 8
 _GAP = 2
 """Blanks between columns."""
-_SPARE = 7
-"""`Metric.spare` up to which a column is left out before long settings are broken into lines."""
 _MARKS = {"best": "*", "pareto": "+", "equal": "=", "": ""}
 _MARGIN = 4
 """The column of marks, and a blank at the end."""
@@ -114,7 +113,7 @@ def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cel
     """Return the measures that there is room for, and how settings are shown."""
     widths = {measure: _number_width(ranking, measure) for measure in ranking.measures}
     kept = ranking.measures
-    for show_cell, most_spare in ((cell, _SPARE), (in_parts, _SPARE + 1)):
+    for show_cell, most_spare in ((cell, LAST_SPARE - 1), (in_parts, LAST_SPARE)):
         used = _settings_width(ranking, show_cell)
         for left_out in range(most_spare + 1):
             kept = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)

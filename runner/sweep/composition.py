@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Composed", "Load", "SweepLoad", "compose_grid", "compose_one", "make_job"]
 
-_BARE = (AssertionError, KeyError, ValueError)
 """What Hydra raises for some mistakes of a user, beside exceptions of its own."""
 Load = Callable[[Sequence[str]], "tuple[DictConfig, Mapping[str, Any]]"]
 """From a job's overrides to its configuration without Hydra's section, and its choices by group."""
@@ -65,13 +64,12 @@ class SweepLoad:
             HydraException: for overrides that Hydra refuses.
 
         """
-        from hydra.errors import HydraException
-        from omegaconf.errors import OmegaConfBaseException
-
         try:
             return self._merged(overrides)
-        except (HydraException, OmegaConfBaseException, *_BARE):
-            return self.in_full(overrides)  # which knows how to say what is wrong
+        except Exception:
+            # Hydra knows how to say what is wrong. And should its inner parts, of which `_merged`
+            # is made, change some day, that costs time and not the sweep.
+            return self.in_full(overrides)
 
     def in_full(self, overrides: Sequence[str]) -> "tuple[DictConfig, Mapping[str, Any]]":
         """Return the same, composed by Hydra alone."""
@@ -170,11 +168,7 @@ def compose_one(load: Load, overrides: Sequence[str]) -> Composed:
         config = read_config(composed)
     except SpecError as wrong:
         error = " ".join(str(wrong).split())
-    names = {name: str(chosen.get(name) or "") for name in Choices.__dataclass_fields__}
-    if config is not None:
-        # What a template such as `transformers` was filled with says more than its name.
-        names["model"] = config.model.name
-    return Composed(tuple(overrides), config, Choices(**names), error)
+    return Composed(tuple(overrides), config, Choices.of(chosen, config), error)
 
 
 def compose_grid(load: Load, fixed: Sequence[str], axes: Sequence[Axis]) -> list[Composed]:

@@ -17,10 +17,9 @@ from fxpart.support.json_file import read_document, what_is_wrong
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_document, config_from_document
 from runner.job.identity import Choices, SweepIds
-from runner.job.job import RESULT_FILE
 from runner.output.text_files import write_json
 from runner.sweep.launchers.work import why
-from runner.sweep.one_job import PlacedJob, end_in_folder, run_placed
+from runner.sweep.one_job import PlacedJob, end_in_folder, remove_earlier_end, run_placed
 from runner.sweep.swept_job import Job, JobEnd
 from runner.tracking.open_tracker import open_tracker
 
@@ -78,9 +77,7 @@ def launch(
 
     batch = []
     for placed_job in placed:
-        placed_job.folder.mkdir(parents=True, exist_ok=True)
-        # What an earlier attempt left is not the end of this one.
-        (placed_job.folder / RESULT_FILE).unlink(missing_ok=True)
+        remove_earlier_end(placed_job.folder)
         path = placed_job.folder / _JOB_FILE
         write_placed(path, placed_job)
         batch.append([f"{JOB_KEY}={path}", *placed_job.job.overrides])

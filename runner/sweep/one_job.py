@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fxpart.errors import FxpartError, SpecError
+from fxpart.errors import CacheError, FxpartError, SpecError
 from fxpart.support.whole_file import remove_abandoned
+from runner.config.paths import shown_path
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.job.attempts import set_aside_held
@@ -74,14 +75,34 @@ def _run(placed: PlacedJob) -> JobEnd:
         inputs=job.inputs,
         tracking=placed.tracking,
     )
-    for name in (RESULT_FILE, TRACEBACK_FILE):  # of an earlier attempt
-        (placed.folder / name).unlink(missing_ok=True)
-    remove_abandoned(placed.folder, below=True)
-    if job.config is None:
-        outcome = keep_failure(None, identity, SpecError(job.error or "no configuration"))
+    try:
+        remove_earlier_end(placed.folder)
+        remove_abandoned(placed.folder, below=True)
+        if job.config is None:
+            raise SpecError(job.error or "no configuration")
+    except FxpartError as error:
+        outcome = keep_failure(job.config, identity, error)
     else:
+        assert job.config is not None, "one without a configuration has an error"
         outcome = run_job(job.config, identity)
     return JobEnd(outcome.status, outcome.metrics, outcome.error, run_id=outcome.run_id)
+
+
+def remove_earlier_end(folder: Path) -> None:
+    """Remove what an earlier attempt at a job left: it is not the end of the next one.
+
+    Raises:
+        CacheError: for a folder that cannot be written.
+
+    """
+    try:
+        for name in (RESULT_FILE, TRACEBACK_FILE):
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise CacheError(
+            f"cannot remove {shown_path(Path(error.filename))}: {error.strerror}; make the folder"
+            " writable, or choose another with hydra.sweep.dir="
+        ) from error
 
 
 # Earlier results: in the store, or in the files of a sweep that is kept in no store.

@@ -25,7 +25,7 @@ from runner.tracking.unsent import send_unsent
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-__all__ = ["ParentRun", "SweepSpec", "command_line", "how_to_go_on", "opened_parent"]
+__all__ = ["ParentRun", "SweepSpec", "command_line", "how_to_resume", "opened_parent"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ def _found_or_made(
         # Where nothing is kept, the files of an earlier start are known by the same id.
         ids = SweepIds(sweep if run_id else spec.key, run_id, spec.swept)
     is_lost = ids.parent_run is None and not _asks_for_folder(config)
-    hint = how_to_go_on(resumes=bool(config.resume), needs_folder=folder if is_lost else None)
+    hint = how_to_resume(resumes=bool(config.resume), needs_folder=folder if is_lost else None)
     return ParentRun(tracker, root, ids, folder, hint, others_begun, [])
 
 
@@ -181,7 +181,7 @@ def _tags(spec: SweepSpec, sweep: str, folder: Path) -> dict[str, str]:
     return {name: text for name, text in tags.items() if text}
 
 
-def how_to_go_on(*, resumes: bool, needs_folder: Path | None) -> str:
+def how_to_resume(*, resumes: bool, needs_folder: Path | None) -> str:
     """Return how to resume a sweep: the end of a sentence, after a semicolon.
 
     `resumes` is whether the command takes up earlier results; `needs_folder` is the folder of
@@ -191,4 +191,4 @@ def how_to_go_on(*, resumes: bool, needs_folder: Path | None) -> str:
     if needs_folder is not None:
         changes.append(f"with hydra.sweep.dir={shown_path(needs_folder)}")
     text = " and ".join(changes)
-    return f"the same command{' ' if text else ''}{text} goes on"
+    return f"the same command{' ' if text else ''}{text} resumes it"

@@ -20,7 +20,14 @@ from weakref import WeakSet
 from fxpart.support.whole_file import remove_abandoned, temporary_name
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
-from runner.tracking.mlflow_store import is_database, reach, refusals, sqlite_path, store_uri
+from runner.tracking.mlflow_store import (
+    has_content,
+    is_database,
+    reach,
+    refusals,
+    sqlite_path,
+    store_uri,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -124,16 +131,12 @@ def make_file(database: Path) -> None:
     """
     database.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(database.parent)
-    if not _exists(database):
+    if not has_content(database):
         with database.with_name(f"{database.name}.lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # which falls with the process
-            if not _exists(database):
+            if not has_content(database):
                 _make_file(database)
     _check_writable(database)
-
-
-def _exists(database: Path) -> bool:
-    return database.exists() and database.stat().st_size > 0
 
 
 def _make_file(database: Path) -> None:

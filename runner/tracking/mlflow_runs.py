@@ -16,7 +16,7 @@ from runner.config.passwords import without_password
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.tracking.mlflow_opening import Store
-from runner.tracking.mlflow_store import reach, refusals, sqlite_path, store_uri
+from runner.tracking.mlflow_store import has_content, reach, refusals, sqlite_path, store_uri
 from runner.tracking.mlflow_values import tag_texts
 from runner.tracking.tracker import LoggedRun
 from runner.tracking.unsent import OUTCOME
@@ -229,7 +229,7 @@ def open_stored(config: TrackingConfig, root: Path) -> MlflowRuns:
     """
     uri = store_uri(config, root)
     database = sqlite_path(uri)
-    if database is not None and not _has_content(database):
+    if database is not None and not has_content(database):
         raise TrackingError(
             f"there are no runs at {database}; run something first, or name another store: --uri"
         )
@@ -243,10 +243,6 @@ def open_stored(config: TrackingConfig, root: Path) -> MlflowRuns:
         f"there is no experiment {config.experiment!r} at {without_password(uri)};"
         f" {nearest_names(config.experiment, names)}"
     )
-
-
-def _has_content(database: Path) -> bool:
-    return database.is_file() and database.stat().st_size > 0
 
 
 def _client(uri: str) -> "MlflowClient":
@@ -289,7 +285,7 @@ def find_run(config: TrackingConfig, root: Path, beginning: str) -> FoundRun:
             f"{beginning!r} is too short for a run's id; give its first {_LEAST} characters or more"
         )
     database = sqlite_path(uri)
-    if database is not None and not _has_content(database):
+    if database is not None and not has_content(database):
         raise unknown_run(beginning, uri)
     client = _client(uri)
     with refusals(uri):

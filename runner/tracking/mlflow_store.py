@@ -15,7 +15,15 @@ from runner.config.passwords import hide_password, without_password
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 
-__all__ = ["StoreError", "is_database", "reach", "refusals", "sqlite_path", "store_uri"]
+__all__ = [
+    "StoreError",
+    "has_content",
+    "is_database",
+    "reach",
+    "refusals",
+    "sqlite_path",
+    "store_uri",
+]
 
 _CONNECT_S = 5.0
 _HTTP = ("http", "https")
@@ -76,6 +84,11 @@ def _sqlite_uri(database: Path) -> str:
             f" something in a URI; {_ELSEWHERE}"
         )
     return f"sqlite:///{database}"
+
+
+def has_content(database: Path) -> bool:
+    """Return whether an SQLite file is there; one that was only opened is empty."""
+    return database.is_file() and database.stat().st_size > 0
 
 
 def sqlite_path(uri: str) -> Path | None:
@@ -153,7 +166,7 @@ def _check_driver(uri: str) -> None:
     except ImportError as error:
         raise StoreError(
             f"tracking.uri={without_password(uri)} needs {error.name}",
-            "pip install -c constraints.txt '.[postgres]'"
+            "pip install 'fxpart[postgres]'"
             if uri.startswith("postgresql")
             else f"pip install {error.name}",
         ) from error

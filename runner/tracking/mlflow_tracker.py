@@ -243,10 +243,11 @@ _trackers: dict[tuple[object, ...], MlflowTracker] = {}
 def shared_tracker(config: TrackingConfig, root: Path, *, must_answer: bool) -> MlflowTracker:
     """Return the tracker of this process for that store and experiment; see `open_tracker`."""
     uri = store_uri(config, root)
-    if _key(config, uri) not in _trackers:
+    tracker = _trackers.get(_key(config, uri))
+    if tracker is None:
         tracker = MlflowTracker(config, root, must_answer=must_answer)
         _trackers[_key(config, uri)] = tracker  # of a file that may have been made meanwhile
-    return _trackers[_key(config, uri)]
+    return tracker
 
 
 def _key(config: TrackingConfig, uri: str) -> tuple[object, ...]:

@@ -20,6 +20,8 @@ from tests.sketch import devices, problem, random_graph
 
 FREE = [name for name in MODES if name not in ("aot_based", "sparse_nn")]
 """Modes that place any model on any devices; the others have suites of their own."""
+REFUSING = ("single", "pipeline")
+"""Modes that look among one device, or contiguous stages, only: all others fall back on filling."""
 
 
 def _tight_problem(seed: int, n: int, count: int, share: float) -> Problem:
@@ -49,6 +51,9 @@ def test_every_mode_keeps_its_promises(
         # No mode may refuse what one device holds alone.
         whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
         assert this.topology.memory_bytes.max() < whole
+        if mode not in REFUSING:
+            with pytest.raises(InfeasibleError):
+                make_mode("size_based")(this)
         return
     device_of = placed.device_of
     assert device_of.shape == (n,)

@@ -3,11 +3,11 @@
 import os
 import signal
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Executor, Future, wait
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from fxpart.errors import SpecError
+from fxpart.errors import SpecError, one_line
 from runner.sweep.launchers.work import LostJobError, Ticket, Work, failed, needs, run_ticket
 from runner.sweep.launchers.worker import (
     GRACE_S,
@@ -97,9 +97,11 @@ def _run(work: Work, ticket: Ticket) -> "JobReturn":
 def _end(future: "Future[Any]", ticket: Ticket) -> "JobReturn":
     try:
         end: JobReturn = future.result()
-    except Exception as error:
+    except BrokenExecutor as error:
         killed = LostJobError(f"its process was killed ({type(error).__name__})")
         return failed(ticket, killed)
+    except Exception as error:  # such as of pickling
+        return failed(ticket, LostJobError(one_line(error)))
     return end
 
 

@@ -193,6 +193,8 @@ def _end(done: "ObjectRef[JobReturn]", ticket: Ticket) -> "JobReturn":
 
     try:
         return ray.get(done)
+    except ray.exceptions.RayTaskError as error:  # it came to an end of its own
+        return failed(ticket, LostJobError(one_line(error)))
     except Exception as error:
         return failed(ticket, LostJobError(f"its process was killed ({type(error).__name__})"))
 

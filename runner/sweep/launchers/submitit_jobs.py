@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError, one_line
+from fxpart.support.host import available_cores
 from runner.sweep.launchers.work import (
     LostJobError,
     Ticket,
@@ -107,12 +108,12 @@ def over_local(
         SpecError: for settings that submitit does not know, and without submitit.
 
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    at_once = settings["array_parallelism"] or cores or 1
+    cores = available_cores()
+    at_once = settings["array_parallelism"] or cores
     executor = _executor("local", settings)
     left = list(reversed(deal(tickets, at_once, settings["jobs_per_process"])))
     running: list[_Started] = []
-    variables = {"PYTHONPATH": python_path(), **thread_counts(cores or 1, at_once)}
+    variables = {"PYTHONPATH": python_path(), **thread_counts(cores, at_once)}
     try:
         while left or running:
             while left and len(running) < at_once:

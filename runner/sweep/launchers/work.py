@@ -5,6 +5,7 @@ A process gets the sweep once, pickled, then a ticket for each job.
 
 import os
 import sys
+import sysconfig
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -83,10 +84,11 @@ def python_path() -> str:
     What is installed with Python itself is there anyway; a checkout and the user's own modules are
     not.
     """
-    installed = (sys.prefix, sys.base_prefix)
-    paths = [str(Path(path).resolve()) for path in sys.path]
-    not_installed = [path for path in paths if not path.startswith(installed)]
-    return os.pathsep.join(dict.fromkeys(not_installed))
+    keys = ("stdlib", "platstdlib", "purelib", "platlib")
+    installed = [Path(sysconfig.get_path(key)).resolve() for key in keys]
+    paths = [Path(path).resolve() for path in sys.path]
+    others = [path for path in paths if not any(map(path.is_relative_to, installed))]
+    return os.pathsep.join(dict.fromkeys(map(str, others)))
 
 
 def run_ticket(work: Work, ticket: Ticket) -> "JobReturn":

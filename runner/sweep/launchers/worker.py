@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from fxpart.support.whole_file import is_alive
 from runner.sweep.launchers.work import Work
 
 __all__ = [
@@ -55,23 +56,13 @@ def when_it_ends(process: int) -> None:
     except ProcessLookupError:
         return
     except (AttributeError, OSError):  # not on this system
-        while _is_there(process):
+        while is_alive(process):
             time.sleep(_LOOK_S)  # without a handle it has to be polled
         return
     try:
         select.select([handle], [], [])
     finally:
         os.close(handle)
-
-
-def _is_there(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from fxpart.capture.inference.export import export_program
 from fxpart.capture.models.build import BuiltModel, build_model
 from fxpart.capture.models.spec import ModelSpec
+from tests.execution.small_presets import SMALL_PRESETS
 
 FOLDER = Path(__file__).parents[3] / "conf" / "model"
 
@@ -61,9 +62,9 @@ def built(name: str, **config: object) -> BuiltModel:
     return build_model(ModelSpec(**{**fields, "config": {**fields.get("config", {}), **config}}))
 
 
-def test_every_preset_is_tested_here() -> None:
+def test_every_preset_is_tested() -> None:
     assert {path.stem for path in FOLDER.glob("*.yaml")} == {*PARAMETERS, *TEMPLATES}
-    assert PARAMETERS.keys() == SHALLOW.keys()
+    assert PARAMETERS.keys() == SHALLOW.keys() == SMALL_PRESETS.keys()
 
 
 @pytest.mark.parametrize("name", [*PARAMETERS, *TEMPLATES])

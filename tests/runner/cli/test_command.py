@@ -188,7 +188,7 @@ def _heed_interrupts() -> None:
         (
             signal.SIGTERM,
             143,
-            "terminated: 0 of 2 jobs done; the same command goes on",
+            "terminated: 0 of 2 jobs done; the same command resumes it",
             "size_based,kl_based",
         ),
     ],

@@ -22,7 +22,7 @@ from runner.sweep.composition import Composed, SweepLoad, compose_grid
 from tests.runner.command import OWN
 from tests.runner.several import run_several
 
-NAMES = ("batch_frontier", "compare_modes", "link_speed", "scale_devices")
+NAMES = sorted(path.stem for path in (conf_dir() / "experiment").glob("*.yaml"))
 SMALL = {
     "batch_frontier": ["model.batch_size=1,4", "checkpointing=none", "devices=2x1mb"],
     "scale_devices": ["devices=1x0.06mb,2x0.06mb,2x1mb"],
@@ -50,10 +50,6 @@ def swept(*arguments: str) -> tuple[DictConfig, tuple[Axis, ...], list[Composed]
         params: Any = OmegaConf.to_container(whole.hydra.sweeper.params)
         fixed, axes = read_axes(list(whole.hydra.overrides.task), params, None, hydra.config_loader)
         return whole, axes, compose_grid(SweepLoad(hydra.config_loader, whole), fixed, axes)
-
-
-def test_these_are_the_named_experiments() -> None:
-    assert tuple(questions()) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -98,7 +94,7 @@ def test_questions_are_what_the_files_say(tmp_path: Path, monkeypatch: pytest.Mo
     (user_dir.parent / "link_speed.yaml").write_text("question: mine?\n")
     monkeypatch.chdir(tmp_path)
     texts = questions()
-    assert tuple(texts) == (*NAMES[:3], "mine/folded", "mine/quoted", "mine/silent", NAMES[3])
+    assert list(texts) == sorted([*NAMES, "mine/folded", "mine/quoted", "mine/silent"])
     for name in NAMES:
         assert texts[name] == OmegaConf.load(conf_dir() / "experiment" / f"{name}.yaml").question
     assert texts["mine/folded"] == OmegaConf.create(folded).question

@@ -15,8 +15,8 @@ from fxpart.core.topology import Link, Topology
 from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.symbolic.sweep import Sums
-from runner.experiment.batch_files import sweep_columns, write_batch_files
 from runner.experiment.batch_report import BatchReport, batch_line, batch_metrics, batch_report
+from runner.job.batch_files import sweep_columns, write_batch_files
 from tests.cost.symbolic.drawn import with_sizes
 from tests.sketch import Sketch, devices
 

@@ -5,11 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.errors import CaptureError
-from runner.experiment.batch_files import sweep_columns
 from runner.experiment.batch_report import batch_line
 from runner.experiment.experiment import Result, model_spec, plan
 from runner.experiment.headline import headline
 from runner.experiment.replicas import replicas_line
+from runner.job.batch_files import sweep_columns
 from runner.output.units import format_size
 from tests.runner.composed import read
 

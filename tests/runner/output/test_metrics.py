@@ -11,6 +11,7 @@ from runner.output.metrics import (
     BY_NAME,
     DERIVED,
     DEVICE_METRICS,
+    LAST_SPARE,
     METRICS,
     SERIES,
     Metric,
@@ -42,6 +43,7 @@ def test_rows_are_whole() -> None:
         assert metric.sentence.endswith((".", "number.")), metric.name
         assert format(1.5, metric.format), metric.name
         assert bool(metric.column) <= bool(metric.heading), metric.name
+        assert 0 <= metric.spare <= LAST_SPARE, metric.name
     for column in DEVICE_METRICS:
         ends = [end for end in UNITS if column.name.endswith(end)]
         assert column.unit == (UNITS[max(ends, key=len)] if ends else ""), column.name

@@ -7,7 +7,7 @@ import pytest
 from hydra._internal import defaults_list as hydras
 from hydra.errors import HydraException
 
-from runner.sweep.composition import compose_one
+from runner.sweep.composition import SweepLoad, compose_one
 from tests.runner.sweep.composing import Scene, assert_same, scene_in
 
 
@@ -141,17 +141,18 @@ def test_what_hydra_refuses_it_refuses_before_the_sweep(
     assert message in str(caught.value)
 
 
-def test_what_is_not_hydras_refusal_is_not_hidden(
+def test_another_hydra_costs_time_and_not_the_sweep(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a bug")
+    def renamed(*_: object, **__: object) -> None:
+        raise AttributeError("no attribute '_load_single_config'")
 
     load = scene.load()
-    monkeypatch.setattr(hydras, "create_defaults_list", broken)
-    with pytest.raises(ZeroDivisionError):
-        scene.grid(load, "mode=single,kl_based")
-    assert load.full == 0
+    monkeypatch.setattr(SweepLoad, "_part", renamed)
+    jobs = scene.grid(load, "mode=single,kl_based")
+    assert load.full == 2
+    hydras_jobs = scene.grid(scene.hydras, "mode=single,kl_based")
+    assert [job.config for job in jobs] == [job.config for job in hydras_jobs]
 
 
 def test_any_composition_will_do(scene: Scene) -> None:

@@ -12,7 +12,7 @@ from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
 from runner.job.locks import sweep_lock
 from runner.sweep import parent_run
-from runner.sweep.parent_run import SweepSpec, how_to_go_on, opened_parent
+from runner.sweep.parent_run import SweepSpec, how_to_resume, opened_parent
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import Tracker
 
@@ -91,16 +91,17 @@ def test_a_run_that_cannot_be_opened_leaves_no_lock_and_a_closed_one_no_hook(
 @pytest.mark.parametrize(
     ("resumes", "folder_name", "words"),
     [
-        (True, None, "the same command goes on"),
-        (False, None, "the same command without resume=false goes on"),
-        (True, "outputs/mine", "the same command with hydra.sweep.dir=outputs/mine goes on"),
+        (True, None, "the same command resumes it"),
+        (False, None, "the same command without resume=false resumes it"),
+        (True, "outputs/mine", "the same command with hydra.sweep.dir=outputs/mine resumes it"),
         (
             False,
             "outputs/mine",
-            "the same command without resume=false and with hydra.sweep.dir=outputs/mine goes on",
+            "the same command without resume=false and with hydra.sweep.dir=outputs/mine"
+            " resumes it",
         ),
     ],
 )
 def test_what_to_type(resumes: bool, folder_name: str | None, words: str) -> None:
     place = Path.cwd() / folder_name if folder_name else None
-    assert how_to_go_on(resumes=resumes, needs_folder=place) == words
+    assert how_to_resume(resumes=resumes, needs_folder=place) == words

@@ -53,7 +53,7 @@ def _each_once(folder: Path, jobs: int) -> list[Any]:
     ("factory", "code", "last"),
     [
         ("is_killed", -signal.SIGKILL, None),
-        ("is_interrupted", 130, "interrupted: 1 of 3 jobs done; the same command goes on"),
+        ("is_interrupted", 130, "interrupted: 1 of 3 jobs done; the same command resumes it"),
     ],
 )
 def test_a_sweep_that_was_cut_off_goes_on(

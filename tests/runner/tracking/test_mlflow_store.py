@@ -172,8 +172,7 @@ def test_a_driver_that_is_missing_is_named_with_its_extra(
         place = f"127.0.0.1:{server.getsockname()[1]}/runs"
         message = _refused(TrackingConfig(uri=f"postgresql://me:secret@{place}"), tmp_path)
     assert message == (
-        f"tracking.uri=postgresql+psycopg2://{place} needs psycopg2;"
-        " pip install -c constraints.txt '.[postgres]'"
+        f"tracking.uri=postgresql+psycopg2://{place} needs psycopg2; pip install 'fxpart[postgres]'"
     )
 
 
