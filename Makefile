@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
+# Python compiles what it imports; to compile all of what is installed takes as long again.
+INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt
 # What a run needs, and what tests need beside it: launchers, browsers, linters.
 RUNS := $(VENV)/.runs
 TESTS := $(VENV)/.tests
@@ -11,15 +12,17 @@ TESTS := $(VENV)/.tests
 
 setup: $(TESTS)
 
-$(RUNS): pyproject.toml constraints.txt
+$(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fxpart needs Python 3.11 or newer: make PYTHON=python3.11 $(MAKECMDGOALS)")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt -e .
+
+$(RUNS): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e .
 	touch $@
 
-$(TESTS): $(RUNS)
-	$(PIP) install -c constraints.txt -e '.[dev]'
-	touch $@
+$(TESTS): pyproject.toml constraints.txt | $(BIN)/python
+	$(INSTALL) -e '.[dev]'
+	touch $(RUNS) $@
 
 demo: $(RUNS)
 	$(BIN)/python -m runner mode=kl_based devices=4x16gb

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.slurm_here import NoSlurmError, slurm_here
 from runner.sweep.launchers.ray_address import answers_http2
-from tests.runner.sweep.launchers.driven import WAIT_S
+from tests.runner.sweep.launchers.driven import WAIT_S, hear_interrupts
 
 _LOOK_S = 0.1
 
@@ -45,6 +45,7 @@ def ray_address() -> Iterator[str]:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                preexec_fn=hear_interrupts,  # noqa: PLW1509 - no threads here
             )
         try:
             _wait(head, port, Path(log.name))

@@ -64,7 +64,7 @@ def driving(
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        preexec_fn=_hears_interrupts,  # noqa: PLW1509 - no threads here
+        preexec_fn=hear_interrupts,  # noqa: PLW1509 - no threads here
     )
     try:
         yield process
@@ -74,8 +74,8 @@ def driving(
         process.communicate()
 
 
-def _hears_interrupts() -> None:
-    # A shell that starts tests in the background has them ignore interrupts.
+def hear_interrupts() -> None:
+    """Undo what a shell does that starts tests in the background: they ignore interrupts."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
