@@ -27,9 +27,9 @@ $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
 demo: $(RUNS)
 	$(BIN)/python -m runner mode=kl_based devices=4x16gb
 
-# Half as many workers again as cores: much of the time a test waits for processes that it started.
+# Twice as many workers as cores: much of the time a test waits for processes that it started.
 # Files in their own order: those with few tests take the longest, and would be left to one worker.
-WORKERS = $(shell expr \( $$($(PYTHON) -c 'import os; print(os.cpu_count())') \* 3 + 1 \) / 2)
+WORKERS = $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count())') \* 2)
 
 # Loops are compiled beforehand: workers that start together would each compile the same.
 test: $(TESTS)

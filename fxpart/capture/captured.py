@@ -36,6 +36,7 @@ __all__ = [
     "CapturedSymbolic",
     "captured_graph",
     "captured_symbolic",
+    "graph_path",
     "step_key",
     "symbols_named",
 ]
@@ -111,8 +112,9 @@ def captured_graph(
     check_level(level)
     check_phase(phase, level)
     begin = time.perf_counter()
-    step = step_key(phase, train_mode=train_mode, options=options)
-    path = cached_path(cache_dir, cache_key(spec.key(), level, phase, step)) if cache_dir else None
+    path = None
+    if cache_dir:
+        path = graph_path(spec, level, cache_dir, phase, train_mode=train_mode, options=options)
     graph = read_graph(path) if path else None
     if graph is not None:
         return CapturedGraph(graph, time.perf_counter() - begin, from_cache=True)
@@ -121,6 +123,20 @@ def captured_graph(
     if path:
         write_graph(path, graph)
     return CapturedGraph(graph, time.perf_counter() - begin, from_cache=False)
+
+
+def graph_path(
+    spec: ModelSpec,
+    level: str,
+    cache_dir: Path,
+    phase: str = "inference",
+    *,
+    train_mode: bool = False,
+    options: StepOptions = _USUAL,
+) -> Path:
+    """Return where `captured_graph` keeps the graph that it returns for the same arguments."""
+    step = step_key(phase, train_mode=train_mode, options=options)
+    return cached_path(cache_dir, cache_key(spec.key(), level, phase, step))
 
 
 @contextmanager

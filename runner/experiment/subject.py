@@ -16,6 +16,7 @@ from fxpart.capture.captured import (
     CapturedSymbolic,
     captured_graph,
     captured_symbolic,
+    graph_path,
     symbols_named,
 )
 from fxpart.capture.models.spec import ModelSpec
@@ -38,7 +39,15 @@ if TYPE_CHECKING:
 
     from fxpart.execution.real_model import RealModel
 
-__all__ = ["MOST_KEPT", "Subject", "placed_graph", "shared_subject", "subject_of", "symbols_of"]
+__all__ = [
+    "MOST_KEPT",
+    "Subject",
+    "is_captured",
+    "placed_graph",
+    "shared_subject",
+    "subject_of",
+    "symbols_of",
+]
 
 MOST_KEPT = 4
 """Graphs of each sort that are kept in memory."""
@@ -242,6 +251,26 @@ def _captured(config: Config, spec: ModelSpec) -> CapturedGraph:
         train_mode=config.phase.train_mode,
         options=step_options(config),
     )
+
+
+def is_captured(config: Config, spec: ModelSpec) -> bool:
+    """Return whether the graph, in numbers, lies in the cache: then no plan imports torch.
+
+    Raises:
+        SpecError: for a choice that does not exist.
+
+    """
+    cache = config.capture
+    if config.execute.name != "none" or not cache.use_cache or symbols_of(config):
+        return False
+    return graph_path(
+        spec,
+        cache.level,
+        Path(cache.cache_dir),
+        config.phase.name,
+        train_mode=config.phase.train_mode,
+        options=step_options(config),
+    ).is_file()
 
 
 def _program(config: Config, spec: ModelSpec) -> "ExportedProgram":

@@ -1,8 +1,9 @@
 """One job from config to files, terminal and tracker; every outcome is kept, a failure too."""
 
 import traceback
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from runner.experiment.measured import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.replicas import replicas_line
+from runner.experiment.subject import is_captured
 from runner.job.attempts import at_work_alone
 from runner.job.batch_files import sweep_columns
 from runner.job.files import (
@@ -42,7 +44,7 @@ from runner.output.result_files import Status
 from runner.output.terminal import device_table, progress, show, summary_line, without_progress
 from runner.output.text_files import write_text
 from runner.tracking.open_tracker import open_tracker
-from runner.tracking.tracker import ALL_BUT_INPUTS, RunLog, announce_page
+from runner.tracking.tracker import ALL_BUT_INPUTS, RunLog, Tracker, announce_page
 
 __all__ = [
     "RESULT_FILE",
@@ -119,31 +121,17 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
 def _run_tracked(
     config: Config, identity: JobIdentity, so_far: _Progress, *, verbose: bool
 ) -> None:
-    tracker = open_tracker(config.tracking, identity.root, must_answer=identity.sweep is None)
-    alone: AbstractContextManager[Mapping[str, str]] = (
-        nullcontext({}) if identity.sweep else at_work_alone(tracker, identity.root)
-    )
-    inputs = read_inputs(config)
-    with (
-        alone as tags,
-        tracker.start(
-            _name(identity),
-            parameters(config, identity.choices, identity.overrides),
-            {**job_tags(config, identity), **inputs_tag(inputs), **tags},
-            identity.sweep.parent_run if identity.sweep else None,
-            identity.folder,
-        ) as so_far.log,
-    ):
-        write_inputs(inputs, identity.folder)
-        if inputs:  # with the run, too, however that ends
-            so_far.log.log(artifacts_dir=identity.folder, left_out=ALL_BUT_INPUTS)
-        spec = model_spec(config)
-        model = spec.key()
-        try:
-            result = plan(config, spec)
-        except InfeasibleError:  # a result, too
-            refuse_changed(config, identity)
-            raise
+    with ExitStack() as stack:
+        with _opening_run(config, identity, stack) as opened:
+            try:
+                spec = model_spec(config)
+                model = spec.key()
+                result = plan(config, spec)
+            except InfeasibleError:  # a result, too
+                refuse_changed(config, identity)
+                raise
+            finally:
+                tracker, so_far.log = opened()
         refuse_changed(config, identity)
         # Before the plan is carried out: if that fails, the plan is there.
         write_plan(config, identity, result, model)
@@ -160,6 +148,58 @@ def _run_tracked(
         raise TrackingError(so_far.log.problem)
     if identity.sweep is None:
         announce_page(tracker.comparison_page())
+
+
+@contextmanager
+def _opening_run(
+    config: Config, identity: JobIdentity, stack: ExitStack
+) -> Iterator[Callable[[], tuple[Tracker, RunLog]]]:
+    """Open the run before the block, or beside it where it may be; yield what returns it, open."""
+    if _may_open_beside(config, identity):
+        with ThreadPoolExecutor(1) as beside:
+            yield beside.submit(_open_run, config, identity, stack).result
+    else:
+        opened = _open_run(config, identity, stack)
+        yield lambda: opened
+
+
+def _may_open_beside(config: Config, identity: JobIdentity) -> bool:
+    """Return whether the run may be opened beside the plan: MLflow's imports take as long.
+
+    Only where the plan is compiled loops for the most part, which leave Python to others. A capture
+    imports torch, and changes warnings and streams for all threads; what is measured must have the
+    machine for itself. And only in a file of this machine: a server that is gone is told first.
+    """
+    from runner.tracking.mlflow_store import sqlite_path, store_uri
+
+    if identity.sweep or config.tracking.name != "mlflow" or config.latency.source != "roofline":
+        return False
+    try:
+        is_file = sqlite_path(store_uri(config.tracking, identity.root)) is not None
+        return is_file and is_captured(config, model_spec(config))
+    except FxpartError:  # which the plan, or the opening, raises again
+        return False
+
+
+def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[Tracker, RunLog]:
+    """Open the tracker and the job's run in it, which `stack` closes; keep what the job reads."""
+    alone = identity.sweep is None
+    tracker = open_tracker(config.tracking, identity.root, must_answer=alone)
+    tags = stack.enter_context(at_work_alone(tracker, identity.root)) if alone else {}
+    inputs = read_inputs(config)
+    log = stack.enter_context(
+        tracker.start(
+            _name(identity),
+            parameters(config, identity.choices, identity.overrides),
+            {**job_tags(config, identity), **inputs_tag(inputs), **tags},
+            identity.sweep.parent_run if identity.sweep else None,
+            identity.folder,
+        )
+    )
+    write_inputs(inputs, identity.folder)
+    if inputs:  # with the run, too, however that ends
+        log.log(artifacts_dir=identity.folder, left_out=ALL_BUT_INPUTS)
+    return tracker, log
 
 
 def _show_plan(result: Result) -> None:
