@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Python compiles what it imports; to compile all of what is installed takes as long again.
+# Pip compiles what it installs on one core, which takes as long again; so all cores do it after.
 INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt
+COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 # What a run needs, and what tests need beside it: launchers, browsers, linters.
 RUNS := $(VENV)/.runs
 TESTS := $(VENV)/.tests
@@ -18,18 +19,20 @@ $(BIN)/python:
 
 $(RUNS): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e .
+	$(COMPILE)
 	touch $@
 
 $(TESTS): pyproject.toml constraints.txt | $(BIN)/python
 	$(INSTALL) -e '.[dev]'
+	$(COMPILE)
 	touch $(RUNS) $@
 
 demo: $(RUNS)
 	$(BIN)/python -m runner mode=kl_based devices=4x16gb
 
-# Twice as many workers as cores: much of the time a test waits for processes that it started.
+# Half as many workers again as cores: much of the time a test waits for processes that it started.
 # Files in their own order: those with few tests take the longest, and would be left to one worker.
-WORKERS = $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count())') \* 2)
+WORKERS = $(shell expr $$($(PYTHON) -c 'import os; print(os.cpu_count())') \* 3 / 2)
 
 # Loops are compiled beforehand: workers that start together would each compile the same.
 test: $(TESTS)

@@ -2,8 +2,9 @@
 
 import importlib
 import json
+import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -154,7 +155,12 @@ def _register(library: str, path: Path) -> None:
 
 
 def _pickled(path: Path) -> str:
-    """Return the name of something in an archive that is not plain data, or an empty string."""
+    """Return the name of something in an archive that is not plain data, or an empty string.
+
+    Raises:
+        SpecError: for a graph that is not JSON.
+
+    """
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         for entry in entries:
@@ -166,5 +172,69 @@ def _pickled(path: Path) -> str:
                 for what, payload in json.loads(archive.read(entry))["config"].items():
                     if payload["use_pickle"] or payload["tensor_meta"] is None:
                         return str(what)
-    # Without a graph, torch would try an old layout, which is pickled.
-    return "" if any("/models/" in entry.filename for entry in entries) else "no graph as JSON"
+        # Without a graph, torch would try an old layout, which is pickled.
+        graphs = [entry for entry in entries if "/models/" in entry.filename]
+        if not graphs:
+            return "no graph as JSON"
+        documents = (json.loads(archive.read(graph)) for graph in graphs)
+        return next((code for document in documents for code in _code_in(document)), "")
+
+
+# `torch.export.load` looks up the target of a node by any path from torch, torch.os.system among
+# them, evaluates sizes as Python, and imports the modules that structures name. So all three are
+# held against what a stage may have.
+
+_OPERATOR = re.compile(
+    r"torch\.ops\.(?P<space>\w+)\.(?!__)(?P<name>\w+)(?:\.(?!__)\w+)?"
+    r"|torch\.sym_\w+|torch\._sym_\w+|math\.[a-z]\w*"
+    r"|_operator\.(?:add|and_|eq|floordiv|ge|getitem|gt|le|lt|mod|mul|ne|neg|or_|pos|pow|sub|truediv)"
+)
+_WRAPPERS = frozenset(
+    {
+        "associative_scan",
+        "auto_functionalized",
+        "auto_functionalized_v2",
+        "cond",
+        "flex_attention",
+        "map_impl",
+        "out_dtype",
+        "scan",
+        "while_loop",
+        "wrap_with_autocast",
+        "wrap_with_set_grad_enabled",
+    }
+)
+"""Operators that run a part of the graph; others of their namespace can call what they are told."""
+_FUNCTIONS = "CeilToInt|CleanDiv|FloorDiv|FloorToInt|Max|Min|Mod|ModularIndexing|PythonMod|Where"
+_SIZE = re.compile(
+    rf"(?:[a-z]{{1,4}}\d+(?:\*\*\d(?![\d*]))?|\d{{1,19}}(?:\.\d+)?|(?:{_FUNCTIONS})(?=\()"
+    r"|\*(?!\*)|[-+/(),<>=&|~ ])*"
+)
+"""Arithmetic of numbers and symbols such as ``2*u0 + 1``."""
+_IMPORTS = ("__enum__", "default_factory_module")
+
+
+def _code_in(part: object) -> Iterator[str]:
+    """Yield what in a graph as JSON could run anything but an operator."""
+    if isinstance(part, list):
+        for item in part:
+            yield from _code_in(item)
+    elif isinstance(part, dict):
+        for key, value in part.items():
+            if key == "nodes":
+                yield from (f"target {node['target']}" for node in value if not _is_operator(node))
+            elif key == "expr_str" and not _SIZE.fullmatch(str(value)):
+                yield f"size {value}"
+            # In the layout of a structure: a class or a function by the name of its module.
+            elif isinstance(value, str) and any(name in value for name in _IMPORTS):
+                yield f"{key} {value}"
+            yield from _code_in(value)
+
+
+def _is_operator(node: Mapping[str, object]) -> bool:
+    match = _OPERATOR.fullmatch(str(node["target"]))
+    if match is None or match["space"] is None:
+        return match is not None
+    if match["space"] == "higher_order":
+        return match["name"] in _WRAPPERS
+    return match["space"] in _TORCH_NAMESPACES or match["space"] in _HOMES
