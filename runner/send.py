@@ -27,7 +27,7 @@ class Request:
     folder: Path
     """The runs to send lie below it."""
     uri: str | None
-    """The store that they go to; None for the one that each was meant for."""
+    """The store that they go to; None for the usual one, for those that were meant for it."""
 
 
 def main() -> int:
@@ -52,8 +52,8 @@ def parsed(arguments: "Sequence[str]") -> Request:
     )
     parser.add_argument(
         "--uri",
-        help="tracking.uri of the store that they go to, with its password if it has one (the"
-        " store that each was meant for)",
+        help="tracking.uri of the store that they go to, with its password if it has one"
+        " ($MLFLOW_TRACKING_URI, or else outputs/mlflow.db; runs meant for another store stay)",
     )
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
@@ -109,10 +109,19 @@ class _Trackers:
 
     def of(self, run: "UnsentRun") -> "Tracker":
         """Return the tracker that `run` goes to. Raises `TrackingError` if it cannot be opened."""
+        from runner.config.passwords import without_password
         from runner.config.sections import TrackingConfig
+        from runner.tracking.mlflow_store import store_uri
         from runner.tracking.open_tracker import open_tracker
 
-        place = (self._uri or run.uri, run.experiment)
+        uri = self._uri or store_uri(TrackingConfig(), Path.cwd())
+        # A file may be a stranger's: it does not choose where a run, and a password, goes.
+        if self._uri is None and run.uri != without_password(uri):
+            raise SpecError(
+                f"run {run.name} is meant for {run.uri}, not for {without_password(uri)};"
+                f" add --uri {run.uri} to send it there"
+            )
+        place = (uri, run.experiment)
         if place not in self._opened:
             try:
                 config = TrackingConfig(uri=place[0], experiment=place[1])

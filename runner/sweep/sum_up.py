@@ -17,6 +17,7 @@ from runner.output.result_files import read_result
 from runner.output.terminal import counted, show
 from runner.sweep.session import Session, job_folder
 from runner.tracking.tracker import announce_page
+from runner.tracking.unsent import send_command
 
 if TYPE_CHECKING:
     from runner.report.sweep_data import SweepData, SweepRow
@@ -63,10 +64,10 @@ def _of_jobs(session: Session) -> list[str]:
         problems.append(f"jobs were lost: {session.lost_why}; the same command runs them again")
     unsent = sum(end.status == "finished" and bool(end.error) for end in session.ends.values())
     if unsent:
-        folder = shown_path(session.parent.folder)
+        uri, folder = session.tracker.place[0], shown_path(session.parent.folder)
         problems.append(
             f"{counted(unsent, 'result')} could not be logged and stayed on disk; log them later"
-            f" with python -m runner.send {folder}, or with the same command"
+            f" with {send_command(uri, session.root, folder)}, or with the same command"
         )
     return problems
 

@@ -25,7 +25,7 @@ from runner.tracking.mlflow_write import (
     write_some,
 )
 from runner.tracking.tracker import ComparisonPage, LoggedRun, RunLog, RunStatus, UnsentRun
-from runner.tracking.unsent import OpenRun, now_ms, write_unsent
+from runner.tracking.unsent import OpenRun, now_ms, send_command, write_unsent
 
 __all__ = ["MlflowTracker", "shared_tracker"]
 
@@ -119,7 +119,7 @@ class MlflowTracker:
                 fill_and_close(store, run.run_id, rest, folder or Path.cwd())
         except TrackingError as failed:
             if folder is not None:
-                _keep(run, ended, folder, failed)
+                _keep(run, ended, folder, self._root, failed)
             elif error is None:
                 raise
             else:
@@ -226,11 +226,12 @@ class MlflowTracker:
         return page_of(self.uri, self._opened.experiment_id, parent_run_id)
 
 
-def _keep(run: OpenRun, ended: UnsentRun, folder: Path, failed: TrackingError) -> None:
+def _keep(run: OpenRun, ended: UnsentRun, folder: Path, root: Path, failed: TrackingError) -> None:
     what = failed.what if isinstance(failed, StoreError) else str(failed)
     try:
         run.unsent = write_unsent(folder, ended)
-        kept = f"the run is kept in {shown_path(run.unsent)}; send it with `python -m runner.send`"
+        command = send_command(ended.uri, root)
+        kept = f"the run is kept in {shown_path(run.unsent)}; send it with `{command}`"
         run.problem = f"{what}; {kept}"
     except CacheError as unwritten:
         run.problem = f"{what}; {unwritten}"

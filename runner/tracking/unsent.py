@@ -17,7 +17,10 @@ from typing import Any
 
 from fxpart.errors import FxpartError, InfeasibleError, SpecError
 from fxpart.support.json_file import read_document
+from runner.config.passwords import without_password
+from runner.config.sections import TrackingConfig
 from runner.output.text_files import write_json
+from runner.tracking.mlflow_store import store_uri
 from runner.tracking.mlflow_values import finite_metrics, param_texts, thin
 from runner.tracking.tracker import Columns, RunStatus, Series, Tracker, UnsentRun
 
@@ -28,6 +31,7 @@ __all__ = [
     "OpenRun",
     "now_ms",
     "read_unsent",
+    "send_command",
     "send_file",
     "send_unsent",
     "unsent_files",
@@ -136,6 +140,14 @@ def _error_text(error: BaseException) -> str:
 
 # Runs kept on disk.
 
+
+def send_command(uri: str, root: Path, folder: str = "") -> str:
+    """Return the command that sends runs to the store `uri`, which has no password."""
+    configured = without_password(store_uri(TrackingConfig(), root))
+    named = [] if uri == configured else [f"--uri {uri}"]
+    return " ".join(["python -m runner.send", *named, *([folder] if folder else [])])
+
+
 UNSENT_FILE = "unsent.json"
 _SCHEMA, _VERSION = "fxpart.unsent", 1
 _COPIES = "mlartifacts"
@@ -163,7 +175,36 @@ def read_unsent(path: Path) -> UnsentRun:
         if part.name not in document:
             raise SpecError(f"{path} is damaged (no {part.name}); run the job again")
         values[part.name] = document[part.name]
+    for name, is_right in _CHECKS.items():
+        if not is_right(values[name]):
+            raise SpecError(f"{path} is damaged ({name}: {values[name]!r}); run the job again")
     return UnsentRun(**values)
+
+
+def _is_inside(artifacts: object) -> bool:
+    """Return whether a path is none, or one that stays below the folder that it starts from."""
+    if artifacts is None:
+        return True
+    if not isinstance(artifacts, str):
+        return False
+    path = Path(os.path.normpath(artifacts))
+    return not path.is_absolute() and path.parts[:1] != ("..",)
+
+
+def _is_text_by_name(values: object) -> bool:
+    return isinstance(values, dict) and all(isinstance(text, str) for text in values.values())
+
+
+_CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    "status": lambda status: status in ("FINISHED", "FAILED", "KILLED"),
+    "uri": lambda uri: isinstance(uri, str),
+    "experiment": lambda name: isinstance(name, str),
+    # A run without an outcome would stay RUNNING.
+    "tags": lambda tags: _is_text_by_name(tags) and bool(tags.get(OUTCOME)),
+    "params": _is_text_by_name,
+    "artifacts": _is_inside,
+}
+"""What a file must say, which may be a stranger's."""
 
 
 def unsent_files(root: Path) -> list[Path]:
@@ -201,12 +242,22 @@ def send_file(path: Path, tracker_of: Callable[[UnsentRun], Tracker | None]) -> 
         if not is_ours:
             return False
         run = read_unsent(path)
+        _refuse_links(path.parent / (run.artifacts or ""))
         tracker = tracker_of(run)
         if tracker is None:
             return False
         tracker.send(run, path.parent)
         path.unlink()
         return True
+
+
+def _refuse_links(folder: Path) -> None:
+    """Raise `SpecError` for links below `folder`: their targets would be sent with the run."""
+    for below, inner, files in os.walk(folder):
+        for name in (*inner, *files):
+            link = Path(below) / name
+            if link.is_symlink():
+                raise SpecError(f"{link} is a link, which is not sent; put a file in its place")
 
 
 @contextmanager

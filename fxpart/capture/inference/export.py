@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 from io import StringIO
 from itertools import chain
 from typing import Any
@@ -13,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.models.user_code import user_line
+from fxpart.capture.models.user_code import user_errors, user_line
 from fxpart.errors import CaptureError, one_line
 
-__all__ = ["capture_failure", "export_program", "quiet", "unmasked_attention"]
+__all__ = ["capture_failure", "export_program", "quiet", "unmasked_attention", "without_transforms"]
 
 
 # A model of transformers that runs without a padding mask leaves the mask out where attention can
@@ -75,6 +76,7 @@ _HINTS = (
     ("meta tensor", "the model reads tensor values while it runs; take its branches from shapes"),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
+_TRANSFORMS = "torch._functorch.predispatch"
 _EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=grouped_mm"
 
 
@@ -103,6 +105,17 @@ def quiet() -> Iterator[None]:
         logging.disable(level)
 
 
+def without_transforms(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Return `program` with the operators that ``torch.vmap`` and the like stand for.
+
+    `torch.export` leaves the calls that enter and leave such a transform in the graph.
+    """
+    targets = (node.target for node in program.graph.nodes if node.op == "call_function")
+    if any(getattr(target, "__module__", "") == _TRANSFORMS for target in targets):
+        program = program.run_decompositions({})
+    return program
+
+
 def export_program(
     module: nn.Module,
     args: tuple[Any, ...] = (),
@@ -127,10 +140,13 @@ def export_program(
     tensors = (t for t in tree_leaves((args, inputs)) if isinstance(t, Tensor))
     first = next(chain(module.parameters(), module.buffers(), tensors), None)
     device = torch.device("meta") if first is None else first.device
-    try:
-        with quiet(), torch.no_grad(), device, unmasked_attention(args, inputs):
-            return torch.export.export(
-                module, args, inputs, dynamic_shapes=dynamic_shapes, strict=False
-            )
-    except Exception as error:
-        raise capture_failure(module, error) from error
+    with (
+        user_errors(partial(capture_failure, module)),
+        quiet(),
+        torch.no_grad(),
+        device,
+        unmasked_attention(args, inputs),
+    ):
+        return without_transforms(
+            torch.export.export(module, args, inputs, dynamic_shapes=dynamic_shapes, strict=False)
+        )

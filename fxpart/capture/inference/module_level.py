@@ -17,7 +17,7 @@ from fxpart.capture.builder import GraphBuilder
 from fxpart.capture.call_costs import moved_bytes
 from fxpart.capture.calls import storage_key
 from fxpart.capture.inference.from_export import compute_dtype
-from fxpart.capture.models.user_code import user_line
+from fxpart.capture.models.user_code import user_errors, user_line
 from fxpart.core.graph import OpGraph
 from fxpart.errors import CaptureError, one_line
 
@@ -31,16 +31,17 @@ def trace_modules(module: nn.Module) -> fx.GraphModule:
         CaptureError: when the module's Python cannot be traced.
 
     """
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return fx.symbolic_trace(module)
-    except Exception as error:
-        raise CaptureError(
+
+    def cannot_be_traced(error: BaseException) -> CaptureError:
+        return CaptureError(
             f"{type(module).__name__} cannot be captured by torch.fx.symbolic_trace"
             f"{user_line(error)}: {one_line(error)}; use capture.level=operator, which takes any"
             " exportable model"
-        ) from error
+        )
+
+    with user_errors(cannot_be_traced), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return fx.symbolic_trace(module)
 
 
 def module_graph(traced: fx.GraphModule, args: tuple[Any, ...]) -> OpGraph:
@@ -53,16 +54,15 @@ def module_graph(traced: fx.GraphModule, args: tuple[Any, ...]) -> OpGraph:
         CaptureError: when the run fails.
 
     """
-    try:
-        with torch.no_grad():
-            return _Recorder(traced).record(args)
-    except CaptureError:
-        raise
-    except Exception as error:
-        raise CaptureError(
+
+    def does_not_run(error: BaseException) -> CaptureError:
+        return CaptureError(
             f"{type(traced).__name__} does not run on the example inputs{user_line(error)}:"
             f" {one_line(error)}"
-        ) from error
+        )
+
+    with user_errors(does_not_run), torch.no_grad():
+        return _Recorder(traced).record(args)
 
 
 class _Recorder(fx.Interpreter):

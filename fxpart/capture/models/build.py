@@ -20,7 +20,7 @@ from fxpart.capture.models.factory_source import (
     split_factory,
 )
 from fxpart.capture.models.spec import ModelSpec
-from fxpart.capture.models.user_code import user_line
+from fxpart.capture.models.user_code import user_errors, user_line
 from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
 
 __all__ = ["BuiltModel", "build_model", "factory_model"]
@@ -114,16 +114,12 @@ def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:
     """Import the factory, call it, and return what it returned."""
     function = _find(factory)
     arguments = _arguments(spec, function)
-    try:
-        with device:
-            return function(**arguments)
-    except FxpartError:
-        raise
-    # A factory that ends the program is as wrong as one that fails.
-    except (Exception, SystemExit) as error:
-        raise CaptureError(
-            f"factory={factory} failed{user_line(error)}: {one_line(error)}"
-        ) from error
+
+    def failed(error: BaseException) -> CaptureError:
+        return CaptureError(f"factory={factory} failed{user_line(error)}: {one_line(error)}")
+
+    with user_errors(failed), device:
+        return function(**arguments)
 
 
 def _find(factory: str) -> Callable[..., object]:
@@ -138,7 +134,7 @@ def _find(factory: str) -> Callable[..., object]:
         raise CaptureError(
             f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
         ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise CaptureError(
             f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
         ) from error

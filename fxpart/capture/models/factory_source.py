@@ -140,7 +140,7 @@ def _factory_file(factory: str, depends_on: Sequence[str]) -> tuple[str, Path]:
             raise SpecError(
                 f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
             ) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise SpecError(
             f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
         ) from error

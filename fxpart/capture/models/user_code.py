@@ -8,7 +8,7 @@ now: that is the code in memory.
 import ast
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -17,7 +17,7 @@ from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from traceback import walk_tb
 
-from fxpart.errors import CaptureError
+from fxpart.errors import CaptureError, FxpartError
 from fxpart.support.digest import file_digest, file_stamp, parsed_source, source_digest
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "is_user_file",
     "module_digest",
     "source_file_digest",
+    "user_errors",
     "user_line",
 ]
 
@@ -44,6 +45,21 @@ def is_user_file(path: Path) -> bool:
     return not any(whole.is_relative_to(Path(f).resolve()) for f in folders) and (
         not whole.is_relative_to(_FXPART)
     )
+
+
+@contextmanager
+def user_errors(explain: Callable[[BaseException], FxpartError]) -> Iterator[None]:
+    """Raise what `explain` makes of whatever a user's code raises in the block.
+
+    Of a SystemExit, too, which would end the command with its own code, and of a bare
+    BaseException. An interrupt, and errors of fxpart, stay as they are.
+    """
+    try:
+        yield
+    except (KeyboardInterrupt, FxpartError):
+        raise
+    except BaseException as error:
+        raise explain(error) from error
 
 
 def user_line(error: BaseException) -> str:

@@ -6,6 +6,7 @@ Further memory of a step, such as an optimizer's state, is not in the graph.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,14 +14,20 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.inference.export import capture_failure, quiet, unmasked_attention
+from fxpart.capture.inference.export import (
+    capture_failure,
+    quiet,
+    unmasked_attention,
+    without_transforms,
+)
 from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.models.user_code import user_errors
 from fxpart.capture.symbolic.whole_slices import drop_whole_slices
 from fxpart.capture.training.joint_program import gradients_of, joint_program
 from fxpart.capture.training.step_graph import exported_names_of, step_graph
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import StepOptions
-from fxpart.errors import CaptureError, FxpartError, SpecError
+from fxpart.errors import CaptureError, SpecError
 
 __all__ = [
     "JointCapture",
@@ -189,12 +196,8 @@ def joint_capture(
 
     """
     step = joint_programs(module, args, kwargs, options, dynamic_shapes)
-    try:
+    with user_errors(partial(capture_failure, module)):
         graph = step.arrays(op_graph(step.program))
-    except FxpartError:
-        raise
-    except Exception as error:
-        raise capture_failure(module, error) from error
     exported = exported_names_of(graph, step.program)
     return JointCapture(step.program, graph, step.gradients, step.forward, exported)
 
@@ -208,22 +211,21 @@ def joint_programs(
 ) -> JointProgram:
     """Return the step of `joint_capture` without its arrays."""
     blocks = repeated_blocks(module) if options.checkpointing == "block" else ()
-    try:
-        with quiet(), torch.enable_grad():
-            inputs = dict(kwargs or {})
-            with unmasked_attention(args, inputs):
-                program = torch.export.export(
-                    module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
-                )
-            if dynamic_shapes is not None:
-                drop_whole_slices(program)
-            leaves = tree_leaves((args, inputs))
-            wanted = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
-            joint = joint_program(program, wanted, options, blocks)
-        return JointProgram(joint, gradients_of(joint), program)
-    except CaptureError as error:
-        raise CaptureError(f"{type(module).__name__} cannot be trained: {error}") from error
-    except FxpartError:
-        raise
-    except Exception as error:
-        raise capture_failure(module, error) from error
+    with user_errors(partial(capture_failure, module)):
+        try:
+            with quiet(), torch.enable_grad():
+                inputs = dict(kwargs or {})
+                with unmasked_attention(args, inputs):
+                    program = without_transforms(
+                        torch.export.export(
+                            module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes
+                        )
+                    )
+                if dynamic_shapes is not None:
+                    drop_whole_slices(program)
+                leaves = tree_leaves((args, inputs))
+                wanted = [isinstance(leaf, Tensor) and leaf.requires_grad for leaf in leaves]
+                joint = joint_program(program, wanted, options, blocks)
+            return JointProgram(joint, gradients_of(joint), program)
+        except CaptureError as error:
+            raise CaptureError(f"{type(module).__name__} cannot be trained: {error}") from error

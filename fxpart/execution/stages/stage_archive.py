@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverload
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
@@ -204,7 +204,8 @@ _WRAPPERS = frozenset(
         "wrap_with_set_grad_enabled",
     }
 )
-"""Operators that run a part of the graph; others of their namespace can call what they are told."""
+"""Operators that run a part of the graph; others of their kind can call what they are told."""
+_OF_FILES = frozenset({"aten.from_file", "aten.save"})
 _FUNCTIONS = "CeilToInt|CleanDiv|FloorDiv|FloorToInt|Max|Min|Mod|ModularIndexing|PythonMod|Where"
 _SIZE = re.compile(
     rf"(?:[a-z]{{1,4}}\d+(?:\*\*\d(?![\d*]))?|\d{{1,19}}(?:\.\d+)?|(?:{_FUNCTIONS})(?=\()"
@@ -235,6 +236,13 @@ def _is_operator(node: Mapping[str, object]) -> bool:
     match = _OPERATOR.fullmatch(str(node["target"]))
     if match is None or match["space"] is None:
         return match is not None
-    if match["space"] == "higher_order":
+    if match["space"] == "export":  # which calls a class by its name
+        return False
+    try:
+        operator = getattr(getattr(torch.ops, match["space"]), match["name"])
+    except AttributeError:
+        return True  # torch says that it is missing
+    if isinstance(operator, HigherOrderOperator):
         return match["name"] in _WRAPPERS
-    return match["space"] in _TORCH_NAMESPACES or match["space"] in _HOMES
+    name = f"{match['space']}.{match['name']}"
+    return isinstance(operator, OpOverloadPacket) and name not in _OF_FILES

@@ -1,10 +1,15 @@
-"""Where an exported model creates its tensors: beside its parameters, buffers or inputs."""
+"""Exported models: where they create tensors, transforms in a forward, and forwards that raise."""
+
+from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.training.joint import joint_capture
+from fxpart.errors import CaptureError
 
 
 class Shifted(nn.Module):
@@ -44,3 +49,64 @@ def test_without_parameters_a_buffer_says_where(device: str) -> None:
 def test_parameters_come_first(device: str) -> None:
     module = nn.Sequential(nn.Linear(4, 4), Shifted(torch.zeros(4))).to(device)
     assert devices(module, torch.zeros(4, device=device)) == {device}
+
+
+class Doing(nn.Module):
+    """Applies a function to the result of a layer."""
+
+    def __init__(self, act: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.layer, self.act = nn.Linear(4, 4), act
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.layer(x))
+
+
+def _doubled_by_row(x: Tensor) -> Tensor:
+    doubled: Tensor = torch.vmap(lambda row: row * 2)(x)
+    return doubled
+
+
+def test_a_transform_is_the_operators_that_it_stands_for() -> None:
+    module, x = Doing(_doubled_by_row), torch.randn(2, 4)
+    program = export_program(module, (x,))
+    assert op_graph(program).names == ("linear", "mul")
+    assert torch.equal(program.module()(x), module(x))
+    # Nothing of it is left for the next model.
+    assert op_graph(export_program(Doing(torch.relu), (x,))).names == ("linear", "relu")
+
+
+def test_a_step_through_a_transform_has_gradients() -> None:
+    step = joint_capture(Doing(_doubled_by_row), (torch.randn(2, 4),))
+    assert set(step.gradients) == {"layer.weight", "layer.bias"}
+
+
+class OddError(BaseException):
+    """No `Exception`."""
+
+
+def _ends(_: Tensor) -> Tensor:
+    raise SystemExit(0)
+
+
+def _raises(_: Tensor) -> Tensor:
+    raise OddError("odd")
+
+
+@pytest.mark.parametrize(("act", "message"), [(_ends, "SystemExit: 0"), (_raises, "OddError: odd")])
+def test_whatever_a_forward_raises_is_one_line(
+    act: Callable[[Tensor], Tensor], message: str
+) -> None:
+    x = (torch.zeros(1, 4),)
+    with pytest.raises(CaptureError, match=message):
+        export_program(Doing(act), x)
+    with pytest.raises(CaptureError, match=message):
+        joint_capture(Doing(act), x)
+
+
+def test_an_interrupt_stays_one() -> None:
+    def interrupted(_: Tensor) -> Tensor:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        export_program(Doing(interrupted), (torch.zeros(1, 4),))

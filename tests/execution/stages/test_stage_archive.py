@@ -123,6 +123,8 @@ def _imported_structure(graph: dict[str, Any]) -> None:
                 "torch.ops.load_library.__call__",
                 "torch.ops.export.call_custom_autograd_function_in_pre_dispatch.default",
                 "torch.ops.higher_order.call_torchbind",
+                "torch.ops.aten.save",
+                "torch.ops.aten.from_file.default",
                 "_operator.methodcaller",
                 "#anything",
             )

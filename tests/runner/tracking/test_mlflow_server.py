@@ -92,7 +92,7 @@ def test_a_server_that_is_killed_costs_no_result_and_doubles_none(
         never.log(metrics={"latency_ms": 2.5})
     assert never.unsent is not None
 
-    monkeypatch.setattr("sys.argv", ["send"])
+    monkeypatch.setattr("sys.argv", ["send", "--uri", server.uri])
     assert send.main() == 2
     assert "2 runs could not be sent: " in capsys.readouterr().err
     server.start()
@@ -141,10 +141,10 @@ def test_a_sweep_whose_server_is_killed_says_what_to_do_and_goes_on(
     assert "2 runs" in shown
     assert "* lowest latency" in shown
     assert "1 result could not be logged" in err
-    assert "python -m runner.send outputs/sweeps/" in err
+    assert f"python -m runner.send --uri {server.uri} outputs/sweeps/" in err
     server.kill()  # what is left of it
     server.start()
-    monkeypatch.setattr("sys.argv", ["send"])
+    monkeypatch.setattr("sys.argv", ["send", "--uri", server.uri])
     assert send.main() == 0
     tracker = MlflowTracker(TrackingConfig(uri=server.uri), folder)
     (parent,) = tracker.runs({"kind": "sweep"})

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
@@ -21,7 +22,13 @@ from runner.tracking import mlflow_tracker
 from runner.tracking.mlflow_tracker import MlflowTracker
 from runner.tracking.open_tracker import NoTracker, open_tracker
 from runner.tracking.tracker import UnsentRun
-from runner.tracking.unsent import read_unsent, send_unsent, unsent_files, write_unsent
+from runner.tracking.unsent import (
+    read_unsent,
+    send_file,
+    send_unsent,
+    unsent_files,
+    write_unsent,
+)
 from tests.runner.tracked import impatient
 
 __all__ = ["impatient"]
@@ -101,6 +108,42 @@ def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     with pytest.raises(SpecError, match=r"unsent.json is damaged \(no metrics\)"):
         read_unsent(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("artifacts", "../../.."),
+        ("artifacts", "/etc"),
+        ("artifacts", "inner/../.."),
+        ("artifacts", 7),
+        ("status", "RUNNING"),
+        ("status", None),
+        ("tags", {"kind": "run"}),
+        ("tags", {"outcome": 1}),
+        ("params", ["a"]),
+        ("uri", None),
+    ],
+)
+def test_a_file_that_says_what_no_run_of_ours_does_is_refused(
+    root: Path, tracker: MlflowTracker, part: str, value: object
+) -> None:
+    path = write_unsent(root / "outputs" / "job", _run("one", tracker.uri))
+    path.write_text(json.dumps({**json.loads(path.read_text()), part: value}))
+    with pytest.raises(SpecError, match=rf"unsent.json is damaged \({part}: "):
+        read_unsent(path)
+    assert send_unsent(root, tracker) == 0
+    assert _kept(root) == []
+
+
+def test_links_are_not_sent(root: Path, tracker: MlflowTracker) -> None:
+    job = root / "outputs" / "job"
+    write_unsent(job, replace(_run("one", tracker.uri), artifacts="."))
+    (root / "secret").write_text("of somebody else")
+    (job / "figure.svg").symlink_to(root / "secret")
+    with pytest.raises(SpecError, match=r"figure.svg is a link, which is not sent"):
+        send_file(job / "unsent.json", lambda _: tracker)
+    assert _kept(root) == []
 
 
 def test_files_are_found_but_for_those_that_mlflow_keeps(tmp_path: Path) -> None:
@@ -278,7 +321,8 @@ def test_the_command_sends_all(
     assert _send(monkeypatch=monkeypatch) == 2
     captured = capsys.readouterr()
     assert captured.out == "sent 1 run\n"
-    assert captured.err.startswith("error: 1 run could not be sent: tracking at ")
+    assert captured.err.startswith("error: 1 run could not be sent: run two is meant for ")
+    assert captured.err.endswith("; add --uri sqlite:///tiny/x.db to send it there\n")
     assert captured.err.count("\n") == 1
     assert broken.exists()
     assert _send("outputs", "--uri", "sqlite:///outputs/mlflow.db", monkeypatch=monkeypatch) == 0
