@@ -7,6 +7,7 @@ all our errors have; where those do not tell, Hydra's own words are joined to on
 
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,8 +23,17 @@ if TYPE_CHECKING:
 __all__ = ["explain", "unreadable_override"]
 
 
+_NEEDED = ("hydra", "omegaconf", "numpy", "numba", "torch", "mlflow", "sympy", "networkx")
+"""Packages without which no command of ours runs."""
+
+
 def explain(error: BaseException) -> str | None:
     """Return the mistake behind `error` as one line, or None when it is not the user's."""
+    if isinstance(error, ModuleNotFoundError) and error.name in _NEEDED:
+        return (
+            f"{sys.executable} has no {error.name}; use the Python that fxpart is installed for,"
+            " such as .venv/bin/python after `make demo`"
+        )
     chain = list(_with_causes(error))
     ours = next((link for link in chain if isinstance(link, FxpartError)), None)
     if ours is not None:

@@ -1,6 +1,7 @@
 """One job from config to files, terminal and tracker; every outcome is kept, a failure too."""
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -156,6 +157,9 @@ def _opening_run(
 ) -> Iterator[Callable[[], tuple[Tracker, RunLog]]]:
     """Open the run before the block, or beside it where it may be; yield what returns it, open."""
     if _may_open_beside(config, identity):
+        # While it is imported MLflow has some warnings ignored. Filters are the process's, and come
+        # and go with what other threads do with them.
+        warnings.filterwarnings("ignore", module=r"(mlflow|requests|urllib3)\b")
         with ThreadPoolExecutor(1) as beside:
             yield beside.submit(_open_run, config, identity, stack).result
     else:

@@ -37,6 +37,27 @@ def test_what_hydra_prints_ends_quietly(folder: Path, arguments: list[str]) -> N
     assert run_without_reader(folder, *arguments) == (CLOSED, "")
 
 
+def test_a_python_without_the_packages_is_told_in_one_line(folder: Path) -> None:
+    (folder / "none").mkdir()
+    (folder / "none" / "hydra.py").write_text(
+        "raise ModuleNotFoundError(\"No module named 'hydra'\", name='hydra')"
+    )
+    path = os.pathsep.join([str(folder / "none"), str(Path(__file__).resolve().parents[3])])
+    done = subprocess.run(
+        [sys.executable, *COMMAND, "mode=single"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {sys.executable} has no hydra; use the Python that fxpart is installed for, such"
+        " as .venv/bin/python after `make demo`\n"
+    )
+
+
 @pytest.mark.parametrize("program", ["runner", "runner.report", "runner.send", "runner.calibrate"])
 def test_help_through_head(folder: Path, program: str) -> None:
     """With `head` itself, of which nobody knows when it closes the pipe."""
