@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-# Pip compiles what it installs on one core, which takes as long again; so all cores do it after.
+# Pip compiles what it installs on one core, which takes as long again; so all cores do it after,
+# and leave alone what is no Python of today, such as templates.
 INSTALL := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile -c constraints.txt
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || true
 # What a run needs, and what tests need beside it: launchers, browsers, linters.

@@ -196,9 +196,12 @@ def _is_text_by_name(values: object) -> bool:
 
 
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
+    **{
+        name: lambda text: isinstance(text, str)
+        for name in ("record_id", "name", "uri", "experiment")
+    },
+    **{name: lambda time_ms: type(time_ms) is int for name in ("start_ms", "end_ms")},
     "status": lambda status: status in ("FINISHED", "FAILED", "KILLED"),
-    "uri": lambda uri: isinstance(uri, str),
-    "experiment": lambda name: isinstance(name, str),
     # A run without an outcome would stay RUNNING.
     "tags": lambda tags: _is_text_by_name(tags) and bool(tags.get(OUTCOME)),
     "params": _is_text_by_name,

@@ -125,19 +125,18 @@ def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:
 def _find(factory: str) -> Callable[..., object]:
     """Return the function that `factory` names."""
     module_name, function_name = split_factory(factory)
-    try:
+
+    def fails(error: BaseException) -> FxpartError:
+        if isinstance(error, ModuleNotFoundError):
+            missing = error.name or module_name
+            if missing == module_name or module_name.startswith(f"{missing}."):
+                return no_such_module(factory, missing)
+        return CaptureError(
+            f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
+        )
+
+    with user_errors(fails):
         module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = error.name or module_name
-        if missing == module_name or module_name.startswith(f"{missing}."):
-            raise no_such_module(factory, missing) from error
-        raise CaptureError(
-            f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise CaptureError(
-            f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
-        ) from error
     function = getattr(module, function_name, None)
     if not callable(function):
         functions = {

@@ -16,6 +16,7 @@ from fxpart.capture.models.user_code import (
     is_user_file,
     module_digest,
     source_file_digest,
+    user_errors,
     user_line,
 )
 from fxpart.errors import SpecError, nearest_names, one_line
@@ -126,26 +127,27 @@ def _factory_file(factory: str, depends_on: Sequence[str]) -> tuple[str, Path]:
     """Return the factory's module and its file. Raises what `factory_digest` does."""
     module, _ = split_factory(factory)
     _see_working_directory()
-    missing = module
     around = module.rpartition(".")[0]
-    try:
-        # To find a module is to import the packages that it lies in.
-        is_new = around and around not in sys.modules
-        with factory_as_imported(factory, depends_on) if is_new else nullcontext():
-            spec = find_spec(module)
-    except ModuleNotFoundError as error:
-        missing, spec = error.name or module, None
-        if module != missing and not module.startswith(f"{missing}."):
-            # A package around the module exists, but imports something that does not.
-            raise SpecError(
-                f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
-            ) from error
-    except (Exception, SystemExit) as error:
-        raise SpecError(
+
+    def fails(error: BaseException) -> SpecError:
+        if isinstance(error, ModuleNotFoundError):
+            missing = error.name or module
+            if module == missing or module.startswith(f"{missing}."):
+                return no_such_module(factory, missing)
+        # A package around the module exists, but fails, or imports something that does not.
+        return SpecError(
             f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
-        ) from error
+        )
+
+    # To find a module is to import the packages that it lies in.
+    is_new = around and around not in sys.modules
+    with (
+        user_errors(fails),
+        factory_as_imported(factory, depends_on) if is_new else nullcontext(),
+    ):
+        spec = find_spec(module)
     if spec is None:
-        raise no_such_module(factory, missing)
+        raise no_such_module(factory, module)
     if not spec.has_location or spec.origin is None:
         raise SpecError(f"factory={factory}: module {module} has no source file; name one that has")
     return module, Path(spec.origin)

@@ -155,12 +155,7 @@ def _register(library: str, path: Path) -> None:
 
 
 def _pickled(path: Path) -> str:
-    """Return the name of something in an archive that is not plain data, or an empty string.
-
-    Raises:
-        SpecError: for a graph that is not JSON.
-
-    """
+    """Return the name of something in an archive that is not plain data, or an empty string."""
     with zipfile.ZipFile(path) as archive:
         entries = archive.infolist()
         for entry in entries:
@@ -173,10 +168,10 @@ def _pickled(path: Path) -> str:
                     if payload["use_pickle"] or payload["tensor_meta"] is None:
                         return str(what)
         # Without a graph, torch would try an old layout, which is pickled.
-        graphs = [entry for entry in entries if "/models/" in entry.filename]
-        if not graphs:
+        if not any("/models/" in entry.filename for entry in entries):
             return "no graph as JSON"
-        documents = (json.loads(archive.read(graph)) for graph in graphs)
+        texts = [entry for entry in entries if entry.filename.endswith(".json")]
+        documents = (json.loads(archive.read(text)) for text in texts)
         return next((code for document in documents for code in _code_in(document)), "")
 
 
@@ -206,7 +201,10 @@ _WRAPPERS = frozenset(
 )
 """Operators that run a part of the graph; others of their kind can call what they are told."""
 _OF_FILES = frozenset({"aten.from_file", "aten.save"})
-_FUNCTIONS = "CeilToInt|CleanDiv|FloorDiv|FloorToInt|Max|Min|Mod|ModularIndexing|PythonMod|Where"
+_FUNCTIONS = (
+    "CeilDiv|CeilToInt|CleanDiv|FloatTrueDiv|FloorDiv|FloorToInt|Identity|IntTrueDiv|Max|Min|Mod"
+    "|ModularIndexing|PythonMod|RoundToInt|ToFloat|TruncToFloat|TruncToInt|Where"
+)
 _SIZE = re.compile(
     rf"(?:[a-z]{{1,4}}\d+(?:\*\*\d(?![\d*]))?|\d{{1,19}}(?:\.\d+)?|(?:{_FUNCTIONS})(?=\()"
     r"|\*(?!\*)|[-+/(),<>=&|~ ])*"

@@ -155,7 +155,7 @@ def over_slurm(
     asked_s = time.monotonic()
     try:
         while running:
-            time.sleep(_LOOK_S)  # as above
+            time.sleep(_LOOK_S)  # submitit has to be polled
             ended = [started for started in running if started.job.paths.result_pickle.exists()]
             if not ended and time.monotonic() - asked_s > _ASK_S:
                 asked_s = time.monotonic()

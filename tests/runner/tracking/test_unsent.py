@@ -123,6 +123,8 @@ def test_a_file_that_lacks_something_is_refused(tmp_path: Path) -> None:
         ("tags", {"outcome": 1}),
         ("params", ["a"]),
         ("uri", None),
+        ("record_id", 3),
+        ("end_ms", "now"),
     ],
 )
 def test_a_file_that_says_what_no_run_of_ours_does_is_refused(
