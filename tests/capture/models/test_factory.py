@@ -132,6 +132,8 @@ def test_refuses_in_one_line(refused: ModelSpec, kind: type[FxpartError], messag
         ("lacks_dependency", "import no_such_dependency", "No module named 'no_such_dependency'"),
         ("has_typo", "def f(:", "SyntaxError"),
         ("stumbles", "1 / 0", "ZeroDivisionError: division by zero"),
+        ("ends", "raise SystemExit(0)", "SystemExit: 0"),
+        ("is_odd", "raise BaseException('odd')", "BaseException: odd"),
     ],
 )
 def test_says_why_a_module_does_not_import(module: str, source: str, message: str) -> None:
