@@ -1,4 +1,4 @@
-"""`run_local`: run and measure a placed model in this process, checked against the unsplit one."""
+"""`run_local`: run and measure a placed model in this process, against the user's module."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -142,12 +142,13 @@ class LocalRun:
     """Peak bytes of torch's allocator on each CUDA device during one run, weights included; empty
     on the CPU."""
     max_difference: float
-    """Largest difference of any element of the results from the unsplit graph's; 0.0 when equal."""
+    """Largest difference of any element of the results from those of the module itself, called
+    eagerly; 0.0 when equal."""
     loss: float | None
     """Of a training step; None without training."""
     gradient_difference: float | None
-    """Largest difference of a parameter's gradient from the unsplit graph's, as a share of its
-    largest element; 0.0 when equal. None without training."""
+    """Largest difference of a parameter's gradient from that of the module itself, as a share of
+    its largest element; 0.0 when equal. None without training."""
     device_name: str
     """Name of the processor or GPU."""
     threads: int
@@ -266,7 +267,8 @@ def _measured(
     def unsplit() -> object:
         return whole(*real.args, **real.kwargs)
 
-    reference = work.outcome(unsplit, keep_results=True)
+    eager = _Work(training, trained_parameters(real.module))
+    reference = eager.outcome(lambda: real.module(*real.args, **real.kwargs), keep_results=True)
     peaks = _counted_peaks(real, split, assignment, n_devices, work=work, reference=reference)
     step, physical = _step(real, split, assignment, n_devices)
     allocated = allocated_peaks(lambda: work.outcome(step), physical)

@@ -1,8 +1,9 @@
 """The unsplit model run in this process, and how far a pipeline's results are from its results."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,9 @@ from fxpart.execution.difference import (
     refuse_more,
     rounding,
 )
+from fxpart.execution.local import Outcome, agreement, step_outcome, trained_parameters
 from fxpart.execution.pipeline_job import gradient_key, output_key
+from fxpart.execution.real_model import RealModel
 from fxpart.execution.stages.chain import Chain, tied_parameters
 
 __all__ = [
@@ -25,6 +28,7 @@ __all__ = [
     "loss_difference",
     "output_difference",
     "reference",
+    "refuse_another_model",
     "refuse_other_results",
 ]
 
@@ -58,6 +62,29 @@ def reference(
             return _training_step(chain, microbatches)
         with torch.no_grad():
             return Reference(tuple(_run(chain, inputs) for inputs in microbatches), (), {})
+
+
+def refuse_another_model(chain: Chain, real: RealModel, *, training: bool, threads: int) -> None:
+    """Refuse a chain that computes something else than the user's module in eager mode.
+
+    Results, and in training the loss and gradients, are compared for the inputs of `real`.
+
+    Raises:
+        ExecutionError: when they differ by more than rounding.
+
+    """
+
+    def outcome(model: Callable[..., Any]) -> Outcome:
+        if training:
+            parameters = trained_parameters(real.module)
+            return step_outcome(
+                lambda: model(*real.args, **real.kwargs), parameters, keep_results=True
+            )
+        with torch.no_grad():
+            return Outcome(model(*real.args, **real.kwargs), None, None)
+
+    with torch_threads(threads), torch.random.fork_rng(), _restored_buffers(chain):
+        agreement(outcome(chain), outcome(real.module))
 
 
 def _run(chain: Chain, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

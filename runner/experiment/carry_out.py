@@ -212,12 +212,15 @@ def _run_stages(task: _Task, chain: "Chain") -> "PipelineRun":
     """Run a step in one process per stage."""
     from fxpart.execution.pipeline_run import run_pipeline
     from fxpart.execution.real_model import drawn_microbatches
+    from fxpart.execution.unsplit_reference import refuse_another_model
 
     config, execute = task.config, task.config.execute
+    training = config.phase.name == "training"
+    refuse_another_model(chain, task.real, training=training, threads=execute.threads)
     return run_pipeline(
         chain,
         drawn_microbatches(task.spec, task.real, chain, config.microbatches, execute.seed),
-        training=config.phase.name == "training",
+        training=training,
         schedule=config.schedule.name,
         steps=execute.repeats,
         timeout_s=execute.timeout_s,

@@ -25,6 +25,7 @@ from fxpart.capture.models.user_code import user_errors
 from fxpart.capture.symbolic.whole_slices import drop_whole_slices
 from fxpart.capture.training.joint_program import gradients_of, joint_program
 from fxpart.capture.training.step_graph import exported_names_of, step_graph
+from fxpart.capture.training.user_functions import exported_functions
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import StepOptions
 from fxpart.errors import CaptureError, SpecError
@@ -215,7 +216,7 @@ def joint_programs(
         try:
             with quiet(), torch.enable_grad():
                 inputs = dict(kwargs or {})
-                with unmasked_attention(args, inputs):
+                with unmasked_attention(args, inputs), exported_functions():
                     program = without_transforms(
                         torch.export.export(
                             module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes

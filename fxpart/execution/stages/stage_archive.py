@@ -15,6 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
 from fxpart.capture.inference.export import quiet
+from fxpart.capture.training.user_functions import functions_called
 from fxpart.errors import CacheError, CaptureError, SpecError, one_line
 
 __all__ = ["StageProgram", "read_archive", "stage_program", "write_archive"]
@@ -59,6 +60,13 @@ def stage_program(module: fx.GraphModule, values: Sequence[Tensor], what: str) -
             f"{what} cannot be written as a file: torch.export says {one_line(error)}; cut so that"
             " it can be exported"
         ) from error
+    functions = functions_called(exported.graph_module)
+    if functions:
+        raise CaptureError(
+            f"{what} cannot be written as a file: it applies {', '.join(functions)}, a"
+            " torch.autograd.Function, whose backward is code that a file does not hold; run the"
+            " plan in this process (execute=local)"
+        )
     # Example inputs would be pickled.
     exported.example_inputs = None
     return StageProgram(

@@ -1,0 +1,142 @@
+"""A user's `torch.autograd.Function` in a training step: exported as one call, with its backward.
+
+`torch.export` records the operators of a Function's forward, of which autograd would then take the
+derivative, in place of the Function's own backward. Here each call of a Function is exported as one
+call of an operator that applies the Function itself: whoever runs the program under autograd, be it
+to trace a training step or with data, runs the user's forward and backward.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import SymInt, Tensor, fx
+from torch.autograd import Function
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+__all__ = ["exported_functions", "functions_called"]
+
+_FORWARD = "forward"
+_NAME = "fxpart_user::function"
+torch.library.define(_NAME, "(Tensor[] tensors, SymInt[] sizes, int call) -> Tensor[]")
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """What a call of a Function takes besides tensors and sizes, and how it returns them."""
+
+    function: type[Function]
+    structure: TreeSpec
+    """Of the arguments."""
+    leaves: list[Any]
+    """The flat arguments; in place of a tensor or a symbolic size `_TENSOR` or `_SIZE`."""
+    results: tuple[list[Any], TreeSpec] | None = None
+    """The flat results, with `_TENSOR` in place of each tensor, and their structure; known once
+    the Function has been applied."""
+
+
+_TENSOR = object()
+_SIZE = object()
+_calls: list[_Call] = []
+"""Every exported call of this process: programs refer to them by index."""
+_applying: list[type[Function]] = []
+"""The Functions whose own forward is running, the outermost first."""
+
+
+def _apply(tensors: Sequence[Tensor], sizes: Sequence[int | SymInt], call: int) -> list[Tensor]:
+    """Apply the Function of a call, and return the tensors among its results."""
+    of = _calls[call]
+    next_tensor, next_size = iter(tensors), iter(sizes)
+    leaves = [
+        next(next_tensor) if leaf is _TENSOR else next(next_size) if leaf is _SIZE else leaf
+        for leaf in of.leaves
+    ]
+    args = tree_unflatten(leaves, of.structure)
+    _applying.append(of.function)
+    try:
+        results, structure = tree_flatten(of.function.apply(*args))  # type: ignore[no-untyped-call]
+    finally:
+        _applying.pop()
+    of.results = [_TENSOR if isinstance(leaf, Tensor) else leaf for leaf in results], structure
+    return [leaf for leaf in results if isinstance(leaf, Tensor)]
+
+
+torch.library.impl(_NAME, "CompositeImplicitAutograd", _apply)
+
+
+def _recorded(function: type[Function], args: tuple[Any, ...]) -> Any:  # noqa: ANN401
+    """Call `function` as one operator, and return its results as its forward would."""
+    leaves, structure = tree_flatten(args)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    sizes = [leaf for leaf in leaves if isinstance(leaf, SymInt)]
+    blanks = [
+        _TENSOR if isinstance(leaf, Tensor) else _SIZE if isinstance(leaf, SymInt) else leaf
+        for leaf in leaves
+    ]
+    of = _Call(function, structure, blanks)
+    _calls.append(of)
+    results = iter(torch.ops.fxpart_user.function(tensors, sizes, len(_calls) - 1))
+    assert of.results is not None, "the operator has been run"
+    flat, structure = of.results
+    return tree_unflatten([next(results) if leaf is _TENSOR else leaf for leaf in flat], structure)
+
+
+def _replaced(function: type[Function]) -> Callable[..., Any]:
+    """Return what stands for the forward of `function` while a model is exported."""
+    original = function.forward
+    # A Function that defines `setup_context` has a forward without a context.
+    first = 0 if function.setup_context is not Function.setup_context else 1
+
+    def forward(*args: Any) -> Any:  # noqa: ANN401 - any arguments and results
+        if _applying:
+            return original(*args)
+        return _recorded(function, args[first:])
+
+    return forward
+
+
+@contextmanager
+def exported_functions() -> Iterator[None]:
+    """Export every call of a user's `Function` in the block as one call; not thread-safe.
+
+    Functions of torch itself are left as they are, and so are calls inside of another Function.
+    """
+    functions = [f for f in _subclasses(Function) if not f.__module__.startswith("torch.")]
+    replaced = [(function, _replaced(function)) for function in functions]
+    originals = [(function, vars(function).get(_FORWARD)) for function in functions]
+    for function, forward in replaced:
+        setattr(function, _FORWARD, staticmethod(forward))
+    try:
+        yield
+    finally:
+        for function, original in originals:
+            if original is None:
+                delattr(function, _FORWARD)
+            else:
+                setattr(function, _FORWARD, original)
+
+
+def functions_called(module: fx.GraphModule) -> list[str]:
+    """Return the names of the Functions that an exported module applies, each once, in order."""
+    calls = [
+        node.args[2]
+        for inner in module.modules()
+        if isinstance(inner, fx.GraphModule)
+        for node in inner.graph.nodes
+        if node.target is torch.ops.fxpart_user.function.default
+    ]
+    return list(dict.fromkeys(_calls[int(call)].function.__qualname__ for call in calls))
+
+
+def _subclasses(of: type[Function]) -> list[type[Function]]:
+    """Return all classes below `of`, each once."""
+    classes: dict[type[Function], None] = {}
+    pending = [of]
+    while pending:
+        for subclass in pending.pop().__subclasses__():
+            if subclass not in classes:
+                classes[subclass] = None
+                pending.append(subclass)
+    return list(classes)

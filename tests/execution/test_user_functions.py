@@ -1,0 +1,166 @@
+"""Functions with a backward of their own: memory and gradients of a step are those of eager."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.capture.training.joint import joint_capture
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.phases import StepOptions
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import CaptureError
+from fxpart.execution.forward_devices import forward_devices
+from fxpart.execution.local import run_local
+from fxpart.execution.real_model import RealModel
+from fxpart.execution.real_step import step_peak_bytes
+from fxpart.execution.stages.stage_archive import stage_program
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+_CPU = StepOptions(fused_attention=False, fused_dropout=False)
+
+
+class StraightThrough(Function):
+    """Rounds; its gradient is that of its input, `scale` times, which no derivative gives."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:  # noqa: ANN401
+        ctx.scale = scale
+        return torch.round(x * scale)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return gradient * ctx.scale, None
+
+
+_round = StraightThrough.apply
+"""Bound before any capture, as many people do."""
+
+
+class Recomputing(Function):
+    """Keeps only its input, and runs its forward again under autograd."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.save_for_backward(x, weight)
+        return torch.exp(torch.tanh(x @ weight))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        x, weight = (tensor.detach().requires_grad_() for tensor in ctx.saved_tensors)
+        with torch.enable_grad():
+            again = torch.exp(torch.tanh(x @ weight))
+        return torch.autograd.grad(again, (x, weight), gradient)  # type: ignore[return-value]
+
+
+class Reversal(Function):
+    """Saves nothing, and takes its context apart from its forward."""
+
+    @staticmethod
+    def forward(x: Tensor, pair: tuple[float, Tensor]) -> tuple[Tensor, Tensor]:
+        factor, other = pair
+        return x.view_as(x), other * factor
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:  # noqa: ANN401
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, first: Tensor, second: Tensor | None) -> tuple[Tensor, None]:  # noqa: ANN401
+        return -first, None
+
+
+class Mixed(nn.Module):
+    """All of them between ordinary layers."""
+
+    def __init__(self, *wanted: str) -> None:
+        super().__init__()
+        self.up = nn.Linear(16, 32)
+        if "recomputing" in wanted:
+            self.weight = nn.Parameter(torch.randn(32, 32) / 8)
+        self.down = nn.Linear(32, 8)
+        self.wanted = wanted
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.up(x))
+        if "straight" in self.wanted:
+            x = _round(x, 3.0)  # type: ignore[no-untyped-call]
+        if "recomputing" in self.wanted:
+            x = Recomputing.apply(x, self.weight)  # type: ignore[no-untyped-call]
+        if "reversal" in self.wanted:
+            x, _ = Reversal.apply(x, (2.0, x))  # type: ignore[no-untyped-call]
+        return self.down(torch.sigmoid(x))  # type: ignore[no-any-return]
+
+
+def _bloom() -> tuple[nn.Module, dict[str, Tensor]]:
+    from transformers import BloomConfig, BloomForCausalLM
+
+    config = BloomConfig(vocab_size=64, hidden_size=32, n_layer=2, n_head=2, use_cache=False)
+    ids = torch.randint(0, 64, (2, 16))
+    return BloomForCausalLM(config), {"input_ids": ids}
+
+
+def _mixed(*wanted: str) -> Callable[[], tuple[nn.Module, dict[str, Tensor]]]:
+    return lambda: (Mixed(*wanted), {"x": torch.randn(64, 16)})
+
+
+CASES: dict[str, Callable[[], tuple[nn.Module, dict[str, Tensor]]]] = {
+    "straight": _mixed("straight"),
+    "recomputing": _mixed("recomputing"),
+    "reversal": _mixed("reversal"),
+    "mixed": _mixed("straight", "recomputing", "reversal"),
+    "bloom": _bloom,
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_a_split_step_are_those_of_the_module(name: str) -> None:
+    torch.manual_seed(0)
+    module, inputs = CASES[name]()
+    module.eval()
+    step = joint_capture(module, (), inputs)
+    forward = op_graph(step.forward)
+    real = RealModel(module, (), inputs, step.forward, forward)
+    half = (torch.arange(step.graph.n_ops) >= len(step.exported_names) // 4).long().numpy()
+    placed = partition_by_device(forward, forward_devices(half, step.exported_names, forward))
+    run = run_local(real, placed, 2, repeats=1, training=True)
+    assert run.max_difference == 0.0
+    assert run.gradient_difference == 0.0
+
+
+LOCAL_BYTES = {"recomputing": 64 * 32 * 4, "mixed": 64 * 32 * 4}
+"""What Python's variable `again` holds in a backward of `Recomputing`, which no operator reads."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_peak_of_a_step_is_that_of_the_module(name: str) -> None:
+    torch.manual_seed(0)
+    module, inputs = CASES[name]()
+    module.train()
+    graph = joint_capture(module, (), inputs, _CPU).graph
+    predicted = int(peak_bytes(memory_tables(graph), graph.group * 0, 1)[0])
+    counted = step_peak_bytes(module, (), inputs).peak_bytes
+    loss_bytes = 4  # kept by the caller's variable
+    assert predicted == counted - LOCAL_BYTES.get(name, 0) - loss_bytes
+
+
+def test_a_function_is_not_replaced_after_a_capture() -> None:
+    before = {f: f.forward for f in (StraightThrough, Recomputing, Reversal)}
+    joint_capture(Mixed("straight", "recomputing", "reversal"), (torch.randn(2, 16),))
+    assert {f: f.forward for f in before} == before
+    x = torch.ones(3, requires_grad=True)
+    _round(x, 2.0).sum().backward()  # type: ignore[no-untyped-call]
+    assert torch.equal(torch.as_tensor(x.grad), torch.full((3,), 2.0))
+
+
+def test_a_stage_that_applies_a_function_is_no_file() -> None:
+    module, x = Mixed("straight", "reversal"), torch.randn(4, 16)
+    step = joint_capture(module, (x,))
+    with pytest.raises(CaptureError, match=r"StraightThrough, Reversal, a torch.autograd.Function"):
+        stage_program(step.forward.module(), (x,), "stage 0")
