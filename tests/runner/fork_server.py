@@ -8,6 +8,7 @@ bare start is tested with a bare start (`tests/test_layers.py`, ``run(..., bare=
 """
 
 import atexit
+import gc
 import json
 import os
 import signal
@@ -80,6 +81,8 @@ def _serve() -> None:
     os.dup2(2, 1)  # what a library prints is no answer
     for line in sys.stdin:
         request = json.loads(line)
+        # A child's collections would touch, and so copy, all that has been imported here.
+        gc.freeze()
         child = os.fork()
         if child == 0:
             answers.close()
