@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from fxpart.errors import one_line
+from fxpart.support.garbage import collect_rarely
 
 __all__ = ["main"]
 
@@ -39,6 +40,7 @@ class Reporter:
 
 def main(arguments: list[str]) -> int:
     """Run the stage that the arguments name; return the exit status."""
+    collect_rarely()
     folder, stage, parent = Path(arguments[0]), int(arguments[1]), int(arguments[2])
     _end_with(parent)
     # Output of libraries must not mix with the reports.

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import NoReturn, TextIO
 
 from fxpart.errors import SpecError
+from fxpart.support.garbage import collect_rarely
 from runner.cli.mistakes import explain
 
 __all__ = ["USER_ERROR", "Parser", "exit_code", "remember", "reported"]
@@ -31,6 +32,7 @@ def reported(work: Callable[[], int]) -> int:
     with the notes of the exception, and a pipe closed by its reader, such as ``head``, prints
     nothing; all three end the command with the exit codes of a shell.
     """
+    collect_rarely()
     try:
         try:
             return _reported(work)

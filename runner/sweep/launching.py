@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import FxpartError, SpecError, one_line
+from fxpart.support.garbage import collect_rarely
 from fxpart.support.json_file import read_document, what_is_wrong
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_document, config_from_document
@@ -164,6 +165,7 @@ def run_job_file(path: Path, tracking: TrackingConfig) -> str:
     It may start long after the sweep did, or after a sweep that is gone: a job that has a result by
     then is not run again.
     """
+    collect_rarely()
     placed = read_placed(path, tracking)
     tracker = open_tracker(placed.tracking, placed.root, must_answer=False)
     return run_placed(placed, tracker, others_begun=None).status
