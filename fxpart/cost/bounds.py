@@ -23,25 +23,56 @@ WINDOW = 48
 """Ancestors looked at for each operator, the latest first; a wider window found nothing more."""
 
 
+class GroupOrder(NamedTuple):
+    """Operators that share a device run there in the graph's order. Arrays of length n."""
+
+    group: IntArray
+    before: IntArray
+    """The operator of the same group right before each; -1 for the first of a group."""
+
+
+def group_order(group: IntArray) -> GroupOrder:
+    """Return the order that `group`, as `OpGraph.group`, forces. O(n log n)."""
+    by_group = np.argsort(group, kind="stable").astype(np.int64)
+    before = np.full(len(group), -1, dtype=np.int64)
+    together = group[by_group[1:]] == group[by_group[:-1]]
+    before[by_group[1:][together]] = by_group[:-1][together]
+    return GroupOrder(group, before)
+
+
 @inlined
-def _ancestors(
-    t: CostTables, op: int, time_s: FloatArray, cheapest_s: FloatArray, room: AncestorRoom
+def _ancestors(  # noqa: PLR0917 - compiled loops take tables by position
+    t: CostTables,
+    order: GroupOrder,
+    op: int,
+    time_s: FloatArray,
+    cheapest_s: FloatArray,
+    room: AncestorRoom,
 ) -> int:
     """Fill `room` with up to `WINDOW` ancestors of `op`, latest first; return how many.
 
     For each one `path_s` is the time of the operators between it and `op` on a path, and `cross_s`
-    the cheapest transfer on that path: the path is the one with the largest sum of the two.
+    the cheapest transfer on that path: the path is the one with the largest sum of the two. Inside
+    a group nothing is sent, so that there it is infinite.
     """
     ancestor, path_s, cross_s = room
     known, done = 0, 0
     here, sofar_s, least_s = op, 0.0, np.inf
     while True:
-        for i in range(t.read_start[here], t.read_start[here + 1]):
-            value = t.reads[i]
-            maker = t.producer[value]
+        # The reads, and then the operator of the same group that runs right before.
+        for i in range(t.read_start[here], t.read_start[here + 1] + 1):
+            if i < t.read_start[here + 1]:
+                value = t.reads[i]
+                maker = t.producer[value]
+                cross = min(least_s, cheapest_s[value])
+            else:
+                maker, cross = order.before[here], least_s
             if maker < 0:
                 continue
-            cross = min(least_s, cheapest_s[value])
+            if order.group[maker] == order.group[op]:
+                cross = np.inf
+            elif order.group[maker] == order.group[here]:
+                cross = least_s
             slot = done
             while slot < known and ancestor[slot] != maker:
                 slot += 1
@@ -99,8 +130,12 @@ def _earliest_start(
 
 
 @compiled
-def _path_bound_s(t: CostTables, time_s: FloatArray, cheapest_s: FloatArray) -> float:
+def _path_bound_s(
+    t: CostTables, order: GroupOrder, time_s: FloatArray, cheapest_s: FloatArray
+) -> float:
     """Return a bound from dependencies: operators are near each other, or pay for a transfer.
+
+    An operator also waits for those of its group before it, which run on the same device.
 
     As in Papadimitriou and Yannakakis: Towards an architecture-independent analysis of parallel
     algorithms. SIAM J. Comput. 19(2), 1990, doi:10.1137/0219021, with transfers of several costs.
@@ -111,14 +146,17 @@ def _path_bound_s(t: CostTables, time_s: FloatArray, cheapest_s: FloatArray) -> 
     )
     longest = 0.0
     for op in range(time_s.shape[0]):
-        start = 0.0
+        start, waits = 0.0, t.read_start[op + 1] - t.read_start[op]
         for i in range(t.read_start[op], t.read_start[op + 1]):
             maker = t.producer[t.reads[i]]
             if maker >= 0:
                 start = max(start, start_s[maker] + time_s[maker])
-        if t.read_start[op + 1] - t.read_start[op] > 1:
+        if order.before[op] >= 0:
+            start = max(start, start_s[order.before[op]] + time_s[order.before[op]])
+            waits += 1
+        if waits > 1:
             # Only where data comes together can a transfer, or a turn to wait for, be forced.
-            count = _ancestors(t, op, time_s, cheapest_s, room)
+            count = _ancestors(t, order, op, time_s, cheapest_s, room)
             if count:
                 start = max(start, _earliest_start(start_s, time_s, room, count))
         start_s[op] = start
@@ -150,10 +188,11 @@ def critical_path_s(t: CostTables, device_of: IntArray) -> float:
     return longest
 
 
-def lower_bound_s(t: CostTables) -> float:
-    """Return a latency in seconds that no placement on these devices can beat.
+def lower_bound_s(t: CostTables, group: IntArray) -> float:
+    """Return a latency in seconds that no placement of whole operators on these devices can beat.
 
-    The larger of two bounds. From dependencies, see `_path_bound_s`, with every operator on its
+    An operator that is itself spread over devices (tensor parallelism) can. `group` is that of the
+    graph: see `OpGraph.group`. The larger of two bounds. From dependencies, see `_path_bound_s`, with every operator on its
     fastest device and every transfer on the fastest link. From work: with shares y of the devices
     that add to 1, any placement takes at least the sum over operators of the least
     ``y_d * time_d`` (linear programming duality); the shares are the devices' speeds on the whole
@@ -165,7 +204,7 @@ def lower_bound_s(t: CostTables) -> float:
         return float(time_s.sum())
     apart = ~np.eye(devices, dtype=np.bool_)
     cheapest_s = t.link_latency_s[apart].min() + t.value_bytes * t.s_per_byte[apart].min()
-    path = float(_path_bound_s(t, time_s, cheapest_s))
+    path = float(_path_bound_s(t, group_order(group), time_s, cheapest_s))
     totals = t.op_time_s.sum(axis=0)
     if not (totals > 0).all():
         return path

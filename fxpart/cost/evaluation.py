@@ -83,7 +83,7 @@ class Evaluation:
     critical_path_s: float
     """Longest path, transfers included, as if a device ran any number of operators at once."""
     lower_bound_s: float
-    """No placement on this topology has a lower latency."""
+    """No placement of whole operators on this topology has a lower latency."""
     transfer_bytes: int
     """Bytes sent between devices for one input, the average of all rounds."""
     partitions: int

@@ -76,6 +76,15 @@ class Result:
         return device_peaks(self.problem, self.assignment, LARGEST)
 
     @property
+    def has_gap(self) -> bool:
+        """Whether the latency is what was asked for, so that its distance from a bound says much.
+
+        A schedule gives up the latency of one microbatch for that of a step, and copies for what a
+        stream of inputs takes; sums over replicas are in the latency, and in no bound.
+        """
+        return self.schedule is None and self.replicas is None and self.evaluation.rounds == 1
+
+    @property
     def captured(self) -> CapturedGraph:
         """The graph that is placed, before operators are grouped."""
         return self.subject.captured

@@ -32,7 +32,7 @@ def headline(result: Result) -> dict[str, float]:
         "transfer_gib": e.transfer_bytes / GIB,
         "lower_bound_ms": e.lower_bound_s * 1e3,
         "critical_path_ms": e.critical_path_s * 1e3,
-        "optimality_gap_pct": e.optimality_gap * 100,
+        **({"optimality_gap_pct": e.optimality_gap * 100} if result.has_gap else {}),
         "feasible": 1.0,
         "capture_s": result.captured.seconds,
         "partition_s": result.partition_s,

@@ -208,7 +208,7 @@ def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[
 
 def _show_plan(result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
-    show(device_table(result.evaluation), summary_line(result.evaluation, result.batch_size))
+    show(device_table(result.evaluation), _summary(result))
     show(f"peak:      {peak_line(result.peaks)}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
@@ -218,6 +218,10 @@ def _show_plan(result: Result) -> None:
         show(f"batch:     {batch_line(result.batches)}")
     if result.schedule:
         show(f"schedule:  {schedule_line(result.schedule)}")
+
+
+def _summary(result: Result) -> str:
+    return summary_line(result.evaluation, result.batch_size, with_gap=result.has_gap)
 
 
 def _show_end(result: Result, folder: Path) -> None:
@@ -297,5 +301,5 @@ def _log(result: Result, folder: Path, log: RunLog) -> None:
         },
         artifacts_dir=folder,
         left_out=STAGES_FOLDER,  # weights, which are random
-        tags={"mlflow.note.content": summary_line(result.evaluation, result.batch_size)},
+        tags={"mlflow.note.content": _summary(result)},
     )

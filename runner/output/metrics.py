@@ -30,9 +30,10 @@ __all__ = [
     "page_columns",
 ]
 
-Column = Literal["", "always", "plain", "scheduled", "replicated", "differs", "some"]
-"""When a report has a column of a metric: never, always, where not all jobs have a schedule, where
-all have one, where a job without one has replicas, where jobs differ in it, where a job has it."""
+Column = Literal["", "always", "plain", "bounded", "scheduled", "replicated", "differs", "some"]
+"""When a report has a column of a metric: never, always, where not all jobs have a schedule, where a
+job of these has it, where all have a schedule, where a job without one has replicas, where jobs
+differ in it, where a job has it."""
 
 
 LAST_SPARE = 8
@@ -76,14 +77,15 @@ _LOWER: Literal["lower"] = "lower"
 _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
 _SCHEDULE, _RUN = "schedule", "execute"
+_ONE_INPUT = "neither `schedule` nor replicas"
 
 # fmt: off
 METRICS = (
     Metric("latency_ms", "ms", ",.3f", _LOWER, "Simulated time of one input through the model.",
            heading="latency", column="plain", page=PageColumn(1, 100)),
     Metric("optimality_gap_pct", "%", ".1f", _LOWER,
-           "How far the latency is above the lower bound.",
-           heading="gap", column="plain", spare=2, page=PageColumn(15, 140)),
+           "How far the latency is above the lower bound.", _ONE_INPUT,
+           heading="gap", column="bounded", spare=2, page=PageColumn(15, 140)),
     Metric("peak_memory_gib", "GiB", ".3f", _LOWER,
            "The most that any device holds at once: weights, inputs and live tensors.",
            heading="peak", column="plain", page=PageColumn(2, 130)),
@@ -118,7 +120,7 @@ METRICS = (
     Metric("transfer_gib", "GiB", ".3f", _LOWER, "Sent between devices for one input.",
            page=PageColumn(13, 95)),
     Metric("lower_bound_ms", "ms", ",.3f", None,
-           "No placement on these devices has a lower latency."),
+           "No placement of whole operators on these devices has a lower latency."),
     Metric("critical_path_ms", "ms", ",.3f", _LOWER,
            "Longest path with transfers, as if a device ran any number of operators at once."),
     Metric("operators", "", ".0f", None, "Operators of the captured graph."),

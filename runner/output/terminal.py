@@ -60,22 +60,33 @@ def show(*parts: "Table | str") -> None:
         console.print(part, soft_wrap=isinstance(part, str))
 
 
-def summary_line(evaluation: Evaluation, batch_size: int = 1) -> str:
+def summary_line(evaluation: Evaluation, batch_size: int = 1, *, with_gap: bool = True) -> str:
     """Return the outcome in one line; the gap is how far latency is above the lower bound.
 
-    An input has `batch_size` examples.
+    An input has `batch_size` examples. Without `with_gap`, nothing is said of the bound: it is one
+    of a single input, that of a schedule or of replicas would be another.
     """
     e, times = evaluation, time_unit(evaluation.latency_s)
     rate = f"{_rate(e.throughput_per_s)} inputs/s"
     if batch_size > 1:
         rate += f" ({_rate(e.throughput_per_s * batch_size)} examples/s)"
     turns = f", up to {e.replicas} replicas in turn" if e.replicas > 1 else ""
+    bound = (
+        f", lower bound for whole operators {times.show(e.lower_bound_s)} {times.name}"
+        f" (gap {e.optimality_gap:.1%})"
+    )
     return (
         f"latency {times.show(e.latency_s)} {times.name}, {rate},"
         f" {counted(e.partitions, 'partition')} on {e.devices_used} of"
-        f" {counted(len(e.devices), 'device')}{turns}, {format_size(e.transfer_bytes)} transferred,"
-        f" lower bound {times.show(e.lower_bound_s)} {times.name} (gap {e.optimality_gap:.1%})"
+        f" {counted(len(e.devices), 'device')}{_idle(e)}{turns},"
+        f" {format_size(e.transfer_bytes)} transferred{bound if with_gap else ''}"
     )
+
+
+def _idle(evaluation: Evaluation) -> str:
+    """Return which devices compute nothing, in brackets; empty where all compute."""
+    idle = tuple(use.logical_id for use in evaluation.devices if not use.operators)
+    return f" ({format_ids(idle)} idle)" if idle else ""
 
 
 def _rate(per_s: float) -> str:

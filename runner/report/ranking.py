@@ -137,6 +137,7 @@ def _has_column(metric: Metric, done: Sequence[SweepRow], *, scheduled: bool) ->
         "": False,
         "always": True,
         "plain": not scheduled,
+        "bounded": not scheduled and bool(values - {None}),
         "scheduled": scheduled,
         "replicated": replicated and not scheduled,
         "differs": len(values) > 1,

@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpart.core.assignment import Assignment
+from fxpart.core.granularity import join_groups
 from fxpart.core.graph import OpGraph
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.topology import Link, Topology
@@ -15,6 +17,7 @@ from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
 from tests import independent
+from tests.placement.training_sketch import random_training_graph
 from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 GB = 10**9
@@ -112,14 +115,13 @@ def test_lower_bound_is_the_work_when_nothing_depends() -> None:
     sketch = Sketch()
     for flops in (3, 3, 3, 3):
         sketch.op([], 1, [], flops)
-    costs = problem(sketch.graph(), devices(GB, GB)).costs
-    assert lower_bound_s(costs) == 6.0
-    fast_and_slow = problem(sketch.graph(), devices(GB, GB, speeds=[2.0, 1.0])).costs
-    assert lower_bound_s(fast_and_slow) == pytest.approx(12 / 3)
+    assert _bound_s(problem(sketch.graph(), devices(GB, GB))) == 6.0
+    fast_and_slow = problem(sketch.graph(), devices(GB, GB, speeds=[2.0, 1.0]))
+    assert _bound_s(fast_and_slow) == pytest.approx(12 / 3)
 
 
 def test_lower_bound_is_the_path_in_a_chain() -> None:
-    assert lower_bound_s(problem(chain(5, flops=2), devices(GB, GB, GB)).costs) == 10.0
+    assert _bound_s(problem(chain(5, flops=2), devices(GB, GB, GB))) == 10.0
 
 
 @pytest.mark.parametrize(
@@ -142,7 +144,7 @@ def test_lower_bound_counts_the_turns_or_the_transfer_before_a_join(
     sketch = Sketch()
     ends = [sketch.op([], size, flops=flops) for flops, size in branches]
     this = problem(sketch.graph(sketch.op(ends, 1, flops=1)), devices(GB, GB))
-    assert lower_bound_s(this.costs) == bound
+    assert _bound_s(this) == bound
     assert _best_of_all_s(this) == bound
 
 
@@ -153,7 +155,7 @@ def test_lower_bound_counts_a_transfer_between_fork_and_join() -> None:
     this = problem(sketch.graph(sketch.op([left, right], 1, flops=1)), devices(GB, GB, GB))
     # One branch runs elsewhere, and something is sent on its way from fork to join: 2 + 1 + 5 + 1.
     # On the path alone it is 8; the join can run where the later branch does, so 9 is reached.
-    assert lower_bound_s(this.costs) == 9
+    assert _bound_s(this) == 9
     assert _best_of_all_s(this) == 9
 
 
@@ -164,18 +166,56 @@ def test_lower_bound_takes_the_quickest_link() -> None:
     near, far = Link(2.0, 1.0), Link(0.25, 9.0)
     this = problem(graph, devices(GB, GB, GB, link=near, far=far, nodes=[0, 0, 1]))
     # In the node a result takes 1 + 2 / 2 s: it comes at 3 + 2, then 1.
-    assert lower_bound_s(this.costs) == 6
+    assert _bound_s(this) == 6
     assert _best_of_all_s(this) == 6
 
 
+def _weight_gradient_first() -> OpGraph:
+    """Return two layers and their backward, each with its weight gradient before the other one."""
+    sketch = Sketch()
+    first = sketch.op([], 1, flops=1)
+    second = sketch.op([first], 1, flops=1)
+    sketch.op([second], 1, flops=4, backward_of=1)
+    back = sketch.op([second], 1, flops=1, backward_of=1)
+    sketch.op([back], 1, flops=4, backward_of=0)
+    return sketch.graph(sketch.op([back], 1, flops=1, backward_of=0))
+
+
+def test_lower_bound_counts_the_order_in_a_group() -> None:
+    this = problem(_weight_gradient_first(), devices(GB, GB, GB))
+    # By what they read, 1 + 1 + 1 + 4. Each weight gradient holds up what its device computes next:
+    # 1 + 1, then 4 + 1, then 4 + 1.
+    assert lower_bound_s(this.costs, np.arange(6)) == 7
+    assert _bound_s(this) == 12
+    assert _best_of_all_s(this) == 12
+
+
+def test_lower_bound_knows_that_a_group_is_sent_nothing_of_its_own() -> None:
+    sketch = Sketch()
+    first = sketch.op([], 1, flops=3)
+    other = sketch.op([], 1, flops=3)
+    this = problem(sketch.graph(sketch.op([first, other], 1, flops=1, group=0)), devices(GB, GB))
+    # The other comes at 3 + 1; were the first free to part, so would the join be.
+    assert _bound_s(this) == 5
+    assert _best_of_all_s(this) == 5
+    slow = problem(this.graph, devices(GB, GB, link=Link(0.2)))
+    assert _bound_s(slow) == 7
+    assert _best_of_all_s(slow) == 7
+
+
+def _bound_s(this: Problem) -> float:
+    return lower_bound_s(this.costs, this.graph.group)
+
+
 def _best_of_all_s(this: Problem) -> float:
-    """Return the least latency of all placements.
+    """Return the least latency of all placements that keep groups together.
 
     By the package's own schedule, which is quick; the test below compares it with the slow one.
     """
-    places = itertools.product(range(this.topology.n_devices), repeat=this.graph.n_ops)
+    names, which = np.unique(this.graph.group, return_inverse=True)
+    places = itertools.product(range(this.topology.n_devices), repeat=len(names))
     log = schedule_log(this.costs)
-    return min(schedule(this.costs, np.array(place), log)[0] for place in places)
+    return min(schedule(this.costs, np.array(place)[which], log)[0] for place in places)
 
 
 def test_partition_without_a_device_is_refused() -> None:
@@ -230,7 +270,25 @@ def test_agrees_with_the_independent_computation(seed: int, n: int, count: int) 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 7))
 def test_lower_bound_holds_for_every_placement(seed: int, n: int) -> None:
     this = problem(random_graph(seed, n), _mixed_devices(seed, 2))
-    assert lower_bound_s(this.costs) <= _best_of_all_s(this) * (1 + 1e-12)
+    assert _bound_s(this) <= _best_of_all_s(this) * (1 + 1e-12)
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 9), groups=st.integers(1, 6))
+def test_lower_bound_holds_for_groups_of_operators_that_lie_apart(
+    seed: int, n: int, groups: int
+) -> None:
+    graph = random_graph(seed, n)
+    label = np.random.default_rng(seed).integers(0, groups, n)
+    first = np.array([int(np.argmax(label == name)) for name in label])
+    whole = replace(graph, group=join_groups(graph.group, first))
+    this = problem(whole, _mixed_devices(seed, 3))
+    assert _bound_s(this) <= _best_of_all_s(this) * (1 + 1e-12)
+
+
+@given(seed=st.integers(0, 10_000), n=st.integers(1, 5))
+def test_lower_bound_holds_for_training_steps(seed: int, n: int) -> None:
+    this = problem(random_training_graph(seed, n), _mixed_devices(seed, 3))
+    assert _bound_s(this) <= _best_of_all_s(this) * (1 + 1e-12)
 
 
 @given(seed=st.integers(0, 10_000), n=st.integers(1, 6))
@@ -238,4 +296,4 @@ def test_lower_bound_holds_on_three_unequal_devices_in_two_nodes(seed: int, n: i
     near, far = Link(4.0, 0.25), Link(1.0, 1.0)
     topology = devices(GB, GB, GB, link=near, far=far, speeds=[1.0, 2.0, 3.0], nodes=[0, 0, 1])
     this = problem(random_graph(seed, n), topology)
-    assert lower_bound_s(this.costs) <= _best_of_all_s(this) * (1 + 1e-12)
+    assert _bound_s(this) <= _best_of_all_s(this) * (1 + 1e-12)

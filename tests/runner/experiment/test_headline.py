@@ -22,7 +22,7 @@ def _planned(*overrides: str) -> Result:
 def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     plain = _planned("devices=2x16gb")
-    always = set(headline(plain))
+    always = set(headline(plain)) - {"optimality_gap_pct"}
     assert always == {metric.name for metric in METRICS if not metric.jobs}
     assert set(INFEASIBLE) <= always
     assert list(memory_series(plain)) == [SERIES.name]
@@ -34,8 +34,9 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
             "devices=2x16gb", "capture.symbolic=batch", "model.batch_size=2"
         ),
     }
-    logged = {needs: set(headline(result)) - always for needs, result in jobs.items()}
+    logged = {needs: set(headline(result)) - set(headline(plain)) for needs, result in jobs.items()}
     measured = replace(PIPELINE, unsplit_s=0.01, allocator_peak_bytes=(1,))
+    logged["neither `schedule` nor replicas"] = set(headline(plain)) - always
     logged["execute"] = set(measured_metrics(measured))
     assert logged == {
         needs: {metric.name for metric in METRICS if metric.jobs == needs}
@@ -43,6 +44,22 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
     }
     columns = {*device_columns(plain), *device_columns(jobs["phase=training"])}
     assert columns == {metric.name for metric in DEVICE_METRICS}
+
+
+def test_no_gap_is_logged_where_a_latency_is_not_what_was_asked_for(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    several = [
+        _planned("devices=2x16gb", "mode=pipeline", "schedule=1f1b", "microbatches=2"),
+        _planned("devices=2x16gb", "model.batch_size=2", "data_parallel=2"),
+        _planned("devices=2x16gb", "mode=single", "devices.saturate_host=true"),
+    ]
+    assert [result.has_gap for result in several] == [False] * 3
+    for result in several:
+        assert "optimality_gap_pct" not in headline(result)
+        assert headline(result)["lower_bound_ms"] > 0
+    assert headline(_planned("devices=2x16gb", "mode=single"))["optimality_gap_pct"] >= 0
 
 
 def test_a_column_of_zeros_is_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

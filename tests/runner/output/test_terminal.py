@@ -19,9 +19,10 @@ from tests.sketch import devices
 def test_summary_is_one_line() -> None:
     evaluation = replace(fork().evaluation, lower_bound_s=10.0)
     assert summary_line(evaluation) == (
-        "latency 15.00 s, 0.125 inputs/s, 3 partitions on 2 of 3 devices, 4 B transferred,"
-        " lower bound 10.00 s (gap 50.0%)"
+        "latency 15.00 s, 0.125 inputs/s, 3 partitions on 2 of 3 devices (2 idle),"
+        " 4 B transferred, lower bound for whole operators 10.00 s (gap 50.0%)"
     )
+    assert summary_line(evaluation, with_gap=False).endswith("(2 idle), 4 B transferred")
     assert "15.00 s, 0.125 inputs/s (12.5 examples/s), 3" in summary_line(evaluation, 100)
 
 

@@ -142,6 +142,18 @@ def test_replicas_show_what_they_serve(monkeypatch: Patch, capsys: Capture) -> N
         assert text in lines
 
 
+def test_the_gap_is_blank_for_jobs_that_have_none(monkeypatch: Patch, capsys: Capture) -> None:
+    plain, copied = row(2.0, mode="single"), row(1.0, mode="pipeline")
+    del copied.metrics["optimality_gap_pct"]
+    assert "gap" not in "".join(lines_of(sweep([copied], "mode"), 100, monkeypatch, capsys))
+    lines = lines_of(sweep([plain, copied], "mode"), 100, monkeypatch, capsys)
+    assert "gap" in "".join(lines)
+    assert [line.count("25.0") for line in lines if "pipeline" in line or "single" in line] == [
+        0,
+        1,
+    ]
+
+
 SCHEDULED = {
     "step_ms": 32.0,
     "microbatches_per_s": 250.0,
