@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["CHECKPOINTING", "PHASES", "StepOptions", "check_phase"]
+__all__ = ["BACKWARD_ORDERS", "CHECKPOINTING", "PHASES", "StepOptions", "check_phase"]
 
 PHASES = ("inference", "training")
 """``inference``: one pass forward. ``training``: forward, loss and backward of a step."""
@@ -13,13 +13,18 @@ CHECKPOINTING = ("none", "block")
 """What a training step computes again instead of keeping. ``none``: nothing. ``block``: what is
 made inside each repeated block of the model, such as a transformer's layers."""
 
+BACKWARD_ORDERS = ("autograd", "late_weight_gradients")
+"""In which order a backward runs. ``autograd``: a call's gradients together, as eager PyTorch does.
+``late_weight_gradients``: what earlier layers wait for first, the gradients of weights after it,
+as zero-bubble pipelines do."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
     """How a training step is run, where that changes what it computes and keeps.
 
     Raises:
-        SpecError: for a way of checkpointing that does not exist.
+        SpecError: for a way of checkpointing, or an order, that does not exist.
 
     """
 
@@ -32,13 +37,18 @@ class StepOptions:
     """Whether other dropout is one call that keeps a byte for each element, as accelerators run it.
     Else it is the several calls that a CPU runs, which keep a number of the element's dtype."""
 
+    backward_order: str = "autograd"
+    """One of `BACKWARD_ORDERS`."""
+
     def __post_init__(self) -> None:
-        """Refuse a name that is not in `CHECKPOINTING`."""
-        if self.checkpointing not in CHECKPOINTING:
-            raise SpecError(
-                f"checkpointing={self.checkpointing} does not exist;"
-                f" {nearest_names(self.checkpointing, CHECKPOINTING)}"
-            )
+        """Refuse a name that is not in `CHECKPOINTING` or `BACKWARD_ORDERS`."""
+        for field, names in (
+            ("checkpointing", CHECKPOINTING),
+            ("backward_order", BACKWARD_ORDERS),
+        ):
+            name = getattr(self, field)
+            if name not in names:
+                raise SpecError(f"{field}={name} does not exist; {nearest_names(name, names)}")
 
 
 def check_phase(phase: str, level: str = "operator") -> None:

@@ -132,6 +132,8 @@ class PhaseConfig:
     fused_kernels: bool = True
     """Of a training step: whether dropout, and attention with it, are the fused calls that
     accelerators have; else as a CPU computes them."""
+    backward_order: str = "autograd"
+    """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
 
 
 @dataclass

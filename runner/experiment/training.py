@@ -37,7 +37,12 @@ def step_options(config: Config) -> StepOptions:
 
     """
     fused = config.phase.fused_kernels
-    return StepOptions(config.checkpointing, fused_attention=fused, fused_dropout=fused)
+    return StepOptions(
+        config.checkpointing,
+        fused_attention=fused,
+        fused_dropout=fused,
+        backward_order=config.phase.backward_order,
+    )
 
 
 def check_training(config: Config) -> None:

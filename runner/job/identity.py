@@ -262,7 +262,7 @@ def _training_numbers(config: Config) -> dict[str, object]:
     """Return what decides a training step beside the model; empty in inference."""
     if config.phase.name != "training":
         return {}
-    phase = {"train_mode": config.phase.train_mode, "fused_kernels": config.phase.fused_kernels}
+    phase = {name: value for name, value in asdict(config.phase).items() if name != "name"}
     return {**phase, "checkpointing": config.checkpointing, "optimizer": asdict(config.optimizer)}
 
 

@@ -18,6 +18,7 @@ from torch.export.graph_signature import (
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.calls import place_in_memory
+from fxpart.capture.training.backward_order import delay_weight_gradients
 from fxpart.capture.training.checkpointing import checkpoint_blocks
 from fxpart.capture.training.joint_trace import StepTrace, cpu_twin, trace_step
 from fxpart.core.phases import StepOptions
@@ -54,6 +55,11 @@ def joint_program(
     step = trace_step(program, inputs.tensors, inputs.tensor_of, mode, options)
     if blocks:
         checkpoint_blocks(step.graph_module.graph, blocks)
+    if options.backward_order == "late_weight_gradients":
+        nodes = step.graph_module.graph.find_nodes(op="placeholder")
+        kinds = [spec.kind for spec in inputs.specs]
+        fed = [n for n, kind in zip(nodes, kinds, strict=True) if kind == InputKind.USER_INPUT]
+        delay_weight_gradients(step.graph_module.graph, fed)
     return _signed(program, step, inputs)
 
 

@@ -1,0 +1,116 @@
+"""`delay_weight_gradients`: a training step whose backward computes weights' gradients last.
+
+Autograd computes all gradients of a call at once, that of its weight before or after that of its
+input, and what the earlier layers wait for is only the latter. Here the backward first computes
+what leads on to earlier layers, and then, in the same order, what leads to gradients of weights
+alone. On one device that is how a zero-bubble pipeline runs a stage: its input's gradient, passed
+on at once, then the gradients of its weights, for which activations and gradients stay alive.
+
+Reference: Qi, Wan, Huang, Lin: Zero bubble pipeline parallelism. ICLR 2024, arXiv:2401.10241.
+"""
+
+from bisect import bisect_right
+from collections.abc import Collection
+
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from fxpart.capture.calls import storage_key, written_operands
+from fxpart.capture.training.joint_labels import FORMULA, FORWARD, ORDER
+
+__all__ = ["delay_weight_gradients"]
+
+
+def delay_weight_gradients(graph: fx.Graph, inputs: Collection[fx.Node]) -> None:
+    """Move what only leads to gradients of weights to the end of the backward, in its order.
+
+    What writes into a tensor keeps its place among all that read that tensor. A formula of autograd
+    whose weights' part is moved becomes two, so that each part frees what it alone has saved.
+
+    Args:
+        graph: of a training step, as `fxpart.capture.training.joint_trace.trace_step` makes it; it
+            is changed.
+        inputs: the placeholders that are the user's inputs, not weights.
+
+    """
+    of_weights, staying = _from_weights(graph, inputs), set[fx.Node]()
+    while True:
+        late = _weight_gradients(graph, of_weights, staying)
+        # What stays for its writes keeps what it reads: until nothing more has to stay.
+        stuck = _stuck(graph, late)
+        if not stuck:
+            break
+        staying |= stuck
+    moved = [node for node in graph.nodes if node in late]
+    formulas = {node.meta[FORMULA] for node in graph.nodes if node.meta.get(FORMULA) is not None}
+    first = max(formulas, default=0) + 1
+    output = graph.output_node()
+    for node in moved:
+        output.prepend(node)
+        if node.meta[FORMULA] is not None:
+            node.meta[FORMULA] += first
+    graph.lint()
+
+
+def _from_weights(graph: fx.Graph, inputs: Collection[fx.Node]) -> list[int]:
+    """Return the `ORDER`, sorted, of nodes of the forward that no input reaches, such as casts."""
+    reached, orders = set(inputs), list[int]()
+    for node in graph.nodes:
+        if node.op != "call_function" or node.meta.get(FORWARD) is not None:
+            continue
+        if any(operand in reached for operand in node.all_input_nodes):
+            reached.add(node)
+        else:
+            orders.append(node.meta[ORDER])
+    return sorted(orders)
+
+
+def _weight_gradients(
+    graph: fx.Graph, of_weights: list[int], staying: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Return the nodes of the backward whose results end in gradients and in no earlier layer.
+
+    A result that another call's formula reads leads on, unless that call only made ready a weight.
+    Those `staying` are not among them.
+    """
+
+    def stays(user: fx.Node, node: fx.Node) -> bool:
+        formula, forward = user.meta[FORMULA], user.meta[FORWARD]
+        if formula is None or formula == node.meta[FORMULA] or forward == node.meta[FORWARD]:
+            return True
+        position = bisect_right(of_weights, forward)
+        return position > 0 and of_weights[position - 1] == forward
+
+    late: set[fx.Node] = set()
+    for node in reversed(graph.nodes):
+        if node.op != "call_function" or node.meta.get(FORWARD) is None or not node.users:
+            continue
+        if node in staying:
+            continue
+        if all(u.op == "output" or (u in late and stays(u, node)) for u in node.users):
+            late.add(node)
+    return late
+
+
+def _stuck(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:
+    """Return those of `late` that share a tensor with other nodes of the backward that write it."""
+    touching: dict[int, list[fx.Node]] = {}
+    written: set[int] = set()
+    for node in graph.nodes:
+        if node.meta.get(FORWARD) is None:
+            continue
+        for near in (node, *node.all_input_nodes):
+            for key in _storages(near):
+                touching.setdefault(key, []).append(node)
+        written.update(key for operand in written_operands(node) for key in _storages(operand))
+    stuck: set[fx.Node] = set()
+    for key in sorted(written):
+        inside = [node for node in touching.get(key, ()) if node in late]
+        if len(inside) < len(touching.get(key, ())):
+            stuck.update(inside)
+    return stuck
+
+
+def _storages(node: fx.Node) -> list[int]:
+    tensors = [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+    return list(dict.fromkeys(storage_key(tensor) for tensor in tensors))
