@@ -33,6 +33,7 @@ __all__ = [
     "LocalRun",
     "Outcome",
     "agreement",
+    "check_memory",
     "run_local",
     "step_outcome",
     "trained_parameters",
@@ -188,7 +189,7 @@ def run_local(
 
     """
     _check(real, assignment, n_devices, repeats)
-    _check_memory(real, training)
+    check_memory(real, training=training)
     whole = real.program.module()
     try:
         with torch.set_grad_enabled(training):
@@ -226,7 +227,7 @@ def _check(real: RealModel, assignment: Assignment, n_devices: int, repeats: int
         )
 
 
-def _check_memory(real: RealModel, training: bool) -> None:
+def check_memory(real: RealModel, *, training: bool) -> None:
     """Refuse a batch whose tensors do not fit: the system might kill this process."""
     needed, free = _needed_bytes(real, training), free_bytes(real.device)
     if needed > free:

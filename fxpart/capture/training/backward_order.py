@@ -9,6 +9,7 @@ on at once, then the gradients of its weights, for which activations and gradien
 Reference: Qi, Wan, Huang, Lin: Zero bubble pipeline parallelism. ICLR 2024, arXiv:2401.10241.
 """
 
+import operator
 from bisect import bisect_right
 from collections.abc import Collection
 
@@ -24,7 +25,8 @@ __all__ = ["delay_weight_gradients"]
 def delay_weight_gradients(graph: fx.Graph, inputs: Collection[fx.Node]) -> None:
     """Move what only leads to gradients of weights to the end of the backward, in its order.
 
-    What writes into a tensor keeps its place among all that read that tensor. A formula of autograd
+    What writes into a tensor keeps its place among all that read that tensor, and a call that makes
+    both gradients at once, such as that of a convolution, stays where it is. A formula of autograd
     whose weights' part is moved becomes two, so that each part frees what it alone has saved.
 
     Args:
@@ -36,7 +38,7 @@ def delay_weight_gradients(graph: fx.Graph, inputs: Collection[fx.Node]) -> None
     of_weights, staying = _from_weights(graph, inputs), set[fx.Node]()
     while True:
         late = _weight_gradients(graph, of_weights, staying)
-        # What stays for its writes keeps what it reads: until nothing more has to stay.
+        # What stays keeps what it reads: until nothing more has to stay.
         stuck = _stuck(graph, late)
         if not stuck:
             break
@@ -93,7 +95,11 @@ def _weight_gradients(
 
 
 def _stuck(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:
-    """Return those of `late` that share a tensor with other nodes of the backward that write it."""
+    """Return those of `late` that have to stay.
+
+    They share a tensor that is written to with other nodes of the backward, or are an item of a
+    call that makes another one for earlier layers, too.
+    """
     touching: dict[int, list[fx.Node]] = {}
     written: set[int] = set()
     for node in graph.nodes:
@@ -103,7 +109,11 @@ def _stuck(graph: fx.Graph, late: set[fx.Node]) -> set[fx.Node]:
             for key in _storages(near):
                 touching.setdefault(key, []).append(node)
         written.update(key for operand in written_operands(node) for key in _storages(operand))
-    stuck: set[fx.Node] = set()
+    stuck = {
+        node
+        for node in late
+        if node.target is operator.getitem and not late.issuperset(node.all_input_nodes)
+    }
     for key in sorted(written):
         inside = [node for node in touching.get(key, ()) if node in late]
         if len(inside) < len(touching.get(key, ())):

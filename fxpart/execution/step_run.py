@@ -1,0 +1,143 @@
+"""`run_step`: a captured training step, placed, and run here in the order of its graph.
+
+Autograd decides itself in which order a backward runs; where a step is to run in another one, its
+graph is run operator by operator, the backward like the forward, and compared with autograd.
+"""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
+
+from fxpart.capture.training.joint import JointCapture
+from fxpart.core.assignment import Assignment
+from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line
+from fxpart.execution.device import device_name, timed_in_turns
+from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from fxpart.execution.local import (
+    LocalRun,
+    Outcome,
+    agreement,
+    check_memory,
+    step_outcome,
+    trained_parameters,
+)
+from fxpart.execution.real_model import RealModel
+from fxpart.execution.split.placement import split_by_assignment
+from fxpart.execution.split_run import SplitRun, partition_weights, split_run
+
+__all__ = ["run_step"]
+
+
+def run_step(
+    real: RealModel,
+    step: JointCapture,
+    assignment: Assignment,
+    n_devices: int,
+    *,
+    repeats: int = 5,
+) -> LocalRun:
+    """Return measurements of a training step in the order of its graph, on the CPU.
+
+    Partitions run one after another. Loss and gradients are compared with those of autograd. A
+    value is freed after its last reader; where autograd would keep what it saved to the end of a
+    formula, this can be less than predicted.
+
+    Args:
+        real: the model, with weights and inputs; its program is the forward of `step`.
+        step: the step of `real`, whose ``graph`` the assignment is of.
+        assignment: which operator is on which logical device.
+        n_devices: number of logical devices, used or not.
+        repeats: number of timed runs of the step, and of the unsplit model with autograd.
+
+    Raises:
+        SpecError: for an assignment of another graph, a model that is not on the CPU, or one whose
+            tensors do not fit.
+        ExecutionError: when the step cannot be run, or computes something else.
+
+    """
+    if repeats < 1:
+        raise SpecError(f"repeats={repeats} must be 1 or more: without a run nothing is measured")
+    if real.device.type != "cpu":
+        raise SpecError(
+            f"a step in another order than autograd's is run on the CPU, got {real.device}; set"
+            " execute.device=cpu, or phase.backward_order=autograd"
+        )
+    check_memory(real, training=True)
+    try:
+        return _measured(real, step, assignment, n_devices, repeats)
+    except FxpartError:
+        raise
+    # The code of a model may fail in any way.
+    except Exception as error:
+        raise ExecutionError(
+            f"the training step cannot be run on {real.device}: {one_line(error)}; make"
+            " model.batch_size or the model smaller if it lacks memory"
+        ) from error
+
+
+def _measured(
+    real: RealModel, step: JointCapture, assignment: Assignment, n_devices: int, repeats: int
+) -> LocalRun:
+    whole = real.program.module()
+    parameters = trained_parameters(whole)
+
+    def unsplit() -> Outcome:
+        return step_outcome(lambda: whole(*real.args, **real.kwargs), parameters)
+
+    split = split_by_assignment(_module(step), step.graph, assignment)
+    homes = [devices[0] for devices in assignment.devices_of_partition]
+    run = split_run(split, homes, (real.device,) * n_devices)
+    leaves = tree_leaves((real.args, real.kwargs))
+    inputs = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    def in_order(counter: LiveBytes | None = None) -> Outcome:
+        with torch.no_grad():
+            loss, *gradients = run.run(inputs, counter)
+        return Outcome(None, loss, dict(zip(step.gradients, gradients, strict=True)))
+
+    reference = unsplit()
+    with LiveBytes(_resident(run, assignment, inputs, n_devices)) as counter:
+        outcome = in_order(counter)
+    difference, share = agreement(outcome, reference)
+    loss = None if outcome.loss is None else float(outcome.loss)
+    del outcome, reference
+    runs, unsplit_runs = timed_in_turns(in_order, unsplit, (real.device,), repeats)
+    latency = statistics.median(runs)
+    return LocalRun(
+        latency_s=latency,
+        runs_s=runs,
+        unsplit_latency_s=statistics.median(unsplit_runs),
+        throughput_per_s=1.0 / latency,
+        peak_bytes=counter.peak_bytes,
+        allocator_peak_bytes=(),
+        max_difference=difference,
+        loss=loss,
+        gradient_difference=share,
+        device_name=device_name(real.device),
+        threads=torch.get_num_threads(),
+    )
+
+
+def _module(step: JointCapture) -> fx.GraphModule:
+    """Return the step as a module that takes its tensors one by one and returns a tuple."""
+    module = step.program.module()
+    assert isinstance(module, fx.GraphModule), "a program's module is a graph"
+    # The program has the signature of the forward, which returns something else.
+    module.graph.set_codegen(fx.graph.CodeGen())
+    module.recompile()
+    return module
+
+
+def _resident(
+    run: SplitRun, assignment: Assignment, inputs: Sequence[Any], n_devices: int
+) -> list[dict[int, int]]:
+    """Return the storages of weights and inputs of each logical device."""
+    weights, read = partition_weights(run.flat), run.inputs_read(inputs, n_devices)
+    return [
+        storage_sizes([*read[d], *(t for p in assignment.holds(d) for t in weights[int(p)])])
+        for d in range(n_devices)
+    ]
