@@ -41,7 +41,7 @@ def group_order(group: IntArray) -> GroupOrder:
 
 
 @inlined
-def _ancestors(  # noqa: PLR0917 - compiled loops take tables by position
+def _ancestors(  # noqa: PLR0912, PLR0917 - one loop, compiled whole
     t: CostTables,
     order: GroupOrder,
     op: int,
@@ -191,8 +191,8 @@ def critical_path_s(t: CostTables, device_of: IntArray) -> float:
 def lower_bound_s(t: CostTables, group: IntArray) -> float:
     """Return a latency in seconds that no placement of whole operators on these devices can beat.
 
-    An operator that is itself spread over devices (tensor parallelism) can. `group` is that of the
-    graph: see `OpGraph.group`. The larger of two bounds. From dependencies, see `_path_bound_s`, with every operator on its
+    One that spreads an operator over devices (tensor parallelism) can. `group` is `OpGraph.group`.
+    The larger of two bounds. From dependencies, see `_path_bound_s`, with every operator on its
     fastest device and every transfer on the fastest link. From work: with shares y of the devices
     that add to 1, any placement takes at least the sum over operators of the least
     ``y_d * time_d`` (linear programming duality); the shares are the devices' speeds on the whole

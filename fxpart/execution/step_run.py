@@ -64,7 +64,7 @@ def run_step(
     if real.device.type != "cpu":
         raise SpecError(
             f"a step in another order than autograd's is run on the CPU, got {real.device}; set"
-            " execute.device=cpu, or phase.backward_order=autograd"
+            " execute.device=cpu, or backward_order=autograd"
         )
     check_memory(real, training=True)
     try:

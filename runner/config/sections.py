@@ -132,8 +132,6 @@ class PhaseConfig:
     fused_kernels: bool = True
     """Of a training step: whether dropout, and attention with it, are the fused calls that
     accelerators have; else as a CPU computes them."""
-    backward_order: str = "autograd"
-    """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
 
 
 @dataclass
@@ -232,6 +230,7 @@ class _Sections:
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
     all_reduce: AllReduceConfig = field(default_factory=AllReduceConfig)
     checkpointing: str = "none"
+    backward_order: str = "autograd"
     """Of a training step: ``none``, or ``block`` to compute blocks again in the backward."""
     data_parallel: int = 1
     """Replicas that share the batch."""

@@ -31,6 +31,8 @@ from runner.experiment.operator_times import is_measured
 from runner.experiment.subject import Subject
 
 if TYPE_CHECKING:
+    from fxpart.capture.training.joint import JointCapture
+    from fxpart.execution.local import LocalRun
     from fxpart.execution.pipeline_run import PipelineRun
     from fxpart.execution.real_model import RealModel
     from fxpart.execution.stages.chain import Chain
@@ -54,6 +56,8 @@ class _Task:
     """Places the operators of `problem`."""
     placed: Assignment
     """Places the operators of `real`: of a training step the forward alone."""
+    step: "JointCapture | None"
+    """Of a training step, what `planned` places."""
     schedule: ScheduleResult | None
     chain: "Chain | None"
     """The stages, where they are run or saved."""
@@ -129,7 +133,7 @@ def carry_out(
         chain = _chain(real, placed) if in_stages else None
         if chain is not None and execute.save_stages:
             _save(real, chain, folder / STAGES_FOLDER)
-        task = _Task(config, spec, real, problem, assignment, placed, schedule, chain)
+        task = _Task(config, spec, real, problem, assignment, placed, subject.step, schedule, chain)
         return WAYS[execute.name](task)
 
 
@@ -151,17 +155,9 @@ def _by_device(device_of: IntArray, devices: Sequence[int]) -> Assignment:
 
 def _local(task: _Task) -> Measured:
     """Measure a run in this process, backward included."""
-    from fxpart.execution.local import run_local
-
     problem, home = task.problem, task.planned.device_of
     devices = problem.topology.n_devices
-    run = run_local(
-        task.real,
-        task.placed,
-        devices,
-        repeats=task.config.execute.repeats,
-        training=task.config.phase.name == "training",
-    )
+    run = _run_here(task, devices)
     times = problem.costs.op_time_s[np.arange(len(home)), home]
     return Measured(
         way="local",
@@ -179,6 +175,18 @@ def _local(task: _Task) -> Measured:
         device_name=run.device_name,
         threads=run.threads,
     )
+
+
+def _run_here(task: _Task, devices: int) -> "LocalRun":
+    repeats = task.config.execute.repeats
+    if task.step is not None and task.config.backward_order != "autograd":
+        from fxpart.execution.step_run import run_step
+
+        return run_step(task.real, task.step, task.planned, devices, repeats=repeats)
+    from fxpart.execution.local import run_local
+
+    training = task.config.phase.name == "training"
+    return run_local(task.real, task.placed, devices, repeats=repeats, training=training)
 
 
 def _step_s(

@@ -67,6 +67,8 @@ class Result:
     """What data parallelism costs; `evaluation` is of one replica, sums included."""
     batches: BatchReport | None = None
     """The plan at other sizes."""
+    backward_order: str = "autograd"
+    """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
     measured: Measured | None = None
     """What was measured when the plan was carried out."""
 
@@ -152,6 +154,7 @@ def plan(config: Config, spec: ModelSpec) -> Result:
         schedule=schedule,
         replicas=replicas,
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
+        backward_order=config.backward_order,
     )
 
 

@@ -23,7 +23,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.granularity import group_operators
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.optimizer import with_optimizer
-from fxpart.core.phases import check_phase
+from fxpart.core.phases import StepOptions, check_phase
 from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.cost.all_reduce import partial_values, with_buckets
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
     from torch.export import ExportedProgram
 
+    from fxpart.capture.training.joint import JointCapture
     from fxpart.execution.real_model import RealModel
 
 __all__ = [
@@ -64,6 +65,8 @@ class Subject:
     """What is really run, with weights: of a training step its forward."""
     exported_names: tuple[str, ...] = ()
     """Of a training step that is run: which operator of `real` each operator is a part of."""
+    step: "JointCapture | None" = None
+    """That step."""
     symbolic: SymbolicGraph | None = None
     """The graph at all sizes, where it was captured so."""
     sizes: dict[str, int] = field(default_factory=dict)
@@ -116,6 +119,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "phase": asdict(config.phase),
         "optimizer": asdict(config.optimizer),
         "checkpointing": config.checkpointing,
+        "backward_order": config.backward_order,
         "data_parallel": config.data_parallel,
         "all_reduce": asdict(config.all_reduce),
     }
@@ -157,19 +161,19 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
     begin = time.perf_counter()
     real = real_model(spec, seed=config.execute.seed, device=config.execute.device)
     if phase == "training":
-        return _training_step(real, begin)
+        return _training_step(real, step_options(config), begin)
     captured = CapturedGraph(real.graph, time.perf_counter() - begin, from_cache=False)
     return Subject(captured, lambda: real.program, real)
 
 
-def _training_step(real: "RealModel", begin: float) -> Subject:
+def _training_step(real: "RealModel", options: StepOptions, begin: float) -> Subject:
     from fxpart.capture.inference.from_export import op_graph
     from fxpart.capture.training.joint import joint_capture
 
-    step = joint_capture(real.module, real.args, real.kwargs)
+    step = joint_capture(real.module, real.args, real.kwargs, options)
     captured = CapturedGraph(step.graph, time.perf_counter() - begin, from_cache=False)
     forward = replace(real, program=step.forward, graph=op_graph(step.forward))
-    return Subject(captured, lambda: step.program, forward, step.exported_names)
+    return Subject(captured, lambda: step.program, forward, step.exported_names, step)
 
 
 def symbols_of(config: Config) -> tuple[str, ...]:

@@ -5,7 +5,14 @@ from fxpart.core.phases import StepOptions
 from fxpart.errors import SpecError
 from runner.config.sections import Config
 
-__all__ = ["check_training", "is_training", "optimizer_of", "step_options"]
+__all__ = ["check_training", "engine_line", "is_training", "optimizer_of", "step_options"]
+
+_ENGINES = {
+    "late_weight_gradients": (
+        "weight gradients last; autograd alone does not run that, a zero-bubble schedule of"
+        " torch.distributed.pipelining does (ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble)"
+    )
+}
 
 
 def is_training(config: Config) -> bool:
@@ -33,7 +40,7 @@ def step_options(config: Config) -> StepOptions:
     """Return how a training step is captured.
 
     Raises:
-        SpecError: for a way of checkpointing that does not exist.
+        SpecError: for a way of checkpointing, or an order, that does not exist.
 
     """
     fused = config.phase.fused_kernels
@@ -41,14 +48,21 @@ def step_options(config: Config) -> StepOptions:
         config.checkpointing,
         fused_attention=fused,
         fused_dropout=fused,
-        backward_order=config.phase.backward_order,
+        backward_order=config.backward_order,
     )
+
+
+def engine_line(backward_order: str) -> str:
+    """Return what runs a backward in this order; empty for that of autograd, which torch runs."""
+    return _ENGINES.get(backward_order, "")
 
 
 def check_training(config: Config) -> None:
     """Raise `SpecError` for parts of a training step that do not exist or do not go together."""
     optimizer_of(config)
-    step_options(config)
+    options = step_options(config)
+    if options.backward_order != "autograd":
+        _check_order(config)
     if not is_training(config):
         if config.checkpointing != "none":
             raise SpecError(
@@ -58,6 +72,23 @@ def check_training(config: Config) -> None:
         return
     if config.execute.name != "none":
         _refuse_what_is_not_run(config)
+
+
+def _check_order(config: Config) -> None:
+    """Refuse an order of the backward that the rest of `config` does not have or run."""
+    order = f"backward_order={config.backward_order}"
+    if not is_training(config):
+        raise SpecError(f"{order} is of a training step, got phase={config.phase.name}")
+    if config.schedule.name != "none":
+        raise SpecError(
+            f"{order} is of one input through the model; schedule={config.schedule.name} runs the"
+            " whole backward of a stage at once; leave out one of the two"
+        )
+    if config.execute.name != "none" and config.execute.device != "cpu":
+        raise SpecError(
+            f"{order} is run on the CPU, got execute.device={config.execute.device}; leave out one"
+            " of the two"
+        )
 
 
 def _refuse_what_is_not_run(config: Config) -> None:

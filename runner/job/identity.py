@@ -262,8 +262,13 @@ def _training_numbers(config: Config) -> dict[str, object]:
     """Return what decides a training step beside the model; empty in inference."""
     if config.phase.name != "training":
         return {}
-    phase = {name: value for name, value in asdict(config.phase).items() if name != "name"}
-    return {**phase, "checkpointing": config.checkpointing, "optimizer": asdict(config.optimizer)}
+    return {
+        "train_mode": config.phase.train_mode,
+        "fused_kernels": config.phase.fused_kernels,
+        "checkpointing": config.checkpointing,
+        "backward_order": config.backward_order,
+        "optimizer": asdict(config.optimizer),
+    }
 
 
 def _device_numbers(devices: DevicesConfig) -> dict[str, object]:

@@ -21,6 +21,7 @@ from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.subject import is_captured
+from runner.experiment.training import engine_line
 from runner.job.attempts import at_work_alone
 from runner.job.batch_files import sweep_columns
 from runner.job.files import (
@@ -212,6 +213,8 @@ def _show_plan(result: Result) -> None:
     show(f"peak:      {peak_line(result.peaks)}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
+    if engine := engine_line(result.backward_order):
+        show(f"order:     {engine}")
     if result.replicas:
         show(f"replicas:  {replicas_line(result.replicas)}")
     if result.batches:

@@ -161,6 +161,8 @@ def _chosen(config: Config) -> dict[str, object]:
     kept["phase"] = config.phase.name
     if config.phase.name == "training":
         kept["optimizer"], kept["checkpointing"] = config.optimizer.name, config.checkpointing
+        if config.backward_order != "autograd":
+            kept["backward_order"] = config.backward_order
     if config.data_parallel > 1:
         kept["data_parallel"] = config.data_parallel
     if config.capture.symbolic != "none":

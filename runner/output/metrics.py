@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 Column = Literal["", "always", "plain", "bounded", "scheduled", "replicated", "differs", "some"]
-"""When a report has a column of a metric: never, always, where not all jobs have a schedule, where a
-job of these has it, where all have a schedule, where a job without one has replicas, where jobs
+"""When a report has a column of a metric: never, always, where not all jobs have a schedule, where
+also a job has it, where all have a schedule, where a job without one has replicas, where jobs
 differ in it, where a job has it."""
 
 
