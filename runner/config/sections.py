@@ -230,8 +230,9 @@ class _Sections:
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
     all_reduce: AllReduceConfig = field(default_factory=AllReduceConfig)
     checkpointing: str = "none"
-    backward_order: str = "autograd"
     """Of a training step: ``none``, or ``block`` to compute blocks again in the backward."""
+    backward_order: str = "autograd"
+    """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
     data_parallel: int = 1
     """Replicas that share the batch."""
     batch_sweep: int = 64

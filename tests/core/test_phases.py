@@ -4,7 +4,7 @@ import pytest
 
 from fxpart.capture.cache import cache_key
 from fxpart.capture.captured import step_key
-from fxpart.core.phases import CHECKPOINTING, PHASES, StepOptions, check_phase
+from fxpart.core.phases import BACKWARD_ORDERS, CHECKPOINTING, PHASES, StepOptions, check_phase
 from fxpart.errors import SpecError
 
 
@@ -15,7 +15,8 @@ def test_by_default_a_step_is_as_on_an_accelerator_and_keeps_everything() -> Non
 
 def test_every_option_makes_another_graph_in_the_cache() -> None:
     chosen = [
-        StepOptions(way, attention, dropout)
+        StepOptions(way, attention, dropout, order)
+        for order in BACKWARD_ORDERS
         for way in CHECKPOINTING
         for attention in (True, False)
         for dropout in (True, False)
@@ -25,7 +26,7 @@ def test_every_option_makes_another_graph_in_the_cache() -> None:
         for options in chosen
         for train_mode in (True, False)
     ]
-    assert len({cache_key({}, "operator", "training", key) for key in keys}) == len(keys) == 16
+    assert len({cache_key({}, "operator", "training", key) for key in keys}) == len(keys) == 32
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -40,6 +41,11 @@ def test_modules_are_captured_in_inference() -> None:
 def test_an_unknown_way_of_checkpointing_is_told_the_nearest() -> None:
     with pytest.raises(SpecError, match="checkpointing=blocks does not exist; nearest: block"):
         StepOptions(checkpointing="blocks")
+
+
+def test_an_unknown_order_of_the_backward_is_told_what_there_is() -> None:
+    with pytest.raises(SpecError, match="backward_order=late does not exist; there are: autograd"):
+        StepOptions(backward_order="late")
 
 
 @pytest.mark.parametrize(

@@ -27,11 +27,13 @@ def test_options_reach_the_library() -> None:
         "optimizer.implementation=fused",
         "checkpointing=block",
         "phase.fused_kernels=false",
+        "backward_order=late_weight_gradients",
     )
     optimizer, options = optimizer_of(config), step_options(config)
     assert (optimizer.name, optimizer.state_dtype) == ("momentum", "float32")
     assert (optimizer.master_weights, optimizer.implementation) == (True, "fused")
     assert options.checkpointing == "block"
+    assert options.backward_order == "late_weight_gradients"
     assert not options.fused_attention
     assert not options.fused_dropout
 
@@ -46,6 +48,16 @@ def test_options_reach_the_library() -> None:
         (
             ["phase=training", "execute=local"],
             "add optimizer=none phase.train_mode=false",
+        ),
+        (["backward_order=late_weight_gradients"], "is of a training step, got phase=inference"),
+        (["phase=training", "backward_order=late"], "backward_order=late does not exist"),
+        (
+            ["phase=training", "backward_order=late_weight_gradients", "schedule=gpipe"],
+            "schedule=gpipe runs the whole backward of a stage at once",
+        ),
+        (
+            [*_AS_RUN, "backward_order=late_weight_gradients", "execute.device=cuda"],
+            "is run on the CPU, got execute.device=cuda",
         ),
         (
             [*_AS_RUN, "checkpointing=block"],
