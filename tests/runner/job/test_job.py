@@ -74,6 +74,34 @@ def test_a_verbose_job_of_a_sweep_says_what_it_says_alone(
     assert "lower bound" in capfd.readouterr().out
 
 
+def test_a_step_in_another_order_is_run_and_names_its_engine(
+    here: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    late = identity(here, "late")
+    done = run_job(
+        read(
+            *OWN,
+            "devices=2x16gb",
+            "mode=size_based",
+            "tracking=none",
+            "phase=training",
+            "phase.train_mode=false",
+            "optimizer=none",
+            "execute=local",
+            "execute.repeats=1",
+            "backward_order=late_weight_gradients",
+        ),
+        late,
+    )
+    assert done.status == "finished"
+    lines = capfd.readouterr().out.splitlines()
+    (engine,) = (line for line in lines if line.startswith("order:"))
+    assert "zero-bubble schedule of torch.distributed.pipelining" in engine
+    assert any(line.startswith("results:   equal to the unsplit model's") for line in lines)
+    # Six layers: the gradient of each activation is there before the first of a weight.
+    assert done.metrics["measured_peak_gib"] == done.metrics["predicted_peak_gib"]
+
+
 @pytest.mark.parametrize(
     ("figures", "sweep", "expected"),
     [
