@@ -15,6 +15,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
+from fxpart.placement.device_order import fastest_first
 from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.search.list_scheduling import list_placement
 from fxpart.placement.search.pairwise import EXACT_UNITS, combine_pairs
@@ -25,6 +26,7 @@ from fxpart.placement.size_based import size_based
 __all__ = ["cost_aware"]
 
 
+@fastest_first
 def cost_aware(problem: Problem, options: SearchOptions | None = None) -> Assignment:
     """Return a placement whose simulated latency is not above that of `size_based`. Deterministic.
 

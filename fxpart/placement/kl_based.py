@@ -12,6 +12,7 @@ import numpy as np
 from fxpart.core.assignment import Assignment
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
+from fxpart.placement.device_order import fastest_first
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
 from fxpart.placement.single import devices_that_hold_all
 from fxpart.placement.size_based import size_based
@@ -19,6 +20,7 @@ from fxpart.placement.size_based import size_based
 __all__ = ["kl_based"]
 
 
+@fastest_first
 def kl_based(problem: Problem, options: SearchOptions | None = None) -> Assignment:
     """Return a placement whose simulated latency is never above that of `size_based`.
 

@@ -5,6 +5,7 @@ import numpy as np
 from fxpart.core.assignment import Assignment
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.placement.device_order import fastest_first, speed_order
 from fxpart.placement.infeasible import describe_devices, describe_reserve, whole_model_bytes
 from fxpart.placement.options import NoOptions
 
@@ -12,21 +13,21 @@ __all__ = ["devices_that_hold_all", "single", "single_device"]
 
 
 def devices_that_hold_all(problem: Problem) -> list[int]:
-    """Return the devices that hold the whole model: the largest first, of equal ones the fastest.
+    """Return the devices that hold the whole model: the fastest first, of equal ones the largest.
 
     Of devices alike in both, only the first.
     """
     needed, sizes = whole_model_bytes(problem), problem.topology.memory_bytes
     total_s = problem.costs.op_time_s.sum(axis=0)
-    first_of = {(int(sizes[d]), float(total_s[d])): d for d in reversed(range(len(sizes)))}
-    ranked = sorted(first_of.items(), key=lambda entry: (-entry[0][0], entry[0][1]))
-    return [device for (size, _), device in ranked if size >= needed]
+    first_of = {(float(total_s[d]), int(sizes[d])): d for d in reversed(speed_order(problem))}
+    ranked = sorted(first_of.items(), key=lambda entry: (entry[0][0], -entry[0][1]))
+    return [device for (_, size), device in ranked if size >= needed]
 
 
 def single_device(problem: Problem) -> Assignment | None:
-    """Return everything on the device with the most memory, or None if it is too much for it.
+    """Return everything on the device that takes the least time for it, or None if none holds it.
 
-    Of several such devices, the one on which all operators together take the least time.
+    Of several such devices, the one with the most memory.
     """
     holding = devices_that_hold_all(problem)
     if not holding:
@@ -34,11 +35,12 @@ def single_device(problem: Problem) -> Assignment | None:
     return Assignment(np.zeros(problem.graph.n_ops, dtype=np.int64), ((holding[0],),))
 
 
+@fastest_first
 def single(problem: Problem, _: NoOptions | None = None) -> Assignment:
-    """Return everything on the device with the most memory, of several the fastest.
+    """Return everything on the fastest device that holds it, of several the largest.
 
     Raises:
-        InfeasibleError: when that device is too small.
+        InfeasibleError: when no device holds it.
 
     """
     assignment = single_device(problem)

@@ -1,12 +1,20 @@
-"""`size_based`: fill one device after the other, in graph order, by memory alone.
+"""`size_based`: fill one device after the other, the fastest first, in graph order.
 
 The rule is that of torch's partitioner (`torch.fx.experimental.accelerator_partitioner`), with
-liveness memory in place of the sum of all tensors.
+liveness memory in place of the sum of all tensors. Torch takes the device with the most memory if
+that holds all, and else goes through devices as they are given, however slow those are. Here the
+fastest come first, and a device that makes the plan slower is left out: so a further one never
+does.
 """
 
+import numpy as np
+
 from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
+from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.cost.problem import Problem
+from fxpart.placement.device_order import device_kinds, fastest_first
 from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.options import NoOptions
 from fxpart.placement.search.fill import place_all
@@ -14,22 +22,68 @@ from fxpart.placement.single import single_device
 
 __all__ = ["size_based"]
 
+_MOST_FILLS = 64
+"""Choices of devices that are filled, at most; of large models fewer."""
+_OPERATORS_FILLED = 300_000
+"""Operators that are placed in all of them together, at most: some seconds."""
 
+
+@fastest_first
 def size_based(problem: Problem, _: NoOptions | None = None) -> Assignment:
-    """Return the model on one device if it fits there, else filled over the devices in order.
+    """Return the model on one device, or filled over several in order: what takes less time.
 
-    When the devices run out, operators left over go one by one to the device with the least
-    memory left that still holds them.
+    On the fastest device that holds all, or on the fastest first. When the devices run out,
+    operators left over go one by one to the device with the least memory left that still holds
+    them. Devices without which the latency is lower stay empty.
 
     Raises:
         InfeasibleError: when an operator fits nowhere.
 
     """
     whole = single_device(problem)
-    if whole is not None:
-        return whole
-    sizes = [device.memory_bytes for device in problem.topology.devices]
-    device_of = place_all(problem, sizes)
-    if device_of is None:
+    placed = [] if whole is None else [whole.device_of]
+    placed += _fillings(problem)
+    if not placed:
         raise does_not_fit(problem)
-    return partition_by_device(problem.graph, device_of)
+    log = schedule_log(problem.costs)
+    # The first of equals: on one device rather than on several.
+    least = min(placed, key=lambda device_of: schedule(problem.costs, device_of, log)[0])
+    return partition_by_device(problem.graph, least)
+
+
+def _fillings(problem: Problem) -> list[IntArray]:
+    """Return the placements by filling all devices, or all but some, as far as they fit.
+
+    What devices stay empty when some are filled could as well not be there. So it is enough to
+    leave out one device more of each kind in use, again and again: these are all choices, as far as
+    `_MOST_FILLS` goes.
+    """
+    kinds = device_kinds(problem)
+    _, kind_of, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    within_kind = np.array([int((kinds[:d] == kinds[d]).sum()) for d in range(len(kinds))])
+    most = max(1, min(_MOST_FILLS, _OPERATORS_FILLED // problem.graph.n_ops))
+    weights, sizes = int(problem.memory.weight_bytes.sum()), problem.topology.memory_bytes
+    waiting, placed = [counts], list[IntArray]()
+    known = {tuple(counts.tolist())}
+    for count in waiting:
+        chosen = np.flatnonzero(within_kind < count[kind_of])
+        if int(sizes[chosen].sum()) < weights or not len(chosen):
+            continue
+        device_of, in_use = _fill(problem, chosen), chosen
+        if device_of is not None:
+            placed.append(device_of)
+            in_use = np.unique(device_of)
+        used = np.bincount(kind_of[in_use], minlength=len(count))
+        for kind in np.flatnonzero(used):
+            fewer = count.copy()
+            fewer[kind] = used[kind] - 1
+            if tuple(fewer.tolist()) not in known and len(known) < most:
+                known.add(tuple(fewer.tolist()))
+                waiting.append(fewer)
+    return placed
+
+
+def _fill(problem: Problem, devices: IntArray) -> IntArray | None:
+    """Return the device of each operator when those `devices` are filled in turn, or None."""
+    placed = place_all(problem, problem.topology.memory_bytes[devices].tolist())
+    return None if placed is None else devices[placed]

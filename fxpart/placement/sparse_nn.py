@@ -21,6 +21,7 @@ from fxpart.core.partitions import partition_by_device, partition_by_homes
 from fxpart.cost.holding import weight_bytes_of
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, SpecError, show_bytes
+from fxpart.placement.device_order import fastest_first
 from fxpart.placement.infeasible import describe_devices, describe_reserve
 from fxpart.placement.options import NoOptions
 from fxpart.placement.search.table_packing import (
@@ -110,6 +111,7 @@ def _only_for_one_unit(graph: OpGraph, unit_of: IntArray) -> IntArray:
     return unit_for
 
 
+@fastest_first
 def sparse_nn(problem: Problem, _: NoOptions | None = None) -> Assignment:
     """Return the model on one device if it fits there, else its tables packed onto several.
 

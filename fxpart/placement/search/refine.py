@@ -7,12 +7,12 @@ import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph, csr
 from fxpart.core.partitions import partition_by_device
-from fxpart.core.topology import Topology
 from fxpart.cost.incremental import make_progress
 from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables
 from fxpart.errors import SpecError
+from fxpart.placement.device_order import device_kinds
 from fxpart.placement.search.local_search import SearchTables, improve, refreshed
 from fxpart.placement.search.units import Units, atomic_units, module_units, working_units
 from fxpart.placement.search.window_search import improve_windows
@@ -251,35 +251,7 @@ def search_tables(problem: Problem, options: SearchOptions) -> SearchTables:
         schedule_log(problem.costs),
         # Rounding alone must never keep the search going.
         max(options.min_gain * min(1.0, USUAL_OPERATORS / problem.graph.n_ops), 1e-9),
-        _kinds(problem.topology),
+        device_kinds(problem),
         np.zeros(problem.topology.n_devices, dtype=np.int64),
         np.empty(problem.graph.n_ops + 1, dtype=np.int64),
     )
-
-
-def _kinds(topology: Topology) -> IntArray:
-    """Return a number for each device; equal ones may be exchanged while both are idle."""
-    specs = [
-        (d.memory_bytes, d.memory_bandwidth_bytes_per_s, tuple(sorted(d.flops_per_s.items())))
-        for d in topology.devices
-    ]
-    kinds: list[int] = []
-    for device in range(topology.n_devices):
-        alike = (
-            other
-            for other in range(device)
-            if specs[other] == specs[device] and _linked_alike(topology, other, device)
-        )
-        kinds.append(next((kinds[other] for other in alike), device))
-    return np.array(kinds, dtype=np.int64)
-
-
-def _linked_alike(topology: Topology, a: int, b: int) -> bool:
-    """Return whether exchanging the two devices leaves every link as it is."""
-    for table in (topology.bytes_per_s, topology.latency_s):
-        for rows in (table, table.T):
-            exchanged = rows[a].copy()
-            exchanged[[a, b]] = exchanged[[b, a]]
-            if not np.array_equal(exchanged, rows[b]):
-                return False
-    return True
