@@ -18,83 +18,36 @@ busy, round by round (`fxpart.placement.stages.shift_cuts`).
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import InfeasibleError, SpecError
+from fxpart.placement.device_order import fastest_first
 from fxpart.placement.single import single_device
-from fxpart.placement.stages.contiguous import Slots, StageSolver, Stretch
+from fxpart.placement.stages.contiguous import EQUAL_LOADS, Slots, StageSolver, Stretch
 from fxpart.placement.stages.infeasible import no_cut_fits, stage_does_not_fit
 from fxpart.placement.stages.line import StageLine, stage_line
+from fxpart.placement.stages.module_cuts import cuts_by_depth, named_cuts
 from fxpart.placement.stages.shift_cuts import CutShifter
 from fxpart.placement.stages.step_plan import StepMemory, StepPlan
 from fxpart.placement.stages.stretch_bytes import Flight
+from fxpart.schedule.from_assignment import stage_costs
+from fxpart.schedule.simulate import simulate_schedule
 
 __all__ = ["PipelineOptions", "pipeline"]
 
 
-# Cuts named by module paths: each after the last operator of its module.
-
-
-def _named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[int]:
-    """Return the cuts after the modules at `paths`, as numbers of the units that they lie before.
-
-    A cut that would divide operators that must share a device is moved behind them.
-
-    Args:
-        graph: the model, with n operators.
-        unit_of: unit of each operator, from `fxpart.placement.stages.line`. Length n.
-        paths: module paths at any depth, in the order of the model.
-
-    Raises:
-        SpecError: for a path that the model does not have, and for cuts that leave a stage empty:
-            at the end of the model, twice at one place, or out of order.
-
-    """
-    cuts: list[int] = []
-    for index, path in enumerate(paths):
-        cut = int(unit_of[_last_op(graph, path)]) + 1
-        if cut > int(unit_of.max()):
-            raise SpecError(
-                f"mode.cut_after names {path}, after which the model ends: nothing would be left"
-                " for the stage behind it; leave it out"
-            )
-        if cuts and cut <= cuts[-1]:
-            where = "at the same place as" if cut == cuts[-1] else "before"
-            raise SpecError(
-                f"mode.cut_after={','.join(paths)}: the cut after {path} is {where} the one after"
-                f" {paths[index - 1]}; name modules in the order in which they end, each place once"
-            )
-        cuts.append(cut)
-    return cuts
-
-
-def _last_op(graph: OpGraph, path: str) -> int:
-    """Return the last forward operator of the module at `path`, and of those below it."""
-    below = path + "."
-    forward = range(graph.first_backward)
-    ops = [op for op in forward if f"{graph.modules[op]}.".startswith(below)]
-    if not ops or not path:
-        prefixes = dict[str, None]()
-        for of in dict.fromkeys(graph.modules):
-            parts = of.split(".") if of else []
-            prefixes |= dict.fromkeys(".".join(parts[: end + 1]) for end in range(len(parts)))
-        near = nearest_names(path, prefixes) if prefixes else "it has no modules; give mode.stages"
-        raise SpecError(f"mode.cut_after names {path!r}, which the model does not have; {near}")
-    # The check of a result stays with what makes the result, though it stands in another module.
-    is_check = graph.is_check
-    made = [op for op in ops if not is_check[op]]
-    return int(np.max(made or ops))
-
-
 _SHARES = 8
 """Shares of a device's memory that one of several stages on it is allowed, in turn."""
+_MOST_COUNTS, _MOST_ACTIONS = 32, 20_000
+"""Devices, and devices times micro-batches, up to which every number of stages is tried."""
 _MOST_REPAIRS = 200
 """Cuts of a training step that may turn out not to fit, before it is given up."""
 
@@ -114,6 +67,8 @@ class PipelineOptions:
     at a time."""
     microbatches: int = 1
     """How many of them a step has, with a schedule."""
+    boundary_gain: float | None = 0.01
+    """Share of the largest load that cuts inside of modules must save to be made; None: any."""
 
     def __post_init__(self) -> None:
         """Refuse numbers and paths that mean nothing, and two ways to cut at once."""
@@ -133,6 +88,11 @@ class PipelineOptions:
             raise SpecError(
                 f"mode=pipeline was given both mode.stages={self.stages} and mode.cut_after, which"
                 f" makes {len(self.cut_after) + 1} stages; give one"
+            )
+        gain = self.boundary_gain
+        if gain is not None and not (type(gain) in (int, float) and 0 <= gain < 1):
+            raise SpecError(
+                f"mode.boundary_gain must be at least 0 and below 1, or null, got {gain!r}"
             )
         _ = self.plan
         count = self.stages or (len(self.cut_after) + 1 if self.cut_after else self.interleave)
@@ -154,8 +114,9 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
     Partition s is stage s, unless the model is a training step: then a device's stages have
     partitions for the forward and the backward (`fxpart.core.partitions.partition_by_device`).
 
-    With neither `stages` nor `cut_after`, a device may be left out where the largest load is then
-    smaller or the model does not fit otherwise; of equal loads, more stages.
+    With neither `stages` nor `cut_after`, the devices are taken from the fastest on, and one may be
+    left out where the largest load is then smaller or the model does not fit otherwise; of equal
+    loads, more stages. With a schedule, the number of stages is that of the shortest step.
 
     Raises:
         SpecError: for a path that is not there, stages that would be empty, or more stages than
@@ -165,28 +126,36 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
 
     """
     chosen = options or PipelineOptions()
-    line = stage_line(problem, chosen.microbatches)
-    if chosen.cut_after:
-        stages = _by_name(problem, line, chosen)
-        _refuse_overfull(problem, line, stages, chosen)
-    elif chosen.interleave > 1:
-        stages = _interleaved(problem, line, chosen)
-    else:
-        slots = _slots(problem, line, chosen)
-        in_a_row = _in_a_row(problem, line, slots)
-        if in_a_row is None:
-            # A whole model can need less than stages of it; of a schedule that is not known.
-            alone = chosen.stages is None and chosen.schedule == "none"
-            whole = single_device(problem) if alone else None
-            if whole is None:
-                raise no_cut_fits(problem, line, chosen.stages, flight=slots.flights[0])
-            return whole
-        stages = in_a_row
-    return _assignment(problem, line, stages)
+    if chosen.stages is None and not chosen.cut_after:
+        return fastest_first(_cut)(problem, chosen)
+    return _cut(problem, chosen)
+
+
+def _cut(problem: Problem, options: PipelineOptions) -> Assignment:
+    line = stage_line(problem, options.microbatches)
+    if options.cut_after:
+        stages = _by_name(problem, line, options)
+        _refuse_overfull(problem, line, stages, options)
+        return _assignment(problem, line, stages)
+    levels = [] if options.boundary_gain is None else cuts_by_depth(problem.graph, line)
+    rows = [line.merged(cuts) for cuts in levels]
+    if options.interleave > 1:
+        return _interleaved(problem, line, rows, options)
+    if options.schedule != "none" and options.stages is None:
+        return _shortest_step(problem, line, rows, options)
+    placed = _in_stages(problem, line, rows, options)
+    if placed is None:
+        # A whole model can need less than stages of it; of a schedule that is not known.
+        alone = options.stages is None and options.schedule == "none"
+        placed = single_device(problem) if alone else None
+    if placed is None:
+        flight = _slots(problem, line, options).flights[0]
+        raise no_cut_fits(problem, line, options.stages, flight=flight)
+    return placed
 
 
 def _by_name(problem: Problem, line: StageLine, options: PipelineOptions) -> list[Stretch]:
-    cuts = _named_cuts(problem.graph, line.unit_of, options.cut_after)
+    cuts = named_cuts(problem.graph, line.unit_of, options.cut_after)
     devices = _devices_in_use(problem, line, len(cuts) + 1, options.interleave)
     ends = [*cuts, line.n_units]
     begins = [0, *cuts]
@@ -226,16 +195,79 @@ def _refuse_overfull(
         raise stage_does_not_fit(problem, needed, [s.device for s in stages], options.cut_after)
 
 
-def _slots(problem: Problem, line: StageLine, options: PipelineOptions) -> Slots:
-    """Return a slot for each device that may be used."""
+def _slots(
+    problem: Problem, line: StageLine, options: PipelineOptions, most: int | None = None
+) -> Slots:
+    """Return a slot for each device that may be used, the first `most` of them."""
     count = options.stages
     if count is not None:
         _devices_in_use(problem, line, count, 1)
-    devices = range(count or problem.topology.n_devices)
+    devices = range(count or most or problem.topology.n_devices)
     sizes = [problem.topology.devices[device].memory_bytes for device in devices]
     training = line.first_backward < problem.graph.n_ops
     flights = options.plan.flights(len(devices), training=training)
     return Slots(devices, sizes, may_skip=count is None, flights=flights)
+
+
+def _in_stages(
+    problem: Problem,
+    line: StageLine,
+    rows: Sequence[StageLine],
+    options: PipelineOptions,
+    most: int | None = None,
+) -> Assignment | None:
+    """Return the stages with the least largest load, or None if none fit.
+
+    In `rows` the units are parts of the model between modules, coarse ones first. The first is
+    taken in which the load is hardly larger.
+    """
+    slots = _slots(problem, line, options, most)
+    stages = _in_a_row(problem, line, slots)
+    if stages is None:
+        return None
+    allowed_s = _largest_s(line, stages) * (1 + (options.boundary_gain or 0.0)) * (1 + EQUAL_LOADS)
+    for row in rows:
+        whole = _in_a_row(problem, row, slots) if row.n_units >= (options.stages or 1) else None
+        if whole is not None and _largest_s(row, whole) <= allowed_s:
+            return _assignment(problem, row, whole)
+    return _assignment(problem, line, stages)
+
+
+def _largest_s(line: StageLine, stages: Sequence[Stretch]) -> float:
+    """Return the largest load of a device, or of a link between two stages."""
+    before_s = line.load_before_s
+    loads = [before_s[s.device, s.end] - before_s[s.device, s.begin] for s in stages]
+    for source, target in itertools.pairwise(stages):
+        loads.append(line.link_s(source.device, target.device)[target.begin])
+    return float(max(loads))
+
+
+def _shortest_step(
+    problem: Problem, line: StageLine, rows: Sequence[StageLine], options: PipelineOptions
+) -> Assignment:
+    """Return the stages, on one device or more, whose step by the schedule is shortest.
+
+    With few micro-batches, more stages only wait for each other, and on more devices more of them
+    are in flight.
+    """
+    devices = problem.topology.n_devices
+    counts = range(devices, 0, -1)
+    if devices * options.microbatches > _MOST_ACTIONS or devices > _MOST_COUNTS:
+        counts = range(devices, 0, -max(1, devices - 1))
+    best, least_s = None, float("inf")
+    for count in counts:
+        placed = _in_stages(problem, line, rows, options, count)
+        if placed is None:
+            continue
+        costs = stage_costs(problem, placed)
+        result = simulate_schedule(options.schedule, costs, options.microbatches)
+        sizes = problem.topology.memory_bytes[list(result.devices)]
+        if result.step_s < least_s * (1 - EQUAL_LOADS) and (sizes >= result.peak_bytes).all():
+            best, least_s = placed, result.step_s
+    if best is None:
+        flight = _slots(problem, line, options).flights[0]
+        raise no_cut_fits(problem, line, None, flight=flight)
+    return best
 
 
 def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> list[Stretch] | None:
@@ -252,27 +284,47 @@ def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> list[Stretch] 
     return None
 
 
-def _interleaved(problem: Problem, line: StageLine, options: PipelineOptions) -> list[Stretch]:
-    """Return several stages a device: even ones that fit, then shifted."""
+def _interleaved(
+    problem: Problem, line: StageLine, rows: Sequence[StageLine], options: PipelineOptions
+) -> Assignment:
+    """Return several stages a device, cut at modules where that is hardly slower."""
     each = options.interleave
     count = options.stages or each * min(problem.topology.n_devices, line.n_units // each)
     devices = _devices_in_use(problem, line, max(count, each), each)
     homes = [stage % devices for stage in range(max(count, each))]
+    cuts, anywhere_s = _shifted(problem, line, homes, options)
+    allowed_s = anywhere_s * (1 + (options.boundary_gain or 0.0))
+    for row in rows:
+        if row.n_units >= len(homes):
+            with suppress(InfeasibleError):
+                at_modules, busy_s = _shifted(problem, row, homes, options)
+                if busy_s <= allowed_s:
+                    return _assignment(problem, row, _stretches(at_modules, homes))
+    return _assignment(problem, line, _stretches(cuts, homes))
+
+
+def _shifted(
+    problem: Problem, line: StageLine, homes: list[int], options: PipelineOptions
+) -> tuple[IntArray, float]:
+    """Return even cuts into stages that fit, then shifted, and what the shifts made small."""
+    devices, each = max(homes) + 1, options.interleave
     training = line.first_backward < problem.graph.n_ops
-    flights = options.plan.flights(devices, len(homes) // devices, training=training)
+    flights = options.plan.flights(devices, each, training=training)
     divided = options.schedule != "none"
     step = StepMemory(problem, line, homes, options.plan) if divided else None
     shifter = CutShifter(problem, line, homes, step)
     tried = []
     for cuts in _by_shares(problem, line, homes, flights):
         if shifter.fits(cuts):
-            return _stretches(shifter.evened(cuts), homes)
+            evened = shifter.evened(cuts)
+            return evened, shifter.busy_s(evened)
         tried.append(cuts)
     # Where equal shares are too small for any stages, unequal ones may do.
     for cuts in tried:
         fitting = shifter.made_to_fit(cuts)
         if fitting is not None:
-            return _stretches(shifter.evened(fitting), homes)
+            evened = shifter.evened(fitting)
+            return evened, shifter.busy_s(evened)
     raise no_cut_fits(problem, line, len(homes), each, flights[0])
 
 

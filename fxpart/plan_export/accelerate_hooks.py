@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph
-from fxpart.plan_export.module_paths import covering, is_within, owner, parents, shared_parent
+from fxpart.core.module_paths import covering, is_within, owner, parents, shared_parent
 
 __all__ = ["HookedRun", "hooked_run"]
 

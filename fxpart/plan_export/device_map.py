@@ -16,7 +16,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.errors import SpecError, nearest_names
 from fxpart.plan_export.accelerate_hooks import hooked_run
-from fxpart.plan_export.module_paths import is_within, owner, parents
+from fxpart.core.module_paths import is_within, owner, parents
 
 __all__ = ["DeviceMap", "device_map"]
 

@@ -4,22 +4,14 @@ That function cuts a model's trace where a module begins or ends, so a plan can 
 its partitions are runs of operators and each begins with a module, or after one.
 """
 
-from collections import Counter
-from collections.abc import Container
-from functools import lru_cache
-from typing import Literal
-
 import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
+from fxpart.core.module_bounds import SplitPlace, module_bound, single_calls
 from fxpart.errors import SpecError
-from fxpart.plan_export.module_paths import is_within, parents
 
 __all__ = ["SplitPlace", "split_points"]
-
-SplitPlace = Literal["BEGINNING", "END"]
-"""Names of the members of `torch.distributed.pipelining.SplitPoint`."""
 
 _CHANGE = "plan with granularity=module, or cut after modules with mode=pipeline mode.cut_after"
 
@@ -40,7 +32,7 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
     ops = np.flatnonzero(~graph.is_check)
     stage = assignment.partition_of[ops]
     modules = [graph.modules[op] for op in ops.tolist()]
-    calls = _single_calls(tuple(modules))
+    calls = single_calls(tuple(modules))
     places: dict[str, SplitPlace] = {}
     for index in (1 + np.flatnonzero(stage[1:] != stage[:-1])).tolist():
         before, after = int(stage[index - 1]), int(stage[index])
@@ -50,7 +42,7 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
                 f"{where} is in partition {after} and comes right after partition {before}; stages"
                 f" are runs of operators, one after another: {_CHANGE}"
             )
-        cut = _cut(modules, index, calls, places)
+        cut = module_bound(modules, index, calls, places)
         if cut is None:
             raise SpecError(
                 f"{where} begins partition {after} where no module that is called once begins or"
@@ -58,37 +50,3 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
             )
         places[cut[0]] = cut[1]
     return places
-
-
-@lru_cache(maxsize=4)
-def _single_calls(modules: tuple[str, ...]) -> frozenset[str]:
-    """Return the modules whose operators all stand next to each other, as those of one call do.
-
-    Only modules with operators of their own: a list of modules has none, and is never called.
-    """
-    first: dict[str, int] = {}
-    last: dict[str, int] = {}
-    count: Counter[str] = Counter()
-    for index, module in enumerate(modules):
-        for path in parents(module):
-            first.setdefault(path, index)
-            last[path] = index
-            count[path] += 1
-    return frozenset(path for path in modules if last[path] - first[path] + 1 == count[path])
-
-
-def _cut(
-    modules: list[str], index: int, calls: Container[str], taken: Container[str]
-) -> tuple[str, SplitPlace] | None:
-    """Return the outermost module that begins with operator `index`, or ends with the one before.
-
-    None where there is none in `calls` but not in `taken`.
-    """
-    before, after = modules[index - 1], modules[index]
-    for path in reversed(parents(after)):
-        if path in calls and not is_within(before, path):
-            return path, "BEGINNING"
-    for path in reversed(parents(before)):
-        if path in calls and path not in taken and not is_within(after, path):
-            return path, "END"
-    return None

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from fxpart.core.topology import Link
 from fxpart.cost.problem import Problem
 from fxpart.placement import make_mode
+from fxpart.placement.device_order import on_devices, speed_order
 from fxpart.placement.stages.even import lowest_parabolas, most_even
 from fxpart.placement.stages.line import stage_line
 from tests import independent
@@ -32,7 +33,8 @@ def _problem(seed: int, n: int, count: int, share: float, *, training: bool = Fa
         link=Link(float(rng.choice([1e9, 20.0])), float(rng.choice([0.0, 0.25]))),
         far=Link(float(rng.choice([1e9, 5.0])), float(rng.choice([0.0, 0.5]))),
     )
-    return problem(graph, topology)
+    this = problem(graph, topology)
+    return on_devices(this, speed_order(this))
 
 
 def _spread(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> tuple[float, float]:
@@ -44,12 +46,18 @@ def _spread(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> tup
     for device, (begin, end) in zip(slots, itertools.pairwise(bounds), strict=True):
         in_stage = (begin <= line.unit_of) & (line.unit_of < end)
         device_of[in_stage] = device
-        loads.append(float(this.costs.op_time_s[in_stage, device].sum()))
+        compute_s = float(this.costs.op_time_s[in_stage, device].sum())
+        loads.append(compute_s)
+        if begin:
+            for row, link in enumerate(((before, device), (device, before))):
+                busy = line.passing_values[row, begin] * this.topology.latency_s[link]
+                busy += line.passing_bytes[row, begin] / this.topology.bytes_per_s[link]
+                loads.append(float(busy))
         crossing, receive_s = int(line.crossing_bytes[begin]), 0.0
         if crossing:
             receive_s = float(this.topology.latency_s[before, device])
             receive_s += crossing / float(this.topology.bytes_per_s[before, device])
-        times.append(loads[-1] + receive_s)
+        times.append(compute_s + receive_s)
         before = device
     for device in slots:
         needed = independent.peak_bytes(this.graph, device_of, device)
@@ -66,7 +74,7 @@ def _all(this: Problem, slots: tuple[int, ...]) -> dict[tuple[int, ...], tuple[f
 def _found(this: Problem, options: dict[str, object]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the cuts that are chosen, and the devices."""
     line = stage_line(this)
-    placed = make_mode("pipeline", options)(this)
+    placed = make_mode("pipeline", {"boundary_gain": None, **options})(this)
     forward = np.flatnonzero(~this.graph.is_backward)
     homes = np.empty(line.n_units, dtype=np.int64)
     homes[line.unit_of[forward]] = placed.device_of[forward]

@@ -15,7 +15,7 @@ from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.placement import make_mode
 from fxpart.plan_export import DeviceMap, device_map
-from fxpart.plan_export.module_paths import covering, parents
+from fxpart.core.module_paths import covering, parents
 from tests.plan_export.scene import SPECS, random_plan, scene
 from tests.sketch import devices
 

@@ -1,5 +1,9 @@
 """The cut of a row of units into stages, in order, whose largest load is least.
 
+The load of a stage is the time that its device computes, or that a link to or from the stage before
+it carries values, whichever is longer: transfers overlap computation, so that is how soon the next
+input can follow.
+
 Bisection on the load: for a bound, the cuts that the first k stages may end at are one set after
 the other, each found from the one before in O(U). Chains of tasks on processors in order are an old
 problem: Bokhari, Partitioning problems in parallel, pipelined, and distributed computing. IEEE
@@ -12,11 +16,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.tables import MemoryTables
-from fxpart.placement.stages.even import most_even
+from fxpart.placement.stages.even import BoolArray, alike_links, most_even
 from fxpart.placement.stages.line import StageLine
 from fxpart.placement.stages.stretch_bytes import (
     ONE,
@@ -126,7 +129,6 @@ def settle(  # noqa: PLR0917 - compiled code takes no keywords
 EQUAL_LOADS = 1e-9
 """Loads that differ by less than this share count as equal: sums of floats are no more exact."""
 
-BoolArray = npt.NDArray[np.bool_]
 _MOST_HALVINGS = 200
 """Enough for any float: a load can be smaller than the whole by any factor."""
 
@@ -232,6 +234,28 @@ class StageSolver:
         # Devices of one speed share what a bound allows them.
         table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
         self._table, self._kind = table, kind.reshape(-1)[list(slots.devices)]
+        self._sources = self._links(line, slots)
+
+    @staticmethod
+    def _links(line: StageLine, slots: Slots) -> list[list[tuple[list[int], FloatArray]]]:
+        """Return for each slot which ones a stage there may receive from, and how long it takes.
+
+        Slots with alike links are together; `StageLine.link_s` is the time, by cut.
+        """
+        times: dict[tuple[float, ...], FloatArray] = {}
+        links = []
+        for slot, target in enumerate(slots.devices):
+            groups = []
+            for group in alike_links(line, slots.devices, slot, may_skip=slots.may_skip):
+                source = slots.devices[group[0]]
+                tables = (line.s_per_byte, line.link_latency_s)
+                pairs = ((source, target), (target, source))
+                kind = tuple(float(table[pair]) for table in tables for pair in pairs)
+                if kind not in times:
+                    times[kind] = line.link_s(source, target)
+                groups.append((group, times[kind]))
+            links.append(groups)
+        return links
 
     def least_load(self) -> list[Stretch] | None:
         """Return the stages with the least largest load, or None when memory allows no cut.
@@ -239,7 +263,8 @@ class StageSolver:
         Of all whose largest load is least (up to `EQUAL_LOADS`): the most stages, then the most
         even ones (`fxpart.placement.stages.even`).
         """
-        most_s = float(self._table.max())
+        carried_s = [float(link_s.max()) for groups in self._sources for _, link_s in groups]
+        most_s = max(float(self._table.max()), *carried_s, 0.0)
         least_s = _bisect(
             lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
         )
@@ -295,15 +320,33 @@ class StageSolver:
         by_kind = {int(k): _load_limits(self._table[k], bound_s) for k in np.unique(self._kind)}
         return [by_kind[int(kind)] for kind in self._kind]
 
-    def _ends_of_rest(self, limits: list[IntArray]) -> list[BoolArray]:
-        """Return for each slot, and after the last, the cuts from which loads allow the rest."""
+    def _ends_of_rest(self, limits: list[IntArray], bound_s: float) -> list[BoolArray]:
+        """Return for each slot, and after the last, the cuts from which the rest may be possible.
+
+        By the loads, and by the fastest link that each slot has to one before it.
+        """
         ends = np.zeros(self._line.n_units + 1, dtype=np.bool_)
         ends[-1] = True
         reachable = [ends]
-        for limit in reversed(limits):
+        for limit, groups in zip(reversed(limits), reversed(self._sources), strict=True):
             ends = _behind(reachable[-1], limit)
+            if groups:
+                ends &= np.logical_or.reduce([link_s <= bound_s for _, link_s in groups])
             reachable.append(ends | reachable[-1] if self._slots.may_skip else ends)
         return reachable[::-1]
+
+    def _begins(
+        self, slot: int, ends: list[BoolArray], any_end: BoolArray, bound_s: float
+    ) -> BoolArray:
+        """Return where a stage on `slot` may begin; `ends` are where those before it may end."""
+        begins = np.zeros(self._line.n_units + 1, dtype=np.bool_)
+        begins[0] = self._slots.may_skip or not slot
+        for group, link_s in self._sources[slot]:
+            # Mostly all links are alike.
+            of_all = len(group) == slot
+            joined = any_end if of_all else np.logical_or.reduce([ends[k] for k in group])
+            begins |= joined & (link_s <= bound_s)
+        return begins
 
     def _cuts(self, bound_s: float, *, with_memory: bool = True) -> list[IntArray] | None:
         """Return how far a stage may reach on each slot from each cut, or None if none is enough.
@@ -311,31 +354,31 @@ class StageSolver:
         Reach means anything only where a stage can begin in a cut of the whole row.
         """
         limits = self._limits(bound_s)
-        rest = self._ends_of_rest(limits)
-        if not with_memory:
-            return limits if rest[0][0] else None
-        here = np.zeros(self._line.n_units + 1, dtype=np.bool_)
-        here[0] = True
-        furthest = []
+        rest = self._ends_of_rest(limits, bound_s)
+        if not rest[0][0]:
+            return None
+        ends, any_end, furthest = list[BoolArray](), np.zeros(len(rest[0]), dtype=np.bool_), []
         for slot, limit in enumerate(limits):
-            here &= rest[slot]
+            begins = self._begins(slot, ends, any_end, bound_s)
             # Where only an empty slot leads on, memory does not matter.
-            useful = here & _behind(rest[slot + 1], limit)
-            starts = np.flatnonzero(useful)
-            if not len(starts) and not (self._slots.may_skip and here.any()):
-                return None
-            reach = self._slot_reach[slot]
-            self._settle(starts, limit, reach)
-            fits = np.where(useful, np.minimum(limit, reach.fits), np.arange(len(limit)))
+            useful = begins & _behind(rest[slot + 1], limit)
+            furthest_fit = limit
+            if with_memory:
+                reach = self._slot_reach[slot]
+                self._settle(np.flatnonzero(useful), limit, reach)
+                furthest_fit = np.minimum(limit, reach.fits)
+            fits = np.where(useful, furthest_fit, np.arange(len(limit)))
             furthest.append(fits)
-            after = _ahead(useful, fits)
-            here = after | here if self._slots.may_skip else after
-        return furthest if here[-1] else None
+            ends.append(_ahead(useful, fits))
+            any_end = any_end | ends[-1]
+        return furthest if (any_end if self._slots.may_skip else ends[-1])[-1] else None
 
     def _choose(self, bound_s: float) -> list[Stretch]:
         """Return the most even stages within the bound, for which there are some."""
         limits = self._cuts(bound_s)
         assert limits is not None, "the bound was found to allow a cut"
         devices, may_skip = self._slots.devices, self._slots.may_skip
-        stretches = most_even(self._line, devices, limits, may_skip=may_skip)
+        stretches = most_even(
+            self._line, devices, limits, may_skip=may_skip, link_bound_s=bound_s
+        )
         return [Stretch(begin, end, devices[slot]) for begin, end, slot in stretches]

@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.placement.stages.line import StageLine
 from fxpart.support.compiled import compiled
 
-__all__ = ["lowest_parabolas", "most_even"]
+__all__ = ["BoolArray", "alike_links", "lowest_parabolas", "most_even"]
+
+BoolArray = npt.NDArray[np.bool_]
 
 
 # Lower envelope of parabolas, each defined on a range of places, by a Li Chao tree: two of the
@@ -143,7 +146,12 @@ class _Begins(NamedTuple):
 
 
 def most_even(
-    line: StageLine, devices: Sequence[int], limits: Sequence[IntArray], *, may_skip: bool
+    line: StageLine,
+    devices: Sequence[int],
+    limits: Sequence[IntArray],
+    *,
+    may_skip: bool,
+    link_bound_s: float = np.inf,
 ) -> list[tuple[int, int, int]]:
     """Return begin, end and slot of each stage.
 
@@ -157,11 +165,12 @@ def most_even(
         limits: for each slot, the furthest end of a stage from each cut, the cut itself where none
             may begin. Length U + 1 each. There is a way through.
         may_skip: whether a slot may stay empty.
+        link_bound_s: how long a link may carry what passes a cut.
 
     """
     ways: list[_Ways] = []
     for slot, limit in enumerate(limits):
-        begins = _begins_after(line, devices, ways, may_skip=may_skip)
+        begins = _begins_after(line, devices, ways, link_bound_s, may_skip=may_skip)
         ways.append(_ways(line.load_before_s[devices[slot]], limit, begins))
     last = range(len(ways)) if may_skip else [len(ways) - 1]
     slot = min(last, key=lambda s: (-int(ways[s].stages[-1]), float(ways[s].squares[-1])))
@@ -174,7 +183,12 @@ def most_even(
 
 
 def _begins_after(
-    line: StageLine, devices: Sequence[int], ways: list[_Ways], *, may_skip: bool
+    line: StageLine,
+    devices: Sequence[int],
+    ways: list[_Ways],
+    link_bound_s: float,
+    *,
+    may_skip: bool,
 ) -> _Begins:
     """Return how a stage may begin on the slot after those of `ways`, by cut."""
     slot, none = len(ways), np.zeros(1, dtype=np.int64)
@@ -182,19 +196,34 @@ def _begins_after(
     if may_skip or not slot:
         parts.append(_Begins(none, none, np.zeros(1), np.zeros(1), none - 1))
     # Where links are alike it matters only which slot is best.
-    alike: dict[tuple[float, float], list[int]] = {}
-    for before in range(0 if may_skip else max(0, slot - 1), slot):
-        link = devices[before], devices[slot]
-        kind = float(line.s_per_byte[link]), float(line.link_latency_s[link])
-        alike.setdefault(kind, []).append(before)
-    for slots in alike.values():
-        receive_s = line.receive_s(devices[slots[0]], devices[slot])
-        parts.append(_best_of(ways, slots, receive_s))
+    for slots in alike_links(line, devices, slot, may_skip=may_skip):
+        source = devices[slots[0]]
+        may_begin = line.link_s(source, devices[slot]) <= link_bound_s
+        parts.append(_best_of(ways, slots, line.receive_s(source, devices[slot]), may_begin))
     joined = _Begins(*map(np.concatenate, zip(*parts, strict=True)))
     return joined.at(np.argsort(joined.cut, kind="stable"))
 
 
-def _best_of(ways: list[_Ways], slots: list[int], receive_s: FloatArray) -> _Begins:
+def alike_links(
+    line: StageLine, devices: Sequence[int], slot: int, *, may_skip: bool
+) -> list[list[int]]:
+    """Return the slots before `slot` that a stage there may receive from, those of alike links."""
+    first = 0 if may_skip else max(0, slot - 1)
+    sources, target = list(devices[first:slot]), devices[slot]
+    tables = (line.s_per_byte, line.link_latency_s)
+    rows = np.array([row for t in tables for row in (t[sources, target], t[target, sources])])
+    if (rows == rows[:, :1]).all():
+        return [list(range(first, slot))] if sources else []
+    _, group_of = np.unique(rows, axis=1, return_inverse=True)
+    groups: dict[int, list[int]] = {}
+    for index, group in enumerate(group_of.reshape(-1).tolist()):
+        groups.setdefault(group, []).append(first + index)
+    return list(groups.values())
+
+
+def _best_of(
+    ways: list[_Ways], slots: list[int], receive_s: FloatArray, may_begin: BoolArray
+) -> _Begins:
     """Return the best way to each cut that ends on one of `slots`; of equals the first slot."""
     stages, squares = ways[slots[0]].stages, ways[slots[0]].squares
     before = np.full(len(stages), slots[0], dtype=np.int64)
@@ -205,7 +234,7 @@ def _best_of(ways: list[_Ways], slots: list[int], receive_s: FloatArray) -> _Beg
         stages = np.where(better, other.stages, stages)
         squares = np.where(better, other.squares, squares)
         before = np.where(better, slot, before)
-    cut = np.flatnonzero(stages >= 0)
+    cut = np.flatnonzero((stages >= 0) & may_begin)
     return _Begins(cut, stages[cut], squares[cut], receive_s[cut], before[cut])
 
 

@@ -1,7 +1,7 @@
 """A model as a row of units, between any two of which it may be cut into pipeline stages."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -32,6 +32,10 @@ class StageLine:
     crossing_bytes: IntArray
     """Bytes of the values that are made on one side of each cut and read on the other; 0 at both
     ends. Length U + 1."""
+    passing_bytes: IntArray
+    """The same of what passes each cut onwards, in the first row, and back. Shape (2, U + 1)."""
+    passing_values: IntArray
+    """How many values those are: each waits for the link once. Shape (2, U + 1)."""
 
     first_backward: int
     """The operators from this one on are the backward. n where there is none."""
@@ -66,6 +70,35 @@ class StageLine:
         seconds: FloatArray = latency_s + self.crossing_bytes * self.s_per_byte[source, target]
         return seconds
 
+    def link_s(self, source: int, target: int) -> FloatArray:
+        """Return how long the busier link of two devices carries what passes each cut of an input.
+
+        As if all of it went between these two: values that stages further on read do too. Length
+        U + 1.
+        """
+        both = ((source, target), (target, source))
+        onwards, back = (
+            values * self.link_latency_s[link] + size * self.s_per_byte[link]
+            for link, values, size in zip(
+                both, self.passing_values, self.passing_bytes, strict=True
+            )
+        )
+        return np.maximum(onwards, back)
+
+    def merged(self, cuts: IntArray) -> "StageLine":
+        """Return the row whose units lie between `cuts`, which rise from 0 to U."""
+        begins = cuts[:-1]
+        return replace(
+            self,
+            unit_of=np.searchsorted(begins, self.unit_of, side="right") - 1,
+            first_op=self.first_op[begins],
+            last_op=self.last_op[cuts],
+            load_before_s=np.ascontiguousarray(self.load_before_s[:, cuts]),
+            crossing_bytes=self.crossing_bytes[cuts],
+            passing_bytes=self.passing_bytes[:, cuts],
+            passing_values=self.passing_values[:, cuts],
+        )
+
 
 def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
     """Return the units of `problem`. O(n log n + reads + n D).
@@ -90,12 +123,15 @@ def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
     np.add.at(load_s, unit_of, problem.costs.op_time_s * share[:, np.newaxis])
     before_s = np.zeros((problem.topology.n_devices, count + 1))
     np.cumsum(load_s.T, axis=1, out=before_s[:, 1:])
+    passing_bytes, passing_values = _passing(graph, unit_of, count)
     return StageLine(
         unit_of,
         first_op,
         last_op,
         before_s,
-        _crossing_bytes(graph, unit_of, count),
+        passing_bytes.sum(axis=0),
+        passing_bytes,
+        passing_values,
         first_backward,
         _first_update(graph),
         problem.costs.s_per_byte,
@@ -115,16 +151,19 @@ def _first_update(graph: OpGraph) -> int:
     return first
 
 
-def _crossing_bytes(graph: OpGraph, unit_of: IntArray, count: int) -> IntArray:
+def _passing(graph: OpGraph, unit_of: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Return bytes and number of the values that pass each cut onwards, and back."""
     made = graph.value_producer >= 0
-    low = np.zeros(graph.n_values, dtype=np.int64)
-    low[made] = unit_of[graph.value_producer[made]]
-    high = low.copy()
+    home = np.zeros(graph.n_values, dtype=np.int64)
+    home[made] = unit_of[graph.value_producer[made]]
+    low, high = home.copy(), home.copy()
     readers = unit_of[graph.readers]
     np.minimum.at(low, graph.reads, readers)
     np.maximum.at(high, graph.reads, readers)
-    # A value crosses the cuts low + 1 to high.
-    change = np.zeros(count + 2, dtype=np.int64)
-    np.add.at(change, low[made] + 1, graph.value_bytes[made])
-    np.subtract.at(change, high[made] + 1, graph.value_bytes[made])
-    return np.cumsum(change)[:-1]
+    # A value passes the cuts home + 1 to high onwards, low + 1 to home back.
+    size, values = np.zeros((2, 2, count + 2), dtype=np.int64)
+    for row, (first, last) in enumerate(((home, high), (low, home))):
+        for change, amount in ((size[row], graph.value_bytes[made]), (values[row], 1)):
+            np.add.at(change, first[made] + 1, amount)
+            np.subtract.at(change, last[made] + 1, amount)
+    return np.cumsum(size, axis=1)[:, :-1], np.cumsum(values, axis=1)[:, :-1]

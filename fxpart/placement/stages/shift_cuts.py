@@ -154,6 +154,10 @@ class CutShifter:
                 at = (shift + 1) % total
         return cuts
 
+    def busy_s(self, cuts: IntArray) -> float:
+        """Return what `evened` makes small: the busiest device and twice the longest rounds."""
+        return float(_spread(self._row(), cuts)[1])
+
     def _runs(self) -> IntArray:
         """Return first and last of the cuts that are shifted together, single ones first."""
         first, last = np.triu_indices(len(self.homes) - 1)

@@ -1,0 +1,84 @@
+"""Cuts at modules: after those that are named, or wherever one begins or ends."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.module_bounds import module_bound, single_calls
+from fxpart.errors import SpecError, nearest_names
+from fxpart.placement.stages.line import StageLine
+
+__all__ = ["cuts_by_depth", "named_cuts"]
+
+
+def cuts_by_depth(graph: OpGraph, line: StageLine) -> list[IntArray]:
+    """Return the cuts at which a module begins or ends: of the outermost modules first.
+
+    Each list, from 0 to U, has the cuts at modules down to a depth of the module tree, without the
+    depths that add none. Modules that are called more than once do not count.
+    """
+    forward = np.flatnonzero(~graph.is_check[: graph.first_backward])
+    modules = [graph.modules[op] for op in forward.tolist()]
+    calls = single_calls(tuple(modules))
+    depths: dict[int, int] = {}
+    for cut in range(1, line.n_units):
+        index = int(np.searchsorted(forward, line.first_op[cut]))
+        bound = module_bound(modules, index, calls, ()) if 0 < index < len(modules) else None
+        if bound:
+            depths[cut] = bound[0].count(".") + 1
+    return [
+        np.array([0, *(cut for cut, of in depths.items() if of <= depth), line.n_units])
+        for depth in sorted(set(depths.values()))
+    ]
+
+
+def named_cuts(graph: OpGraph, unit_of: IntArray, paths: Sequence[str]) -> list[int]:
+    """Return the cuts after the modules at `paths`, as numbers of the units that they lie before.
+
+    A cut that would divide operators that must share a device is moved behind them.
+
+    Args:
+        graph: the model, with n operators.
+        unit_of: unit of each operator, from `fxpart.placement.stages.line`. Length n.
+        paths: module paths at any depth, in the order of the model.
+
+    Raises:
+        SpecError: for a path that the model does not have, and for cuts that leave a stage empty:
+            at the end of the model, twice at one place, or out of order.
+
+    """
+    cuts: list[int] = []
+    for index, path in enumerate(paths):
+        cut = int(unit_of[_last_op(graph, path)]) + 1
+        if cut > int(unit_of.max()):
+            raise SpecError(
+                f"mode.cut_after names {path}, after which the model ends: nothing would be left"
+                " for the stage behind it; leave it out"
+            )
+        if cuts and cut <= cuts[-1]:
+            where = "at the same place as" if cut == cuts[-1] else "before"
+            raise SpecError(
+                f"mode.cut_after={','.join(paths)}: the cut after {path} is {where} the one after"
+                f" {paths[index - 1]}; name modules in the order in which they end, each place once"
+            )
+        cuts.append(cut)
+    return cuts
+
+
+def _last_op(graph: OpGraph, path: str) -> int:
+    """Return the last forward operator of the module at `path`, and of those below it."""
+    below = path + "."
+    forward = range(graph.first_backward)
+    ops = [op for op in forward if f"{graph.modules[op]}.".startswith(below)]
+    if not ops or not path:
+        prefixes = dict[str, None]()
+        for of in dict.fromkeys(graph.modules):
+            parts = of.split(".") if of else []
+            prefixes |= dict.fromkeys(".".join(parts[: end + 1]) for end in range(len(parts)))
+        near = nearest_names(path, prefixes) if prefixes else "it has no modules; give mode.stages"
+        raise SpecError(f"mode.cut_after names {path!r}, which the model does not have; {near}")
+    # The check of a result stays with what makes the result, though it stands in another module.
+    is_check = graph.is_check
+    made = [op for op in ops if not is_check[op]]
+    return int(np.max(made or ops))
