@@ -1,9 +1,9 @@
 """``python -m benchmarks.monotone [problems]``: more hardware must not make a plan worse.
 
 For each mode, on random problems (300 unless said otherwise, from seed 0) and on presets: a device
-more, a link twice as fast, and the same devices written in another order. ``worse`` counts plans
-that got slower at all, ``by 1 %`` those that got slower by more; of another order ``differs`` counts
-either way. What counts is what a mode makes small: the latency of one input, of ``pipeline`` the
+more, a link twice as fast, and the same devices in another order. ``worse`` counts plans that got
+slower at all, ``by 1 %`` those that got slower by more; of another order ``differs`` counts either
+way. What counts is what a mode makes small: the latency of one input, of ``pipeline`` the
 time from one input to the next. A model that no longer fits counts as worse.
 """
 

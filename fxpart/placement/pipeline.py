@@ -222,24 +222,16 @@ def _in_stages(
     taken in which the load is hardly larger.
     """
     slots = _slots(problem, line, options, most)
-    stages = _in_a_row(problem, line, slots)
-    if stages is None:
+    stages, least_s = _in_a_row(problem, line, slots)
+    if not stages:
         return None
-    allowed_s = _largest_s(line, stages) * (1 + (options.boundary_gain or 0.0)) * (1 + EQUAL_LOADS)
+    allowed_s = least_s * (1 + (options.boundary_gain or 0.0)) * (1 + EQUAL_LOADS)
     for row in rows:
-        whole = _in_a_row(problem, row, slots) if row.n_units >= (options.stages or 1) else None
-        if whole is not None and _largest_s(row, whole) <= allowed_s:
-            return _assignment(problem, row, whole)
+        if row.n_units >= (options.stages or 1):
+            at_modules, largest_s = _in_a_row(problem, row, slots)
+            if at_modules and largest_s <= allowed_s:
+                return _assignment(problem, row, at_modules)
     return _assignment(problem, line, stages)
-
-
-def _largest_s(line: StageLine, stages: Sequence[Stretch]) -> float:
-    """Return the largest load of a device, or of a link between two stages."""
-    before_s = line.load_before_s
-    loads = [before_s[s.device, s.end] - before_s[s.device, s.begin] for s in stages]
-    for source, target in itertools.pairwise(stages):
-        loads.append(line.link_s(source.device, target.device)[target.begin])
-    return float(max(loads))
 
 
 def _shortest_step(
@@ -270,18 +262,18 @@ def _shortest_step(
     return best
 
 
-def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> list[Stretch] | None:
-    """Return one stage a slot, or as many as are best; None if none fit."""
+def _in_a_row(problem: Problem, line: StageLine, slots: Slots) -> tuple[list[Stretch], float]:
+    """Return one stage a slot, or as many as are best, and their largest load; none if none fit."""
     solver = StageSolver(problem.memory, line, slots)
     for _ in range(_MOST_REPAIRS):
-        stages = solver.least_load()
-        over = [stage for stage in stages or [] if not solver.fits(stage)]
+        stages = solver.least_load() or []
+        over = [stage for stage in stages if not solver.fits(stage)]
         if not over:
-            return stages
+            return stages, solver.largest_s(stages) if stages else float("inf")
         # Only with a backward, where a stage can need more than a longer one.
         for stage in over:
             solver.forbid(stage)
-    return None
+    return [], float("inf")
 
 
 def _interleaved(

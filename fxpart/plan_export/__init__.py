@@ -1,6 +1,7 @@
 """`leaving`: a plan in the words of other tools, so that they can carry it out."""
 
+from fxpart.plan_export.carriers import Carriers, carriers
 from fxpart.plan_export.device_map import DeviceMap, device_map
 from fxpart.plan_export.split_points import SplitPlace, split_points
 
-__all__ = ["DeviceMap", "SplitPlace", "device_map", "split_points"]
+__all__ = ["Carriers", "DeviceMap", "SplitPlace", "carriers", "device_map", "split_points"]

@@ -14,9 +14,9 @@ import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.module_paths import is_within, owner, parents
 from fxpart.errors import SpecError, nearest_names
 from fxpart.plan_export.accelerate_hooks import hooked_run
-from fxpart.core.module_paths import is_within, owner, parents
 
 __all__ = ["DeviceMap", "device_map"]
 

@@ -25,6 +25,7 @@ from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import Place, make_mode
 from fxpart.placement.saturate import saturate
+from fxpart.plan_export import Carriers, carriers
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
 from runner.config.sections import Config
@@ -37,6 +38,7 @@ from runner.experiment.replicas import Replicas, check_replicas, with_sums
 from runner.experiment.subject import Subject, placed_graph, shared_subject, symbols_of
 from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
+from runner.experiment.whole_modules import WholeModules, whole_modules
 from runner.output.figures import check_figures
 from runner.output.terminal import progress
 
@@ -71,11 +73,18 @@ class Result:
     """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
     measured: Measured | None = None
     """What was measured when the plan was carried out."""
+    whole: WholeModules | None = None
+    """Beside a search: the best plan that keeps modules whole."""
 
     @cached_property
     def peaks(self) -> tuple[DevicePeak, ...]:
         """Where each device's memory is fullest, with the `LARGEST` tensors there."""
         return device_peaks(self.problem, self.assignment, LARGEST)
+
+    @cached_property
+    def carriers(self) -> Carriers:
+        """What can carry the plan out, if it has no replicas."""
+        return carriers(self.problem.graph, self.assignment)
 
     @property
     def has_gap(self) -> bool:
@@ -131,6 +140,7 @@ def plan(config: Config, spec: ModelSpec) -> Result:
         begin = time.perf_counter()
         assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin
+        whole = whole_modules(config, problem, assignment, place)
     evaluation, replicas = evaluate(problem, assignment), None
     if subject.partial is not None:
         evaluation, replicas = with_sums(
@@ -155,6 +165,7 @@ def plan(config: Config, spec: ModelSpec) -> Result:
         replicas=replicas,
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
         backward_order=config.backward_order,
+        whole=whole,
     )
 
 

@@ -6,6 +6,7 @@ from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
 from runner.experiment.pipeline_schedule import schedule_metrics
 from runner.experiment.replicas import replica_metrics
+from runner.experiment.whole_modules import whole_metrics
 from runner.output.metrics import DEVICE_METRICS, SERIES
 from runner.output.units import GIB
 
@@ -42,6 +43,7 @@ def headline(result: Result) -> dict[str, float]:
         **(replica_metrics(result.replicas) if result.replicas else {}),
         **(batch_metrics(result.batches) if result.batches else {}),
         **(schedule_metrics(result.schedule) if result.schedule else {}),
+        **(whole_metrics(result.whole) if result.whole else {}),
         **(measured_metrics(result.measured) if result.measured else {}),
     }
 

@@ -22,6 +22,7 @@ from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.subject import is_captured
 from runner.experiment.training import engine_line
+from runner.experiment.whole_modules import carrier_line, whole_line
 from runner.job.attempts import at_work_alone
 from runner.job.batch_files import sweep_columns
 from runner.job.files import (
@@ -138,7 +139,7 @@ def _run_tracked(
         # Before the plan is carried out: if that fails, the plan is there.
         write_plan(config, identity, result, model)
         if verbose:
-            _show_plan(result)
+            _show_plan(config, result)
         result = carried_out(config, spec, result, identity.folder)
         write_finished(config, identity, result, key=identity.key)
         so_far.result = result
@@ -207,7 +208,7 @@ def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[
     return tracker, log
 
 
-def _show_plan(result: Result) -> None:
+def _show_plan(config: Config, result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
     show(device_table(result.evaluation), _summary(result))
     show(f"peak:      {peak_line(result.peaks)}")
@@ -221,6 +222,9 @@ def _show_plan(result: Result) -> None:
         show(f"batch:     {batch_line(result.batches)}")
     if result.schedule:
         show(f"schedule:  {schedule_line(result.schedule)}")
+    if result.whole:
+        show(f"whole:     {whole_line(result.whole)}")
+    show(f"runs with: {carrier_line(config, result)}")
 
 
 def _summary(result: Result) -> str:

@@ -76,7 +76,7 @@ class Metric:
 _LOWER: Literal["lower"] = "lower"
 _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
-_SCHEDULE, _RUN = "schedule", "execute"
+_SCHEDULE, _RUN, _SEARCH = "schedule", "execute", "a search of operators"
 _ONE_INPUT = "neither `schedule` nor replicas"
 
 # fmt: off
@@ -123,6 +123,10 @@ METRICS = (
            "No placement of whole operators on these devices has a lower latency."),
     Metric("critical_path_ms", "ms", ",.3f", _LOWER,
            "Longest path with transfers, as if a device ran any number of operators at once."),
+    Metric("whole_modules_ms", "ms", ",.3f", _LOWER,
+           "Latency of the best plan found that keeps modules whole.", _SEARCH),
+    Metric("whole_modules_pct", "%", "+.1f", _LOWER,
+           "How far that is above the latency of the plan.", _SEARCH),
     Metric("operators", "", ".0f", None, "Operators of the captured graph."),
     Metric("weights_gib", "GiB", ".3f", None, "All weights of the model, each once."),
     Metric("capture_s", "s", ".2f", None, "Wall time of the capture, or of reading it from disk."),

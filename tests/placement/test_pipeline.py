@@ -9,10 +9,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.topology import Link
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.kernels import peak_on_device
-from fxpart.core.topology import Link
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
@@ -57,15 +57,29 @@ def _largest(this: Problem, device_of: IntArray) -> float:
         if independent.peak_bytes(this.graph, device_of, device) > spec.memory_bytes:
             return float("inf")
     times = this.costs.op_time_s[np.arange(this.graph.n_ops), device_of]
-    line, topology = stage_line(this), this.topology
-    homes = device_of[line.first_op]
     loads = np.bincount(device_of, weights=times).tolist()
-    for cut in (np.flatnonzero(np.diff(homes)) + 1).tolist():
-        before, after = int(homes[cut - 1]), int(homes[cut])
-        for row, link in enumerate(((before, after), (after, before))):
-            busy = line.passing_values[row, cut] * topology.latency_s[link]
-            loads.append(float(busy + line.passing_bytes[row, cut] / topology.bytes_per_s[link]))
-    return float(max(loads))
+    return max(*loads, *sending_s(this, device_of).tolist())
+
+
+def sending_s(this: Problem, device_of: IntArray) -> FloatArray:
+    """Return how long each device sends what others read, onwards or back. Shape (D,)."""
+    graph, count = this.graph, this.topology.n_devices
+    sent = np.zeros((2, count))
+    unit_of = stage_line(this).unit_of
+    for value in range(graph.n_values):
+        maker = int(graph.value_producer[value])
+        readers = graph.readers[graph.reads == value]
+        if maker < 0 or not len(readers):
+            continue
+        home = int(device_of[maker])
+        others = unit_of[readers[device_of[readers] != home]] > unit_of[maker]
+        link = (home, 1 - home if count > 1 and home < 2 else 0)
+        takes = this.topology.latency_s[link]
+        takes += graph.value_bytes[value] / this.topology.bytes_per_s[link]
+        for row, some in enumerate((others, ~others)):
+            sent[row, home] += takes if some.any() else 0.0
+    largest: FloatArray = sent.max(axis=0)
+    return largest
 
 
 def _best(this: Problem, slots: tuple[int, ...]) -> float:

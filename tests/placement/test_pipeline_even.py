@@ -14,6 +14,7 @@ from fxpart.placement.device_order import on_devices, speed_order
 from fxpart.placement.stages.even import lowest_parabolas, most_even
 from fxpart.placement.stages.line import stage_line
 from tests import independent
+from tests.placement.test_pipeline import sending_s
 from tests.placement.training_sketch import random_training_graph
 from tests.sketch import Sketch, chain, devices, problem, random_graph
 
@@ -37,8 +38,25 @@ def _problem(seed: int, n: int, count: int, share: float, *, training: bool = Fa
     return on_devices(this, speed_order(this))
 
 
-def _spread(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> tuple[float, float]:
-    """Return the largest load and the sum of squares of times; infinite where it does not fit."""
+def _alike(this: Problem, *, in_a_row: bool) -> bool:
+    """Return whether all links, or those from each device to the next, are the same."""
+    pairs = itertools.combinations(range(this.topology.n_devices), 2)
+    links = [
+        (float(this.topology.bytes_per_s[link]), float(this.topology.latency_s[link]))
+        for pair in pairs
+        if not in_a_row or pair[1] == pair[0] + 1
+        for link in (pair, pair[::-1])
+    ]
+    return len(set(links)) == 1
+
+
+def _spread(
+    this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...], *, alike: bool
+) -> tuple[float, float]:
+    """Return the largest load and the sum of squares of times; infinite where it does not fit.
+
+    Where links are `alike`, each takes what a stage sends; else all that passes the cut before it.
+    """
     line = stage_line(this)
     bounds = (0, *cuts, line.n_units)
     loads, times, before = [], [], -1
@@ -48,7 +66,7 @@ def _spread(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> tup
         device_of[in_stage] = device
         compute_s = float(this.costs.op_time_s[in_stage, device].sum())
         loads.append(compute_s)
-        if begin:
+        if begin and not alike:
             for row, link in enumerate(((before, device), (device, before))):
                 busy = line.passing_values[row, begin] * this.topology.latency_s[link]
                 busy += line.passing_bytes[row, begin] / this.topology.bytes_per_s[link]
@@ -63,12 +81,16 @@ def _spread(this: Problem, cuts: tuple[int, ...], slots: tuple[int, ...]) -> tup
         needed = independent.peak_bytes(this.graph, device_of, device)
         if needed > this.topology.devices[device].memory_bytes:
             return float("inf"), float("inf")
+    if alike:
+        loads += sending_s(this, device_of).tolist()
     return max(loads), sum(time**2 for time in times)
 
 
-def _all(this: Problem, slots: tuple[int, ...]) -> dict[tuple[int, ...], tuple[float, float]]:
+def _all(
+    this: Problem, slots: tuple[int, ...], *, alike: bool
+) -> dict[tuple[int, ...], tuple[float, float]]:
     cuts = itertools.combinations(range(1, stage_line(this).n_units), len(slots) - 1)
-    return {cut: _spread(this, cut, slots) for cut in cuts}
+    return {cut: _spread(this, cut, slots, alike=alike) for cut in cuts}
 
 
 def _found(this: Problem, options: dict[str, object]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -89,7 +111,7 @@ def test_of_equal_loads_the_most_even(
 ) -> None:
     this = _problem(seed, n, count, 9.0 if training else share, training=training)
     slots = tuple(range(count))
-    everything = _all(this, slots)
+    everything = _all(this, slots, alike=_alike(this, in_a_row=True))
     best = min((load for load, _ in everything.values()), default=float("inf"))
     if best == float("inf"):
         return
@@ -106,14 +128,15 @@ def test_of_equal_loads_the_most_even(
 def test_of_equally_many_devices_the_most_even(seed: int, n: int, count: int, share: float) -> None:
     this = _problem(seed, n, count, share)
     used = [s for k in range(1, count + 1) for s in itertools.combinations(range(count), k)]
-    every = [(len(s), *spread) for s in used for spread in _all(this, s).values()]
+    alike = _alike(this, in_a_row=False)
+    every = [(len(s), *spread) for s in used for spread in _all(this, s, alike=alike).values()]
     best = min(load for _, load, _ in every)
     if best == float("inf"):
         return
     good = [(-stages, squares) for stages, load, squares in every if load <= best * (1 + 1e-9)]
     cuts, homes = _found(this, {})
     assert -len(homes) == min(good)[0]
-    assert _spread(this, cuts, homes)[1] == pytest.approx(min(good)[1], rel=1e-12)
+    assert _spread(this, cuts, homes, alike=alike)[1] == pytest.approx(min(good)[1], rel=1e-12)
 
 
 def _row(*loads: int, link: Link, sizes: list[int], count: int) -> Problem:

@@ -12,6 +12,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.optimizer import IMPLEMENTATIONS, Optimizer, with_optimizer
 from fxpart.core.partitions import partition_by_device
+from fxpart.core.topology import Link
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
 from fxpart.placement.stages.contiguous import Slots, StageSolver
@@ -90,7 +91,7 @@ def _layers(count: int) -> OpGraph:
 
 def test_micro_batches_that_wait_move_the_cut_by_hand() -> None:
     # Six layers on two devices: alone, three and three are the most even.
-    this = problem(_layers(6), devices(60, 60))
+    this = problem(_layers(6), devices(60, 60, link=Link(1e9)))
     line = stage_line(this)
 
     def first_stage(options: dict[str, object]) -> int:
@@ -102,7 +103,7 @@ def test_micro_batches_that_wait_move_the_cut_by_hand() -> None:
     # In 1F1B the first device holds two micro-batches at once: 2 x 3 x 10 is its memory. The second
     # one has 10 received and 3 x 10 made, once.
     assert first_stage({"schedule": "1f1b", "microbatches": 8}) == 3
-    this = problem(_layers(6), devices(50, 60))
+    this = problem(_layers(6), devices(50, 60, link=Link(1e9)))
     assert first_stage({}) == 3
     assert first_stage({"schedule": "1f1b", "microbatches": 8}) == 2
     # GPipe has all of them wait on both.

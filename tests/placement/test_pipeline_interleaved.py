@@ -13,6 +13,7 @@ from fxpart.core.topology import Link
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
+from fxpart.placement.device_order import on_devices, speed_order
 from fxpart.placement.stages.contiguous import Slots, StageSolver
 from fxpart.placement.stages.line import stage_line
 from fxpart.placement.stages.shift_cuts import CutShifter
@@ -31,7 +32,8 @@ def _problem(seed: int, n: int, count: int, share: float, *, training: bool = Fa
     sizes = [max(1, int(whole * share * rng.uniform(0.5, 1.5) / count)) for _ in range(count)]
     speeds = [float(rng.choice([1.0, 1.0, 2.0])) for _ in range(count)]
     link = Link(float(rng.choice([1e9, 20.0])), float(rng.choice([0.0, 0.25])))
-    return problem(graph, devices(*sizes, speeds=speeds, link=link))
+    this = problem(graph, devices(*sizes, speeds=speeds, link=link))
+    return on_devices(this, speed_order(this))
 
 
 def _fits(this: Problem, device_of: IntArray) -> bool:

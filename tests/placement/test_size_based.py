@@ -4,6 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fxpart.core.graph import OpGraph
+from fxpart.core.topology import Link
 from fxpart.errors import InfeasibleError
 from fxpart.placement import make_mode
 from fxpart.placement.search.fill import fill_in_order
@@ -15,8 +16,28 @@ from tests.sketch import Sketch, chain, devices, problem, random_graph
 
 def test_fills_devices_in_graph_order() -> None:
     # Each operator holds its weight of 10 and two values of 1 at once: three take 32, four 42.
+    # Of equally fast devices, the largest first.
     this = problem(chain(7), devices(32, 42, 42))
-    assert make_mode("size_based")(this).device_of.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert make_mode("size_based")(this).device_of.tolist() == [1, 1, 1, 1, 2, 2, 2]
+
+
+def test_the_fastest_device_that_holds_all_is_taken_not_the_largest() -> None:
+    this = problem(chain(3), devices(100, 50, 40, speeds=[1.0, 2.0, 4.0]))
+    for mode in ("size_based", "single"):
+        assert make_mode(mode)(this).devices_of_partition == ((2,),)
+    small = problem(chain(3), devices(100, 50, 20, speeds=[1.0, 2.0, 4.0]))
+    assert make_mode("single")(small).devices_of_partition == ((1,),)
+
+
+def test_fast_devices_are_taken_together_rather_than_a_slow_one_that_holds_all() -> None:
+    this = problem(chain(6), devices(100, 32, 32, speeds=[0.1, 2.0, 2.0], link=Link(1e3)))
+    assert make_mode("size_based")(this).device_of.tolist() == [1, 1, 1, 2, 2, 2]
+
+
+def test_a_device_that_only_adds_transfers_stays_empty() -> None:
+    # The second fastest holds one operator: it would save half a second, and cost a transfer more.
+    this = problem(chain(6), devices(42, 22, 12, speeds=[4.0, 1.0, 2.0], link=Link(1.0)))
+    assert make_mode("size_based")(this).device_of.tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def _training_chain(layers: int) -> OpGraph:
@@ -161,7 +182,7 @@ def test_what_lies_between_the_operators_of_a_group_is_filled_in_with_them() -> 
     # Without the view that it reads, the group holds two copies of 64: more units need less.
     assert peak_bytes(graph, np.array([0, 1, 0, 1]), 0) == 64 + 64 + 1
     assert peak_bytes(graph, np.array([0, 0, 0, 1]), 0) == 64 + 1
-    placed = make_mode("size_based")(problem(graph, devices(65, 70)))
+    placed = make_mode("size_based")(problem(graph, devices(70, 65)))
     assert placed.device_of.tolist() == [0, 0, 0, 1]
 
 

@@ -10,12 +10,12 @@ import pytest
 from accelerate.utils import check_device_map, find_tied_parameters
 
 from fxpart.core.granularity import group_operators
+from fxpart.core.module_paths import covering, parents
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.placement import make_mode
 from fxpart.plan_export import DeviceMap, device_map
-from fxpart.core.module_paths import covering, parents
 from tests.plan_export.scene import SPECS, random_plan, scene
 from tests.sketch import devices
 

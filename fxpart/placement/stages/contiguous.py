@@ -1,8 +1,9 @@
 """The cut of a row of units into stages, in order, whose largest load is least.
 
-The load of a stage is the time that its device computes, or that a link to or from the stage before
-it carries values, whichever is longer: transfers overlap computation, so that is how soon the next
-input can follow.
+The load of a stage is the time that its device computes, or that a link carries what it sends to
+others, whichever is longer: transfers overlap computation, so that is how soon the next input can
+follow. Where links differ, or there are many units, a link is taken to carry all that passes the
+cut before it.
 
 Bisection on the load: for a bound, the cuts that the first k stages may end at are one set after
 the other, each found from the one before in O(U). Chains of tasks on processors in order are an old
@@ -11,6 +12,7 @@ Trans. Comput. 37(1), 1988, doi:10.1109/12.75137. Memory is asked for only where
 from the left and end to the right: seldom, until it binds.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -129,6 +131,8 @@ def settle(  # noqa: PLR0917 - compiled code takes no keywords
 EQUAL_LOADS = 1e-9
 """Loads that differ by less than this share count as equal: sums of floats are no more exact."""
 
+MOST_PAIRED = 1024
+"""Units up to which it is looked at what each possible stage sends."""
 _MOST_HALVINGS = 200
 """Enough for any float: a load can be smaller than the whole by any factor."""
 
@@ -188,6 +192,20 @@ def _ahead(starts: BoolArray, limit: IntArray) -> BoolArray:
 
 
 @compiled
+def _ahead_within(
+    starts: BoolArray, limit: IntArray, busy_s: FloatArray, bound_s: float
+) -> BoolArray:
+    """Return the same where a stage must not be busy for longer than the bound. O(U^2)."""
+    reachable = np.zeros(starts.shape[0], dtype=np.bool_)
+    for start in range(starts.shape[0]):
+        if starts[start]:
+            for end in range(start + 1, limit[start] + 1):
+                if busy_s[start, end] <= bound_s:
+                    reachable[end] = True
+    return reachable
+
+
+@compiled
 def _behind(ends: BoolArray, limit: IntArray) -> BoolArray:
     """Return the cuts at which a stage may begin that ends at one of `ends`."""
     count = ends.shape[0]
@@ -235,6 +253,7 @@ class StageSolver:
         table, kind = np.unique(line.load_before_s, axis=0, return_inverse=True)
         self._table, self._kind = table, kind.reshape(-1)[list(slots.devices)]
         self._sources = self._links(line, slots)
+        self._sending_s = self._sends(line, slots)
 
     @staticmethod
     def _links(line: StageLine, slots: Slots) -> list[list[tuple[list[int], FloatArray]]]:
@@ -257,13 +276,38 @@ class StageSolver:
             links.append(groups)
         return links
 
+    def _sends(self, line: StageLine, slots: Slots) -> FloatArray | None:
+        """Return how long each possible stage sends, if links are alike and units not too many."""
+        alike = all(len(groups) <= 1 for groups in self._sources)
+        count, links = len(slots.devices), {id(link_s) for g in self._sources for _, link_s in g}
+        few = line.n_units <= MOST_PAIRED and line.n_units * count <= MOST_PAIRED * 64
+        if not alike or len(links) != 1 or not few:
+            return None
+        last = len(self._sources) - 1
+        group, _ = self._sources[last][0]
+        return line.sending_s(slots.devices[group[0]], slots.devices[last])
+
+    def largest_s(self, stages: Sequence[Stretch]) -> float:
+        """Return the largest load of `stages`."""
+        before_s = self._line.load_before_s
+        loads = [before_s[s.device, s.end] - before_s[s.device, s.begin] for s in stages]
+        if self._sending_s is not None:
+            loads += [self._sending_s[s.begin, s.end] for s in stages]
+        else:
+            for source, target in itertools.pairwise(stages):
+                loads.append(self._line.link_s(source.device, target.device)[target.begin])
+        return float(max(loads))
+
     def least_load(self) -> list[Stretch] | None:
         """Return the stages with the least largest load, or None when memory allows no cut.
 
         Of all whose largest load is least (up to `EQUAL_LOADS`): the most stages, then the most
         even ones (`fxpart.placement.stages.even`).
         """
-        carried_s = [float(link_s.max()) for groups in self._sources for _, link_s in groups]
+        if self._sending_s is not None:
+            carried_s = [float(self._sending_s.max())]
+        else:
+            carried_s = [float(link_s.max()) for groups in self._sources for _, link_s in groups]
         most_s = max(float(self._table.max()), *carried_s, 0.0)
         least_s = _bisect(
             lambda bound_s: self._cuts(bound_s, with_memory=False) is not None, most_s
@@ -330,7 +374,7 @@ class StageSolver:
         reachable = [ends]
         for limit, groups in zip(reversed(limits), reversed(self._sources), strict=True):
             ends = _behind(reachable[-1], limit)
-            if groups:
+            if groups and self._sending_s is None:
                 ends &= np.logical_or.reduce([link_s <= bound_s for _, link_s in groups])
             reachable.append(ends | reachable[-1] if self._slots.may_skip else ends)
         return reachable[::-1]
@@ -341,6 +385,8 @@ class StageSolver:
         """Return where a stage on `slot` may begin; `ends` are where those before it may end."""
         begins = np.zeros(self._line.n_units + 1, dtype=np.bool_)
         begins[0] = self._slots.may_skip or not slot
+        if self._sending_s is not None and slot:
+            return begins | (any_end if self._slots.may_skip else ends[-1])
         for group, link_s in self._sources[slot]:
             # Mostly all links are alike.
             of_all = len(group) == slot
@@ -369,7 +415,10 @@ class StageSolver:
                 furthest_fit = np.minimum(limit, reach.fits)
             fits = np.where(useful, furthest_fit, np.arange(len(limit)))
             furthest.append(fits)
-            ends.append(_ahead(useful, fits))
+            if self._sending_s is None:
+                ends.append(_ahead(useful, fits))
+            else:
+                ends.append(_ahead_within(useful, fits, self._sending_s, bound_s))
             any_end = any_end | ends[-1]
         return furthest if (any_end if self._slots.may_skip else ends[-1])[-1] else None
 
@@ -378,7 +427,13 @@ class StageSolver:
         limits = self._cuts(bound_s)
         assert limits is not None, "the bound was found to allow a cut"
         devices, may_skip = self._slots.devices, self._slots.may_skip
+        sending_s = self._sending_s
         stretches = most_even(
-            self._line, devices, limits, may_skip=may_skip, link_bound_s=bound_s
+            self._line,
+            devices,
+            limits,
+            may_skip=may_skip,
+            link_bound_s=bound_s if sending_s is None else np.inf,
+            allowed=None if sending_s is None else sending_s <= bound_s,
         )
         return [Stretch(begin, end, devices[slot]) for begin, end, slot in stretches]

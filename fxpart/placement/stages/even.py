@@ -90,6 +90,29 @@ def _lower(  # noqa: PLR0917 - compiled code takes no keywords
 
 
 @compiled
+def lowest_allowed(  # noqa: PLR0917 - compiled code takes no keywords
+    x: FloatArray,
+    first: IntArray,
+    last: IntArray,
+    rank: IntArray,
+    base: FloatArray,
+    apex: FloatArray,
+    allowed: BoolArray,
+) -> IntArray:
+    """Return the same where parabola i holds at a place only if `allowed` says so. O(L P).
+
+    `allowed` has a row for each ``first[i] - 1`` and a column for each place.
+    """
+    chosen = np.full(x.shape[0], -1, dtype=np.int64)
+    for place in range(x.shape[0]):
+        for i in range(first.shape[0]):
+            if first[i] <= place <= last[i] and allowed[first[i] - 1, place]:
+                if _lower(i, chosen[place], x[place], rank, base, apex):
+                    chosen[place] = i
+    return chosen
+
+
+@compiled
 def _sink(  # noqa: PLR0917 - compiled code takes no keywords
     tree: IntArray,
     node: int,
@@ -152,6 +175,7 @@ def most_even(
     *,
     may_skip: bool,
     link_bound_s: float = np.inf,
+    allowed: BoolArray | None = None,
 ) -> list[tuple[int, int, int]]:
     """Return begin, end and slot of each stage.
 
@@ -166,12 +190,13 @@ def most_even(
             may begin. Length U + 1 each. There is a way through.
         may_skip: whether a slot may stay empty.
         link_bound_s: how long a link may carry what passes a cut.
+        allowed: which cut a stage from each cut may end at; None: any. Shape (U + 1, U + 1).
 
     """
     ways: list[_Ways] = []
     for slot, limit in enumerate(limits):
         begins = _begins_after(line, devices, ways, link_bound_s, may_skip=may_skip)
-        ways.append(_ways(line.load_before_s[devices[slot]], limit, begins))
+        ways.append(_ways(line.load_before_s[devices[slot]], limit, begins, allowed))
     last = range(len(ways)) if may_skip else [len(ways) - 1]
     slot = min(last, key=lambda s: (-int(ways[s].stages[-1]), float(ways[s].squares[-1])))
     stretches, end = [], line.n_units
@@ -238,10 +263,12 @@ def _best_of(
     return _Begins(cut, stages[cut], squares[cut], receive_s[cut], before[cut])
 
 
-def _ways(load_before_s: FloatArray, limit: IntArray, begins: _Begins) -> _Ways:
+def _ways(
+    load_before_s: FloatArray, limit: IntArray, begins: _Begins, allowed: BoolArray | None
+) -> _Ways:
     """Return the best way to each cut by a stage more, no further than `limit`."""
     begins = begins.at(np.flatnonzero(limit[begins.cut] > begins.cut))
-    chosen = lowest_parabolas(
+    parabolas = (
         load_before_s,
         begins.cut + 1,
         limit[begins.cut],
@@ -249,6 +276,10 @@ def _ways(load_before_s: FloatArray, limit: IntArray, begins: _Begins) -> _Ways:
         begins.squares,
         load_before_s[begins.cut] - begins.receive_s,
     )
+    if allowed is None:
+        chosen = lowest_parabolas(*parabolas)
+    else:
+        chosen = lowest_allowed(*parabolas, allowed)
     open_cuts, count = np.flatnonzero(chosen >= 0), len(limit)
     of = chosen[open_cuts]
     stages, squares = np.full(count, -1, dtype=np.int64), np.full(count, np.inf)

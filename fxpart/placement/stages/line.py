@@ -36,6 +36,9 @@ class StageLine:
     """The same of what passes each cut onwards, in the first row, and back. Shape (2, U + 1)."""
     passing_values: IntArray
     """How many values those are: each waits for the link once. Shape (2, U + 1)."""
+    spans: IntArray
+    """Of each value that is made: its unit, the first and the last unit that makes or reads it, and
+    its bytes. Shape (4, values)."""
 
     first_backward: int
     """The operators from this one on are the backward. n where there is none."""
@@ -71,10 +74,9 @@ class StageLine:
         return seconds
 
     def link_s(self, source: int, target: int) -> FloatArray:
-        """Return how long the busier link of two devices carries what passes each cut of an input.
+        """Return how long the busier link of two devices carries what passes each cut, at most.
 
-        As if all of it went between these two: values that stages further on read do too. Length
-        U + 1.
+        That is if all of it goes between these two. Length U + 1.
         """
         both = ((source, target), (target, source))
         onwards, back = (
@@ -85,9 +87,45 @@ class StageLine:
         )
         return np.maximum(onwards, back)
 
+    def sending_s(self, source: int, target: int) -> FloatArray:
+        """Return how long a stage sends what others read, by its first cut and the one behind it.
+
+        To later stages or to earlier ones, whichever takes longer, over links like the one from
+        `source` to `target`; as if all of it took one link. Shape (U + 1, U + 1).
+        """
+        home, first, last, size = self.spans
+        latency_s, s_per_byte = (
+            self.link_latency_s[source, target],
+            self.s_per_byte[source, target],
+        )
+        value_s = latency_s + size * s_per_byte
+        end = np.full_like(home, self.n_units)
+        # A stage of units b to e - 1 sends on what it makes and some unit from e on reads.
+        onwards = (np.zeros_like(home), home, home + 1, last)
+        back = (first + 1, home, home + 1, end)
+        return np.maximum(*(self._summed(box, value_s) for box in (onwards, back)))
+
+    def _summed(
+        self, box: tuple[IntArray, IntArray, IntArray, IntArray], of: FloatArray
+    ) -> FloatArray:
+        """Return the sums of what holds for begins and ends from first to last, both included."""
+        low, high, first, last = box
+        table = np.zeros((self.n_units + 2, self.n_units + 2))
+        some = (low <= high) & (first <= last)
+        for row, column, sign in (
+            (low, first, 1.0),
+            (high + 1, first, -1.0),
+            (low, last + 1, -1.0),
+            (high + 1, last + 1, 1.0),
+        ):
+            np.add.at(table, (row[some], column[some]), sign * of[some])
+        # Differences of sums: what should be nothing may be a rounding below it.
+        sums = np.maximum(table.cumsum(axis=0).cumsum(axis=1), 0.0)
+        return np.ascontiguousarray(sums[:-1, :-1])
+
     def merged(self, cuts: IntArray) -> "StageLine":
         """Return the row whose units lie between `cuts`, which rise from 0 to U."""
-        begins = cuts[:-1]
+        begins, size = cuts[:-1], self.spans[3]
         return replace(
             self,
             unit_of=np.searchsorted(begins, self.unit_of, side="right") - 1,
@@ -97,6 +135,7 @@ class StageLine:
             crossing_bytes=self.crossing_bytes[cuts],
             passing_bytes=self.passing_bytes[:, cuts],
             passing_values=self.passing_values[:, cuts],
+            spans=np.vstack([np.searchsorted(begins, self.spans[:3], side="right") - 1, size]),
         )
 
 
@@ -123,7 +162,8 @@ def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
     np.add.at(load_s, unit_of, problem.costs.op_time_s * share[:, np.newaxis])
     before_s = np.zeros((problem.topology.n_devices, count + 1))
     np.cumsum(load_s.T, axis=1, out=before_s[:, 1:])
-    passing_bytes, passing_values = _passing(graph, unit_of, count)
+    spans = _spans(graph, unit_of)
+    passing_bytes, passing_values = _passing(spans, count)
     return StageLine(
         unit_of,
         first_op,
@@ -132,6 +172,7 @@ def stage_line(problem: Problem, microbatches: int = 1) -> StageLine:
         passing_bytes.sum(axis=0),
         passing_bytes,
         passing_values,
+        spans,
         first_backward,
         _first_update(graph),
         problem.costs.s_per_byte,
@@ -151,8 +192,8 @@ def _first_update(graph: OpGraph) -> int:
     return first
 
 
-def _passing(graph: OpGraph, unit_of: IntArray, count: int) -> tuple[IntArray, IntArray]:
-    """Return bytes and number of the values that pass each cut onwards, and back."""
+def _spans(graph: OpGraph, unit_of: IntArray) -> IntArray:
+    """Return `StageLine.spans`."""
     made = graph.value_producer >= 0
     home = np.zeros(graph.n_values, dtype=np.int64)
     home[made] = unit_of[graph.value_producer[made]]
@@ -160,10 +201,16 @@ def _passing(graph: OpGraph, unit_of: IntArray, count: int) -> tuple[IntArray, I
     readers = unit_of[graph.readers]
     np.minimum.at(low, graph.reads, readers)
     np.maximum.at(high, graph.reads, readers)
+    return np.stack([table[made] for table in (home, low, high, graph.value_bytes)])
+
+
+def _passing(spans: IntArray, count: int) -> tuple[IntArray, IntArray]:
+    """Return bytes and number of the values that pass each cut onwards, and back."""
+    home, low, high, value_bytes = spans
     # A value passes the cuts home + 1 to high onwards, low + 1 to home back.
     size, values = np.zeros((2, 2, count + 2), dtype=np.int64)
     for row, (first, last) in enumerate(((home, high), (low, home))):
-        for change, amount in ((size[row], graph.value_bytes[made]), (values[row], 1)):
-            np.add.at(change, first[made] + 1, amount)
-            np.subtract.at(change, last[made] + 1, amount)
+        for change, amount in ((size[row], value_bytes), (values[row], np.ones_like(home))):
+            np.add.at(change, first + 1, amount)
+            np.subtract.at(change, last + 1, amount)
     return np.cumsum(size, axis=1)[:, :-1], np.cumsum(values, axis=1)[:, :-1]

@@ -1,0 +1,65 @@
+"""What can carry a plan out as it is, beside our own execution of it."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.errors import SpecError
+from fxpart.plan_export.device_map import device_map
+from fxpart.plan_export.split_points import split_points
+
+__all__ = ["Carriers", "carriers"]
+
+
+@dataclass(frozen=True, slots=True)
+class Carriers:
+    """How far other tools can carry a plan out."""
+
+    torn: tuple[str, ...]
+    """Modules that accelerate cannot run as divided (`DeviceMap.torn`)."""
+    elsewhere: int
+    """Operators that accelerate would run on another device than planned."""
+    inside: str | None
+    """Where a stage begins that is no module's begin or end; empty where the plan is no row of
+    stages, None where torch's pipelines can cut it."""
+
+    @property
+    def accelerate(self) -> bool:
+        """Return whether accelerate can run the plan by its device map."""
+        return not self.torn
+
+    @property
+    def pipelining(self) -> bool:
+        """Return whether torch's pipelines can run the plan by its split points."""
+        return self.inside is None
+
+
+def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
+    """Return what can carry out a plan of a forward; it must have no replicas.
+
+    Raises:
+        SpecError: for a plan with replicas.
+
+    """
+    mapped = device_map(graph, assignment)
+    inside: str | None = None
+    try:
+        split_points(graph, assignment)
+    except SpecError:
+        inside = _first_begin_inside(graph, assignment)
+    return Carriers(mapped.torn, len(mapped.moved), inside)
+
+
+def _first_begin_inside(graph: OpGraph, assignment: Assignment) -> str:
+    """Return the module in which a stage begins; empty where partitions are no row of stages."""
+    ops = np.flatnonzero(~graph.is_check)
+    stage = assignment.partition_of[ops]
+    if (np.diff(stage) < 0).any() or (np.diff(stage) > 1).any():
+        return ""
+    for index in (1 + np.flatnonzero(np.diff(stage))).tolist():
+        before, after = graph.modules[ops[index - 1]], graph.modules[ops[index]]
+        if before == after or before.startswith(f"{after}."):
+            return after or "the model itself"
+    return graph.modules[ops[-1]] or "the model itself"

@@ -1,0 +1,158 @@
+"""Whether a plan can be carried out, and by what; and beside a search, a plan of whole modules."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.granularity import group_operators
+from fxpart.core.graph import OpGraph
+from fxpart.cost.problem import Problem
+from fxpart.errors import InfeasibleError
+from fxpart.placement import Place
+from fxpart.placement.search.refine import LARGE, latency_of
+from fxpart.plan_export import Carriers, carriers
+from runner.config.sections import Config
+from runner.output.units import format_s
+
+if TYPE_CHECKING:
+    from runner.experiment.experiment import Result
+
+__all__ = ["SEARCHES", "WholeModules", "carrier_line", "whole_line", "whole_metrics", "whole_modules"]
+
+SEARCHES = ("kl_based", "cost_aware")
+"""Modes that may put any operator anywhere."""
+_MOST_GROUPS = 256
+"""Groups of operators up to which a depth is searched: some tenths of a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class WholeModules:
+    """The best plan found that divides no module at some depth of the module tree."""
+
+    granularity: str
+    """By which it is found; ``operator`` where the best plan of all is such a plan."""
+    latency_s: float
+    more: float
+    """The share by which its latency is above that of the plan beside it."""
+    carriers: Carriers
+
+
+def whole_modules(
+    config: Config, problem: Problem, assignment: Assignment, place: Place
+) -> WholeModules | None:
+    """Return the fastest plan of whole modules, found by the same search; None if none was found.
+
+    Modules are kept whole at one depth of the module tree after the other, the outermost first,
+    until accelerate could not run what is found. That takes a tenth of the time of the search for
+    operators, whose candidates are so many more.
+    """
+    applies = config.mode.name in SEARCHES and config.granularity == "operator"
+    if not applies or assignment.replicas > 1 or config.data_parallel > 1:
+        return None
+    graph = problem.graph
+    best_s = latency_of(problem, assignment.device_of)
+    carried = carriers(graph, assignment)
+    if carried.accelerate and not carried.elsewhere:
+        return WholeModules("operator", best_s, 0.0, carried)
+    found: WholeModules | None = None
+    for depth, grouped in _depths(problem):
+        try:
+            placed = place(Problem(grouped, problem.topology, problem.costs, problem.memory))
+        except InfeasibleError:
+            continue
+        carried = carriers(graph, placed)
+        if not carried.accelerate and found is not None:
+            break
+        latency_s = latency_of(problem, placed.device_of)
+        runs = carried.accelerate and not (found and found.carriers.accelerate)
+        if found is None or runs or latency_s < found.latency_s:
+            found = WholeModules(depth, latency_s, latency_s / best_s - 1.0, carried)
+        if graph.n_ops > LARGE:
+            break
+    return found
+
+
+def _depths(problem: Problem) -> Iterator[tuple[str, OpGraph]]:
+    """Yield the depths at which modules can be kept whole, and the graph grouped so."""
+    graph, largest = problem.graph, int(problem.topology.memory_bytes.max())
+    before = 1
+    for depth in range(1, max(module.count(".") for module in graph.modules) + 2):
+        grouped = group_operators(graph, depth)
+        groups = len(np.unique(grouped.group))
+        if groups > _MOST_GROUPS:
+            return
+        if groups > before and _heaviest_bytes(problem, grouped) <= largest:
+            yield str(depth), grouped
+        before = groups
+
+
+def _heaviest_bytes(problem: Problem, grouped: OpGraph) -> int:
+    """Return the most bytes of weights that one group uses, or hardly more: shared ones twice."""
+    weights = np.zeros(grouped.n_ops)
+    of_use = grouped.group[grouped.users]
+    once = np.unique(np.stack([of_use, grouped.uses]), axis=1)
+    np.add.at(weights, once[0], problem.memory.weight_bytes[once[1]])
+    return int(weights.max())
+
+
+def whole_metrics(whole: WholeModules) -> dict[str, float]:
+    """Return the metrics of a plan of whole modules by name."""
+    return {"whole_modules_ms": whole.latency_s * 1e3, "whole_modules_pct": whole.more * 100}
+
+
+def carrier_line(config: Config, result: "Result") -> str:
+    """Return what can carry the plan out, and what to add to the command where little can."""
+    local = _runs_here(config)
+    if result.assignment.replicas > 1:
+        return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
+    if result.assignment.n_partitions == 1:
+        return ", ".join(["plain PyTorch, all is on one device", *local])
+    found = result.carriers
+    tools = [f"accelerate{_elsewhere(found)}"] if found.accelerate else []
+    training = bool(result.problem.graph.is_backward.any())
+    if found.pipelining and not training:
+        tools.append("torch pipelining (split_points.json)")
+    line = ", ".join([*tools, *local]) or "nothing yet"
+    if tools:
+        return line
+    return f"{line}; {_advice(config, result, found)}"
+
+
+def _runs_here(config: Config) -> list[str]:
+    """Return by which choice the runner could carry the plan out here."""
+    if config.execute.name != "none":
+        return [f"execute={config.execute.name}"]
+    plannable = config.capture.level == "operator" and config.capture.symbolic == "none"
+    return ["execute=local"] if plannable and config.data_parallel == 1 else []
+
+
+def _elsewhere(found: Carriers) -> str:
+    if not found.elsewhere:
+        return " (device_map.json)"
+    return f" (device_map.json; {found.elsewhere} operators elsewhere than planned)"
+
+
+def _advice(config: Config, result: "Result", found: Carriers) -> str:
+    """Return why no tool can carry the plan out, and what to add."""
+    if config.mode.name == "pipeline" and found.inside:
+        return f"a stage begins inside {found.inside}; add mode.boundary_gain=0.2"
+    torn = f"{len(found.torn)} module{'s are' if len(found.torn) > 1 else ' is'} cut through"
+    whole = result.whole
+    if whole is not None:
+        depth, runs = whole.granularity, whole.carriers.accelerate
+        return torn + (f"; add granularity={depth} for accelerate" if runs else "")
+    depth = next((depth for depth, _ in _depths(result.problem)), "")
+    return torn + (f"; add granularity={depth}" if depth else "")
+
+
+def whole_line(whole: WholeModules) -> str:
+    """Return what keeping modules whole costs."""
+    if whole.granularity == "operator":
+        return "this plan divides no module"
+    return (
+        f"{format_s(whole.latency_s)} (+{whole.more:.1%}) with modules whole,"
+        f" by granularity={whole.granularity}"
+    )
