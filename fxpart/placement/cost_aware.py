@@ -20,6 +20,7 @@ from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.search.list_scheduling import list_placement
 from fxpart.placement.search.pairwise import EXACT_UNITS, combine_pairs
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
+from fxpart.placement.search.steady import steadily
 from fxpart.placement.search.units import atomic_units
 from fxpart.placement.size_based import size_based
 
@@ -36,11 +37,16 @@ def cost_aware(problem: Problem, options: SearchOptions | None = None) -> Assign
         InfeasibleError: when no start is found.
 
     """
+    chosen = options or SearchOptions()
+    return steadily(problem, lambda some: _searched(some, chosen))
+
+
+def _searched(problem: Problem, options: SearchOptions) -> Assignment:
     listed, others = list_placement(problem), _others(problem)
     if listed is None and not others:
         raise does_not_fit(problem)
     starts = others if listed is None else [listed, *others]
-    device_of, latency = refine(problem, starts, options or SearchOptions())
+    device_of, latency = refine(problem, starts, options)
     for placed in others:
         if latency_of(problem, placed) < latency:
             device_of, latency = placed, latency_of(problem, placed)

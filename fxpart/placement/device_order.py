@@ -15,7 +15,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.topology import Topology
 from fxpart.cost.problem import Problem
 
-__all__ = ["device_kinds", "fastest_first", "on_devices", "speed_order"]
+__all__ = ["choices_of_devices", "device_kinds", "fastest_first", "on_devices", "speed_order"]
 
 _P = ParamSpec("_P")
 
@@ -82,6 +82,36 @@ def device_kinds(problem: Problem) -> IntArray:
         else:
             kinds[device] = first
     return kinds
+
+
+def choices_of_devices(
+    problem: Problem, tried: Callable[[IntArray], IntArray | None], most: int
+) -> None:
+    """Call `tried` with all devices, and with fewer and fewer of each kind.
+
+    It may return the device of each operator. Then only what is in use is left out: where devices
+    that stay empty could as well not be there, nothing is missed. Choices that cannot hold the
+    weights are passed over, and no more than `most` are made.
+    """
+    kinds = device_kinds(problem)
+    _, kind_of, counts = np.unique(kinds, return_inverse=True, return_counts=True)
+    within_kind = np.array([int((kinds[:d] == kinds[d]).sum()) for d in range(len(kinds))])
+    weights, sizes = int(problem.memory.weight_bytes.sum()), problem.topology.memory_bytes
+    waiting, known = [counts], {tuple(counts.tolist())}
+    for count in waiting:
+        chosen = np.flatnonzero(within_kind < count[kind_of])
+        if not len(chosen) or int(sizes[chosen].sum()) < weights:
+            continue
+        device_of = tried(chosen)
+        used = np.bincount(
+            kind_of[chosen if device_of is None else np.unique(device_of)], minlength=len(count)
+        )
+        for kind in np.flatnonzero(used):
+            fewer = count.copy()
+            fewer[kind] = used[kind] - 1
+            if tuple(fewer.tolist()) not in known and len(known) < most:
+                known.add(tuple(fewer.tolist()))
+                waiting.append(fewer)
 
 
 def _linked_alike(topology: Topology, a: int, b: int) -> bool:

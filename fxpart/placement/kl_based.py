@@ -14,6 +14,7 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
 from fxpart.placement.device_order import fastest_first
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
+from fxpart.placement.search.steady import steadily
 from fxpart.placement.single import devices_that_hold_all
 from fxpart.placement.size_based import size_based
 
@@ -31,6 +32,11 @@ def kl_based(problem: Problem, options: SearchOptions | None = None) -> Assignme
         InfeasibleError: when `size_based` finds no start.
 
     """
+    chosen = options or SearchOptions()
+    return steadily(problem, lambda some: _searched(some, chosen))
+
+
+def _searched(problem: Problem, options: SearchOptions) -> Assignment:
     start = size_based(problem)
     whole = [
         np.full(problem.graph.n_ops, device, dtype=np.int64)
@@ -38,7 +44,7 @@ def kl_based(problem: Problem, options: SearchOptions | None = None) -> Assignme
     ]
     # The first of equals: nothing decides but latency and number.
     fastest = min([start.device_of, *whole], key=lambda placed: latency_of(problem, placed))
-    device_of, latency = refine(problem, [fastest], options or SearchOptions())
+    device_of, latency = refine(problem, [fastest], options)
     if latency < latency_of(problem, start.device_of):
         return partition_by_device(problem.graph, device_of)
     return start

@@ -7,14 +7,12 @@ fastest come first, and a device that makes the plan slower is left out: so a fu
 does.
 """
 
-import numpy as np
-
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.kernels import schedule, schedule_log
 from fxpart.cost.problem import Problem
-from fxpart.placement.device_order import device_kinds, fastest_first
+from fxpart.placement.device_order import choices_of_devices, fastest_first
 from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.options import NoOptions
 from fxpart.placement.search.fill import place_all
@@ -52,38 +50,16 @@ def size_based(problem: Problem, _: NoOptions | None = None) -> Assignment:
 
 
 def _fillings(problem: Problem) -> list[IntArray]:
-    """Return the placements by filling all devices, or all but some, as far as they fit.
+    """Return the placements by filling all devices, or all but some, as far as they fit."""
+    placed: list[IntArray] = []
 
-    What devices stay empty when some are filled could as well not be there. So it is enough to
-    leave out one device more of each kind in use, again and again: these are all choices, as far as
-    `_MOST_FILLS` goes.
-    """
-    kinds = device_kinds(problem)
-    _, kind_of, counts = np.unique(kinds, return_inverse=True, return_counts=True)
-    within_kind = np.array([int((kinds[:d] == kinds[d]).sum()) for d in range(len(kinds))])
+    def filled(devices: IntArray) -> IntArray | None:
+        device_of = place_all(problem, problem.topology.memory_bytes[devices].tolist())
+        if device_of is None:
+            return None
+        placed.append(devices[device_of])
+        return placed[-1]
+
     most = max(1, min(_MOST_FILLS, _OPERATORS_FILLED // problem.graph.n_ops))
-    weights, sizes = int(problem.memory.weight_bytes.sum()), problem.topology.memory_bytes
-    waiting, placed = [counts], list[IntArray]()
-    known = {tuple(counts.tolist())}
-    for count in waiting:
-        chosen = np.flatnonzero(within_kind < count[kind_of])
-        if int(sizes[chosen].sum()) < weights or not len(chosen):
-            continue
-        device_of, in_use = _fill(problem, chosen), chosen
-        if device_of is not None:
-            placed.append(device_of)
-            in_use = np.unique(device_of)
-        used = np.bincount(kind_of[in_use], minlength=len(count))
-        for kind in np.flatnonzero(used):
-            fewer = count.copy()
-            fewer[kind] = used[kind] - 1
-            if tuple(fewer.tolist()) not in known and len(known) < most:
-                known.add(tuple(fewer.tolist()))
-                waiting.append(fewer)
+    choices_of_devices(problem, filled, most)
     return placed
-
-
-def _fill(problem: Problem, devices: IntArray) -> IntArray | None:
-    """Return the device of each operator when those `devices` are filled in turn, or None."""
-    placed = place_all(problem, problem.topology.memory_bytes[devices].tolist())
-    return None if placed is None else devices[placed]

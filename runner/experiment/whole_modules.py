@@ -20,7 +20,14 @@ from runner.output.units import format_s
 if TYPE_CHECKING:
     from runner.experiment.experiment import Result
 
-__all__ = ["SEARCHES", "WholeModules", "carrier_line", "whole_line", "whole_metrics", "whole_modules"]
+__all__ = [
+    "SEARCHES",
+    "WholeModules",
+    "carrier_line",
+    "whole_line",
+    "whole_metrics",
+    "whole_modules",
+]
 
 SEARCHES = ("kl_based", "cost_aware")
 """Modes that may put any operator anywhere."""

@@ -106,9 +106,9 @@ def lowest_allowed(  # noqa: PLR0917 - compiled code takes no keywords
     chosen = np.full(x.shape[0], -1, dtype=np.int64)
     for place in range(x.shape[0]):
         for i in range(first.shape[0]):
-            if first[i] <= place <= last[i] and allowed[first[i] - 1, place]:
-                if _lower(i, chosen[place], x[place], rank, base, apex):
-                    chosen[place] = i
+            holds = first[i] <= place <= last[i] and allowed[first[i] - 1, place]
+            if holds and _lower(i, chosen[place], x[place], rank, base, apex):
+                chosen[place] = i
     return chosen
 
 

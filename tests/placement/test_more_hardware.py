@@ -1,0 +1,112 @@
+"""More hardware never makes a plan worse, and how devices are ordered makes no difference."""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.monotone import Scene, cost_s, judged, random_rows
+from fxpart import DeviceSpec, LatencyModel, Link
+from fxpart.core.graph import OpGraph
+from fxpart.core.topology import uniform_topology
+from fxpart.cost.problem import make_problem
+from fxpart.placement.device_order import choices_of_devices, device_kinds
+from tests import independent
+from tests.sketch import devices, problem, random_graph
+
+MODES = ("single", "size_based", "kl_based", "cost_aware", "pipeline")
+NOISE = 1e-3
+"""What the searches take for nothing: ten partitions joined at a cost of `min_gain` each."""
+
+
+@dataclass(frozen=True)
+class _Kind:
+    share: float
+    speed: float
+
+
+KINDS = st.builds(_Kind, st.sampled_from([0.4, 0.7, 1.1, 3.0]), st.sampled_from([1.0, 2.0, 8.0]))
+
+
+def _scene(seed: int, n: int, kinds: list[_Kind], rate: float) -> Scene:
+    graph = random_graph(seed, n)
+    return Scene(graph, tuple(_device(graph, kind) for kind in kinds), Link(rate, 0.1), _MODEL)
+
+
+_MODEL = LatencyModel()
+
+
+def _device(graph: OpGraph, kind: _Kind) -> DeviceSpec:
+    whole = independent.peak_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 0)
+    memory_bytes = max(1, int(whole * kind.share))
+    return DeviceSpec(f"d{kind.share}x{kind.speed}", memory_bytes, {"float32": kind.speed}, 1e3)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(2, 14),
+    kinds=st.lists(KINDS, min_size=1, max_size=3),
+    further=KINDS,
+    rate=st.sampled_from([0.5, 4.0, 50.0]),
+    data=st.data(),
+)
+def test_more_hardware_never_makes_a_plan_worse(  # noqa: PLR0917 - drawn by position
+    mode: str,
+    seed: int,
+    n: int,
+    kinds: list[_Kind],
+    further: _Kind,
+    rate: float,
+    data: st.DataObject,
+) -> None:
+    scene = _scene(seed, n, kinds, rate)
+    before_s = scene.cost_s(mode)
+    place = data.draw(st.integers(0, len(kinds)))
+    more = (*scene.devices[:place], _device(scene.graph, further), *scene.devices[place:])
+    assert replace(scene, devices=more).cost_s(mode) <= before_s * (1 + NOISE)
+    faster = replace(scene, link=Link(2 * rate, 0.05))
+    assert faster.cost_s(mode) <= before_s * (1 + NOISE)
+    other = data.draw(st.permutations(scene.devices))
+    assert replace(scene, devices=tuple(other)).cost_s(mode) == pytest.approx(before_s, rel=0.01)
+
+
+def test_what_is_counted_can_be_worse() -> None:
+    assert judged("device", 1.0, 1.02) == ["device", "device worse", "device by 1 %"]
+    assert judged("link", 1.0, 0.5) == ["link"]
+    assert judged("order", 1.0, 0.98) == ["order", "order worse", "order by 1 %"]
+    assert judged("device", 1.0, float("inf")) == ["device", "device worse", "device by 1 %"]
+    assert judged("device", float("inf"), 1.0) == []
+
+
+def test_random_problems_are_counted_for_each_mode() -> None:
+    counts = random_rows(3, ("single", "size_based"))
+    assert counts["size_based"]["device"] > 0
+    assert counts["size_based"]["device worse"] == counts["size_based"]["order worse"] == 0
+
+
+def test_devices_are_alike_by_memory_speed_and_links() -> None:
+    nodes, speeds = [0, 0, 1, 1, 0], [1.0, 1.0, 1.0, 1.0, 2.0]
+    topology = devices(9, 9, 9, 9, 9, nodes=nodes, speeds=speeds, far=Link(0.5))
+    graph = random_graph(0, 5)
+    assert device_kinds(problem(graph, topology)).tolist() == [0, 0, 2, 2, 4]
+
+
+def test_choices_leave_out_one_device_more_of_each_kind() -> None:
+    this = problem(random_graph(0, 5), devices(10**6, 10**6, 10**5))
+    chosen: list[list[int]] = []
+    choices_of_devices(this, lambda devices: chosen.append(devices.tolist()), most=9)
+    assert chosen == [[0, 1, 2], [0, 2], [0, 1], [2], [0]]
+
+
+def test_a_pipeline_is_never_worse_than_one_device_over_a_slow_link() -> None:
+    graph = random_graph(3, 20)
+    device = DeviceSpec("any", 10**6, {"float32": 1.0}, 1e3)
+    times = []
+    for count in (1, 2, 4):
+        topology = uniform_topology((device,) * count, Link(0.01))
+        times.append(cost_s(make_problem(graph, topology, _MODEL), "pipeline"))
+    assert times[2] <= times[1] <= times[0]
