@@ -15,7 +15,14 @@ from fxpart.core.graph import IntArray
 from fxpart.core.topology import Topology
 from fxpart.cost.problem import Problem
 
-__all__ = ["choices_of_devices", "device_kinds", "fastest_first", "on_devices", "speed_order"]
+__all__ = [
+    "choices_of_devices",
+    "device_kinds",
+    "fastest_first",
+    "on_devices",
+    "speed_order",
+    "useful_devices",
+]
 
 _P = ParamSpec("_P")
 
@@ -112,6 +119,22 @@ def choices_of_devices(
             if tuple(fewer.tolist()) not in known and len(known) < most:
                 known.add(tuple(fewer.tolist()))
                 waiting.append(fewer)
+
+
+def useful_devices(problem: Problem) -> IntArray:
+    """Return the devices without those of which there are more of a kind than could be used.
+
+    Each takes at least one group of operators. What a search keeps grows with the square of their
+    number.
+    """
+    kinds = device_kinds(problem)
+    groups, seen = len(np.unique(problem.graph.group)), np.zeros(len(kinds), dtype=np.int64)
+    useful = []
+    for device, kind in enumerate(kinds.tolist()):
+        seen[kind] += 1
+        if seen[kind] <= groups:
+            useful.append(device)
+    return np.array(useful, dtype=np.int64)
 
 
 def _linked_alike(topology: Topology, a: int, b: int) -> bool:

@@ -12,15 +12,16 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
-from fxpart.placement.device_order import choices_of_devices, on_devices
+from fxpart.placement.device_order import choices_of_devices, on_devices, useful_devices
+from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.search.refine import latency_of
 
 __all__ = ["SMALL", "steadily"]
 
 SMALL = 24
 """Operators up to which a search is repeated."""
-_MOST_CHOICES = 24
-"""Choices of devices that are searched, at most."""
+_MOST_DEVICES = 96
+"""In all choices of devices that are searched, at most."""
 _SLOWER = 2.0
 _ROUNDING = 1e-9
 
@@ -34,6 +35,13 @@ def steadily(problem: Problem, search: Search) -> Assignment:
         InfeasibleError: where the search does on all devices.
 
     """
+    useful = useful_devices(problem)
+    if len(useful) < problem.topology.n_devices:
+        try:
+            found = steadily(on_devices(problem, useful.tolist()), search)
+        except InfeasibleError:
+            raise does_not_fit(problem) from None
+        return _moved(found, useful)
     if problem.graph.n_ops > SMALL:
         return search(problem)
     best = search(problem)
@@ -42,17 +50,22 @@ def steadily(problem: Problem, search: Search) -> Assignment:
     def tried(devices: IntArray) -> None:
         nonlocal best, least_s
         some = on_devices(problem, devices.tolist())
-        for slowed in (some, _with_slow_links(some)):
+        done = len(devices) == problem.topology.n_devices
+        for slowed in [_with_slow_links(some)] if done else [some, _with_slow_links(some)]:
             with suppress(InfeasibleError):
-                found = search(slowed)
-                homes = tuple((int(devices[home]),) for (home,) in found.devices_of_partition)
-                placed = Assignment(found.partition_of, homes)
+                placed = _moved(search(slowed), devices)
                 latency_s = latency_of(problem, placed.device_of)
                 if latency_s < least_s * (1 - _ROUNDING):
                     best, least_s = placed, latency_s
 
-    choices_of_devices(problem, tried, _MOST_CHOICES)
+    choices_of_devices(problem, tried, max(1, _MOST_DEVICES // problem.topology.n_devices))
     return best
+
+
+def _moved(found: Assignment, devices: IntArray) -> Assignment:
+    """Return a plan without replicas whose device i is ``devices[i]``."""
+    homes = tuple((int(devices[home]),) for (home,) in found.devices_of_partition)
+    return Assignment(found.partition_of, homes)
 
 
 def _with_slow_links(problem: Problem) -> Problem:
