@@ -79,7 +79,11 @@ def nearest_names(asked: str, names: Iterable[str], most: int = 3) -> str:
 
 def one_line(error: BaseException, most: int = 240) -> str:
     """Return the class of `error` and the first paragraph of what it says, on one line."""
-    line = " ".join(str(error).strip().partition("\n\n")[0].split())
+    try:
+        text = str(error)
+    except Exception:  # of a class whose own __str__ fails
+        text = ""
+    line = " ".join(text.strip().partition("\n\n")[0].split())
     text = f"{type(error).__name__}: {line}" if line else type(error).__name__
     return text if len(text) <= most else text[: most - 3] + "..."
 

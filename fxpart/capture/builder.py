@@ -12,7 +12,7 @@ import torch
 from fxpart.capture.call_costs import dense_bytes
 from fxpart.capture.calls import storage_key
 from fxpart.core.granularity import first_of_each
-from fxpart.core.graph import OpGraph, csr
+from fxpart.core.graph import MOST_COUNTED, OpGraph, csr
 from fxpart.errors import CaptureError
 
 __all__ = ["GraphBuilder", "Mutation"]
@@ -136,6 +136,17 @@ class GraphBuilder:
         """Return the collected graph."""
         if not self.names:
             raise CaptureError("the captured graph has no operators: there is nothing to place")
+        for what, numbers in (
+            ("FLOPs", self.flops),
+            ("bytes to move", self.moved),
+            ("bytes of values", self.value_bytes + self.alloc_bytes),
+            ("bytes of weights", self.weight_bytes),
+        ):
+            if max(numbers, default=0) > MOST_COUNTED:
+                raise CaptureError(
+                    f"the model has {max(numbers):.3g} {what} in one place, at most"
+                    f" {MOST_COUNTED:.3g} are counted; make it, its batch or its sequences smaller"
+                )
         read_start, reads = csr(self.reads)
         # A weight that no operator reads would not be loaded onto any device.
         used = sorted({w for uses in self.uses for w in uses})

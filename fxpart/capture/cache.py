@@ -5,6 +5,7 @@ The file name is a hash of all that decides the graph. The folder can be deleted
 
 import json
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from fxpart.core.symbolic_graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
 from fxpart.errors import FxpartError
 from fxpart.support.digest import code_digest, stable_digest
 from fxpart.support.host import installed_version
+from fxpart.support.regular_file import regular_status
 from fxpart.support.whole_file import whole_file
 
 __all__ = [
@@ -123,19 +125,63 @@ def _read_entry(
     None too where `make` misses a name or fails with an `FxpartError`.
     """
     try:
+        regular_status(path)
         with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+            _refuse_packed(stored.zip)
             arrays: dict[str, Any] = dict(stored)
         text = json.loads(arrays.pop("text").tobytes().decode())
+        _refuse_other_types(arrays, text)
         fields: dict[str, Any] = {name: arrays[name] for name in _ARRAYS}
         fields.update({name: tuple(text[name]) for name in _TEXT})
         return make(OpGraph(**fields), text, arrays)
-    # A file that is not there, or not what we wrote.
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile, EOFError, FxpartError):
+    except _NOT_OURS:
         return None
+
+
+_NOT_OURS = (
+    OSError,
+    EOFError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    OverflowError,
+    MemoryError,
+    RuntimeError,  # of an encrypted member, an unknown way of packing, or JSON that is too deep
+    zipfile.BadZipFile,
+    zlib.error,
+    FxpartError,
+)
+"""What comes of a file that is not there, or not what we wrote."""
+
+
+def _refuse_packed(archive: zipfile.ZipFile) -> None:
+    """Refuse members that are packed, which ours are not: a small file must not become a huge one.
+
+    Raises:
+        ValueError: naming one.
+
+    """
+    for member in archive.infolist():
+        if member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError(f"{member.filename} is packed")
+
+
+def _refuse_other_types(arrays: Mapping[str, npt.NDArray[Any]], text: Mapping[str, Any]) -> None:
+    for name, array in arrays.items():
+        expected = np.bool_ if name == "value_is_output" else np.int64
+        dimensions = 2 if name in _TABLES or name.startswith(_PREFIX) else 1
+        if array.dtype != expected or array.ndim != dimensions:
+            raise ValueError(f"{name} has another type or shape")
+    for name in _TEXT:
+        if not isinstance(text[name], list) or not all(isinstance(t, str) for t in text[name]):
+            raise ValueError(f"{name} is no list of text")
 
 
 # Symbolic graphs are entries that hold the polynomials too.
 
+_TABLES = ("state_tensor_bytes", "exponents")
 _GROWING = (*OF_OPERATORS, *OF_VALUES)
 _PREFIX = "coefficients."
 """Before the name of the field that coefficients are of."""

@@ -5,9 +5,16 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from fractions import Fraction
 
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import SpecError, nearest_names, show_bytes
 
-__all__ = ["DEVICE_GRAMMAR", "MAX_DEVICES", "PoolSpec", "parse_devices", "parse_size_bytes"]
+__all__ = [
+    "DEVICE_GRAMMAR",
+    "MAX_DEVICES",
+    "MAX_MEMORY_BYTES",
+    "PoolSpec",
+    "parse_devices",
+    "parse_size_bytes",
+]
 
 DEVICE_GRAMMAR = (
     "COUNTxSIZE or COUNTxACCELERATOR, joined by +, such as 4x16gb, 2x80gb+4x16gb, 2xh100+4xt4"
@@ -16,6 +23,11 @@ DEVICE_GRAMMAR = (
 
 MAX_DEVICES = 1024
 """Most devices of one spec: the table of links has a row and a column for each."""
+
+MAX_MEMORY_BYTES = 2**52
+"""Most memory of one device, 4503.6 TB: the sum over `MAX_DEVICES` is exact in 64 bits."""
+_MOST_DIGITS = 40
+"""Of a number in a spec; Python takes time that grows with their square."""
 
 _UNITS = {
     "mb": 10**6,
@@ -55,6 +67,8 @@ def parse_size_bytes(text: str) -> int:
     if not match:
         raise SpecError(f"size {text!r} is not a number and a unit; write it like 16gb or 1.5gib")
     number, unit = match.groups()
+    if len(number) > _MOST_DIGITS:
+        raise SpecError(f"size {text[:_MOST_DIGITS]}... has more than {_MOST_DIGITS} digits")
     if Fraction(number) <= 0:
         raise SpecError(f"size {text!r} must be positive")
     if not unit:
@@ -64,6 +78,11 @@ def parse_size_bytes(text: str) -> int:
     size_bytes = int(Fraction(number) * _UNITS[unit])
     if size_bytes < 1:
         raise SpecError(f"size {text!r} is less than one byte")
+    if size_bytes > MAX_MEMORY_BYTES:
+        raise SpecError(
+            f"size {text!r} is more than {show_bytes(MAX_MEMORY_BYTES)}, the most that is counted;"
+            " write a smaller one"
+        )
     return size_bytes
 
 
@@ -90,6 +109,8 @@ def _parse_pool(part: str, accelerators: Collection[str]) -> PoolSpec:
     if not part:
         raise SpecError("a part is empty")
     counted = _COUNTED.fullmatch(part)
+    if counted and len(counted[1]) > _MOST_DIGITS:
+        raise SpecError(f"count {counted[1][:_MOST_DIGITS]}... has more than {_MOST_DIGITS} digits")
     count, what = (int(counted[1]), counted[2]) if counted else (1, part)
     if count < 1:
         raise SpecError(f"count {count} in {part!r} must be at least 1")

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from fxpart.errors import CycleError, SpecError
 
-__all__ = ["CAST", "PARTIAL", "UPDATE", "FloatArray", "IntArray", "OpGraph", "csr"]
+__all__ = ["CAST", "MOST_COUNTED", "PARTIAL", "UPDATE", "FloatArray", "IntArray", "OpGraph", "csr"]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -23,6 +23,10 @@ CAST = f"{UPDATE}cast"
 """The target of an operator that casts a gradient, for the update of a weight's float32 copy."""
 PARTIAL = -2
 """Batch dimension of a value that each replica has a term of; an all-reduce adds them up."""
+
+
+MOST_COUNTED = 2**62
+"""Most that the sums of a graph may be: half of what 64 bits hold, for what a plan adds to them."""
 
 
 def _no_tensors() -> IntArray:
@@ -120,6 +124,8 @@ class OpGraph:
         tensors = self.state_tensor_bytes
         if len(tensors) and not np.array_equal(tensors.sum(axis=0), self.weight_state_bytes):
             raise SpecError("the tensors of a weight's state must add up to its bytes")
+        self._refuse_uncounted()
+        self._refuse_astray()
         if len(self.gradient_values) != len(self.gradient_weights):
             raise SpecError("each gradient must name its weight")
         if (np.diff(self.value_producer) < 0).any() or self.value_producer.max(initial=0) >= n:
@@ -136,6 +142,44 @@ class OpGraph:
         if len(late):
             op = self.names[int(readers[late[0]])]
             raise CycleError(f"operator {op} reads a value that is made after it")
+
+    def _refuse_uncounted(self) -> None:
+        """Refuse sizes below 0, and sums that 64 bits may not hold and make negative."""
+        stored = (self.weight_bytes, self.weight_state_bytes, self.value_alloc_bytes)
+        sums = {
+            "FLOPs": (self.flops,),
+            "bytes to move": (self.moved_bytes,),
+            "bytes of values": (self.value_bytes,),
+            "bytes of weights, their state and tensors": stored,
+        }
+        for what, columns in sums.items():
+            if any(column.min(initial=0) < 0 for column in columns):
+                raise SpecError(f"the graph has a negative number of {what}")
+            total = sum(float(column.sum(dtype=np.float64)) for column in columns)
+            if total > MOST_COUNTED:
+                raise SpecError(
+                    f"the model has {total:.3g} {what}, at most {MOST_COUNTED:.3g} are counted;"
+                    " make it, its batch or its sequences smaller"
+                )
+
+    def _refuse_astray(self) -> None:
+        """Refuse numbers of operators, values and weights that there are not."""
+        n, values, weights = self.n_ops, self.n_values, len(self.weight_names)
+        for start, items in ((self.read_start, self.reads), (self.use_start, self.uses)):
+            if start[0] != 0 or start[-1] != len(items) or (np.diff(start) < 0).any():
+                raise SpecError("the starts of a graph's rows must ascend from 0 to their number")
+        for numbers, least, most in (
+            (self.value_producer, -1, n),
+            (self.value_base, -1, values),
+            (self.reads, 0, values),
+            (self.uses, 0, weights),
+            (self.group, 0, n),
+            (self.forward_of, 0, n),
+            (self.gradient_values, 0, values),
+            (self.gradient_weights, 0, weights),
+        ):
+            if len(numbers) and not (least <= numbers.min() and numbers.max() < most):
+                raise SpecError(f"the graph names number {numbers.max()} of {most}")
 
     @property
     def n_ops(self) -> int:

@@ -8,6 +8,7 @@ every check goes by what is left.
 import math
 from dataclasses import dataclass, replace
 
+from fxpart.core.device_spec import MAX_MEMORY_BYTES
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec
 from fxpart.errors import SpecError, show_bytes
@@ -15,6 +16,8 @@ from fxpart.errors import SpecError, show_bytes
 __all__ = ["Reserve", "rounded", "with_reserve"]
 
 _MOST_FRAGMENTATION = 0.9
+MOST_ROUNDING_BYTES = 2**40
+"""Allocators round up to 512 bytes, or to pages of 2 MiB; the sum of 2^22 tensors is counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +38,12 @@ class Reserve:
         for name in ("context_bytes", "workspace_bytes"):
             if getattr(self, name) < 0:
                 raise SpecError(f"reserve.{name} must be at least 0, got {getattr(self, name)}")
-        if self.rounding_bytes < 1:
-            raise SpecError(
-                f"reserve.rounding_bytes must be at least 1, got {self.rounding_bytes};"
-                " 1 rounds nothing"
-            )
+            if getattr(self, name) > MAX_MEMORY_BYTES:
+                raise SpecError(
+                    f"reserve.{name} must be at most {show_bytes(MAX_MEMORY_BYTES)}, got"
+                    f" {show_bytes(getattr(self, name))}"
+                )
+        _refuse_multiple("reserve.rounding_bytes", self.rounding_bytes)
         if not 0 <= self.fragmentation <= _MOST_FRAGMENTATION:
             raise SpecError(
                 f"reserve.fragmentation must be a share from 0 to {_MOST_FRAGMENTATION}, got"
@@ -85,11 +89,11 @@ def rounded(graph: OpGraph, rounding_bytes: int) -> OpGraph:
     carries is not. Zero bytes stay zero.
 
     Raises:
-        SpecError: for a multiple below 1.
+        SpecError: for a multiple below 1 or above `MOST_ROUNDING_BYTES`, and for sums of sizes
+            that are not counted.
 
     """
-    if rounding_bytes < 1:
-        raise SpecError(f"rounding must be to a multiple of at least 1 byte, got {rounding_bytes}")
+    _refuse_multiple("rounding_bytes", rounding_bytes)
     if rounding_bytes == 1:
         return graph
     tensors = _up(graph.state_tensor_bytes, rounding_bytes)
@@ -102,6 +106,14 @@ def rounded(graph: OpGraph, rounding_bytes: int) -> OpGraph:
         state_tensor_bytes=tensors,
         value_alloc_bytes=_up(graph.value_alloc_bytes, rounding_bytes),
     )
+
+
+def _refuse_multiple(name: str, rounding_bytes: int) -> None:
+    if not 1 <= rounding_bytes <= MOST_ROUNDING_BYTES:
+        raise SpecError(
+            f"{name} must be from 1, which rounds nothing, to {MOST_ROUNDING_BYTES} (1 TiB), got"
+            f" {rounding_bytes}"
+        )
 
 
 def _up(sizes: IntArray, multiple: int) -> IntArray:

@@ -5,6 +5,7 @@ equal placements are equal bytes. `runner.output.result_files` writes it.
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -62,7 +63,10 @@ class SavedAssignment:
 def assignment_path(place: str) -> Path:
     """Return the file that `place` means: itself, or the one in the folder of a run."""
     path = Path(place)
-    return path / ASSIGNMENT_FILE if path.is_dir() else path
+    with suppress(OSError):  # of a name that is too long; reading it says so
+        if path.is_dir():
+            return path / ASSIGNMENT_FILE
+    return path
 
 
 def assignment_document(
@@ -128,14 +132,15 @@ def read_assignment(path: Path) -> SavedAssignment:
             dict(document["model"]),
             _checked_modules(document["modules"], len(devices)),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); write it again") from error
     _refuse_repeats(path, partitions)
     return SavedAssignment(model, devices, partitions, modules)
 
 
 def _checked_device(entry: Mapping[str, Any]) -> Mapping[str, object]:
-    if not isinstance(entry["name"], str) or not isinstance(entry["memory_bytes"], int):
+    size = entry["memory_bytes"]
+    if not isinstance(entry["name"], str) or type(size) is not int or size < 1:
         raise ValueError("a device without a name or size")
     return dict(entry)
 

@@ -6,18 +6,21 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from fxpart.errors import SpecError, nearest_names
+from fxpart.core.device_spec import MAX_MEMORY_BYTES
+from fxpart.errors import SpecError, nearest_names, show_bytes
 
-__all__ = ["DeviceSpec", "Link", "Topology", "uniform_topology"]
+__all__ = ["LEAST_RATE", "DeviceSpec", "Link", "Topology", "uniform_topology"]
 
 
-_LEAST, _MOST, _MOST_S = 1e-6, 1e24, 1e9
-_USABLE = f"positive and finite ({_LEAST:.0e} to {_MOST:.0e})"
+LEAST_RATE, _MOST = 1e-6, 1e24
+"""Of bytes or FLOPs per second: times at rates between the two stay numbers."""
+_MOST_S = 1e9
+_USABLE = f"positive and finite ({LEAST_RATE:.0e} to {_MOST:.0e})"
 
 
 def _usable(rate: float) -> bool:
     """Return whether times at this rate stay numbers: it is not zero, infinite, nan or absurd."""
-    return _LEAST <= rate <= _MOST
+    return LEAST_RATE <= rate <= _MOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class DeviceSpec:
         """Refuse a device that could hold or compute nothing."""
         if self.memory_bytes <= 0:
             raise SpecError(f"device {self.name}: memory must be positive, got {self.memory_bytes}")
+        if self.total_bytes > MAX_MEMORY_BYTES:
+            raise SpecError(
+                f"device {self.name}: memory must be at most {show_bytes(MAX_MEMORY_BYTES)}, the"
+                f" most that is counted, got {show_bytes(self.total_bytes)}"
+            )
         if self.reserved_bytes < 0:
             raise SpecError(
                 f"device {self.name}: reserved_bytes must be at least 0, got {self.reserved_bytes}"

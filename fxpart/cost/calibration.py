@@ -4,6 +4,7 @@ It says how long operators take that were never measured: of other models, or of
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
-from fxpart.core.topology import Topology
+from fxpart.core.topology import LEAST_RATE, Topology
 from fxpart.cost.tables import same_on_every_device
 from fxpart.errors import SpecError, nearest_names
 from fxpart.support.json_file import read_document, what_is_wrong
@@ -76,6 +77,8 @@ def is_free(graph: OpGraph) -> npt.NDArray[np.bool_]:
 
 
 _SCHEMA, _VERSION = "fxpart-calibration", 1
+_MOST_S = 1e9
+"""Most that an operator, or a byte, may cost."""
 _ADVICE = "make the folder writable, or name another one"
 
 
@@ -108,15 +111,21 @@ class Calibration:
     """Rank correlation of predicted and measured times, views left out; -1 to 1."""
 
     def __post_init__(self) -> None:
-        """Refuse coefficients that make no times."""
+        """Refuse coefficients that make no times, or errors that are no numbers."""
         costs = {name: getattr(self, name) for name in ("overhead_s", "view_s", "fresh_s_per_byte")}
         rates = {"bytes_per_s": self.bytes_per_s, **self.flops_per_s}
         for name, cost in costs.items():
-            if not 0 <= cost < np.inf:
-                raise SpecError(f"calibration: {name} must be finite and at least 0, got {cost}")
+            if not 0 <= cost < _MOST_S:
+                raise SpecError(
+                    f"calibration: {name} must be at least 0 and below {_MOST_S:.0e} s, got {cost}"
+                )
         for name, rate in rates.items():
-            if not 0 < rate < np.inf:
-                raise SpecError(f"calibration: {name} must be positive and finite, got {rate}")
+            if not LEAST_RATE <= rate < np.inf:
+                raise SpecError(
+                    f"calibration: {name} must be finite and at least {LEAST_RATE:.0e}, got {rate}"
+                )
+        if not all(map(math.isfinite, (*self.total_errors, self.op_error, self.spearman))):
+            raise SpecError("calibration: its errors must be finite numbers")
 
     def seconds(self, graph: OpGraph) -> FloatArray:
         """Return the time of each operator of `graph`, shape (n,).
@@ -197,5 +206,5 @@ def read_calibration(path: Path) -> Calibration:
         )
     except SpecError:
         raise
-    except (KeyError, ValueError, TypeError, AttributeError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, OverflowError) as error:
         raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); calibrate again") from error

@@ -80,6 +80,8 @@ class OperatorProfile:
 
 _SCHEMA, _VERSION = "fxpart-profile", 1
 _ADVICE = "make the folder writable, or name another one"
+_MOST_S = 1e9
+"""What takes longer was not measured."""
 
 
 def profile_path(cache_dir: Path, model: Mapping[str, object], device: str = "cpu") -> Path:
@@ -145,4 +147,8 @@ def read_profile(path: Path, graph: OpGraph) -> OperatorProfile | None:
         )
     except (FxpartError, KeyError, ValueError, TypeError, OverflowError):
         return None
-    return profile if profile.seconds.shape == (graph.n_ops,) else None
+    n = (graph.n_ops,)
+    if profile.seconds.shape != n or profile.samples.shape != n or (profile.samples < 1).any():
+        return None
+    usable = (profile.seconds >= 0) & (profile.seconds < _MOST_S)
+    return profile if usable.all() else None

@@ -8,7 +8,10 @@ from typing import NamedTuple
 
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["SCHEDULES", "Action", "Order", "ordered_actions"]
+__all__ = ["MOST_ACTIONS", "SCHEDULES", "Action", "Order", "ordered_actions"]
+
+MOST_ACTIONS = 2**20
+"""Most forwards of one step that are simulated: each is an object in memory."""
 
 
 class Action(NamedTuple):
@@ -127,6 +130,12 @@ def ordered_actions(
         raise SpecError(f"schedule={name} does not exist; {nearest_names(name, SCHEDULES)}")
     if microbatches < 1:
         raise SpecError(f"microbatches must be at least 1, got {microbatches}")
+    if devices * chunks * microbatches > MOST_ACTIONS:
+        raise SpecError(
+            f"microbatches={microbatches} on {devices * chunks} stages are"
+            f" {devices * chunks * microbatches} forwards, at most {MOST_ACTIONS} are simulated;"
+            f" take at most {MOST_ACTIONS // (devices * chunks)} microbatches"
+        )
     order = SCHEDULES[name]
     rows = (order(device, devices, chunks, microbatches) for device in range(devices))
     kinds = "FB" if training else "F"

@@ -11,6 +11,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 
 from fxpart.errors import CacheError
+from fxpart.support.regular_file import regular_status
 from fxpart.support.whole_file import write_whole
 
 __all__ = [
@@ -45,8 +46,11 @@ def _text_keys(item: object) -> object:
 
 
 def file_stamp(path: Path) -> tuple[int, ...]:
-    """Return what changes whenever somebody writes to the file. Raises `OSError`."""
-    status = path.stat()
+    """Return what changes whenever somebody writes to the file.
+
+    Raises `OSError`, also for what is no regular file.
+    """
+    status = regular_status(path)
     return (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
 
 

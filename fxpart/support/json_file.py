@@ -1,12 +1,18 @@
 """JSON files that say which schema and version they follow, read with every doubt named."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 from fxpart.errors import SpecError
+from fxpart.support.regular_file import read_regular
 
 __all__ = ["read_document", "what_is_wrong"]
+
+
+_HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""How JSON writes one half of a character beyond the first 65,536."""
 
 
 def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
@@ -18,7 +24,10 @@ def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
     Raises `SpecError` when the file is missing, damaged, of another kind, or newer than this code.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        text = read_regular(path).decode()
+        document = json.loads(text)
+        if _HALF.search(text):
+            json.dumps(document, ensure_ascii=False).encode()  # half a character cannot be written
     except FileNotFoundError:
         raise SpecError(f"there is no file {path}; give the path of a {schema} file") from None
     except OSError as error:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn, TextIO
 
 from fxpart.errors import SpecError
@@ -45,6 +46,11 @@ def reported(work: Callable[[], int]) -> int:
 
 
 def _reported(work: Callable[[], int]) -> int:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        sys.stderr.write("error: the folder that this is started in was deleted; go to another\n")
+        return USER_ERROR
     wants_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     try:
         with _sigterm_raises():

@@ -16,6 +16,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from fxpart.core.device_spec import PoolSpec, parse_devices, parse_size_bytes
 from fxpart.errors import SpecError, show_bytes
+from fxpart.support.regular_file import regular_status
 from runner.config.paths import conf_dir, user_conf_dir
 
 __all__ = [
@@ -47,7 +48,7 @@ def read_accelerator(path: Path) -> dict[str, Any]:
 
     """
     try:
-        stat = path.stat()
+        stat = regular_status(path)
     except OSError as error:
         raise SpecError(f"accelerator file {path} cannot be read: {error}") from error
     entry = _read_file(path, (stat.st_mtime_ns, stat.st_size))

@@ -1,6 +1,5 @@
 """A plan carried out on this machine: `local` in this process, `pipeline` in one per stage."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from fxpart.schedule.engine_memory import ENGINE_SCHEDULES
 from fxpart.support.host import available_cores
 from runner.config.sections import Config
 from runner.experiment.measured import Measured
-from runner.experiment.operator_times import is_measured
+from runner.experiment.operator_times import MOST_MEASURED, is_measured
 from runner.experiment.subject import Subject
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ __all__ = ["STAGES_FOLDER", "carry_out", "check_execute"]
 
 STAGES_FOLDER = "stages"
 _SEEDS = 2**63
+_MOST_TIMEOUT_S = 1e6
 """Torch's seeds are below this."""
 
 
@@ -73,9 +73,11 @@ def check_execute(config: Config) -> None:
         )
     if execute.name == "none":
         return
-    for name in ("repeats", "threads", "timeout_s"):
-        if not 0 < getattr(execute, name) < math.inf:
-            raise SpecError(f"execute.{name}={getattr(execute, name)} must be above 0 and finite")
+    for name, most in {**MOST_MEASURED, "timeout_s": _MOST_TIMEOUT_S}.items():
+        if not 0 < getattr(execute, name) <= most:
+            raise SpecError(
+                f"execute.{name}={getattr(execute, name)} must be above 0 and at most {most}"
+            )
     if not 0 <= execute.seed < _SEEDS:
         raise SpecError(f"execute.seed={execute.seed} must be at least 0 and below 2^63")
     if config.capture.level != "operator":

@@ -44,6 +44,8 @@ from runner.output.terminal import progress
 
 __all__ = ["Result", "carried_out", "check", "model_spec", "plan"]
 
+_MOST_BATCHES = 2**14
+"""Of a sweep over batch sizes: each is a row of its table."""
 LARGEST = 100
 """Tensors of each device that are listed at its peak."""
 
@@ -236,8 +238,8 @@ def check(config: Config) -> None:
     check_training(config)
     check_replicas(config)
     symbols_of(config)
-    if config.batch_sweep < 1:
-        raise SpecError(f"batch_sweep={config.batch_sweep} must be 1 or more")
+    if not 1 <= config.batch_sweep <= _MOST_BATCHES:
+        raise SpecError(f"batch_sweep={config.batch_sweep} must be from 1 to {_MOST_BATCHES}")
     # Before the latency, whose device and threads are by default those of the run.
     check_execute(config)
     check_latency(config)

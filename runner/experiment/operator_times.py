@@ -14,7 +14,10 @@ from runner.experiment.subject import Subject, symbols_of
 from runner.experiment.training import is_training, step_options
 from runner.output.terminal import progress
 
-__all__ = ["check_latency", "is_measured", "operator_times"]
+__all__ = ["MOST_MEASURED", "check_latency", "is_measured", "operator_times"]
+
+MOST_MEASURED = {"repeats": 10_000, "threads": 1024}
+"""Most runs of what is timed, and most threads: the system has no room for many more."""
 
 
 def check_latency(config: Config) -> None:
@@ -25,9 +28,11 @@ def check_latency(config: Config) -> None:
             f"latency.source={latency.source} does not exist;"
             f" {nearest_names(latency.source, SOURCES)}"
         )
-    if latency.repeats < 1 or latency.threads < 1:
-        name = "repeats" if latency.repeats < 1 else "threads"
-        raise SpecError(f"latency.{name}={getattr(latency, name)} must be 1 or more")
+    for name, most in MOST_MEASURED.items():
+        if not 1 <= getattr(latency, name) <= most:
+            raise SpecError(
+                f"latency.{name}={getattr(latency, name)} must be a number from 1 to {most}"
+            )
     if latency.source != "roofline" and config.capture.level != "operator":
         raise SpecError(
             f"latency={latency.name} measures operators, got capture.level={config.capture.level};"

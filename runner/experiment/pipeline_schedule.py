@@ -10,6 +10,7 @@ from fxpart.errors import InfeasibleError, SpecError, nearest_names, show_bytes
 from fxpart.placement.infeasible import describe_reserve
 from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_costs
 from fxpart.schedule.costs import PipelineCosts
+from fxpart.schedule.orders import MOST_ACTIONS
 from runner.config.sections import Config
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
@@ -25,6 +26,11 @@ def check_schedule(config: Config) -> None:
         raise SpecError(f"schedule={name} does not exist; {near}")
     if config.microbatches < 1:
         raise SpecError(f"microbatches={config.microbatches} must be 1 or more")
+    if config.microbatches > MOST_ACTIONS:
+        raise SpecError(
+            f"microbatches={config.microbatches} is more than can be simulated, at most"
+            f" {MOST_ACTIONS}; take fewer, larger ones"
+        )
     if name == "none" and config.microbatches > 1:
         raise SpecError(
             f"microbatches={config.microbatches} needs a schedule; add schedule=gpipe, 1f1b or"

@@ -1,5 +1,6 @@
 """Devices and links from the configuration."""
 
+from fxpart.core.device_spec import MAX_DEVICES
 from fxpart.core.reserve import Reserve, with_reserve
 from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
 from fxpart.errors import SpecError
@@ -26,6 +27,9 @@ def build_topology(
             f"devices.nodes names the machines of {len(nodes)} pools, there are"
             f" {len(devices.pools)}; give one for each"
         )
+    total = sum(map(_count, devices.pools))
+    if total > MAX_DEVICES:  # each is an object, and each pair a link
+        raise SpecError(f"devices.pools: {total} devices are too many, at most {MAX_DEVICES}")
     reserve = reserve or ReserveConfig()
     taken = Reserve(
         context_bytes=reserve.context_bytes,
@@ -36,7 +40,7 @@ def build_topology(
     built = tuple(
         _device(pool, node, taken)
         for pool, node in zip(devices.pools, nodes, strict=True)
-        for _ in range(_count(pool))
+        for _ in range(pool.count)
     )
     far = devices.between_nodes
     return uniform_topology(built, _link(transfer_rate), _link(far) if far else None)

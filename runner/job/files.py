@@ -16,6 +16,7 @@ from fxpart.core.graph import OpGraph
 from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
 from fxpart.errors import SpecError
 from fxpart.plan_export import device_map, split_points
+from fxpart.support.regular_file import read_regular
 from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
 from runner.config.sections import Config
@@ -110,7 +111,7 @@ def read_inputs(config: Config) -> tuple[InputFile, ...]:
     files = []
     for key, path in named_files(config).items():
         with suppress(OSError):
-            files.append(InputFile(key, path.read_bytes()))
+            files.append(InputFile(key, read_regular(path)))
     return tuple(files)
 
 

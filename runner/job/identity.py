@@ -18,6 +18,7 @@ from fxpart.core.saved_assignment import assignment_path
 from fxpart.errors import FxpartError, SpecError
 from fxpart.support.digest import code_digest, stable_digest
 from fxpart.support.host import installed_version, machine_key
+from fxpart.support.regular_file import read_regular
 from runner.config.sections import (
     Config,
     DevicesConfig,
@@ -288,7 +289,7 @@ def _mode_numbers(mode: ModeConfig) -> dict[str, object]:
     if mode.name == "aot_based" and isinstance(saved, str):
         # A file that cannot be read is refused later, in words of its own.
         with suppress(OSError):
-            options["assignment"] = sha256(assignment_path(saved).read_bytes()).hexdigest()
+            options["assignment"] = sha256(read_regular(assignment_path(saved))).hexdigest()
     return {"name": mode.name, "options": options}
 
 
@@ -298,7 +299,7 @@ def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
     if latency.file:
         # A file that cannot be read is refused later, in words of its own.
         with suppress(OSError):
-            numbers["file"] = sha256(Path(latency.file).read_bytes()).hexdigest()
+            numbers["file"] = sha256(read_regular(Path(latency.file))).hexdigest()
     return {"source": latency.source, **numbers}
 
 

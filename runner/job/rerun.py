@@ -8,6 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from fxpart.errors import SpecError
+from fxpart.support.regular_file import read_regular
 from runner.config.paths import shown_path
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_from_tags
@@ -168,7 +169,7 @@ def restored(config: Config, run: LoggedRun, tracker: Tracker, folder: Path) -> 
 def _change(place: Path, digest: str) -> str | None:
     """Return what has become of a file, None where it has not changed."""
     try:
-        return None if sha256(place.read_bytes()).hexdigest() == digest else "has changed since"
+        return None if sha256(read_regular(place)).hexdigest() == digest else "has changed since"
     except FileNotFoundError:
         return "is gone"
     except OSError as error:

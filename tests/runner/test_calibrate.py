@@ -80,7 +80,10 @@ def test_models_are_fitted_together_and_measurements_shared(
         (["a.json", "gpt2", "model=bert"], "name the presets without model="),
         (["a.json", "gpt2", "latency=roofline"], "use --device"),
         (["a.json", "gpt3"], "model=gpt3 does not exist; nearest: gpt2"),
-        (["a.json", "gpt2", "--repeats", "0"], "latency.repeats=0 must be 1 or more"),
+        (
+            ["a.json", "gpt2", "--repeats", "0"],
+            "latency.repeats=0 must be a number from 1",
+        ),
         (["a.json", "gpt2", "latency.source=roofline"], "measures nothing"),
         (["a.json", "gpt2", "capture.level=module"], "use capture.level=operator"),
         (["a.json", "gpt2", "modle.batch_size=2"], "modle"),

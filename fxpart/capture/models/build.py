@@ -19,6 +19,7 @@ from fxpart.capture.models.factory_source import (
     no_such_module,
     split_factory,
 )
+from fxpart.capture.models.refuse_model import refuse_inputs, refuse_module
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.models.user_code import user_errors, user_line
 from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
@@ -105,9 +106,21 @@ def factory_model(
     factory = spec.factory or ""
     with factory_as_imported(factory, spec.depends_on):
         result = _called(spec, factory, device)
-    module, args, kwargs = _checked(factory, result)
-    args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
-    return _moved(module, device).eval(), args, kwargs
+
+    def failed(error: BaseException) -> CaptureError:
+        return CaptureError(
+            f"factory={factory}: its model cannot be prepared{user_line(error)}: {one_line(error)}"
+        )
+
+    # A model may have methods of its own for all that is asked of it here.
+    with user_errors(failed):
+        module, args, kwargs = _checked(factory, result)
+        refuse_module(factory, module)
+        refuse_inputs(factory, (args, kwargs))
+        args, kwargs = tree_map_only(Tensor, lambda tensor: tensor.to(device), (args, kwargs))
+        module = _moved(module, device)
+        module.eval()
+    return module, args, kwargs
 
 
 def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:

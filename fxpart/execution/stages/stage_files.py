@@ -18,6 +18,7 @@ from fxpart.errors import FxpartError, SpecError, one_line
 from fxpart.execution.stages.chain import TiedName, tied_parameters
 from fxpart.execution.stages.stage_archive import read_archive, stage_program, write_archive
 from fxpart.support.json_file import read_document, what_is_wrong
+from fxpart.support.regular_file import regular_status
 from fxpart.support.whole_file import new_folder
 
 if TYPE_CHECKING:
@@ -145,6 +146,7 @@ def _shapes(names: Sequence[str], values: Sequence[Tensor]) -> tuple[TensorShape
 
 
 def _digest(path: Path) -> str:
+    regular_status(path)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -165,7 +167,7 @@ def read_stages(folder: str | Path) -> SavedStages:
         tied = tuple(
             tuple(_tied_name(name, len(stages)) for name in group) for group in document["tied"]
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); save it again") from error
     return SavedStages(stages, tied)
 

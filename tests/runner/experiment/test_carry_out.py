@@ -21,7 +21,7 @@ from tests.runner.composed import read
         (["execute=local", "execute.seed=-1"], "execute.seed=-1 must be at least 0"),
         (
             ["execute=pipeline", "schedule=gpipe", "execute.timeout_s=nan"],
-            "execute.timeout_s=nan must be above 0 and finite",
+            "execute.timeout_s=nan must be above 0 and at most 1000000.0",
         ),
         (["execute=local", "execute.repeats=0"], "execute.repeats=0 must be above 0"),
         (

@@ -45,8 +45,14 @@ def subject(program: ExportedProgram, *, known: bool = False) -> Subject:
             ["latency=profiled", "latency.source=profild"],
             "latency.source=profild does not exist; nearest: profiled",
         ),
-        (["latency=profiled", "latency.repeats=0"], "latency.repeats=0 must be 1 or more"),
-        (["latency=calibrated", "latency.threads=0"], "latency.threads=0 must be 1 or more"),
+        (
+            ["latency=profiled", "latency.repeats=0"],
+            "latency.repeats=0 must be a number from 1",
+        ),
+        (
+            ["latency=calibrated", "latency.threads=0"],
+            "latency.threads=0 must be a number from 1",
+        ),
         (
             ["latency=profiled", "capture.level=module"],
             "latency=profiled measures operators, got capture.level=module",
