@@ -219,6 +219,22 @@ _SIZE = re.compile(
 )
 """Arithmetic of numbers and symbols such as ``2*u0 + 1``."""
 _IMPORTS = ("__enum__", "default_factory_module")
+_IDENTIFIER = re.compile(r"(?:[A-Za-z_]\w*)?", re.ASCII)
+_PATH = re.compile(r"[^\"'\\\x00-\x1f\x7f\u0085\u2028\u2029]*")
+_STRUCTURE = re.compile(r"(?:[\w\[\]{}\",:. ]|\\(?=[\\\"]))*", re.ASCII)
+_WRITTEN = {
+    "name": _IDENTIFIER,
+    "as_name": _IDENTIFIER,
+    "forward_arg_names": _IDENTIFIER,
+    "parameter_name": _PATH,
+    "buffer_name": _PATH,
+    "tensor_constant_name": _PATH,
+    "custom_obj_name": _PATH,
+    "in_spec": _STRUCTURE,
+    "out_spec": _STRUCTURE,
+}
+"""What torch writes into the source of the module that it makes, and runs: names as they are, paths
+of parameters in quotes, and of structures the names of arguments."""
 
 
 def _code_in(part: object) -> Iterator[str]:
@@ -230,12 +246,25 @@ def _code_in(part: object) -> Iterator[str]:
         for key, value in part.items():
             if key == "nodes":
                 yield from (f"target {node['target']}" for node in value if not _is_operator(node))
-            elif key == "expr_str" and not _SIZE.fullmatch(str(value)):
-                yield f"size {value}"
-            # In the layout of a structure: a class or a function by the name of its module.
-            elif isinstance(value, str) and any(name in value for name in _IMPORTS):
-                yield f"{key} {value}"
+            elif _runs(key, value):
+                yield f"{'size' if key == 'expr_str' else key} {value}"
             yield from _code_in(value)
+
+
+def _runs(key: str, value: object) -> bool:
+    """Return whether a value would be evaluated, written into source, or imported."""
+    if key == "expr_str":
+        return not _SIZE.fullmatch(str(value))
+    if key in _WRITTEN and not _all_match(_WRITTEN[key], value):
+        return True
+    # In the layout of a structure: a class or a function by the name of its module.
+    return isinstance(value, str) and any(name in value for name in _IMPORTS)
+
+
+def _all_match(pattern: re.Pattern[str], value: object) -> bool:
+    """Return whether a text, or each of a list, is one; what is neither is looked at by itself."""
+    texts = value if isinstance(value, list) else [value]
+    return all(pattern.fullmatch(text) for text in texts if isinstance(text, str))
 
 
 def _is_operator(node: Mapping[str, object]) -> bool:

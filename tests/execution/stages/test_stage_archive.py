@@ -104,9 +104,30 @@ def _imported_structure(graph: dict[str, Any]) -> None:
     }
 
 
+def _named_argument(graph: dict[str, Any]) -> None:
+    """Rename an input of the graph to what ends the argument list of the generated function."""
+    name = f"args_0=({CALL})"
+    text = json.dumps(graph).replace('"args_0"', json.dumps(name))
+    graph.clear()
+    graph.update(json.loads(text))
+
+
+def _parameter_path(graph: dict[str, Any]) -> None:
+    specs = graph["signature"]["input_specs"]
+    specs[0]["parameter"]["parameter_name"] = f'second.x")\n    {CALL}\n    ("'
+
+
+def _keyword(graph: dict[str, Any]) -> None:
+    signature = graph["module_call_graph"][0]["signature"]
+    signature["forward_arg_names"] = [f"x=({CALL})"]
+
+
 @pytest.mark.parametrize(
     ("change", "content"),
     [
+        (_in_graph(_named_argument), "name args_0="),
+        (_in_graph(_parameter_path), "parameter_name second.x"),
+        (_in_graph(_keyword), "forward_arg_names"),
         (_pickled_inputs, "data/sample_inputs/model.pt"),
         (_pickled_weight, "second.weight"),
         (_compiled_code, "data/aotinductor/model/model.so"),
