@@ -69,27 +69,35 @@ def over_workers(
                 ticket = running.pop(future)
                 yield ticket.index, _end(future, ticket)
     except BaseException:
-        _stop(count, running)
+        _stop(count, work, running)
         raise
 
 
 def _submit(count: int, work: Work, ticket: Ticket) -> "Future[Any]":
-    pool = _pool(count)  # which starts a helper, after which interrupts are let through again
+    pool = _pool(count, work)  # which starts a helper, after which interrupts are let through again
     with held_back():
         return pool.submit(_run, work, ticket)
 
 
-def _pool(count: int) -> "Executor":
-    """Return the same pool as before, as long as it is whole; a new one after a process died."""
+def _pool(count: int, work: Work) -> "Executor":
+    """Return the same pool as before, as long as it is whole; a new one after a process died.
+
+    Its processes watch the leader from their start: one that has no job yet would stay `_IDLE_S`.
+    """
     from joblib.externals.loky import cpu_count, get_reusable_executor
 
     threads = thread_counts(cpu_count(), count)
-    pool: Executor = get_reusable_executor(max_workers=count, timeout=_IDLE_S, env=threads)
+    pool: Executor = get_reusable_executor(
+        max_workers=count,
+        timeout=_IDLE_S,
+        env=threads,
+        initializer=work_until_it_ends,
+        initargs=(work.leader, work.host),
+    )
     return pool
 
 
 def _run(work: Work, ticket: Ticket) -> "JobReturn":
-    work_until_it_ends(work)
     with interruptible():
         return run_ticket(work, ticket)
 
@@ -105,9 +113,9 @@ def _end(future: "Future[Any]", ticket: Ticket) -> "JobReturn":
     return end
 
 
-def _stop(count: int, running: "dict[Future[Any], Ticket]") -> None:
+def _stop(count: int, work: Work, running: "dict[Future[Any], Ticket]") -> None:
     """Interrupt the jobs, give them time to log that, and end all workers."""
-    pool: Any = _pool(count)
+    pool: Any = _pool(count, work)
     for process in list(pool._processes or {}):
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGINT)

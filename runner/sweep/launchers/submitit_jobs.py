@@ -95,7 +95,7 @@ def _says_when_time_is_up() -> Iterator[None]:
 
 def run_local_bundle(work: Work, tickets: Sequence[Ticket]) -> list[tuple[int, "JobReturn"]]:
     """Do the same as `run_bundle`, and end if the sweep ends."""
-    work_until_it_ends(work)
+    work_until_it_ends(work.leader, work.host)
     return run_bundle(work, tickets)
 
 

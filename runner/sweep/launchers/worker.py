@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from fxpart.support.whole_file import is_alive
-from runner.sweep.launchers.work import Work
 
 __all__ = [
     "GRACE_S",
@@ -32,14 +31,14 @@ _watched: list[int] = []
 """The process with which this one ends, at most one."""
 
 
-def work_until_it_ends(work: Work) -> None:
+def work_until_it_ends(leader: int, host: str) -> None:
     """End this process with the sweep, if that runs on this machine and is killed.
 
     Else the jobs of a killed sweep would run on beside those of the next one.
     """
-    if not _watched and work.host == socket.gethostname():
-        _watched.append(work.leader)
-        threading.Thread(target=_end_with, args=(work.leader,), daemon=True).start()
+    if not _watched and host == socket.gethostname():
+        _watched.append(leader)
+        threading.Thread(target=_end_with, args=(leader,), daemon=True).start()
 
 
 def _end_with(leader: int) -> None:
