@@ -197,6 +197,21 @@ def _without_tracking(config: Config) -> dict[str, object]:
     return {key: value for key, value in document.items() if key != TRACKING_KEY}
 
 
+def _refuse_other_types(document: Mapping[str, Any]) -> None:
+    ids = document["sweep"]
+    texts = [document["key"], document["folder"], document["root"], ids["sweep"]]
+    texts += [text for text in (document["error"], document["inputs"], ids["parent_run"]) if text]
+    lists = (document["overrides"], ids["swept"])
+    choices = document["choices"]
+    if type(document["index"]) is not int or document["index"] < 0:
+        raise ValueError(f"index {document['index']!r}")
+    if not all(isinstance(entry, list) for entry in lists) or not isinstance(choices, dict):
+        raise ValueError("its overrides, choices or swept keys are of another type")
+    for text in (*texts, *lists[0], *lists[1], *(name for name in choices.values() if name)):
+        if not isinstance(text, str) or "\0" in text:
+            raise ValueError(f"{text!r} is no text")
+
+
 def read_placed(path: Path, tracking: TrackingConfig) -> PlacedJob:
     """Return the job at `path`, to be logged by `tracking`.
 
@@ -204,6 +219,7 @@ def read_placed(path: Path, tracking: TrackingConfig) -> PlacedJob:
     """
     document = read_document(path, _SCHEMA, _VERSION)
     try:
+        _refuse_other_types(document)
         settings: Mapping[str, Any] | None = document["config"]
         config = config_from_document(settings) if settings is not None else None
         job = Job(
@@ -224,6 +240,8 @@ def read_placed(path: Path, tracking: TrackingConfig) -> PlacedJob:
             tracking=tracking,
             resume=bool(document["resume"]),
         )
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, FxpartError):
+            raise
         wrong = what_is_wrong(error)
         raise SpecError(f"{path} is damaged ({wrong}); start the sweep again") from error

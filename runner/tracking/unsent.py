@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fxpart.errors import FxpartError, InfeasibleError, SpecError
 from fxpart.support.json_file import read_document
@@ -152,6 +152,8 @@ UNSENT_FILE = "unsent.json"
 _SCHEMA, _VERSION = "fxpart.unsent", 1
 _COPIES = "mlartifacts"
 """The folder in which MLflow copies the folders of jobs."""
+_MOST_MS, _MOST_METRIC = 2**62, 1e300
+"""What a store has room for."""
 
 
 def write_unsent(folder: Path, run: UnsentRun) -> Path:
@@ -195,12 +197,42 @@ def _is_text_by_name(values: object) -> bool:
     return isinstance(values, dict) and all(isinstance(text, str) for text in values.values())
 
 
+def _is_number(value: object) -> bool:
+    # True is an int to Python.
+    return type(value) in (int, float) and abs(cast("float", value)) < _MOST_METRIC
+
+
+def _is_series(points: object) -> bool:
+    return isinstance(points, list) and all(
+        isinstance(point, list)
+        and len(point) == 2
+        and type(point[0]) is int
+        and 0 <= point[0] < _MOST_MS
+        and _is_number(point[1])
+        for point in points
+    )
+
+
+def _is_table(columns: object) -> bool:
+    """Return whether a table has columns of one length."""
+    if not isinstance(columns, dict) or not all(isinstance(c, list) for c in columns.values()):
+        return False
+    return len({len(column) for column in columns.values()}) <= 1
+
+
 _CHECKS: Mapping[str, Callable[[Any], bool]] = {
     **{
         name: lambda text: isinstance(text, str)
         for name in ("record_id", "name", "uri", "experiment")
     },
-    **{name: lambda time_ms: type(time_ms) is int for name in ("start_ms", "end_ms")},
+    **{
+        name: lambda time_ms: type(time_ms) is int and 0 <= time_ms < _MOST_MS
+        for name in ("start_ms", "end_ms")
+    },
+    **{name: lambda text: text is None or isinstance(text, str) for name in ("run_id", "left_out")},
+    "metrics": lambda metrics: isinstance(metrics, dict) and all(map(_is_number, metrics.values())),
+    "series": lambda series: isinstance(series, dict) and all(map(_is_series, series.values())),
+    "tables": lambda tables: isinstance(tables, dict) and all(map(_is_table, tables.values())),
     "status": lambda status: status in ("FINISHED", "FAILED", "KILLED"),
     # A run without an outcome would stay RUNNING.
     "tags": lambda tags: _is_text_by_name(tags) and bool(tags.get(OUTCOME)),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.runner.fork_server import fork_command
+from benchmarks.fork_server import fork_command
 
 MODEL = """
 import os
@@ -85,7 +85,7 @@ def run(
 ) -> Done:
     """Run the command in `folder`, or the Python that `program` says, in a process of its own.
 
-    The process has its imports from `tests.runner.fork_server`; not so where it is to be `bare`.
+    The process has its imports from `benchmarks.fork_server`; not so where it is to be `bare`.
     """
     if not bare:
         return Done(*fork_command(folder, program, arguments, 300))

@@ -1,7 +1,7 @@
 """Commands in processes of their own that need not import everything again.
 
 Nearly all of a command's seconds in a test are imports of torch, MLflow and Hydra. One process for
-each test worker forks itself for each command: the child gets the folder, environment and arguments
+each test worker, and for `benchmarks.fuzz`, forks itself for each command: the child gets the folder, environment and arguments
 of the command, runs it as ``python -m runner`` would, and ends as that does, with its own exit code
 or signal. What a child had to import, the server imports before the next one. What depends on a
 bare start is tested with a bare start (`tests/test_layers.py`, ``run(..., bare=True)``).
@@ -28,8 +28,8 @@ __all__ = ["fork_command"]
 def _server() -> "subprocess.Popen[str]":
     """Return this process's server, started with the first command."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.runner.fork_server"],
-        cwd=Path(__file__).resolve().parents[2],
+        [sys.executable, "-m", "benchmarks.fork_server"],
+        cwd=Path(__file__).resolve().parents[1],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -51,6 +51,7 @@ def fork_command(
 
     Raises:
         subprocess.TimeoutExpired: when it takes longer than `timeout_s`; it is killed.
+
     """
     server = _server()
     assert server.stdin is not None
@@ -104,7 +105,7 @@ def _import_as(modules: Path) -> None:
 
 def _leave_names(modules: Path) -> None:
     """Write the names of what this process has imported, but for modules of a test's own."""
-    homes = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[2]))
+    homes = (sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1]))
     names = [
         name
         for name, module in list(sys.modules.items())

@@ -1,0 +1,1 @@
+"""What strangers might type, write or define, by chance; and how the project takes it."""

@@ -1,0 +1,229 @@
+"""Configurations with odd values: planned in this process, or by the whole command in a fork."""
+
+import contextlib
+import io
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from subprocess import TimeoutExpired
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.fork_server import fork_command
+from benchmarks.fuzz.judge import LIMIT_S, Tally
+from benchmarks.fuzz.odd import changed_document, is_never_a_size, odd_number, odd_value
+from runner.config import choices
+from runner.config.paths import conf_dir
+from runner.config.read import read_config, register
+from runner.config.sections import Config
+from runner.config.tags import config_document, config_from_document
+from runner.experiment.experiment import Result, check, model_spec, plan
+from runner.output.terminal import without_progress
+
+__all__ = ["fuzz_commands", "fuzz_configs"]
+
+_MODEL = [
+    "model=custom",
+    "model.factory=benchmarks.fuzz.tiny:build",
+    "model.name=tiny",
+    "tracking=none",
+    "reserve=none",
+    "figures=none",
+]
+_BASES = (
+    [],
+    ["mode=size_based", "devices=2x16gb+1x80gb"],
+    ["mode=pipeline", "schedule=gpipe", "microbatches=4", "devices=2x16gb"],
+    ["phase=training", "optimizer=adam", "schedule=1f1b", "mode=pipeline", "microbatches=2"],
+    ["capture.symbolic=batch", "model.batch_size=4", "batch_sweep=8"],
+    ["data_parallel=2", "model.batch_size=4", "devices=2x16gb"],
+    ["mode=cost_aware", "devices=2x0.001mb"],
+    ["granularity=module", "devices=4xh100", "reserve=cuda"],
+)
+"""Configurations that are changed."""
+_SIZES = (
+    "model.batch_size",
+    "devices.pools.0.count",
+    "devices.pools.0.memory_bytes",
+    "devices.pools.0.memory_bandwidth_bytes_per_s",
+    "devices.pools.0.flops_per_s.float32",
+    "transfer_rate.bytes_per_s",
+    "transfer_rate.latency_s",
+    "latency.compute_efficiency",
+    "latency.bandwidth_efficiency",
+    "latency.op_overhead_s",
+    "reserve.context_bytes",
+    "reserve.workspace_bytes",
+    "reserve.rounding_bytes",
+    "reserve.fragmentation",
+    "data_parallel",
+    "microbatches",
+    "batch_sweep",
+)
+"""Numbers that always count: below 0, or no number, none may be taken."""
+
+
+def _unsound(result: Result) -> str | None:
+    evaluation = result.evaluation
+    figures = [evaluation.latency_s, evaluation.throughput_per_s, evaluation.critical_path_s]
+    for device in evaluation.devices:
+        figures += [device.peak_bytes, device.weight_bytes, device.load_s, device.free_bytes]
+    if result.schedule:
+        figures += [result.schedule.step_s, *result.schedule.peak_bytes]
+    return None if all(0 <= figure < math.inf for figure in figures) else f"figures {figures}"
+
+
+def _planned(document: dict[str, Any]) -> Result:
+    config = config_from_document(document)
+    check(config)
+    with without_progress(), contextlib.redirect_stderr(io.StringIO()):
+        return plan(config, model_spec(config))
+
+
+def _composed(overrides: list[str], cache: Path) -> Config:
+    register()
+    choices.register()
+    quoted = choices.quoted_overrides([*_MODEL, *overrides, f"capture.cache_dir={cache}"])
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return read_config(compose("config", overrides=quoted))
+
+
+def _set(document: dict[str, Any], key: str, value: object) -> None:
+    *above, last = key.split(".")
+    holder: Any = document
+    for name in above:
+        holder = holder[int(name)] if isinstance(holder, list) else holder[name]
+    holder[last] = value
+
+
+def fuzz_configs(run: Callable[[Any, int], None], cases: int, folder: Path) -> Tally:
+    """Plan `cases` configurations; `run` as in `fuzz_specs`."""
+    tally = Tally("configurations")
+    documents = []
+    for overrides in _BASES:
+        document: Any = config_document(_composed(overrides, folder / "cache"))
+        del document["tracking"], document["capture"]["cache_dir"]
+        documents.append(document)
+
+    @given(st.randoms(use_true_random=False), st.sampled_from(documents), st.booleans())
+    def configs(rnd: Random, document: dict[str, Any], one_size: bool) -> None:
+        must_fail = False
+        if one_size:
+            document = json.loads(json.dumps(document))
+            key, value = rnd.choice(_SIZES), odd_number(rnd)
+            _set(document, key, value)
+            what, must_fail = f"{key}={value!r:.60}", is_never_a_size(value)
+        else:
+            document, what = changed_document(rnd, document)
+        if isinstance(document.get("capture"), dict):
+            document["capture"]["cache_dir"] = str(folder / "cache")
+        tally.attempt(what, lambda: _planned(document), _unsound, must_fail=must_fail)
+
+    run(configs, cases)
+    return tally
+
+
+# The whole command.
+
+_KEYS = (
+    *_SIZES,
+    "model",
+    "devices",
+    "mode",
+    "transfer_rate",
+    "latency",
+    "schedule",
+    "phase",
+    "optimizer",
+    "model.dtype",
+    "model.seq_len",
+    "model.factory_args",
+    "model.depends_on",
+    "devices.nodes",
+    "devices.between_nodes",
+    "capture.cache_dir",
+    "capture.level",
+    "granularity",
+    "checkpointing",
+    "hydra.run.dir",
+    "mode.assignment",
+    "latency.file",
+    "nonsense",
+    "zip",
+    "where",
+    "rerun",
+)
+_TEXTS = (
+    "",
+    "null",
+    "[]",
+    "{a: 1}",
+    "${now:%Y}",
+    "[${now:%Y}]",
+    "${model}",
+    "${nonsense}",
+    "${oc.env:HOME}",
+    "'",
+    "[[[",
+    "x" * 5000,
+    "/dev/zero",
+    "/proc/self/mem",
+    "~",
+    "1e400",
+    "0x10",
+    "-1",
+    ".nan",
+    "9" * 30,
+)
+
+
+@contextmanager
+def _here(folder: Path) -> Iterator[None]:
+    with contextlib.chdir(folder):
+        yield
+
+
+def _command(tally: Tally, folder: Path, overrides: list[str], *, must_fail: bool) -> None:
+    case = " ".join(overrides)
+
+    def work() -> tuple[int, str, str]:
+        return fork_command(folder, ("-m", "runner"), [*_MODEL, *overrides], LIMIT_S - 5)
+
+    def unsound(done: tuple[int, str, str]) -> str | None:
+        code, out, err = done
+        if "Traceback" in out + err:
+            return f"traceback: {err[-200:]!r}"
+        if code not in (0, 2):
+            return f"exit code {code}"
+        if code == 2 and err.count("error: ") != 1:
+            return f"no line of its own: {err[-200:]!r}"
+        return "taken" if code == 0 and must_fail else None
+
+    try:
+        tally.attempt(case, work, unsound)
+    except TimeoutExpired:
+        tally.hangs.append(case)
+
+
+def fuzz_commands(run: Callable[[Any, int], None], cases: int, folder: Path) -> Tally:
+    """Give `cases` commands in `folder`, each in a process of its own; `run` as in `fuzz_specs`."""
+    tally = Tally("commands")
+
+    @given(st.randoms(use_true_random=False), st.sampled_from(_BASES))
+    def commands(rnd: Random, base: list[str]) -> None:
+        key = rnd.choice(_KEYS)
+        is_number = key in _SIZES and rnd.random() < 0.7
+        value = odd_number(rnd) if is_number else rnd.choice((*_TEXTS, odd_value(rnd)))
+        text = str(value).replace("\0", "").encode(errors="replace").decode()
+        must_fail = is_number and is_never_a_size(value)
+        _command(tally, folder, [*base, f"{key}={text}"], must_fail=must_fail)
+
+    with _here(folder):
+        run(commands, cases)
+    return tally

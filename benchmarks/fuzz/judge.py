@@ -1,0 +1,95 @@
+"""How cases end: taken, refused in one line, or one of three ways in which none may."""
+
+import signal
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from fxpart.errors import FxpartError
+
+__all__ = ["LIMIT_S", "Tally", "time_limit"]
+
+LIMIT_S = 60
+"""After which a case hangs."""
+_Made = TypeVar("_Made")
+
+
+class _HangError(BaseException):
+    """A case that has run for `LIMIT_S`."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """The cases of one kind, counted; those that went wrong in words."""
+
+    kind: str
+    taken: int = 0
+    refused: int = 0
+    tracebacks: list[str] = field(default_factory=list)
+    hangs: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    """Cases that were invalid on purpose and taken, or whose result cannot be."""
+
+    @property
+    def cases(self) -> int:
+        """How many cases were tried."""
+        bad = len(self.tracebacks) + len(self.hangs) + len(self.wrong)
+        return self.taken + self.refused + bad
+
+    @property
+    def failures(self) -> list[str]:
+        """What went wrong, a line each."""
+        return [
+            f"{self.kind}: {name}: {case}"
+            for name in ("tracebacks", "hangs", "wrong")
+            for case in getattr(self, name)
+        ]
+
+    def attempt(
+        self,
+        case: str,
+        work: Callable[[], _Made],
+        unsound: Callable[[_Made], str | None],
+        *,
+        must_fail: bool = False,
+    ) -> None:
+        """Do `work` and count how it ends; `unsound` says what is wrong with a result."""
+        shown = case if len(case) <= 200 else f"{case[:200]}..."
+        try:
+            with time_limit():
+                result = work()
+                why = unsound(result)
+        except _HangError:
+            self.hangs.append(shown)
+        except KeyboardInterrupt:
+            raise
+        except FxpartError as error:
+            if "\n" in str(error):
+                self.wrong.append(f"{shown}: its message has several lines")
+            self.refused += 1
+        except BaseException as error:
+            at = traceback.extract_tb(error.__traceback__)[-1]
+            self.tracebacks.append(f"{shown}: {error!r:.200} ({at.filename}:{at.lineno})")
+        else:
+            if must_fail or why:
+                self.wrong.append(f"{shown}: {why or 'taken'}")
+            else:
+                self.taken += 1
+
+
+@contextmanager
+def time_limit() -> Iterator[None]:
+    """Raise in a block that takes longer than `LIMIT_S`."""
+
+    def stop(*_: object) -> None:
+        raise _HangError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
