@@ -7,6 +7,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError, nearest_names
 from fxpart.placement.aot_based import AotBasedOptions, aot_based
 from fxpart.placement.cost_aware import cost_aware
+from fxpart.placement.custom import CustomOptions, custom
 from fxpart.placement.kl_based import kl_based
 from fxpart.placement.options import NoOptions, read_options
 from fxpart.placement.pipeline import PipelineOptions, pipeline
@@ -18,12 +19,14 @@ from fxpart.placement.sparse_nn import sparse_nn
 __all__ = [
     "MODES",
     "AotBasedOptions",
+    "CustomOptions",
     "NoOptions",
     "PipelineOptions",
     "Place",
     "SearchOptions",
     "aot_based",
     "cost_aware",
+    "custom",
     "kl_based",
     "make_mode",
     "pipeline",
@@ -43,6 +46,7 @@ MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "cost_aware": (SearchOptions, cost_aware),
     "kl_based": (SearchOptions, kl_based),
     "pipeline": (PipelineOptions, pipeline),
+    "custom": (CustomOptions, custom),
 }
 """Name to the options that a mode takes, and the function of a problem and such options."""
 

@@ -37,6 +37,7 @@ __all__ = [
     "AotBasedOptions",
     "aot_based",
     "in_valid_order",
+    "refuse_overfull",
     "refuse_torn_groups",
 ]
 
@@ -275,11 +276,12 @@ def aot_based(problem: Problem, options: AotBasedOptions) -> Assignment:
         # A command line makes a number of the path of a child of a Sequential.
         modules = {str(path): int(device) for path, device in options.modules.items()}
         placed = _placed_by_modules(problem.graph, modules, problem.topology.n_devices)
-    _refuse_overfull(problem, placed)
+    refuse_overfull(problem, placed, "aot_based")
     return placed
 
 
-def _refuse_overfull(problem: Problem, placed: Assignment) -> None:
+def refuse_overfull(problem: Problem, placed: Assignment, mode: str) -> None:
+    """Raise `InfeasibleError` where a device has too little memory for what `mode` gave it."""
     sizes = problem.topology.memory_bytes
     needed = holding(problem.memory, placed, len(sizes)).peak_bytes
     over = np.flatnonzero(needed > sizes)
@@ -289,7 +291,7 @@ def _refuse_overfull(problem: Problem, placed: Assignment) -> None:
     more = f", as have {len(over) - 1} others" if len(over) > 1 else ""
     need, have = int(needed[worst]), int(sizes[worst])
     raise InfeasibleError(
-        f"aot_based: device {worst} ({problem.topology.devices[worst].name}) needs"
+        f"{mode}: device {worst} ({problem.topology.devices[worst].name}) needs"
         f" {show_bytes(need)} ({need} bytes) for its partitions and has {show_bytes(have)} ({have}"
         f" bytes){describe_reserve([problem.topology.devices[worst]])}, too little{more}; move some"
         " of them, take larger devices, or let"

@@ -23,7 +23,7 @@ from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
 from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError, SpecError
-from fxpart.placement import Place, make_mode
+from fxpart.placement import Place
 from fxpart.placement.saturate import saturate
 from fxpart.plan_export import Carriers, carriers
 from fxpart.schedule import ScheduleResult
@@ -39,6 +39,7 @@ from runner.experiment.subject import Subject, placed_graph, shared_subject, sym
 from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.experiment.whole_modules import WholeModules, whole_modules
+from runner.experiment.user_mode import chosen_mode
 from runner.output.figures import check_figures
 from runner.output.terminal import progress
 
@@ -128,7 +129,7 @@ def plan(config: Config, spec: ModelSpec) -> Result:
     """
     # Cheap checks come before the capture.
     check(config)
-    place = make_mode(config.mode.name, config.mode.options)
+    place = chosen_mode(config.mode)
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     parallel = split_topology(topology, config.data_parallel)
     with progress(f"capturing {spec.name}"):

@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 
 import fxpart
+from fxpart.capture.models.factory_source import factory_digest
 from fxpart.core.saved_assignment import assignment_path
 from fxpart.errors import FxpartError, SpecError
 from fxpart.support.digest import code_digest, stable_digest
@@ -29,6 +30,7 @@ from runner.config.sections import (
     TrackingConfig,
 )
 from runner.experiment.experiment import model_spec
+from runner.experiment.user_mode import SETTING
 
 __all__ = [
     "ALIKE_IN_ALL_JOBS",
@@ -283,13 +285,18 @@ def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
 
 
 def _mode_numbers(mode: ModeConfig) -> dict[str, object]:
-    """Return the mode and its options; of a saved placement what the file says, not where it is."""
+    """Return the mode and its options; of what it takes from a file, what that says."""
     options = dict(mode.options)
     saved = options.get("assignment")
     if mode.name == "aot_based" and isinstance(saved, str):
         # A file that cannot be read is refused later, in words of its own.
         with suppress(OSError):
             options["assignment"] = sha256(read_regular(assignment_path(saved))).hexdigest()
+    function = options.get("function")
+    if mode.name == "custom" and isinstance(function, str):
+        # One that does not exist is refused later.
+        with suppress(FxpartError):
+            options["function_sha256"] = factory_digest(function, setting=SETTING)
     return {"name": mode.name, "options": options}
 
 

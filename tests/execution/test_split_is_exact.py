@@ -22,7 +22,10 @@ TIED = {"gpt2", "gpt2_xl", "bert_large", "t5_large", "whisper_small"}
 """Presets whose first and last layer are one weight."""
 WITHOUT_TABLES = {"vit_large", "resnet50"}
 NO_TABLES = "this model has no embedding operators"
-OPTIONS: dict[str, dict[str, object]] = {"aot_based": {"modules": {"": 0}}}
+OPTIONS: dict[str, dict[str, object]] = {
+    "aot_based": {"modules": {"": 0}},
+    "custom": {"function": lambda problem: [0] * problem.graph.n_ops},
+}
 """What a mode must be told."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -74,8 +77,8 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
             _refuse_other_bits(name, placed)
     refused = {mode: message for mode, message in done.items() if isinstance(message, str)}
     # No device holds the whole, nor the dense part beside a table.
-    assert refused.keys() <= {"single", "aot_based", "sparse_nn"}
-    assert {"single", "aot_based"} <= refused.keys()
+    assert refused.keys() <= {"single", "aot_based", "custom", "sparse_nn"}
+    assert {"single", "aot_based", "custom"} <= refused.keys()
     assert all(
         message.startswith("InfeasibleError") or NO_TABLES in message
         for message in refused.values()
@@ -85,7 +88,7 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
 @pytest.mark.parametrize("name", SMALL_PRESETS)
 def test_modes_that_need_room_are_exact_on_it(name: str) -> None:
     graph = small(name).graph
-    for mode in ("single", "aot_based", "sparse_nn"):
+    for mode in ("single", "aot_based", "custom", "sparse_nn"):
         placed = _placed(graph, mode, _devices(2, 1 << 30))
         if isinstance(placed, str):
             assert mode == "sparse_nn"

@@ -18,7 +18,7 @@ from fxpart.placement import MODES, make_mode
 from tests import independent
 from tests.sketch import devices, problem, random_graph
 
-FREE = [name for name in MODES if name not in ("aot_based", "sparse_nn")]
+FREE = [name for name in MODES if name not in ("aot_based", "custom", "sparse_nn")]
 """Modes that place any model on any devices; the others have suites of their own."""
 REFUSING = ("single", "pipeline")
 """Modes that look among one device, or contiguous stages, only: all others fall back on filling."""

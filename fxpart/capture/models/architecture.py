@@ -136,9 +136,24 @@ def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa:
         settings.setdefault("use_cache", False)
     try:
         with _quiet():
-            return config_class(**settings)
+            config = config_class(**settings)
     except Exception as error:
         raise SpecError(f"{config_class.__name__} refuses the config: {one_line(error)}") from error
+    _without_cache(config, overrides)
+    return config
+
+
+def _without_cache(config: Any, overrides: Mapping[str, Any]) -> None:  # noqa: ANN401
+    """Switch the cache off in the parts of `config`, unless `overrides` says otherwise."""
+    for key in config.sub_configs:
+        part, given = getattr(config, key, None), overrides.get(key, {})
+        if not hasattr(part, "sub_configs"):
+            continue
+        if hasattr(part, "use_cache") and not (
+            isinstance(given, Mapping) and "use_cache" in given
+        ):
+            part.use_cache = bool(overrides.get("use_cache", False))
+        _without_cache(part, given if isinstance(given, Mapping) else {})
 
 
 def architecture_model(

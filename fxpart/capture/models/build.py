@@ -4,11 +4,10 @@ A model is a class of transformers (`fxpart.capture.models.architecture`) or wha
 ``package.module:function``, returns.
 """
 
-import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from fxpart.capture.models.factory_source import (
     factory_as_imported,
-    no_such_module,
-    split_factory,
+    imported_function,
 )
 from fxpart.capture.models.refuse_model import refuse_inputs, refuse_module
 from fxpart.capture.models.spec import ModelSpec
@@ -125,7 +123,7 @@ def factory_model(
 
 def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:
     """Import the factory, call it, and return what it returned."""
-    function = _find(factory)
+    function = imported_function(factory)
     arguments = _arguments(spec, function)
 
     def failed(error: BaseException) -> CaptureError:
@@ -133,33 +131,6 @@ def _called(spec: ModelSpec, factory: str, device: torch.device) -> object:
 
     with user_errors(failed), device:
         return function(**arguments)
-
-
-def _find(factory: str) -> Callable[..., object]:
-    """Return the function that `factory` names."""
-    module_name, function_name = split_factory(factory)
-
-    def fails(error: BaseException) -> FxpartError:
-        if isinstance(error, ModuleNotFoundError):
-            missing = error.name or module_name
-            if missing == module_name or module_name.startswith(f"{missing}."):
-                return no_such_module(factory, missing)
-        return CaptureError(
-            f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
-        )
-
-    with user_errors(fails):
-        module = importlib.import_module(module_name)
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        functions = {
-            name: value
-            for name, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module_name
-        }
-        near = nearest_names(function_name, functions) if functions else "it has no functions"
-        raise SpecError(f"factory={factory}: {module_name} has no {function_name}; {near}")
-    return cast("Callable[..., object]", function)
 
 
 def _parameters(factory: str, function: Callable[..., object]) -> Mapping[str, inspect.Parameter]:

@@ -1,13 +1,15 @@
 """Where a model factory, ``package.module:function``, lies, and the digest of its sources."""
 
 import importlib
+import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
+from typing import cast
 
 from fxpart.capture.models.user_code import (
     as_imported,
@@ -19,14 +21,16 @@ from fxpart.capture.models.user_code import (
     user_errors,
     user_line,
 )
-from fxpart.errors import SpecError, nearest_names, one_line
+from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
 from fxpart.support.digest import stable_digest
 
-__all__ = ["factory_as_imported", "factory_digest", "no_such_module", "split_factory"]
+__all__ = ["factory_as_imported", "factory_digest", "imported_function", "split_factory"]
 
 
-def split_factory(factory: str) -> tuple[str, str]:
+def split_factory(factory: str, setting: str = "factory") -> tuple[str, str]:
     """Return the module and the function that ``package.module:function`` names.
+
+    `setting` is what messages call it.
 
     Raises:
         SpecError: for any other form.
@@ -35,18 +39,53 @@ def split_factory(factory: str) -> tuple[str, str]:
     module, colon, function = factory.partition(":")
     if not colon or not all(part.isidentifier() for part in [*module.split("."), function]):
         raise SpecError(
-            f"factory={factory} is not of the form package.module:function,"
+            f"{setting}={factory} is not of the form package.module:function,"
             " such as fxpart.capture.models.dlrm:dlrm"
         )
     return module, function
 
 
-def no_such_module(factory: str, missing: str) -> SpecError:
+def imported_function(factory: str, setting: str = "factory") -> Callable[..., object]:
+    """Import the module, from the working directory too, and return the function.
+
+    Call it in the block of `factory_as_imported`, so that a later edit is noticed.
+
+    Raises:
+        SpecError: for a module or a function that does not exist.
+        CaptureError: when the module fails.
+
+    """
+    module_name, function_name = split_factory(factory, setting)
+
+    def fails(error: BaseException) -> FxpartError:
+        if isinstance(error, ModuleNotFoundError):
+            missing = error.name or module_name
+            if missing == module_name or module_name.startswith(f"{missing}."):
+                return _no_such_module(factory, missing, setting)
+        return CaptureError(
+            f"{setting}={factory}: importing it fails{user_line(error)}: {one_line(error)}"
+        )
+
+    with user_errors(fails):
+        module = importlib.import_module(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        functions = {
+            name: value
+            for name, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module_name
+        }
+        near = nearest_names(function_name, functions) if functions else "it has no functions"
+        raise SpecError(f"{setting}={factory}: {module_name} has no {function_name}; {near}")
+    return cast("Callable[..., object]", function)
+
+
+def _no_such_module(factory: str, missing: str, setting: str) -> SpecError:
     """Return the error for a factory whose module, or a package around it, does not exist."""
     beside = [module.name for module in pkgutil.iter_modules(_folders_beside(missing))]
     near = f"{nearest_names(missing.rpartition('.')[2], beside)}; " if beside else ""
     return SpecError(
-        f"factory={factory}: there is no module {missing}; {near}"
+        f"{setting}={factory}: there is no module {missing}; {near}"
         "start from the folder that holds it, or install it"
     )
 
@@ -81,7 +120,9 @@ def _see_working_directory() -> None:
     importlib.invalidate_caches()
 
 
-def factory_digest(factory: str, depends_on: Sequence[str] = ()) -> str:
+def factory_digest(
+    factory: str, depends_on: Sequence[str] = (), setting: str = "factory"
+) -> str:
     """Return the SHA-256, in hex, of what the factory is made of.
 
     That is its module, the user's own modules that it imports, and what the files `depends_on` say;
@@ -94,7 +135,7 @@ def factory_digest(factory: str, depends_on: Sequence[str] = ()) -> str:
 
     """
     files = _digests(depends_on)
-    module, path = _factory_file(factory, depends_on)
+    module, path = _factory_file(factory, depends_on, setting)
     imports = imported_modules(module, path) if is_user_file(path) else {}
     # What a module read when it was imported, it may have kept.
     earlier = [files_at_import(name) for name in (module, *imports)]
@@ -123,9 +164,9 @@ def _digests(depends_on: Sequence[str]) -> dict[Path, str]:
     return digests
 
 
-def _factory_file(factory: str, depends_on: Sequence[str]) -> tuple[str, Path]:
+def _factory_file(factory: str, depends_on: Sequence[str], setting: str) -> tuple[str, Path]:
     """Return the factory's module and its file. Raises what `factory_digest` does."""
-    module, _ = split_factory(factory)
+    module, _ = split_factory(factory, setting)
     _see_working_directory()
     around = module.rpartition(".")[0]
 
@@ -133,10 +174,10 @@ def _factory_file(factory: str, depends_on: Sequence[str]) -> tuple[str, Path]:
         if isinstance(error, ModuleNotFoundError):
             missing = error.name or module
             if module == missing or module.startswith(f"{missing}."):
-                return no_such_module(factory, missing)
+                return _no_such_module(factory, missing, setting)
         # A package around the module exists, but fails, or imports something that does not.
         return SpecError(
-            f"factory={factory}: importing it fails{user_line(error)}: {one_line(error)}"
+            f"{setting}={factory}: importing it fails{user_line(error)}: {one_line(error)}"
         )
 
     # To find a module is to import the packages that it lies in.
@@ -147,7 +188,7 @@ def _factory_file(factory: str, depends_on: Sequence[str]) -> tuple[str, Path]:
     ):
         spec = find_spec(module)
     if spec is None:
-        raise no_such_module(factory, module)
+        raise _no_such_module(factory, module, setting)
     if not spec.has_location or spec.origin is None:
-        raise SpecError(f"factory={factory}: module {module} has no source file; name one that has")
+        raise SpecError(f"{setting}={factory}: module {module} has no source file; name one that has")
     return module, Path(spec.origin)

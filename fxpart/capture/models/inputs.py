@@ -1,113 +1,78 @@
 """Example inputs of a transformers model: the right names, shapes and dtypes, on meta."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fxpart.capture.models.input_shapes import Request, input_shape, is_tokens, positions
 from fxpart.errors import SpecError
 
 __all__ = ["drawn_inputs", "example_inputs", "positions"]
 
+# By kind of input in transformers' `input_modalities`, the input that brings it.
+_MODALITIES = {
+    "text": ("input_ids",),
+    "image": ("pixel_values",),
+    "video": ("pixel_values_videos", "pixel_values"),
+    "audio": ("input_features", "input_values"),
+}
+# Beside one of these, an image or a recording comes cut into pieces whose number is in the values.
+_PIECES = (
+    "aspect_ratio_ids",
+    "cu_seqlens",
+    "grid_thw",
+    "image_grid_hw",
+    "image_grid_thw",
+    "image_position_ids",
+    "image_sizes",
+    "pixel_attention_mask",
+    "pixel_position_ids",
+    "spatial_shapes",
+)
+_PLACEHOLDERS = (
+    "audio_token_id",
+    "audio_token_index",
+    "image_token_id",
+    "image_token_index",
+    "video_token_id",
+    "video_token_index",
+)
 
-_DEFAULT_SEQ_LEN = 512
-_DEFAULT_IMAGE_SIZE = 224
-_DEFAULT_AUDIO_SAMPLES = 160_000
-"""Ten seconds at 16 kHz, the rate that speech models are trained at."""
 
-# What transformers calls a table with one row for each position of a text.
-_POSITION_TABLES = ("embed_positions", "position_embedding", "position_embeddings", "wpe")
-
-
-def _rows(table: nn.Embedding) -> int:
-    """Return how many positions `table` has rows for; some reserve rows for the padding."""
-    reserved = getattr(table, "offset", 0)
-    # RoBERTa counts positions from padding_idx + 1; sinusoidal subclasses do not.
-    if type(table) is nn.Embedding and table.padding_idx is not None:
-        reserved = table.padding_idx + 1
-    return table.num_embeddings - int(reserved)
+def _parameters(model: Any) -> dict[str, inspect.Parameter]:  # noqa: ANN401 - untyped upstream
+    """Return the named parameters of the model's ``forward``."""
+    signature = inspect.signature(model.forward)
+    several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return {name: p for name, p in signature.parameters.items() if p.kind not in several}
 
 
-def positions(model: nn.Module, within: str = "") -> int | None:
-    """Return the longest text that the model's tables of positions allow, None without tables.
+def _main_inputs(model: Any) -> list[str]:  # noqa: ANN401
+    main = model.main_input_name
+    return [main] if isinstance(main, str) else list(main)
 
-    Only tables whose path contains `within` count. A rotary or relative encoding has no table.
+
+def _needed(model: Any) -> Iterator[str]:  # noqa: ANN401
+    """Yield the inputs that `model` is called with: which it needs, and one for each modality.
+
+    A model that puts images into its text, at placeholders, also runs without. It is given them
+    where they are one tensor; their pieces and grids would be values, and a graph has only shapes.
     """
-    lengths = [
-        _rows(module)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.Embedding)
-        and path.rpartition(".")[2] in _POSITION_TABLES
-        and within in path
-    ]
-    return min(lengths, default=None)
-
-
-def _tokens(name: str, seq_len: int | None, model: Any, within: str = "") -> int:  # noqa: ANN401
-    """Return the length of a text input: `seq_len`, or a usual one that fits the model."""
-    table = positions(model, within)
-    if seq_len is None:
-        stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-        # XLNet states -1 for "any".
-        usable = [length for length in (table, stated) if length is not None and length > 0]
-        return min([*usable, _DEFAULT_SEQ_LEN])
-    if table is not None and seq_len > table:
-        raise SpecError(
-            f"seq_len={seq_len} is more than the {table} positions that"
-            f" {type(model).__name__} has for {name}; set model.seq_len to {table} or less"
-        )
-    return seq_len
-
-
-def _height_and_width(config: Any) -> tuple[int, int]:  # noqa: ANN401
-    size = getattr(config, "image_size", None) or _DEFAULT_IMAGE_SIZE
-    if isinstance(size, Sequence):
-        return int(size[0]), int(size[1])
-    return int(size), int(size)
-
-
-def _pixel_shape(config: Any) -> tuple[int, ...]:  # noqa: ANN401
-    return (getattr(config, "num_channels", 3), *_height_and_width(config))
-
-
-def _feature_shape(model: Any) -> tuple[int, ...]:  # noqa: ANN401
-    """Return (mel bins, frames) of a log-mel spectrogram, the convolution halving the frames."""
-    config = model.config
-    if not hasattr(config, "num_mel_bins") or not hasattr(config, "max_source_positions"):
-        raise SpecError(
-            f"{type(model).__name__} takes input_features in a layout that is not known here;"
-            " give a factory that returns the model and its inputs"
-        )
-    return config.num_mel_bins, 2 * config.max_source_positions
-
-
-def _audio_shape(config: Any, seq_len: int | None) -> tuple[tuple[int, ...], bool]:  # noqa: ANN401
-    """Return the shape of raw audio, or of a spectrogram, whose length the configuration fixes."""
-    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
-        return (config.max_length, config.num_mel_bins), False
-    samples = seq_len or _DEFAULT_AUDIO_SAMPLES
-    channels = getattr(config, "audio_channels", None)
-    return ((samples,) if channels is None else (channels, samples)), True
-
-
-def _main_input(model: Any, seq_len: int | None) -> tuple[tuple[int, ...], bool]:  # noqa: ANN401
-    """Return the shape of one example of the main input, and whether seq_len decided it."""
-    match model.main_input_name:
-        case "input_ids":
-            return (_tokens("input_ids", seq_len, model),), True
-        case "pixel_values":
-            return _pixel_shape(model.config), False
-        case "input_features":
-            return _feature_shape(model), False
-        case "input_values":
-            return _audio_shape(model.config, seq_len)
-        case other:
-            raise SpecError(
-                f"{type(model).__name__} takes {other}, whose shape is not known here;"
-                " give a factory that returns the model and its inputs"
-            )
+    parameters = _parameters(model)
+    yield from (name for name in _main_inputs(model) if name in parameters)
+    yield from (n for n, p in parameters.items() if p.default is inspect.Parameter.empty)
+    if "decoder_input_ids" in parameters:
+        yield "decoder_input_ids"
+    modalities = getattr(model, "input_modalities", ())
+    if isinstance(modalities, str) or any(name in parameters for name in _PIECES):
+        return
+    has_placeholders = any(hasattr(model.config, name) for name in _PLACEHOLDERS)
+    for modality in modalities:
+        if has_placeholders and modality not in ("text", "image"):
+            continue
+        yield from [name for name in _MODALITIES.get(modality, ()) if name in parameters][:1]
 
 
 def example_inputs(
@@ -118,37 +83,43 @@ def example_inputs(
 ) -> dict[str, Tensor]:
     """Return the keyword inputs of transformers model `model`, on the meta device.
 
-    By the model's main input, with batch B and length S:
+    These are its main input, what its ``forward`` has no default for, ``decoder_input_ids``, and an
+    input for each of its modalities. With batch B and length S:
 
-    - ``input_ids`` (B, S) int64;
-    - ``pixel_values`` (B, channels, height, width), 224 pixels where the model takes any;
-    - ``input_features`` (B, mel bins, 2 * max_source_positions), a log-mel spectrogram;
+    - ``input_ids`` and other tokens (B, S) int64;
+    - ``pixel_values`` (B, channels, height, width), 224 pixels where the model takes any; of videos
+      (B, frames, channels, height, width);
+    - ``input_features`` (B, mel bins, 2 * max_source_positions) or (B, frames, mel bins), a log-mel
+      spectrogram;
     - ``input_values`` (B, S) raw audio, 10 s at 16 kHz by default, or (B, frames, mel bins);
-    - and ``decoder_input_ids`` (B, S) int64 where the model has an encoder and a decoder.
+    - what else there is as documented, with the sizes that the configuration has
+      (`fxpart.capture.models.input_shapes`).
 
     Real-valued inputs have `dtype`. Without `seq_len`, texts are as long as the model allows, at
     most 512 tokens.
 
     Raises:
         SpecError: for a `seq_len` that the model has no positions for or no use for, and for a
-            model whose inputs are of another kind.
+            model that needs an input whose shape is not known.
 
     """
-    shape, uses_seq_len = _main_input(model, seq_len)
-    main: str = model.main_input_name
-    kind = torch.int64 if main == "input_ids" else dtype
-    inputs = {main: torch.empty(batch_size, *shape, dtype=kind, device="meta")}
-    if "decoder_input_ids" in inspect.signature(model.forward).parameters:
-        within = "" if main == "input_ids" else "decoder"
-        length = _tokens("decoder_input_ids", seq_len, model, within)
-        ids = torch.empty(batch_size, length, dtype=torch.int64, device="meta")
-        inputs["decoder_input_ids"], uses_seq_len = ids, True
-    if seq_len is not None and not uses_seq_len:
+    request = Request(model, batch_size, seq_len)
+    shapes = {name: input_shape(name, request) for name in dict.fromkeys(_needed(model))}
+    if not shapes:
         raise SpecError(
-            f"{type(model).__name__} takes {main} of shape {(batch_size, *shape)}, which has no"
+            f"{type(model).__name__} states no input that it needs; give a factory that returns the"
+            " model and its inputs"
+        )
+    if seq_len is not None and not any(shape.uses_seq_len for shape in shapes.values()):
+        main, shape = next(iter(shapes.items()))
+        raise SpecError(
+            f"{type(model).__name__} takes {main} of shape {shape.sizes}, which has no"
             f" sequence length, got seq_len={seq_len}; set model.seq_len=null"
         )
-    return inputs
+    return {
+        name: torch.empty(shape.sizes, dtype=dtype if shape.is_real else torch.int64, device="meta")
+        for name, shape in shapes.items()
+    }
 
 
 def drawn_inputs(
@@ -172,9 +143,14 @@ def drawn_inputs(
     return {
         name: torch.randn(like.shape, dtype=like.dtype, device=device)
         if like.is_floating_point()
-        else torch.randint(_vocabulary(model, name), like.shape, dtype=like.dtype, device=device)
+        else torch.randint(_values(model, name), like.shape, dtype=like.dtype, device=device)
         for name, like in inputs.items()
     }
+
+
+def _values(model: Any, name: str) -> int:  # noqa: ANN401
+    """Return how many different values the whole numbers of input `name` may have."""
+    return _vocabulary(model, name) if is_tokens(name) else 1
 
 
 def _vocabulary(model: Any, name: str) -> int:  # noqa: ANN401

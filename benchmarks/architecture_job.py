@@ -1,0 +1,108 @@
+"""One architecture of transformers at 2 layers: built, captured and placed, or why not."""
+
+import inspect
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fxpart import DeviceSpec, LatencyModel, Link, make_mode, make_problem, uniform_topology
+from fxpart.capture.api import capture_graph
+from fxpart.capture.models.architecture import model_class
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.cost.evaluate import evaluate
+from fxpart.errors import FxpartError, SpecError, one_line
+
+__all__ = ["DEPTH", "Outcome", "judge"]
+
+DEPTH = 2
+"""Layers of each stack."""
+_DEPTH_KEY = re.compile(r"(^|_)(n_layers?|num_layers?|layers|depth|num_blocks|n_block)$")
+_NESTING = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How far one architecture got, and what stopped it."""
+
+    architecture: str
+    status: str
+    """``placed``, ``captured``, or the step that refused: ``build``, ``inputs`` or ``capture``."""
+    reason: str = ""
+    inputs: str = ""
+    operators: int = 0
+    seconds: float = 0.0
+
+
+def judge(architecture: str) -> Outcome:
+    """Return how far `architecture` gets in this process."""
+    begin = time.perf_counter()
+    outcome = _judged(architecture)
+    return replace(outcome, seconds=time.perf_counter() - begin)
+
+
+def _judged(architecture: str) -> Outcome:
+    try:
+        built = _built(architecture)
+    except FxpartError as error:
+        at = "inputs" if f"{architecture} needs " in str(error) else "build"
+        return Outcome(architecture, at, one_line(error))
+    shapes = " ".join(f"{name}{list(value.shape)}" for name, value in built.kwargs.items())
+    try:
+        graph = capture_graph(built.module, built.args, built.kwargs)
+    except FxpartError as error:
+        return Outcome(architecture, "capture", one_line(error), shapes)
+    device = DeviceSpec("24gb", 24 * 10**9, {"float32": 1e13, "bfloat16": 1e14}, 1e12)
+    topology = uniform_topology((device,) * 4, Link(25e9, 1e-5))
+    try:
+        problem = make_problem(graph, topology, LatencyModel())
+        evaluate(problem, make_mode("kl_based")(problem))
+    except FxpartError as error:
+        return Outcome(architecture, "captured", one_line(error), shapes, graph.n_ops)
+    return Outcome(architecture, "placed", "", shapes, graph.n_ops)
+
+
+def _built(architecture: str) -> Any:  # noqa: ANN401 - a BuiltModel
+    """Return the model at `DEPTH` layers, its lists cut where that helps, or else as it comes."""
+    first: FxpartError | None = None
+    ways = (_shallow(architecture, with_lists=False), _shallow(architecture, with_lists=True), {})
+    for config in ways:
+        spec = ModelSpec(architecture, architecture, config=config, dtype="bfloat16")
+        try:
+            return build_model(spec)
+        except SpecError as error:
+            first = error if first is None or not config else first
+    raise first if first else AssertionError
+
+
+def _shallow(architecture: str, *, with_lists: bool) -> dict[str, Any]:
+    config_class = model_class(architecture).config_class
+    try:
+        config = config_class()
+    except Exception:  # what it needs is said when the model is built
+        return {}
+    return dict(_cut(config, with_lists, _NESTING))
+
+
+def _cut(config: Any, with_lists: bool, nesting: int) -> Iterator[tuple[str, Any]]:  # noqa: ANN401
+    """Yield the keys of a configuration that make it shallow."""
+    keys = {*inspect.signature(type(config)).parameters, *config.attribute_map}
+    values = {key: value for key, value in vars(config).items() if key in keys}
+    depths = set()
+    for key, value in values.items():
+        if _DEPTH_KEY.search(key) and type(value) is int and value > DEPTH:
+            depths.add(value)
+            yield key, DEPTH
+        elif key == "depths" and isinstance(value, list | tuple):
+            yield key, [min(depth, DEPTH) for depth in value]
+        elif key in config.sub_configs and hasattr(value, "sub_configs") and nesting:
+            nested = dict(_cut(value, with_lists, nesting - 1))
+            if nested:
+                # Where the class of a part is open, its kind must be named.
+                is_open = not hasattr(config.sub_configs[key], "attribute_map")
+                yield key, {"model_type": value.model_type, **nested} if is_open else nested
+    for key, value in values.items():
+        if with_lists and isinstance(value, list | tuple) and len(value) in depths:
+            yield key, list(value[:DEPTH])

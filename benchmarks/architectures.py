@@ -1,0 +1,120 @@
+"""``python -m benchmarks.architectures``: every architecture of transformers, captured and placed.
+
+All model classes that transformers lists for its Auto classes, with the defaults of their
+configurations at 2 layers, each in a process of its own with a time limit, two at once. A row says
+whether it was placed or captured, or which step refused it (build, inputs, capture) and why; at the
+end come the counts, and the refusals by their reason.
+
+    --only NAME    architectures whose name contains NAME; may be given again
+    --limit N      the first N only
+    --bases        one class for each kind of model, without heads
+"""
+
+import argparse
+import multiprocessing
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.connection import Connection
+
+from benchmarks.architecture_job import Outcome, judge
+
+AT_ONCE = 2
+LIMIT_S = 120
+_CAPTURED = ("captured", "placed")
+
+
+def _names(bases_only: bool) -> list[str]:
+    """Return the classes that transformers lists for its Auto classes, each once, by name."""
+    from transformers.models.auto import modeling_auto
+
+    classes: set[str] = set()
+    for mapping, entries in vars(modeling_auto).items():
+        if mapping == "MODEL_MAPPING_NAMES" or (
+            not bases_only and mapping.startswith("MODEL_") and mapping.endswith("_NAMES")
+        ):
+            for entry in entries.values():
+                classes |= {entry} if isinstance(entry, str) else set(entry)
+    return sorted(classes)
+
+
+def _send(architecture: str, answer: Connection) -> None:
+    answer.send(judge(architecture))
+
+
+def _in_child(architecture: str) -> Outcome:
+    """Return what a process of its own says of `architecture`."""
+    context = multiprocessing.get_context("forkserver")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_send, args=(architecture, sender))
+    child.start()
+    sender.close()
+    try:
+        if receiver.poll(LIMIT_S):
+            return receiver.recv()  # type: ignore[no-any-return]
+        return Outcome(architecture, "time", f"not done within {LIMIT_S} s", seconds=LIMIT_S)
+    except EOFError:
+        child.join()
+        return Outcome(architecture, "crash", f"the process ended with {child.exitcode}")
+    finally:
+        child.kill()
+        child.join()
+
+
+def _outcomes(names: Sequence[str]) -> Iterator[Outcome]:
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["benchmarks.architecture_warm"]
+    )
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        yield from pool.map(_in_child, names)
+
+
+def _kind(outcome: Outcome) -> str:
+    """Return the reason of a refusal, without what is of this architecture alone."""
+    reason = outcome.reason.replace(outcome.architecture, "it")
+    return re.sub(r"\d+", "N", reason)[:150]
+
+
+def _summary(outcomes: Sequence[Outcome], seconds: float) -> Iterator[str]:
+    total = len(outcomes)
+    counts = Counter(outcome.status for outcome in outcomes)
+    captured = sum(counts[status] for status in _CAPTURED)
+    yield f"{total} architectures in {seconds:.0f} s"
+    yield f"captured {captured} ({captured / total:.1%}), placed {counts['placed']}"
+    for status, count in counts.most_common():
+        if status in _CAPTURED:
+            continue
+        yield f"refused at {status}: {count}"
+        kinds = Counter(_kind(o) for o in outcomes if o.status == status)
+        yield from (f"  {number:>4}  {kind}" for kind, number in kinds.most_common())
+
+
+def main() -> None:
+    """Print a row for each architecture, then the counts."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", default=[], metavar="NAME")
+    parser.add_argument("--limit", type=int, default=None, metavar="N")
+    parser.add_argument("--bases", action="store_true")
+    arguments = parser.parse_args()
+    names = [
+        name
+        for name in _names(arguments.bases)
+        if not arguments.only or any(part in name for part in arguments.only)
+    ][: arguments.limit]
+    begin, outcomes = time.perf_counter(), []
+    for outcome in _outcomes(names):
+        outcomes.append(outcome)
+        print(
+            f"{outcome.architecture:<45} {outcome.status:<9} {outcome.operators:>6}"
+            f" {outcome.seconds:>6.1f} s  {outcome.reason or outcome.inputs}",
+            flush=True,
+        )
+    print(*_summary(outcomes, time.perf_counter() - begin), sep="\n")
+
+
+if __name__ == "__main__":
+    main()

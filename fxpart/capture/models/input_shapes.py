@@ -1,0 +1,284 @@
+"""The shape of each input of a transformers model, from its name and the configuration.
+
+A rule stands for a name that many architectures share, such as ``pixel_values``; sizes come from
+the configuration, or from that of a part (``vision_config``, ``audio_config``). For any other name
+the shape in the documentation of ``forward`` is taken, where the configuration knows all its sizes.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from fxpart.errors import SpecError
+
+__all__ = ["Request", "Shape", "input_shape", "is_tokens", "part_setting", "positions"]
+
+_DEFAULT_SEQ_LEN = 512
+_DEFAULT_IMAGE_SIZE = 224
+_DEFAULT_FRAMES = 16
+_DEFAULT_AUDIO_SAMPLES = 160_000
+"""Ten seconds at 16 kHz, the rate that speech models are trained at."""
+_DEFAULT_SPECTROGRAM = 1024
+"""About ten seconds in steps of 10 ms."""
+
+# What transformers calls a table with one row for each position of a text.
+_POSITION_TABLES = ("embed_positions", "position_embedding", "position_embeddings", "wpe")
+_TEXT, _IMAGE, _AUDIO = ("text", "decoder"), ("vision", "image", "backbone"), ("audio", "speech")
+_MEL_BINS = (
+    "num_mel_bins",
+    "feature_projection_input_dim",
+    "input_feat_per_channel",
+    "n_mels",
+    "input_feat_size",
+    "num_mel_channels",
+    "feature_size",
+    "mel_bins",
+    "input_dim",
+    "feature_dim",
+)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Request:
+    """Whose input is made, and how large."""
+
+    model: Any
+    """A model of transformers."""
+    batch_size: int
+    seq_len: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What one input looks like."""
+
+    sizes: tuple[int, ...]
+    is_real: bool = True
+    """Real-valued, in the dtype of the weights; otherwise int64."""
+    uses_seq_len: bool = False
+
+
+def is_tokens(name: str) -> bool:
+    """Return whether an input of that name holds numbers of tokens."""
+    return name.endswith("input_ids") or name == "task_inputs"
+
+
+def _rows(table: nn.Embedding) -> int:
+    """Return how many positions `table` has rows for; some reserve rows for the padding."""
+    reserved = getattr(table, "offset", 0)
+    # RoBERTa counts positions from padding_idx + 1; sinusoidal subclasses do not.
+    if type(table) is nn.Embedding and table.padding_idx is not None:
+        reserved = table.padding_idx + 1
+    return table.num_embeddings - int(reserved)
+
+
+def positions(model: nn.Module, within: str = "", without: Sequence[str] = ()) -> int | None:
+    """Return the longest text that the model's tables of positions allow, None without tables.
+
+    Only tables whose path contains `within`, and nothing of `without`, count. A rotary or relative
+    encoding has no table.
+    """
+    lengths = [
+        _rows(module)
+        for path, module in model.named_modules()
+        if isinstance(module, nn.Embedding)
+        and path.rpartition(".")[2] in _POSITION_TABLES
+        and within in path
+        and not any(part in path for part in without)
+    ]
+    return min(lengths, default=None)
+
+
+def _tokens(name: str, request: Request) -> int:
+    """Return the length of a text input: `seq_len`, or a usual one that fits the model."""
+    model, seq_len = request.model, request.seq_len
+    has_decoder = name.startswith("decoder_") and model.main_input_name != "input_ids"
+    table = positions(model, "decoder" if has_decoder else "", (*_IMAGE, *_AUDIO))
+    if seq_len is None:
+        stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        # XLNet states -1 for "any".
+        usable = [length for length in (table, stated) if type(length) is int and length > 0]
+        return min([*usable, _DEFAULT_SEQ_LEN])
+    if table is not None and seq_len > table:
+        raise SpecError(
+            f"seq_len={seq_len} is more than the {table} positions that"
+            f" {type(model).__name__} has for {name}; set model.seq_len to {table} or less"
+        )
+    return seq_len
+
+
+def _configs(config: Any, parts: Sequence[str]) -> Iterator[Any]:  # noqa: ANN401 - untyped upstream
+    """Yield `config` and those of its parts, the ones named like `parts` first."""
+    yield config
+    nested = [
+        (key, part)
+        for key, part in vars(config).items()
+        if hasattr(part, "sub_configs") and part is not config
+    ]
+    # Sorting is stable: parts of one rank stay in the configuration's order.
+    for _, part in sorted(nested, key=lambda item: not any(name in item[0] for name in parts)):
+        yield from _configs(part, parts)
+
+
+def part_setting(config: Any, names: Sequence[str], parts: Sequence[str]) -> Any:  # noqa: ANN401
+    """Return the first of `names` that `config`, or a part of it, sets; None without any."""
+    for place in _configs(config, parts):
+        for name in names:
+            value = getattr(place, name, None)
+            if value is not None:
+                return value
+    return None
+
+
+def _pixels(request: Request) -> tuple[int, ...]:
+    config = request.model.config
+    channels = part_setting(config, ("num_channels", "in_channels", "in_chans"), _IMAGE)
+    size = part_setting(config, ("image_size", "img_size", "input_size", "crop_size"), _IMAGE)
+    match size:
+        case Mapping():
+            height, width = size.get("height", 0), size.get("width", 0)
+        case [height, width, *_]:
+            pass
+        case [side]:
+            height = width = side
+        case int():
+            height = width = size
+        case _:
+            height = width = 0
+    channels = channels if type(channels) is int else 3
+    return channels, int(height or _DEFAULT_IMAGE_SIZE), int(width or _DEFAULT_IMAGE_SIZE)
+
+
+def _frames(request: Request) -> int:
+    frames = part_setting(
+        request.model.config, ("num_frames", "frames_per_clip", "n_frames"), _IMAGE
+    )
+    return frames if type(frames) is int else _DEFAULT_FRAMES
+
+
+def _pixel_shape(name: str, request: Request) -> Shape:
+    modalities = getattr(request.model, "input_modalities", ())
+    is_video = "video" in modalities and "image" not in modalities
+    is_video |= name.endswith("_videos")
+    frames = (_frames(request),) if is_video else ()
+    return Shape((request.batch_size, *frames, *_pixels(request)))
+
+
+def _feature_shape(name: str, request: Request) -> Shape:
+    """Return the shape of a spectrogram: bins before frames where convolutions take it so."""
+    config = request.model.config
+    bins = part_setting(config, _MEL_BINS, (*_AUDIO, "encoder"))
+    if type(bins) is not int:
+        raise _unknown(name, request)
+    frames = part_setting(config, ("max_source_positions",), (*_AUDIO, "encoder"))
+    first = next((m for m in request.model.modules() if isinstance(m, nn.Conv1d)), None)
+    if type(frames) is int and first is not None and first.in_channels == bins:
+        # Whisper's layout, whose convolutions halve the frames.
+        if part_setting(config, ("num_mel_bins",), (*_AUDIO, "encoder")):
+            return Shape((request.batch_size, bins, 2 * frames))
+    bins *= getattr(config, "input_channels", 1) if hasattr(config, "input_feat_per_channel") else 1
+    return Shape((request.batch_size, _DEFAULT_SPECTROGRAM, bins))
+
+
+def _audio_shape(name: str, request: Request) -> Shape:
+    """Return the shape of raw audio, or of a spectrogram, whose length the configuration fixes."""
+    config, batch = request.model.config, request.batch_size
+    if hasattr(config, "num_mel_bins") and hasattr(config, "max_length"):
+        return Shape((batch, config.max_length, config.num_mel_bins))
+    samples = request.seq_len or _DEFAULT_AUDIO_SAMPLES
+    channels = getattr(config, "audio_channels", None)
+    if channels is None and _documented(name, request.model, 1) == "1":
+        channels = 1
+    sizes = (samples,) if channels is None else (channels, samples)
+    return Shape((batch, *sizes), uses_seq_len=True)
+
+
+def _token_shape(name: str, request: Request) -> Shape:
+    sizes = (request.batch_size, _tokens(name, request))
+    return Shape(sizes, is_real=False, uses_seq_len=True)
+
+
+_RULES = {
+    "pixel_values": _pixel_shape,
+    "pixel_values_videos": _pixel_shape,
+    "prompt_pixel_values": _pixel_shape,
+    "prompt_masks": _pixel_shape,
+    "input_features": _feature_shape,
+    "input_values": _audio_shape,
+}
+"""By name, what makes the shape of an input that many architectures have."""
+
+# Sizes that documentation names in words of its own, and the settings that they are.
+_DOCUMENTED = {
+    "num_input_channels": ("num_input_channels",),
+    "feature_dim": _MEL_BINS,
+    "num_mel_bins": _MEL_BINS,
+    "num_frames": ("num_frames",),
+    "height": ("image_size",),
+    "width": ("image_size",),
+}
+_WHOLE_NUMBERS = ("ids", "timesteps", "freq", "padding")
+_VALUES_DECIDE = ("grid", "spatial_shapes", "structure", "sizes", "_thw", "marks", "num_")
+"""In names of inputs whose values, not their shapes, decide what the model computes."""
+
+
+def input_shape(name: str, request: Request) -> Shape:
+    """Return the shape of input `name`.
+
+    Raises:
+        SpecError: where neither a rule nor the documentation of the model says it, and for a
+            sequence longer than the model has positions for.
+
+    """
+    if is_tokens(name):
+        return _token_shape(name, request)
+    rule = _RULES.get(name)
+    if rule is not None:
+        return rule(name, request)
+    if any(part in name for part in _VALUES_DECIDE):
+        raise _unknown(name, request, ", whose values decide the shapes inside it")
+    sizes = tuple(_size(word, name, request) for word in _documented_shape(name, request.model))
+    if not sizes:
+        raise _unknown(name, request)
+    is_real = not any(part in name for part in (*_WHOLE_NUMBERS, "mask"))
+    return Shape(sizes, is_real, uses_seq_len=request.seq_len in sizes)
+
+
+def _size(word: str, name: str, request: Request) -> int:
+    """Return the size that `word` of a documented shape names."""
+    if word == "batch_size":
+        return request.batch_size
+    if word.isdecimal():
+        return int(word)
+    word = word.removeprefix("config.").removeprefix("self.")
+    value = part_setting(request.model.config, _DOCUMENTED.get(word, (word,)), ())
+    if type(value) is int and value > 0:
+        return value
+    if re.search(r"seq\w*_len", word):
+        past = part_setting(request.model.config, ("context_length",), ())
+        return past if type(past) is int else _tokens(name, request)
+    raise _unknown(name, request)
+
+
+def _documented_shape(name: str, model: Any) -> list[str]:  # noqa: ANN401
+    """Return the sizes that the documentation of ``forward`` gives for input `name`."""
+    text = type(model).forward.__doc__ or ""
+    entry = re.search(rf"^\s*{re.escape(name)} \([^\n]*?shape\s*`?\(([^)\n]*)\)", text, re.MULTILINE)
+    return [word.strip() for word in entry[1].split(",") if word.strip()] if entry else []
+
+
+def _documented(name: str, model: Any, index: int) -> str | None:  # noqa: ANN401
+    words = _documented_shape(name, model)
+    return words[index] if len(words) > index + 1 else None
+
+
+def _unknown(name: str, request: Request, why: str = "") -> SpecError:
+    why = why or ", whose shape its configuration does not say"
+    return SpecError(
+        f"{type(request.model).__name__} needs {name}{why};"
+        " give a factory that returns the model and its inputs"
+    )
+

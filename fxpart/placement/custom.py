@@ -1,0 +1,103 @@
+"""`custom`: a placement that a function of the user's own makes, checked before it counts."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
+from fxpart.core.partitions import partition_by_device
+from fxpart.cost.problem import Problem
+from fxpart.errors import SpecError
+from fxpart.placement.aot_based import in_valid_order, refuse_overfull, refuse_torn_groups
+
+__all__ = ["CustomOptions", "custom"]
+
+
+@dataclass(frozen=True)
+class CustomOptions:
+    """The function, and what it is called with beside the problem."""
+
+    function: Callable[..., object] | None = None
+    """Takes a `Problem` and `args`; returns an `Assignment`, or the logical id of the device of
+    each operator, in the graph's order."""
+    args: Mapping[str, Any] = field(default_factory=dict)
+    """Further keyword arguments of the function."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be called."""
+        if not callable(self.function):
+            raise SpecError(
+                "mode=custom needs a function of a problem that returns a device for each operator,"
+                f" got mode.function={self.function!r}; give mode.function=package.module:function"
+            )
+        if not isinstance(self.args, Mapping):
+            raise SpecError(f"mode.args must be a mapping, got {self.args!r}")
+
+
+def custom(problem: Problem, options: CustomOptions) -> Assignment:
+    """Return the placement that the function in `options` makes, once it is known to be one.
+
+    Raises:
+        SpecError: for a result that is no placement of this model on these devices.
+        CycleError: when its partitions wait for each other.
+        InfeasibleError: when a device has too little memory for what it is given.
+
+    """
+    assert options.function is not None, "options without a function are refused"
+    made = options.function(problem, **options.args)
+    if isinstance(made, Assignment):
+        _check_devices(problem, made.partition_of, made.devices_of_partition)
+        refuse_torn_groups(problem.graph, made)
+        placed = in_valid_order(problem.graph, made)
+    else:
+        device_of = _device_ids(made)
+        _check_devices(problem, device_of, [tuple(device_of.tolist())])
+        partition_of = np.unique(device_of, return_inverse=True)[1].astype(np.int64)
+        homes = tuple((int(device),) for device in np.unique(device_of))
+        refuse_torn_groups(problem.graph, Assignment(partition_of, homes))
+        placed = partition_by_device(problem.graph, device_of)
+    refuse_overfull(problem, placed, "custom")
+    return placed
+
+
+def _device_ids(made: object) -> IntArray:
+    """Return what the function made as a device for each operator."""
+    try:
+        device_of = np.asarray(made)
+    except ValueError:  # rows of unequal length
+        device_of = np.empty((0, 0))
+    if device_of.ndim != 1 or device_of.dtype.kind not in "iu":
+        raise SpecError(
+            f"mode.function returned {_described(made)}; return an Assignment, or a list with the"
+            " logical id of each operator's device"
+        )
+    return device_of.astype(np.int64)
+
+
+def _described(made: object) -> str:
+    kind = type(made).__name__
+    if isinstance(made, list | tuple) and made:
+        return f"a {kind} that begins with {type(made[0]).__name__}"
+    return f"{kind} of {made.dtype}" if isinstance(made, np.ndarray) else kind
+
+
+def _check_devices(
+    problem: Problem, placed: IntArray, devices_of: Iterable[tuple[int, ...]]
+) -> None:
+    """Refuse a placement of too few or too many operators, or on devices that are not there."""
+    count, there = problem.graph.n_ops, problem.topology.n_devices
+    if len(placed) != count:
+        raise SpecError(
+            f"mode.function placed {len(placed)} operators, the model has {count}; give each a"
+            " device"
+        )
+    for homes in devices_of:
+        wrong = [device for device in homes if not 0 <= device < there]
+        if wrong:
+            raise SpecError(
+                f"mode.function uses device {wrong[0]}, there are {there}, numbered from 0; name"
+                " one of them"
+            )

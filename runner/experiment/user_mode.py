@@ -1,0 +1,47 @@
+"""`mode=custom`: the function that the configuration names, imported and kept to one line."""
+
+from collections.abc import Callable
+
+from fxpart.cost.problem import Problem
+from fxpart.errors import SpecError, one_line
+from fxpart.placement import Place, make_mode
+from runner.config.sections import ModeConfig
+
+__all__ = ["SETTING", "chosen_mode"]
+
+SETTING = "mode.function"
+
+
+def chosen_mode(mode: ModeConfig) -> Place:
+    """Return the mode of the configuration, ready to place any problem.
+
+    A function of the user's own is imported as a model's factory is; whatever it raises is told in
+    one line that names the user's line.
+
+    Raises:
+        SpecError: for a mode, an option or a function that does not exist.
+        CaptureError: when the function's module fails.
+
+    """
+    name = mode.options.get("function")
+    if mode.name != "custom" or not isinstance(name, str):
+        return make_mode(mode.name, mode.options)
+    # Only for those who have one of their own.
+    from fxpart.capture.models.factory_source import factory_as_imported, imported_function
+
+    with factory_as_imported(name):
+        function = imported_function(name, SETTING)
+    return make_mode(mode.name, {**mode.options, "function": _told_in_one_line(name, function)})
+
+
+def _told_in_one_line(name: str, function: Callable[..., object]) -> Callable[..., object]:
+    from fxpart.capture.models.user_code import user_errors, user_line
+
+    def failed(error: BaseException) -> SpecError:
+        return SpecError(f"{SETTING}={name} failed{user_line(error)}: {one_line(error)}")
+
+    def place(problem: Problem, **arguments: object) -> object:
+        with user_errors(failed):
+            return function(problem, **arguments)
+
+    return place
