@@ -7,6 +7,7 @@ A model is a class of transformers (`fxpart.capture.models.architecture`) or wha
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
     from fxpart.capture.models.inputs import drawn_inputs, example_inputs
 
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    module = architecture_model(spec.architecture, spec.config, dtype, place)
+    module = _moved(architecture_model(spec.architecture, spec.config, dtype, place), place)
     try:
         inputs = example_inputs(module, spec.batch_size, spec.seq_len, dtype)
         if place.type != "meta":
@@ -196,7 +197,12 @@ def _checked(factory: str, result: object) -> tuple[nn.Module, tuple[Any, ...], 
 
 
 def _moved(module: nn.Module, device: torch.device) -> nn.Module:
-    """Return `module` on `device`; parameters that were one object are one afterwards."""
+    """Return `module` on `device`; parameters that were one object are one afterwards.
+
+    Legacy ``torch.Tensor(n)`` ignores the device that a module is made on.
+    """
+    if all(t.device == device for t in chain(module.parameters(), module.buffers())):
+        return module
     names_of: dict[int, list[str]] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names_of.setdefault(id(parameter), []).append(name)

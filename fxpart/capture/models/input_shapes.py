@@ -28,15 +28,15 @@ _DEFAULT_SPECTROGRAM = 1024
 _POSITION_TABLES = ("embed_positions", "position_embedding", "position_embeddings", "wpe")
 _TEXT, _IMAGE, _AUDIO = ("text", "decoder"), ("vision", "image", "backbone"), ("audio", "speech")
 _MEL_BINS = (
-    "num_mel_bins",
+    "input_dim",
     "feature_projection_input_dim",
+    "num_mel_bins",
     "input_feat_per_channel",
     "n_mels",
     "input_feat_size",
     "num_mel_channels",
     "feature_size",
     "mel_bins",
-    "input_dim",
     "feature_dim",
 )
 
@@ -173,13 +173,14 @@ def _feature_shape(name: str, request: Request) -> Shape:
     bins = part_setting(config, _MEL_BINS, (*_AUDIO, "encoder"))
     if type(bins) is not int:
         raise _unknown(name, request)
-    frames = part_setting(config, ("max_source_positions",), (*_AUDIO, "encoder"))
+    if hasattr(config, "input_feat_per_channel"):
+        return Shape((request.batch_size, _DEFAULT_SPECTROGRAM, bins * config.input_channels))
     first = next((m for m in request.model.modules() if isinstance(m, nn.Conv1d)), None)
-    if type(frames) is int and first is not None and first.in_channels == bins:
+    if first is not None and first.in_channels == bins:
         # Whisper's layout, whose convolutions halve the frames.
-        if part_setting(config, ("num_mel_bins",), (*_AUDIO, "encoder")):
-            return Shape((request.batch_size, bins, 2 * frames))
-    bins *= getattr(config, "input_channels", 1) if hasattr(config, "input_feat_per_channel") else 1
+        half = part_setting(config, ("max_source_positions",), (*_AUDIO, "encoder"))
+        frames = 2 * half if type(half) is int else _DEFAULT_SPECTROGRAM
+        return Shape((request.batch_size, bins, frames))
     return Shape((request.batch_size, _DEFAULT_SPECTROGRAM, bins))
 
 
@@ -257,7 +258,7 @@ def _size(word: str, name: str, request: Request) -> int:
     value = part_setting(request.model.config, _DOCUMENTED.get(word, (word,)), ())
     if type(value) is int and value > 0:
         return value
-    if re.search(r"seq\w*_len", word):
+    if re.search(r"(seq\w*|episode)_len", word):
         past = part_setting(request.model.config, ("context_length",), ())
         return past if type(past) is int else _tokens(name, request)
     raise _unknown(name, request)

@@ -79,7 +79,7 @@ class SavedStages:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class LoadedStage:
-    """A stage, read from its file."""
+    """A stage, read from its file. Called with the tensors of `inputs`, it returns `outputs`."""
 
     index: int
     n_stages: int
@@ -89,6 +89,55 @@ class LoadedStage:
     outputs: tuple[TensorShape, ...]
     tied: tuple[tuple[TiedName, ...], ...]
     """Groups of tied parameters of all stages, whose gradients their processes sum."""
+
+    def __call__(self, *values: Tensor) -> tuple[Tensor, ...]:
+        """Run the stage. Its outputs are the inputs of the next one, or the results of the model.
+
+        Raises:
+            SpecError: for tensors of other shapes than the stage was cut for.
+
+        """
+        shapes = [tuple(value.shape) for value in values]
+        if shapes != [wanted.shape for wanted in self.inputs]:
+            wanted = ", ".join(f"{tensor.name} {tensor.shape}" for tensor in self.inputs)
+            raise SpecError(
+                f"stage {self.index} takes {wanted}, got shapes {', '.join(map(str, shapes))};"
+                " give what the stage before returns, or save stages for these shapes"
+            )
+        outputs: tuple[Tensor, ...] = self.module(*values)
+        return outputs
+
+    def load_weights(self, weights: Mapping[str, Tensor]) -> "LoadedStage":
+        """Copy the stage's part of `weights` into it, and return it.
+
+        Names are those of the whole model's ``state_dict``, which may hold weights of other stages
+        too. Values are converted to the dtypes, and moved to the devices, of the stage. Buffers
+        that are not there keep their values.
+
+        Raises:
+            SpecError: for a parameter that is not there, or a weight of another shape.
+
+        """
+        parameters = dict(self.module.named_parameters())
+        held = {**dict(self.module.named_buffers()), **parameters}
+        missing = [name for name in parameters if name not in weights]
+        if missing:
+            raise SpecError(
+                f"stage {self.index} has {missing[0]}, which is not among the weights"
+                f" ({len(missing)} of its {len(parameters)} are missing); give the state_dict of"
+                " the whole model"
+            )
+        for name, tensor in held.items():
+            if name in weights and weights[name].shape != tensor.shape:
+                raise SpecError(
+                    f"stage {self.index} has {name} of shape {tuple(tensor.shape)}, the weights"
+                    f" have {tuple(weights[name].shape)}; give those of the model that was cut"
+                )
+        with torch.no_grad():
+            for name, tensor in held.items():
+                if name in weights:
+                    tensor.copy_(weights[name])
+        return self
 
 
 def save_stages(chain: "Chain", folder: str | Path, example_inputs: Sequence[Tensor]) -> None:

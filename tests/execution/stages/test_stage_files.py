@@ -1,3 +1,4 @@
+import copy
 import json
 import pickle
 import shutil
@@ -69,6 +70,33 @@ def test_loaded_stages_compute_the_same_bits(chain: Chain, saved: Path) -> None:
         for a, b, shape in zip(of_loaded, of_stage, loaded.outputs, strict=True):
             assert torch.equal(a, b)
             assert (tuple(a.shape), str(a.dtype)) == (shape.shape, f"torch.{shape.dtype}")
+
+
+def test_a_loaded_stage_is_called_and_takes_real_weights(chain: Chain, saved: Path) -> None:
+    weights = {}
+    for stage in chain.stages:
+        for name, value in stage.module.state_dict().items():
+            weights[name] = torch.full_like(value, 0.25)
+    values = of_chain = skips_inputs(3)[2]
+    for index, stage in enumerate(chain.stages):
+        loaded = load_stage(saved, index).load_weights(weights)
+        other = copy.deepcopy(stage.module)
+        other.load_state_dict({name: weights[name] for name in other.state_dict()})
+        values, of_chain = loaded(*_copies(values)), other(*_copies(of_chain))
+        assert all(torch.equal(a, b) for a, b in zip(values, of_chain, strict=True))
+
+
+def test_other_inputs_and_weights_are_refused_in_one_line(saved: Path) -> None:
+    stage = load_stage(saved, 0)
+    with pytest.raises(SpecError, match=r"stage 0 takes ids \(2, 5\), .* got shapes \(3, 5\);"):
+        stage(torch.zeros(3, 5, dtype=torch.int64))
+    with pytest.raises(SpecError, match=r"has embed.weight, which is not among the weights"):
+        stage.load_weights({})
+    before = stage.module.get_parameter("embed.weight").clone()
+    other = {name: torch.zeros(1) for name in stage.module.state_dict()}
+    with pytest.raises(SpecError, match=r"embed.weight of shape .* the weights have \(1,\)"):
+        stage.load_weights(other)
+    assert torch.equal(before, stage.module.get_parameter("embed.weight"))
 
 
 def test_the_description_says_shapes_and_ties(saved: Path) -> None:
