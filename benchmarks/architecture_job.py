@@ -13,7 +13,8 @@ from fxpart.capture.models.architecture import model_class
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.cost.evaluate import evaluate
-from fxpart.errors import FxpartError, SpecError, one_line
+from fxpart.core.graph import OpGraph
+from fxpart.errors import FxpartError, one_line
 
 __all__ = ["DEPTH", "Outcome", "judge"]
 
@@ -44,16 +45,26 @@ def judge(architecture: str) -> Outcome:
 
 
 def _judged(architecture: str) -> Outcome:
-    try:
-        built = _built(architecture)
-    except FxpartError as error:
-        at = "inputs" if f"{architecture} needs " in str(error) else "build"
-        return Outcome(architecture, at, one_line(error))
-    shapes = " ".join(f"{name}{list(value.shape)}" for name, value in built.kwargs.items())
-    try:
-        graph = capture_graph(built.module, built.args, built.kwargs)
-    except FxpartError as error:
-        return Outcome(architecture, "capture", one_line(error), shapes)
+    outcome = Outcome(architecture, "build")
+    for config in _configs(architecture):
+        spec = ModelSpec(architecture, architecture, config=config, dtype="bfloat16")
+        try:
+            built = build_model(spec)
+        except FxpartError as error:
+            at = "inputs" if f"{architecture} needs " in str(error) else "build"
+            outcome = Outcome(architecture, at, one_line(error))
+            continue
+        shapes = " ".join(f"{name}{list(value.shape)}" for name, value in built.kwargs.items())
+        try:
+            graph = capture_graph(built.module, built.args, built.kwargs)
+        except FxpartError as error:
+            outcome = Outcome(architecture, "capture", one_line(error), shapes)
+        else:
+            return _placed(architecture, graph, shapes)
+    return outcome
+
+
+def _placed(architecture: str, graph: OpGraph, shapes: str) -> Outcome:
     device = DeviceSpec("24gb", 24 * 10**9, {"float32": 1e13, "bfloat16": 1e14}, 1e12)
     topology = uniform_topology((device,) * 4, Link(25e9, 1e-5))
     try:
@@ -64,22 +75,15 @@ def _judged(architecture: str) -> Outcome:
     return Outcome(architecture, "placed", "", shapes, graph.n_ops)
 
 
-def _built(architecture: str) -> Any:  # noqa: ANN401 - a BuiltModel
-    """Return the model at `DEPTH` layers, its lists cut where that helps, or else as it comes."""
-    first: FxpartError | None = None
-    ways = (_shallow(architecture, with_lists=False), _shallow(architecture, with_lists=True), {})
-    for config in ways:
-        spec = ModelSpec(architecture, architecture, config=config, dtype="bfloat16")
-        try:
-            return build_model(spec)
-        except SpecError as error:
-            first = error if first is None or not config else first
-    raise first if first else AssertionError
+def _configs(architecture: str) -> list[dict[str, Any]]:
+    """Return `DEPTH` layers, the same with its lists cut, and at last the model as it comes."""
+    ways = [_shallow(architecture, with_lists=False), _shallow(architecture, with_lists=True), {}]
+    return [way for index, way in enumerate(ways) if way not in ways[:index]]
 
 
 def _shallow(architecture: str, *, with_lists: bool) -> dict[str, Any]:
-    config_class = model_class(architecture).config_class
     try:
+        config_class = model_class(architecture).config_class
         config = config_class()
     except Exception:  # what it needs is said when the model is built
         return {}

@@ -152,19 +152,20 @@ def _pixels(request: Request) -> tuple[int, ...]:
     return channels, int(height or _DEFAULT_IMAGE_SIZE), int(width or _DEFAULT_IMAGE_SIZE)
 
 
-def _frames(request: Request) -> int:
-    frames = part_setting(
-        request.model.config, ("num_frames", "frames_per_clip", "n_frames"), _IMAGE
-    )
-    return frames if type(frames) is int else _DEFAULT_FRAMES
+def _frames(request: Request, otherwise: int) -> int:
+    """Return how many frames a video has by the configuration, else `otherwise`."""
+    names = ("num_frames", "frames_per_clip", "n_frames")
+    frames = part_setting(request.model.config, names, _IMAGE)
+    return frames if type(frames) is int else otherwise
 
 
 def _pixel_shape(name: str, request: Request) -> Shape:
     modalities = getattr(request.model, "input_modalities", ())
-    is_video = "video" in modalities and "image" not in modalities
-    is_video |= name.endswith("_videos")
-    frames = (_frames(request),) if is_video else ()
-    return Shape((request.batch_size, *frames, *_pixels(request)))
+    has_images = "image" in modalities and "text" in modalities
+    is_video = name.endswith("_videos") or ("video" in modalities and "image" not in modalities)
+    frames = _frames(request, _DEFAULT_FRAMES if is_video else 0) if not has_images else 0
+    images = (frames,) if frames else (1,) * (len(_documented_shape(name, request.model)) - 4)
+    return Shape((request.batch_size, *images, *_pixels(request)))
 
 
 def _feature_shape(name: str, request: Request) -> Shape:
@@ -202,7 +203,15 @@ def _token_shape(name: str, request: Request) -> Shape:
     return Shape(sizes, is_real=False, uses_seq_len=True)
 
 
+def _embedded_shape(name: str, request: Request) -> Shape:
+    width = part_setting(request.model.config, ("hidden_size", "d_model"), _TEXT)
+    if type(width) is not int:
+        raise _unknown(name, request)
+    return Shape((request.batch_size, _tokens(name, request), width), uses_seq_len=True)
+
+
 _RULES = {
+    "inputs_embeds": _embedded_shape,
     "pixel_values": _pixel_shape,
     "pixel_values_videos": _pixel_shape,
     "prompt_pixel_values": _pixel_shape,
@@ -250,7 +259,7 @@ def input_shape(name: str, request: Request) -> Shape:
 
 def _size(word: str, name: str, request: Request) -> int:
     """Return the size that `word` of a documented shape names."""
-    if word == "batch_size":
+    if word in ("batch_size", "bs"):
         return request.batch_size
     if word.isdecimal():
         return int(word)
