@@ -9,7 +9,7 @@ import numpy.typing as npt
 from fxpart.core.device_spec import MAX_MEMORY_BYTES
 from fxpart.errors import SpecError, nearest_names, show_bytes
 
-__all__ = ["LEAST_RATE", "DeviceSpec", "Link", "Topology", "uniform_topology"]
+__all__ = ["LEAST_RATE", "DeviceSpec", "Link", "Topology", "uniform_topology", "with_pair_links"]
 
 
 LEAST_RATE, _MOST = 1e-6, 1e24
@@ -144,3 +144,25 @@ def uniform_topology(
     np.fill_diagonal(rate, np.inf)
     np.fill_diagonal(latency, 0.0)
     return Topology(devices, rate, latency)
+
+
+def with_pair_links(topology: Topology, links: Mapping[tuple[int, int], Link]) -> Topology:
+    """Return the topology with links of their own, both ways, between the pairs of devices.
+
+    Raises:
+        SpecError: for a device that is not there, or a pair of one device.
+
+    """
+    rate, latency = topology.bytes_per_s.copy(), topology.latency_s.copy()
+    for (first, second), link in links.items():
+        for device in (first, second):
+            if not 0 <= device < topology.n_devices:
+                raise SpecError(
+                    f"a link joins device {device}, there are {topology.n_devices}, numbered from"
+                    " 0; name one of them"
+                )
+        if first == second:
+            raise SpecError(f"a link joins device {first} with itself; name two devices")
+        rate[[first, second], [second, first]] = link.bytes_per_s
+        latency[[first, second], [second, first]] = link.latency_s
+    return Topology(topology.devices, rate, latency)

@@ -9,10 +9,14 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-__all__ = ["available_cores", "cpu_name", "installed_version", "machine_key"]
+__all__ = ["available_cores", "cpu_name", "host_memory_bytes", "installed_version", "machine_key"]
 
 
 _CPU_INFO, _NVIDIA = Path("/proc/cpuinfo"), Path("/proc/driver/nvidia/gpus")
+_CONTAINER_LIMITS = (
+    Path("/sys/fs/cgroup/memory.max"),
+    Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
+)
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
 
@@ -30,6 +34,18 @@ def available_cores() -> int:
     """Return how many cores this process may use."""
     available = getattr(os, "sched_getaffinity", None)
     return len(available(0)) if available else os.cpu_count() or 1
+
+
+def host_memory_bytes() -> int:
+    """Return the memory of this machine, or of the container that this process is in if less."""
+    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CONTAINER_LIMITS:
+        try:
+            text = path.read_text(encoding="utf-8").strip()
+        except OSError:
+            continue
+        sizes += [int(text)] if text.isdecimal() else []  # "max" is no limit
+    return min(sizes)
 
 
 def machine_key(device: str) -> dict[str, object]:

@@ -19,6 +19,7 @@ __all__ = [
     "ModeConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "PairConfig",
     "PhaseConfig",
     "PoolConfig",
     "ReserveConfig",
@@ -88,6 +89,14 @@ class LinkConfig:
 
 
 @dataclass
+class PairConfig(LinkConfig):
+    """A link of two devices of their own, both ways, such as an NVLink bridge."""
+
+    devices: list[int] = field(default_factory=list)
+    """The logical ids of the two."""
+
+
+@dataclass
 class DevicesConfig:
     """What the model is cut over."""
 
@@ -98,6 +107,8 @@ class DevicesConfig:
     """The machine that each pool sits in; all in one if left out."""
     between_nodes: LinkConfig | None = None
     """The link between machines; `transfer_rate` if left out."""
+    pairs: list[PairConfig] = field(default_factory=list)
+    """Links of two devices of their own, in place of those above."""
     saturate_host: bool = False
     """Whether the placement is copied onto idle devices, as often as it fits."""
 

@@ -17,6 +17,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 from fxpart.core.device_spec import PoolSpec, parse_devices, parse_size_bytes
 from fxpart.errors import SpecError, show_bytes
 from fxpart.support.regular_file import regular_status
+from fxpart.support.host import available_cores, host_memory_bytes
 from runner.config.paths import conf_dir, user_conf_dir
 
 __all__ = [
@@ -71,12 +72,16 @@ def _read_file(path: Path, state: tuple[int, int]) -> dict[str, Any]:
             " see the files of conf/accelerator"
         )
     try:
-        memory_bytes = parse_size_bytes(str(values["memory"]))
+        memory_bytes = _memory_bytes(str(values["memory"]))
     except SpecError as error:
         raise SpecError(f"accelerator file {path}: {error}") from error
     entry = {str(key): value for key, value in values.items() if key != "memory"}
     _check_numbers(path, entry)
     return {**entry, "memory_bytes": memory_bytes}
+
+
+def _memory_bytes(memory: str) -> int:
+    return host_memory_bytes() if memory == "host" else parse_size_bytes(memory)
 
 
 def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
@@ -86,10 +91,11 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
             f"accelerator file {path}: flops_per_s is {rates}; give a rate for each dtype, such as"
             " float32: 19.5e12"
         )
-    if not isinstance(entry.get("on_host", False), bool):
-        raise SpecError(
-            f"accelerator file {path}: on_host must be true or false, is {entry['on_host']}"
-        )
+    for key in ("on_host", "per_core"):
+        if not isinstance(entry.get(key, False), bool):
+            raise SpecError(
+                f"accelerator file {path}: {key} must be true or false, is {entry[key]}"
+            )
     numbers = {f"flops_per_s.{dtype}": rate for dtype, rate in rates.items()}
     numbers["memory_bandwidth_bytes_per_s"] = entry["memory_bandwidth_bytes_per_s"]
     if entry.get("stands_for_gb") is not None:
@@ -118,7 +124,23 @@ def device_pools(spec: str) -> list[dict[str, Any]]:
     sized = any(pool.accelerator is None for pool in pools)
     needed = files if sized else [pool.accelerator for pool in pools if pool.accelerator]
     table = {name: read_accelerator(files[name]) for name in needed}
-    return [_pool(pool, table) for pool in pools]
+    on_host = [pool for pool in pools if table.get(pool.accelerator or "", {}).get("on_host")]
+    shares = sum(pool.count for pool in on_host)
+    return [_share(_pool(pool, table), shares if pool in on_host else 1) for pool in pools]
+
+
+def _share(pool: dict[str, Any], shares: int) -> dict[str, Any]:
+    """Return a pool of the host itself with the memory and cores of one of its `shares`."""
+    if shares == 1:
+        return pool
+    rates = {dtype: rate / shares for dtype, rate in pool["flops_per_s"].items()}
+    return {
+        **pool,
+        "memory_bytes": max(1, pool["memory_bytes"] // shares),
+        "flops_per_s": rates,
+        "memory_bandwidth_bytes_per_s": pool["memory_bandwidth_bytes_per_s"] / shares,
+        "source": f"{pool['source']}; one of {shares} shares",
+    }
 
 
 def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -129,12 +151,15 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
     if memory_bytes and memory_bytes != table[name]["memory_bytes"]:
         note = f"; memory {show_bytes(memory_bytes)} as asked for"
     entry = table[name]
+    cores = available_cores() if entry.get("per_core") else 1
+    if cores > 1:
+        note += f"; times {cores} cores"
     return {
         "count": pool.count,
         "name": name,
         "memory_bytes": memory_bytes or entry["memory_bytes"],
-        "flops_per_s": dict(entry["flops_per_s"]),
-        "memory_bandwidth_bytes_per_s": entry["memory_bandwidth_bytes_per_s"],
+        "flops_per_s": {dtype: rate * cores for dtype, rate in entry["flops_per_s"].items()},
+        "memory_bandwidth_bytes_per_s": entry["memory_bandwidth_bytes_per_s"] * cores,
         "on_host": entry.get("on_host", False),
         "source": f"{entry['source']}{note}",
     }

@@ -2,9 +2,21 @@
 
 from fxpart.core.device_spec import MAX_DEVICES
 from fxpart.core.reserve import Reserve, with_reserve
-from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
+from fxpart.core.topology import (
+    DeviceSpec,
+    Link,
+    Topology,
+    uniform_topology,
+    with_pair_links,
+)
 from fxpart.errors import SpecError
-from runner.config.sections import DevicesConfig, LinkConfig, PoolConfig, ReserveConfig
+from runner.config.sections import (
+    DevicesConfig,
+    LinkConfig,
+    PairConfig,
+    PoolConfig,
+    ReserveConfig,
+)
 
 __all__ = ["build_topology", "rounding_bytes"]
 
@@ -43,7 +55,8 @@ def build_topology(
         for _ in range(pool.count)
     )
     far = devices.between_nodes
-    return uniform_topology(built, _link(transfer_rate), _link(far) if far else None)
+    topology = uniform_topology(built, _link(transfer_rate), _link(far) if far else None)
+    return with_pair_links(topology, dict(_pair(pair) for pair in devices.pairs))
 
 
 def rounding_bytes(devices: DevicesConfig, reserve: ReserveConfig) -> int:
@@ -66,6 +79,14 @@ def _count(pool: PoolConfig) -> int:
     if pool.count < 1:
         raise SpecError(f"devices.pools: count of {pool.name} must be at least 1, got {pool.count}")
     return pool.count
+
+
+def _pair(pair: PairConfig) -> tuple[tuple[int, int], Link]:
+    if len(pair.devices) != 2:
+        raise SpecError(
+            f"devices.pairs: a link joins two devices, got {pair.devices}; write devices: [0, 1]"
+        )
+    return (pair.devices[0], pair.devices[1]), _link(pair)
 
 
 def _link(link: LinkConfig) -> Link:

@@ -280,6 +280,7 @@ def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
         "pools": [{k: v for k, v in pool.items() if k not in ("name", "source")} for pool in pools],
         "nodes": devices.nodes,
         "between_nodes": devices.between_nodes and _link_numbers(devices.between_nodes),
+        "pairs": [{"devices": pair.devices, **_link_numbers(pair)} for pair in devices.pairs],
         "saturate_host": devices.saturate_host,
     }
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology, with_pair_links
 from fxpart.errors import SpecError
 
 
@@ -114,6 +114,24 @@ def test_first_keeps_devices_and_their_links() -> None:
     assert [d.name for d in two.devices] == ["0", "1"]
     assert two.bytes_per_s.tolist() == [[np.inf, 8.0], [8.0, np.inf]]
     assert two.latency_s.tolist() == [[0.0, 0.5], [0.5, 0.0]]
+
+
+def test_a_pair_has_a_link_of_its_own_both_ways() -> None:
+    three = uniform_topology((device(),) * 3, Link(2.0, 0.5))
+    topology = with_pair_links(three, {(2, 0): Link(8.0, 0.25)})
+    assert topology.bytes_per_s.tolist() == [[np.inf, 2, 8], [2, np.inf, 2], [8, 2, np.inf]]
+    assert topology.latency_s.tolist() == [[0, 0.5, 0.25], [0.5, 0, 0.5], [0.25, 0.5, 0]]
+    assert three.bytes_per_s[0, 2] == 2.0
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [((0, 2), "joins device 2, there are 2"), ((1, 1), "joins device 1 with itself")],
+)
+def test_a_pair_that_is_none_is_refused(pair: tuple[int, int], message: str) -> None:
+    two = uniform_topology((device(),) * 2, Link(2.0))
+    with pytest.raises(SpecError, match=message):
+        with_pair_links(two, {pair: Link(1.0)})
 
 
 def test_what_is_reserved_comes_on_top_of_what_tensors_may_take() -> None:

@@ -1,10 +1,12 @@
 """What a spec stands for, and the table of accelerators, a user's own among them."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from fxpart.errors import SpecError
+from fxpart.support import host
 from runner.config.paths import conf_dir
 from runner.config.specs import accelerator_files, device_pools, read_accelerator, transfer_rate
 from tests.runner.composed import composed, read
@@ -151,8 +153,39 @@ def test_a_damaged_accelerator_file_is_named(user_table: Path, text: str, messag
 
 def test_one_core_is_slower_than_any_accelerator() -> None:
     core = read_accelerator(accelerator_files()["cpu"])
+    assert core["per_core"]
     assert 1e10 <= core["flops_per_s"]["float32"] <= 2e11
     assert 5e9 <= core["memory_bandwidth_bytes_per_s"] < 2e11
+
+
+def test_one_cpu_is_the_whole_host_and_two_are_halves(
+    user_table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = (conf_dir() / "accelerator" / "cpu.yaml").read_text()
+    (user_table / "host.yaml").write_text(shipped)
+    monkeypatch.setattr("runner.config.specs.available_cores", lambda: 6)
+    monkeypatch.setattr("runner.config.specs.host_memory_bytes", lambda: 10**10)
+    core = read_accelerator(accelerator_files()["cpu"])
+    for count in (1, 2):
+        (pool,) = device_pools(f"{count}xhost")
+        assert pool["memory_bytes"] == 10**10 // count
+        assert pool["flops_per_s"]["float32"] == core["flops_per_s"]["float32"] * 6 / count
+        bandwidth = core["memory_bandwidth_bytes_per_s"] * 6 / count
+        assert pool["memory_bandwidth_bytes_per_s"] == bandwidth
+        assert "times 6 cores" in pool["source"]
+    first, second = device_pools("1xhost+1xhost")
+    assert first["memory_bytes"] == second["memory_bytes"] == 5 * 10**9
+
+
+def test_a_container_bounds_the_memory_of_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(host, "_CONTAINER_LIMITS", (limit,))
+    for text, expected in (("max", whole), ("123456", 123456)):
+        limit.write_text(f"{text}\n")
+        assert host.host_memory_bytes() == expected
 
 
 @pytest.mark.parametrize("name", sorted({*accelerator_files()} - {"cpu"}))
