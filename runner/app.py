@@ -30,6 +30,7 @@ def _compose_and_run() -> int:
     sys.path.append(str(plugins_dir()))
     import hydra
 
+    from fxpart.support.host import installed_version
     from runner.cli.arguments import hydra_arguments
     from runner.cli.composing import composing, show_package, work_begins
     from runner.cli.ending import exit_code
@@ -42,6 +43,9 @@ def _compose_and_run() -> int:
     _warn_of_unread_choices()
     prefer_own_launchers()
     sys.argv[1:] = arguments = choices.quoted_overrides(hydra_arguments(sys.argv[1:]))
+    if "--version" in arguments:
+        sys.stdout.write(f"fxpart {installed_version('fxpart')}\n")
+        sys.stdout.flush()  # before what Hydra prints of itself
     if _is_plain_help(arguments):
         _print_help(arguments[1:])
         return 0

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fxpart.core.assignment import Assignment
+from fxpart.core.graph import FloatArray, IntArray
 from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.cost.holding import holding
@@ -43,11 +46,26 @@ class BatchReport:
     """What each device must have for tensors at `sizes`, rounding included."""
     table: SweepTable
     """A row for each batch size, rounding and sums over replicas included."""
+    trains: bool = False
+    """Whether it is of a training step, which begins when the one before has ended."""
 
     @property
     def max_global_batch_size(self) -> int:
         """The largest batch of all replicas together."""
         return self.max_batch_size * self.replicas
+
+    @property
+    def batches(self) -> IntArray:
+        """The batch of each row of `table`, of all replicas together."""
+        return self.table.sizes[:, self.table.symbols.index(BATCH)] * self.replicas
+
+    @property
+    def examples_per_s(self) -> FloatArray:
+        """The throughput of each row of `table`, of all replicas together."""
+        if not self.trains:
+            return self.table.throughput_per_s * self.replicas
+        with np.errstate(divide="ignore"):
+            return self.batches / self.table.latency_s
 
 
 def batch_report(
@@ -106,6 +124,7 @@ def batch_report(
             rounding_bytes=rounding_bytes,
             sums=sums,
         ),
+        trains=bool(problem.graph.is_backward.any()),
     )
 
 

@@ -35,13 +35,14 @@ from runner.experiment.measured import Measured
 from runner.experiment.operator_times import check_latency, operator_times
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
+from runner.experiment.subject_line import subject_line
 from runner.experiment.subject import Subject, placed_graph, shared_subject, symbols_of
 from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.experiment.whole_modules import WholeModules, whole_modules
 from runner.experiment.user_mode import chosen_mode
 from runner.output.figures import check_figures
-from runner.output.terminal import progress
+from runner.output.terminal import counted, progress
 
 __all__ = ["Result", "carried_out", "check", "model_spec", "plan"]
 
@@ -78,6 +79,10 @@ class Result:
     """What was measured when the plan was carried out."""
     whole: WholeModules | None = None
     """Beside a search: the best plan that keeps modules whole."""
+    subject_line: str = ""
+    """What was planned, as `runner.experiment.subject_line` has it."""
+    times_note: str = ""
+    """Where the times come from, if a plan that is carried out here has them from elsewhere."""
 
     @cached_property
     def peaks(self) -> tuple[DevicePeak, ...]:
@@ -97,6 +102,11 @@ class Result:
         stream of inputs takes; sums over replicas are in the latency, and in no bound.
         """
         return self.schedule is None and self.replicas is None and self.evaluation.rounds == 1
+
+    @property
+    def trains(self) -> bool:
+        """Whether a training step is planned."""
+        return bool(self.problem.graph.is_backward.any())
 
     @property
     def captured(self) -> CapturedGraph:
@@ -139,7 +149,7 @@ def plan(config: Config, spec: ModelSpec) -> Result:
     times = operator_times(config, subject, spec.key())
     problem = make_problem(graph, parallel.replica, times)
     compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
-    with progress(f"placing {graph.n_ops} operators with {config.mode.name}{compiles}"):
+    with progress(f"placing {counted(graph.n_ops, 'operator')} with {config.mode.name}{compiles}"):
         begin = time.perf_counter()
         assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin
@@ -169,6 +179,19 @@ def plan(config: Config, spec: ModelSpec) -> Result:
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
         backward_order=config.backward_order,
         whole=whole,
+        subject_line=subject_line(config, subject.captured.graph),
+        times_note=_times_note(config),
+    )
+
+
+def _times_note(config: Config) -> str:
+    """Return that what is run here is predicted for another machine, where that is so."""
+    if config.execute.name == "none" or config.latency.source != "roofline":
+        return ""
+    names = ", ".join(dict.fromkeys(pool.name for pool in config.devices.pools))
+    return (
+        f"of a roofline of {names}, not of this machine, on which the plan is run;"
+        " latency=profiled measures its operators here"
     )
 
 

@@ -19,12 +19,9 @@ INFEASIBLE = {"feasible": 0.0}
 def headline(result: Result) -> dict[str, float]:
     """Return the metrics of a finished run by name."""
     e, graph = result.evaluation, result.captured.graph
-    trains = bool(result.problem.graph.is_backward.any())
     return {
         "latency_ms": e.latency_s * 1e3,
-        "throughput_per_s": e.throughput_per_s,
-        # A schedule runs microbatches, each of the batch size.
-        "examples_per_s": (result.schedule or e).throughput_per_s * result.batch_size,
+        "examples_per_s": _examples_per_s(result),
         "partitions": float(e.partitions),
         "devices_used": float(e.devices_used),
         "replicas": float(e.replicas),
@@ -39,13 +36,24 @@ def headline(result: Result) -> dict[str, float]:
         "partition_s": result.partition_s,
         "operators": float(graph.n_ops),
         "weights_gib": graph.total_weight_bytes / GIB,
-        **(training_metrics(result.peaks) if trains else {}),
+        **(training_metrics(result.peaks) if result.trains else {}),
         **(replica_metrics(result.replicas) if result.replicas else {}),
         **(batch_metrics(result.batches) if result.batches else {}),
         **(schedule_metrics(result.schedule) if result.schedule else {}),
         **(whole_metrics(result.whole) if result.whole else {}),
         **(measured_metrics(result.measured) if result.measured else {}),
     }
+
+
+def _examples_per_s(result: Result) -> float:
+    """Return the throughput: of a stream of inputs, or of one training step after the other."""
+    if result.schedule:  # runs microbatches, each of the batch size
+        return result.schedule.throughput_per_s * result.batch_size
+    evaluation = result.evaluation
+    if not result.trains:
+        return evaluation.throughput_per_s * result.batch_size
+    # The next step needs the weights that this one updates.
+    return result.batch_size / evaluation.latency_s if evaluation.latency_s else float("inf")
 
 
 def device_columns(result: Result) -> dict[str, list[object]]:

@@ -12,7 +12,7 @@ from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config, LatencyConfig
 from runner.experiment.subject import Subject, symbols_of
 from runner.experiment.training import is_training, step_options
-from runner.output.terminal import progress
+from runner.output.terminal import counted, progress
 
 __all__ = ["MOST_MEASURED", "check_latency", "is_measured", "operator_times"]
 
@@ -115,7 +115,7 @@ def _profile(config: Config, subject: Subject, model: Mapping[str, object]) -> O
     cached = read_profile(path, graph) if path else None
     if cached is not None:
         return cached
-    with progress(f"measuring {graph.n_ops} operators on {latency.device}"):
+    with progress(f"measuring {counted(graph.n_ops, 'operator')} on {latency.device}"):
         measured = _measured(latency, subject, cache_dir)
     if path:
         write_profile(path, graph, measured)

@@ -12,7 +12,7 @@ from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_
 from fxpart.schedule.costs import PipelineCosts
 from fxpart.schedule.orders import MOST_ACTIONS
 from runner.config.sections import Config
-from runner.output.terminal import counted
+from runner.output.terminal import counted, rate_text
 from runner.output.units import GIB, format_s, format_size
 
 __all__ = ["check_schedule", "schedule_line", "schedule_metrics", "scheduled"]
@@ -96,14 +96,13 @@ def _does_not_fit(
     )
 
 
-def schedule_line(result: ScheduleResult) -> str:
-    """Return the outcome of a schedule in one line."""
-    rate = result.throughput_per_s
+def schedule_line(result: ScheduleResult, batch_size: int = 1) -> str:
+    """Return the outcome of a schedule in one line; a microbatch has `batch_size` examples."""
     work = "training step" if result.training else "step"
     return (
         f"{result.name}: {work} {format_s(result.step_s)} for"
         f" {counted(result.microbatches, 'microbatch', 'microbatches')},"
-        f" {rate:{',.1f' if rate >= 10 else '.3g'}} microbatches/s,"
+        f" {rate_text(result.throughput_per_s * batch_size)},"
         f" bubble {result.bubble_fraction:.1%}, peak {format_size(max(result.peak_bytes))}"
     )
 
@@ -113,6 +112,5 @@ def schedule_metrics(result: ScheduleResult) -> dict[str, float]:
     return {
         "step_ms": result.step_s * 1e3,
         "bubble_pct": result.bubble_fraction * 100,
-        "microbatches_per_s": result.throughput_per_s,
         "schedule_peak_gib": max(result.peak_bytes) / GIB,
     }

@@ -103,7 +103,7 @@ def sweep_columns(report: BatchReport) -> dict[str, list[object]]:
         for place, name in enumerate(table.symbols)
     }
     columns["latency_ms"] = (table.latency_s * 1e3).tolist()
-    columns["examples_per_s"] = (table.throughput_per_s * report.replicas).tolist()
+    columns["examples_per_s"] = report.examples_per_s.tolist()
     for device in range(table.peak_bytes.shape[1]):
         columns[f"peak_bytes_device_{device}"] = table.peak_bytes[:, device].tolist()
     columns["feasible"] = table.feasible.tolist()

@@ -210,10 +210,12 @@ def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[
 
 def _show_plan(config: Config, result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
-    show(device_table(result.evaluation), _summary(result))
+    show(result.subject_line, device_table(result.evaluation), _summary(result))
     show(f"peak:      {peak_line(result.peaks)}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
+    if result.times_note:
+        show(f"times:     {result.times_note}")
     if engine := engine_line(result.backward_order):
         show(f"order:     {engine}")
     if result.replicas:
@@ -221,14 +223,15 @@ def _show_plan(config: Config, result: Result) -> None:
     if result.batches:
         show(f"batch:     {batch_line(result.batches)}")
     if result.schedule:
-        show(f"schedule:  {schedule_line(result.schedule)}")
+        show(f"schedule:  {schedule_line(result.schedule, result.batch_size)}")
     if result.whole:
         show(f"whole:     {whole_line(result.whole)}")
     show(f"runs with: {carrier_line(config, result)}")
 
 
 def _summary(result: Result) -> str:
-    return summary_line(result.evaluation, result.batch_size, with_gap=result.has_gap)
+    rate = None if result.schedule else headline(result)["examples_per_s"]
+    return summary_line(result.evaluation, rate, with_gap=result.has_gap)
 
 
 def _show_end(result: Result, folder: Path) -> None:
@@ -308,5 +311,5 @@ def _log(result: Result, folder: Path, log: RunLog) -> None:
         },
         artifacts_dir=folder,
         left_out=STAGES_FOLDER,  # weights, which are random
-        tags={"mlflow.note.content": _summary(result)},
+        tags={"mlflow.note.content": f"{result.subject_line}  \n{_summary(result)}"},
     )

@@ -30,10 +30,9 @@ __all__ = [
     "page_columns",
 ]
 
-Column = Literal["", "always", "plain", "bounded", "scheduled", "replicated", "differs", "some"]
-"""When a report has a column of a metric: never, always, where not all jobs have a schedule, where
-also a job has it, where all have a schedule, where a job without one has replicas, where jobs
-differ in it, where a job has it."""
+Column = Literal["", "always", "plain", "mixed", "scheduled", "differs", "some"]
+"""When a report has a column of a metric: never, always, where no job has a schedule, where not all
+have one, where all have one, where jobs differ in it, where a job has it."""
 
 
 LAST_SPARE = 8
@@ -85,26 +84,22 @@ METRICS = (
            heading="latency", column="plain", page=PageColumn(1, 100)),
     Metric("optimality_gap_pct", "%", ".1f", _LOWER,
            "How far the latency is above the lower bound.", _ONE_INPUT,
-           heading="gap", column="bounded", spare=2, page=PageColumn(15, 140)),
+           heading="gap", column="some", spare=2, page=PageColumn(15, 140)),
     Metric("peak_memory_gib", "GiB", ".3f", _LOWER,
            "The most that any device holds at once: weights, inputs and live tensors.",
-           heading="peak", column="plain", page=PageColumn(2, 130)),
-    Metric("throughput_per_s", "per s", ",.2f", _HIGHER,
-           "Inputs in a stream: 1 / the largest load of any device or link.",
-           heading="inputs", column="replicated", spare=5, page=PageColumn(14, 130)),
-    Metric("examples_per_s", "per s", ",.2f", _HIGHER,
-           "Examples in a stream of inputs, or in the microbatches of a schedule."),
+           heading="peak", column="mixed", page=PageColumn(2, 130)),
+    Metric("examples_per_s", "examples/s", ",.2f", _HIGHER,
+           "Examples: of a stream of inputs, of training steps one after the other, of a schedule.",
+           heading="throughput", column="some", spare=5, page=PageColumn(4, 115)),
     Metric("schedule_peak_gib", "GiB", ".3f", _LOWER,
            "The most that any device holds in a step of the schedule.",
            _SCHEDULE, heading="peak", column="scheduled"),
     Metric("step_ms", "ms", ",.3f", _LOWER,
            "Simulated time of a step: all microbatches, sums over replicas, updates.",
-           _SCHEDULE, heading="step", column="scheduled", spare=1, page=PageColumn(4, 90)),
+           _SCHEDULE, heading="step", column="scheduled", spare=1, page=PageColumn(5, 90)),
     Metric("bubble_pct", "%", ".1f", _LOWER,
            "Share of the devices' time in a step in which they wait.",
-           _SCHEDULE, heading="bubble", column="scheduled", spare=3, page=PageColumn(5, 100)),
-    Metric("microbatches_per_s", "per s", ",.2f", _HIGHER, "Microbatches, step after step.",
-           _SCHEDULE),
+           _SCHEDULE, heading="bubble", column="scheduled", spare=3, page=PageColumn(6, 100)),
     Metric("devices_used", "", ".0f", _LOWER, "Devices that compute anything.",
            heading="devices used", column="differs", spare=7, page=PageColumn(12, 105)),
     Metric("partitions", "", ".0f", None,
@@ -150,9 +145,9 @@ METRICS = (
            "What the fullest device needs for tensors at this batch size.", _SYMBOLIC),
     Metric("measured_ms", "ms", ",.3f", _LOWER,
            "Median time of an input, or of a step, as run here.",
-           _RUN, heading="measured", column="some", spare=8, page=PageColumn(6, 115)),
+           _RUN, heading="measured", column="some", spare=8, page=PageColumn(7, 115)),
     Metric("time_error_pct", "%", "+.1f", None, "How far the prediction is above `measured_ms`.",
-           _RUN, heading="error", column="some", spare=6, page=PageColumn(7, 120)),
+           _RUN, heading="error", column="some", spare=6, page=PageColumn(8, 120)),
     Metric("predicted_ms", "ms", ",.3f", None, "Prediction for the way in which it was run.", _RUN),
     Metric("measured_throughput_per_s", "per s", ",.2f", _HIGHER,
            "Inputs, or microbatches, as run here.", _RUN),
@@ -174,11 +169,8 @@ METRICS = (
 
 DERIVED = (
     Metric("example_ms", "ms", ",.3f", _LOWER,
-           "1 / `examples_per_s`: what jobs of several batch sizes are ranked by.",
-           heading="time per example", per="example"),
-    Metric("microbatch_ms", "ms", ",.3f", _LOWER,
-           "1 / `microbatches_per_s`: what jobs are ranked by that all have a schedule.",
-           _SCHEDULE, heading="time per microbatch", per="microbatch"),
+           "1 / `examples_per_s`: what jobs of several batch sizes, or with a schedule, are ranked"
+           " by.", heading="time per example", per="example"),
 )
 """What reports work out of the metrics of a job."""
 
@@ -216,6 +208,8 @@ class DeviceMetric:
     """Columns of the terminal that share a unit."""
     optional: bool = False
     """Whether it is left out where it is 0 for all devices."""
+    spare: int = 0
+    """Narrow terminals leave out columns in this order; 0 always stays. 1 is the load in %."""
 
     def amount(self, use: "DeviceUse") -> float | str:
         """Return the number, in bytes or seconds, or the name."""
@@ -235,7 +229,7 @@ DEVICE_METRICS = (
     DeviceMetric("device", "", "logical_id", "Its number, from 0.", "id"),
     DeviceMetric("accelerator", "", "name", "What it is.", "accelerator"),
     DeviceMetric("partitions", "", "partitions", "Partitions that it holds.", "parts"),
-    DeviceMetric("operators", "", "operators", "Operators of these.", "ops"),
+    DeviceMetric("operators", "", "operators", "Operators of these.", "ops", spare=2),
     DeviceMetric("weights_gib", "GiB", "weight_bytes", "Weights of these.", "weights", "held"),
     DeviceMetric("optimizer_state_gib", "GiB", "state_bytes",
                  "What an optimizer keeps for the weights.", "state", "held", optional=True),
@@ -243,7 +237,8 @@ DEVICE_METRICS = (
                  "peak", "held"),
     DeviceMetric("static_gib", "GiB", "static_bytes",
                  "What it would hold if nothing were ever freed."),
-    DeviceMetric("memory_gib", "GiB", "total_bytes", "Its memory.", "memory", "memory"),
+    DeviceMetric("memory_gib", "GiB", "total_bytes", "Its memory.", "memory", "memory",
+                 spare=4),
     DeviceMetric("reserved_gib", "GiB", "reserved_bytes", "What of that is not for tensors.",
                  optional=True),
     DeviceMetric("free_gib", "GiB", "free_bytes", "What is left for tensors at the peak.",
@@ -251,7 +246,7 @@ DEVICE_METRICS = (
     DeviceMetric("load_ms", "ms", "load_s", "Time that it computes for one input.",
                  "load", "load"),
     DeviceMetric("received_gib", "GiB", "received_bytes", "Sent to it for one input.",
-                 "received", "received"),
+                 "received", "received", spare=3),
 )
 """In the order of the columns."""
 # fmt: on

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from time import monotonic
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, NamedTuple, TextIO
 
 from fxpart.cost.evaluation import DeviceUse, Evaluation
 from runner.output.metrics import DEVICE_METRICS, DeviceMetric
@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 __all__ = [
+    "COLUMN_GAP",
     "add_numbers",
+    "columns_shown",
     "counted",
     "device_table",
     "empty_table",
     "progress",
+    "rate_text",
     "reserve_text",
     "show",
     "summary_line",
@@ -35,6 +38,10 @@ __all__ = [
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 MOST_IDLE = 8
 """Idle devices that have rows; of more only the number is shown."""
+COLUMN_GAP = 2
+"""Blanks after a column of a table."""
+_WIDEST = 10_000
+"""Columns that no table has: within them rich neither wraps nor cuts."""
 PATIENCE_S = 1.0
 """Work that takes no longer is not reported."""
 
@@ -42,7 +49,8 @@ PATIENCE_S = 1.0
 def show(*parts: "Table | str") -> None:
     """Print tables and lines to stdout: in colour on a terminal, elsewhere as plain text.
 
-    There it is 80 columns wide unless COLUMNS says otherwise.
+    No cell is wrapped, and in plain text no line ends in blanks: who makes a table sees to it that
+    it fits `columns_shown`.
     """
     from rich.console import Console
 
@@ -56,27 +64,43 @@ def show(*parts: "Table | str") -> None:
 
     console = Lasting(markup=False, highlight=False, emoji=False)
     for part in parts:
-        # The terminal wraps a long line; wrapped here it would be two lines in a log.
-        console.print(part, soft_wrap=isinstance(part, str))
+        if isinstance(part, str):
+            # The terminal wraps a long line; wrapped here it would be two lines in a log.
+            console.print(part, soft_wrap=True)
+        elif console.is_terminal:
+            console.print(part, width=_WIDEST, crop=False, no_wrap=True)
+        else:
+            with console.capture() as captured:
+                console.print(part, width=_WIDEST, crop=False, no_wrap=True)
+            lines = [line.rstrip() for line in captured.get().splitlines()]
+            console.print("\n".join(lines), soft_wrap=True)
 
 
-def summary_line(evaluation: Evaluation, batch_size: int = 1, *, with_gap: bool = True) -> str:
+def columns_shown() -> int:
+    """Return how wide the output is: 80 columns where it is no terminal, unless COLUMNS says."""
+    from rich.console import Console
+
+    return Console().width
+
+
+def summary_line(
+    evaluation: Evaluation, examples_per_s: float | None, *, with_gap: bool = True
+) -> str:
     """Return the outcome in one line; the gap is how far latency is above the lower bound.
 
-    An input has `batch_size` examples. Without `with_gap`, nothing is said of the bound: it is one
-    of a single input, that of a schedule or of replicas would be another.
+    `examples_per_s` is None where a schedule says how many there are. Without `with_gap`, nothing
+    is said of the bound: it is one of a single input, that of a schedule or of replicas would be
+    another.
     """
     e, times = evaluation, time_unit(evaluation.latency_s)
-    rate = f"{_rate(e.throughput_per_s)} inputs/s"
-    if batch_size > 1:
-        rate += f" ({_rate(e.throughput_per_s * batch_size)} examples/s)"
+    rate = "" if examples_per_s is None else f" {rate_text(examples_per_s)},"
     turns = f", up to {e.replicas} replicas in turn" if e.replicas > 1 else ""
     bound = (
         f", lower bound for whole operators {times.show(e.lower_bound_s)} {times.name}"
         f" (gap {e.optimality_gap:.1%})"
     )
     return (
-        f"latency {times.show(e.latency_s)} {times.name}, {rate},"
+        f"latency {times.show(e.latency_s)} {times.name},{rate}"
         f" {counted(e.partitions, 'partition')} on {e.devices_used} of"
         f" {counted(len(e.devices), 'device')}{_idle(e)}{turns},"
         f" {format_size(e.transfer_bytes)} transferred{bound if with_gap else ''}"
@@ -89,8 +113,10 @@ def _idle(evaluation: Evaluation) -> str:
     return f" ({format_ids(idle)} idle)" if idle else ""
 
 
-def _rate(per_s: float) -> str:
-    return format(per_s, ",.1f" if per_s >= 10 else ".2f" if per_s >= 1 else ".3g")
+def rate_text(examples_per_s: float) -> str:
+    """Return a throughput with its unit, such as ``1.70 examples/s``."""
+    digits = ",.1f" if examples_per_s >= 10 else ".2f" if examples_per_s >= 1 else ".3g"
+    return f"{examples_per_s:{digits}} examples/s"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -104,6 +130,7 @@ def device_table(evaluation: Evaluation) -> "Table":
     Load is the time that a device computes, also in % of the latency. A name that all devices share
     is in the title, and so is what is reserved of them: free is what is left for tensors. The state
     of an optimizer has a column where there is any. Of many idle devices only the number is shown.
+    A narrow terminal lacks what is said least of all, or follows from the rest.
     """
     devices = evaluation.devices
     names = {use.name for use in devices}
@@ -113,18 +140,51 @@ def device_table(evaluation: Evaluation) -> "Table":
     table = empty_table(", ".join(part for part in title if part))
     idle = sum(1 for use in devices if not use.operators)
     shown = [use for use in devices if use.operators or idle <= MOST_IDLE]
-    columns = _device_columns(table, evaluation, shown, with_names=not alike)
-    for use, *cells in zip(shown, *columns, strict=True):
+    columns = _device_columns(evaluation, shown, with_names=not alike)
+    kept = _that_fit(columns, columns_shown())
+    for column in kept:
+        table.add_column(column.heading, justify="right" if column.is_number else "left")
+    for use, *cells in zip(shown, *(column.cells for column in kept), strict=True):
         table.add_row(*cells, style="" if use.operators else "dim")
-    if idle > MOST_IDLE:
-        table.caption = f"and {idle} idle devices"
+    notes = [f"and {idle} idle devices"] if idle > MOST_IDLE else []
+    if hidden := [column.label for column in columns if column not in kept]:
+        notes.append(f"not shown, for want of columns: {', '.join(hidden)}")
+    table.caption = "\n".join(notes) or None
     return table
 
 
+class _Column(NamedTuple):
+    """A column of the table of devices."""
+
+    heading: str
+    cells: list[str]
+    is_number: bool
+    spare: int
+    """When it is left out of a narrow table; 0 is never."""
+
+    @property
+    def label(self) -> str:
+        return self.heading.replace("\n", " ")
+
+    @property
+    def width(self) -> int:
+        return max(map(len, (*self.heading.splitlines(), *self.cells)))
+
+
+def _that_fit(columns: Sequence[_Column], width: int) -> list[_Column]:
+    """Return the columns that there is room for: what is left out is named by its `spare`."""
+    kept = list(columns)
+    for left_out in range(1, max(column.spare for column in columns) + 1):
+        if sum(column.width + COLUMN_GAP for column in kept) <= width:
+            break
+        kept = [column for column in columns if not 0 < column.spare <= left_out]
+    return kept
+
+
 def _device_columns(
-    table: "Table", evaluation: Evaluation, shown: Sequence[DeviceUse], *, with_names: bool
-) -> list[list[str]]:
-    """Add the columns of `table`; return the cells of each, for the devices `shown`."""
+    evaluation: Evaluation, shown: Sequence[DeviceUse], *, with_names: bool
+) -> list[_Column]:
+    """Return the columns with the cells of the devices `shown`."""
     devices, latency_s = evaluation.devices, evaluation.latency_s
     units = {
         "held": size_unit(evaluation.peak_bytes),
@@ -138,15 +198,14 @@ def _device_columns(
         if not metric.heading or empty or (metric.name == "accelerator" and not with_names):
             continue
         unit = units.get(metric.scale)
-        if metric.name in ("accelerator", "partitions"):
-            table.add_column(metric.heading, overflow="fold")
-        else:
-            add_numbers(table, f"{metric.heading}\n{unit.name}" if unit else metric.heading)
-        columns.append([_device_cell(metric, use, unit) for use in shown])
+        heading = f"{metric.heading}\n{unit.name}" if unit else metric.heading
+        cells = [_device_cell(metric, use, unit) for use in shown]
+        is_number = metric.name not in ("accelerator", "partitions")
+        columns.append(_Column(heading, cells, is_number, metric.spare))
         if metric.name == "load_ms":
-            add_numbers(table, f"{metric.heading}\n%")
             shares = [use.load_s / latency_s if latency_s > 0 else 0.0 for use in shown]
-            columns.append([f"{share * 100:.0f}" for share in shares])
+            cells = [f"{share * 100:.0f}" for share in shares]
+            columns.append(_Column(f"{metric.heading}\n%", cells, is_number=True, spare=1))
     return columns
 
 

@@ -3,6 +3,7 @@
 The best job comes first, and what no other beats in everything is marked.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from runner.report.sweep_data import (
     model_order,
     models_first,
     varied,
+    with_effective_batch,
 )
 
 __all__ = [
@@ -90,21 +92,19 @@ def number(row: SweepRow, key: str) -> float | None:
 
 
 def _example_ms(metrics: Mapping[str, float]) -> float | None:
-    rate = metrics.get("examples_per_s")
+    # What takes no time has no finite rate, and an infinite one is not kept.
+    rate = metrics.get("examples_per_s", math.inf if "step_ms" in metrics else None)
     return 1e3 / rate if rate else None
 
 
-def _microbatch_ms(metrics: Mapping[str, float]) -> float | None:
-    if metrics.get("step_ms") is None:
-        return None
-    # What takes no time has no finite rate, and an infinite one is not kept.
-    rate = metrics.get("microbatches_per_s")
-    return 1e3 / rate if rate else 0.0
+def _peak_gib(metrics: Mapping[str, float]) -> float | None:
+    """Return the peak of what is run: of a schedule that of its step, not of one microbatch."""
+    return metrics.get("schedule_peak_gib", metrics.get("peak_memory_gib"))
 
 
 _DERIVED: dict[str, Callable[[Mapping[str, float]], float | None]] = {
     "example_ms": _example_ms,
-    "microbatch_ms": _microbatch_ms,
+    "peak_memory_gib": _peak_gib,
 }
 
 
@@ -116,30 +116,28 @@ def finished(row: SweepRow) -> bool:
 def measures_of(rows: Sequence[SweepRow]) -> tuple[Measure, ...]:
     """Return what to show of `rows`; they are ranked by the first.
 
-    Where batch sizes differ, that is the time per example. Where all results have a schedule, it is
-    the time per microbatch, since their steps may have different numbers of them.
+    Where batch sizes differ, or some have a schedule, that is the time per example, the inverse of
+    the throughput: a latency would be that of one input, or of one microbatch.
     """
     done = [row for row in rows if finished(row)]
-    scheduled = bool(done) and all(number(row, "microbatch_ms") is not None for row in done)
+    with_schedule = [row for row in done if number(row, "step_ms") is not None]
     sizes = {row.settings.get("model.batch_size") for row in done}
-    metrics = [metric for metric in METRICS if _has_column(metric, done, scheduled=scheduled)]
-    if len(sizes) > 1 and all(number(row, "example_ms") is not None for row in done):
+    metrics = [metric for metric in METRICS if _has_column(metric, done, len(with_schedule))]
+    is_rate = with_schedule or len(sizes) > 1
+    if is_rate and all(number(row, "example_ms") is not None for row in done):
         metrics.insert(0, BY_NAME["example_ms"])
-    elif scheduled:
-        metrics.insert(0, BY_NAME["microbatch_ms"])
     return tuple(_legible(metric, done) for metric in metrics)
 
 
-def _has_column(metric: Metric, done: Sequence[SweepRow], *, scheduled: bool) -> bool:
+def _has_column(metric: Metric, done: Sequence[SweepRow], with_schedule: int) -> bool:
     values = {number(row, metric.name) for row in done}
-    replicated = any((number(row, "replicas") or 0) > 1 for row in done)
+    scheduled = 0 < with_schedule == len(done)
     return {
         "": False,
         "always": True,
-        "plain": not scheduled,
-        "bounded": not scheduled and bool(values - {None}),
+        "plain": not with_schedule,
+        "mixed": not scheduled,
         "scheduled": scheduled,
-        "replicated": replicated and not scheduled,
         "differs": len(values) > 1,
         "some": bool(values - {None}),
     }[metric.column]
@@ -268,6 +266,7 @@ def ranked(data: SweepData) -> Ranking:
     Of equals those with the fewest devices come first, then those with the least memory; the rest
     goes by their settings.
     """
+    data = with_effective_batch(data)
     measures, keys = measures_of(data.rows), models_first(varied(data))
     models, criteria = model_keys(keys), (measures[0].key, "devices_used", memory_of(measures).key)
     done = sorted(filter(finished, data.rows), key=lambda row: _rank(row, criteria, keys))

@@ -3,10 +3,11 @@
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 __all__ = [
     "CHOICES",
+    "EFFECTIVE_BATCH",
     "LATEST",
     "SweepData",
     "SweepRow",
@@ -14,13 +15,14 @@ __all__ = [
     "cell",
     "headings",
     "in_order",
-    "in_parts",
     "model_keys",
     "model_label",
     "model_order",
     "models_first",
     "shared_settings",
+    "shortened",
     "varied",
+    "with_effective_batch",
 ]
 
 LATEST = "latest"
@@ -63,11 +65,39 @@ class SweepData:
     """What to type to run the sweep again."""
 
 
+EFFECTIVE_BATCH = "effective_batch"
+"""A setting that jobs get by `with_effective_batch`."""
+
+
+def with_effective_batch(data: SweepData) -> SweepData:
+    """Return `data` with the examples of a step as a setting, where schedules are compared.
+
+    That is where some jobs have another schedule than others, or none, and not all steps have
+    equally many examples: those of a microbatch times the microbatches.
+    """
+    done = [row for row in data.rows if row.status == "finished"]
+    schedules = {row.settings.get("schedule", "none") for row in done}
+    sizes = {_effective_batch(row) for row in done}
+    if min(len(schedules), len(sizes)) < 2 or None in sizes:
+        return data
+    rows = tuple(
+        replace(row, settings={**row.settings, EFFECTIVE_BATCH: str(size)})
+        if (size := _effective_batch(row)) is not None
+        else row
+        for row in data.rows
+    )
+    return replace(data, rows=rows)
+
+
+def _effective_batch(row: SweepRow) -> int | None:
+    texts = (row.settings.get("model.batch_size", ""), row.settings.get("microbatches", "1"))
+    numbers = [int(text) for text in texts if text.isdecimal()]
+    return numbers[0] * numbers[1] if len(numbers) == len(texts) else None
+
+
 # Which settings have a column, and what the columns are called.
 
 CHOICES = ("model", "mode", "devices", "transfer_rate")
-_PART = re.compile(r"(?<=[_+,:/])(?=[^_+,:/])")
-"""Where a long setting may be broken into lines."""
 
 
 def cell(row: SweepRow, key: str) -> str:
@@ -75,9 +105,24 @@ def cell(row: SweepRow, key: str) -> str:
     return row.settings.get(key, "-")
 
 
-def in_parts(row: SweepRow, key: str) -> str:
-    """Return the setting in several lines, one for each part of it."""
-    return _PART.sub("\n", cell(row, key))
+def shortened(texts: Sequence[str], most: int) -> dict[str, str]:
+    """Return what each of `texts` is shown as in at most `most` characters: both its ends.
+
+    Where different ones would look alike, they are shortened less.
+    """
+    texts = list(dict.fromkeys(texts))
+    for width in range(most, max(map(len, texts), default=0) + 1):
+        short = [_both_ends(text, width) for text in texts]
+        if len(set(short)) == len(texts):
+            return dict(zip(texts, short, strict=True))
+    return {text: text for text in texts}
+
+
+def _both_ends(text: str, most: int) -> str:
+    if len(text) <= most:
+        return text
+    end = (most - 1) // 2
+    return f"{text[: most - 1 - end]}…{text[len(text) - end :]}"
 
 
 def varied(data: SweepData) -> tuple[str, ...]:
@@ -91,9 +136,11 @@ def varied(data: SweepData) -> tuple[str, ...]:
     shown: dict[str, tuple[str, ...]] = {}
     for key in keys:
         cells = tuple(cell(row, key) for row in rows)
-        if len(set(cells)) < 2 or (key not in CHOICES and cells in shown.values()):
+        aside = (*CHOICES, EFFECTIVE_BATCH)
+        if len(set(cells)) < 2 or (key not in aside and cells in shown.values()):
             continue
-        if key in CHOICES or key in data.swept or not _follows(key, cells, shown, data.swept):
+        stays = key in CHOICES or key in data.swept or key == EFFECTIVE_BATCH
+        if stays or not _follows(key, cells, shown, data.swept):
             shown[key] = cells
     return tuple(shown)
 
@@ -173,9 +220,11 @@ _MODEL_PARTS = ("model.config.", "model.factory_args.")
 def model_keys(keys: Sequence[str]) -> tuple[str, ...]:
     """Return those of `keys` whose values make different models, which are not compared.
 
-    Batch size, length and dtype leave a model what it is.
+    Batch size, length and dtype leave a model what it is, but schedules are compared at one
+    `EFFECTIVE_BATCH`.
     """
-    return tuple(key for key in keys if key in _MODEL or key.startswith(_MODEL_PARTS))
+    apart = (*_MODEL, EFFECTIVE_BATCH)
+    return tuple(key for key in keys if key in apart or key.startswith(_MODEL_PARTS))
 
 
 def models_first(keys: tuple[str, ...]) -> tuple[str, ...]:

@@ -5,7 +5,14 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from runner.output.metrics import LAST_SPARE
-from runner.output.terminal import add_numbers, counted, empty_table, show
+from runner.output.terminal import (
+    COLUMN_GAP,
+    add_numbers,
+    columns_shown,
+    counted,
+    empty_table,
+    show,
+)
 from runner.report.compare import (
     Comparison,
     Pair,
@@ -23,8 +30,8 @@ from runner.report.sweep_data import (
     SweepRow,
     cell,
     headings,
-    in_parts,
     shared_settings,
+    shortened,
 )
 
 if TYPE_CHECKING:
@@ -35,8 +42,9 @@ __all__ = ["show_comparison", "show_sweep"]
 _Cell = Callable[[SweepRow, str], str]
 """The setting of a row by a key, as it is shown."""
 _MOST_REASONS = 8
-_GAP = 2
-"""Blanks between columns."""
+_GAP = COLUMN_GAP
+_LEAST_SETTING = 9
+"""Characters that a setting keeps where it is shortened."""
 _MARKS = {"best": "*", "pareto": "+", "equal": "=", "": ""}
 _MARGIN = 4
 """The column of marks, and a blank at the end."""
@@ -56,16 +64,17 @@ def show_sweep(data: SweepData, most: int | None, all_with: str = "-v") -> None:
     The best comes first for each model, those without a result last; a choice that all share is in
     the title. The best of each model has a ``*``; what else is Pareto-optimal in time, peak memory
     and devices used a ``+``; of equals only the first, the others a ``=``. A narrow terminal lacks
-    the less important numbers, or has settings of several parts in several lines.
+    the less important numbers, or has long settings shortened.
     """
-    from rich.console import Console
-
     ranking = ranked(data)
-    room = len(data.rows) if most is None else max(most, 1)
+    # That a single row is hidden would take a line, too.
+    room = len(data.rows) if most is None or len(data.rows) <= most + 1 else max(most, 1)
     rows = best_rows(ranking, room)
     others = ranking.others[: room - len(rows)]
-    table = _ranking_table(ranking, rows, others, Console().width)
+    table, is_cut = _ranking_table(ranking, rows, others, columns_shown())
     notes = _ranking_notes(ranking, rows, len(others), all_with)
+    if is_cut:
+        notes.append("… settings are shortened to fit; the report has them whole")
     # A table would break its title at its own width.
     show(_title(ranking), table, *notes, *sweep_reasons(data, _MOST_REASONS))
 
@@ -79,15 +88,18 @@ def _title(ranking: Ranking) -> str:
 
 def _ranking_table(
     ranking: Ranking, rows: Sequence[RankedRow], others: Sequence[SweepRow], columns: int
-) -> "Table":
-    """Return `rows`, which have a result, and `others`, of one width that suits `columns`."""
+) -> "tuple[Table, bool]":
+    """Return `rows`, which have a result, and `others`, of one width that suits `columns`.
+
+    Also returned is whether settings were shortened for it.
+    """
     data, keys = ranking.data, ranking.keys
     table = empty_table("")
     table.add_column("")
     measures, show_cell = _that_fit(ranking, columns)
     for key, heading in headings(keys).items():
-        widest = max((_width(show_cell(row, key)) for row in data.rows), default=0)
-        table.add_column(_broken(heading, widest), overflow="fold")
+        widest = max((len(show_cell(row, key)) for row in data.rows), default=0)
+        table.add_column(_broken(heading, widest))
     add_numbers(table, *(_heading(measure) for measure in measures))
     several = len({row.model for row in rows}) < len(rows)
     for row, after in zip_longest(rows, rows[1:]):
@@ -100,7 +112,7 @@ def _ranking_table(
         word = status_word(other)
         blank = ["-"] * (len(measures) - 1)
         table.add_row("", *(show_cell(other, key) for key in keys), word, *blank, style="dim")
-    return table
+    return table, show_cell is not cell
 
 
 def _broken(heading: str, widest: int) -> str:
@@ -112,23 +124,43 @@ def _broken(heading: str, widest: int) -> str:
 def _that_fit(ranking: Ranking, columns: int) -> tuple[tuple[Measure, ...], _Cell]:
     """Return the measures that there is room for, and how settings are shown."""
     widths = {measure: _number_width(ranking, measure) for measure in ranking.measures}
+    settings = _settings_widths(ranking)
+    used = _MARGIN + sum(settings.values())
     kept = ranking.measures
-    for show_cell, most_spare in ((cell, LAST_SPARE - 1), (in_parts, LAST_SPARE)):
-        used = _settings_width(ranking, show_cell)
-        for left_out in range(most_spare + 1):
-            kept = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
-            if used + sum(widths[measure] for measure in kept) <= columns:
-                return kept, show_cell
-    return kept, in_parts
+    for left_out in range(LAST_SPARE):
+        kept = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
+        if used + sum(widths[measure] for measure in kept) <= columns:
+            return kept, cell
+    for left_out in (LAST_SPARE - 1, LAST_SPARE):
+        kept = tuple(m for m in ranking.measures if not 0 < m.metric.spare <= left_out)
+        room = columns - _MARGIN - sum(widths[measure] for measure in kept)
+        if sum(min(width, _LEAST_SETTING + _GAP) for width in settings.values()) <= room:
+            break
+    return kept, _shortened_to(ranking.data.rows, settings, room)
 
 
-def _settings_width(ranking: Ranking, show_cell: _Cell) -> int:
-    """Return how wide the columns before the numbers are; cells break where they say so."""
-    shown, used = headings(ranking.keys), _MARGIN
-    for key in ranking.keys:
-        cells = [show_cell(row, key) for row in ranking.data.rows]
-        used += _GAP + max(_width(text) for text in (shown[key], *cells))
-    return used
+def _settings_widths(ranking: Ranking) -> dict[str, int]:
+    """Return how wide the column of each setting is."""
+    shown = headings(ranking.keys)
+    return {
+        key: _GAP
+        + max(_width(shown[key]), *(len(cell(row, key)) for row in ranking.data.rows), 0)
+        for key in ranking.keys
+    }
+
+
+def _shortened_to(rows: Sequence[SweepRow], widths: dict[str, int], room: int) -> _Cell:
+    """Return how to show settings, whose columns are so wide, in `room`: the widest lose most."""
+    narrowed = dict(widths)
+    while sum(narrowed.values()) > room:
+        widest = max(narrowed, key=lambda key: narrowed[key])
+        if narrowed[widest] <= _LEAST_SETTING + _GAP:
+            break
+        narrowed[widest] -= 1
+    texts = {
+        key: shortened([cell(row, key) for row in rows], narrowed[key] - _GAP) for key in widths
+    }
+    return lambda row, key: texts[key][cell(row, key)]
 
 
 def _number_width(ranking: Ranking, measure: Measure) -> int:
@@ -141,7 +173,7 @@ def _number_width(ranking: Ranking, measure: Measure) -> int:
 
 
 def _width(text: str) -> int:
-    """Return how narrow a column may be: words are not cut."""
+    """Return how narrow a heading may be: words are not cut."""
     return max((len(word) for word in _HYPHENATED.get(text, text).split()), default=0)
 
 
@@ -182,11 +214,9 @@ def show_comparison(comparison: Comparison, most: int) -> None:
 
     The largest change comes first. Where the terminal is too narrow, memory is only its change.
     """
-    from rich.console import Console
-
     show(title(comparison))
     if comparison.pairs:
-        show(_comparison_table(comparison, most, Console().width))
+        show(_comparison_table(comparison, most, columns_shown()))
     notes = _comparison_notes(comparison, most)
     show(*notes, *best_lines(comparison), *only_lines(comparison, _MOST_ONLY))
 
@@ -207,15 +237,21 @@ def _comparison_table(comparison: Comparison, most: int, columns: int) -> "Table
     every = range(len(heads))
     # The peaks themselves are what a narrow terminal does without, before settings are broken.
     fewer = [index for index in every if index not in (len(heads) - 3, len(heads) - 2)]
-    for show_cell, kept in ((cell, every), (cell, fewer), (in_parts, fewer)):
-        rows = [_comparison_cells(comparison, pair, show_cell) for pair in comparison.pairs[:most]]
+    for kept in (every, fewer):
+        rows = [_comparison_cells(comparison, pair, cell) for pair in comparison.pairs[:most]]
         widths = [_GAP + _widest([heads[i], *(row[i] for row in rows)]) for i in kept]
         if sum(widths) + 1 <= columns:
             break
+    else:
+        room = columns - 1 - sum(widths[len(settings) :])
+        of_settings = dict(zip(comparison.keys, widths, strict=False))
+        after = [pair.after for pair in comparison.pairs]
+        show_cell = _shortened_to(after, of_settings, room)
+        rows = [_comparison_cells(comparison, pair, show_cell) for pair in comparison.pairs[:most]]
     table = empty_table("")
     for index in kept:
         if index < len(settings):
-            table.add_column(heads[index], overflow="fold")
+            table.add_column(heads[index])
         else:
             add_numbers(table, heads[index])
     for row in rows:

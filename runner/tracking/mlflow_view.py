@@ -64,9 +64,8 @@ _COLUMN_WIDTHS = {
     **{f"metrics.`{name}`": width for name, width in page_columns(common=False).items()},
     "tags.`error`": 300,
 }
-_RATES = {"model.batch_size": "examples_per_s", "microbatches": "microbatches_per_s"}
-"""What counts where a size is swept."""
-_RATE_WIDTH = 140
+_RATE, _SIZES = "examples_per_s", ("model.batch_size", "microbatches", "schedule")
+"""What counts, where one of these is swept."""
 _COSTS, _CHOICES = "fxpart-costs", "fxpart-choices"
 _MOST_RUNS = 20
 
@@ -91,9 +90,6 @@ def sweep_filter(parent_run_id: str | None, sweep_id: str | None = None) -> str:
 def _columns(swept: Sequence[str]) -> Mapping[str, int]:
     """Return the columns in order and how wide they are: what is swept comes first."""
     first = {f"params.`{key}`": _width(key) for key in swept}
-    metric, _ = _sweep_order(swept)
-    if f"metrics.`{metric}`" not in _COLUMN_WIDTHS:
-        first[f"metrics.`{metric}`"] = _RATE_WIDTH
     return {**first, **{k: wide for k, wide in _COLUMN_WIDTHS.items() if k not in first}}
 
 
@@ -103,7 +99,7 @@ def _sweep_order(swept: Sequence[str]) -> tuple[str, bool]:
     Where sizes differ, a latency says little: the order is that of our own ranking, where all runs
     have the metric.
     """
-    metric = next((_RATES[key] for key in _RATES if key in swept), "latency_ms")
+    metric = _RATE if any(key in swept for key in _SIZES) else "latency_ms"
     return metric, BY_NAME[metric].better == "lower"
 
 
@@ -308,4 +304,6 @@ def _ui_command(uri: str) -> str:
     database = sqlite_path(uri)
     if database is not None and database.is_relative_to(Path.cwd()):
         uri = f"sqlite:///{database.relative_to(Path.cwd())}"
-    return f"{shlex.quote(program)} ui --backend-store-uri {shlex.quote(password_to_fill_in(uri))}"
+    store = shlex.quote(password_to_fill_in(uri))
+    # One worker is enough for one person; MLflow's four take four times the memory, and longer.
+    return f"{shlex.quote(program)} ui --workers 1 --backend-store-uri {store}"

@@ -34,7 +34,7 @@ def test_one_run_leaves_files_and_a_finished_run(folder: Path) -> None:
         assert tracked.data.metrics[name] == pytest.approx(value), name
     headline = {
         "latency_ms",
-        "throughput_per_s",
+        "examples_per_s",
         "partitions",
         "devices_used",
         "peak_memory_gib",

@@ -85,7 +85,7 @@ def test_granularity_and_copies_are_swept_like_any_other_key(folder: Path) -> No
     jobs = [folder / f"outputs/swept/{i}_tiny_4x0.06mb_size_based" for i in range(4)]
     replicas = [_json(job / "result.json")["metrics"]["replicas"] for job in jobs]
     assert replicas == [1, 2, 1, 2]
-    throughput = [_json(job / "result.json")["metrics"]["throughput_per_s"] for job in jobs]
+    throughput = [_json(job / "result.json")["metrics"]["examples_per_s"] for job in jobs]
     assert throughput[1] == pytest.approx(2 * throughput[0])
     # Cut between two operators of a layer, or between layers: then each has one device.
     whole = _json(jobs[2] / "assignment.json")["modules"]

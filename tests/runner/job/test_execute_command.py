@@ -64,7 +64,7 @@ def test_a_sweep_over_schedules_is_ranked(folder: Path) -> None:
     assert schedule["devices"][1]["busy_s"] == pytest.approx(4 * turn_s)
     assert 5 * turn_s < schedule["step_s"] < 6 * turn_s
     assert metrics["step_ms"] == pytest.approx(schedule["step_s"] * 1e3)
-    assert metrics["microbatches_per_s"] == pytest.approx(4 / schedule["step_s"])
+    assert metrics["examples_per_s"] == pytest.approx(4 * batch / schedule["step_s"])
     assert result["measured"] is None
     assert "gpipe: one step" in (out / "schedule.svg").read_text()
 

@@ -27,7 +27,7 @@ from runner.tracking.mlflow_view import comparison_view
 from tests.runner.report.sweeps import row, sweep
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
-UNITS = {"_ms": "ms", "_s": "s", "_per_s": "per s", "_gib": "GiB", "_pct": "%"}
+UNITS = {"_ms": "ms", "_s": "s", "_per_s": "per s", "examples_per_s": "examples/s", "_gib": "GiB", "_pct": "%"}
 
 
 def test_the_page_is_what_the_command_prints() -> None:
@@ -70,7 +70,7 @@ def test_a_new_metric_is_a_row(
         *("joules", "J", ".1f", "lower", "Energy of one input."),
         heading="energy",
         column="some",
-        page=PageColumn(8, 90),
+        page=PageColumn(9, 90),
     )
     for module in (metrics, ranking):
         monkeypatch.setattr(module, "METRICS", (*METRICS, new))

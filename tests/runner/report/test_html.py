@@ -122,7 +122,7 @@ def test_a_thousand_jobs_are_a_small_file() -> None:
         [row(0.0, metrics={"peak_memory_gib": 0.0}), row(0.0, mode="b")],
         [row(1.0, model=f"m{i}", mode=mode) for i in range(10) for mode in ("a", "b")],
         [row(float(i + 1), model__lr=f"{i / 7:.5f}") for i in range(30)],
-        [row(metrics={"step_ms": 8.0, "microbatches_per_s": 1e3, "schedule_peak_gib": 2.0})],
+        [row(metrics={"step_ms": 8.0, "examples_per_s": 1e3, "schedule_peak_gib": 2.0})],
     ],
     ids=["none", "one", "unfit", "under way", "zeros", "models", "many values", "schedule"],
 )

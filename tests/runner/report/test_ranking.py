@@ -38,7 +38,7 @@ def test_each_model_has_its_best_and_its_frontier() -> None:
     [
         ({"peak_memory_gib": 1.0}, True),
         ({"devices_used": 1.0}, True),
-        ({"partitions": 1.0, "throughput_per_s": 1e6}, False),
+        ({"partitions": 1.0, "transfer_gib": 1e6}, False),
     ],
 )
 def test_time_memory_and_devices_make_the_frontier(metrics: dict[str, float], pareto: bool) -> None:
@@ -46,22 +46,50 @@ def test_time_memory_and_devices_make_the_frontier(metrics: dict[str, float], pa
     assert [r.pareto for r in ranking.finished] == [True, pareto]
 
 
-def test_schedules_are_ranked_by_time_per_microbatch() -> None:
+def test_schedules_are_ranked_by_time_per_example() -> None:
     """A step of fewer microbatches may be shorter, and is not better for it."""
-    short = {"step_ms": 20.0, "microbatches_per_s": 200.0, "schedule_peak_gib": 3.5}
-    long = {"step_ms": 32.0, "microbatches_per_s": 250.0, "schedule_peak_gib": 3.5}
+    short = {"step_ms": 20.0, "examples_per_s": 200.0, "schedule_peak_gib": 3.5}
+    long = {"step_ms": 32.0, "examples_per_s": 250.0, "schedule_peak_gib": 3.5}
     ranking = ranked(sweep([row(metrics=short, mode="s"), row(metrics=long, mode="l")], "mode"))
-    assert (ranking.by.key, ranking.memory.key) == ("microbatch_ms", "schedule_peak_gib")
+    assert (ranking.by.key, ranking.memory.key) == ("example_ms", "schedule_peak_gib")
     times = [(r.row.settings["mode"], ranking.by.text(r.row)) for r in ranking.finished]
     assert times == [("l", "4.000"), ("s", "5.000")]
-    mixed = ranked(sweep([row(metrics=short), row(2.0)]))
-    assert mixed.by.key == "latency_ms"
+    plain = {"examples_per_s": 400.0, "peak_memory_gib": 1.0}
+    mixed = ranked(sweep([row(metrics=short), row(2.0, metrics=plain)]))
+    assert mixed.by.key == "example_ms"
+    # Memory is that of the whole step, where there is one.
+    assert [mixed.memory.text(r.row) for r in mixed.finished] == ["1.000", "3.500"]
+    assert not {"latency_ms", "optimality_gap_pct"} & {m.key for m in mixed.measures}
 
 
-def test_what_takes_no_time_has_a_time_per_microbatch() -> None:
+def test_schedules_are_compared_at_equal_effective_batch() -> None:
+    """A step of 8 examples is ranked among those of 8, whatever they are divided into."""
+
+    def job(rate: float, schedule: str, batch: str, count: str) -> SweepRow:
+        metrics = {"step_ms": 1.0, "examples_per_s": rate, "schedule_peak_gib": 1.0}
+        settings = {"schedule": schedule, "microbatches": count} if schedule != "none" else {}
+        of_step = metrics if settings else {"examples_per_s": rate}
+        return row(metrics=of_step, model__batch_size=batch, **settings)
+
+    rows = [
+        job(50.0, "none", "8", "1"),
+        job(90.0, "1f1b", "1", "8"),
+        job(80.0, "gpipe", "2", "4"),
+        job(200.0, "1f1b", "4", "8"),
+    ]
+    ranking = ranked(sweep(rows, "schedule", "model.batch_size", "microbatches"))
+    assert ranking.models == ("effective_batch=8", "effective_batch=32")
+    eight = [r.row.settings["schedule"] for r in ranking.of_model("effective_batch=8") if r.leads]
+    assert eight == ["1f1b"]
+    # Where one schedule is asked for its best size, sizes are what is compared.
+    alike = [job(rate, "1f1b", "1", count) for rate, count in ((50.0, "4"), (90.0, "16"))]
+    assert len(ranked(sweep(alike, "microbatches")).models) == 1
+
+
+def test_what_takes_no_time_has_a_time_per_example() -> None:
     """Its rate is infinite, and no store keeps that."""
     ranking = ranked(sweep([row(0.0, metrics={"step_ms": 0.0, "schedule_peak_gib": 1.0})]))
-    assert (ranking.by.key, ranking.by.value(ranking.finished[0].row)) == ("microbatch_ms", 0.0)
+    assert (ranking.by.key, ranking.by.value(ranking.finished[0].row)) == ("example_ms", 0.0)
 
 
 def test_small_numbers_get_a_small_unit() -> None:

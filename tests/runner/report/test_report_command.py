@@ -149,7 +149,7 @@ def result_file(folder: Path, name: str, **changed: object) -> Path:
         "schema": "fxpart.result",
         "version": 1,
         "status": "finished",
-        "metrics": {"latency_ms": 1.23456789, "throughput_per_s": None},
+        "metrics": {"latency_ms": 1.23456789, "examples_per_s": None},
         "devices": [],
         "config": {"choices": choices, "overrides": ["mode.depth='3'"], "resolved": None},
         "error": None,

@@ -5,7 +5,7 @@ from typing import TypeAlias
 import pytest
 
 from runner.report.ranking import best_rows, ranked
-from runner.report.sweep_data import SweepData
+from runner.report.sweep_data import SweepData, shortened
 from runner.report.table import show_sweep
 from tests.runner.report.sweeps import row, sweep, unfit
 
@@ -14,14 +14,21 @@ Capture: TypeAlias = pytest.CaptureFixture[str]
 
 
 def lines_of(
-    data: SweepData, columns: int, monkeypatch: Patch, capsys: Capture, most: int | None = None
+    data: SweepData,
+    columns: int,
+    monkeypatch: Patch,
+    capsys: Capture,
+    most: int | None = None,
+    *,
+    cut: bool = False,
 ) -> list[str]:
     monkeypatch.setenv("COLUMNS", str(columns))
     show_sweep(data, most)
     text = capsys.readouterr().out
-    assert "…" not in text
+    assert ("…" in text) is cut
     assert "\x1b" not in text
-    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+    lines = [line for line in text.splitlines() if line.strip()]
     table = [line for line in lines if line.startswith(" ")]
     assert max(map(len, table), default=0) <= columns
     return lines
@@ -133,13 +140,13 @@ def test_some_of_many_rows_of_each_model(
     assert [line for line in lines if line.startswith("not shown")] == ([note] if note else [])
 
 
-def test_replicas_show_what_they_serve(monkeypatch: Patch, capsys: Capture) -> None:
-    plain = row(2.0, metrics={"replicas": 1.0, "throughput_per_s": 500.0})
-    copied = row(2.0, metrics={"replicas": 4.0, "throughput_per_s": 2000.0})
-    assert "per s" not in "".join(lines_of(sweep([plain]), 80, monkeypatch, capsys))
-    lines = "\n".join(lines_of(sweep([plain, copied, unfit()]), 100, monkeypatch, capsys))
-    for text in ("per s", "500.00", "2,000.00", "infeasible"):
+def test_each_job_has_one_throughput(monkeypatch: Patch, capsys: Capture) -> None:
+    plain = row(2.0, metrics={"replicas": 1.0, "examples_per_s": 500.0})
+    copied = row(2.0, metrics={"replicas": 4.0, "examples_per_s": 2000.0})
+    lines = "\n".join(lines_of(sweep([plain, copied, unfit()]), 80, monkeypatch, capsys))
+    for text in ("throughput", "examples/s", "500.00", "2,000.00", "infeasible"):
         assert text in lines
+    assert "/s" not in lines.replace("examples/s", "", 1)
 
 
 def test_the_gap_is_blank_for_jobs_that_have_none(monkeypatch: Patch, capsys: Capture) -> None:
@@ -156,7 +163,7 @@ def test_the_gap_is_blank_for_jobs_that_have_none(monkeypatch: Patch, capsys: Ca
 
 SCHEDULED = {
     "step_ms": 32.0,
-    "microbatches_per_s": 250.0,
+    "examples_per_s": 250.0,
     "bubble_pct": 25.0,
     "schedule_peak_gib": 3.5,
 }
@@ -164,19 +171,20 @@ SCHEDULED = {
 
 def test_schedules_and_what_was_measured(monkeypatch: Patch, capsys: Capture) -> None:
     ran = {**SCHEDULED, "measured_ms": 40.0, "time_error_pct": -20.0}
-    slow = {**SCHEDULED, "microbatches_per_s": 125.0}
+    slow = {**SCHEDULED, "examples_per_s": 125.0}
     rows = [row(metrics=ran, schedule="1f1b"), row(metrics=slow, schedule="gpipe")]
     lines = lines_of(sweep(rows, "schedule"), 100, monkeypatch, capsys)
     assert lines.pop(0) == "2 runs, model=gpt2, mode=kl_based, devices=2x80gb, transfer_rate=pcie4"
-    heading = " ".join(" ".join(line.split()) for line in lines[:3])
+    heading = " ".join(" ".join(line.split()) for line in lines[:2])
     assert heading == (
-        "ms per micro- peak step bubble measured error schedule batch GiB ms % parts ms %"
+        "ms per throughput peak step bubble measured error"
+        " schedule example examples/s GiB ms % parts ms %"
     )
-    assert [line.split() for line in lines[4:-1]] == [
-        ["*", "1f1b", "4.000", "3.500", "32.000", "25.0", "4", "40.000", "-20.0"],
-        ["gpipe", "8.000", "3.500", "32.000", "25.0", "4", "-", "-"],
+    assert [line.split() for line in lines[3:-1]] == [
+        ["*", "1f1b", "4.000", "250.00", "3.500", "32.000", "25.0", "4", "40.000", "-20.0"],
+        ["gpipe", "8.000", "125.00", "3.500", "32.000", "25.0", "4", "-", "-"],
     ]
-    assert lines[-1] == "* least time per microbatch"
+    assert lines[-1] == "* least time per example"
 
 
 @pytest.mark.parametrize("columns", [80, 120])
@@ -191,14 +199,14 @@ def test_a_narrow_terminal_does_without_some_numbers(
         for count in ("8", "16")
     ]
     lines = lines_of(sweep(rows, "mode", "microbatches"), columns, monkeypatch, capsys)
-    table = [line.split() for line in lines[5:9]]
+    table = [line.split() for line in lines[4:8]]
     assert [cells[1:4] for cells in table] == [
         ["communication_aware", "16", "4.000"],
         ["communication_aware", "8", "4.000"],
         ["kl_based", "16", "4.000"],
         ["kl_based", "8", "4.000"],
     ]
-    words = " ".join(lines[1:4]).split()
+    words = " ".join(lines[1:3]).split()
     assert ("step" in words) is (columns > 80)
     assert {"mode", "batches", "peak", "measured"} <= set(words)
 
@@ -222,18 +230,17 @@ def test_no_word_is_cut_in_a_sweep_of_batch_sizes(monkeypatch: Patch, capsys: Ca
     ]
     keys = ("model.batch_size", "microbatches", "checkpointing")
     rows.append(unfit(mode="pipeline", model__batch_size="32", microbatches="8"))
-    for columns in (60, 80):
+    for columns in (60, 100):
         lines = lines_of(sweep(rows, *keys), columns, monkeypatch, capsys)
         words = words_of(lines)
         assert "mode=pipeline," in words
         assert {"batch", "size", "micro-", "check-", "pointing", "example", "peak"} <= words
         assert {"1", "16", "none", "block", "8.333", "3.500", "infeasible"} <= words
-        assert ("step" in words) is (columns == 80)
+        assert ("step" in words) is (columns == 100)
 
 
-def test_settings_that_are_too_long_go_on_in_the_next_line(
-    monkeypatch: Patch, capsys: Capture
-) -> None:
+def test_settings_that_are_too_long_are_shortened(monkeypatch: Patch, capsys: Capture) -> None:
+    """They are not wrapped, differ as before, and the last line says where they are whole."""
     rows = [
         row(mode=mode, devices=devices, transfer_rate="ethernet_100g", schedule="interleaved_1f1b")
         for mode in ("communication_aware", "kl_based")
@@ -241,13 +248,22 @@ def test_settings_that_are_too_long_go_on_in_the_next_line(
     ]
     rows.append(row(status="lost", mode="single", transfer_rate="pcie4"))
     data = sweep(rows, "mode", "devices", "transfer_rate", "schedule")
-    words = words_of(lines_of(data, 80, monkeypatch, capsys))
+    lines = lines_of(data, 80, monkeypatch, capsys, cut=True)
+    assert "… settings are shortened to fit; the report has them whole" in lines
+    table = [line.lstrip(" *=").split() for line in lines[4:9]]
+    assert [len(cells) for cells in table] == [len(table[0])] * 5
+    assert table[0][:4] == ["commun…_aware", "2x16gb+2x24gb", "ethernet_100g", "interl…d_1f1b"]
+    assert len({tuple(cells[:4]) for cells in table}) == 5
     whole = {"communication_aware", "2x16gb+2x24gb", "ethernet_100g", "interleaved_1f1b"}
-    parts = {"communication_", "aware", "2x16gb+", "2x24gb", "ethernet_", "100g", "interleaved_"}
-    assert parts <= words
-    assert not whole & words
-    assert {"transfer", "rate", "latency", "lost", "kl_", "4x24gb"} <= words
     assert whole <= words_of(lines_of(data, 120, monkeypatch, capsys))
+
+
+def test_different_settings_stay_different_however_short() -> None:
+    texts = ["blocks_of_two_a_x", "blocks_of_two_b_x", "y"]
+    short = shortened(texts, 5)
+    assert len(set(short.values())) == 3
+    assert short["y"] == "y"
+    assert shortened(["abcdefghij", "abcdefghik"], 4) == {"abcdefghij": "ab…j", "abcdefghik": "ab…k"}
 
 
 def test_the_reasons_follow_the_table(monkeypatch: Patch, capsys: Capture) -> None:
@@ -279,5 +295,9 @@ def test_models_stand_apart_where_they_have_several_rows(
 
 def test_all_rows_are_had_as_the_command_says(monkeypatch: Patch, capsys: Capture) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    show_sweep(sweep([row(1.0), row(2.0)]), 1, "--rows 2")
-    assert "not shown: 1 that rank below; --rows 2 shows all" in capsys.readouterr().out
+    rows = [row(1.0), row(2.0), row(3.0)]
+    show_sweep(sweep(rows), 1, "--rows 3")
+    assert "not shown: 2 that rank below; --rows 3 shows all" in capsys.readouterr().out
+    # What is said of a single one would take as much room as its row.
+    show_sweep(sweep(rows), 2, "--rows 3")
+    assert "not shown" not in capsys.readouterr().out

@@ -51,7 +51,7 @@ def _fill(root: Path) -> ComparisonPage:
             run.log(
                 metrics={
                     "latency_ms": latency,
-                    "throughput_per_s": 1e3 / latency,
+                    "examples_per_s": 1e3 / latency,
                     "peak_memory_gib": peak,
                     "partitions": partitions,
                     "devices_used": int(devices[0]),

@@ -1,0 +1,80 @@
+"""What a run plans, in one line: the first of its output, and of each of its figures."""
+
+import re
+
+import numpy as np
+
+from fxpart.core.graph import OpGraph
+from runner.config.sections import Config
+from runner.output.terminal import counted
+
+__all__ = ["count_parameters", "subject_line"]
+
+_BITS = re.compile(r"\d+")
+_STEPS = (("T", 10**12), ("B", 10**9), ("M", 10**6), ("k", 10**3))
+
+
+def subject_line(config: Config, graph: OpGraph) -> str:
+    """Return model, parameters, dtype, batch x sequence, phase, mode, devices and link.
+
+    `graph` is that of the model; parameters and dtype are what it holds, whatever was asked for.
+    """
+    model = config.model
+    parameters, dtype = count_parameters(graph)
+    parts = [
+        model.name,
+        f"{_short(parameters)} parameters",
+        dtype or model.dtype,
+        f"batch {model.batch_size}" + (f" x {model.seq_len}" if model.seq_len else ""),
+        _phase(config),
+        _mode(config),
+        config.devices.spec,
+        config.transfer_rate.name,
+    ]
+    if config.data_parallel > 1:
+        parts.append(f"{config.data_parallel} replicas")
+    return ", ".join(part for part in parts if part)
+
+
+def _phase(config: Config) -> str:
+    if config.phase.name != "training":
+        return config.phase.name
+    updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"
+    again = "" if config.checkpointing == "none" else f", checkpointing={config.checkpointing}"
+    return f"{config.phase.name}{updates}{again}"
+
+
+def _mode(config: Config) -> str:
+    if config.schedule.name == "none":
+        return config.mode.name
+    count = counted(config.microbatches, "microbatch", "microbatches")
+    return f"{config.mode.name} ({config.schedule.name}, {count})"
+
+
+def count_parameters(graph: OpGraph) -> tuple[int, str]:
+    """Return how many elements the weights of `graph` have, and the dtype of most of their bytes.
+
+    Buffers count, tied weights do once. The dtype of a weight is that which its first user computes
+    in. No dtype without weights.
+    """
+    first_user = np.full(len(graph.weight_bytes), -1, dtype=np.int64)
+    first_user[graph.uses[::-1]] = graph.users[::-1]
+    bytes_of: dict[str, int] = {}
+    for op, size in zip(first_user.tolist(), graph.weight_bytes.tolist(), strict=True):
+        if op >= 0:
+            bytes_of[graph.dtypes[op]] = bytes_of.get(graph.dtypes[op], 0) + size
+    elements = sum(size // _itemsize(dtype) for dtype, size in bytes_of.items())
+    return elements, max(bytes_of, key=lambda dtype: bytes_of[dtype], default="")
+
+
+def _itemsize(dtype: str) -> int:
+    """Return the bytes of one element, from the bits in the name of a dtype; ``bool`` has one."""
+    bits = _BITS.search(dtype)
+    return max(int(bits[0]) // 8, 1) if bits else 1
+
+
+def _short(count: int) -> str:
+    for letter, step in _STEPS:
+        if count >= step:
+            return f"{count / step:#.3g}".rstrip(".") + letter
+    return str(count)
