@@ -13,6 +13,7 @@ __all__ = [
     "ExecutionError",
     "FxpartError",
     "InfeasibleError",
+    "NotApplicableError",
     "SpecError",
     "nearest_names",
     "one_line",
@@ -26,6 +27,10 @@ class FxpartError(Exception):
 
 class SpecError(FxpartError, ValueError):
     """A name, number or specification that means nothing here."""
+
+
+class NotApplicableError(SpecError):
+    """Choices that exist and do not go together: of a grid over both, this pair asks nothing."""
 
 
 class CaptureError(FxpartError, RuntimeError):

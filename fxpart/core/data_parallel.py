@@ -10,7 +10,7 @@ import numpy as np
 
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import DeviceSpec, Link, Topology
-from fxpart.errors import SpecError
+from fxpart.errors import NotApplicableError, SpecError
 
 __all__ = ["DataParallel", "check_replica_count", "share_of_batch", "split_topology"]
 
@@ -48,7 +48,7 @@ def share_of_batch(batch_size: int, replicas: int) -> int:
     check_replica_count(replicas)
     if batch_size % replicas:
         more = batch_size + replicas - batch_size % replicas
-        raise SpecError(
+        raise NotApplicableError(
             f"data_parallel={replicas} splits the batch evenly, got model.batch_size={batch_size};"
             f" make it a multiple of {replicas}, such as {more}"
         )
@@ -72,7 +72,7 @@ def split_topology(topology: Topology, replicas: int) -> DataParallel:
         for rings in (_blocks(n, replicas), _dealt(topology, replicas)):
             if rings is not None and _alike(topology, rings):
                 return DataParallel(_part(topology, rings[0]), rings, _links(topology, rings))
-    raise SpecError(
+    raise NotApplicableError(
         f"data_parallel={replicas} needs as many equal parts of the devices, there are {n}:"
         f" {_shown(topology)}; give each kind a number that {replicas} divides, and each part the"
         " same links"

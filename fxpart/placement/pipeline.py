@@ -28,7 +28,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
-from fxpart.errors import InfeasibleError, SpecError
+from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
 from fxpart.placement.device_order import fastest_first, on_devices, useful_devices
 from fxpart.placement.single import single_device
 from fxpart.placement.stages.contiguous import EQUAL_LOADS, Slots, StageSolver, Stretch
@@ -97,7 +97,7 @@ class PipelineOptions:
         _ = self.plan
         count = self.stages or (len(self.cut_after) + 1 if self.cut_after else self.interleave)
         if count % self.interleave:
-            raise SpecError(
+            raise NotApplicableError(
                 f"mode.interleave={self.interleave} puts that many stages on each device, which"
                 f" {count} stages do not give; take a multiple of {self.interleave}"
             )
@@ -175,7 +175,7 @@ def _devices_in_use(problem: Problem, line: StageLine, stages: int, interleave: 
     devices, available = stages // interleave, problem.topology.n_devices
     if devices > available:
         more = f" of {interleave} stages each" if interleave > 1 else ""
-        raise SpecError(
+        raise NotApplicableError(
             f"mode=pipeline was asked for {stages} stages on {devices} devices{more}, there are"
             f" {available}; ask for fewer stages, or more on each device with mode.interleave"
         )

@@ -7,7 +7,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.holding import weight_bytes_of
 from fxpart.cost.problem import Problem
-from fxpart.errors import SpecError
+from fxpart.errors import NotApplicableError
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.stage_storages import peak_of_intervals, stage_bytes
 
@@ -112,7 +112,7 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[in
 
     """
     if assignment.replicas > 1:
-        raise SpecError(
+        raise NotApplicableError(
             "a schedule needs each partition on one device, the placement has replicas; leave out"
             f" devices.saturate_host, or {_REMEDY}"
         )
@@ -120,7 +120,7 @@ def stages_of(graph: OpGraph, assignment: Assignment) -> tuple[IntArray, list[in
     torn = np.flatnonzero(device_of != device_of[forward_of])
     if len(torn):
         op = int(torn[0])
-        raise SpecError(
+        raise NotApplicableError(
             f"a schedule needs the backward on the device of its forward: {graph.names[op]} is on"
             f" device {device_of[op]}, {graph.names[int(forward_of[op])]} is not; {_REMEDY}"
         )
@@ -144,7 +144,7 @@ def _refuse_other_than_turns(devices: list[int]) -> None:
     used = list(dict.fromkeys(devices))
     if len(devices) % len(used) or devices != used * (len(devices) // len(used)):
         shown = ", ".join(map(str, devices[:12])) + (", ..." if devices[12:] else "")
-        raise SpecError(
+        raise NotApplicableError(
             f"a schedule needs stages that go over the devices in turn, equally many on each; the"
             f" {len(devices)} of this placement are on devices {shown}; {_REMEDY}"
         )

@@ -6,7 +6,7 @@ With p devices, stage s is on device s modulo p. As in torch.distributed.pipelin
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import NotApplicableError, SpecError, nearest_names
 
 __all__ = ["MOST_ACTIONS", "SCHEDULES", "Action", "Order", "ordered_actions"]
 
@@ -74,7 +74,7 @@ def _interleaved(device: int, devices: int, chunks: int, microbatches: int) -> l
     rounds = max(1, microbatches // devices)
     if microbatches % rounds:
         nearest = microbatches - microbatches % devices
-        raise SpecError(
+        raise NotApplicableError(
             f"schedule=interleaved over {devices} devices takes micro-batches in {rounds} equal"
             f" rounds, which {microbatches} are not; take {nearest} or {nearest + devices}"
         )
@@ -100,7 +100,7 @@ def _in_turn(forwards: list[Action], backwards: list[Action], ahead: int) -> lis
 
 def _refuse_chunks(name: str, devices: int, chunks: int) -> None:
     if chunks > 1:
-        raise SpecError(
+        raise NotApplicableError(
             f"schedule={name} runs one stage on each device, the placement has {chunks * devices}"
             f" stages on {devices} devices; take schedule=interleaved, or mode.interleave=1"
         )

@@ -13,7 +13,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
-from fxpart.errors import SpecError, nearest_names
+from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from fxpart.execution.forward_devices import forward_devices
 from fxpart.schedule import (
     ScheduleResult,
@@ -86,7 +86,7 @@ def check_execute(config: Config) -> None:
             " use capture.level=operator"
         )
     if execute.name == "pipeline" and config.schedule.name not in ENGINE_SCHEDULES:
-        raise SpecError(
+        raise NotApplicableError(
             f"execute=pipeline runs a schedule of torch's engine, got schedule="
             f"{config.schedule.name}; use schedule=gpipe or schedule=1f1b"
         )

@@ -35,8 +35,8 @@ from runner.experiment.measured import Measured
 from runner.experiment.operator_times import check_latency, operator_times
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
-from runner.experiment.subject_line import subject_line
 from runner.experiment.subject import Subject, placed_graph, shared_subject, symbols_of
+from runner.experiment.subject_line import subject_line
 from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.experiment.whole_modules import WholeModules, whole_modules

@@ -6,7 +6,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.all_reduce import AllReduce
 from fxpart.cost.problem import Problem
-from fxpart.errors import InfeasibleError, SpecError, nearest_names, show_bytes
+from fxpart.errors import InfeasibleError, NotApplicableError, SpecError, nearest_names, show_bytes
 from fxpart.placement.infeasible import describe_reserve
 from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_costs
 from fxpart.schedule.costs import PipelineCosts
@@ -32,12 +32,12 @@ def check_schedule(config: Config) -> None:
             f" {MOST_ACTIONS}; take fewer, larger ones"
         )
     if name == "none" and config.microbatches > 1:
-        raise SpecError(
+        raise NotApplicableError(
             f"microbatches={config.microbatches} needs a schedule; add schedule=gpipe, 1f1b or"
             " interleaved"
         )
     if name != "none" and config.devices.saturate_host:
-        raise SpecError(
+        raise NotApplicableError(
             f"schedule={name} runs one pipeline, and devices.saturate_host=true copies it; leave"
             " one of the two out"
         )

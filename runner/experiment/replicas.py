@@ -8,7 +8,7 @@ from fxpart.core.graph import IntArray
 from fxpart.cost.all_reduce import AllReduce, all_reduce_cost, check_bucket_bytes
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
-from fxpart.errors import SpecError
+from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
@@ -32,7 +32,7 @@ def check_replicas(config: Config) -> None:
     if replicas == 1:
         return
     if config.devices.saturate_host:
-        raise SpecError(
+        raise NotApplicableError(
             f"data_parallel={replicas} copies the placement, and devices.saturate_host=true too;"
             " leave one of the two out"
         )

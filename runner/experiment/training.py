@@ -2,7 +2,7 @@
 
 from fxpart.core.optimizer import Optimizer
 from fxpart.core.phases import StepOptions
-from fxpart.errors import SpecError
+from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
 
 __all__ = ["check_training", "engine_line", "is_training", "optimizer_of", "step_options"]
@@ -65,7 +65,7 @@ def check_training(config: Config) -> None:
         _check_order(config)
     if not is_training(config):
         if config.checkpointing != "none":
-            raise SpecError(
+            raise NotApplicableError(
                 f"checkpointing={config.checkpointing} is of a training step, got"
                 f" phase={config.phase.name}; add phase=training"
             )

@@ -8,7 +8,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from fxpart.errors import CacheError, FxpartError, InfeasibleError, one_line
+from fxpart.errors import (
+    CacheError,
+    FxpartError,
+    InfeasibleError,
+    NotApplicableError,
+    one_line,
+)
 from runner.config.paths import shown_path
 from runner.config.sections import Config
 from runner.errors import TrackingError
@@ -275,6 +281,8 @@ def _failed(
     One that has a result did finish, and was not recorded: its files stay.
     """
     status: Status = "infeasible" if isinstance(error, InfeasibleError) else "failed"
+    if isinstance(error, NotApplicableError) and identity.sweep:  # alone it is a mistake
+        status = "not_applicable"
     message, folder = " ".join(str(error).split()), identity.folder
     try:
         if not isinstance(error, FxpartError):

@@ -32,7 +32,7 @@ __all__ = [
 RESULT = "fxpart.result"
 VERSION = 1
 
-Status = Literal["finished", "infeasible", "failed"]
+Status = Literal["finished", "infeasible", "not_applicable", "failed"]
 
 
 def write_assignment(

@@ -112,6 +112,7 @@ def counts_text(ranking: Ranking) -> list[tuple[str, str]]:
     count = ranking.count
     counts = (
         ("infeasible", count("infeasible"), _fit(count("infeasible"))),
+        ("not_applicable", count("not_applicable"), "not applicable"),
         ("failed", count("failed") + count("lost"), "failed"),
         ("cut_off", count("cut_off"), "cut off"),
         ("running", count("running"), "running"),
@@ -128,6 +129,7 @@ def _fit(count: int) -> str:
 
 _GROUP_WORDS = {
     "infeasible": "do not fit",
+    "not_applicable": "do not apply",
     "failed": "failed",
     "lost": "were lost",
     "cut_off": "were cut off",
@@ -137,7 +139,7 @@ _LOST = "lost: its process was killed"
 _ALONE = 2
 """As many alike have a line each."""
 _MOST_VALUES = 4
-_NUMBER = re.compile(r"\d[\d.,]*")
+_NUMBERS = re.compile(r"\d[\d.,]*(?: \d[\d.,]*)*")
 
 
 def status_word(row: SweepRow) -> str:
@@ -172,7 +174,7 @@ def _pattern(row: SweepRow) -> str:
     for value in row.settings.values():
         if len(value) > 1 and not value.isdigit():
             text = text.replace(value, "$")
-    return _NUMBER.sub("#", text)
+    return _NUMBERS.sub("#", text)
 
 
 def _lines(rows: Sequence[SweepRow], keys: Sequence[str]) -> list[str]:

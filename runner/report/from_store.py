@@ -191,7 +191,7 @@ def _swept_keys(parent: "LoggedRun") -> tuple[str, ...]:
 
 
 def _settled(run: "LoggedRun") -> bool:
-    return _status(run) in ("finished", "infeasible")
+    return _status(run) in ("finished", "infeasible", "not_applicable")
 
 
 def _status(run: "LoggedRun") -> str:

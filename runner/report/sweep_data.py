@@ -39,8 +39,8 @@ class SweepRow:
     metrics: Mapping[str, float]
     """By the names of `runner.output.metrics`."""
     status: str
-    """``finished``, ``infeasible``, ``failed``, ``lost`` (its process was killed), ``cut_off`` or
-    ``running``."""
+    """``finished``, ``infeasible``, ``not_applicable`` (its choices do not go together),
+    ``failed``, ``lost`` (its process was killed), ``cut_off`` or ``running``."""
     error: str | None
     """Why there is no result, in one line."""
     run_id: str | None

@@ -143,8 +143,7 @@ def _settings_widths(ranking: Ranking) -> dict[str, int]:
     """Return how wide the column of each setting is."""
     shown = headings(ranking.keys)
     return {
-        key: _GAP
-        + max(_width(shown[key]), *(len(cell(row, key)) for row in ranking.data.rows), 0)
+        key: _GAP + max(_width(shown[key]), *(len(cell(row, key)) for row in ranking.data.rows), 0)
         for key in ranking.keys
     }
 

@@ -107,7 +107,7 @@ def remove_earlier_end(folder: Path) -> None:
 
 # Earlier results: in the store, or in the files of a sweep that is kept in no store.
 
-_SETTLED = ("finished", "infeasible")
+_SETTLED = ("finished", "infeasible", "not_applicable")
 
 
 def ends_in_store(

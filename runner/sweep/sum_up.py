@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["sum_up"]
 
 REPORT_FILE = "report.html"
+_WELL = ("finished", "infeasible", "not_applicable")
+"""How a job may end that is not mended by another start."""
 _SHOWN = 20
 """Rows of the table in the terminal; the report has all."""
 
@@ -32,7 +34,7 @@ _SHOWN = 20
 def sum_up(session: Session) -> None:
     """Print the ranking, write and log the report, and remember the exit code.
 
-    It is 0 when a job has a result, and the others at most do not fit.
+    It is 0 when a job has a result, and the others at most do not fit or do not apply.
     """
     from runner.report.html import write_report
     from runner.report.table import show_sweep
@@ -51,7 +53,7 @@ def sum_up(session: Session) -> None:
     for problem in dict.fromkeys([*bugs, *problems]):
         sys.stderr.write(f"error: {problem}\n")
     finished = [end for end in ends if end.status == "finished"]
-    is_well = all(end.status in ("finished", "infeasible") for end in ends)
+    is_well = all(end.status in _WELL for end in ends)
     unrecorded = any(end.error for end in finished)
     well = finished and is_well and not unrecorded and not problems
     remember(0 if well else USER_ERROR)

@@ -32,7 +32,8 @@ class JobEnd:
     """How a job ended, in this command or an earlier one."""
 
     status: str
-    """``finished``, ``infeasible`` or ``failed``; ``lost`` where its process was killed."""
+    """``finished``, ``infeasible``, ``not_applicable`` or ``failed``; ``lost`` where its process
+    was killed."""
     metrics: Mapping[str, float]
     error: str | None = None
     known: bool = False

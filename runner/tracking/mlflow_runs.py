@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["PARENT", "FoundRun", "MlflowRuns", "find_run", "open_stored", "unknown_run"]
 
 PARENT, SWEEPS = "mlflow.parentRunId", "sweeps"
-_SETTLED = {"finished": "FINISHED", "infeasible": "FAILED"}
-"""Outcomes that are results, and the status of a run with each."""
+_SETTLED = {"finished": "FINISHED", "infeasible": "FAILED", "not_applicable": "FINISHED"}
+"""Outcomes that stand, and the status of a run with each."""
 _ONGOING = ("RUNNING", "SCHEDULED")
 _SWEEPS_CHARS = 7900
 """Of the tag that lists a run's sweeps. A store keeps 8,000, so some 460 sweeps."""

@@ -200,7 +200,7 @@ class Tracker(Protocol):
         values: Collection[str],
         stands: Callable[[LoggedRun], bool] = lambda _run: True,
     ) -> dict[str, LoggedRun]:
-        """Return, by value of `tag`, the newest finished or infeasible run that `stands`."""
+        """Return, by value of `tag`, the newest run whose outcome is final, and that `stands`."""
 
     def unfinished(self, tag: str, values: Collection[str]) -> list[LoggedRun]:
         """Return the runs with one of these values that have no result, the oldest first."""

@@ -15,7 +15,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, cast
 
-from fxpart.errors import FxpartError, InfeasibleError, SpecError
+from fxpart.errors import FxpartError, InfeasibleError, NotApplicableError, SpecError
 from fxpart.support.json_file import read_document
 from runner.config.passwords import without_password
 from runner.config.sections import TrackingConfig
@@ -91,11 +91,14 @@ class OpenRun:
 
         `folder` is where it is kept, if it must be.
         """
-        status, outcome = _end_of(error)
+        status, outcome = _end_of(error, in_sweep="sweeps" in self.tags)
         metrics, tags = self._metrics, dict(self.tags)
         if error is not None:
             tags["error"] = _error_text(error)
-            if outcome != "cut_off":
+            if outcome == "not_applicable":
+                # No metric at all: it is neither a result nor a failure.
+                tags["mlflow.note.content"] = f"not applicable: {tags['error']}"
+            elif outcome != "cut_off":
                 metrics = {_FEASIBLE: 0.0, **metrics}
         return UnsentRun(
             record_id=self.record_id,
@@ -121,9 +124,11 @@ def now_ms() -> int:
     return int(time.time() * 1000)
 
 
-def _end_of(error: BaseException | None) -> tuple[RunStatus, str]:
+def _end_of(error: BaseException | None, *, in_sweep: bool) -> tuple[RunStatus, str]:
     if error is None:
         return "FINISHED", "finished"
+    if in_sweep and isinstance(error, NotApplicableError):
+        return "FINISHED", "not_applicable"
     if isinstance(error, InfeasibleError):
         return "FAILED", "infeasible"
     # An interrupt, or the end of the process, is no result of the job.

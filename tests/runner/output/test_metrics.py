@@ -27,7 +27,14 @@ from runner.tracking.mlflow_view import comparison_view
 from tests.runner.report.sweeps import row, sweep
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
-UNITS = {"_ms": "ms", "_s": "s", "_per_s": "per s", "examples_per_s": "examples/s", "_gib": "GiB", "_pct": "%"}
+UNITS = {
+    "_ms": "ms",
+    "_s": "s",
+    "_per_s": "per s",
+    "examples_per_s": "examples/s",
+    "_gib": "GiB",
+    "_pct": "%",
+}
 
 
 def test_the_page_is_what_the_command_prints() -> None:

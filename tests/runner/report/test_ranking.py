@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.report.ranking import frontier, ranked
-from runner.report.sweep_data import headings, varied
+from runner.report.sweep_data import SweepRow, headings, varied
 from tests.runner.report.sweeps import row, sweep, unfit
 
 

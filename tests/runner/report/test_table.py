@@ -263,7 +263,10 @@ def test_different_settings_stay_different_however_short() -> None:
     short = shortened(texts, 5)
     assert len(set(short.values())) == 3
     assert short["y"] == "y"
-    assert shortened(["abcdefghij", "abcdefghik"], 4) == {"abcdefghij": "ab…j", "abcdefghik": "ab…k"}
+    assert shortened(["abcdefghij", "abcdefghik"], 4) == {
+        "abcdefghij": "ab…j",
+        "abcdefghik": "ab…k",
+    }
 
 
 def test_the_reasons_follow_the_table(monkeypatch: Patch, capsys: Capture) -> None:

@@ -126,3 +126,28 @@ def test_a_rate_can_be_swept_by_number(folder: Path) -> None:
     done = run(folder, "-m", *OWN, SMALL, "tracking=none", "transfer_rate=choice(16e9,32e9)")
     assert done.code == 0, done.err
     assert {"transfer", "rate"} <= set(done.out.partition("─")[0].split())
+
+
+@pytest.mark.usefixtures("store")
+def test_what_does_not_go_together_is_no_failure(folder: Path) -> None:
+    """In a grid over modes and schedules: exit code 0, no metric, and nothing is run again."""
+    swept = ("-m", *OWN, SMALL, "schedule=none,gpipe", "mode=pipeline", "microbatches=2")
+    done = run(folder, *swept)
+    assert done.code == 0, done.err
+    assert "2 of 2 jobs done (1 not applicable)" in done.err
+    assert "not applicable" in done.out
+    assert "failed" not in done.out
+    assert "microbatches=2 needs a schedule" in done.out
+    (parent,) = tracked_runs(folder, "tags.kind = 'sweep'")
+    runs = tracked_runs(folder, f"tags.mlflow.parentRunId = '{parent.info.run_id}'")
+    outcomes = {child.data.tags["outcome"]: child for child in runs}
+    assert set(outcomes) == {"finished", "not_applicable"}
+    aside = outcomes["not_applicable"]
+    assert (aside.info.status, aside.data.metrics) == ("FINISHED", {})
+    assert aside.data.tags["mlflow.note.content"].startswith("not applicable: microbatches=2")
+    assert run(folder, *swept).err.startswith("2 of 2 jobs done (2 before, 1 not applicable)")
+    # Alone it is a mistake.
+    alone = run(folder, *OWN, SMALL, "microbatches=2")
+    assert alone.code == 2
+    (failed,) = tracked_runs(folder, "tags.outcome = 'failed'")
+    assert failed.info.status == "FAILED"

@@ -108,7 +108,9 @@ def test_comparison_page_of_a_sweep(
     )
     assert page.charts_url == page.url + "&compareRunsMode=CHART"
     assert page.command is not None
-    assert page.command.endswith(f"ui --workers 1 --backend-store-uri sqlite:///{tmp_path}/outputs/mlflow.db")
+    assert page.command.endswith(
+        f"ui --workers 1 --backend-store-uri sqlite:///{tmp_path}/outputs/mlflow.db"
+    )
     written = experiment.tags[f"{VIEW_TAG}fxpart-{parent}"]
     assert len(written) < 5000  # what older servers take
     view = json.loads(written)
