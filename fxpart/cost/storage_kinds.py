@@ -11,7 +11,15 @@ import numpy.typing as npt
 from fxpart.core.graph import CAST, IntArray, OpGraph
 from fxpart.cost.tables import MemoryTables
 
-__all__ = ["KINDS", "StorageFacts", "Storages", "short_name", "storage_facts", "storages_on"]
+__all__ = [
+    "KINDS",
+    "PLURALS",
+    "StorageFacts",
+    "Storages",
+    "short_name",
+    "storage_facts",
+    "storages_on",
+]
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -37,6 +45,24 @@ KINDS = (
 - ``received``: any other that was made on another device.
 - ``temporary``: all the rest.
 """
+
+PLURALS = dict(
+    zip(
+        KINDS,
+        (
+            "weights",
+            "optimizer state",
+            "inputs",
+            "gradients",
+            "outputs",
+            "saved activations",
+            "received",
+            "temporaries",
+        ),
+        strict=True,
+    )
+)
+"""What several storages of each kind are called."""
 
 _SUMS = ("add", "add_")
 """What adds up parts of a gradient."""

@@ -5,16 +5,28 @@ from itertools import groupby
 
 import numpy as np
 
+from fxpart.core.assignment import Assignment
 from fxpart.core.device_spec import MAX_DEVICES
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.kernels import peak_on_device
+from fxpart.cost.peak_tensors import device_peaks
 from fxpart.cost.problem import Problem
+from fxpart.cost.storage_kinds import PLURALS
 from fxpart.errors import InfeasibleError, show_bytes
 from fxpart.placement.search.fill import UNPLACED, fill_in_order, place_all
 from fxpart.placement.search.units import Units, contiguous_units
 
-__all__ = ["describe_devices", "describe_reserve", "does_not_fit", "whole_model_bytes"]
+__all__ = [
+    "describe_devices",
+    "describe_reserve",
+    "does_not_fit",
+    "what_is_held",
+    "whole_model_bytes",
+]
+
+_WORTH_A_WORD = 0.05
+"""Share of a peak below which a kind is not named."""
 
 
 def whole_model_bytes(problem: Problem) -> int:
@@ -53,7 +65,7 @@ def does_not_fit(problem: Problem) -> InfeasibleError:
     needed, have = whole_model_bytes(problem), sum(memory)
     enough, change = _what_would_do(problem, memory)
     return InfeasibleError(
-        f"the model needs {show_bytes(needed)} ({needed} bytes, {_weights_and_state(problem)}),"
+        f"the model needs {show_bytes(needed)} ({needed} bytes, {what_is_held(problem)}),"
         f" the devices have {describe_devices(memory)} ({have} bytes)"
         f"{describe_reserve(problem.topology.devices)}; {change}",
         needed_bytes=needed,
@@ -62,12 +74,19 @@ def does_not_fit(problem: Problem) -> InfeasibleError:
     )
 
 
-def _weights_and_state(problem: Problem) -> str:
-    """Return such as ``weights 4.00 GB``, and what an optimizer keeps for them if anything."""
-    weights = problem.graph.total_weight_bytes
-    state = int(problem.graph.weight_state_bytes.sum())
-    kept = f", optimizer state {show_bytes(state)}" if state else ""
-    return f"weights {show_bytes(weights)}{kept}"
+def what_is_held(problem: Problem) -> str:
+    """Return such as ``weights 4.00 GB, saved activations 2.10 GB``: what one device would hold.
+
+    That is at its peak; kinds with little are left out.
+    """
+    n = problem.graph.n_ops
+    alone = Assignment(np.zeros(n, dtype=np.int64), ((0,),))
+    peak = device_peaks(problem, alone, 0)[0]
+    return ", ".join(
+        f"{PLURALS[kind]} {show_bytes(size)}"
+        for kind, size in peak.by_kind.items()
+        if size >= _WORTH_A_WORD * peak.bytes
+    )
 
 
 def _what_would_do(problem: Problem, memory: list[int]) -> tuple[int | None, str]:

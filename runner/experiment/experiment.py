@@ -12,7 +12,7 @@ from pathlib import Path
 from fxpart.capture.captured import CapturedGraph
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.assignment import Assignment
-from fxpart.core.data_parallel import share_of_batch, split_topology
+from fxpart.core.data_parallel import DataParallel, split_topology
 from fxpart.core.granularity import check_level, depth_of
 from fxpart.core.phases import check_phase
 from fxpart.cost.evaluate import evaluate
@@ -34,8 +34,15 @@ from runner.experiment.carry_out import carry_out, check_execute
 from runner.experiment.measured import Measured
 from runner.experiment.operator_times import check_latency, operator_times
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
+from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
-from runner.experiment.subject import Subject, placed_graph, shared_subject, symbols_of
+from runner.experiment.subject import (
+    Subject,
+    model_spec,
+    placed_graph,
+    shared_subject,
+    symbols_of,
+)
 from runner.experiment.subject_line import subject_line
 from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
@@ -114,42 +121,61 @@ class Result:
         return self.subject.captured
 
 
-def model_spec(config: Config) -> ModelSpec:
-    """Return `config.model` as the library takes it; its batch is that of a replica."""
-    model = config.model
-    return ModelSpec(
-        name=model.name,
-        architecture=model.architecture,
-        config=dict(model.config),
-        factory=model.factory,
-        factory_args=dict(model.factory_args),
-        batch_size=share_of_batch(model.batch_size, config.data_parallel),
-        seq_len=model.seq_len,
-        dtype=model.dtype,
-        depends_on=tuple(model.depends_on),
-    )
-
-
-def plan(config: Config, spec: ModelSpec) -> Result:
+def plan(config: Config, spec: ModelSpec, *, may_capture: bool = True) -> Result:
     """Return the placement that `config` asks for and what it costs; `spec` is its `model_spec`.
+
+    Where the model does not fit, `may_capture` says whether graphs are captured to find out what
+    would make it fit.
 
     Raises:
         FxpartError: for anything that the user can mend, such as a model that does not fit.
 
     """
+    try:
+        return _planned(config, spec)
+    except InfeasibleError as error:
+        raise with_remedy(config, error, _fitted, may_capture=may_capture) from error
+
+
+def _fitted(config: Config) -> ScheduleResult | None:
+    """Place the model, and simulate its schedule if it has one, as `_planned` does.
+
+    Raises:
+        FxpartError: where it does not fit, or `config` makes no sense.
+
+    """
+    check(config)
+    spec = model_spec(config)
+    subject = shared_subject(config, spec)
+    problem, _, _ = _problem(config, subject, spec)
+    place = make_mode(config.mode.name, config.mode.options)
+    return scheduled(config, problem, place(problem))
+
+
+def _problem(
+    config: Config, subject: Subject, spec: ModelSpec
+) -> tuple[Problem, LatencySource, DataParallel]:
+    """Return what is placed, where its times come from, and the replicas of its devices."""
+    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
+    parallel = split_topology(topology, config.data_parallel)
+    rounding = rounding_bytes(config.devices, config.reserve)
+    graph = placed_graph(subject.captured.graph, rounding, config.granularity)
+    times = operator_times(config, subject, spec.key())
+    return make_problem(graph, parallel.replica, times), times, parallel
+
+
+def _planned(config: Config, spec: ModelSpec) -> Result:
     # Cheap checks come before the capture.
     check(config)
     place = chosen_mode(config.mode)
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
-    parallel = split_topology(topology, config.data_parallel)
+    split_topology(topology, config.data_parallel)
     with progress(f"capturing {spec.name}"):
         subject = shared_subject(config, spec)
-    rounding = rounding_bytes(config.devices, config.reserve)
-    graph = placed_graph(subject.captured.graph, rounding, config.granularity)
-    times = operator_times(config, subject, spec.key())
-    problem = make_problem(graph, parallel.replica, times)
+    problem, times, parallel = _problem(config, subject, spec)
     compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
-    with progress(f"placing {counted(graph.n_ops, 'operator')} with {config.mode.name}{compiles}"):
+    count = counted(problem.graph.n_ops, "operator")
+    with progress(f"placing {count} with {config.mode.name}{compiles}"):
         begin = time.perf_counter()
         assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin
@@ -270,22 +296,5 @@ def check(config: Config) -> None:
 
 
 def _placed(config: Config, problem: Problem, place: Place) -> Assignment:
-    try:
-        assignment = place(problem)
-    except InfeasibleError as error:
-        room = int(problem.topology.memory_bytes.sum())
-        finer_may_fit = int(problem.memory.weight_bytes.sum()) <= room
-        if config.granularity == "operator" or not finer_may_fit:
-            raise
-        raise _with_advice(error, config.granularity) from error
+    assignment = place(problem)
     return saturate(problem, assignment) if config.devices.saturate_host else assignment
-
-
-def _with_advice(error: InfeasibleError, granularity: str) -> InfeasibleError:
-    return InfeasibleError(
-        f"{error}; granularity={granularity} keeps whole modules together: a finer one, such as"
-        " granularity=operator, may fit",
-        needed_bytes=error.needed_bytes,
-        available_bytes=error.available_bytes,
-        devices_that_fit=error.devices_that_fit,
-    )

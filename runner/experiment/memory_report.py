@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 
 from fxpart.cost.peak_tensors import DevicePeak, LiveTensor
-from fxpart.cost.storage_kinds import KINDS
+from fxpart.cost.storage_kinds import PLURALS
 from runner.output.units import GIB, size_unit
 
 __all__ = [
-    "MANY",
     "fullest",
     "peak_line",
     "peak_rows",
@@ -15,23 +14,6 @@ __all__ = [
     "training_metrics",
 ]
 
-MANY = dict(
-    zip(
-        KINDS,
-        (
-            "weights",
-            "optimizer state",
-            "inputs",
-            "gradients",
-            "outputs",
-            "saved activations",
-            "received",
-            "temporaries",
-        ),
-        strict=True,
-    )
-)
-"""What several storages of each kind are called."""
 _WORTH_A_WORD = 0.01
 """Kinds below this share of a peak are added up as "other"."""
 
@@ -46,7 +28,7 @@ def peak_line(peaks: Sequence[DevicePeak]) -> str:
     peak = fullest(peaks)
     unit = size_unit(peak.bytes)
     large = {
-        MANY[kind]: size
+        PLURALS[kind]: size
         for kind, size in peak.by_kind.items()
         if size >= _WORTH_A_WORD * peak.bytes
     }

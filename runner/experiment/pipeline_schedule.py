@@ -8,7 +8,13 @@ from fxpart.cost.all_reduce import AllReduce
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, NotApplicableError, SpecError, nearest_names, show_bytes
 from fxpart.placement.infeasible import describe_reserve
-from fxpart.schedule import SCHEDULES, ScheduleResult, simulate_schedule, stage_costs
+from fxpart.schedule import (
+    SCHEDULES,
+    ScheduleResult,
+    ordered_actions,
+    simulate_schedule,
+    stage_costs,
+)
 from fxpart.schedule.costs import PipelineCosts
 from fxpart.schedule.orders import MOST_ACTIONS
 from runner.config.sections import Config
@@ -66,7 +72,7 @@ def scheduled(
     memory_bytes = problem.topology.memory_bytes
     for device, peak in zip(result.devices, result.peak_bytes, strict=True):
         if peak > memory_bytes[device]:
-            raise _does_not_fit(result, problem.topology.devices[device], device, peak)
+            raise _does_not_fit(result, costs, problem.topology.devices[device], device, peak)
     return result
 
 
@@ -81,19 +87,43 @@ def _with_sums(costs: PipelineCosts, sums: AllReduce) -> PipelineCosts:
 
 
 def _does_not_fit(
-    result: ScheduleResult, spec: DeviceSpec, device: int, peak: int
+    result: ScheduleResult, costs: PipelineCosts, spec: DeviceSpec, device: int, peak: int
 ) -> InfeasibleError:
-    # A forward pass keeps nothing for a backward, so that another order changes little.
-    order_helps = result.training and result.name != "1f1b"
-    order = ", schedule=1f1b, which keeps fewer activations," if order_helps else ","
+    count = counted(result.microbatches, "microbatch", "microbatches")
     return InfeasibleError(
-        f"schedule={result.name} with {counted(result.microbatches, 'microbatch', 'microbatches')}"
-        f" holds {show_bytes(peak)} ({peak} bytes) on device {device}, which has"
-        f" {show_bytes(spec.memory_bytes)} ({spec.memory_bytes} bytes){describe_reserve([spec])};"
-        f" take smaller microbatches, fewer of them{order} more stages, or larger devices",
+        f"schedule={result.name} with {count} holds {show_bytes(peak)} ({peak} bytes) on device"
+        f" {device}: {_held(result, costs, device)}; it has {show_bytes(spec.memory_bytes)}"
+        f" ({spec.memory_bytes} bytes){describe_reserve([spec])}",
         needed_bytes=peak,
         available_bytes=spec.memory_bytes,
     )
+
+
+def _held(result: ScheduleResult, costs: PipelineCosts, device: int) -> str:
+    """Return what the device holds most of: weights, activations in flight, and inputs."""
+    stages = [(i, stage) for i, stage in enumerate(costs.stages) if stage.device == device]
+    weights = sum(stage.weight_bytes for _, stage in stages)
+    kept = sum(stage.input_bytes + stage.output_bytes for _, stage in stages)
+    saved = sum(stage.saved_bytes for _, stage in stages) if result.training else 0
+    rows = ordered_actions(
+        result.name,
+        len(result.devices),
+        len(costs.stages) // len(result.devices),
+        result.microbatches,
+        training=result.training,
+    )
+    in_flight, waiting = 0, 0
+    for action in rows[result.devices.index(device)]:
+        waiting += (1 if action.kind == "F" else -1) * (action.stage == stages[0][0])
+        in_flight = max(in_flight, waiting)
+    parts = [f"weights and what is kept for them {show_bytes(weights)}"]
+    if saved:
+        flight = counted(in_flight, "microbatch", "microbatches")
+        parts.append(f"activations of {flight} in flight {show_bytes(saved * in_flight)}")
+    if kept:
+        every = show_bytes(kept * result.microbatches)
+        parts.append(f"inputs and results of all microbatches {every}")
+    return ", ".join(parts)
 
 
 def schedule_line(result: ScheduleResult, batch_size: int = 1) -> str:

@@ -20,6 +20,7 @@ from fxpart.capture.captured import (
     symbols_named,
 )
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.data_parallel import share_of_batch
 from fxpart.core.granularity import group_operators
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.optimizer import with_optimizer
@@ -44,6 +45,7 @@ __all__ = [
     "MOST_KEPT",
     "Subject",
     "is_captured",
+    "model_spec",
     "placed_graph",
     "shared_subject",
     "subject_of",
@@ -73,6 +75,22 @@ class Subject:
     """The value of each of its symbols."""
     partial: IntArray | None = None
     """With several replicas, the values that they sum."""
+
+
+def model_spec(config: Config) -> ModelSpec:
+    """Return `config.model` as the library takes it; its batch is that of a replica."""
+    model = config.model
+    return ModelSpec(
+        name=model.name,
+        architecture=model.architecture,
+        config=dict(model.config),
+        factory=model.factory,
+        factory_args=dict(model.factory_args),
+        batch_size=share_of_batch(model.batch_size, config.data_parallel),
+        seq_len=model.seq_len,
+        dtype=model.dtype,
+        depends_on=tuple(model.depends_on),
+    )
 
 
 _kept: OrderedDict[str, Subject] = OrderedDict()

@@ -135,7 +135,8 @@ def _run_tracked(
             try:
                 spec = model_spec(config)
                 model = spec.key()
-                result = plan(config, spec)
+                # In a sweep a capture for advice alone would take longer than the job.
+                result = plan(config, spec, may_capture=identity.sweep is None)
             except InfeasibleError:  # a result, too
                 refuse_changed(config, identity)
                 raise

@@ -8,7 +8,12 @@ from fxpart.core.device_spec import MAX_DEVICES
 from fxpart.core.graph import IntArray
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, show_bytes
-from fxpart.placement.infeasible import describe_devices, describe_reserve, whole_model_bytes
+from fxpart.placement.infeasible import (
+    describe_devices,
+    describe_reserve,
+    what_is_held,
+    whole_model_bytes,
+)
 from fxpart.placement.stages.contiguous import Slots, StageSolver
 from fxpart.placement.stages.line import StageLine
 from fxpart.placement.stages.stretch_bytes import ONE, Flight
@@ -59,16 +64,24 @@ def no_cut_fits(
     memory = [device.memory_bytes for device in devices[: (stages or len(devices)) // interleave]]
     needed, have = whole_model_bytes(problem), sum(memory)
     enough, change = _what_would_do(problem, line, max(memory), flight)
+    held = f"{what_is_held(problem)}{_flight_text(problem, flight)}"
     request = f"into {stages} stages" if stages else f"into at most {len(devices)} stages"
     each = f", {interleave} on each device," if interleave > 1 else ""
     return InfeasibleError(
         f"pipeline: no cut of the model {request}{each} was found to fit: the whole needs"
-        f" {show_bytes(needed)} ({needed} bytes), the devices of the stages have"
+        f" {show_bytes(needed)} ({needed} bytes, {held}), the devices of the stages have"
         f" {describe_devices(memory)} ({have} bytes){describe_reserve(devices)}; {change}",
         needed_bytes=needed,
         available_bytes=have,
         devices_that_fit=enough,
     )
+
+
+def _flight_text(problem: Problem, flight: Flight) -> str:
+    """Return how many micro-batches keep activations at once, where it is more than one."""
+    if flight.in_flight < 2 or problem.graph.first_backward == problem.graph.n_ops:
+        return ""
+    return f" of one microbatch; the first stage holds activations of {flight.in_flight} in flight"
 
 
 def _what_would_do(
@@ -91,7 +104,4 @@ def _what_would_do(
         begin, used = end, used + 1
     if begin < line.n_units:
         return None, f"it takes more than {MAX_DEVICES} stages of {show_bytes(largest)}"
-    return used, (
-        f"{used} stages on devices of {show_bytes(largest)} hold it; take such devices, or"
-        " mode=kl_based, which may leave the model's order"
-    )
+    return used, (f"{used} stages on devices of {show_bytes(largest)} hold it")

@@ -10,10 +10,9 @@ import pytest
 
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.peak_tensors import DevicePeak, LiveTensor, device_peaks
-from fxpart.cost.storage_kinds import KINDS
+from fxpart.cost.storage_kinds import KINDS, PLURALS
 from fxpart.errors import CacheError
 from runner.experiment.memory_report import (
-    MANY,
     fullest,
     peak_line,
     peak_rows,
@@ -67,7 +66,7 @@ def test_a_root_module_is_named_by_its_operator() -> None:
 
 
 def test_every_kind_has_a_name_for_many() -> None:
-    assert tuple(MANY) == KINDS
+    assert tuple(PLURALS) == KINDS
 
 
 def test_what_only_training_has_is_0_where_it_is_not_there() -> None:

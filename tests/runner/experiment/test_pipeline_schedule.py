@@ -77,15 +77,18 @@ def test_what_is_in_flight_must_fit() -> None:
     assert (refused.value.needed_bytes, refused.value.available_bytes) == (24, 23)
     message = str(refused.value)
     assert "schedule=gpipe with 3 microbatches holds 24 B (24 bytes) on device 1" in message
-    assert "which has 23 B (23 bytes); take smaller microbatches, fewer of them, more" in message
+    assert "weights and what is kept for them 20 B, inputs and results" in message
+    assert message.endswith("it has 23 B (23 bytes)")
 
 
-@pytest.mark.parametrize(("name", "advised"), [("gpipe", True), ("1f1b", False)])
-def test_training_that_does_not_fit_is_advised_another_order(name: str, advised: bool) -> None:
+@pytest.mark.parametrize(("name", "in_flight"), [("gpipe", 4), ("1f1b", 2)])
+def test_a_step_that_does_not_fit_names_its_activations_in_flight(
+    name: str, in_flight: int
+) -> None:
     config = read(f"schedule={name}", "microbatches=4")
     with pytest.raises(InfeasibleError) as refused:
         scheduled(config, training_step(1, 1), THERE_AND_BACK)
-    assert ("schedule=1f1b, which keeps fewer activations," in str(refused.value)) is advised
+    assert f"activations of {in_flight} microbatches in flight {in_flight} B" in str(refused.value)
 
 
 def _sums(*after_s: float, within_s: float = 0.0) -> AllReduce:
@@ -125,5 +128,5 @@ def test_what_is_reserved_is_said() -> None:
     this = forward(22, 23)
     left = tuple(replace(device, reserved_bytes=50) for device in this.topology.devices)
     reserved = replace(this, topology=replace(this.topology, devices=left))
-    with pytest.raises(InfeasibleError, match=r"has 23 B \(23 bytes\) beside 50 B reserved; take"):
+    with pytest.raises(InfeasibleError, match=r"has 23 B \(23 bytes\) beside 50 B reserved"):
         scheduled(read("schedule=gpipe", "microbatches=3"), reserved, HALVES)

@@ -1,0 +1,150 @@
+"""What would make a model fit: one change at a time, each tried before it is said."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+from fxpart.errors import FxpartError, InfeasibleError
+from runner.config.sections import Config, ModeConfig
+from runner.experiment.subject import is_captured, model_spec
+from runner.experiment.training import is_training
+from runner.output.terminal import progress
+
+__all__ = ["Change", "changes", "with_remedy"]
+
+_MOST_DEVICES = 8
+"""So many times the devices are tried."""
+_FITS_WHERE_IT_DOES = "size_based"
+"""Places a model in no time; searches refuse nothing that it places."""
+_SEARCHES = ("kl_based", "cost_aware", "sparse_nn")
+
+
+class Change(NamedTuple):
+    """Another configuration, as it is typed."""
+
+    overrides: str
+    config: Config
+    captures: bool = False
+    """Whether its graph is another one."""
+
+
+def with_remedy(
+    config: Config,
+    error: InfeasibleError,
+    place: Callable[[Config], object],
+    *,
+    may_capture: bool,
+) -> InfeasibleError:
+    """Return `error` with the first of `changes` with which the model fits, or those that fail.
+
+    Args:
+        config: what does not fit.
+        error: which says what does not fit.
+        place: raises an `FxpartError` for a configuration that does not fit, or makes no sense.
+        may_capture: whether a graph may be captured for it, which takes seconds.
+
+    """
+    tried: list[str] = []
+    with progress("trying what would make it fit"):
+        for change in changes(config, said=error.devices_that_fit is not None):
+            if change.captures and not (may_capture or _has_graph(change.config)):
+                continue
+            try:
+                place(_quickly(change.config))
+            except FxpartError:
+                tried.append(change.overrides)
+                continue
+            return _with_advice(error, f"{change.overrides} makes it fit")
+    return _with_advice(error, f"tried, and not enough: {'; '.join(tried)}") if tried else error
+
+
+def _with_advice(error: InfeasibleError, advice: str) -> InfeasibleError:
+    return InfeasibleError(
+        f"{error}; {advice}",
+        needed_bytes=error.needed_bytes,
+        available_bytes=error.available_bytes,
+        devices_that_fit=error.devices_that_fit,
+    )
+
+
+def _has_graph(config: Config) -> bool:
+    try:
+        return is_captured(config, model_spec(config))
+    except FxpartError:
+        return False
+
+
+def _quickly(config: Config) -> Config:
+    """Return a configuration that fits only if `config` does, and is placed without a search."""
+    if config.mode.name not in _SEARCHES or config.schedule.name != "none":
+        return config
+    return replace(config, mode=replace(config.mode, name=_FITS_WHERE_IT_DOES, options={}))
+
+
+def changes(config: Config, *, said: bool = False) -> Iterator[Change]:
+    """Yield what may help, what costs a user least first.
+
+    More devices are left out where the error has `said` how many would do.
+    """
+    order = _in_order_1f1b(config)
+    recomputed = replace(config, checkpointing="block")
+    recomputes = is_training(config) and config.checkpointing == "none"
+    if order:
+        yield order
+    if recomputes:
+        yield Change("checkpointing=block", recomputed, captures=True)
+    if order and recomputes:
+        both = replace(order.config, checkpointing="block")
+        yield Change(f"{order.overrides} checkpointing=block", both, captures=True)
+    yield from _of_fewer_microbatches(config)
+    if config.granularity != "operator":
+        yield Change("granularity=operator", replace(config, granularity="operator"))
+    if config.schedule.name == "none" and config.mode.name in ("single", "pipeline"):
+        searched = replace(config.mode, name="kl_based", options={})
+        yield Change("mode=kl_based", replace(config, mode=searched))
+    size = config.model.batch_size // 2
+    while size >= 1 and size % config.data_parallel == 0:
+        smaller = replace(config, model=replace(config.model, batch_size=size))
+        yield Change(f"model.batch_size={size}", smaller, captures=True)
+        size //= 2
+    if not said:
+        yield from _of_more_devices(config)
+
+
+def _in_order_1f1b(config: Config) -> Change | None:
+    """Return the order that keeps the fewest activations; without a backward none are kept."""
+    if not is_training(config) or config.schedule.name not in ("gpipe", "interleaved"):
+        return None
+    options = {**config.mode.options, "schedule": "1f1b"}
+    overrides = "schedule=1f1b"
+    if options.get("interleave", 1) != 1:
+        options["interleave"], overrides = 1, "schedule=1f1b mode.interleave=1"
+    schedule, mode = replace(config.schedule, name="1f1b"), _known_options(config, options)
+    return Change(overrides, replace(config, schedule=schedule, mode=mode))
+
+
+def _of_fewer_microbatches(config: Config) -> Iterator[Change]:
+    count = config.microbatches // 2
+    while count >= 1 and config.schedule.name != "none":
+        mode = _known_options(config, {**config.mode.options, "microbatches": count})
+        yield Change(f"microbatches={count}", replace(config, microbatches=count, mode=mode))
+        count //= 2
+
+
+def _of_more_devices(config: Config) -> Iterator[Change]:
+    pools = config.devices.pools
+    if len(pools) != 1 or config.devices.nodes is not None or not pools:
+        return
+    times = 2
+    while times <= _MOST_DEVICES:
+        count = times * pools[0].count
+        more = replace(config.devices, pools=[replace(pools[0], count=count)])
+        # As many stages as devices, unless a number was asked for.
+        yield Change(f"{count} x {pools[0].name}", replace(config, devices=more))
+        times *= 2
+
+
+def _known_options(config: Config, options: dict[str, object]) -> ModeConfig:
+    """Return the mode with those of `options` that it has."""
+    known = {key: value for key, value in options.items() if key in config.mode.options}
+    return replace(config.mode, options=known)

@@ -1,0 +1,122 @@
+"""What would make a model fit, tried before it is said."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import InfeasibleError, NotApplicableError
+from runner.config.sections import Config
+from runner.experiment.experiment import model_spec, plan
+from runner.experiment.remedy import changes, with_remedy
+from tests.runner.composed import read
+
+STEP = ("mode=pipeline", "phase=training", "schedule=gpipe", "microbatches=8")
+
+
+def names(*overrides: str) -> list[str]:
+    return [change.overrides for change in changes(read(*overrides))]
+
+
+def test_what_costs_a_user_least_is_tried_first() -> None:
+    assert names(*STEP, "devices=2x16gb", "model.batch_size=2") == [
+        "schedule=1f1b",
+        "checkpointing=block",
+        "schedule=1f1b checkpointing=block",
+        "microbatches=4",
+        "microbatches=2",
+        "microbatches=1",
+        "model.batch_size=1",
+        "4 x rtx_a4000",
+        "8 x rtx_a4000",
+        "16 x rtx_a4000",
+    ]
+    several = names(*STEP, "schedule=interleaved", "mode.interleave=2", "devices=2x16gb+2x24gb")
+    assert several[0] == "schedule=1f1b mode.interleave=1"
+    assert not [name for name in several if " x " in name]
+    plain = names("mode=pipeline", "granularity=2", "devices=2x16gb")
+    assert plain[:2] == ["granularity=operator", "mode=kl_based"]
+    # How many devices would do is in the error of most modes.
+    said = changes(read("mode=kl_based", "devices=2x16gb"), said=True)
+    assert list(said) == []
+
+
+def test_a_change_reaches_the_options_of_the_mode() -> None:
+    """Which looks at what is in flight."""
+    for change in changes(read(*STEP, "devices=2x16gb")):
+        options, config = change.config.mode.options, change.config
+        assert options["schedule"] == config.schedule.name
+        assert options["microbatches"] == config.microbatches
+
+
+def where(fits: Callable[[Config], bool]) -> Callable[[Config], None]:
+    def place(config: Config) -> None:
+        if config.microbatches == 4:
+            raise NotApplicableError("not with four")
+        if not fits(config):
+            raise InfeasibleError("does not fit")
+
+    return place
+
+
+@pytest.mark.parametrize(
+    ("fits", "may_capture", "advice"),
+    [
+        (lambda c: c.schedule.name == "1f1b", True, "too large; schedule=1f1b makes it fit"),
+        (lambda c: c.checkpointing == "block", True, "too large; checkpointing=block makes it fit"),
+        (lambda c: c.microbatches < 8, True, "too large; microbatches=2 makes it fit"),
+        (
+            lambda _: False,
+            False,
+            "too large; tried, and not enough: schedule=1f1b; microbatches=4; microbatches=2;"
+            " microbatches=1; 4 x rtx_a4000; 8 x rtx_a4000; 16 x rtx_a4000",
+        ),
+    ],
+)
+def test_the_first_that_fits_is_said(
+    fits: Callable[[Config], bool], may_capture: bool, advice: str
+) -> None:
+    config = read(*STEP, "devices=2x16gb", "model=custom", "model.factory=no.module:here")
+    error = InfeasibleError("too large", needed_bytes=3, available_bytes=2)
+    said = with_remedy(config, error, where(fits), may_capture=may_capture)
+    assert str(said) == advice
+    assert (said.needed_bytes, said.available_bytes) == (3, 2)
+
+
+MODEL = """
+import torch
+from torch import nn
+def make(batch_size, dtype):
+    layers = [nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8)]
+    return nn.Sequential(*layers), (torch.zeros(batch_size * 64, 64),)
+"""
+
+
+def test_what_is_said_is_true(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step of gpipe that does not fit names 8 microbatches in flight; the advice makes it fit."""
+    (tmp_path / "remedied.py").write_text(MODEL)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    overrides = (
+        *STEP,
+        "model=custom",
+        "model.factory=remedied:make",
+        "reserve=none",
+        "optimizer=none",
+        f"capture.cache_dir={tmp_path}",
+        "tracking=none",
+    )
+
+    def planned(*more: str) -> int:
+        config = read(*overrides, *more)
+        result = plan(config, model_spec(config), may_capture=False)
+        assert result.schedule is not None
+        return max(result.schedule.peak_bytes)
+
+    most, least = planned("devices=2x1gb"), planned("devices=2x1gb", "schedule=1f1b")
+    assert least < most
+    size = f"devices=2x{((least + most) // 2 + 1) / 1e6}mb"
+    with pytest.raises(InfeasibleError) as refused:
+        planned(size)
+    assert "the first stage holds activations of 8 in flight" in str(refused.value)
+    assert str(refused.value).endswith("; schedule=1f1b makes it fit")
+    assert planned(size, "schedule=1f1b") <= (least + most) // 2 + 1
