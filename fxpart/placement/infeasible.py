@@ -85,7 +85,7 @@ def what_is_held(problem: Problem) -> str:
     return ", ".join(
         f"{PLURALS[kind]} {show_bytes(size)}"
         for kind, size in peak.by_kind.items()
-        if size >= _WORTH_A_WORD * peak.bytes
+        if kind == "weight" or size >= _WORTH_A_WORD * peak.bytes
     )
 
 

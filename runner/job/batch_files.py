@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import numpy as np
+
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.core.topology import Topology
 from fxpart.cost.symbolic.formula import MaxFormula
@@ -9,34 +11,63 @@ from fxpart.cost.symbolic.sweep import BATCH
 from runner.experiment.batch_report import BatchReport
 from runner.output.plot import TEXT, Panel, Scale, axis_across, axis_up
 from runner.output.result_files import write_table
-from runner.output.svg import LIGHT, Drawing, colour_of
+from runner.output.svg import LIGHT, Drawing, colour_of, text_width
 from runner.output.text_files import write_text
 from runner.output.units import size_unit, time_unit
 
 __all__ = ["sweep_columns", "write_batch_files"]
 
-LEFT, RIGHT, TOP, WIDTH, HEIGHT, GAP = 84.0, 150.0, 70.0, 620.0, 220.0, 70.0
-"""Margins, and the size of each of the two panels, in pixels."""
+LEFT, RIGHT, TOP, WIDTH, HEIGHT, GAP = 84.0, 150.0, 70.0, 620.0, 180.0, 44.0
+"""Margins, and the size of each of the three panels, in pixels."""
+LABEL = 13.0
+"""Pixels between two labels."""
 
 
-def _batch_sweep_svg(report: BatchReport, topology: Topology) -> str:
-    """Return two panels: peak memory of each device against what it has, and latency."""
-    table, memory = report.table, topology.memory_bytes
-    batch = table.sizes[:, table.symbols.index(BATCH)] * report.replicas
-    title = "Memory and latency over the batch size"
-    drawing = Drawing(title)
+def _batch_sweep_svg(report: BatchReport, topology: Topology, subject: str = "") -> str:
+    """Return three panels over the batch size: peak memory of each device, latency, throughput.
+
+    What is right of the largest batch that fits is shaded in all of them.
+    """
+    table, batch = report.table, report.batches
+    title = "Memory, latency and throughput over the batch size"
+    drawing = Drawing(title, subject=subject)
     drawing.text(LEFT, 28, title, size=17, bold=True)
+    panel = _memory_panel(drawing, report, topology)
+    times = time_unit(float(table.latency_s.max()))
+    latency, rate = table.latency_s / times.size, report.examples_per_s
+    finite = rate[np.isfinite(rate)]
+    curves = (
+        (f"latency in {times.name}", latency, float(latency.max()) or 1.0),
+        ("throughput in examples/s", rate, float(finite.max(initial=0.0)) or 1.0),
+    )
+    for name, values, most in curves:
+        panel = _panel(drawing, panel.base + GAP, name, int(batch.max()), most)
+        _draw_line(drawing, panel, batch, values, colour_of(0))
+        _mark_largest(drawing, panel, report)
+    axis_across(drawing, panel, 8)
+    drawing.text(panel.right, panel.base + 38, "batch size", anchor="end")
+    return drawing.svg(LEFT + WIDTH + RIGHT, panel.base + 50)
+
+
+def _memory_panel(drawing: Drawing, report: BatchReport, topology: Topology) -> Panel:
+    """Draw the peak of each device, and what it has."""
+    table, memory, batch = report.table, topology.memory_bytes, report.batches
     used = [d for d in range(table.peak_bytes.shape[1]) if table.peak_bytes[:, d].max() > 0]
     # What is far above any memory would flatten the rest; so would a memory that is far away.
     most = int(table.peak_bytes.max())
     near = [size for size in memory[used].tolist() if size <= 2 * most]
     top = float(min(max([most, *near]), 2 * memory.max()))
     unit = size_unit(top)
-    panel = _panel(drawing, TOP, f"peak of tensors in {unit.name}", batch.max(), top / unit.size)
+    name = f"peak of tensors in {unit.name}"
+    panel = _panel(drawing, TOP, name, int(batch.max()), top / unit.size)
+    labels: list[float] = []
     for device in used:
         peaks = table.peak_bytes[:, device] / unit.size
         _draw_line(drawing, panel, batch, peaks, colour_of(device))
         y = panel.y_of(min(float(peaks[-1]), top / unit.size))
+        while any(abs(y - other) < LABEL for other in labels):  # lines may end at one place
+            y += 1.0
+        labels.append(y)
         fill = colour_of(device)
         drawing.text(panel.right + 8, y + 4, f"device {device}", size=TEXT, fill=fill)
     for size in sorted(set(memory[used].tolist())):
@@ -46,15 +77,8 @@ def _batch_sweep_svg(report: BatchReport, topology: Topology) -> str:
             drawing.path(line, stroke=LIGHT.warn, width=2, dashes="6 3")
             words = f"memory {unit.show(size)}"
             drawing.text(panel.x + 6, y - 5, words, size=TEXT, fill=LIGHT.warn)
-    _mark_largest(drawing, panel, report)
-    times = time_unit(float(table.latency_s.max()))
-    latency = table.latency_s / times.size
-    most_time, name = float(latency.max()) or 1.0, f"latency in {times.name}"
-    panel = _panel(drawing, panel.base + GAP, name, batch.max(), most_time)
-    axis_across(drawing, panel, 8)
-    _draw_line(drawing, panel, batch, latency, colour_of(0))
-    drawing.text(panel.right, panel.base + 38, "batch size", anchor="end")
-    return drawing.svg(LEFT + WIDTH + RIGHT, panel.base + 50)
+    _mark_largest(drawing, panel, report, named=True)
+    return panel
 
 
 def _panel(drawing: Drawing, y: float, name: str, most_batch: float, top: float) -> Panel:
@@ -76,23 +100,40 @@ def _draw_line(
     drawing.line([panel.place(size, value) for size, value in pairs], stroke=colour)
 
 
-def _mark_largest(drawing: Drawing, panel: Panel, report: BatchReport) -> None:
-    """Draw where the largest batch that fits is, if it is in the picture."""
+def _mark_largest(
+    drawing: Drawing, panel: Panel, report: BatchReport, *, named: bool = False
+) -> None:
+    """Draw where the largest batch that fits is, if it is in the picture, and shade what is not."""
     largest = report.max_global_batch_size
+    if largest > panel.across.high and named and not report.no_larger:
+        words = f"largest that fits: {largest}, further to the right"
+        drawing.text(panel.right, panel.y - 10, words, size=TEXT, anchor="end", fill=LIGHT.warn)
     if not 0 < largest <= panel.across.high:
         return
     x = panel.x_of(largest)
-    drawing.path(f"M{x:.1f} {panel.y:.1f}v{panel.height:.1f}", stroke=LIGHT.muted, dashes="2 3")
+    drawing.path(f"M{x:.1f} {panel.y:.1f}v{panel.height:.1f}", stroke=LIGHT.warn, width=2)
+    if not report.no_larger:
+        right = panel.right - x
+        drawing.rect(x, panel.y, right, panel.height, fill=LIGHT.warn, opacity=0.12)
+    if not named:
+        return
     words = f"at least {largest} fit" if report.no_larger else f"largest that fits: {largest}"
-    drawing.text(x - 6, panel.y + 14, words, size=TEXT, anchor="end", halo=True)
+    wide = text_width(words, TEXT) + 12
+    side, anchor = (-6, "end") if x - wide > panel.x else (6, "start")
+    drawing.text(x + side, panel.y + 14, words, size=TEXT, anchor=anchor, halo=True)
 
 
-def write_batch_files(folder: Path, report: BatchReport, topology: Topology) -> None:
-    """Write the four files into `folder`. Raises `CacheError` when it cannot be written."""
+def write_batch_files(
+    folder: Path, report: BatchReport, topology: Topology, subject: str = ""
+) -> None:
+    """Write the four files into `folder`; `subject` is the first line of the figure.
+
+    Raises `CacheError` when it cannot be written.
+    """
     write_text(folder / "formulas.txt", _formulas_text(report))
     write_text(folder / "formulas.tex", _formulas_latex(report))
     write_table(folder / "batch_sweep.csv", sweep_columns(report))
-    write_text(folder / "batch_sweep.svg", _batch_sweep_svg(report, topology))
+    write_text(folder / "batch_sweep.svg", _batch_sweep_svg(report, topology, subject))
 
 
 def sweep_columns(report: BatchReport) -> dict[str, list[object]]:

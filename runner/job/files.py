@@ -178,13 +178,14 @@ def write_plan(
         write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
         write_plan_files(folder, graph, placed)
         if result.batches:
-            write_batch_files(folder, result.batches, result.problem.topology)
+            write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)
         in_sweep = identity.sweep is not None
         if wants_figures(config.figures, graph.n_ops, in_sweep=in_sweep):
             # Of the graph that was placed: its sizes are as the allocator rounds them.
-            write_figures(folder, result.problem.graph, placed, evaluation)
+            write_figures(folder, result.problem.graph, placed, evaluation, result.subject_line)
             if result.schedule:
-                write_text(folder / "schedule.svg", schedule_svg(result.schedule))
+                svg = schedule_svg(result.schedule, result.subject_line)
+                write_text(folder / "schedule.svg", svg)
         if wants_traces(config.figures, in_sweep=in_sweep):
             write_trace(folder / "trace.json", graph, placed, evaluation)
             if result.schedule:

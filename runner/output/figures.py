@@ -35,13 +35,19 @@ def wants_traces(figures: str, *, in_sweep: bool) -> bool:
 
 
 def write_figures(
-    folder: Path, graph: OpGraph, assignment: Assignment, evaluation: Evaluation
+    folder: Path,
+    graph: OpGraph,
+    assignment: Assignment,
+    evaluation: Evaluation,
+    subject: str = "",
 ) -> tuple[Path, Path]:
     """Write `memory.svg` and `partition_graph.svg` into `folder`; return their paths.
 
-    The same run gives the same bytes. Raises `CacheError` when the folder cannot be written.
+    `subject` is their first line. The same run gives the same bytes.
+
+    Raises `CacheError` when the folder cannot be written.
     """
     memory, partitions = folder / "memory.svg", folder / "partition_graph.svg"
-    write_text(memory, memory_svg(graph, assignment, evaluation))
-    write_text(partitions, partition_graph_svg(graph, assignment, evaluation))
+    write_text(memory, memory_svg(graph, assignment, evaluation, subject))
+    write_text(partitions, partition_graph_svg(graph, assignment, evaluation, subject))
     return memory, partitions

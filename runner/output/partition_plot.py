@@ -1,8 +1,12 @@
 """`partition_graph.svg`: the partitions in lanes by device, and what is sent between them.
 
-A few partitions have a labelled box each, and labelled arrows; of many only boxes are drawn, and
-what is sent is added up by pair of devices.
+A few partitions have a labelled box each, and labelled arrows; many are drawn over the time that
+their devices compute them, and what is sent is added up by pair of devices.
 """
+
+from typing import NamedTuple
+
+import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
@@ -15,26 +19,34 @@ from runner.output.partition_summary import (
     summarise,
     title_of,
 )
+from runner.output.plot import Panel, Scale, axis_across, cut_text
 from runner.output.svg import HEAD, LIGHT, Drawing, colour_of, text_width
 from runner.output.terminal import counted
-from runner.output.units import format_ids, format_s, format_size, size_unit
+from runner.output.units import format_ids, format_s, format_size, size_unit, time_unit
 
 __all__ = ["partition_graph_svg", "suits_boxes"]
 
-MOST_PARTITIONS, MOST_COLUMNS = 40, 12
-"""More than these are no longer read one by one."""
-BOX_WIDTH, BOX_HEIGHT, GAP, LANE = 120.0, 80.0, 78.0, 118.0
-LEFT, TOP, LABEL, LEGEND = 20.0, 84.0, 170.0, 880.0
+MOST_PARTITIONS, MOST_COLUMNS = 40, 8
+"""More than these are no longer read one by one, or side by side on a screen."""
+BOX_WIDTH, BOX_HEIGHT, LANE = 126.0, 80.0, 118.0
+LEAST_GAP, WIDEST_GAP, SCREEN = 30.0, 78.0, 1420.0
+"""Between boxes: as much as leaves the figure as wide as a screen."""
+LEFT, TOP, LABEL, LEGEND = 20.0, 84.0, 130.0, 880.0
 ARROW = LIGHT.muted
 Point = tuple[float, float]
 
 
-def partition_graph_svg(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> str:
-    """Return the partitions with labels and arrows, or without where they are many."""
+def partition_graph_svg(
+    graph: OpGraph, assignment: Assignment, evaluation: Evaluation, subject: str = ""
+) -> str:
+    """Return the partitions with labels and arrows; many over the time that devices compute.
+
+    `subject` is the first line.
+    """
     summary = summarise(graph, assignment, evaluation)
     if suits_boxes(summary):
-        return _labelled_svg(summary, assignment, evaluation)
-    return _overview_svg(summary, evaluation)
+        return _labelled_svg(summary, assignment, evaluation, subject)
+    return _overview_svg(summary, assignment, evaluation, subject)
 
 
 def suits_boxes(summary: PartitionSummary) -> bool:
@@ -43,24 +55,29 @@ def suits_boxes(summary: PartitionSummary) -> bool:
     return few and max(columns(summary)) < MOST_COLUMNS
 
 
-def _labelled_svg(summary: PartitionSummary, assignment: Assignment, evaluation: Evaluation) -> str:
-    """Return boxes with operators, weights and time; arrows with the bytes that they carry.
+def _labelled_svg(
+    summary: PartitionSummary, assignment: Assignment, evaluation: Evaluation, subject: str
+) -> str:
+    """Return boxes with modules, weights and time; arrows with the bytes that they carry.
 
     A partition stands to the right of all that it reads from.
     """
     lanes = sorted(set(summary.device.tolist()))
     column = columns(summary)
-    width = LEFT + LABEL + (max(column) + 1) * (BOX_WIDTH + GAP)
+    count = max(column) + 1
+    gap = (SCREEN - 2 * LEFT - LABEL - count * BOX_WIDTH) / max(count - 1, 1)
+    gap = min(max(gap, LEAST_GAP), WIDEST_GAP)
+    width = LEFT + LABEL + count * (BOX_WIDTH + gap) - gap + 2 * LEFT
     corners = [
         (
-            LEFT + LABEL + c * (BOX_WIDTH + GAP),
+            LEFT + LABEL + c * (BOX_WIDTH + gap),
             TOP + lanes.index(d) * LANE + (LANE - BOX_HEIGHT) / 2,
         )
         for c, d in zip(column, summary.device.tolist(), strict=True)
     ]
     title = title_of(summary, evaluation)
     width = max(width, LEFT * 2 + text_width(title, 17), LEGEND)
-    drawing = Drawing(title)
+    drawing = Drawing(title, subject=subject)
     drawing.text(LEFT, 28, title, size=17, bold=True)
     _draw_legend(drawing)
     for row, device in enumerate(lanes):
@@ -70,7 +87,7 @@ def _labelled_svg(summary: PartitionSummary, assignment: Assignment, evaluation:
         drawing.text(LEFT + 10, y + LANE / 2 - 12, f"device {device}", size=13, bold=True)
         drawing.text(LEFT + 10, y + LANE / 2 + 6, use.name)
         drawing.text(LEFT + 10, y + LANE / 2 + 24, f"busy {format_s(use.load_s)}", fill=LIGHT.muted)
-    _draw_edges(drawing, summary, corners)
+    _draw_edges(drawing, summary, corners, gap)
     for partition, corner in enumerate(corners):
         _draw_box(drawing, summary, assignment, partition, corner)
     return drawing.svg(width, TOP + len(lanes) * LANE + LEFT, (ARROW,))
@@ -78,8 +95,8 @@ def _labelled_svg(summary: PartitionSummary, assignment: Assignment, evaluation:
 
 def _draw_legend(drawing: Drawing) -> None:
     drawing.rect(LEFT, 42, 18, 13, fill=colour_of(0), opacity=0.25, stroke=colour_of(0), radius=3)
-    drawing.text(LEFT + 26, 53, "partition: operators, weights, computing time")
-    x = LEFT + 370
+    drawing.text(LEFT + 26, 53, "partition: modules, operators, weights, computing time")
+    x = LEFT + 430
     _draw_arrow(drawing, f"M{x:.0f} 49h22", 2.5, is_sent=True)
     drawing.text(x + 38, 53, "sent between devices, wider is more")
     _draw_arrow(drawing, f"M{x + 310:.0f} 49h22", 1.5, is_sent=False)
@@ -105,30 +122,37 @@ def _draw_box(
     replicas = assignment.devices_of_partition[partition][1:]
     copies = f"also held by {format_ids(replicas)}" if replicas else ""
     drawing.rect(x, y, BOX_WIDTH, BOX_HEIGHT, fill=LIGHT.paper, radius=5)
-    tip = f"partition {partition} on device {summary.device[partition]}"
+    modules = summary.modules[partition]
+    tip = f"partition {partition} on device {summary.device[partition]}: {', '.join(modules)}"
     tip += f", {copies}" if copies else ""
     drawing.rect(
         x, y, BOX_WIDTH, BOX_HEIGHT, fill=colour, opacity=0.2, stroke=colour, radius=5, tip=tip
     )
     name = f"P{partition}" + (f" (+ {format_ids(replicas)})" if replicas else "")
-    drawing.text(x + 9, y + 19, name, size=13, bold=True)
+    more = f" +{len(modules) - 1}" if len(modules) > 1 else ""
+    shown = cut_text(modules[0], BOX_WIDTH - 12 - text_width(more, 12), 12) + more
+    drawing.text(x + 7, y + 19, shown, size=12, bold=True)
+    operators = counted(int(summary.operators[partition]), "op")
+    what = "backward" if summary.is_backward[partition] else operators
     lines = (
-        counted(int(summary.operators[partition]), "operator"),
+        f"{name}, {what}",
         format_size(int(summary.weight_bytes[partition])),
         format_s(float(summary.time_s[partition])),
     )
     for line, words in enumerate(lines):
-        drawing.text(x + 9, y + 37 + 17 * line, words)
+        drawing.text(x + 7, y + 37 + 17 * line, words, size=11)
 
 
-def _draw_edges(drawing: Drawing, summary: PartitionSummary, corners: list[Point]) -> None:
+def _draw_edges(
+    drawing: Drawing, summary: PartitionSummary, corners: list[Point], gap: float
+) -> None:
     """Draw what stays first, so that what is sent lies over it, and labels over both."""
     ends = _ends(summary, corners)
     most = max((edge.sent_bytes for edge in summary.edges), default=0)
     labels: list[tuple[Edge, Point, Point]] = []
     for edge in sorted(summary.edges, key=lambda edge: edge.sent_bytes):
         a, b = ends[edge]
-        bend = max(GAP * 0.55, (b[0] - a[0]) * 0.35)
+        bend = _bend(a, b, gap)
         curve = (
             f"M{a[0]:.1f} {a[1]:.1f}C{a[0] + bend:.1f} {a[1]:.1f}"
             f" {b[0] - bend:.1f} {b[1]:.1f} {b[0]:.1f} {b[1]:.1f}"
@@ -140,7 +164,12 @@ def _draw_edges(drawing: Drawing, summary: PartitionSummary, corners: list[Point
             labels.append((edge, a, b))
     taken = [(x, y, x + BOX_WIDTH, y + BOX_HEIGHT) for x, y in corners]
     for edge, a, b in reversed(labels):
-        _draw_label(drawing, format_size(edge.sent_bytes), a, b, taken)
+        bends = a, (a[0] + _bend(a, b, gap), a[1]), (b[0] - _bend(a, b, gap), b[1]), b
+        _draw_label(drawing, format_size(edge.sent_bytes), bends, taken)
+
+
+def _bend(a: Point, b: Point, gap: float) -> float:
+    return max(gap * 0.55, (b[0] - a[0]) * 0.35)
 
 
 def _ends(summary: PartitionSummary, corners: list[Point]) -> dict[Edge, tuple[Point, Point]]:
@@ -165,16 +194,13 @@ def _ends(summary: PartitionSummary, corners: list[Point]) -> dict[Edge, tuple[P
 def _draw_label(
     drawing: Drawing,
     words: str,
-    a: Point,
-    b: Point,
+    curve: tuple[Point, Point, Point, Point],
     taken: list[tuple[float, float, float, float]],
 ) -> None:
     """Write on the arrow where there is room; without any only its tip has the words."""
     half = text_width(words, 11) / 2
-    bend = max(GAP * 0.55, (b[0] - a[0]) * 0.35)
     for t in (0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8):
-        x = _bezier(t, a[0], a[0] + bend, b[0] - bend, b[0])
-        y = _bezier(t, a[1], a[1], b[1], b[1])
+        x, y = (_bezier(t, *coordinates) for coordinates in zip(*curve, strict=True))
         box = (x - half, y - 8, x + half, y + 8)
         if not any(_overlap(box, other) for other in taken):
             drawing.text(x, y + 4, words, size=11, anchor="middle", halo=True)
@@ -196,51 +222,121 @@ def _overlap(a: tuple[float, float, float, float], b: tuple[float, float, float,
 OVERVIEW_TOP, OVERVIEW_LABEL, LANES_WIDTH = 112.0, 190.0, 760.0
 MOST_NUMBERED = 12
 """Up to so many devices, the bytes between two are written out."""
+MOST_TIPS = 4000
+"""Beyond this many boxes, words under the pointer would be most of the file."""
+JOINED, THINNEST = 0.5, 0.4
+"""Pixels that are no gap, and those of what takes next to no time."""
 
 
-def _overview_svg(summary: PartitionSummary, evaluation: Evaluation) -> str:
-    """Return a lane of boxes for each device and, beside it, how much it sends to each other."""
+class _Stretch(NamedTuple):
+    """A device computes a partition without a break that could be seen."""
+
+    partition: int
+    device: int
+    begin_s: float
+    end_s: float
+
+
+def _overview_svg(
+    summary: PartitionSummary, assignment: Assignment, evaluation: Evaluation, subject: str
+) -> str:
+    """Return when each device computes which partition and, beside it, what it sends to others."""
     lanes = sorted(set(summary.device.tolist()))
     height = 34.0 if len(lanes) <= MOST_NUMBERED else 18.0
     title = title_of(summary, evaluation)
-    drawing = Drawing(title)
+    drawing = Drawing(title, subject=subject)
     drawing.text(LEFT, 28, title, size=17, bold=True)
-    words = (
-        "Each box is a partition, right of all that it reads; the darker, the longer it computes"
-    )
+    words = "Each box is a partition while its device computes it; neighbours differ in shade"
     drawing.text(LEFT, 53, words)
     for row, device in enumerate(lanes):
         y = OVERVIEW_TOP + row * height
         lane_width = OVERVIEW_LABEL + LANES_WIDTH
         drawing.rect(LEFT, y + 1, lane_width, height - 2, fill=colour_of(device), opacity=0.07)
-        name = f"{device}: {evaluation.devices[device].name}"
-        drawing.text(LEFT + 8, y + height / 2 + 4, name, size=12 if height > 20 else 10)
-    _draw_boxes(drawing, summary, lanes, height)
+        use = evaluation.devices[device]
+        share = use.load_s / evaluation.latency_s if evaluation.latency_s else 0.0
+        size = 11 if height > 20 else 9
+        drawing.text(LEFT + 8, y + height / 2 + 4, f"{device}: {use.name}", size=size)
+        right = LEFT + OVERVIEW_LABEL - 8
+        busy = f"{share:.0%}"
+        drawing.text(right, y + height / 2 + 4, busy, size=size, anchor="end", fill=LIGHT.muted)
+    busy_heading = LEFT + OVERVIEW_LABEL - 8, OVERVIEW_TOP - 8
+    drawing.text(*busy_heading, "busy", size=11, anchor="end", fill=LIGHT.muted)
+    _draw_stretches(drawing, summary, assignment, evaluation, height)
     width = _draw_matrix(drawing, device_matrix(summary), lanes, height)
     return drawing.svg(
-        max(width, LEFT * 2 + text_width(title, 17)), OVERVIEW_TOP + len(lanes) * height + 24
+        max(width, LEFT * 2 + text_width(title, 17)), OVERVIEW_TOP + len(lanes) * height + 44
     )
 
 
-def _draw_boxes(
-    drawing: Drawing, summary: PartitionSummary, lanes: list[int], height: float
+def _draw_stretches(
+    drawing: Drawing,
+    summary: PartitionSummary,
+    assignment: Assignment,
+    evaluation: Evaluation,
+    height: float,
 ) -> None:
-    column = columns(summary)
-    step = min(LANES_WIDTH / (max(column) + 1), 24.0)
-    longest = float(summary.time_s.max())
+    """Draw what each device computes over time, and the axis below."""
+    lanes = sorted(set(summary.device.tolist()))
     row_of = {device: row for row, device in enumerate(lanes)}
-    for partition, device in enumerate(summary.device.tolist()):
-        time_s = float(summary.time_s[partition])
+    times, x0 = time_unit(evaluation.latency_s), LEFT + OVERVIEW_LABEL
+    px_per_s = LANES_WIDTH / (evaluation.latency_s or 1.0)
+    stretches = _stretches(summary, assignment, evaluation, JOINED / px_per_s)
+    turn = dict.fromkeys(lanes, 0)
+    shown: dict[int, int] = {}
+    for stretch in stretches:
+        device, partition = stretch.device, stretch.partition
+        if shown.get(device) != partition:
+            shown[device], turn[device] = partition, turn[device] + 1
+        begin, wide = stretch.begin_s * px_per_s, (stretch.end_s - stretch.begin_s) * px_per_s
+        modules = ", ".join(summary.modules[partition])
+        tip = (
+            f"P{partition}: {modules}; {counted(int(summary.operators[partition]), 'operator')},"
+            f" {format_size(int(summary.weight_bytes[partition]))},"
+            f" {format_s(float(summary.time_s[partition]))}"
+        )
+        y = OVERVIEW_TOP + row_of[device] * height + 4
         drawing.rect(
-            LEFT + OVERVIEW_LABEL + column[partition] * step,
-            OVERVIEW_TOP + row_of[device] * height + 4,
-            max(step * 0.85, 0.6),
+            x0 + begin,
+            y,
+            max(wide, THINNEST),
             height - 8,
             fill=colour_of(device),
-            opacity=round(0.3 + 0.7 * time_s / longest, 2) if longest > 0 else 1.0,
-            tip=f"P{partition}: {summary.operators[partition]} operators,"
-            f" {format_size(int(summary.weight_bytes[partition]))}, {format_s(time_s)}",
+            opacity=0.9 if turn[device] % 2 else 0.55,
+            tip=tip if len(stretches) <= MOST_TIPS else "",
         )
+        if wide > text_width(modules, 10) + 6 and height > 20:
+            middle = x0 + begin + wide / 2
+            drawing.text(middle, y + (height - 8) / 2 + 4, modules, size=10, anchor="middle")
+    bottom = OVERVIEW_TOP + len(lanes) * height
+    across = Scale(0.0, evaluation.latency_s / times.size or 1.0)
+    panel = Panel(x0, bottom, LANES_WIDTH, 4.0, across, Scale(0.0, 1.0))
+    axis_across(drawing, panel, ticks=() if evaluation.latency_s else (0.0,))
+    drawing.text(x0 - 8, bottom + 20, f"time in {times.name}", size=11, anchor="end")
+
+
+def _stretches(
+    summary: PartitionSummary, assignment: Assignment, evaluation: Evaluation, joined_s: float
+) -> list[_Stretch]:
+    """Return when partitions are computed, by start; stretches `joined_s` apart are one."""
+    latest: dict[int, _Stretch] = {}
+    stretches: list[_Stretch] = []
+    partition_of, begins = assignment.partition_of, evaluation.op_start_s
+    seen: set[int] = set()
+    for op in np.argsort(begins, kind="stable").tolist():
+        partition, begin_s = int(partition_of[op]), float(begins[op])
+        end_s = float(evaluation.op_finish_s[op])
+        if end_s <= begin_s and partition in seen:
+            continue
+        seen.add(partition)
+        device = int(summary.device[partition])
+        last = latest.get(device)
+        if last and last.partition == partition and begin_s - last.end_s <= joined_s:
+            latest[device] = last._replace(end_s=max(last.end_s, end_s))
+            continue
+        if last:
+            stretches.append(last)
+        latest[device] = _Stretch(partition, device, begin_s, end_s)
+    return sorted([*stretches, *latest.values()], key=lambda s: (s.begin_s, s.device))
 
 
 def _draw_matrix(

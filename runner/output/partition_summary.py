@@ -1,13 +1,16 @@
 """What the partitions of a placement hold, take and pass on: the numbers of its graph."""
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.cost.evaluation import Evaluation
-from runner.output.units import format_s, format_size
+from runner.output.units import format_ids, format_s, format_size
 
 __all__ = ["Edge", "PartitionSummary", "columns", "device_matrix", "summarise", "title_of"]
 
@@ -37,11 +40,17 @@ class PartitionSummary:
     """Time of its operators, without waiting."""
     edges: tuple[Edge, ...]
     """By source, then target."""
+    modules: tuple[tuple[str, ...], ...]
+    """What it computes, such as ``layers 0-9`` and ``norm``, the most operators first."""
+    is_backward: tuple[bool, ...]
+    """Whether all of it is of a backward."""
 
 
 def summarise(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) -> PartitionSummary:
     """Return the numbers of each partition; the bytes of all edges add up to what is sent."""
     partition_of, count = assignment.partition_of, assignment.n_partitions
+    order = np.argsort(partition_of, kind="stable")
+    members = np.split(order, np.cumsum(np.bincount(partition_of, minlength=count))[:-1])
     user = np.repeat(np.arange(graph.n_ops), np.diff(graph.use_start))
     pairs = np.unique(np.stack([partition_of[user], graph.uses]), axis=1)
     return PartitionSummary(
@@ -52,7 +61,38 @@ def summarise(graph: OpGraph, assignment: Assignment, evaluation: Evaluation) ->
             partition_of, weights=evaluation.op_finish_s - evaluation.op_start_s, minlength=count
         ).astype(np.float64),
         edges=_edges(graph, assignment),
+        modules=tuple(_modules_of(graph, ops) for ops in members),
+        is_backward=tuple(bool(graph.is_backward[ops].all()) for ops in members),
     )
+
+
+def _modules_of(graph: OpGraph, operators: IntArray) -> tuple[str, ...]:
+    """Return the modules of some operators, numbered ones as ranges."""
+    counts: Counter[tuple[str, int | None]] = Counter()
+    for path in (graph.modules[op] for op in operators.tolist()):
+        counts[_named(path)] += 1
+    total: Counter[str] = Counter()
+    numbers: dict[str, list[int]] = {}
+    for (name, number), count in counts.items():
+        total[name] += count
+        numbers.setdefault(name, []).extend([] if number is None else [number])
+    return tuple(
+        f"{name} {format_ids(tuple(numbers[name]))}" if numbers[name] else name
+        for name, _ in sorted(total.items(), key=lambda item: (-item[1], item[0]))
+    )
+
+
+@lru_cache(maxsize=4096)
+def _named(path: str) -> tuple[str, int | None]:
+    """Return what a module is called, and its number: of ``model.layers.3.mlp`` layers and 3."""
+    parts = path.split(".")
+    for before, part in pairwise(parts):
+        if part.isdecimal():
+            return before, int(part)
+    if parts[0].isdecimal():
+        return "modules", int(parts[0])
+    # Below the model's own shell, as in `model.embed_tokens`.
+    return parts[1] if len(parts) > 1 else parts[0] or "the model", None
 
 
 def _sums(index: IntArray, amounts: IntArray, count: int) -> IntArray:

@@ -25,14 +25,15 @@ WHITE_SHARES = (0.0, 0.35, 0.6, 0.8)
 """Of the colours of a device's first, second, ... stages; later ones have the last."""
 
 
-def schedule_svg(result: ScheduleResult) -> str:
+def schedule_svg(result: ScheduleResult, subject: str = "") -> str:
     """Return the timeline of one step; a box is a forward or backward, with its microbatch.
 
     The stages of a device share its row, later ones lighter. Forwards of a stage that would lie in
     the same pixel are one box, and so are backwards. Sums over replicas and updates come last.
+    `subject` is the first line.
     """
     work = "training step" if result.training else "step"
-    drawing = Drawing(f"Schedule {result.name}: one {work}")
+    drawing = Drawing(f"Schedule {result.name}: one {work}", subject=subject)
     title = (
         f"{result.name}: {work} {format_s(result.step_s)}, bubble {result.bubble_fraction:.1%},"
         f" {counted(result.microbatches, 'microbatch', 'microbatches')}"

@@ -12,6 +12,8 @@ __all__ = ["DARK", "HEAD", "IN_PAGE", "LIGHT", "Drawing", "Palette", "colour_of"
 
 HEAD = 10.0
 """Length of an arrow's head in pixels."""
+_BAND = 20.0
+"""Height of the line above a figure, and its margins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,10 @@ def text_width(text: str, size: float) -> float:
 class Drawing:
     """Collects shapes; coordinates are pixels from the top left, later shapes lie on top."""
 
-    def __init__(self, title: str, palette: Palette = LIGHT) -> None:
+    def __init__(self, title: str, palette: Palette = LIGHT, subject: str = "") -> None:
+        """Begin a drawing; `subject` is its first line, above all that is drawn."""
         self.palette = palette
-        self._title = title
+        self._title, self._subject = title, subject
         self._shapes: list[str] = []
 
     def rect(
@@ -174,6 +177,16 @@ class Drawing:
             f'<path d="M0 0L10 5L0 10z" fill="{colour}"/></marker>'
             for colour in arrows
         )
+        body = "\n".join(self._shapes)
+        if self._subject:
+            width = max(width, 2 * _BAND + text_width(self._subject, 12))
+            height += _BAND
+            line = escape(self._subject)
+            ink = self.palette.muted
+            body = (
+                f'<text x="{_n(_BAND)}" y="20" font-size="12" fill="{ink}">{line}</text>\n'
+                f'<g transform="translate(0 {_n(_BAND)})">\n{body}\n</g>'
+            )
         return (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{_n(width)}" height="{_n(height)}"'
             f' viewBox="0 0 {_n(width)} {_n(height)}" role="img"'
@@ -182,7 +195,7 @@ class Drawing:
             f"<title>{escape(self._title)}</title>\n"
             + (f"<defs>{heads}</defs>\n" if heads else "")
             + f'<rect width="{_n(width)}" height="{_n(height)}" fill="{self.palette.paper}"/>\n'
-            + "\n".join(self._shapes)
+            + body
             + "\n</svg>\n"
         )
 
