@@ -89,7 +89,7 @@ def _dashboard(
             "charts": ("mlflow_charts.png", ".bars"),
         }
         for key, (name, shown) in pages.items():
-            page = browser.new_page(viewport={"width": 1680, "height": 1050})
+            page = browser.new_page(viewport={"width": 1440, "height": 900})
             page.set_default_timeout(_WAIT_MS)
             page.goto(re.sub(r"^http://[^/]+", server, printed[key]))
             page.locator(shown).first.wait_for(state="attached")

@@ -55,7 +55,9 @@ def with_remedy(
                 tried.append(change.overrides)
                 continue
             return _with_advice(error, f"{change.overrides} makes it fit")
-    return _with_advice(error, f"tried, and not enough: {'; '.join(tried)}") if tried else error
+    if not tried or error.devices_that_fit is not None:  # which says what would do
+        return error
+    return _with_advice(error, f"tried, and not enough: {'; '.join(tried)}")
 
 
 def _with_advice(error: InfeasibleError, advice: str) -> InfeasibleError:

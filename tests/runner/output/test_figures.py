@@ -67,7 +67,7 @@ def test_few_partitions_have_labelled_boxes() -> None:
     seen = words(graph_of(fork()))
     assert seen[0] == "3 partitions on 2 devices: 15.00 s, 4 B transferred"
     assert {"P0, 1 op", "P1, 1 op", "P2, 2 ops", "30 B", "6000 ms", "4 B"} <= set(seen)
-    assert {"stem", "left", "right +1"} <= set(seen)
+    assert {"stem", "left", "body +1"} <= set(seen)
     assert {"device 0", "device 1"} <= set(seen)
     assert "device 2" not in seen
 
@@ -126,14 +126,16 @@ def test_many_partitions_are_drawn_over_the_time_of_their_devices() -> None:
     assert set(tips) == {f"P{number}" for number in range(300)}
     assert "busy" in words(svg)
     # The boxes of a device are as wide as it is busy: of 760 pixels for the whole time.
+    part = what.assignment.partition_of.tolist()
+    slow = scene(what.graph, devices(*[10**6] * 4), part, [(p % 4,) for p in range(300)])
     boxes = [
         (float(r.attrib["y"]), float(r.attrib["width"]))
-        for r in ElementTree.fromstring(svg).iter(f"{SVG}rect")
+        for r in ElementTree.fromstring(graph_of(slow)).iter(f"{SVG}rect")
         if (r.findtext(f"{SVG}title") or "").startswith("P")
     ]
     for row, y in enumerate(sorted({y for y, _ in boxes})):
-        load_s = what.evaluation.devices[row].load_s
-        expected = 760 * load_s / what.evaluation.latency_s
+        load_s = slow.evaluation.devices[row].load_s
+        expected = 760 * load_s / slow.evaluation.latency_s
         assert sum(wide for top, wide in boxes if top == y) == pytest.approx(expected, rel=0.05)
     assert not any(re.fullmatch(r"P\d+", word) for word in words(svg))
     pair = device_matrix(summary)[0, 1]
@@ -245,7 +247,7 @@ def test_a_long_place_is_shown_from_its_end() -> None:
     named = what._replace(graph=replace(what.graph, modules=modules))
     (says,) = [word for word in words(memory_of(named)) if word.startswith("peak 79")]
     assert re.search(r"at \.\.\.[a-z.]+\.last \(add in the backward\)$", says)
-    assert len(says) < 115
+    assert len(says) < 125
 
 
 def test_a_graph_without_time_or_bytes_can_be_drawn() -> None:
