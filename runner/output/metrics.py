@@ -81,13 +81,13 @@ _ONE_INPUT = "neither `schedule` nor replicas"
 # fmt: off
 METRICS = (
     Metric("latency_ms", "ms", ",.3f", _LOWER, "Simulated time of one input through the model.",
-           heading="latency", column="plain", page=PageColumn(1, 100)),
+           heading="latency", column="plain", page=PageColumn(1, 90)),
     Metric("optimality_gap_pct", "%", ".1f", _LOWER,
            "How far the latency is above the lower bound.", _ONE_INPUT,
            heading="gap", column="some", spare=2, page=PageColumn(15, 140)),
     Metric("peak_memory_gib", "GiB", ".3f", _LOWER,
            "The most that any device holds at once: weights, inputs and live tensors.",
-           heading="peak", column="mixed", page=PageColumn(2, 130)),
+           heading="peak", column="mixed", page=PageColumn(2, 125)),
     Metric("examples_per_s", "examples/s", ",.2f", _HIGHER,
            "Examples: of a stream of inputs, of training steps one after the other, of a schedule.",
            heading="throughput", column="some", spare=5, page=PageColumn(4, 115)),

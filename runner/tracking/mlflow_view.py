@@ -51,11 +51,14 @@ RUN_COLORS = (
 """Colours to be told apart with colour-blind eyes too (after Okabe and Ito, and Tol). MLflow's own
 come from the run's id, and often two runs of four get the same."""
 
-# In this order and width, in pixels: the first five fit beside MLflow's panels on a wide screen.
+_FIXED_WIDTHS = {"attributes.`Run Name`": 120, "runDateAndNestInfo": 90}
+"""Of MLflow's own first columns: the name, and when and how the run ended."""
+# In this order and width, in pixels: those of two choices and the first three costs fit beside
+# MLflow's panels on a screen of 1440.
 # MLflow shows no column for a metric that none of the runs has.
 _COLUMN_WIDTHS = {
-    "params.`mode`": 100,
-    "params.`devices`": 110,
+    "params.`mode`": 95,
+    "params.`devices`": 85,
     **{f"metrics.`{name}`": width for name, width in page_columns(common=True).items()},
     "params.`transfer_rate`": 105,
     "params.`model`": 120,
@@ -131,13 +134,13 @@ def comparison_view(
         "modelVersionFilter": "All Runs",
         "runsHiddenMode": "SHOW_ALL",
         "selectedColumns": list(columns),
-        "columnOrder": list(columns),
-        "columnWidths": columns,
+        "columnOrder": [*_FIXED_WIDTHS, *columns],
+        "columnWidths": {**_FIXED_WIDTHS, **columns},
         "compareRunSections": [
             _section(_COSTS, "Costs", columns=2),
             _section(_CHOICES, "Choices", columns=1),
         ],
-        "compareRunCharts": _cost_charts(metric) + _choice_charts(swept),
+        "compareRunCharts": _cost_charts(metric) + _choice_charts(),
         # The charts that MLflow adds for the other metrics come after ours.
         "isAccordionReordered": True,
     }
@@ -175,30 +178,13 @@ def _cost_charts(metric: str) -> list[dict[str, Any]]:
             xaxis={"key": "peak_memory_gib", "type": "METRIC"},
             yaxis={"key": metric, "type": "METRIC"},
         ),
-        _chart(
-            _COSTS,
-            "LINE",
-            "timeline",
-            metricKey="memory_gib",
-            selectedMetricKeys=["memory_gib"],
-            xAxisKey="step",
-            useGlobalXaxisKey=False,
-            lineSmoothness=0,
-            useGlobalLineSmoothing=False,
-        ),
+        _chart(_COSTS, "BAR", "partitions", metricKey="partitions"),
     ]
 
 
-def _choice_charts(swept: Sequence[str]) -> list[dict[str, Any]]:
+def _choice_charts() -> list[dict[str, Any]]:
+    """Return the table of differences. Lines of twenty runs over each other show nothing."""
     return [
-        _chart(
-            _CHOICES,
-            "PARALLEL",
-            "choices",
-            selectedParams=list(swept) or ["model", "mode", "devices", "transfer_rate"],
-            selectedMetrics=["partitions", "peak_memory_gib", "latency_ms"],
-            showAllRuns=False,
-        ),
         _chart(
             _CHOICES,
             "DIFFERENCE",

@@ -107,7 +107,7 @@ def browser_page() -> Iterator["Page"]:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=BROWSER, args=FLAGS)
         try:
-            page = browser.new_page(viewport={"width": 1680, "height": 1600})
+            page = browser.new_page(viewport={"width": 1440, "height": 1600})
             page.set_default_timeout(_PAGE_MS)
             yield page
         finally:
@@ -151,11 +151,10 @@ def test_charts_show_all_runs(pages: ComparisonPage, browser_page: "Page", tmp_p
     browser_page.goto("about:blank")  # the two addresses differ only after the #
     browser_page.goto(pages.charts_url)
     cards = browser_page.get_by_test_id("experiment-view-compare-runs-card")
-    latency, memory, trade, timeline = (cards.nth(index) for index in range(4))
-    cards.filter(has_text="Parallel Coordinates").get_by_text("devices", exact=True).wait_for()
+    latency, memory, trade, partitions = (cards.nth(index) for index in range(4))
     cards.filter(has_text="Differences").get_by_text("latency_ms").wait_for()
     trade.locator(".scatterlayer path.point").nth(len(_RUNS) - 1).wait_for(state="attached")
-    timeline.locator(".js-line").first.wait_for(state="attached")
+    partitions.locator(".bars .point").first.wait_for(state="attached")
     browser_page.screenshot(path=tmp_path / "charts.png")
     for card, title, column in ((latency, "latency_ms", 2), (memory, "peak_memory_gib", 3)):
         shown = card.inner_text().split()
@@ -163,7 +162,7 @@ def test_charts_show_all_runs(pages: ComparisonPage, browser_page: "Page", tmp_p
         assert {f"{run[column]:.2f}" for run in _RUNS} <= set(shown)
         assert card.locator(".bars .point").count() == len(_RUNS)
     assert trade.locator(".scatterlayer path.point").count() == len(_RUNS)
-    assert "memory_gib" in timeline.inner_text()
+    assert "partitions" in partitions.inner_text()
 
 
 def test_runs_can_be_sent_to_a_server(pages: ComparisonPage, tmp_path: Path) -> None:
