@@ -236,7 +236,7 @@ def _table_rows(ranking: Ranking, place: Path | None) -> list[_TableRow]:
         mark, words = _MARKS[ranked_row.mark]
         rows.append(row._replace(mark=mark, mark_title=words))
     for other in ranking.others:
-        css = ["none"] + ["more"] * (id(other) not in visible)
+        css = ["none", other.status] + ["more"] * (id(other) not in visible)
         numbers = [_Number(status_word(other), None, "n status", (other.error or "")[:300])]
         numbers += [_Number("-", None)] * (len(ranking.measures) - 1)
         rows.append(_table_row(ranking, other, place, numbers, css))

@@ -240,7 +240,11 @@ def model_label(row: SweepRow, keys: Sequence[str]) -> str:
     """
     last = [key.rpartition(".")[2] for key in keys]
     parts = [
-        cell(row, key) if key == "model" else f"{key if last.count(name) > 1 else name}={text}"
+        cell(row, key)
+        if key == "model"
+        else f"effective batch {text}"
+        if key == EFFECTIVE_BATCH
+        else f"{key if last.count(name) > 1 else name}={text}"
         for key, name in zip(keys, last, strict=True)
         if (text := row.settings.get(key)) is not None  # None where it is another model's setting
     ]

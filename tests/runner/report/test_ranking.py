@@ -67,9 +67,9 @@ def test_schedules_are_compared_at_equal_effective_batch() -> None:
 
     def job(rate: float, schedule: str, batch: str, count: str) -> SweepRow:
         metrics = {"step_ms": 1.0, "examples_per_s": rate, "schedule_peak_gib": 1.0}
-        settings = {"schedule": schedule, "microbatches": count} if schedule != "none" else {}
-        of_step = metrics if settings else {"examples_per_s": rate}
-        return row(metrics=of_step, model__batch_size=batch, **settings)
+        if schedule == "none":
+            return row(metrics={"examples_per_s": rate}, model__batch_size=batch)
+        return row(metrics=metrics, model__batch_size=batch, schedule=schedule, microbatches=count)
 
     rows = [
         job(50.0, "none", "8", "1"),
@@ -78,8 +78,8 @@ def test_schedules_are_compared_at_equal_effective_batch() -> None:
         job(200.0, "1f1b", "4", "8"),
     ]
     ranking = ranked(sweep(rows, "schedule", "model.batch_size", "microbatches"))
-    assert ranking.models == ("effective_batch=8", "effective_batch=32")
-    eight = [r.row.settings["schedule"] for r in ranking.of_model("effective_batch=8") if r.leads]
+    assert ranking.models == ("effective batch 8", "effective batch 32")
+    eight = [r.row.settings["schedule"] for r in ranking.of_model("effective batch 8") if r.leads]
     assert eight == ["1f1b"]
     # Where one schedule is asked for its best size, sizes are what is compared.
     alike = [job(rate, "1f1b", "1", count) for rate, count in ((50.0, "4"), (90.0, "16"))]
