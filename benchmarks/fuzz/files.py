@@ -179,8 +179,8 @@ def _changed_arrays(rnd: Random, content: bytes) -> tuple[bytes, str]:
     array = arrays[name]
     if action == "number" and array.size and array.dtype == np.int64:
         number = odd_number(rnd)
-        usable = math.isfinite(number) and abs(number) < 2**63
-        array.flat[rnd.randrange(array.size)] = int(number) if usable else -(2**63)
+        usable = -(2**63) <= number < 2**63  # and a number
+        array.flat[rnd.randrange(array.size)] = int(number) if usable else -1
     elif action == "shorter":
         arrays[name] = array[: rnd.randrange(len(array) + 1)]
     elif action == "type":

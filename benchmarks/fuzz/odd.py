@@ -60,7 +60,7 @@ def odd_value(rnd: Random) -> object:
 
 def is_never_a_size(value: object) -> bool:
     """Return whether a value is below 0, or no number though a float."""
-    return isinstance(value, int | float) and (value != value or value < 0)
+    return isinstance(value, int | float) and not value >= 0
 
 
 def changed_document(rnd: Random, document: Any) -> tuple[Any, str]:  # noqa: ANN401 - any JSON

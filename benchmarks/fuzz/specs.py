@@ -15,7 +15,10 @@ __all__ = ["fuzz_specs"]
 
 _ODD = ("-1", "-0.5", "0", "1e400", "nan", "inf", "9" * 30, "9" * 5000, "0.0000000001")
 _NUMBER = st.one_of(
-    st.sampled_from(_ODD), st.integers(-10, 10**7).map(str), st.floats(0, 1e6).map("{:.6f}".format)
+    st.sampled_from(_ODD),
+    st.integers(1, 64).map(str),
+    st.integers(-10, 10**7).map(str),
+    st.floats(0, 1e6).map("{:.6f}".format),
 )
 _UNIT = st.sampled_from(("", "mb", "gb", "tb", "gib", "tib", "kb", "gbit", "GB", "b/s", "\0", "ß"))
 _PART = st.builds("{}x{}{}".format, _NUMBER, _NUMBER, _UNIT) | st.builds(

@@ -101,7 +101,8 @@ def parse_devices(spec: str, accelerators: Collection[str] = ()) -> tuple[PoolSp
         if total > MAX_DEVICES:
             raise SpecError(f"{total} devices are too many, at most {MAX_DEVICES}")
     except SpecError as error:
-        raise SpecError(f"devices={spec}: {error}; write {DEVICE_GRAMMAR}") from None
+        shown = " ".join(spec.split())
+        raise SpecError(f"devices={shown}: {error}; write {DEVICE_GRAMMAR}") from None
     return pools
 
 

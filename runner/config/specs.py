@@ -210,7 +210,8 @@ def transfer_rate(spec: str) -> dict[str, Any]:
     match = _RATE.fullmatch(spec.strip().lower())
     if match is None or match[2] not in _PER_S:
         units = ", ".join(unit for unit in _PER_S if unit)
-        raise SpecError(f"transfer_rate={spec}: not a number with one of {units}, or bare; {_HOW}")
+        shown = " ".join(spec.split())
+        raise SpecError(f"transfer_rate={shown}: not a number with one of {units}, or bare; {_HOW}")
     bytes_per_s = float(match[1]) * _PER_S[match[2]]
     if not 0 < bytes_per_s < math.inf:
         raise SpecError(f"transfer_rate={spec}: the rate must be positive and finite; {_HOW}")
