@@ -5,6 +5,8 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.memory_bound import memory_bound_s
+from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables
 from fxpart.support.compiled import compiled, inlined
 
@@ -188,23 +190,25 @@ def critical_path_s(t: CostTables, device_of: IntArray) -> float:
     return longest
 
 
-def lower_bound_s(t: CostTables, group: IntArray) -> float:
-    """Return a latency in seconds that no placement of whole operators on these devices can beat.
+def lower_bound_s(problem: Problem) -> float:
+    """Return a latency in seconds that no placement of whole operators that fits can beat.
 
-    One that spreads an operator over devices (tensor parallelism) can. `group` is `OpGraph.group`.
-    The larger of two bounds. From dependencies, see `_path_bound_s`, with every operator on its
-    fastest device and every transfer on the fastest link. From work: with shares y of the devices
-    that add to 1, any placement takes at least the sum over operators of the least
+    One that spreads an operator over devices (tensor parallelism) can. The largest of three bounds.
+    From memory, see `fxpart.cost.memory_bound`. From dependencies, see `_path_bound_s`, with every
+    operator on its fastest device and every transfer on the fastest link. From work: with shares y
+    of the devices that add to 1, any placement takes at least the sum over operators of the least
     ``y_d * time_d`` (linear programming duality); the shares are the devices' speeds on the whole
     model, which for equal devices gives work / D.
     """
+    t, order = problem.costs, group_order(problem.graph.group)
     time_s = np.ascontiguousarray(t.op_time_s.min(axis=1))
     devices = t.op_time_s.shape[1]
     if devices == 1:
         return float(time_s.sum())
     apart = ~np.eye(devices, dtype=np.bool_)
     cheapest_s = t.link_latency_s[apart].min() + t.value_bytes * t.s_per_byte[apart].min()
-    path = float(_path_bound_s(t, group_order(group), time_s, cheapest_s))
+    path = float(_path_bound_s(t, order, time_s, cheapest_s))
+    path = max(path, memory_bound_s(problem, order.before, time_s, cheapest_s))
     totals = t.op_time_s.sum(axis=0)
     if not (totals > 0).all():
         return path

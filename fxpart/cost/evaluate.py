@@ -46,7 +46,7 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
         latency_s=float(latency),
         throughput_per_s=1.0 / load.busiest_s if load.busiest_s > 0 else float("inf"),
         critical_path_s=float(critical_path_s(costs, device_of)),
-        lower_bound_s=lower_bound_s(costs, problem.graph.group),
+        lower_bound_s=lower_bound_s(problem),
         transfer_bytes=load.sent_bytes,
         partitions=assignment.n_partitions,
         rounds=assignment.rounds,

@@ -183,9 +183,10 @@ def _weight_gradient_first() -> OpGraph:
 
 def test_lower_bound_counts_the_order_in_a_group() -> None:
     this = problem(_weight_gradient_first(), devices(GB, GB, GB))
+    alone = replace(this.graph, group=np.arange(6))
     # By what they read, 1 + 1 + 1 + 4. Each weight gradient holds up what its device computes next:
     # 1 + 1, then 4 + 1, then 4 + 1.
-    assert lower_bound_s(this.costs, np.arange(6)) == 7
+    assert _bound_s(problem(alone, this.topology)) == 7
     assert _bound_s(this) == 12
     assert _best_of_all_s(this) == 12
 
@@ -203,8 +204,80 @@ def test_lower_bound_knows_that_a_group_is_sent_nothing_of_its_own() -> None:
     assert _best_of_all_s(slow) == 7
 
 
+def test_lower_bound_counts_the_transfers_that_memory_forces() -> None:
+    graph = chain(4)
+    # Weights of 10 and values of 1: two operators fit on a device of 24, and one on one of 14.
+    assert [_bound_s(problem(graph, devices(*[24] * n))) for n in (1, 2)] == [4, 5]
+    apart = problem(graph, devices(14, 14, 14, 14, link=Link(0.25, 1.0)))
+    assert _bound_s(apart) == 4 + 3 * (1 + 4)
+    assert _best_that_fits_s(apart) == 4 + 3 * (1 + 4)
+
+
+def test_lower_bound_counts_what_fits_no_fast_device() -> None:
+    graph = chain(6)
+    speeds = [4.0, 1.0]
+    assert _bound_s(problem(graph, devices(99, 99, speeds=speeds))) == 1.5
+    # No operator fits on the fast device; the first counts as if it did.
+    assert _bound_s(problem(graph, devices(9, 99, speeds=speeds))) == 0.25 + 5
+    # Four do. The bound knows of a transfer, not that the device is full after it.
+    most = problem(graph, devices(45, 45, speeds=speeds))
+    assert _bound_s(most) == 1.5 + 1
+    assert _best_that_fits_s(most) == 4 / 4 + 1 + 2
+
+
+def test_lower_bound_counts_a_weight_once_where_it_is_used_twice() -> None:
+    sketch = Sketch()
+    tied = sketch.weight(10)
+    value = sketch.op([], 1, [tied], 1)
+    for _ in range(3):
+        value = sketch.op([value], 1, [tied], 1)
+    assert _bound_s(problem(sketch.graph(value), devices(13, 13))) == 4
+
+
+def _best_that_fits_s(this: Problem) -> float:
+    """Return the least latency of the placements that fit and keep groups together."""
+    names, which = np.unique(this.graph.group, return_inverse=True)
+    count, log = this.topology.n_devices, schedule_log(this.costs)
+    best = np.inf
+    for homes in itertools.product(range(count), repeat=len(names)):
+        place = np.array(homes)[which]
+        seconds = schedule(this.costs, place, log)[0]
+        if seconds < best and (
+            (peak_bytes(this.memory, place, count) <= this.topology.memory_bytes).all()
+        ):
+            best = seconds
+    return best
+
+
+def _tight(topology: Topology, seed: int, most_bytes: int) -> Topology:
+    """Return `topology` with devices that hold a part of `most_bytes` each."""
+    rng = np.random.default_rng(seed)
+    specs = tuple(
+        replace(spec, memory_bytes=int(rng.integers(1 + most_bytes // 4, 2 + most_bytes)))
+        for spec in topology.devices
+    )
+    return replace(topology, devices=specs)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    n=st.integers(1, 8),
+    training=st.booleans(),
+    in_a_row=st.booleans(),
+)
+def test_lower_bound_holds_for_every_placement_that_fits(
+    seed: int, n: int, training: bool, in_a_row: bool
+) -> None:
+    graph = random_training_graph(seed, min(n, 6)) if training else random_graph(seed, n)
+    if in_a_row and not training:
+        graph = chain(n, weight=3, size=seed % 5)
+    whole = int(peak_bytes(problem(graph, devices(GB)).memory, graph.group * 0, 1)[0])
+    this = problem(graph, _tight(_mixed_devices(seed, 2 + seed % 2), seed, whole))
+    assert _bound_s(this) <= _best_that_fits_s(this) * (1 + 1e-12)
+
+
 def _bound_s(this: Problem) -> float:
-    return lower_bound_s(this.costs, this.graph.group)
+    return lower_bound_s(this)
 
 
 def _best_of_all_s(this: Problem) -> float:

@@ -1,0 +1,237 @@
+"""A latency that no placement beats: what must be split since it fits no device pays for that.
+
+Along the longest path lie operators that all work around them passes through. Between two of these,
+either all runs on one device, in turn, or something crosses a link on its way. What runs on one
+device without a break must fit it, so that a model larger than a device crosses somewhere, and
+where devices differ, more of it runs on slower ones. O(n) and the square of the number of sections.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.problem import Problem
+from fxpart.cost.tables import CostTables, MemoryTables
+from fxpart.support.compiled import compiled, inlined
+
+__all__ = ["memory_bound_s"]
+
+_LONGEST = 96
+"""Operators of the path that a detour may pass by; longer ones, such as values that the backward
+alone reads, are left out of account: the bound holds without them."""
+
+
+class _Sections(NamedTuple):
+    """A row of operators, and what lies between each and the one before it."""
+
+    gate: IntArray
+    """The row: each reads, at some remove, from the one before. Length G."""
+    section: IntArray
+    """For each operator the gate that it has to be done for and comes after the gate before;
+    -1 for those left out of account. Length n."""
+    apart_s: FloatArray
+    """The least time from gate to gate if not all of the section is on one device. Length G."""
+
+
+@compiled
+def _longest_path(t: CostTables, before: IntArray, time_s: FloatArray) -> IntArray:
+    """Return the operators of the longest path, in order; those of a group follow each other."""
+    n = time_s.shape[0]
+    finish_s, via = np.zeros(n), np.full(n, -1)
+    last = 0
+    for op in range(n):
+        start_s = 0.0
+        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
+            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
+            if maker >= 0 and finish_s[maker] >= start_s:
+                start_s, via[op] = finish_s[maker], maker
+        finish_s[op] = start_s + time_s[op]
+        if finish_s[op] >= finish_s[last]:
+            last = op
+    count, op = 0, last
+    while op >= 0:
+        count, op = count + 1, via[op]
+    path, op = np.empty(count, dtype=np.int64), last
+    for k in range(count):
+        path[count - 1 - k], op = op, via[op]
+    return path
+
+
+@compiled
+def _gates(t: CostTables, before: IntArray, path: IntArray) -> tuple[IntArray, IntArray]:
+    """Return `_Sections.gate` and `section`: the operators of `path` that no detour passes by."""
+    n, count = before.shape[0], path.shape[0]
+    place = np.full(n, -1)
+    for k in range(count):
+        place[path[k]] = k
+    # The last of the path before each operator, and the first after it.
+    since, until = place.copy(), np.full(n, count)
+    for op in range(n):
+        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
+            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
+            if maker >= 0 and place[op] < 0:
+                since[op] = max(since[op], since[maker])
+    for op in range(n - 1, -1, -1):
+        if place[op] >= 0:
+            until[op] = place[op]
+        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
+            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
+            if maker >= 0:
+                until[maker] = min(until[maker], until[op])
+    passed = np.zeros(count + 1, dtype=np.int64)
+    counts = (since >= 0) & (until < count) & (until - since <= _LONGEST)
+    for op in range(n):
+        if counts[op] and until[op] - since[op] > 1:
+            passed[since[op] + 1] += 1
+            passed[until[op]] -= 1
+    is_gate = np.cumsum(passed)[:count] == 0
+    # A gate ends the section of its own number.
+    number = np.cumsum(is_gate) - is_gate
+    section = np.full(n, -1)
+    for op in range(n):
+        if counts[op]:
+            section[op] = number[until[op]]
+    return path[is_gate], section
+
+
+@compiled
+def _sections(  # noqa: PLR0912 - two loops, compiled whole
+    t: CostTables, group: IntArray, before: IntArray, time_s: FloatArray, cheapest_s: FloatArray
+) -> _Sections:
+    """Return the sections along the longest path, with what is between their gates for certain."""
+    gate, section = _gates(t, before, _longest_path(t, before, time_s))
+    n = time_s.shape[0]
+    # From the end of the gate before to the end of an operator; from there to the end of its gate.
+    head_s, tail_s = np.full(n, -np.inf), np.full(n, -np.inf)
+    for op in range(n):
+        here = section[op]
+        if here < 1:
+            continue
+        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
+            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
+            if maker >= 0 and maker == gate[here - 1]:
+                head_s[op] = max(head_s[op], time_s[op])
+            elif maker >= 0 and section[maker] == here:
+                head_s[op] = max(head_s[op], head_s[maker] + time_s[op])
+    apart_s = np.full(gate.shape[0], np.inf)
+    for op in range(n - 1, -1, -1):
+        here = section[op]
+        if here < 1:
+            continue
+        if op == gate[here]:
+            tail_s[op] = 0.0
+        if head_s[op] < 0.0 or tail_s[op] < 0.0:
+            section[op] = -1
+            continue
+        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
+            is_read = i < t.read_start[op + 1]
+            maker = t.producer[t.reads[i]] if is_read else before[op]
+            if maker < 0 or (maker != gate[here - 1] and section[maker] != here):
+                continue
+            if maker != gate[here - 1] and head_s[maker] < 0.0:
+                continue
+            if section[maker] == here:
+                tail_s[maker] = max(tail_s[maker], time_s[op] + tail_s[op])
+            from_s = 0.0 if maker == gate[here - 1] else head_s[maker]
+            if is_read and group[maker] != group[op]:
+                across_s = from_s + cheapest_s[t.reads[i]] + time_s[op] + tail_s[op]
+                apart_s[here] = min(apart_s[here], across_s)
+    for k in range(1, gate.shape[0]):
+        apart_s[k] = max(apart_s[k], head_s[gate[k]])
+    return _Sections(gate, section, apart_s)
+
+
+@inlined
+def _change_bytes(m: MemoryTables, op: int, sign: int, times_used: IntArray) -> int:
+    """Return the bytes by which a device holds more with `op`, or, with `sign` -1, without it."""
+    change = 0
+    for j in range(m.use_start[op], m.use_start[op + 1]):
+        weight = m.uses[j]
+        if times_used[weight] == (0 if sign > 0 else 1):
+            change += sign * m.weight_bytes[weight]
+        times_used[weight] += sign
+    for value in range(m.made_start[op], m.made_start[op + 1]):
+        if m.is_output[value] and m.base[value] < 0:
+            change += sign * m.alloc_bytes[value]
+    return change
+
+
+@compiled
+def _first_that_fit(
+    m: MemoryTables, starts: IntArray, by_section: IntArray, memory_bytes: int
+) -> IntArray:
+    """Return for each section the first that fits on one device with it and those between.
+
+    With the gate before that first one, too. It is the section's own number plus one where it does
+    not fit itself. Counted are weights, each once, and results that stay: less than the peak.
+    """
+    count = starts.shape[0] - 1
+    times_used = np.zeros(m.weight_bytes.shape[0], dtype=np.int64)
+    first = np.zeros(count, dtype=np.int64)
+    # A section's gate comes last in it, so that what is held is always a stretch of `by_section`.
+    held_bytes, low = _change_bytes(m, by_section[0], 1, times_used), 1
+    for k in range(1, count):
+        for i in range(starts[k], starts[k + 1]):
+            held_bytes += _change_bytes(m, by_section[i], 1, times_used)
+        while held_bytes > memory_bytes and low <= k:
+            for i in range(starts[low] - 1, starts[low + 1] - 1):
+                held_bytes += _change_bytes(m, by_section[i], -1, times_used)
+            low += 1
+        first[k] = low
+    return first
+
+
+@compiled
+def _shortest(
+    begin_s: float, apart_s: FloatArray, together_s: FloatArray, first: IntArray
+) -> float:
+    """Return the least time to the last gate, with runs of sections that fit on one device.
+
+    `together_s`, of shape (kinds of devices, G + 1), has the time of all sections before each;
+    `first`, of shape (kinds, G), is what `_first_that_fit` returns.
+    """
+    count = apart_s.shape[0]
+    # At the end of each gate: at all, and where the section before it was not on one device.
+    done_s, broken_s = np.empty(count), np.empty(count)
+    done_s[0] = broken_s[0] = begin_s
+    for k in range(1, count):
+        broken_s[k] = done_s[k - 1] + apart_s[k]
+        done_s[k] = broken_s[k]
+        for kind in range(together_s.shape[0]):
+            for j in range(first[kind, k] - 1, k):
+                run_s = together_s[kind, k + 1] - together_s[kind, j + 1]
+                done_s[k] = min(done_s[k], broken_s[j] + run_s)
+    return float(done_s[count - 1])
+
+
+def memory_bound_s(
+    problem: Problem, before: IntArray, time_s: FloatArray, cheapest_s: FloatArray
+) -> float:
+    """Return a latency in seconds that no placement beats that fits the devices' memory.
+
+    Args:
+        problem: a graph on several devices.
+        before: for each operator the one of its group right before it, or -1.
+        time_s: of each operator on its fastest device.
+        cheapest_s: of a transfer of each value on the fastest link.
+
+    """
+    t, m = problem.costs, problem.memory
+    gate, section, apart_s = _sections(t, problem.graph.group, before, time_s, cheapest_s)
+    inside = np.flatnonzero(section >= 0)
+    by_section = inside[np.argsort(section[inside], kind="stable")]
+    starts = np.searchsorted(section[by_section], np.arange(len(gate) + 1)).astype(np.int64)
+    kinds = {
+        (int(room), t.op_time_s[:, device].tobytes()): device
+        for device, room in enumerate(problem.topology.memory_bytes.tolist())
+    }
+    together_s = np.zeros((len(kinds), len(gate) + 1))
+    first = np.empty((len(kinds), len(gate)), dtype=np.int64)
+    for row, ((room, _), device) in enumerate(kinds.items()):
+        np.cumsum(
+            np.bincount(section[by_section], t.op_time_s[by_section, device], minlength=len(gate)),
+            out=together_s[row, 1:],
+        )
+        first[row] = _first_that_fit(m, starts, by_section, room)
+    return float(_shortest(float(time_s[gate[0]]), apart_s, together_s, first))
