@@ -12,8 +12,8 @@ from fxpart.capture.api import capture_graph
 from fxpart.capture.models.architecture import model_class
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
-from fxpart.cost.evaluate import evaluate
 from fxpart.core.graph import OpGraph
+from fxpart.cost.evaluate import evaluate
 from fxpart.errors import FxpartError, one_line
 
 __all__ = ["DEPTH", "Outcome", "judge"]

@@ -16,8 +16,8 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from fxpart.core.device_spec import PoolSpec, parse_devices, parse_size_bytes
 from fxpart.errors import SpecError, show_bytes
-from fxpart.support.regular_file import regular_status
 from fxpart.support.host import available_cores, host_memory_bytes
+from fxpart.support.regular_file import regular_status
 from runner.config.paths import conf_dir, user_conf_dir
 
 __all__ = [

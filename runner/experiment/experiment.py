@@ -46,8 +46,8 @@ from runner.experiment.subject import (
 from runner.experiment.subject_line import subject_line
 from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
-from runner.experiment.whole_modules import WholeModules, whole_modules
 from runner.experiment.user_mode import chosen_mode
+from runner.experiment.whole_modules import WholeModules, whole_modules
 from runner.output.figures import check_figures
 from runner.output.terminal import counted, progress
 
@@ -148,7 +148,7 @@ def _fitted(config: Config) -> ScheduleResult | None:
     spec = model_spec(config)
     subject = shared_subject(config, spec)
     problem, _, _ = _problem(config, subject, spec)
-    place = make_mode(config.mode.name, config.mode.options)
+    place = chosen_mode(config.mode)
     return scheduled(config, problem, place(problem))
 
 

@@ -149,9 +149,7 @@ def _without_cache(config: Any, overrides: Mapping[str, Any]) -> None:  # noqa: 
         part, given = getattr(config, key, None), overrides.get(key, {})
         if not hasattr(part, "sub_configs"):
             continue
-        if hasattr(part, "use_cache") and not (
-            isinstance(given, Mapping) and "use_cache" in given
-        ):
+        if hasattr(part, "use_cache") and not (isinstance(given, Mapping) and "use_cache" in given):
             part.use_cache = bool(overrides.get("use_cache", False))
         _without_cache(part, given if isinstance(given, Mapping) else {})
 

@@ -120,9 +120,7 @@ def _see_working_directory() -> None:
     importlib.invalidate_caches()
 
 
-def factory_digest(
-    factory: str, depends_on: Sequence[str] = (), setting: str = "factory"
-) -> str:
+def factory_digest(factory: str, depends_on: Sequence[str] = (), setting: str = "factory") -> str:
     """Return the SHA-256, in hex, of what the factory is made of.
 
     That is its module, the user's own modules that it imports, and what the files `depends_on` say;
@@ -190,5 +188,7 @@ def _factory_file(factory: str, depends_on: Sequence[str], setting: str) -> tupl
     if spec is None:
         raise _no_such_module(factory, module, setting)
     if not spec.has_location or spec.origin is None:
-        raise SpecError(f"{setting}={factory}: module {module} has no source file; name one that has")
+        raise SpecError(
+            f"{setting}={factory}: module {module} has no source file; name one that has"
+        )
     return module, Path(spec.origin)

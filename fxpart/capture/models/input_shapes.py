@@ -276,7 +276,9 @@ def _size(word: str, name: str, request: Request) -> int:
 def _documented_shape(name: str, model: Any) -> list[str]:  # noqa: ANN401
     """Return the sizes that the documentation of ``forward`` gives for input `name`."""
     text = type(model).forward.__doc__ or ""
-    entry = re.search(rf"^\s*{re.escape(name)} \([^\n]*?shape\s*`?\(([^)\n]*)\)", text, re.MULTILINE)
+    entry = re.search(
+        rf"^\s*{re.escape(name)} \([^\n]*?shape\s*`?\(([^)\n]*)\)", text, re.MULTILINE
+    )
     return [word.strip() for word in entry[1].split(",") if word.strip()] if entry else []
 
 
@@ -291,4 +293,3 @@ def _unknown(name: str, request: Request, why: str = "") -> SpecError:
         f"{type(request.model).__name__} needs {name}{why};"
         " give a factory that returns the model and its inputs"
     )
-
