@@ -1,6 +1,7 @@
 """One run of the command, in a process of its own."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -222,3 +223,9 @@ def test_a_signal_ends_the_run_as_killed(
     assert "Traceback" not in err
     kept = tracked_runs(folder)
     assert [run.info.status for run in kept] == ["KILLED"] * (1 + len(swept))
+
+
+def test_the_version_is_ours_and_hydras(folder: Path) -> None:
+    ours, hydras = run(folder, "--version").out.splitlines()
+    assert re.fullmatch(r"fxpart \d+\.\d+.*", ours)
+    assert hydras.startswith("Hydra ")

@@ -1,0 +1,60 @@
+"""The first line of a run and of its figures."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from runner.experiment.experiment import _times_note
+from runner.experiment.subject_line import count_parameters, subject_line
+from tests.runner.composed import read
+from tests.sketch import chain
+
+
+def test_the_line_says_all_that_was_planned() -> None:
+    graph = replace(
+        chain(4),
+        dtypes=("bfloat16",) * 3 + ("float32",),
+        weight_bytes=np.array([2_000_000, 4_000_000, 2_000_000, 4_000], dtype=np.int64),
+    )
+    assert count_parameters(graph) == (4_001_000, "bfloat16")
+    plain = read("model=gpt2", "devices=4x16gb", "mode=kl_based")
+    assert subject_line(plain, graph) == (
+        "gpt2, 4.00M parameters, bfloat16, batch 8 x 1024, inference, kl_based, 4x16gb, pcie4"
+    )
+    step = read(
+        "model=resnet50",
+        "devices=2x24gb",
+        "transfer_rate=25gbit",
+        "mode=pipeline",
+        "phase=training",
+        "checkpointing=block",
+        "schedule=1f1b",
+        "microbatches=8",
+    )
+    words = subject_line(step, graph).split(", ")
+    assert words[3].startswith("batch ")
+    assert " x " not in words[3]
+    assert words[4:] == [
+        "training with adamw",
+        "checkpointing=block",
+        "pipeline (1f1b",
+        "8 microbatches)",
+        "2x24gb",
+        "25gbit",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["execute=local"], "of a roofline of rtx_a4000, not of this machine"),
+        (["execute=local", "latency=profiled"], ""),
+        (["execute=none"], ""),
+    ],
+)
+def test_times_of_another_machine_are_called_so(overrides: list[str], said: str) -> None:
+    note = _times_note(read("devices=2x16gb", *overrides))
+    assert note.startswith(said)
+    assert bool(note) is bool(said)
+    assert ("latency=profiled" in note) is bool(said)
