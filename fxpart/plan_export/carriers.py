@@ -37,7 +37,9 @@ class Carriers:
 
 
 def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
-    """Return what can carry out a plan of a forward; it must have no replicas.
+    """Return what can carry out a plan of a forward, which must have no replicas.
+
+    Torch's pipelines run stages on devices in turn: one on each, or several in rounds.
 
     Raises:
         SpecError: for a plan with replicas.
@@ -49,6 +51,11 @@ def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
         split_points(graph, assignment)
     except SpecError:
         inside = _first_begin_inside(graph, assignment)
+    else:
+        homes = [devices[0] for devices in assignment.devices_of_partition]
+        turns = list(dict.fromkeys(homes))
+        if homes != [turns[stage % len(turns)] for stage in range(len(homes))]:
+            inside = ""
     return Carriers(mapped.torn, len(mapped.moved), inside)
 
 

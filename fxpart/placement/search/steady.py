@@ -20,7 +20,7 @@ __all__ = ["SMALL", "steadily"]
 
 SMALL = 24
 """Operators up to which a search is repeated."""
-_MOST_DEVICES = 96
+_MOST_DEVICES = 64
 """In all choices of devices that are searched, at most."""
 _SLOWER = 2.0
 _ROUNDING = 1e-9
