@@ -58,7 +58,7 @@ def fastest_first(
     """Return the mode `place` so that it sees the devices in `speed_order`."""
 
     @wraps(place)
-    def placed(problem: Problem, *args: _P.args, **kwargs: _P.kwargs) -> Assignment:
+    def placed(problem: Problem, /, *args: _P.args, **kwargs: _P.kwargs) -> Assignment:
         order = speed_order(problem)
         if order == list(range(len(order))):
             return place(problem, *args, **kwargs)

@@ -13,6 +13,10 @@ from fxpart.plan_export.split_points import split_points
 __all__ = ["Carriers", "carriers"]
 
 
+_FEW = 0.02
+"""Share of the operators that may run elsewhere than planned: masks, positions, sums."""
+
+
 @dataclass(frozen=True, slots=True)
 class Carriers:
     """How far other tools can carry a plan out."""
@@ -21,14 +25,16 @@ class Carriers:
     """Modules that accelerate cannot run as divided (`DeviceMap.torn`)."""
     elsewhere: int
     """Operators that accelerate would run on another device than planned."""
+    operators: int
+    """Of the graph; checks are none."""
     inside: str | None
     """Where a stage begins that is no module's begin or end; empty where the plan is no row of
     stages, None where torch's pipelines can cut it."""
 
     @property
     def accelerate(self) -> bool:
-        """Return whether accelerate can run the plan by its device map."""
-        return not self.torn
+        """Return whether accelerate can run the plan by its device map, but for a few operators."""
+        return not self.torn and self.elsewhere <= _FEW * self.operators
 
     @property
     def pipelining(self) -> bool:
@@ -56,7 +62,8 @@ def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
         turns = list(dict.fromkeys(homes))
         if homes != [turns[stage % len(turns)] for stage in range(len(homes))]:
             inside = ""
-    return Carriers(mapped.torn, len(mapped.moved), inside)
+    computing = int((~graph.is_check).sum())
+    return Carriers(mapped.torn, len(mapped.moved), computing, inside)
 
 
 def _first_begin_inside(graph: OpGraph, assignment: Assignment) -> str:

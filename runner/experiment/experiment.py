@@ -25,7 +25,6 @@ from fxpart.cost.tables import LatencySource
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import Place
 from fxpart.placement.saturate import saturate
-from fxpart.plan_export import Carriers, carriers
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
 from runner.config.sections import Config
@@ -95,11 +94,6 @@ class Result:
     def peaks(self) -> tuple[DevicePeak, ...]:
         """Where each device's memory is fullest, with the `LARGEST` tensors there."""
         return device_peaks(self.problem, self.assignment, LARGEST)
-
-    @cached_property
-    def carriers(self) -> Carriers:
-        """What can carry the plan out, if it has no replicas."""
-        return carriers(self.problem.graph, self.assignment)
 
     @property
     def has_gap(self) -> bool:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,10 +14,8 @@ from fxpart.placement import Place
 from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers
 from runner.config.sections import Config
+from runner.output.terminal import counted
 from runner.output.units import format_s
-
-if TYPE_CHECKING:
-    from runner.experiment.experiment import Result
 
 __all__ = [
     "SEARCHES",
@@ -110,22 +107,24 @@ def whole_metrics(whole: WholeModules) -> dict[str, float]:
     return {"whole_modules_ms": whole.latency_s * 1e3, "whole_modules_pct": whole.more * 100}
 
 
-def carrier_line(config: Config, result: "Result") -> str:
-    """Return what can carry the plan out, and what to add to the command where little can."""
+def carrier_line(
+    config: Config, problem: Problem, assignment: Assignment, whole: WholeModules | None
+) -> str:
+    """Return what can carry the plan out, and what to add to the command where little can.
+
+    `whole` is the plan of whole modules beside it, if one was looked for.
+    """
     local = _runs_here(config)
-    if result.assignment.replicas > 1:
+    if assignment.replicas > 1:
         return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
-    if result.assignment.n_partitions == 1:
+    if assignment.n_partitions == 1:
         return ", ".join(["plain PyTorch, all is on one device", *local])
-    found = result.carriers
+    found = carriers(problem.graph, assignment)
     tools = [f"accelerate{_elsewhere(found)}"] if found.accelerate else []
-    training = bool(result.problem.graph.is_backward.any())
-    if found.pipelining and not training:
+    if found.pipelining and not problem.graph.is_backward.any():
         tools.append("torch pipelining (split_points.json)")
     line = ", ".join([*tools, *local]) or "nothing yet"
-    if tools:
-        return line
-    return f"{line}; {_advice(config, result, found)}"
+    return line if tools else f"{line}; {_advice(config, problem, found, whole)}"
 
 
 def _runs_here(config: Config) -> list[str]:
@@ -142,17 +141,19 @@ def _elsewhere(found: Carriers) -> str:
     return f" (device_map.json; {found.elsewhere} operators elsewhere than planned)"
 
 
-def _advice(config: Config, result: "Result", found: Carriers) -> str:
+def _advice(config: Config, problem: Problem, found: Carriers, whole: WholeModules | None) -> str:
     """Return why no tool can carry the plan out, and what to add."""
     if config.mode.name == "pipeline" and found.inside:
         return f"a stage begins inside {found.inside}; add mode.boundary_gain=0.2"
-    torn = f"{len(found.torn)} module{'s are' if len(found.torn) > 1 else ' is'} cut through"
-    whole = result.whole
+    reason = f"accelerate would run {found.elsewhere} operators elsewhere than planned"
+    if found.torn:
+        be = "is" if len(found.torn) == 1 else "are"
+        reason = f"{counted(len(found.torn), 'module')} {be} cut through"
     if whole is not None:
-        depth, runs = whole.granularity, whole.carriers.accelerate
-        return torn + (f"; add granularity={depth} for accelerate" if runs else "")
-    depth = next((depth for depth, _ in _depths(result.problem)), "")
-    return torn + (f"; add granularity={depth}" if depth else "")
+        depth = whole.granularity if whole.carriers.accelerate else ""
+    else:
+        depth = next((depth for depth, _ in _depths(problem)), "")
+    return f"{reason}; add granularity={depth} for accelerate" if depth else reason
 
 
 def whole_line(whole: WholeModules) -> str:

@@ -233,7 +233,8 @@ def _show_plan(config: Config, result: Result) -> None:
         show(f"schedule:  {schedule_line(result.schedule, result.batch_size)}")
     if result.whole:
         show(f"whole:     {whole_line(result.whole)}")
-    show(f"runs with: {carrier_line(config, result)}")
+    carried_by = carrier_line(config, result.problem, result.assignment, result.whole)
+    show(f"runs with: {carried_by}")
 
 
 def _summary(result: Result) -> str:

@@ -58,7 +58,7 @@ def _largest(this: Problem, device_of: IntArray) -> float:
             return float("inf")
     times = this.costs.op_time_s[np.arange(this.graph.n_ops), device_of]
     loads = np.bincount(device_of, weights=times).tolist()
-    return max(*loads, *sending_s(this, device_of).tolist())
+    return float(max(*loads, *sending_s(this, device_of).tolist()))
 
 
 def sending_s(this: Problem, device_of: IntArray) -> FloatArray:

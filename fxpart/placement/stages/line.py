@@ -85,7 +85,8 @@ class StageLine:
                 both, self.passing_values, self.passing_bytes, strict=True
             )
         )
-        return np.maximum(onwards, back)
+        busier: FloatArray = np.maximum(onwards, back)
+        return busier
 
     def sending_s(self, source: int, target: int) -> FloatArray:
         """Return how long a stage sends what others read, by its first cut and the one behind it.

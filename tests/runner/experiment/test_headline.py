@@ -21,18 +21,21 @@ def _planned(*overrides: str) -> Result:
 
 def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    plain = _planned("devices=2x16gb")
+    plain = _planned("devices=2x16gb", "mode=size_based")
     always = set(headline(plain)) - {"optimality_gap_pct"}
     assert always == {metric.name for metric in METRICS if not metric.jobs}
     assert set(INFEASIBLE) <= always
     assert list(memory_series(plain)) == [SERIES.name]
     jobs = {
         "schedule": _planned("devices=2x16gb", "mode=pipeline", "schedule=gpipe", "microbatches=2"),
-        "phase=training": _planned("devices=2x16gb", "phase=training", "reserve=cuda"),
+        "phase=training": _planned(
+            "devices=2x16gb", "mode=size_based", "phase=training", "reserve=cuda"
+        ),
         "data_parallel": _planned("devices=2x16gb", "model.batch_size=2", "data_parallel=2"),
         "capture.symbolic": _planned(
-            "devices=2x16gb", "capture.symbolic=batch", "model.batch_size=2"
+            "devices=2x16gb", "mode=size_based", "capture.symbolic=batch", "model.batch_size=2"
         ),
+        "a search of operators": _planned("devices=2x16gb"),
     }
     logged = {needs: set(headline(result)) - set(headline(plain)) for needs, result in jobs.items()}
     measured = replace(PIPELINE, unsplit_s=0.01, allocator_peak_bytes=(1,))

@@ -1,0 +1,121 @@
+"""What a run says of who can carry its plan out, and the plan of whole modules beside a search."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fxpart.core.graph import OpGraph
+from fxpart.core.topology import Link
+from fxpart.placement import make_mode
+from fxpart.placement.search.refine import latency_of
+from runner.experiment.experiment import Result, model_spec, plan
+from runner.experiment.whole_modules import (
+    carrier_line,
+    whole_line,
+    whole_metrics,
+    whole_modules,
+)
+from tests.plan_export.scene import named
+from tests.runner.command import OWN
+from tests.runner.composed import read
+from tests.sketch import Sketch, devices, problem
+
+
+def _branches(blocks: int) -> OpGraph:
+    """Return blocks of two branches that are equally long, and a sum of the block's own."""
+    sketch = Sketch()
+    value, names = sketch.input(1), list[str]()
+    for block in range(blocks):
+        sides = []
+        for side in ("left", "right"):
+            weight = sketch.weight(10)
+            names.append(f"block.{block}.{side}.weight")
+            path = f"block.{block}.{side}"
+            sides.append(sketch.op([value], 1, [weight], 10, module=path))
+        value = sketch.op(sides, 1, [], 1, module=f"block.{block}")
+    return named(sketch.graph(value), *names)
+
+
+def test_a_search_reports_the_best_plan_of_whole_modules_and_what_it_costs() -> None:
+    this = problem(_branches(4), devices(10**6, 10**6, link=Link(10.0)))
+    place = make_mode("kl_based")
+    best = place(this)
+    whole = whole_modules(read("mode=kl_based"), this, best, place)
+    assert whole is not None
+    # Side by side 4 x 11 s and transfers; whole blocks are one after the other.
+    assert whole.latency_s == pytest.approx(4 * 21)
+    best_s = latency_of(this, best.device_of)
+    assert best_s < 60
+    assert whole.more == pytest.approx(84 / best_s - 1)
+    assert whole.carriers.accelerate
+    assert whole.granularity == "2"
+    assert whole_metrics(whole) == {
+        "whole_modules_ms": pytest.approx(84e3),
+        "whole_modules_pct": pytest.approx(100 * (84 / best_s - 1)),
+    }
+    assert whole_line(whole).endswith("with modules whole, by granularity=2")
+
+
+def test_a_plan_of_whole_modules_is_its_own_and_other_modes_report_none() -> None:
+    # Over a slow link, all stays on one device.
+    this = problem(_branches(2), devices(10**6, 10**6, link=Link(1e-3)))
+    place = make_mode("cost_aware")
+    best = place(this)
+    whole = whole_modules(read("mode=cost_aware"), this, best, place)
+    assert whole is not None
+    assert (whole.granularity, whole.more) == ("operator", 0.0)
+    assert whole_line(whole) == "this plan divides no module"
+    for other in ("mode=size_based", "granularity=module"):
+        assert whole_modules(read(other), this, best, place) is None
+
+
+def test_modules_too_large_for_any_device_are_not_kept_whole() -> None:
+    # A block needs 20 bytes of weights: 22 bytes hold its halves in turn only.
+    graph = _branches(3)
+    this = problem(graph, devices(*[19] * 6, link=Link(10.0)))
+    place = make_mode("kl_based")
+    whole = whole_modules(read("mode=kl_based"), this, place(this), place)
+    assert whole is None or whole.granularity == "3"
+
+
+def _planned(*overrides: str) -> tuple[Result, str]:
+    config = read(*OWN, "+model.factory_args.layers=4", "devices=2x16gb", *overrides)
+    result = plan(config, model_spec(config))
+    return result, carrier_line(config, result.problem, result.assignment, result.whole)
+
+
+def test_each_result_says_what_can_carry_it_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    _, line = _planned("mode=single")
+    assert line == "plain PyTorch, all is on one device, execute=local"
+    result, line = _planned("mode=pipeline", "mode.stages=2")
+    assert line == (
+        "accelerate (device_map.json), torch pipelining (split_points.json), execute=local"
+    )
+    _, line = _planned("mode=size_based", "devices.saturate_host=true")
+    assert line.startswith("nothing yet: inputs take turns on replicas")
+    inside = replace(result.problem, graph=_in_one_module(result.problem.graph))
+    config = read("mode=pipeline", "mode.stages=2")
+    line = carrier_line(config, inside, result.assignment, None)
+    assert line == "execute=local; a stage begins inside net; add mode.boundary_gain=0.2"
+    line = carrier_line(read("mode=size_based"), inside, result.assignment, None)
+    assert line.startswith("execute=local; accelerate would run 4 operators elsewhere than planned")
+
+
+def test_a_plan_that_cuts_through_modules_says_what_to_add() -> None:
+    this = problem(_branches(4), devices(10**6, 10**6, link=Link(10.0)))
+    place, config = make_mode("kl_based"), read("mode=kl_based")
+    best = place(this)
+    whole = whole_modules(config, this, best, place)
+    line = carrier_line(config, this, best, whole)
+    assert line == "execute=local; 4 modules are cut through; add granularity=2 for accelerate"
+    kept = make_mode("size_based")(problem(_branches(4), devices(45, 45, link=Link(10.0))))
+    assert carrier_line(config, this, kept, None).startswith("accelerate (device_map.json)")
+
+
+def _in_one_module(graph: OpGraph) -> OpGraph:
+    weights = tuple(f"net.{name.replace('.', '_')}" for name in graph.weight_names)
+    return replace(graph, modules=("net",) * graph.n_ops, weight_names=weights)
