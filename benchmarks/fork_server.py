@@ -2,9 +2,10 @@
 
 Nearly all of a command's seconds in a test are imports of torch, MLflow and Hydra. One process for
 each test worker, and for `benchmarks.fuzz`, forks itself for each command: the child gets the
-folder, environment and arguments of the command, runs it as ``python -m runner`` would, and ends as that does, with its own exit code
-or signal. What a child had to import, the server imports before the next one. What depends on a
-bare start is tested with a bare start (`tests/test_layers.py`, ``run(..., bare=True)``).
+folder, environment and arguments of the command, runs it as ``python -m runner`` would, and ends as
+that does, with its own exit code or signal. What a child had to import, the server imports before
+the next one. What depends on a bare start is tested with a bare start (`tests/test_layers.py`,
+``run(..., bare=True)``).
 """
 
 import atexit

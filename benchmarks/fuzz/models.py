@@ -139,14 +139,16 @@ def fuzz_models(run: Callable[[Any, int], None], cases: int) -> Tally:
     rarely = st.sampled_from(("", "", ""))
 
     @given(
-        st.integers(0, 99),
-        st.sampled_from(_TRAITS),
-        rarely | st.sampled_from(_NAMES),
-        rarely | st.sampled_from(tuple(_TENSORS)),
-        st.sampled_from(("dense", *_TENSORS)),
-        st.sampled_from(("one", "one", "one", "nested", "deep", "self", "lazy", "nothing")),
+        st.tuples(
+            st.integers(0, 99),
+            st.sampled_from(_TRAITS),
+            rarely | st.sampled_from(_NAMES),
+            rarely | st.sampled_from(tuple(_TENSORS)),
+            st.sampled_from(("dense", *_TENSORS)),
+            st.sampled_from(("one", "one", "one", "nested", "deep", "self", "lazy", "nothing")),
+        )
     )
-    def models(*choices: Any) -> None:  # noqa: ANN401 - texts and a number
+    def models(choices: tuple[Any, ...]) -> None:
         made = list(choices)
         tally.attempt(f"model {made}", lambda: _captured(made), _unsound)
 

@@ -61,7 +61,8 @@ def _read_file(path: Path, state: tuple[int, int]) -> dict[str, Any]:
     """Return what the file says; `state` changes with it. A sweep asks for the same many times."""
     try:
         table = OmegaConf.to_container(OmegaConf.load(path))
-    except (OmegaConfBaseException, YAMLError, OSError) as error:
+    # ValueError is of text that is not UTF-8.
+    except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise SpecError(f"accelerator file {path} cannot be read: {reason}") from error
     values = table if isinstance(table, dict) else {}

@@ -10,6 +10,8 @@ from dataclasses import MISSING, asdict, fields, is_dataclass
 from types import NoneType, UnionType
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
+from omegaconf import MISSING as NEEDED
+
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
 
@@ -48,7 +50,20 @@ def config_from_document(document: Mapping[str, object]) -> Config:
         values = _unplain(dict(document))
     except (TypeError, ValueError) as error:
         raise _damaged(f"one of its {_PAIRS} is none: {error}") from error
-    return _section(Config, values, "")
+    config = _section(Config, values, "")
+    _refuse_missing(config, "")
+    return config
+
+
+def _refuse_missing(section: object, path: str) -> None:
+    """Refuse a number that has no default, here or in a section inside."""
+    hints = get_type_hints(type(section))
+    for key, value in vars(section).items():
+        items = value if isinstance(value, list) else [value]
+        if hints[key] is not str and isinstance(value, str) and value == NEEDED:
+            raise _damaged(f"{path}{key} is missing")
+        for item in filter(is_dataclass, items):
+            _refuse_missing(item, f"{path}{key}.")
 
 
 def config_tags(config: Config) -> dict[str, str]:
@@ -142,7 +157,10 @@ def _value(hint: object, value: Any, path: str) -> object:  # noqa: ANN401 - wha
         return _section(hint, value, f"{path}.")
     kind = get_origin(hint) or hint
     if kind is float and type(value) is int:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise _damaged(f"{path} is {str(value)[:20]}..., which is too large") from None
     # isinstance would take True for an int.
     if kind is not Any and type(value) is not kind:
         name = kind.__name__ if isinstance(kind, type) else str(kind)

@@ -165,9 +165,10 @@ def _arguments(spec: ModelSpec, function: Callable[..., object]) -> dict[str, ob
     unknown = [] if takes_any else [name for name in given if name not in names]
     if unknown:
         what = "model" if unknown[0] in _SPEC_FIELDS else "factory_args"
+        near = nearest_names(unknown[0], names) if names else "it has no parameters"
+        change = f"; let it take {unknown[0]}" if unknown[0] in ("batch_size", "dtype") else ""
         raise SpecError(
-            f"factory={spec.factory} takes no {unknown[0]} ({what}.{unknown[0]});"
-            f" {nearest_names(unknown[0], names)}"
+            f"factory={spec.factory} takes no {unknown[0]} ({what}.{unknown[0]}); {near}{change}"
         )
     needed = [n for n in names if parameters[n].default is inspect.Parameter.empty]
     missing = [name for name in needed if name not in given]

@@ -69,7 +69,12 @@ def imported_function(factory: str, setting: str = "factory") -> Callable[..., o
     with user_errors(fails):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
-    if not callable(function):
+    if function is not None and not callable(function):
+        kind = "a module" if inspect.ismodule(function) else f"a {type(function).__name__}"
+        raise SpecError(
+            f"{setting}={factory}: {function_name} of {module_name} is {kind}; name a function"
+        )
+    if function is None:
         functions = {
             name: value
             for name, value in vars(module).items()

@@ -85,9 +85,9 @@ class ModelSpec:
             raise SpecError(f"model {self.name}: config needs an architecture; use factory_args")
         if self.factory is not None:
             split_factory(self.factory)
-        _positive(self.batch_size, "batch_size")
+        _positive(self.batch_size, "model.batch_size")
         if self.seq_len is not None:
-            _positive(self.seq_len, "seq_len", ", or null for the model's own")
+            _positive(self.seq_len, "model.seq_len", ", or null for the model's own")
         if self.dtype not in DTYPES:
             raise SpecError(f"dtype={self.dtype} is not known; {nearest_names(self.dtype, DTYPES)}")
         for name in ("config", "factory_args"):
