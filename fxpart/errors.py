@@ -90,6 +90,8 @@ def one_line(error: BaseException, most: int = 240) -> str:
         text = ""
     line = " ".join(text.strip().partition("\n\n")[0].split())
     text = f"{type(error).__name__}: {line}" if line else type(error).__name__
+    if isinstance(error, SystemExit):
+        text += ", which ends the program: take the call of exit out"
     return text if len(text) <= most else text[: most - 3] + "..."
 
 

@@ -4,6 +4,7 @@ The file name is a hash of all that decides the graph. The folder can be deleted
 """
 
 import json
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from fxpart.core.graph import OpGraph
 from fxpart.core.symbolic_graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
-from fxpart.errors import FxpartError
+from fxpart.errors import CacheError, FxpartError
 from fxpart.support.digest import code_digest, stable_digest
 from fxpart.support.host import installed_version
 from fxpart.support.regular_file import regular_status
@@ -26,6 +27,7 @@ __all__ = [
     "cached_path",
     "read_graph",
     "read_symbolic",
+    "refuse_unwritable",
     "write_graph",
     "write_symbolic",
 ]
@@ -79,6 +81,22 @@ def cache_key(
 def cached_path(cache_dir: Path, key: str) -> Path:
     """Return where the graph with that key lies, or would lie."""
     return cache_dir / f"{key[:32]}.npz"
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Make the folder of an entry, before the seconds of a capture are spent for nothing.
+
+    Raises:
+        CacheError: when the folder cannot be made or written.
+
+    """
+    what = f"cannot write the captured graph to {path.parent}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CacheError(f"{what}: {error.strerror or error}; {_ADVICE}") from error
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise CacheError(f"{what}: it is not writable; {_ADVICE}")
 
 
 def write_graph(

@@ -15,6 +15,7 @@ from fxpart.capture.cache import (
     cached_path,
     read_graph,
     read_symbolic,
+    refuse_unwritable,
     write_graph,
     write_symbolic,
 )
@@ -118,6 +119,8 @@ def captured_graph(
     graph = read_graph(path) if path else None
     if graph is not None:
         return CapturedGraph(graph, time.perf_counter() - begin, from_cache=True)
+    if path:
+        refuse_unwritable(path)
     with _unchanged(spec):
         graph = _capture(spec, level, phase, train_mode=train_mode, options=options)
     if path:
@@ -254,6 +257,8 @@ class _SymbolicCapture:
         from fxpart.capture.symbolic.api import fitted_graph, symbolic_program
 
         path = self.path()
+        if path is not None:
+            refuse_unwritable(path)
         with _unchanged(self.spec):
             inputs = symbolic_inputs(self.spec, self.symbols)
             built = inputs.built

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 from fxpart.capture import cache as graph_cache
-from fxpart.capture.cache import cache_key, cached_path, read_graph, write_graph
+from fxpart.capture.cache import (
+    cache_key,
+    cached_path,
+    read_graph,
+    refuse_unwritable,
+    write_graph,
+)
 from fxpart.core.graph import OpGraph
 from fxpart.errors import CacheError
 from fxpart.support.digest import code_digest
@@ -36,6 +42,57 @@ def test_a_damaged_entry_is_as_good_as_none(tmp_path: Path, damage: str) -> None
     assert read_graph(path) is None
     write_graph(path, random_graph(1, 30))
     assert read_graph(path) is not None
+
+
+def _rewritten(path: Path, **changes: object) -> None:
+    with np.load(path) as stored:
+        arrays = dict(stored)
+    np.savez(path, **{**arrays, **changes})
+
+
+def test_an_entry_that_is_not_what_was_written_is_as_good_as_none(tmp_path: Path) -> None:
+    path = tmp_path / "g.npz"
+    graph = random_graph(1, 30)
+    deep = np.frombuffer(b"[" * 100_000, dtype=np.uint8)
+    wrong: tuple[dict[str, object], ...] = (
+        {"text": deep},
+        {"reads": graph.reads + 10_000},
+        {"reads": graph.reads[:-1]},
+        {"uses": graph.uses - 10_000},
+        {"flops": graph.flops.astype(np.float64) * np.nan},
+        {"weight_bytes": graph.weight_bytes - 2**40},
+        {"value_alloc_bytes": np.full_like(graph.value_alloc_bytes, 2**62)},
+        {"group": graph.group + 1000},
+        {"value_bytes": graph.value_bytes[:3]},
+    )
+    for changes in wrong:
+        write_graph(path, graph)
+        _rewritten(path, **changes)
+        assert read_graph(path) is None, list(changes)
+    write_graph(path, graph)
+    with np.load(path) as stored:
+        np.savez_compressed(path, **dict(stored))
+    assert read_graph(path) is None
+
+
+@pytest.mark.parametrize(("mark", "offset"), [(b"PK\x03\x04", 6), (b"PK\x01\x02", 8)])
+def test_an_entry_marked_as_encrypted_is_as_good_as_none(
+    tmp_path: Path, mark: bytes, offset: int
+) -> None:
+    path = tmp_path / "g.npz"
+    write_graph(path, random_graph(1, 30))
+    content = bytearray(path.read_bytes())
+    content[content.index(mark) + offset] |= 1
+    path.write_bytes(content)
+    assert read_graph(path) is None
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_a_capture(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CacheError, match="cannot write the captured graph"):
+        refuse_unwritable(tmp_path / "file" / "new" / "g.npz")
+    refuse_unwritable(tmp_path / "new" / "g.npz")
+    assert (tmp_path / "new").is_dir()
 
 
 MODEL = {"name": "gpt2", "batch_size": 1}

@@ -58,6 +58,8 @@ def test_sizes_are_exact_bytes(text: str, size_bytes: int) -> None:
         ("gb", "is not a number and a unit"),
         ("", "is not a number and a unit"),
         ("1e9gb", "is not a number and a unit"),
+        ("4504tb", "is more than 4503.60 TB, the most that is counted"),
+        (f"{'9' * 5000}gb", "has more than 40 digits"),
     ],
 )
 def test_a_wrong_size_is_refused(text: str, message: str) -> None:
@@ -98,6 +100,8 @@ def test_pools_come_in_the_order_of_the_spec(spec: str, pools: tuple[PoolSpec, .
         ("4x16gb+", "a part is empty"),
         ("+4x16gb", "a part is empty"),
         ("", "a part is empty"),
+        ("2x1000000tb", "is more than 4503.60 TB"),
+        (f"{'9' * 5000}x1gb", "has more than 40 digits"),
         ("-1", "must be positive"),
         ("0", "must be positive"),
         ("4xa10000", "there is no accelerator 'a10000', nearest: a100_80gb, a100_40gb, a10"),

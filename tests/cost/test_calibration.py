@@ -1,5 +1,6 @@
 """Fitting the roofline to measured times: what was planted is found; refusals."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -174,6 +175,29 @@ def test_a_damaged_file_is_refused(tmp_path: Path, text: str, message: str) -> N
     path = tmp_path / "calibration.json"
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
+        read_calibration(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "text"),
+    [
+        ("bytes_per_s", f"1{'0' * 400}"),
+        ("bytes_per_s", "1e-320"),
+        ("overhead_s", "1e300"),
+        ("view_s", "NaN"),
+        ("op_error", "NaN"),
+        ("device_name", '"\\ud800"'),
+    ],
+)
+def test_a_coefficient_that_makes_no_times_is_refused(
+    tmp_path: Path, field: str, text: str
+) -> None:
+    path = tmp_path / "calibration.json"
+    write_calibration(path, PLANTED)
+    document = json.loads(path.read_text())
+    whole = json.dumps({**document, field: "HERE"}).replace('"HERE"', text)
+    path.write_text(whole)
+    with pytest.raises(SpecError):
         read_calibration(path)
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +32,11 @@ _COMMON_KEYS = (
 )
 # Keys of published configurations that transformers folds into rope_parameters.
 _ROPE_KEYS = ("partial_rotary_factor", "rope_scaling", "rope_theta")
+# Indices and ids of tokens may be negative.
+_SIZE = re.compile(
+    r"^(?:n|num|d|max)_|(?:_size|_sizes|_dim|_dims|_length|layers|heads|positions|channels|depths|depth"
+    r"|dropout|kernel|stride|experts|eps)$"
+)
 # Set by ModelSpec.dtype.
 _DTYPE_KEYS = ("dtype", "torch_dtype")
 
@@ -119,6 +125,18 @@ def _check_keys(
             _check_keys(part, unlisted, value, f"{where}.{key}")
 
 
+def _refuse_nonsense(overrides: Mapping[str, Any], where: str) -> None:
+    """Refuse sizes below 0, with which transformers builds a model all the same."""
+    for key, value in overrides.items():
+        if isinstance(value, Mapping):
+            _refuse_nonsense(value, f"{where}.{key}")
+        for number in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(number, float) and not math.isfinite(number):
+                raise SpecError(f"{where}.{key}={value} must be a finite number")
+            if isinstance(number, int | float) and number < 0 and _SIZE.search(key):
+                raise SpecError(f"{where}.{key}={value} must not be negative; it is a size")
+
+
 def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa: ANN401 - transformers' classes are untyped
     """Return the configuration of model class `cls`: its defaults, changed by `overrides`.
 
@@ -131,6 +149,7 @@ def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa:
     """
     config_class = cls.config_class
     _check_keys(config_class, _unlisted_keys(cls), overrides, "config")
+    _refuse_nonsense(overrides, "model.config")
     settings = dict(overrides)
     if "use_cache" in _config_keys(config_class):
         settings.setdefault("use_cache", False)

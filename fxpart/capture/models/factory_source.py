@@ -70,9 +70,9 @@ def imported_function(factory: str, setting: str = "factory") -> Callable[..., o
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if function is not None and not callable(function):
-        kind = "a module" if inspect.ismodule(function) else f"a {type(function).__name__}"
         raise SpecError(
-            f"{setting}={factory}: {function_name} of {module_name} is {kind}; name a function"
+            f"{setting}={factory}: {function_name} of {module_name} is no function (but a value of"
+            f" type {type(function).__name__}); name a function"
         )
     if function is None:
         functions = {

@@ -30,7 +30,9 @@ def refuse_module(factory: str, module: nn.Module) -> None:
         depth, path, inner = waiting.pop()
         del above[depth:]
         if any(inner is outer for outer in above):
-            raise CaptureError(f"factory={factory}: module {path} contains itself; take it out")
+            raise CaptureError(
+                f"factory={factory}: module {path[:-1]} contains itself; take it out"
+            )
         if depth > MOST_NESTED:
             raise CaptureError(
                 f"factory={factory}: more than {MOST_NESTED} modules lie inside one another; put"

@@ -58,6 +58,18 @@ def test_a_python_without_the_packages_is_told_in_one_line(folder: Path) -> None
     )
 
 
+def test_a_folder_that_was_deleted_is_told_in_one_line(folder: Path) -> None:
+    gone = folder / "gone"
+    gone.mkdir()
+    code = (
+        "import os, runpy; os.rmdir(os.getcwd());"
+        " runpy.run_module('runner', run_name='__main__', alter_sys=True)"
+    )
+    done = run(gone, "mode=single", program=("-c", code))
+    assert (done.code, done.out) == (2, "")
+    assert done.error == "the folder that this is started in was deleted; go to another"
+
+
 @pytest.mark.parametrize("program", ["runner", "runner.report", "runner.send", "runner.calibrate"])
 def test_help_through_head(folder: Path, program: str) -> None:
     """With `head` itself, of which nobody knows when it closes the pipe."""

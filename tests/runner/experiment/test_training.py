@@ -87,6 +87,17 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], message: str
         (["capture.symbolic=batch", "capture.level=module"], "capture.level=operator"),
         (["capture.symbolic=batch", "batch_sweep=0"], "batch_sweep=0 must be from 1 to 16384"),
         (["capture.symbolic=batch", "latency=profiled"], "latency=profiled"),
+        (["capture.symbolic=batch", "batch_sweep=16385"], "must be from 1 to 16384"),
+        (["devices.pools.0.count=1025"], "1025 devices are too many, at most 1024"),
+        (["devices.pools.0.count=1000000000000"], "devices are too many"),
+        (["devices.pools.0.memory_bytes=9223372036854775807"], "at most 4503.60 TB"),
+        (["reserve.rounding_bytes=9223372036854775807"], "must be from 1, which rounds nothing"),
+        (["reserve.context_bytes=9223372036854775807"], "context_bytes must be at most"),
+        (["schedule=gpipe", "microbatches=1000000000"], "more than can be simulated"),
+        (["execute=local", "execute.threads=2147483648"], "at most 1024"),
+        (["latency=profiled", "latency.threads=2147483648"], "from 1 to 1024"),
+        (["model.config.n_layer=-1"], "model.config.n_layer=-1 must not be negative"),
+        (["model.config.layer_norm_epsilon=.nan"], "must be a finite number"),
     ],
 )
 def test_replicas_and_symbols_that_cannot_be_are_refused(

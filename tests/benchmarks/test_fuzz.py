@@ -1,0 +1,32 @@
+"""A small share of ``python -m benchmarks.fuzz``: nothing crashes, nothing wrong is taken."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.fuzz.__main__ import fuzz
+from benchmarks.fuzz.judge import Tally
+
+
+@pytest.mark.parametrize(
+    ("kind", "cases"), [("specs", 300), ("files", 200), ("configurations", 200), ("models", 300)]
+)
+@pytest.mark.filterwarnings("ignore")
+def test_odd_input_is_taken_or_refused_in_one_line(tmp_path: Path, kind: str, cases: int) -> None:
+    (tally,) = fuzz(cases, 1, [kind], tmp_path)
+    assert tally.failures == []
+    assert tally.refused > 0
+
+
+def _raises() -> None:
+    raise RuntimeError("a bug")
+
+
+def test_what_goes_wrong_is_counted() -> None:
+    tally = Tally("x")
+    tally.attempt("bug", _raises, lambda _: None)
+    tally.attempt("negative", lambda: -1, lambda size: f"size {size}")
+    tally.attempt("taken", lambda: 1, lambda _: None, must_fail=True)
+    tally.attempt("right", lambda: 1, lambda _: None)
+    assert (tally.cases, tally.taken, len(tally.tracebacks), len(tally.wrong)) == (4, 1, 1, 2)
+    assert tally.failures[1] == "x: wrong: negative: size -1"
