@@ -75,14 +75,11 @@ def test_an_entry_that_is_not_what_was_written_is_as_good_as_none(tmp_path: Path
     assert read_graph(path) is None
 
 
-@pytest.mark.parametrize(("mark", "offset"), [(b"PK\x03\x04", 6), (b"PK\x01\x02", 8)])
-def test_an_entry_marked_as_encrypted_is_as_good_as_none(
-    tmp_path: Path, mark: bytes, offset: int
-) -> None:
+def test_an_entry_marked_as_encrypted_is_as_good_as_none(tmp_path: Path) -> None:
     path = tmp_path / "g.npz"
     write_graph(path, random_graph(1, 30))
     content = bytearray(path.read_bytes())
-    content[content.index(mark) + offset] |= 1
+    content[content.index(b"PK\x01\x02") + 8] |= 1
     path.write_bytes(content)
     assert read_graph(path) is None
 

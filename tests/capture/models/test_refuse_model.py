@@ -55,11 +55,12 @@ def sparse_input(batch_size, dtype):
     return Layer(), (torch.eye(4, device="cpu").to_sparse_csr(),)
 
 def quantized_input(batch_size, dtype):
-    x = torch._empty_affine_quantized([1, 4], scale=1., zero_point=0, dtype=torch.quint8, device="cpu")
-    return Layer(), (x,)
+    sizes = {"scale": 1.0, "zero_point": 0, "dtype": torch.quint8, "device": "cpu"}
+    return Layer(), (torch._empty_affine_quantized([1, 4], **sizes),)
 
 def nested_input(batch_size, dtype):
-    return Layer(), (torch.nested.nested_tensor([torch.zeros(1, 4, device="cpu")], layout=torch.jagged),)
+    rows = [torch.zeros(1, 4, device="cpu")]
+    return Layer(), (torch.nested.nested_tensor(rows, layout=torch.jagged),)
 
 def endless_input(batch_size, dtype):
     item = []; item.append(item)
