@@ -36,7 +36,7 @@ _MODEL = [
     "reserve=none",
     "figures=none",
 ]
-_BASES = (
+_BASES: tuple[list[str], ...] = (
     [],
     ["mode=size_based", "devices=2x16gb+1x80gb"],
     ["mode=pipeline", "schedule=gpipe", "microbatches=4", "devices=2x16gb"],

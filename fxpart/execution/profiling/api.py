@@ -66,7 +66,7 @@ def read_times(path: Path) -> dict[str, OperatorTime]:
 
 def _operator_time(entry: Mapping[str, object]) -> OperatorTime:
     seconds, samples, shapes = entry["seconds"], entry["samples"], entry["shapes"]
-    if type(seconds) not in (float, int) or not 0 <= seconds < _MOST_S:
+    if not isinstance(seconds, float | int) or not 0 <= seconds < _MOST_S:
         raise ValueError(f"seconds are {seconds!r}")
     if not isinstance(samples, int) or samples < 1 or not isinstance(shapes, list):
         raise ValueError(f"samples are {samples!r}")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.command import COMMAND, OWN, SMALL
+from tests.runner.command import COMMAND, OWN, SMALL, run
 
 CLOSED = 128 + signal.SIGPIPE
 
