@@ -1,14 +1,15 @@
 """A latency that no placement beats: what must be split since it fits no device pays for that.
 
 Along the longest path lie operators that all work around them passes through. Between two of these,
-either all runs on one device, in turn, or something crosses a link on its way. What runs on one
-device without a break must fit it, so that a model larger than a device crosses somewhere, and
-where devices differ, more of it runs on slower ones. O(n) and the square of the number of sections.
+either all that has weights runs on one device, or something is sent on its way. What runs on one
+device without a break must fit it, so that a model larger than a device is sent on somewhere, and
+what fits no fast device runs on a slow one. O(n) and the square of the number of sections.
 """
 
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.problem import Problem
@@ -17,21 +18,32 @@ from fxpart.support.compiled import compiled, inlined
 
 __all__ = ["memory_bound_s"]
 
+BoolArray = npt.NDArray[np.bool_]
+
 _LONGEST = 96
 """Operators of the path that a detour may pass by; longer ones, such as values that the backward
 alone reads, are left out of account: the bound holds without them."""
 
 
 class _Sections(NamedTuple):
-    """A row of operators, and what lies between each and the one before it."""
+    """A row of operators, and what lies between each and the one before it. G gates, n operators.
+
+    A section is at home if all in it that has weights, or makes results that stay, is on the device
+    of the gate before, as is its gate.
+    """
 
     gate: IntArray
     """The row: each reads, at some remove, from the one before. Length G."""
     section: IntArray
     """For each operator the gate that it has to be done for and comes after the gate before;
     -1 for those left out of account. Length n."""
+    through_s: FloatArray
+    """The least time from gate to gate if an operator between them is on another device than both.
+    Length n."""
+    least_s: FloatArray
+    """The least time from gate to gate. Length G."""
     apart_s: FloatArray
-    """The least time from gate to gate if not all of the section is on one device. Length G."""
+    """The least time from gate to gate if the section is not at home. Length G."""
 
 
 @compiled
@@ -59,7 +71,9 @@ def _longest_path(t: CostTables, before: IntArray, time_s: FloatArray) -> IntArr
 
 
 @compiled
-def _gates(t: CostTables, before: IntArray, path: IntArray) -> tuple[IntArray, IntArray]:
+def _gates(  # noqa: PLR0912 - a few loops, compiled whole
+    t: CostTables, before: IntArray, path: IntArray
+) -> tuple[IntArray, IntArray]:
     """Return `_Sections.gate` and `section`: the operators of `path` that no detour passes by."""
     n, count = before.shape[0], path.shape[0]
     place = np.full(n, -1)
@@ -85,6 +99,13 @@ def _gates(t: CostTables, before: IntArray, path: IntArray) -> tuple[IntArray, I
         if counts[op] and until[op] - since[op] > 1:
             passed[since[op] + 1] += 1
             passed[until[op]] -= 1
+    # What one of the path reads from an earlier one passes by those between, such as a residual.
+    for op in path:
+        for i in range(t.read_start[op], t.read_start[op + 1]):
+            maker = t.producer[t.reads[i]]
+            if maker >= 0 and place[maker] >= 0 and 1 < place[op] - place[maker] <= _LONGEST:
+                passed[place[maker] + 1] += 1
+                passed[place[op]] -= 1
     is_gate = np.cumsum(passed)[:count] == 0
     # A gate ends the section of its own number.
     number = np.cumsum(is_gate) - is_gate
@@ -96,50 +117,98 @@ def _gates(t: CostTables, before: IntArray, path: IntArray) -> tuple[IntArray, I
 
 
 @compiled
-def _sections(  # noqa: PLR0912 - two loops, compiled whole
-    t: CostTables, group: IntArray, before: IntArray, time_s: FloatArray, cheapest_s: FloatArray
+def _sections(  # noqa: PLR0917 - compiled loops take tables by position
+    t: CostTables,
+    group: IntArray,
+    before: IntArray,
+    time_s: FloatArray,
+    cheapest_s: FloatArray,
+    is_heavy: BoolArray,
 ) -> _Sections:
-    """Return the sections along the longest path, with what is between their gates for certain."""
+    """Return the sections along the longest path, with what is between their gates for certain.
+
+    `is_heavy` says whether an operator takes memory that stays. Times run from the end of the gate
+    before: until an operator ends (head), and from there to the end of its gate (tail). On another
+    device than the gate before, an operator ends no earlier than `away`: of each operator that it
+    reads from, either the result is sent, or that one was away itself; likewise for its gate.
+    """
     gate, section = _gates(t, before, _longest_path(t, before, time_s))
     n = time_s.shape[0]
-    # From the end of the gate before to the end of an operator; from there to the end of its gate.
     head_s, tail_s = np.full(n, -np.inf), np.full(n, -np.inf)
     for op in range(n):
         here = section[op]
-        if here < 1:
-            continue
         for i in range(t.read_start[op], t.read_start[op + 1] + 1):
             maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
-            if maker >= 0 and maker == gate[here - 1]:
+            if here >= 1 and maker >= 0 and maker == gate[here - 1]:
                 head_s[op] = max(head_s[op], time_s[op])
-            elif maker >= 0 and section[maker] == here:
+            elif here >= 1 and maker >= 0 and section[maker] == here:
                 head_s[op] = max(head_s[op], head_s[maker] + time_s[op])
-    apart_s = np.full(gate.shape[0], np.inf)
+    tail_s[gate] = 0.0
     for op in range(n - 1, -1, -1):
-        here = section[op]
-        if here < 1:
-            continue
-        if op == gate[here]:
-            tail_s[op] = 0.0
-        if head_s[op] < 0.0 or tail_s[op] < 0.0:
+        if section[op] >= 1 and (head_s[op] < 0.0 or tail_s[op] < 0.0):
             section[op] = -1
-            continue
+        here = section[op]
+        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
+            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
+            if here >= 1 and maker >= 0 and section[maker] == here:
+                tail_s[maker] = max(tail_s[maker], time_s[op] + tail_s[op])
+    return _costs(t, group, before, time_s, cheapest_s, is_heavy, gate, section, head_s, tail_s)
+
+
+@inlined
+def _costs(  # noqa: PLR0912, PLR0917 - as above
+    t: CostTables,
+    group: IntArray,
+    before: IntArray,
+    time_s: FloatArray,
+    cheapest_s: FloatArray,
+    is_heavy: BoolArray,
+    gate: IntArray,
+    section: IntArray,
+    head_s: FloatArray,
+    tail_s: FloatArray,
+) -> _Sections:
+    """Return the sections with their costs; see `_sections`."""
+    n, count = time_s.shape[0], gate.shape[0]
+    away_s, from_away_s = np.zeros(n), np.zeros(n)
+    least_s, apart_s = np.zeros(count), np.full(count, np.inf)
+    for op in range(n):
+        here = section[op]
         for i in range(t.read_start[op], t.read_start[op + 1] + 1):
             is_read = i < t.read_start[op + 1]
             maker = t.producer[t.reads[i]] if is_read else before[op]
-            if maker < 0 or (maker != gate[here - 1] and section[maker] != here):
+            if here < 1 or maker < 0:
                 continue
-            if maker != gate[here - 1] and head_s[maker] < 0.0:
+            is_gate = maker == gate[here - 1]
+            if not is_gate and section[maker] != here:
                 continue
-            if section[maker] == here:
-                tail_s[maker] = max(tail_s[maker], time_s[op] + tail_s[op])
-            from_s = 0.0 if maker == gate[here - 1] else head_s[maker]
+            sent_s = np.inf
             if is_read and group[maker] != group[op]:
-                across_s = from_s + cheapest_s[t.reads[i]] + time_s[op] + tail_s[op]
-                apart_s[here] = min(apart_s[here], across_s)
-    for k in range(1, gate.shape[0]):
-        apart_s[k] = max(apart_s[k], head_s[gate[k]])
-    return _Sections(gate, section, apart_s)
+                sent_s = (0.0 if is_gate else head_s[maker]) + cheapest_s[t.reads[i]] + time_s[op]
+            near_s = np.inf if is_gate else away_s[maker] + time_s[op]
+            away_s[op] = max(away_s[op], min(sent_s, near_s))
+    from_away_s[gate] = np.inf
+    for op in range(n - 1, -1, -1):
+        here = section[op]
+        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
+            is_read = i < t.read_start[op + 1]
+            maker = t.producer[t.reads[i]] if is_read else before[op]
+            if here < 1 or maker < 0 or section[maker] != here:
+                continue
+            sent_s = np.inf
+            if is_read and group[maker] != group[op]:
+                sent_s = cheapest_s[t.reads[i]] + time_s[op] + tail_s[op]
+            from_away_s[maker] = max(from_away_s[maker], min(sent_s, time_s[op] + from_away_s[op]))
+    for op in range(n):
+        here = section[op]
+        if here >= 1 and op == gate[here]:
+            apart_s[here] = min(apart_s[here], away_s[op])
+        elif here >= 1 and is_heavy[op]:
+            apart_s[here] = min(apart_s[here], away_s[op] + from_away_s[op])
+    for k in range(1, count):
+        least_s[k] = head_s[gate[k]]
+        apart_s[k] = max(apart_s[k], least_s[k])
+    return _Sections(gate, section, away_s + from_away_s, least_s, apart_s)
 
 
 @inlined
@@ -218,20 +287,33 @@ def memory_bound_s(
 
     """
     t, m = problem.costs, problem.memory
-    gate, section, apart_s = _sections(t, problem.graph.group, before, time_s, cheapest_s)
+    heavy = _heavy(m)
+    sections = _sections(t, problem.graph.group, before, time_s, cheapest_s, heavy)
+    section, count = sections.section, len(sections.gate)
     inside = np.flatnonzero(section >= 0)
     by_section = inside[np.argsort(section[inside], kind="stable")]
-    starts = np.searchsorted(section[by_section], np.arange(len(gate) + 1)).astype(np.int64)
+    starts = np.searchsorted(section[by_section], np.arange(count + 1)).astype(np.int64)
     kinds = {
         (int(room), t.op_time_s[:, device].tobytes()): device
         for device, room in enumerate(problem.topology.memory_bytes.tolist())
     }
-    together_s = np.zeros((len(kinds), len(gate) + 1))
-    first = np.empty((len(kinds), len(gate)), dtype=np.int64)
+    together_s = np.zeros((len(kinds), count + 1))
+    first = np.empty((len(kinds), count), dtype=np.int64)
     for row, ((room, _), device) in enumerate(kinds.items()):
-        np.cumsum(
-            np.bincount(section[by_section], t.op_time_s[by_section, device], minlength=len(gate)),
-            out=together_s[row, 1:],
-        )
+        times = t.op_time_s[by_section, device]
+        whole_s = np.bincount(section[by_section], times, minlength=count)
+        # What has weights takes turns at home; so does what takes longer elsewhere than all do so.
+        stays = sections.through_s[by_section] >= whole_s[section[by_section]]
+        stays |= heavy[by_section]
+        turns_s = np.bincount(section[by_section], times * stays, minlength=count)
+        np.cumsum(np.maximum(turns_s, sections.least_s), out=together_s[row, 1:])
         first[row] = _first_that_fit(m, starts, by_section, room)
-    return float(_shortest(float(time_s[gate[0]]), apart_s, together_s, first))
+    begin_s = float(time_s[sections.gate[0]])
+    return float(_shortest(begin_s, sections.apart_s, together_s, first))
+
+
+def _heavy(m: MemoryTables) -> BoolArray:
+    """Return whether an operator uses weights, or makes a result that stays. Length n."""
+    heavy: BoolArray = np.diff(m.use_start) > 0
+    heavy[m.producer[m.is_output & (m.producer >= 0)]] = True
+    return heavy

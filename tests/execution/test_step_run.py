@@ -71,7 +71,7 @@ def test_what_is_not_run_is_refused() -> None:
     with pytest.raises(SpecError, match="repeats=0 must be 1 or more"):
         run_step(real, step, partition_by_device(step.graph, step.graph.group * 0), 1, repeats=0)
     elsewhere = replace(real, module=nn.Linear(1, 1, device="meta"))
-    with pytest.raises(SpecError, match="run on the CPU, got meta; set execute.device=cpu"):
+    with pytest.raises(SpecError, match=r"run on the CPU, got meta; set execute\.device=cpu"):
         run_step(elsewhere, step, partition_by_device(step.graph, step.graph.group * 0), 1)
 
 
