@@ -83,7 +83,8 @@ class _Tied(nn.Module):
         y = self.inner(x).relu_()
         z = self.norm(x + y)
         z[0].mul_(2)
-        return z @ self.table.weight.T
+        logits: Tensor = z @ self.table.weight.T
+        return logits
 
 
 class _CastWeights(nn.Module):
@@ -91,11 +92,11 @@ class _CastWeights(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+        self.weights = nn.ParameterList(torch.randn(4, 4) for _ in range(3))
 
     def forward(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = nn.functional.linear(x, layer.weight.bfloat16(), layer.bias.bfloat16())
+        for weight in self.weights:
+            x = nn.functional.linear(x, weight.bfloat16())
         return x.float()
 
 
@@ -169,7 +170,8 @@ def test_a_recomputed_block_is_recomputed_where_it_was() -> None:
             self.one, self.two = nn.Linear(4, 4), nn.Linear(4, 4)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.two(self.one(x).relu())
+            result: Tensor = self.two(self.one(x).relu())
+            return result
 
     module, x = nn.Sequential(Block(), Block()), torch.randn(5, 4)
     usual = joint_capture(module, (x,), None, StepOptions("block"))
