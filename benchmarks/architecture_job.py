@@ -47,7 +47,7 @@ def judge(architecture: str) -> Outcome:
 def _judged(architecture: str) -> Outcome:
     outcome = Outcome(architecture, "build")
     for config in _configs(architecture):
-        spec = ModelSpec(architecture, architecture, config=config, dtype="bfloat16")
+        spec = ModelSpec(architecture, architecture, config=config)
         try:
             built = build_model(spec)
         except FxpartError as error:

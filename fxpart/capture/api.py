@@ -72,6 +72,10 @@ def _exported(
     except GuardOnDataDependentSymNode as error:
         # A size that depends on values of tensors is a symbol without a number.
         raise capture_failure(module, error) from error
+    except TypeError as error:
+        if "SymInt" not in str(error):  # such a size, where a number is looked up
+            raise
+        raise capture_failure(module, error) from error
 
 
 def _is_operator_level(module: nn.Module, kwargs: Mapping[str, Any] | None, level: str) -> bool:

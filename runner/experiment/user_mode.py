@@ -27,8 +27,13 @@ def chosen_mode(mode: ModeConfig) -> Place:
     if mode.name != "custom" or not isinstance(name, str):
         return make_mode(mode.name, mode.options)
     # Only for those who have one of their own.
-    from fxpart.capture.models.factory_source import factory_as_imported, imported_function
+    from fxpart.capture.models.factory_source import (
+        factory_as_imported,
+        imported_function,
+        split_factory,
+    )
 
+    split_factory(name, SETTING)
     with factory_as_imported(name):
         function = imported_function(name, SETTING)
     return make_mode(mode.name, {**mode.options, "function": _told_in_one_line(name, function)})

@@ -38,7 +38,7 @@ def test_each_kind_of_thing_has_a_file() -> None:
 def test_the_page_is_carried_out(folder: Path) -> None:
     _write_files(folder)
     commands = [shlex.split(text) for text in _COMMAND.findall(PAGE.read_text(encoding="utf-8"))]
-    assert len(commands) >= 8
+    assert len(commands) >= 6
     for words in commands:
         if words[:2] == ["-m", "runner"]:
             done = run(folder, *words[2:])
@@ -49,7 +49,9 @@ def test_the_page_is_carried_out(folder: Path) -> None:
             script = (folder / words[0]).read_text()
             done = run(folder, program=("-c", script))
             assert done.code == 0, done.err
-            assert re.search(r"^\S*towers\S*: balance 0\.\d\d$", done.out, re.MULTILINE), done.out
+            assert re.search(r"^\S*towers\S*: balance [01]\.\d\d$", done.out, re.MULTILINE), (
+                done.out
+            )
 
 
 _BROKEN = """

@@ -73,6 +73,7 @@ _BRANCHES = (
 _HINTS = (
     ("data-dependent", _BRANCHES),
     ("DataDependent", _BRANCHES),
+    ("SymInt", _BRANCHES),
     ("meta tensor", "the model reads tensor values while it runs; take its branches from shapes"),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )

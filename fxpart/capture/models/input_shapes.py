@@ -14,13 +14,23 @@ from torch import nn
 
 from fxpart.errors import SpecError
 
-__all__ = ["Request", "Shape", "input_shape", "is_tokens", "part_setting", "positions"]
+__all__ = [
+    "Request",
+    "Shape",
+    "input_shape",
+    "is_tokens",
+    "part_setting",
+    "positions",
+    "text_config",
+]
 
 _DEFAULT_SEQ_LEN = 512
 _DEFAULT_IMAGE_SIZE = 224
 _DEFAULT_FRAMES = 16
 _DEFAULT_AUDIO_SAMPLES = 160_000
 """Ten seconds at 16 kHz, the rate that speech models are trained at."""
+_CHOICES = 2
+"""Of a model that picks one of several texts."""
 _DEFAULT_SPECTROGRAM = 1024
 """About ten seconds in steps of 10 ms."""
 
@@ -98,7 +108,7 @@ def _tokens(name: str, request: Request) -> int:
     has_decoder = name.startswith("decoder_") and model.main_input_name != "input_ids"
     table = positions(model, "decoder" if has_decoder else "", (*_IMAGE, *_AUDIO))
     if seq_len is None:
-        stated = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        stated = getattr(text_config(model.config), "max_position_embeddings", None)
         # XLNet states -1 for "any".
         usable = [length for length in (table, stated) if type(length) is int and length > 0]
         return min([*usable, _DEFAULT_SEQ_LEN])
@@ -108,6 +118,14 @@ def _tokens(name: str, request: Request) -> int:
             f" {type(model).__name__} has for {name}; set model.seq_len to {table} or less"
         )
     return seq_len
+
+
+def text_config(config: Any) -> Any:  # noqa: ANN401 - untyped upstream
+    """Return the part of `config` that is about text; all of it where there are several parts."""
+    try:
+        return config.get_text_config()
+    except ValueError:
+        return config
 
 
 def _configs(config: Any, parts: Sequence[str]) -> Iterator[Any]:  # noqa: ANN401 - untyped upstream
@@ -199,7 +217,8 @@ def _audio_shape(name: str, request: Request) -> Shape:
 
 
 def _token_shape(name: str, request: Request) -> Shape:
-    sizes = (request.batch_size, _tokens(name, request))
+    choices = (_CHOICES,) if "num_choices" in _documented_shape(name, request.model) else ()
+    sizes = (request.batch_size, *choices, _tokens(name, request))
     return Shape(sizes, is_real=False, uses_seq_len=True)
 
 

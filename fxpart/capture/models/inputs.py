@@ -7,7 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fxpart.capture.models.input_shapes import Request, input_shape, is_tokens, positions
+from fxpart.capture.models.input_shapes import (
+    Request,
+    input_shape,
+    is_tokens,
+    positions,
+    text_config,
+)
 from fxpart.errors import SpecError
 
 __all__ = ["drawn_inputs", "example_inputs", "positions"]
@@ -164,7 +170,7 @@ def _vocabulary(model: Any, name: str) -> int:  # noqa: ANN401
             continue
         if isinstance(table, nn.Embedding):
             return table.num_embeddings
-    stated = getattr(model.config.get_text_config(), "vocab_size", None)
+    stated = getattr(text_config(model.config), "vocab_size", None)
     if not isinstance(stated, int) or stated < 1:
         raise SpecError(
             f"{type(model).__name__} takes {name}, but does not say how many tokens it knows; give"
