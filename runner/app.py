@@ -113,6 +113,7 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
 
     from runner.cli.arguments import refuse_sweep_settings
     from runner.config.read import read_config, read_tracking
+    from runner.experiment.experiment import check_all
     from runner.job.identity import Choices, JobIdentity
     from runner.job.job import is_kept, keep_failure
 
@@ -127,6 +128,8 @@ def run_composed(composed: "DictConfig") -> tuple[str, int]:
         identity = replace(identity, tracking=read_tracking(composed.tracking))
         config = read_config(composed)
         refuse_sweep_settings(config)
+        if not config.rerun:
+            check_all(config)
     except Exception as error:
         if not is_kept(identity, error):
             raise

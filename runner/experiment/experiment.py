@@ -50,7 +50,7 @@ from runner.experiment.whole_modules import WholeModules, whole_modules
 from runner.output.figures import check_figures
 from runner.output.terminal import counted, progress
 
-__all__ = ["Result", "carried_out", "check", "model_spec", "plan"]
+__all__ = ["Result", "carried_out", "check", "check_all", "model_spec", "plan"]
 
 _MOST_BATCHES = 2**14
 """Of a sweep over batch sizes: each is a row of its table."""
@@ -287,6 +287,19 @@ def check(config: Config) -> None:
     # Before the latency, whose device and threads are by default those of the run.
     check_execute(config)
     check_latency(config)
+
+
+def check_all(config: Config) -> None:
+    """Check what `plan` checks before it looks at a model: choices, mode, devices and their sizes.
+
+    Raises:
+        FxpartError: for what does not exist or does not go together.
+
+    """
+    model_spec(config)
+    check(config)
+    chosen_mode(config.mode)
+    build_topology(config.devices, config.transfer_rate, config.reserve)
 
 
 def _placed(config: Config, problem: Problem, place: Place) -> Assignment:

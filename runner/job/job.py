@@ -4,7 +4,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -250,9 +250,10 @@ def _show_end(result: Result, folder: Path) -> None:
 
 
 def keep_failure(config: Config | None, identity: JobIdentity, error: Exception) -> Outcome:
-    """Write `result.json` of a job that was never started, and log it as failed.
+    """Log a job that was never started as failed; of a sweep, write its `result.json` too.
 
-    `config` is None if it made no sense; then the job is logged where its identity says.
+    `config` is None if it made no sense; then the job is logged where its identity says. A run by
+    itself leaves no folder but for what the store did not take.
     """
     identity = identified(config, identity)
     so_far = _Progress()
@@ -272,7 +273,12 @@ def keep_failure(config: Config | None, identity: JobIdentity, error: Exception)
         except Exception as raised:
             if raised is not error:
                 so_far.unlogged = one_line(raised)
-    return _failed(config, identity, error, so_far)
+    if identity.sweep is not None:
+        return _failed(config, identity, error, so_far)
+    with suppress(OSError):  # it is not empty, or not there
+        identity.folder.rmdir()
+    message = " ".join(str(error).split())
+    return Outcome("failed", f"{message}; {so_far.problem}" if so_far.problem else message)
 
 
 def _failed(

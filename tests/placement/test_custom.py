@@ -1,7 +1,5 @@
 """A placement by a function of one's own: taken as it is, and refused for what is wrong with it."""
 
-from collections.abc import Callable
-
 import numpy as np
 import pytest
 
@@ -82,6 +80,5 @@ def test_its_own_refusal_is_kept() -> None:
     def refuses(problem: Problem) -> list[int]:
         raise InfeasibleError("no room for three")
 
-    function: Callable[[Problem], list[int]] = refuses
     with pytest.raises(FxpartError, match="no room for three"):
-        make_mode("custom", {"function": function})(three_in_a_row(100, 100))
+        make_mode("custom", {"function": refuses})(three_in_a_row(100, 100))

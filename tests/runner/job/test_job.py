@@ -199,9 +199,21 @@ def test_a_job_whose_configuration_makes_no_sense_is_logged_too(here: Path) -> N
 
 
 def test_without_a_tracker_it_is_in_its_file_alone(here: Path) -> None:
-    outcome = keep_failure(None, identity(here), SpecError("no"))
+    job = identity(here, sweep=SWEEP)
+    outcome = keep_failure(None, job, SpecError("no"))
     assert outcome == Outcome("failed", "no")
-    assert (result(identity(here))["status"], result(identity(here))["key"]) == ("failed", None)
+    assert (result(job)["status"], result(job)["key"]) == ("failed", None)
+
+
+def test_by_itself_it_leaves_no_folder(here: Path) -> None:
+    job = identity(here)
+    job.folder.mkdir(parents=True)  # as Hydra does
+    assert keep_failure(None, job, SpecError("no")) == Outcome("failed", "no")
+    assert not job.folder.exists()
+    job.folder.mkdir()
+    (job.folder / "of_the_user.txt").touch()
+    keep_failure(None, job, SpecError("no"))
+    assert [file.name for file in job.folder.iterdir()] == ["of_the_user.txt"]
 
 
 def test_a_store_that_does_not_work_does_not_hide_what_went_wrong(here: Path) -> None:
