@@ -23,10 +23,12 @@ from benchmarks.architecture_job import Outcome, judge
 
 AT_ONCE = 2
 LIMIT_S = 120
+__all__ = ["architectures", "summary"]
+
 _CAPTURED = ("captured", "placed")
 
 
-def _names(bases_only: bool) -> list[str]:
+def architectures(bases_only: bool) -> list[str]:
     """Return the classes that transformers lists for its Auto classes, each once, by name."""
     from transformers.models.auto import modeling_auto
 
@@ -77,7 +79,8 @@ def _kind(outcome: Outcome) -> str:
     return re.sub(r"\d+", "N", reason)[:150]
 
 
-def _summary(outcomes: Sequence[Outcome], seconds: float) -> Iterator[str]:
+def summary(outcomes: Sequence[Outcome], seconds: float) -> Iterator[str]:
+    """Yield the counts in lines, and the refusals by their reason."""
     total = len(outcomes)
     counts = Counter(outcome.status for outcome in outcomes)
     captured = sum(counts[status] for status in _CAPTURED)
@@ -102,7 +105,7 @@ def main() -> None:
     arguments = parser.parse_args()
     names = [
         name
-        for name in _names(arguments.bases)
+        for name in architectures(arguments.bases)
         if not arguments.only or any(part in name for part in arguments.only)
     ][: arguments.limit]
     begin, outcomes = time.perf_counter(), []
@@ -113,7 +116,7 @@ def main() -> None:
             f" {outcome.seconds:>6.1f} s  {outcome.reason or outcome.inputs}",
             flush=True,
         )
-    print(*_summary(outcomes, time.perf_counter() - begin), sep="\n")
+    print(*summary(outcomes, time.perf_counter() - begin), sep="\n")
 
 
 if __name__ == "__main__":

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 import torch
 
+from fxpart.capture.api import capture_graph
 from fxpart.capture.inference.export import export_program
 from fxpart.capture.models.build import BuiltModel, build_model
 from fxpart.capture.models.spec import ModelSpec
-from fxpart.errors import SpecError
+from fxpart.errors import CaptureError, SpecError
 
 SMALL = {
     "vocab_size": 50,
@@ -94,6 +95,34 @@ def shapes(model: BuiltModel) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
             {"input_values": (3, 64, 128)},
         ),
         ("EncodecModel", {}, 24000, {"input_values": (3, 1, 24000)}),
+        (
+            "Speech2TextModel",
+            {"encoder_layers": 1, "decoder_layers": 1},
+            20,
+            {"input_features": (3, 1024, 80), "decoder_input_ids": (3, 20)},
+        ),
+        (
+            "CLIPModel",
+            {
+                "text_config": {"num_hidden_layers": 1, "max_position_embeddings": 20},
+                "vision_config": {"num_hidden_layers": 1, "image_size": 64},
+            },
+            None,
+            {"input_ids": (3, 20), "pixel_values": (3, 3, 64, 64)},
+        ),
+        (
+            "TimesformerModel",
+            {"num_hidden_layers": 1, "num_frames": 2, "image_size": 32},
+            None,
+            {"pixel_values": (3, 2, 3, 32, 32)},
+        ),
+        (
+            "PatchTSTModel",
+            {"num_hidden_layers": 1, "context_length": 64, "num_input_channels": 5},
+            None,
+            {"past_values": (3, 64, 5)},
+        ),
+        ("BertForMultipleChoice", {"num_hidden_layers": 1}, 7, {"input_ids": (3, 2, 7)}),
     ],
 )
 def test_inputs_fit_the_model(
@@ -169,6 +198,42 @@ def test_refuses_in_one_line(architecture: str, config: dict[str, Any], message:
 def test_refuses_a_length_where_there_is_none(architecture: str) -> None:
     with pytest.raises(SpecError, match="no sequence length, got seq_len=128"):
         build(architecture, config={"num_hidden_layers": 1}, seq_len=128)
+
+
+def test_an_input_whose_values_decide_is_named() -> None:
+    with pytest.raises(SpecError, match="Qwen3VLVisionModel needs grid_thw, whose values decide"):
+        build("Qwen3VLVisionModel", config={"depth": 1})
+
+
+def test_what_is_given_is_captured_and_placed() -> None:
+    parts = {name: {"num_hidden_layers": 1, "image_size": 32} for name in ("vision_config",)}
+    clip = build("CLIPModel", config={**parts, "text_config": {"num_hidden_layers": 1}})
+    assert capture_graph(clip.module, clip.args, clip.kwargs).n_ops > 50
+
+
+def test_every_parameter_is_on_the_device_that_is_asked_for() -> None:
+    # Its weights are made by torch.Tensor(n), which knows of no default device.
+    image_gpt = build("ImageGPTModel", config={"n_layer": 1}).module
+    assert {weight.device.type for weight in image_gpt.parameters()} == {"meta"}
+
+
+def test_the_cache_of_a_part_is_off_unless_it_is_asked_for() -> None:
+    parts: dict[str, Any] = {
+        "vision_config": {"num_hidden_layers": 1, "model_type": "clip_vision_model"},
+        "text_config": {**SMALL, "model_type": "llama"},
+    }
+    for wanted in (False, True):
+        module: Any = build("LlavaModel", config=parts).module
+        assert module.config.text_config.use_cache is wanted
+        parts["text_config"]["use_cache"] = True
+
+
+def test_sizes_that_depend_on_values_are_told_in_one_line() -> None:
+    config = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "vocab_size": 50}
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = build("PLBartForSequenceClassification", config={**config, **heads}, seq_len=8)
+    with pytest.raises(CaptureError, match="whose size depends on them"):
+        capture_graph(model.module, model.args, model.kwargs)
 
 
 def test_refuses_a_main_input_of_unknown_kind(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
 """Pipelines asked for and carried out by the command, in processes of their own."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -229,3 +230,39 @@ def test_a_mistake_is_one_line(folder: Path, arguments: list[str], message: str)
     done = run(folder, *PIPELINE, *arguments, "tracking=none")
     assert done.code == 2
     assert message in done.error
+
+
+def test_the_page_s_example_loads_real_weights_onto_a_plan(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    small = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50}
+    torch.manual_seed(0)
+    original = GPT2LMHeadModel(GPT2Config(**small)).eval()
+    original.save_pretrained(folder / "gpt2")
+    done = run(
+        folder,
+        "model=gpt2",
+        *(f"model.config.{key}={value}" for key, value in small.items()),
+        "model.seq_len=8",
+        "model.batch_size=1",
+        "mode=pipeline",
+        "mode.stages=2",
+        "devices=2xcpu",
+        "execute=local",
+        "execute.repeats=1",
+        "execute.save_stages=true",
+        "tracking=none",
+        "hydra.run.dir=outputs/gpt2",
+    )
+    assert done.code == 0, done.err
+    page = (Path(__file__).resolve().parents[3] / "docs" / "execution.md").read_text()
+    (block,) = re.findall(r"```python\n# weights.py\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(folder)
+    scope: dict[str, Any] = {}
+    exec(compile(block, "weights.py", "exec"), scope)
+    with torch.no_grad():
+        expected = original(torch.zeros(1, 8, dtype=torch.int64)).logits
+    assert torch.allclose(scope["values"][0], expected, atol=1e-5)

@@ -1,0 +1,33 @@
+"""The benchmark over all architectures: what it says of one that works and of one that cannot."""
+
+from benchmarks.architecture_job import DEPTH, judge
+from benchmarks.architectures import architectures, summary
+
+
+def test_one_that_works_is_placed_at_two_layers() -> None:
+    outcome = judge("ViTModel")
+    assert (outcome.status, outcome.reason) == ("placed", "")
+    assert outcome.inputs == "pixel_values[1, 3, 224, 224]"
+    # A layer has some twenty operators.
+    assert 20 * DEPTH < outcome.operators < 40 * DEPTH
+
+
+def test_one_that_needs_values_is_refused_with_the_input() -> None:
+    outcome = judge("Qwen3VLVisionModel")
+    assert outcome.status == "inputs"
+    assert "needs grid_thw" in outcome.reason
+
+
+def test_one_whose_configuration_has_no_defaults_is_refused_when_built() -> None:
+    outcome = judge("AutoformerModel")
+    assert outcome.status == "build"
+    assert "prediction_length" in outcome.reason
+
+
+def test_all_registered_ones_are_gone_over_and_counted() -> None:
+    names = architectures(bases_only=False)
+    assert {"CLIPModel", "T5ForConditionalGeneration", "WhisperModel"} <= set(names)
+    assert len(names) > len(architectures(bases_only=True)) > 400
+    lines = list(summary([judge("ViTModel"), judge("AutoformerModel")], 3.0))
+    assert lines[:2] == ["2 architectures in 3 s", "captured 1 (50.0%), placed 1"]
+    assert lines[2] == "refused at build: 1"
