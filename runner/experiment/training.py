@@ -5,12 +5,12 @@ from fxpart.core.phases import StepOptions
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
 
-__all__ = ["check_training", "engine_line", "is_training", "optimizer_of", "step_options"]
+__all__ = ["backward_engine", "check_training", "is_training", "optimizer_of", "step_options"]
 
 _ENGINES = {
     "late_weight_gradients": (
-        "weight gradients last; autograd alone does not run that, a zero-bubble schedule of"
-        " torch.distributed.pipelining does (ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble)"
+        "a zero-bubble schedule of torch.distributed.pipelining (ScheduleInterleavedZeroBubble,"
+        " ScheduleZBVZeroBubble); autograd alone does not put weight gradients last"
     )
 }
 
@@ -52,7 +52,7 @@ def step_options(config: Config) -> StepOptions:
     )
 
 
-def engine_line(backward_order: str) -> str:
+def backward_engine(backward_order: str) -> str:
     """Return what runs a backward in this order; empty for that of autograd, which torch runs."""
     return _ENGINES.get(backward_order, "")
 

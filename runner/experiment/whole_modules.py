@@ -14,6 +14,7 @@ from fxpart.placement import Place
 from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers
 from runner.config.sections import Config
+from runner.experiment.training import backward_engine
 from runner.output.terminal import counted
 from runner.output.units import format_s
 
@@ -117,8 +118,10 @@ def carrier_line(
     local = _runs_here(config)
     if assignment.replicas > 1:
         return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
-    if assignment.n_partitions == 1:
+    if assignment.n_partitions == 1 and config.backward_order == "autograd":
         return ", ".join(["plain PyTorch, all is on one device", *local])
+    if engine := backward_engine(config.backward_order):
+        return ", ".join([*local, engine])
     found = carriers(problem.graph, assignment)
     tools = [f"accelerate{_elsewhere(found)}"] if found.accelerate else []
     if found.pipelining and not problem.graph.is_backward.any():

@@ -27,7 +27,6 @@ from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.subject import is_captured
-from runner.experiment.training import engine_line
 from runner.experiment.whole_modules import carrier_line, whole_line
 from runner.job.attempts import at_work_alone
 from runner.job.batch_files import sweep_columns
@@ -223,8 +222,6 @@ def _show_plan(config: Config, result: Result) -> None:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
     if result.times_note:
         show(f"times:     {result.times_note}")
-    if engine := engine_line(result.backward_order):
-        show(f"order:     {engine}")
     if result.replicas:
         show(f"replicas:  {replicas_line(result.replicas)}")
     if result.batches:

@@ -95,6 +95,9 @@ def test_each_result_says_what_can_carry_it_out(
     assert line == (
         "accelerate (device_map.json), torch pipelining (split_points.json), execute=local"
     )
+    late = ("phase=training", "optimizer=none", "backward_order=late_weight_gradients")
+    _, line = _planned("mode=single", *late)
+    assert line.startswith("execute=local, a zero-bubble schedule of torch")
     _, line = _planned("mode=size_based", "devices.saturate_host=true")
     assert line.startswith("nothing yet: inputs take turns on replicas")
     inside = replace(result.problem, graph=_in_one_module(result.problem.graph))
