@@ -1,10 +1,12 @@
 """All jobs of a sweep, composed before the first one starts: an edit of ``conf/`` changes none.
 
 Hydra takes about 110 ms for a job: it reads each file again, its own too, and merges all of them. A
-`SweepLoad` takes the same steps with files that are read once, in about 20 ms.
+`SweepLoad` takes the same steps with files that are read once, in about 20 ms, and in a third of that
+for jobs that choose the same files as others.
 """
 
 import itertools
+import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Composed", "Load", "SweepLoad", "compose_grid", "compose_one", "make_job"]
 
 """What Hydra raises for some mistakes of a user, beside exceptions of its own."""
+_MOST_BASES = 64
+"""Choices of files that are kept merged: some MB."""
 Load = Callable[[Sequence[str]], "tuple[DictConfig, Mapping[str, Any]]"]
 """From a job's overrides to its configuration without Hydra's section, and its choices by group."""
 
@@ -56,6 +60,7 @@ class SweepLoad:
         self._master = master
         self._files: CachingConfigRepository | None = None
         self._parts: dict[tuple[object, ...], DictConfig] = {}
+        self._bases: dict[tuple[str | None, ...], tuple[bytes, dict[str, Any]]] = {}
 
     def __call__(self, overrides: Sequence[str]) -> "tuple[DictConfig, Mapping[str, Any]]":
         """Return a job's configuration without Hydra's section, and its choices by group.
@@ -93,20 +98,37 @@ class SweepLoad:
             hydras = list(self._master.hydra.overrides.hydra)
             _, self._files = self._loader._parse_overrides_and_create_caching_repo(name, hydras)
         parsed = self._parsed(overrides)
-        with _choices_mapped_where_used():
-            defaults = create_defaults_list(
-                self._files, name, parsed, prepend_hydra=True, skip_missing=False
-            )
-        composed = OmegaConf.create()
-        for default in defaults.defaults:
-            if not str(default.config_path).startswith("hydra/"):
-                composed.merge_with(self._part(default))
-        OmegaConf.set_struct(composed, True)
-        parsed = [part for part in defaults.config_overrides if not part.is_hydra_override()]
-        self._loader._apply_overrides_to_config(parsed, composed)
+        # Jobs that choose the same files differ in values alone.
+        chosen = tuple(part.input_line for part in parsed if self._chooses(part))
+        if chosen not in self._bases:
+            with _choices_mapped_where_used():
+                defaults = create_defaults_list(
+                    self._files, name, parsed, prepend_hydra=True, skip_missing=False
+                )
+            base = OmegaConf.create()
+            for default in defaults.defaults:
+                if not str(default.config_path).startswith("hydra/"):
+                    base.merge_with(self._part(default))
+            OmegaConf.set_struct(base, True)
+            while len(self._bases) >= _MOST_BASES:
+                del self._bases[next(iter(self._bases))]
+            known_choices = dict(defaults.overrides.known_choices)
+            # Read back, it is a copy: an eighth of the time of a deep one.
+            self._bases[chosen] = (pickle.dumps(base), known_choices)
+        pickled, known_choices = self._bases[chosen]
+        composed: DictConfig = pickle.loads(pickled)
+        values = [
+            part for part in parsed if not self._chooses(part) and not part.is_hydra_override()
+        ]
+        self._loader._apply_overrides_to_config(values, composed)
         # As in Hydra: what was resolved for the sweep, such as the time, is not resolved again.
         OmegaConf.copy_cache(from_config=self._master, to_config=composed)
-        return composed, defaults.overrides.known_choices
+        return composed, dict(known_choices)
+
+    def _chooses(self, override: "Override") -> bool:
+        """Return whether an override chooses a file of a group, as Hydra tells it from a value."""
+        is_group = self._files is not None and self._files.group_exists(override.key_or_group)
+        return is_group and not isinstance(override.value(), dict)
 
     def _parsed(self, overrides: Sequence[str]) -> list["Override"]:
         from hydra.core.override_parser.overrides_parser import OverridesParser
