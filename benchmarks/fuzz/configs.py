@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from benchmarks.fork_server import fork_command
 from benchmarks.fuzz.judge import LIMIT_S, Tally
 from benchmarks.fuzz.odd import changed_document, is_never_a_size, odd_number, odd_value
+from fxpart.errors import SpecError
+from runner.cli.ending import USER_ERROR
 from runner.config import choices
 from runner.config.paths import conf_dir
 from runner.config.read import read_config, register
@@ -193,20 +195,19 @@ def _command(tally: Tally, folder: Path, overrides: list[str], *, must_fail: boo
     case = " ".join(overrides)
 
     def work() -> tuple[int, str, str]:
-        return fork_command(folder, ("-m", "runner"), [*_MODEL, *overrides], LIMIT_S - 5)
+        code, out, err = fork_command(folder, ("-m", "runner"), [*_MODEL, *overrides], LIMIT_S - 5)
+        if code == USER_ERROR and err.count("error: ") == 1 and "Traceback" not in out + err:
+            raise SpecError(err.partition("error: ")[2].strip())
+        return code, out, err
 
     def unsound(done: tuple[int, str, str]) -> str | None:
         code, out, err = done
         if "Traceback" in out + err:
             return f"traceback: {err[-200:]!r}"
-        if code not in (0, 2):
-            return f"exit code {code}"
-        if code == 2 and err.count("error: ") != 1:
-            return f"no line of its own: {err[-200:]!r}"
-        return "taken" if code == 0 and must_fail else None
+        return f"exit code {code}: {err[-200:]!r}" if code else None
 
     try:
-        tally.attempt(case, work, unsound)
+        tally.attempt(case, work, unsound, must_fail=must_fail)
     except TimeoutExpired:
         tally.hangs.append(case)
 
