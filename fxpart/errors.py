@@ -98,8 +98,13 @@ def one_line(error: BaseException, most: int = 240) -> str:
 # Bytes in the units that messages use.
 
 
+_MOST_SHOWN = 10**30
+
+
 def show_bytes(size: int) -> str:
     """Return `size` in the largest decimal unit that leaves a digit before the point: 26.23 GB."""
+    if abs(size) > _MOST_SHOWN:  # beyond what a float holds, perhaps
+        return f"over {_MOST_SHOWN // 10**12} TB"
     for unit, step in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if abs(size) >= step:
             return f"{size / step:.2f} {unit}"

@@ -112,7 +112,14 @@ class OpGraph:
             raise SpecError(f"graph arrays disagree in length: {n} operators")
         if any(
             len(column) != n
-            for column in (self.modules, self.targets, self.dtypes, self.group, self.forward_of)
+            for column in (
+                self.modules,
+                self.targets,
+                self.dtypes,
+                self.moved_bytes,
+                self.group,
+                self.forward_of,
+            )
         ):
             raise SpecError(f"graph arrays disagree in length: {n} operators")
         of_values = (self.value_names, self.value_bytes, self.value_alloc_bytes, self.value_base)
@@ -122,6 +129,8 @@ class OpGraph:
         if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
         tensors = self.state_tensor_bytes
+        if len(tensors) and tensors.shape[1] != weights:
+            raise SpecError(f"graph arrays disagree in length: {weights} weights")
         if len(tensors) and not np.array_equal(tensors.sum(axis=0), self.weight_state_bytes):
             raise SpecError("the tensors of a weight's state must add up to its bytes")
         self._refuse_uncounted()

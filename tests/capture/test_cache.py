@@ -64,6 +64,7 @@ def test_an_entry_that_is_not_what_was_written_is_as_good_as_none(tmp_path: Path
         {"value_alloc_bytes": np.full_like(graph.value_alloc_bytes, 2**62)},
         {"group": graph.group + 1000},
         {"value_bytes": graph.value_bytes[:3]},
+        {"moved_bytes": graph.moved_bytes[:3]},
     )
     for changes in wrong:
         write_graph(path, graph)

@@ -93,11 +93,12 @@ def test_what_does_not_go_together_is_refused(overrides: list[str], message: str
         (["devices.pools.0.memory_bytes=9223372036854775807"], "at most 4503.60 TB"),
         (["reserve.rounding_bytes=9223372036854775807"], "must be from 1, which rounds nothing"),
         (["reserve.context_bytes=9223372036854775807"], "context_bytes must be at most"),
+        ([f"reserve.workspace_bytes=1{'0' * 400}"], "got over 1000000000000000000 TB"),
         (["schedule=gpipe", "microbatches=1000000000"], "more than can be simulated"),
         (["execute=local", "execute.threads=2147483648"], "at most 1024"),
         (["latency=profiled", "latency.threads=2147483648"], "from 1 to 1024"),
         (["model.config.n_layer=-1"], "model.config.n_layer=-1 must not be negative"),
-        (["model.config.layer_norm_epsilon=.nan"], "must be a finite number"),
+        (["model.config.layer_norm_epsilon=nan"], "must be a finite number"),
     ],
 )
 def test_replicas_and_symbols_that_cannot_be_are_refused(
