@@ -7,11 +7,13 @@ end come the counts, and the refusals by their reason.
 
     --only NAME    architectures whose name contains NAME; may be given again
     --limit N      the first N only
+    --sample N     N of them, drawn at random, the same each time
     --bases        one class for each kind of model, without heads
 """
 
 import argparse
 import multiprocessing
+import random
 import re
 import time
 from collections import Counter
@@ -101,6 +103,7 @@ def main() -> None:
     )
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     parser.add_argument("--limit", type=int, default=None, metavar="N")
+    parser.add_argument("--sample", type=int, default=None, metavar="N")
     parser.add_argument("--bases", action="store_true")
     arguments = parser.parse_args()
     names = [
@@ -108,6 +111,8 @@ def main() -> None:
         for name in architectures(arguments.bases)
         if not arguments.only or any(part in name for part in arguments.only)
     ][: arguments.limit]
+    if arguments.sample is not None:
+        names = random.Random(0).sample(names, min(arguments.sample, len(names)))
     begin, outcomes = time.perf_counter(), []
     for outcome in _outcomes(names):
         outcomes.append(outcome)

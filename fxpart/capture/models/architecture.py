@@ -165,9 +165,8 @@ def _model_config(cls: type[Any], overrides: Mapping[str, Any]) -> Any:  # noqa:
 def _without_cache(config: Any, overrides: Mapping[str, Any]) -> None:  # noqa: ANN401
     """Switch the cache off in the parts of `config`, unless `overrides` says otherwise."""
     for key in config.sub_configs:
-        part: Any = getattr(config, key, None)
-        given = overrides.get(key, {})
-        if not hasattr(part, "sub_configs"):
+        part, given = getattr(config, key, None), overrides.get(key, {})
+        if part is None or not hasattr(part, "sub_configs"):
             continue
         if hasattr(part, "use_cache") and not (isinstance(given, Mapping) and "use_cache" in given):
             part.use_cache = bool(overrides.get("use_cache", False))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from transformers.models.auto import modeling_auto
 
 from fxpart.errors import SpecError
 
@@ -182,6 +183,8 @@ def _pixel_shape(name: str, request: Request) -> Shape:
     has_images = "image" in modalities and "text" in modalities
     is_video = name.endswith("_videos") or ("video" in modalities and "image" not in modalities)
     frames = _frames(request, _DEFAULT_FRAMES if is_video else 0) if not has_images else 0
+    if _is_one_of(request, "KEYPOINT_MATCHING"):  # two images are compared
+        frames = 2
     images = (frames,) if frames else (1,) * (len(_documented_shape(name, request.model)) - 4)
     return Shape((request.batch_size, *images, *_pixels(request)))
 
@@ -216,8 +219,14 @@ def _audio_shape(name: str, request: Request) -> Shape:
     return Shape((batch, *sizes), uses_seq_len=True)
 
 
+def _is_one_of(request: Request, task: str) -> bool:
+    """Return whether transformers lists the model for `task` among its Auto classes."""
+    names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
+    return type(request.model).__name__ in names.values()
+
+
 def _token_shape(name: str, request: Request) -> Shape:
-    choices = (_CHOICES,) if "num_choices" in _documented_shape(name, request.model) else ()
+    choices = (_CHOICES,) if _is_one_of(request, "MULTIPLE_CHOICE") else ()
     sizes = (request.batch_size, *choices, _tokens(name, request))
     return Shape(sizes, is_real=False, uses_seq_len=True)
 

@@ -123,6 +123,8 @@ def shapes(model: BuiltModel) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
             {"past_values": (3, 64, 5)},
         ),
         ("BertForMultipleChoice", {"num_hidden_layers": 1}, 7, {"input_ids": (3, 2, 7)}),
+        ("DistilBertModel", {"n_layers": 1}, 7, {"input_ids": (3, 7)}),
+        ("SuperGlueForKeypointMatching", {}, None, {"pixel_values": (3, 2, 3, 224, 224)}),
     ],
 )
 def test_inputs_fit_the_model(

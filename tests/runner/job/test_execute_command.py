@@ -238,9 +238,10 @@ def test_the_page_s_example_loads_real_weights_onto_a_plan(
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    small = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50}
+    small: dict[str, Any] = {"n_layer": 2, "n_embd": 32, "n_head": 2, "vocab_size": 50}
     torch.manual_seed(0)
-    original = GPT2LMHeadModel(GPT2Config.from_dict(small)).train(mode=False)
+    original = GPT2LMHeadModel(GPT2Config(**small))
+    original.eval()  # type: ignore[no-untyped-call]
     original.save_pretrained(folder / "gpt2")
     done = run(
         folder,
