@@ -64,6 +64,7 @@ bench: $(TESTS)
 	$(BIN)/python -m benchmarks.kills
 	$(BIN)/python -m benchmarks.writers
 	$(BIN)/python -m benchmarks.launchers
+	$(BIN)/python -m benchmarks.architectures
 
 bench-torch: $(TESTS)
 	$(BIN)/python -m benchmarks.against_torch
