@@ -1,7 +1,7 @@
 """``python -m benchmarks.screenshots``: what a user sees of a sweep, as pictures.
 
 Runs a small sweep, starts MLflow's dashboard on it, and takes pictures of MLflow's run table and
-charts, as they open without a click, and of our report, light and dark.
+charts, as they open without a click, of our report, light and dark, and of each figure of a run.
 """
 
 import argparse
@@ -28,6 +28,14 @@ SWEEP = (
     "model.seq_len=128",
     "question=Which mode is the fastest, and is a second device worth its price?",
 )
+RUNS = {
+    "training": (
+        *("model=gpt2", "model.seq_len=128", "devices=4x16gb", "phase=training"),
+        *("mode=pipeline", "schedule=1f1b", "microbatches=8"),
+    ),
+    "batches": ("model=gpt2", "model.seq_len=128", "devices=1x2gb", "capture.symbolic=batch"),
+}
+"""Runs that have all figures between them."""
 _WAIT_MS = 60_000
 
 
@@ -49,6 +57,7 @@ def main() -> int:
             for path in (
                 *_report(browser, root / printed["report"], folder),
                 *_dashboard(browser, root, printed, folder),
+                *_figures(browser, root, folder),
             ):
                 print(path)
     return 0
@@ -95,6 +104,19 @@ def _dashboard(
             page.locator(shown).first.wait_for(state="attached")
             page.wait_for_timeout(3000)  # charts move while they open, and no event ends that
             yield _taken(page, folder / name)
+            page.close()
+
+
+def _figures(browser: "Browser", root: Path, folder: Path) -> Iterator[Path]:
+    """Take the figures of single runs."""
+    for name, overrides in RUNS.items():
+        run = root / name
+        own = ("tracking=none", "figures=all", f"hydra.run.dir={run}")
+        print(run_python(["-m", "runner", *overrides, *own], root).output)
+        for figure in sorted(run.glob("*.svg")):
+            page = browser.new_page(viewport={"width": 1440, "height": 900})
+            page.goto(figure.as_uri())
+            yield _taken(page, folder / f"{name}_{figure.stem}.png")
             page.close()
 
 
