@@ -51,7 +51,7 @@ RUN_COLORS = (
 """Colours to be told apart with colour-blind eyes too (after Okabe and Ito, and Tol). MLflow's own
 come from the run's id, and often two runs of four get the same."""
 
-_FIXED_WIDTHS = {"attributes.`Run Name`": 120, "runDateAndNestInfo": 90}
+_FIXED_WIDTHS = {"attributes.`Run Name`": 95, "runDateAndNestInfo": 80}
 """Of MLflow's own first columns: the name, and when and how the run ended."""
 # In this order and width, in pixels: those of two choices and the first three costs fit beside
 # MLflow's panels on a screen of 1440.
