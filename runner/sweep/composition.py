@@ -1,8 +1,8 @@
 """All jobs of a sweep, composed before the first one starts: an edit of ``conf/`` changes none.
 
 Hydra takes about 110 ms for a job: it reads each file again, its own too, and merges all of them. A
-`SweepLoad` takes the same steps with files that are read once, in about 20 ms, and in a third of that
-for jobs that choose the same files as others.
+`SweepLoad` takes the same steps with files that are read once, in about 20 ms, and in a third of
+that for jobs that choose the same files as others.
 """
 
 import itertools
