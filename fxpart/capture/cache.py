@@ -192,6 +192,9 @@ def _refuse_other_types(arrays: Mapping[str, npt.NDArray[Any]], text: Mapping[st
         dimensions = 2 if name in _TABLES or name.startswith(_PREFIX) else 1
         if array.dtype != expected or array.ndim != dimensions:
             raise ValueError(f"{name} has another type or shape")
+    tensors = arrays["state_tensor_bytes"]
+    if len(tensors) and tensors.shape[1] != len(arrays["weight_bytes"]):
+        raise ValueError("state_tensor_bytes has another number of weights")
     for name in _TEXT:
         if not isinstance(text[name], list) or not all(isinstance(t, str) for t in text[name]):
             raise ValueError(f"{name} is no list of text")

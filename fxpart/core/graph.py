@@ -129,8 +129,6 @@ class OpGraph:
         if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
         tensors = self.state_tensor_bytes
-        if len(tensors) and tensors.shape[1] != weights:
-            raise SpecError(f"graph arrays disagree in length: {weights} weights")
         if len(tensors) and not np.array_equal(tensors.sum(axis=0), self.weight_state_bytes):
             raise SpecError("the tensors of a weight's state must add up to its bytes")
         self._refuse_uncounted()
