@@ -108,26 +108,7 @@ class OpGraph:
         n, values = len(self.names), len(self.value_producer)
         if n == 0:
             raise SpecError("the captured graph has no operators: there is nothing to place")
-        if len(self.read_start) != n + 1 or len(self.use_start) != n + 1 or len(self.flops) != n:
-            raise SpecError(f"graph arrays disagree in length: {n} operators")
-        if any(
-            len(column) != n
-            for column in (
-                self.modules,
-                self.targets,
-                self.dtypes,
-                self.moved_bytes,
-                self.group,
-                self.forward_of,
-            )
-        ):
-            raise SpecError(f"graph arrays disagree in length: {n} operators")
-        of_values = (self.value_names, self.value_bytes, self.value_alloc_bytes, self.value_base)
-        if any(len(column) != values for column in (*of_values, self.value_is_output)):
-            raise SpecError(f"graph arrays disagree in length: {values} values")
-        weights = len(self.weight_names)
-        if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
-            raise SpecError(f"graph arrays disagree in length: {weights} weights")
+        self._refuse_lengths()
         tensors = self.state_tensor_bytes
         if len(tensors) and not np.array_equal(tensors.sum(axis=0), self.weight_state_bytes):
             raise SpecError("the tensors of a weight's state must add up to its bytes")
@@ -149,6 +130,30 @@ class OpGraph:
         if len(late):
             op = self.names[int(readers[late[0]])]
             raise CycleError(f"operator {op} reads a value that is made after it")
+
+    def _refuse_lengths(self) -> None:
+        """Refuse arrays of other lengths than their kind has."""
+        n, values = len(self.names), len(self.value_producer)
+        if len(self.read_start) != n + 1 or len(self.use_start) != n + 1 or len(self.flops) != n:
+            raise SpecError(f"graph arrays disagree in length: {n} operators")
+        if any(
+            len(column) != n
+            for column in (
+                self.modules,
+                self.targets,
+                self.dtypes,
+                self.moved_bytes,
+                self.group,
+                self.forward_of,
+            )
+        ):
+            raise SpecError(f"graph arrays disagree in length: {n} operators")
+        of_values = (self.value_names, self.value_bytes, self.value_alloc_bytes, self.value_base)
+        if any(len(column) != values for column in (*of_values, self.value_is_output)):
+            raise SpecError(f"graph arrays disagree in length: {values} values")
+        weights = len(self.weight_names)
+        if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
+            raise SpecError(f"graph arrays disagree in length: {weights} weights")
 
     def _refuse_uncounted(self) -> None:
         """Refuse sizes below 0, and sums that 64 bits may not hold and make negative."""
