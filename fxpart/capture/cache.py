@@ -84,18 +84,22 @@ def cached_path(cache_dir: Path, key: str) -> Path:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Make the folder of an entry, before the seconds of a capture are spent for nothing.
+    """Refuse a folder that cannot be written, before the seconds of a capture are spent for nothing.
+
+    One that is missing is not made yet.
 
     Raises:
-        CacheError: when the folder cannot be made or written.
+        CacheError: when the folder, or the nearest above it that exists, cannot be written.
 
     """
     what = f"cannot write the captured graph to {path.parent}"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        nearest = next(folder for folder in path.absolute().parents if folder.exists())
     except OSError as error:
         raise CacheError(f"{what}: {error.strerror or error}; {_ADVICE}") from error
-    if not os.access(path.parent, os.W_OK | os.X_OK):
+    if not nearest.is_dir():
+        raise CacheError(f"{what}: {nearest} is not a directory; {_ADVICE}")
+    if not os.access(nearest, os.W_OK | os.X_OK):
         raise CacheError(f"{what}: it is not writable; {_ADVICE}")
 
 

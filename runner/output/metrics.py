@@ -30,9 +30,10 @@ __all__ = [
     "page_columns",
 ]
 
-Column = Literal["", "always", "plain", "mixed", "scheduled", "differs", "some"]
-"""When a report has a column of a metric: never, always, where no job has a schedule, where not all
-have one, where all have one, where jobs differ in it, where a job has it."""
+Column = Literal["", "always", "plain", "bounded", "mixed", "scheduled", "differs", "some"]
+"""When a report has a column of a metric: never, always, where no job has a schedule, where a job
+has it besides, where not all have a schedule, where all have one, where jobs differ in it, where a
+job has it."""
 
 
 LAST_SPARE = 8
@@ -84,7 +85,7 @@ METRICS = (
            heading="latency", column="plain", page=PageColumn(1, 90)),
     Metric("optimality_gap_pct", "%", ".1f", _LOWER,
            "How far the latency is above the lower bound.", _ONE_INPUT,
-           heading="gap", column="some", spare=2, page=PageColumn(15, 140)),
+           heading="gap", column="bounded", spare=2, page=PageColumn(15, 140)),
     Metric("peak_memory_gib", "GiB", ".3f", _LOWER,
            "The most that any device holds at once: weights, inputs and live tensors.",
            heading="peak", column="mixed", page=PageColumn(2, 125)),

@@ -136,6 +136,7 @@ def _has_column(metric: Metric, done: Sequence[SweepRow], with_schedule: int) ->
         "": False,
         "always": True,
         "plain": not with_schedule,
+        "bounded": not with_schedule and bool(values - {None}),
         "mixed": not scheduled,
         "scheduled": scheduled,
         "differs": len(values) > 1,

@@ -124,6 +124,10 @@ def _is_refusal(error: BaseException) -> bool:
     return 400 <= status < 500
 
 
+_DAMAGED = ("file is not a database", "disk image is malformed")
+"""What SQLite says of a file that it cannot read."""
+
+
 def _cause(error: BaseException) -> str:
     """Return the informative part of a message; connection errors nest it deep."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -135,6 +139,8 @@ def _cause(error: BaseException) -> str:
         return f"{innermost[-1].strip()}{named}"
     if "mlflow db upgrade" in text:
         text = text.split("Take a backup")[0].rstrip(" .") + ", mend it with `mlflow db upgrade`"
+    if any(damage in text for damage in _DAMAGED):
+        text += ", move it away and a new one is made"
     return text if len(text) <= 300 else text[:299] + "…"
 
 

@@ -132,7 +132,7 @@ def test_an_update_says_its_optimizer() -> None:
 def test_a_part_of_a_gradient_is_one_wherever_it_is_sent() -> None:
     """Of a tied weight, one part comes from another device and is added to the other."""
     sketch = Sketch()
-    a = sketch.op([sketch.input(1)], 1)
+    a = sketch.op([sketch.input(1)], 1, [sketch.weight(0)])
     b = sketch.op([a], 1)
     sent = sketch.op([b], 9, backward_of=1)
     part = sketch.op([sent, a], 9, backward_of=0)

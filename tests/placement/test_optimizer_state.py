@@ -41,10 +41,10 @@ def test_weights_and_states_beyond_all_devices_are_not_placed() -> None:
 def test_a_model_that_does_not_fit_says_what_its_optimizer_keeps() -> None:
     graph = replace(chain(3), weight_state_bytes=np.array([20, 20, 0]))
     with pytest.raises(
-        InfeasibleError, match=r"\(72 bytes, weights 30 B, optimizer state 40 B\), the devices have"
+        InfeasibleError, match=r"\(72 bytes, weights 30 B, optimizer state 40 B\), the devices"
     ):
         make_mode("size_based")(problem(graph, devices(20, 20)))
-    with pytest.raises(InfeasibleError, match=r"\(32 bytes, weights 30 B\), the devices have"):
+    with pytest.raises(InfeasibleError, match=r"\(32 bytes, weights 30 B, temporaries 2 B\)"):
         make_mode("size_based")(problem(chain(3), devices(10, 10)))
 
 

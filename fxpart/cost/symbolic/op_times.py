@@ -19,8 +19,8 @@ from fxpart.errors import SpecError
 
 __all__ = ["OpTimes", "of_one_size", "op_times"]
 
-_PROBE_FLOPS = 2**60
-"""So many that beside their time the fixed time of an operator is less than rounding."""
+_PROBE_FLOPS = 2**61
+"""Of all operators together, with which rates are asked for: a graph counts twice as many."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -126,15 +126,18 @@ def _of_calibration(
 ) -> tuple[FloatArray, FloatArray]:
     """Return seconds a FLOP and seconds a byte of each operator, as they were fitted.
 
-    The rate of an operator depends on its class, so it is queried with FLOPs alone.
+    The rate of an operator depends on its class, so it is queried with FLOPs alone; what a second
+    time as many take has no fixed time in it.
     """
     graph = symbolic.graph
     computes = symbolic.coefficients["flops"].any(axis=1)
+    flops = np.where(computes, _PROBE_FLOPS // graph.n_ops, 0).astype(np.int64)
     probe = replace(
         graph,
-        flops=np.where(computes, _PROBE_FLOPS, 0).astype(np.int64),
+        flops=flops,
         moved_bytes=np.zeros_like(graph.moved_bytes),
         value_alloc_bytes=np.zeros_like(graph.value_alloc_bytes),
     )
-    per_flop = np.where(computes, calibration.seconds(probe) / _PROBE_FLOPS, 0.0)
+    more_s = calibration.seconds(replace(probe, flops=2 * flops)) - calibration.seconds(probe)
+    per_flop = np.divide(more_s, flops, out=np.zeros(graph.n_ops), where=computes)
     return per_flop, np.full(graph.n_ops, 1.0 / calibration.bytes_per_s)

@@ -69,6 +69,7 @@ def endless_input(batch_size, dtype):
 class Raises(Layer):
     def __init__(self, method, error):
         super().__init__()
+        self.elsewhere = nn.Parameter(torch.zeros(1, device="cpu"))
         def strike(*args, **kwargs):
             raise error
         object.__setattr__(self, method, strike)

@@ -38,8 +38,12 @@ VALUES = st.recursive(
 )
 
 
-TEMPLATES = {"model=custom": "model.factory=a.b:c", "model=transformers": "model.architecture=A"}
-"""Of models, and what fills them."""
+TEMPLATES = {
+    "model=custom": "model.factory=a.b:c",
+    "model=transformers": "model.architecture=A",
+    "mode=custom": "mode.function=a.b:c",
+}
+"""Choices that need something, and what."""
 
 
 @pytest.fixture(scope="module")

@@ -24,12 +24,12 @@ sys.exit(code)
         ),
         (["model=transformers", "model.confg.n_layer=1"], "model.confg does not exist"),
         (["model=gpt2", "model.dtype=float31"], "dtype=float31 is not known; nearest: float32"),
-        (["model=gpt2", "model.batch_size=0"], "batch_size=0 must be a whole number"),
+        (["model=gpt2", "model.batch_size=0"], "model.batch_size=0 must be a whole number"),
         (["model=gpt2", "+model.foo=1"], "model.foo does not exist"),
         (["model=transformers"], "the model has neither an architecture nor a factory"),
         (["model=gpt2", "mode.max_pases=3"], "mode kl_based has no option 'max_pases'"),
         (["model=gpt2", "devices.nodes=[0,1]"], "devices.nodes names the machines of 2 pools"),
-        (["model=gpt2", "batch_sweep=0"], "batch_sweep=0 must be 1 or more"),
+        (["model=gpt2", "batch_sweep=0"], "batch_sweep=0 must be from 1 to"),
     ],
 )
 def test_a_mistake_before_the_job_leaves_no_folder(

@@ -155,6 +155,7 @@ def test_a_stage_that_falls_silent_fails_the_run(folder: Path) -> None:
         folder,
         *PIPELINE,
         *ON_THIS_CPU,
+        "mode.stages=2",
         "schedule=gpipe",
         "microbatches=2",
         "execute=pipeline",

@@ -95,7 +95,7 @@ def test_a_step_in_another_order_is_run_and_names_its_engine(
     )
     assert done.status == "finished"
     lines = capfd.readouterr().out.splitlines()
-    (engine,) = (line for line in lines if line.startswith("order:"))
+    (engine,) = (line for line in lines if line.startswith("runs with:"))
     assert "zero-bubble schedule of torch.distributed.pipelining" in engine
     assert any(line.startswith("results:   equal to the unsplit model's") for line in lines)
     # Six layers: the gradient of each activation is there before the first of a weight.
@@ -167,7 +167,7 @@ def test_a_run_has_its_tags_while_it_is_under_way(
 ) -> None:
     seen: list[LoggedRun] = []
 
-    def look(*_: object) -> None:
+    def look(*_: object, **__: object) -> None:
         seen.append(logged(here))
         raise SpecError("seen")
 

@@ -180,7 +180,7 @@ def test_garbage_is_refused(tmp_path: Path) -> None:
     database = tmp_path / "runs.db"
     database.write_bytes(b"not a database" * 1000)
     message = _refused(TrackingConfig(uri="sqlite:///runs.db"), tmp_path)
-    assert "file is not a database" in message
+    assert "file is not a database, move it away and a new one is made" in message
     assert f"sqlite:///{database}" in message
     assert "tracking=none" in message
     assert database.read_bytes() == b"not a database" * 1000
