@@ -84,7 +84,7 @@ def cached_path(cache_dir: Path, key: str) -> Path:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Refuse a folder that cannot be written, before the seconds of a capture are spent for nothing.
+    """Refuse a folder that cannot be written, before a capture is made for nothing.
 
     One that is missing is not made yet.
 

@@ -90,7 +90,7 @@ def test_sizes_beyond_64_bits_are_refused_and_not_wrapped() -> None:
     most = 2**61 // (6 * 81)
     assert int(symbolic.at(batch=most, seq_len=9).flops[0]) == 6 * 81 * most
     for batch in (4 * most, 2**62, 2**70):
-        with pytest.raises(SpecError, match="more than an int64 holds|at most .* are counted"):
+        with pytest.raises(SpecError, match=r"more than an int64 holds|at most .* are counted"):
             symbolic.at(batch=batch, seq_len=9)
 
 

@@ -187,7 +187,11 @@ def test_refuses_more_positions_than_the_table_has(
             {"hidden_size": 100, "num_attention_heads": 7},
             "BertModel cannot be built .*100",
         ),
-        ("LlamaForCausalLM", {"hidden_size": -64}, "model.config.hidden_size=-64 must not be negative"),
+        (
+            "LlamaForCausalLM",
+            {"hidden_size": -64},
+            "model.config.hidden_size=-64 must not be negative",
+        ),
     ],
 )
 def test_refuses_in_one_line(architecture: str, config: dict[str, Any], message: str) -> None:
