@@ -8,7 +8,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.errors import SpecError
 from fxpart.plan_export.device_map import device_map
-from fxpart.plan_export.split_points import split_points
+from fxpart.plan_export.split_points import forward_operators, split_points
 
 __all__ = ["Carriers", "carriers"]
 
@@ -43,7 +43,7 @@ class Carriers:
 
 
 def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
-    """Return what can carry out a plan of a forward, which must have no replicas.
+    """Return what can carry out a plan, which must have no replicas.
 
     Torch's pipelines run stages on devices in turn: one on each, or several in rounds.
 
@@ -58,7 +58,8 @@ def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
     except SpecError:
         inside = _first_begin_inside(graph, assignment)
     else:
-        homes = [devices[0] for devices in assignment.devices_of_partition]
+        stages = np.unique(assignment.partition_of[forward_operators(graph)]).tolist()
+        homes = [assignment.devices_of_partition[stage][0] for stage in stages]
         turns = list(dict.fromkeys(homes))
         if homes != [turns[stage % len(turns)] for stage in range(len(homes))]:
             inside = ""
@@ -68,7 +69,7 @@ def carriers(graph: OpGraph, assignment: Assignment) -> Carriers:
 
 def _first_begin_inside(graph: OpGraph, assignment: Assignment) -> str:
     """Return the module in which a stage begins; empty where partitions are no row of stages."""
-    ops = np.flatnonzero(~graph.is_check)
+    ops = forward_operators(graph)
     stage = assignment.partition_of[ops]
     if (np.diff(stage) < 0).any() or (np.diff(stage) > 1).any():
         return ""

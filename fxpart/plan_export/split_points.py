@@ -7,13 +7,18 @@ its partitions are runs of operators and each begins with a module, or after one
 import numpy as np
 
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import OpGraph
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.module_bounds import SplitPlace, module_bound, single_calls
 from fxpart.errors import SpecError
 
-__all__ = ["SplitPlace", "split_points"]
+__all__ = ["SplitPlace", "forward_operators", "split_points"]
 
 _CHANGE = "plan with granularity=module, or cut after modules with mode=pipeline mode.cut_after"
+
+
+def forward_operators(graph: OpGraph) -> IntArray:
+    """Return the operators before the backward, without checks, which go with what they check."""
+    return np.flatnonzero(~graph.is_check[: graph.first_backward])
 
 
 def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace]:
@@ -21,15 +26,15 @@ def split_points(graph: OpGraph, assignment: Assignment) -> dict[str, SplitPlace
 
     ``{path: SplitPoint[place] for path, place in found.items()}`` is the `split_spec` of
     ``torch.distributed.pipelining.pipeline``. Each partition is one stage; on which devices it
-    runs, and on how many, is for the caller of the stages to say.
+    runs, and on how many, is for the caller of the stages to say. A training step is cut as its
+    forward is: torch's pipelines run the backward of a stage where the stage is.
 
     Raises:
         SpecError: when partitions are not runs of operators in graph order, or one begins inside a
             module.
 
     """
-    # A check goes with what it checks, wherever in the graph it stands.
-    ops = np.flatnonzero(~graph.is_check)
+    ops = forward_operators(graph)
     stage = assignment.partition_of[ops]
     modules = [graph.modules[op] for op in ops.tolist()]
     calls = single_calls(tuple(modules))

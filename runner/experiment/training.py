@@ -5,7 +5,14 @@ from fxpart.core.phases import StepOptions
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
 
-__all__ = ["backward_engine", "check_training", "is_training", "optimizer_of", "step_options"]
+__all__ = [
+    "backward_engine",
+    "check_training",
+    "is_training",
+    "left_out_here",
+    "optimizer_of",
+    "step_options",
+]
 
 _ENGINES = {
     "late_weight_gradients": (
@@ -91,14 +98,19 @@ def _check_order(config: Config) -> None:
         )
 
 
-def _refuse_what_is_not_run(config: Config) -> None:
-    """Refuse to run what a run here leaves out and the plan would count."""
+def left_out_here(config: Config) -> str:
+    """Return the overrides that take out of a step what a run here leaves out; often empty."""
     unsupported = {
         "optimizer=none": config.optimizer.name != "none",
         "phase.train_mode=false": config.phase.train_mode,
         "checkpointing=none": config.checkpointing != "none",
     }
-    missing = " ".join(override for override, is_set in unsupported.items() if is_set)
+    return " ".join(override for override, is_set in unsupported.items() if is_set)
+
+
+def _refuse_what_is_not_run(config: Config) -> None:
+    """Refuse to run what a run here leaves out and the plan would count."""
+    missing = left_out_here(config)
     if missing:
         raise SpecError(
             f"execute={config.execute.name} runs forward and backward to be compared with the"

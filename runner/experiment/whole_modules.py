@@ -14,7 +14,7 @@ from fxpart.placement import Place
 from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers
 from runner.config.sections import Config
-from runner.experiment.training import backward_engine
+from runner.experiment.training import backward_engine, is_training, left_out_here
 from runner.output.terminal import counted
 from runner.output.units import format_s
 
@@ -123,8 +123,9 @@ def carrier_line(
     if engine := backward_engine(config.backward_order):
         return ", ".join([*local, engine])
     found = carriers(problem.graph, assignment)
-    tools = [f"accelerate{_elsewhere(found)}"] if found.accelerate else []
-    if found.pipelining and not problem.graph.is_backward.any():
+    one_forward = not is_training(config) and config.schedule.name == "none"
+    tools = [f"accelerate{_elsewhere(found)}"] if found.accelerate and one_forward else []
+    if found.pipelining:
         tools.append("torch pipelining (split_points.json)")
     line = ", ".join([*tools, *local]) or "nothing yet"
     return line if tools else f"{line}; {_advice(config, problem, found, whole)}"
@@ -135,7 +136,11 @@ def _runs_here(config: Config) -> list[str]:
     if config.execute.name != "none":
         return [f"execute={config.execute.name}"]
     plannable = config.capture.level == "operator" and config.capture.symbolic == "none"
-    return ["execute=local"] if plannable and config.data_parallel == 1 else []
+    if not plannable or config.data_parallel > 1 or config.schedule.name == "interleaved":
+        return []
+    way = "local" if config.schedule.name == "none" else "pipeline"
+    without = left_out_here(config) if is_training(config) else ""
+    return [f"execute={way}" + (f" (add {without})" if without else "")]
 
 
 def _elsewhere(found: Carriers) -> str:
@@ -148,6 +153,8 @@ def _advice(config: Config, problem: Problem, found: Carriers, whole: WholeModul
     """Return why no tool can carry the plan out, and what to add."""
     if config.mode.name == "pipeline" and found.inside:
         return f"a stage begins inside {found.inside}; add mode.boundary_gain=0.2"
+    if is_training(config) or config.schedule.name != "none":
+        return "torch pipelining runs stages in the model's order; add mode=pipeline"
     reason = f"accelerate would run {found.elsewhere} operators elsewhere than planned"
     if found.torn:
         be = "is" if len(found.torn) == 1 else "are"

@@ -9,8 +9,6 @@ from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 
-import numpy as np
-
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.saved_assignment import ASSIGNMENT_FILE, assignment_path
@@ -217,7 +215,7 @@ def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> No
         "divided_modules": mapped.torn,
     }
     write_json(folder / "device_map_notes.json", notes)
-    if assignment.n_partitions < 2 or bool(np.any(graph.is_backward)):
+    if assignment.n_partitions < 2:
         return
     with suppress(SpecError):  # most plans cut inside of modules: then there are no such points
         write_json(folder / "split_points.json", split_points(graph, assignment))

@@ -97,7 +97,13 @@ def test_each_result_says_what_can_carry_it_out(
     )
     late = ("phase=training", "optimizer=none", "backward_order=late_weight_gradients")
     _, line = _planned("mode=single", *late)
-    assert line.startswith("execute=local, a zero-bubble schedule of torch")
+    assert line.startswith("execute=local (add phase.train_mode=false), a zero-bubble schedule")
+    stages = ("mode=pipeline", "mode.stages=2", "phase=training")
+    _, line = _planned(*stages, "schedule=1f1b", "microbatches=4")
+    assert line == (
+        "torch pipelining (split_points.json),"
+        " execute=pipeline (add optimizer=none phase.train_mode=false)"
+    )
     _, line = _planned("mode=size_based", "devices.saturate_host=true")
     assert line.startswith("nothing yet: inputs take turns on replicas")
     inside = replace(result.problem, graph=_in_one_module(result.problem.graph))
