@@ -86,7 +86,8 @@ def symbols_named(name: str) -> tuple[str, ...]:
 
     """
     if name not in SYMBOLIC:
-        raise SpecError(f"capture.symbolic={name} does not exist; {nearest_names(name, SYMBOLIC)}")
+        near = nearest_names(name, SYMBOLIC)
+        raise SpecError(f"capture.symbolic={name!r} does not exist; {near}")
     return SYMBOLIC[name]
 
 

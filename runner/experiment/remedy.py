@@ -57,7 +57,7 @@ def with_remedy(
             return _with_advice(error, f"{change.overrides} makes it fit")
     if not tried or error.devices_that_fit is not None:  # which says what would do
         return error
-    return _with_advice(error, f"tried, and not enough: {'; '.join(tried)}")
+    return _with_advice(error, f"tried one at a time, and not enough: {'; '.join(tried)}")
 
 
 def _with_advice(error: InfeasibleError, advice: str) -> InfeasibleError:

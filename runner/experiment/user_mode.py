@@ -1,5 +1,6 @@
 """`mode=custom`: the function that the configuration names, imported and kept to one line."""
 
+import inspect
 from collections.abc import Callable
 
 from fxpart.cost.problem import Problem
@@ -46,7 +47,26 @@ def _told_in_one_line(name: str, function: Callable[..., object]) -> Callable[..
         return SpecError(f"{SETTING}={name} failed{user_line(error)}: {one_line(error)}")
 
     def place(problem: Problem, **arguments: object) -> object:
+        _check_arguments(name, function, problem, arguments)
         with user_errors(failed):
             return function(problem, **arguments)
 
     return place
+
+
+def _check_arguments(
+    name: str, function: Callable[..., object], problem: Problem, arguments: dict[str, object]
+) -> None:
+    """Refuse arguments that the function does not take, before it is called."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # of a built-in one
+        return
+    try:
+        signature.bind(problem, **arguments)
+    except TypeError as error:
+        given = ", ".join(f"mode.args.{key}" for key in arguments) or "the problem alone"
+        raise SpecError(
+            f"{SETTING}={name} cannot be called with {given}: {error}; it is"
+            f" {function.__name__}{signature}"
+        ) from error

@@ -29,6 +29,8 @@ __all__ = [
 
 SEARCHES = ("kl_based", "cost_aware")
 """Modes that may put any operator anywhere."""
+_DEARER = 0.2
+"""Of `mode.boundary_gain`: what else to try where no cut at a module is cheap."""
 _MOST_GROUPS = 256
 """Groups of operators up to which a depth is searched: some tenths of a second."""
 
@@ -146,24 +148,32 @@ def _runs_here(config: Config) -> list[str]:
 def _elsewhere(found: Carriers) -> str:
     if not found.elsewhere:
         return " (device_map.json)"
-    return f" (device_map.json; {found.elsewhere} operators elsewhere than planned)"
+    elsewhere = counted(found.elsewhere, "operator")
+    return f" (device_map.json; {elsewhere} elsewhere than planned)"
 
 
 def _advice(config: Config, problem: Problem, found: Carriers, whole: WholeModules | None) -> str:
     """Return why no tool can carry the plan out, and what to add."""
     if config.mode.name == "pipeline" and found.inside:
-        return f"a stage begins inside {found.inside}; add mode.boundary_gain=0.2"
+        reason = f"a stage begins inside {found.inside}"
+        gain = config.mode.options.get("boundary_gain") or 0.0
+        if isinstance(gain, float | int) and gain < _DEARER:
+            reason += f"; mode.boundary_gain={_DEARER} may find cuts at modules"
+        return reason
     if is_training(config) or config.schedule.name != "none":
         return "torch pipelining runs stages in the model's order; add mode=pipeline"
-    reason = f"accelerate would run {found.elsewhere} operators elsewhere than planned"
+    elsewhere = counted(found.elsewhere, "operator")
+    reason = f"accelerate would run {elsewhere} elsewhere than planned"
     if found.torn:
         be = "is" if len(found.torn) == 1 else "are"
         reason = f"{counted(len(found.torn), 'module')} {be} cut through"
     if whole is not None:
         depth = whole.granularity if whole.carriers.accelerate else ""
-    else:
-        depth = next((depth for depth, _ in _depths(problem)), "")
-    return f"{reason}; add granularity={depth} for accelerate" if depth else reason
+        return f"{reason}; add granularity={depth} for accelerate" if depth else reason
+    depth = next((depth for depth, _ in _depths(problem)), "")
+    if not depth or config.granularity != "operator":
+        return reason
+    return f"{reason}; granularity={depth} keeps modules whole, where they fit"
 
 
 def whole_line(whole: WholeModules) -> str:

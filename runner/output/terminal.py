@@ -110,7 +110,7 @@ def summary_line(
 def _idle(evaluation: Evaluation) -> str:
     """Return which devices compute nothing, in brackets; empty where all compute."""
     idle = tuple(use.logical_id for use in evaluation.devices if not use.operators)
-    return f" ({format_ids(idle)} idle)" if idle else ""
+    return f" (device{'s' if len(idle) > 1 else ''} {format_ids(idle)} idle)" if idle else ""
 
 
 def rate_text(examples_per_s: float) -> str:

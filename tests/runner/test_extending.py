@@ -78,7 +78,7 @@ def full(problem):
         ("broken:rases", "mode.function=broken:rases: broken has no rases; nearest: raises"),
         ("brokn:raises", "mode.function=brokn:raises: there is no module brokn; nearest: broken"),
         ("broken", "mode.function=broken is not of the form package.module:function"),
-        ("os:getpid", "mode.function=os:getpid failed"),
+        ("os:getpid", "mode.function=os:getpid cannot be called with the problem alone"),
     ],
 )
 def test_a_mode_of_ones_own_that_fails_is_one_line(

@@ -78,6 +78,7 @@ _HINTS = (
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
 _TRANSFORMS = "torch._functorch.predispatch"
+_CHANCE = "; phase.train_mode=false leaves out what depends on chance, such as layerdrop"
 _EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=grouped_mm"
 
 
@@ -86,7 +87,10 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
     message = f"{type(error).__name__} {error}"
     hint = next((text for key, text in _HINTS if key in message), "")
     if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
-        hint += _EXPERTS
+        config = vars(getattr(module, "config", object))
+        hint += _EXPERTS if any("experts" in key for key in config) else ""
+    if hint == _BRANCHES and module.training:
+        hint += _CHANCE
     return CaptureError(
         f"{type(module).__name__} cannot be captured by torch.export{user_line(error)}:"
         f" {one_line(error)}" + (f"; {hint}" if hint else "")

@@ -109,7 +109,9 @@ def test_each_result_says_what_can_carry_it_out(
     inside = replace(result.problem, graph=_in_one_module(result.problem.graph))
     config = read("mode=pipeline", "mode.stages=2")
     line = carrier_line(config, inside, result.assignment, None)
-    assert line == "execute=local; a stage begins inside net; add mode.boundary_gain=0.2"
+    assert line == (
+        "execute=local; a stage begins inside net; mode.boundary_gain=0.2 may find cuts at modules"
+    )
     line = carrier_line(read("mode=size_based"), inside, result.assignment, None)
     assert line.startswith("execute=local; accelerate would run 4 operators elsewhere than planned")
 

@@ -19,10 +19,12 @@ from tests.sketch import devices
 def test_summary_is_one_line() -> None:
     evaluation = replace(fork().evaluation, lower_bound_s=10.0)
     assert summary_line(evaluation, 0.125) == (
-        "latency 15.00 s, 0.125 examples/s, 3 partitions on 2 of 3 devices (2 idle),"
+        "latency 15.00 s, 0.125 examples/s, 3 partitions on 2 of 3 devices (device 2 idle),"
         " 4 B transferred, lower bound for whole operators 10.00 s (gap 50.0%)"
     )
-    assert summary_line(evaluation, 1.0, with_gap=False).endswith("(2 idle), 4 B transferred")
+    assert summary_line(evaluation, 1.0, with_gap=False).endswith(
+        "(device 2 idle), 4 B transferred"
+    )
     assert "15.00 s, 12.5 examples/s, 3" in summary_line(evaluation, 12.5)
     # A schedule has a throughput of its own, and says it.
     assert "15.00 s, 3 partitions" in summary_line(evaluation, None)
