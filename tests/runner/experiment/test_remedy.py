@@ -68,8 +68,8 @@ def where(fits: Callable[[Config], bool]) -> Callable[[Config], None]:
         (
             lambda _: False,
             False,
-            "too large; tried one at a time, and not enough: schedule=1f1b; microbatches=4; microbatches=2;"
-            " microbatches=1; 4 x rtx_a4000; 8 x rtx_a4000; 16 x rtx_a4000",
+            "too large; tried one at a time, and not enough: schedule=1f1b; microbatches=4;"
+            " microbatches=2; microbatches=1; 4 x rtx_a4000; 8 x rtx_a4000; 16 x rtx_a4000",
         ),
     ],
 )
