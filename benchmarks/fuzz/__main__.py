@@ -5,6 +5,7 @@ a traceback, a case of over 60 seconds, something taken that was wrong on purpos
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import sys
@@ -47,7 +48,10 @@ def runner_of(number: int) -> Callable[[Any, int], None]:
 
 
 def fuzz(cases: int, number: int, kinds: Sequence[str], folder: Path) -> list[Tally]:
-    """Try `cases` of `kinds`, shared out as in `_SHARES`, and print how long each kind took."""
+    """Try `cases` of `kinds`, shared out as in `_SHARES`, and print how long each kind took.
+
+    An odd path is one in `folder`, which is the working folder meanwhile.
+    """
     run = runner_of(number)
     ways: dict[str, Callable[[int], Tally]] = {
         "specs": lambda count: fuzz_specs(run, count),
@@ -59,7 +63,8 @@ def fuzz(cases: int, number: int, kinds: Sequence[str], folder: Path) -> list[Ta
     tallies = []
     for kind in kinds:
         begin = time.perf_counter()
-        tallies.append(ways[kind](round(cases * _SHARES[kind])))
+        with contextlib.chdir(folder):
+            tallies.append(ways[kind](round(cases * _SHARES[kind])))
         print(
             f"{kind}: {tallies[-1].cases} cases in {time.perf_counter() - begin:.0f} s", flush=True
         )

@@ -4,8 +4,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from subprocess import TimeoutExpired
@@ -185,12 +184,6 @@ _TEXTS = (
 )
 
 
-@contextmanager
-def _here(folder: Path) -> Iterator[None]:
-    with contextlib.chdir(folder):
-        yield
-
-
 def _command(tally: Tally, folder: Path, overrides: list[str], *, must_fail: bool) -> None:
     case = " ".join(overrides)
 
@@ -225,6 +218,5 @@ def fuzz_commands(run: Callable[[Any, int], None], cases: int, folder: Path) -> 
         must_fail = is_number and is_never_a_size(value)
         _command(tally, folder, [*base, f"{key}={text}"], must_fail=must_fail)
 
-    with _here(folder):
-        run(commands, cases)
+    run(commands, cases)
     return tally
