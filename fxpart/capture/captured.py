@@ -87,7 +87,7 @@ def symbols_named(name: str) -> tuple[str, ...]:
     """
     if name not in SYMBOLIC:
         near = nearest_names(name, SYMBOLIC)
-        raise SpecError(f"capture.symbolic={name!r} does not exist; {near}")
+        raise SpecError(f"capture.symbolic={' '.join(name.split())} does not exist; {near}")
     return SYMBOLIC[name]
 
 

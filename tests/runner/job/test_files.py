@@ -198,16 +198,15 @@ def test_a_cut_inside_a_module_leaves_no_split_points(tmp_path: Path) -> None:
     assert "split_points.json" in written(tmp_path, graph, [0, 0, 1], (0,), (1,))
 
 
-def test_a_training_step_leaves_no_split_points(tmp_path: Path) -> None:
-    """Its cut is before a module, so that it is not refused for that."""
+def test_a_training_step_leaves_the_split_points_of_its_forward(tmp_path: Path) -> None:
     graph = training_graph()
     plan = Assignment(np.array([0, 1, 1, 1]), ((0,), (1,)))
-    assert split_points(graph, plan) == {"second": "BEGINNING"}
     write_plan_files(tmp_path, graph, plan)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "device_map.json",
-        "device_map_notes.json",
-    ]
+    points = json.loads((tmp_path / "split_points.json").read_text())
+    assert points == split_points(graph, plan) == {"second": "BEGINNING"}
+    # A backward that returns to the first device is a stage's own, and no further cut.
+    back = Assignment(np.array([0, 1, 1, 2]), ((0,), (1,), (0,)))
+    assert split_points(graph, back) == points
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
