@@ -133,7 +133,9 @@ def _cause(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     lines = lines[1:] if lines and lines[0].startswith(_NOT_A_CAUSE) else lines
     text = re.sub(r"^\([\w.]+\) ", "", lines[0]) if lines else type(error).__name__
-    innermost = re.findall(r"\[Errno -?\d+\] ([^'\")\]:]+)", text)
+    innermost = re.findall(
+        r"(?:\[Errno -?\d+\] |Error\(\d+, '|RemoteDisconnected\(')([^'\")\]:]+)", text
+    )
     if innermost:
         named = f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
         return f"{innermost[-1].strip()}{named}"

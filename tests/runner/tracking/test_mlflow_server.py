@@ -1,6 +1,7 @@
 """Runs at a real `mlflow server`, which is killed in the middle of one and started again."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,9 @@ def test_a_server_that_is_killed_costs_no_result_and_doubles_none(
         run.log(metrics={"latency_ms": 1.5}, artifacts_dir=jobs[1])
     assert run.unsent == jobs[1] / "unsent.json"
     assert run.problem is not None
-    assert f"{server.uri} failed: Connection refused; the run is kept in" in run.problem
+    # A connection may be open as the server dies.
+    ends = "Connection refused|Connection reset by peer|Remote end closed connection.*"
+    assert re.search(f"{server.uri} failed: ({ends}); the run is kept in", run.problem)
     with tracker.start("never there", {"p": 2}, {"config_key": "k2"}, folder=jobs[2]) as never:
         never.log(metrics={"latency_ms": 2.5})
     assert never.unsent is not None
