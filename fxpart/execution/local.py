@@ -34,6 +34,7 @@ __all__ = [
     "Outcome",
     "agreement",
     "check_memory",
+    "resident_storages",
     "run_local",
     "step_outcome",
     "trained_parameters",
@@ -333,17 +334,23 @@ def _counted_peaks(
     for index in range(min(assignment.rounds, _MOST_ROUNDS)):
         homes = [devices[index % len(devices)] for devices in homes_of]
         run = split_run(split, homes, (real.device,) * n_devices)
-        weights, read = partition_weights(run.flat), run.inputs_read(inputs, n_devices)
-        resident = [
-            storage_sizes([*read[d], *(t for p in assignment.holds(d) for t in weights[int(p)])])
-            for d in range(n_devices)
-        ]
-        with LiveBytes(resident) as counter:
+        with LiveBytes(resident_storages(run, assignment, inputs, n_devices)) as counter:
             outcome = work.counted(run, inputs, counter)
         peaks = [max(pair) for pair in zip(peaks, counter.peak_bytes, strict=True)]
         # A copy is dense, and kernels may sum it in another order than the strided original.
         agreement(outcome, reference)
     return tuple(peaks)
+
+
+def resident_storages(
+    run: SplitRun, assignment: Assignment, inputs: Sequence[Any], n_devices: int
+) -> list[dict[int, int]]:
+    """Return the storages of weights and inputs on each logical device, with their bytes."""
+    weights, read = partition_weights(run.flat), run.inputs_read(inputs, n_devices)
+    return [
+        storage_sizes([*read[d], *(t for p in assignment.holds(d) for t in weights[int(p)])])
+        for d in range(n_devices)
+    ]
 
 
 def _step(

@@ -5,29 +5,31 @@ graph is run operator by operator, the backward like the forward, and compared w
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.training.joint import JointCapture
 from fxpart.core.assignment import Assignment
 from fxpart.errors import ExecutionError, FxpartError, SpecError, one_line
 from fxpart.execution.device import device_name, timed_in_turns
-from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from fxpart.execution.live_bytes import LiveBytes
 from fxpart.execution.local import (
     LocalRun,
     Outcome,
     agreement,
     check_memory,
+    resident_storages,
     step_outcome,
     trained_parameters,
 )
 from fxpart.execution.real_model import RealModel
 from fxpart.execution.split.placement import split_by_assignment
-from fxpart.execution.split_run import SplitRun, partition_weights, split_run
+from fxpart.execution.split_run import split_run
 
 __all__ = ["run_step"]
 
@@ -42,8 +44,8 @@ def run_step(
 ) -> LocalRun:
     """Return measurements of a training step in the order of its graph, on the CPU.
 
-    Partitions run one after another. Loss and gradients are compared with those of autograd. A
-    value is freed after its last reader; where autograd would keep what it saved to the end of a
+    Partitions run one after another. Loss and gradients are compared with those of the module
+    itself, in eager mode. A value is freed after its last reader; where autograd would keep what it saved to the end of a
     formula, this can be less than predicted.
 
     Args:
@@ -83,10 +85,11 @@ def _measured(
     real: RealModel, step: JointCapture, assignment: Assignment, n_devices: int, repeats: int
 ) -> LocalRun:
     whole = real.program.module()
-    parameters = trained_parameters(whole)
 
-    def unsplit() -> Outcome:
-        return step_outcome(lambda: whole(*real.args, **real.kwargs), parameters)
+    def autograd(model: Callable[..., Any], parameters: Mapping[str, nn.Parameter]) -> Outcome:
+        return step_outcome(lambda: model(*real.args, **real.kwargs), parameters)
+
+    unsplit = partial(autograd, whole, trained_parameters(whole))
 
     split = split_by_assignment(_module(step), step.graph, assignment)
     homes = [devices[0] for devices in assignment.devices_of_partition]
@@ -99,8 +102,8 @@ def _measured(
             loss, *gradients = run.run(inputs, counter)
         return Outcome(None, loss, dict(zip(step.gradients, gradients, strict=True)))
 
-    reference = unsplit()
-    with LiveBytes(_resident(run, assignment, inputs, n_devices)) as counter:
+    reference = autograd(real.module, trained_parameters(real.module))
+    with LiveBytes(resident_storages(run, assignment, inputs, n_devices)) as counter:
         outcome = in_order(counter)
     difference, share = agreement(outcome, reference)
     loss = None if outcome.loss is None else float(outcome.loss)
@@ -130,14 +133,3 @@ def _module(step: JointCapture) -> fx.GraphModule:
     module.graph.set_codegen(fx.graph.CodeGen())
     module.recompile()
     return module
-
-
-def _resident(
-    run: SplitRun, assignment: Assignment, inputs: Sequence[Any], n_devices: int
-) -> list[dict[int, int]]:
-    """Return the storages of weights and inputs of each logical device."""
-    weights, read = partition_weights(run.flat), run.inputs_read(inputs, n_devices)
-    return [
-        storage_sizes([*read[d], *(t for p in assignment.holds(d) for t in weights[int(p)])])
-        for d in range(n_devices)
-    ]

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fxpart.capture.inference.from_export import op_graph
 from fxpart.capture.training.joint import JointCapture, joint_capture
@@ -42,6 +42,21 @@ def _layers() -> RealModel:
     module = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)))
     step = joint_capture(module, (torch.randn(8, 4),))
     return RealModel(module, (torch.randn(8, 4),), {}, step.forward, op_graph(step.forward))
+
+
+class _Shifted(nn.Linear):
+    """Computes something else in eager mode than while it is exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + float(not torch.compiler.is_exporting())
+
+
+def test_a_step_that_is_not_the_modules_is_refused() -> None:
+    module, inputs = _Shifted(4, 4), (torch.randn(2, 4),)
+    plain = joint_capture(module, inputs)
+    real, step = _late(RealModel(module, inputs, {}, plain.forward, op_graph(plain.forward)))
+    with pytest.raises(ExecutionError, match="results are 1 from the unsplit one's"):
+        _run(real, step, np.zeros(step.graph.n_ops, dtype=np.int64), 1)
 
 
 def test_a_step_by_hand() -> None:

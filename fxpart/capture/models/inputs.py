@@ -165,8 +165,7 @@ def _vocabulary(model: Any, name: str) -> int:  # noqa: ANN401
     for owner in (part, model):
         try:
             table = owner.get_input_embeddings()
-        # Where a model has no one table of tokens, transformers raises this.
-        except (AttributeError, NotImplementedError):
+        except (AttributeError, NotImplementedError):  # transformers': it has no one such table
             continue
         if isinstance(table, nn.Embedding):
             return table.num_embeddings
