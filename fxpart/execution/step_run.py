@@ -45,8 +45,8 @@ def run_step(
     """Return measurements of a training step in the order of its graph, on the CPU.
 
     Partitions run one after another. Loss and gradients are compared with those of the module
-    itself, in eager mode. A value is freed after its last reader; where autograd would keep what it saved to the end of a
-    formula, this can be less than predicted.
+    itself, in eager mode. A value is freed after its last reader; where autograd would keep what
+    it saved to the end of a formula, this can be less than predicted.
 
     Args:
         real: the model, with weights and inputs; its program is the forward of `step`.

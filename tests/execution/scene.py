@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fxpart.core.assignment import Assignment
@@ -15,6 +15,13 @@ from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.execution.real_model import RealModel, real_model
 from tests.execution.small_presets import SMALL_PRESETS
+
+
+class Shifted(nn.Linear):
+    """Computes something else in eager mode than while it is exported."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + float(not torch.compiler.is_exporting())
 
 
 @cache

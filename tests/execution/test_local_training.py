@@ -19,7 +19,10 @@ from fxpart.execution import local
 from fxpart.execution.forward_devices import forward_devices
 from fxpart.execution.local import LocalRun, run_local, trained_parameters
 from fxpart.execution.real_model import RealModel
-from tests.execution.scene import predicted_peaks, small
+from fxpart.execution.split.placement import split_by_assignment
+from fxpart.execution.stages.chain import chain_stages
+from fxpart.execution.unsplit_reference import refuse_another_model
+from tests.execution.scene import Shifted, predicted_peaks, small
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -206,3 +209,16 @@ def test_a_step_that_may_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(local, "free_bytes", lambda _: 3 * 16 + 16 + 15)
     with pytest.raises(SpecError, match="a training step may take 80 B for tensors, and cpu has"):
         run_local(real, _on(real, 0, 1), 2, repeats=1, training=True)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_model_that_is_another_when_it_is_exported_is_refused(*, training: bool) -> None:
+    """A plan of the export would say nothing about the module that the user runs."""
+    real = _trainable(Shifted(4, 4), torch.randn(2, 4))
+    with pytest.raises(ExecutionError, match="results are 1 from the unsplit one's"):
+        run_local(real, _on(real, *[0] * real.graph.n_ops), 1, repeats=1, training=training)
+    chain = chain_stages(
+        split_by_assignment(real.program.module(), real.graph, _on(real, *[0] * real.graph.n_ops))
+    )
+    with pytest.raises(ExecutionError, match="results are 1 from the unsplit one's"):
+        refuse_another_model(chain, real, training=training, threads=1)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fxpart.capture.inference.from_export import op_graph
 from fxpart.capture.training.joint import JointCapture, joint_capture
@@ -16,7 +16,7 @@ from fxpart.errors import ExecutionError, SpecError
 from fxpart.execution.local import LocalRun
 from fxpart.execution.real_model import RealModel
 from fxpart.execution.step_run import run_step
-from tests.execution.scene import predicted_peaks, small
+from tests.execution.scene import Shifted, predicted_peaks, small
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -44,15 +44,8 @@ def _layers() -> RealModel:
     return RealModel(module, (torch.randn(8, 4),), {}, step.forward, op_graph(step.forward))
 
 
-class _Shifted(nn.Linear):
-    """Computes something else in eager mode than while it is exported."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) + float(not torch.compiler.is_exporting())
-
-
 def test_a_step_that_is_not_the_modules_is_refused() -> None:
-    module, inputs = _Shifted(4, 4), (torch.randn(2, 4),)
+    module, inputs = Shifted(4, 4), (torch.randn(2, 4),)
     plain = joint_capture(module, inputs)
     real, step = _late(RealModel(module, inputs, {}, plain.forward, op_graph(plain.forward)))
     with pytest.raises(ExecutionError, match="results are 1 from the unsplit one's"):
