@@ -13,9 +13,10 @@ from benchmarks.static_case import (
     random_case,
 )
 from benchmarks.text_table import table
+from benchmarks.time_limit import OverLimitError
 from benchmarks.torch_families import FAMILIES, OPERATORS_PER_BLOCK
 from benchmarks.torch_judge import Judge, Verdict, make_judge
-from benchmarks.two_sides import FXPART, TORCH, Answer, Mode, OverLimitError, Question, Side, solve
+from benchmarks.two_sides import FXPART, TORCH, Answer, Mode, Question, Side, solve
 
 __all__ = ["LatencyPlan", "Tally", "compare_latency", "compare_pair"]
 

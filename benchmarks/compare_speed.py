@@ -16,10 +16,11 @@ import torch
 
 from benchmarks.static_case import Case
 from benchmarks.text_table import table
+from benchmarks.time_limit import OverLimitError, limited
 from benchmarks.torch_child import TorchRun, family_case, run_torch
 from benchmarks.torch_families import OPERATORS_PER_BLOCK
 from benchmarks.torch_judge import make_judge
-from benchmarks.two_sides import FXPART, Mode, OverLimitError, Question, Side, limited, prepare
+from benchmarks.two_sides import FXPART, Mode, Question, Side, prepare
 
 __all__ = ["SERIES", "Series", "SpeedPlan", "compare_speed", "growth"]
 

@@ -14,8 +14,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.static_case import Case, equal_shares, make_case
+from benchmarks.time_limit import OverLimitError
 from benchmarks.torch_families import FAMILIES
-from benchmarks.two_sides import TORCH, Mode, OverLimitError, Question, solve
+from benchmarks.two_sides import TORCH, Mode, Question, solve
 
 __all__ = ["TorchRun", "family_case", "run_torch"]
 

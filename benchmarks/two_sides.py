@@ -5,9 +5,8 @@ Names of nodes are what the two answers share; each side partitions its own copy
 
 import contextlib
 import io
-import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
@@ -17,16 +16,15 @@ import torch
 from torch import fx
 
 from benchmarks.static_case import NAME, Case, fresh_copy
+from benchmarks.time_limit import OverLimitError, limited
 
 __all__ = [
     "FXPART",
     "TORCH",
     "Answer",
-    "OverLimitError",
     "Placed",
     "Question",
     "Side",
-    "limited",
     "prepare",
     "solve",
 ]
@@ -92,29 +90,6 @@ class Answer:
     """Whether the emitted module computes what the module computes, bit for bit."""
     error: str = ""
     runtime_error: bool = False
-
-
-class OverLimitError(Exception):
-    """A run took longer than it may."""
-
-
-@contextlib.contextmanager
-def limited(limit_s: float | None) -> Iterator[None]:
-    """Raise `OverLimitError` in the block when it takes longer; main thread only."""
-    if limit_s is None:
-        yield
-        return
-
-    def stop(_signal: int, _frame: object) -> None:
-        raise OverLimitError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, limit_s)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _config(

@@ -1,23 +1,18 @@
 """How cases end: taken, refused in one line, or one of three ways in which none may."""
 
-import signal
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from benchmarks.time_limit import OverLimitError, limited
 from fxpart.errors import FxpartError
 
-__all__ = ["LIMIT_S", "Tally", "time_limit"]
+__all__ = ["LIMIT_S", "Tally"]
 
 LIMIT_S = 60
 """After which a case hangs."""
 _Made = TypeVar("_Made")
-
-
-class _HangError(BaseException):
-    """A case that has run for `LIMIT_S`."""
 
 
 @dataclass(slots=True)
@@ -58,17 +53,18 @@ class Tally:
         """Do `work` and count how it ends; `unsound` says what is wrong with a result."""
         shown = case if len(case) <= 200 else f"{case[:200]}..."
         try:
-            with time_limit():
+            with limited(LIMIT_S):
                 result = work()
                 why = unsound(result)
-        except _HangError:
+        except OverLimitError:
             self.hangs.append(shown)
         except KeyboardInterrupt:
             raise
         except FxpartError as error:
             if "\n" in str(error):
                 self.wrong.append(f"{shown}: its message has several lines")
-            self.refused += 1
+            else:
+                self.refused += 1
         except BaseException as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
             self.tracebacks.append(f"{shown}: {error!r:.200} ({at.filename}:{at.lineno})")
@@ -77,19 +73,3 @@ class Tally:
                 self.wrong.append(f"{shown}: {why or 'taken'}")
             else:
                 self.taken += 1
-
-
-@contextmanager
-def time_limit() -> Iterator[None]:
-    """Raise in a block that takes longer than `LIMIT_S`."""
-
-    def stop(*_: object) -> None:
-        raise _HangError
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -1,11 +1,15 @@
 """A small share of ``python -m benchmarks.fuzz``: nothing crashes, nothing wrong is taken."""
 
+import time
 from pathlib import Path
 
 import pytest
 
+from benchmarks.fuzz import judge
 from benchmarks.fuzz.__main__ import fuzz
 from benchmarks.fuzz.judge import Tally
+from fxpart.capture.models.user_code import user_errors
+from fxpart.errors import SpecError
 
 
 @pytest.mark.parametrize(
@@ -18,6 +22,23 @@ def test_odd_input_is_taken_or_refused_in_one_line(tmp_path: Path, kind: str, ca
     assert tally.refused > 0
 
 
+def _refuses() -> None:
+    raise SpecError("one line\nand another")
+
+
+def _hangs() -> None:
+    # As a capture runs a model.
+    with user_errors(lambda error: SpecError(str(error))):
+        time.sleep(30)  # the case: it takes longer than it may
+
+
+def test_a_model_that_hangs_is_no_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "LIMIT_S", 0.1)
+    tally = Tally("x")
+    tally.attempt("hangs", _hangs, lambda _: None)
+    assert (tally.hangs, tally.refused) == (["hangs"], 0)
+
+
 def _raises() -> None:
     raise RuntimeError("a bug")
 
@@ -28,5 +49,6 @@ def test_what_goes_wrong_is_counted() -> None:
     tally.attempt("negative", lambda: -1, lambda size: f"size {size}")
     tally.attempt("taken", lambda: 1, lambda _: None, must_fail=True)
     tally.attempt("right", lambda: 1, lambda _: None)
-    assert (tally.cases, tally.taken, len(tally.tracebacks), len(tally.wrong)) == (4, 1, 1, 2)
+    tally.attempt("two lines", _refuses, lambda _: None)
+    assert (tally.cases, tally.taken, len(tally.tracebacks), len(tally.wrong)) == (5, 1, 1, 3)
     assert tally.failures[1] == "x: wrong: negative: size -1"

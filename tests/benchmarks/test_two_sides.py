@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.static_case import Case, equal_shares, make_case, random_case
+from benchmarks.time_limit import OverLimitError
 from benchmarks.torch_families import chain
 from benchmarks.torch_judge import make_judge
-from benchmarks.two_sides import TORCH, OverLimitError, Question, solve
+from benchmarks.two_sides import TORCH, Question, solve
 
 
 @pytest.fixture(name="case")
