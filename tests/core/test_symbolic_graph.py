@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fxpart.core.graph import IntArray
+from fxpart.core.graph import MOST_COUNTED, IntArray
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.errors import SpecError
 from tests.sketch import Sketch
@@ -87,10 +87,12 @@ def test_sizes_that_mean_nothing_are_refused(sizes: dict[str, int], message: str
 
 def test_sizes_beyond_64_bits_are_refused_and_not_wrapped() -> None:
     symbolic = _symbolic()
-    most = 2**61 // (6 * 81)
+    most = MOST_COUNTED // (6 * 81)
     assert int(symbolic.at(batch=most, seq_len=9).flops[0]) == 6 * 81 * most
-    for batch in (4 * most, 2**62, 2**70):
-        with pytest.raises(SpecError, match=r"more than an int64 holds|at most .* are counted"):
+    with pytest.raises(SpecError, match=r"4\.61e\+18 FLOPs, at most 4\.61e\+18 are counted"):
+        symbolic.at(batch=most + 1, seq_len=9)
+    for batch in ((2**63 - 1) // (6 * 81) + 1, 2**62, 2**70):
+        with pytest.raises(SpecError, match="more than an int64 holds"):
             symbolic.at(batch=batch, seq_len=9)
 
 

@@ -7,6 +7,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
@@ -57,16 +58,7 @@ def imported_function(factory: str, setting: str = "factory") -> Callable[..., o
     """
     module_name, function_name = split_factory(factory, setting)
 
-    def fails(error: BaseException) -> FxpartError:
-        if isinstance(error, ModuleNotFoundError):
-            missing = error.name or module_name
-            if missing == module_name or module_name.startswith(f"{missing}."):
-                return _no_such_module(factory, missing, setting)
-        return CaptureError(
-            f"{setting}={factory}: importing it fails{user_line(error)}: {one_line(error)}"
-        )
-
-    with user_errors(fails):
+    with user_errors(partial(_import_failure, CaptureError, factory, module_name, setting)):
         module = importlib.import_module(module_name)
     function = getattr(module, function_name, None)
     if function is not None and not callable(function):
@@ -83,6 +75,20 @@ def imported_function(factory: str, setting: str = "factory") -> Callable[..., o
         near = nearest_names(function_name, functions) if functions else "it has no functions"
         raise SpecError(f"{setting}={factory}: {module_name} has no {function_name}; {near}")
     return cast("Callable[..., object]", function)
+
+
+def _import_failure(
+    kind: type[FxpartError], factory: str, module: str, setting: str, error: BaseException
+) -> FxpartError:
+    """Return the error for a factory whose module, or a package around it, cannot be imported.
+
+    It is of `kind` where there is such a module, which fails or imports one that does not exist.
+    """
+    if isinstance(error, ModuleNotFoundError):
+        missing = error.name or module
+        if missing == module or module.startswith(f"{missing}."):
+            return _no_such_module(factory, missing, setting)
+    return kind(f"{setting}={factory}: importing it fails{user_line(error)}: {one_line(error)}")
 
 
 def _no_such_module(factory: str, missing: str, setting: str) -> SpecError:
@@ -173,20 +179,10 @@ def _factory_file(factory: str, depends_on: Sequence[str], setting: str) -> tupl
     _see_working_directory()
     around = module.rpartition(".")[0]
 
-    def fails(error: BaseException) -> SpecError:
-        if isinstance(error, ModuleNotFoundError):
-            missing = error.name or module
-            if module == missing or module.startswith(f"{missing}."):
-                return _no_such_module(factory, missing, setting)
-        # A package around the module exists, but fails, or imports something that does not.
-        return SpecError(
-            f"{setting}={factory}: importing it fails{user_line(error)}: {one_line(error)}"
-        )
-
     # To find a module is to import the packages that it lies in.
     is_new = around and around not in sys.modules
     with (
-        user_errors(fails),
+        user_errors(partial(_import_failure, SpecError, factory, module, setting)),
         factory_as_imported(factory, depends_on) if is_new else nullcontext(),
     ):
         spec = find_spec(module)
