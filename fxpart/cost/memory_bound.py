@@ -46,17 +46,48 @@ class _Sections(NamedTuple):
     """The least time from gate to gate if the section is not at home. Length G."""
 
 
+class _Edges(NamedTuple):
+    """What each operator comes after: those that it reads from, then the one before in its group.
+
+    Of operator i from ``start[i]`` to ``start[i + 1]``.
+    """
+
+    start: IntArray
+    maker: IntArray
+    value: IntArray
+    """Which is read; -1 for the one before in the group."""
+
+
 @compiled
-def _longest_path(t: CostTables, before: IntArray, time_s: FloatArray) -> IntArray:
+def _edges(t: CostTables, before: IntArray) -> _Edges:
+    """Return the edges of the graph; inputs of the model have none."""
+    n = before.shape[0]
+    start = np.zeros(n + 1, dtype=np.int64)
+    maker, value = np.empty(t.reads.shape[0] + n, dtype=np.int64), np.full(t.reads.shape[0] + n, -1)
+    count = 0
+    for op in range(n):
+        for i in range(t.read_start[op], t.read_start[op + 1]):
+            if t.producer[t.reads[i]] >= 0:
+                maker[count], value[count] = t.producer[t.reads[i]], t.reads[i]
+                count += 1
+        if before[op] >= 0:
+            maker[count] = before[op]
+            count += 1
+        start[op + 1] = count
+    return _Edges(start, maker[:count], value[:count])
+
+
+@compiled
+def _longest_path(edges: _Edges, time_s: FloatArray) -> IntArray:
     """Return the operators of the longest path, in order; those of a group follow each other."""
     n = time_s.shape[0]
     finish_s, via = np.zeros(n), np.full(n, -1)
     last = 0
     for op in range(n):
         start_s = 0.0
-        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
-            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
-            if maker >= 0 and finish_s[maker] >= start_s:
+        for i in range(edges.start[op], edges.start[op + 1]):
+            maker = edges.maker[i]
+            if finish_s[maker] >= start_s:
                 start_s, via[op] = finish_s[maker], maker
         finish_s[op] = start_s + time_s[op]
         if finish_s[op] >= finish_s[last]:
@@ -72,27 +103,26 @@ def _longest_path(t: CostTables, before: IntArray, time_s: FloatArray) -> IntArr
 
 @compiled
 def _gates(  # noqa: PLR0912 - a few loops, compiled whole
-    t: CostTables, before: IntArray, path: IntArray
+    edges: _Edges, path: IntArray, n: int
 ) -> tuple[IntArray, IntArray]:
     """Return `_Sections.gate` and `section`: the operators of `path` that no detour passes by."""
-    n, count = before.shape[0], path.shape[0]
+    count = path.shape[0]
     place = np.full(n, -1)
     for k in range(count):
         place[path[k]] = k
     # The last of the path before each operator, and the first after it.
     since, until = place.copy(), np.full(n, count)
     for op in range(n):
-        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
-            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
-            if maker >= 0 and place[op] < 0:
+        for i in range(edges.start[op], edges.start[op + 1]):
+            maker = edges.maker[i]
+            if place[op] < 0:
                 since[op] = max(since[op], since[maker])
     for op in range(n - 1, -1, -1):
         if place[op] >= 0:
             until[op] = place[op]
-        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
-            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
-            if maker >= 0:
-                until[maker] = min(until[maker], until[op])
+        for i in range(edges.start[op], edges.start[op + 1]):
+            maker = edges.maker[i]
+            until[maker] = min(until[maker], until[op])
     passed = np.zeros(count + 1, dtype=np.int64)
     counts = (since >= 0) & (until < count) & (until - since <= _LONGEST)
     for op in range(n):
@@ -101,9 +131,9 @@ def _gates(  # noqa: PLR0912 - a few loops, compiled whole
             passed[until[op]] -= 1
     # What one of the path reads from an earlier one passes by those between, such as a residual.
     for op in path:
-        for i in range(t.read_start[op], t.read_start[op + 1]):
-            maker = t.producer[t.reads[i]]
-            if maker >= 0 and place[maker] >= 0 and 1 < place[op] - place[maker] <= _LONGEST:
+        for i in range(edges.start[op], edges.start[op + 1]):
+            maker, is_read = edges.maker[i], edges.value[i] >= 0
+            if is_read and place[maker] >= 0 and 1 < place[op] - place[maker] <= _LONGEST:
                 passed[place[maker] + 1] += 1
                 passed[place[op]] -= 1
     is_gate = np.cumsum(passed)[:count] == 0
@@ -117,10 +147,9 @@ def _gates(  # noqa: PLR0912 - a few loops, compiled whole
 
 
 @compiled
-def _sections(  # noqa: PLR0917 - compiled loops take tables by position
-    t: CostTables,
+def _sections(
+    edges: _Edges,
     group: IntArray,
-    before: IntArray,
     time_s: FloatArray,
     cheapest_s: FloatArray,
     is_heavy: BoolArray,
@@ -132,34 +161,33 @@ def _sections(  # noqa: PLR0917 - compiled loops take tables by position
     device than the gate before, an operator ends no earlier than `away`: of each operator that it
     reads from, either the result is sent, or that one was away itself; likewise for its gate.
     """
-    gate, section = _gates(t, before, _longest_path(t, before, time_s))
     n = time_s.shape[0]
+    gate, section = _gates(edges, _longest_path(edges, time_s), n)
     head_s, tail_s = np.full(n, -np.inf), np.full(n, -np.inf)
     for op in range(n):
         here = section[op]
-        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
-            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
-            if here >= 1 and maker >= 0 and maker == gate[here - 1]:
+        for i in range(edges.start[op], edges.start[op + 1]):
+            maker = edges.maker[i]
+            if here >= 1 and maker == gate[here - 1]:
                 head_s[op] = max(head_s[op], time_s[op])
-            elif here >= 1 and maker >= 0 and section[maker] == here:
+            elif here >= 1 and section[maker] == here:
                 head_s[op] = max(head_s[op], head_s[maker] + time_s[op])
     tail_s[gate] = 0.0
     for op in range(n - 1, -1, -1):
         if section[op] >= 1 and (head_s[op] < 0.0 or tail_s[op] < 0.0):
             section[op] = -1
         here = section[op]
-        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
-            maker = t.producer[t.reads[i]] if i < t.read_start[op + 1] else before[op]
-            if here >= 1 and maker >= 0 and section[maker] == here:
+        for i in range(edges.start[op], edges.start[op + 1]):
+            maker = edges.maker[i]
+            if here >= 1 and section[maker] == here:
                 tail_s[maker] = max(tail_s[maker], time_s[op] + tail_s[op])
-    return _costs(t, group, before, time_s, cheapest_s, is_heavy, gate, section, head_s, tail_s)
+    return _costs(edges, group, time_s, cheapest_s, is_heavy, gate, section, head_s, tail_s)
 
 
 @inlined
-def _costs(  # noqa: PLR0912, PLR0917 - as above
-    t: CostTables,
+def _costs(  # noqa: PLR0917 - compiled loops take arrays by position
+    edges: _Edges,
     group: IntArray,
-    before: IntArray,
     time_s: FloatArray,
     cheapest_s: FloatArray,
     is_heavy: BoolArray,
@@ -174,30 +202,26 @@ def _costs(  # noqa: PLR0912, PLR0917 - as above
     least_s, apart_s = np.zeros(count), np.full(count, np.inf)
     for op in range(n):
         here = section[op]
-        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
-            is_read = i < t.read_start[op + 1]
-            maker = t.producer[t.reads[i]] if is_read else before[op]
-            if here < 1 or maker < 0:
-                continue
-            is_gate = maker == gate[here - 1]
-            if not is_gate and section[maker] != here:
+        for i in range(edges.start[op], edges.start[op + 1]):
+            maker, value = edges.maker[i], edges.value[i]
+            is_gate = here >= 1 and maker == gate[here - 1]
+            if here < 1 or not (is_gate or section[maker] == here):
                 continue
             sent_s = np.inf
-            if is_read and group[maker] != group[op]:
-                sent_s = (0.0 if is_gate else head_s[maker]) + cheapest_s[t.reads[i]] + time_s[op]
+            if value >= 0 and group[maker] != group[op]:
+                sent_s = (0.0 if is_gate else head_s[maker]) + cheapest_s[value] + time_s[op]
             near_s = np.inf if is_gate else away_s[maker] + time_s[op]
             away_s[op] = max(away_s[op], min(sent_s, near_s))
     from_away_s[gate] = np.inf
     for op in range(n - 1, -1, -1):
         here = section[op]
-        for i in range(t.read_start[op], t.read_start[op + 1] + 1):
-            is_read = i < t.read_start[op + 1]
-            maker = t.producer[t.reads[i]] if is_read else before[op]
-            if here < 1 or maker < 0 or section[maker] != here:
+        for i in range(edges.start[op], edges.start[op + 1]):
+            maker, value = edges.maker[i], edges.value[i]
+            if here < 1 or section[maker] != here:
                 continue
             sent_s = np.inf
-            if is_read and group[maker] != group[op]:
-                sent_s = cheapest_s[t.reads[i]] + time_s[op] + tail_s[op]
+            if value >= 0 and group[maker] != group[op]:
+                sent_s = cheapest_s[value] + time_s[op] + tail_s[op]
             from_away_s[maker] = max(from_away_s[maker], min(sent_s, time_s[op] + from_away_s[op]))
     for op in range(n):
         here = section[op]
@@ -288,7 +312,7 @@ def memory_bound_s(
     """
     t, m = problem.costs, problem.memory
     heavy = _heavy(m)
-    sections = _sections(t, problem.graph.group, before, time_s, cheapest_s, heavy)
+    sections = _sections(_edges(t, before), problem.graph.group, time_s, cheapest_s, heavy)
     section, count = sections.section, len(sections.gate)
     inside = np.flatnonzero(section >= 0)
     by_section = inside[np.argsort(section[inside], kind="stable")]
