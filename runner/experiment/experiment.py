@@ -79,8 +79,6 @@ class Result:
     """What data parallelism costs; `evaluation` is of one replica, sums included."""
     batches: BatchReport | None = None
     """The plan at other sizes."""
-    backward_order: str = "autograd"
-    """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
     measured: Measured | None = None
     """What was measured when the plan was carried out."""
     whole: WholeModules | None = None
@@ -197,7 +195,6 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         schedule=schedule,
         replicas=replicas,
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
-        backward_order=config.backward_order,
         whole=whole,
         subject_line=subject_line(config, subject.captured.graph),
         times_note=_times_note(config),

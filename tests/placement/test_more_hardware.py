@@ -17,8 +17,9 @@ from tests import independent
 from tests.sketch import devices, problem, random_graph
 
 MODES = ("single", "size_based", "kl_based", "cost_aware", "pipeline")
-NOISE = 1e-3
+NOISE = {"kl_based": 1e-3, "cost_aware": 1e-3}
 """What the searches take for nothing: ten partitions joined at a cost of `min_gain` each."""
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,12 @@ def test_more_hardware_never_makes_a_plan_worse(  # noqa: PLR0917 - drawn by pos
 ) -> None:
     scene = _scene(seed, n, kinds, rate)
     before_s = scene.cost_s(mode)
+    most_s = before_s * (1 + NOISE.get(mode, ROUNDING))
     place = data.draw(st.integers(0, len(kinds)))
     more = (*scene.devices[:place], _device(scene.graph, further), *scene.devices[place:])
-    assert replace(scene, devices=more).cost_s(mode) <= before_s * (1 + NOISE)
+    assert replace(scene, devices=more).cost_s(mode) <= most_s
     faster = replace(scene, link=Link(2 * rate, 0.05))
-    assert faster.cost_s(mode) <= before_s * (1 + NOISE)
+    assert faster.cost_s(mode) <= most_s
     other = data.draw(st.permutations(scene.devices))
     assert replace(scene, devices=tuple(other)).cost_s(mode) == pytest.approx(before_s, rel=0.01)
 

@@ -76,7 +76,9 @@ def test_modules_too_large_for_any_device_are_not_kept_whole() -> None:
     this = problem(graph, devices(*[19] * 6, link=Link(10.0)))
     place = make_mode("kl_based")
     whole = whole_modules(read("mode=kl_based"), this, place(this), place)
-    assert whole is None or whole.granularity == "3"
+    assert whole is not None
+    assert (whole.granularity, whole.more) == ("3", 0.0)
+    assert whole.carriers.torn == ("block.0", "block.1", "block.2")
 
 
 def _planned(*overrides: str) -> tuple[Result, str]:
