@@ -19,6 +19,7 @@ __all__ = [
     "choices_of_devices",
     "device_kinds",
     "fastest_first",
+    "moved",
     "on_devices",
     "speed_order",
     "useful_devices",
@@ -52,6 +53,14 @@ def on_devices(problem: Problem, devices: Sequence[int]) -> Problem:
     return Problem(problem.graph, topology, costs, problem.memory)
 
 
+def moved(placed: Assignment, devices: Sequence[int]) -> Assignment:
+    """Return a plan made `on_devices` as one on all: its device i is number ``devices[i]``."""
+    homes = tuple(
+        tuple(int(devices[home]) for home in homes) for homes in placed.devices_of_partition
+    )
+    return Assignment(placed.partition_of, homes)
+
+
 def fastest_first(
     place: Callable[Concatenate[Problem, _P], Assignment],
 ) -> Callable[Concatenate[Problem, _P], Assignment]:
@@ -62,11 +71,7 @@ def fastest_first(
         order = speed_order(problem)
         if order == list(range(len(order))):
             return place(problem, *args, **kwargs)
-        found = place(on_devices(problem, order), *args, **kwargs)
-        homes = tuple(
-            tuple(order[device] for device in devices) for devices in found.devices_of_partition
-        )
-        return Assignment(found.partition_of, homes)
+        return moved(place(on_devices(problem, order), *args, **kwargs), order)
 
     return placed
 

@@ -29,7 +29,7 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
-from fxpart.placement.device_order import fastest_first, on_devices, useful_devices
+from fxpart.placement.device_order import fastest_first, moved, on_devices, useful_devices
 from fxpart.placement.single import single_device
 from fxpart.placement.stages.contiguous import EQUAL_LOADS, Slots, StageSolver, Stretch
 from fxpart.placement.stages.infeasible import no_cut_fits, stage_does_not_fit
@@ -131,8 +131,7 @@ def pipeline(problem: Problem, options: PipelineOptions | None = None) -> Assign
         if chosen.interleave > 1 or len(useful) == problem.topology.n_devices:
             return fastest_first(_cut)(problem, chosen)
         placed = fastest_first(_cut)(on_devices(problem, useful.tolist()), chosen)
-        homes = tuple((int(useful[home]),) for (home,) in placed.devices_of_partition)
-        return Assignment(placed.partition_of, homes)
+        return moved(placed, useful.tolist())
     return _cut(problem, chosen)
 
 

@@ -12,7 +12,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
-from fxpart.placement.device_order import choices_of_devices, on_devices, useful_devices
+from fxpart.placement.device_order import choices_of_devices, moved, on_devices, useful_devices
 from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.search.refine import latency_of
 
@@ -41,7 +41,7 @@ def steadily(problem: Problem, search: Search) -> Assignment:
             found = steadily(on_devices(problem, useful.tolist()), search)
         except InfeasibleError:
             raise does_not_fit(problem) from None
-        return _moved(found, useful)
+        return moved(found, useful.tolist())
     if problem.graph.n_ops > SMALL:
         return search(problem)
     best = search(problem)
@@ -53,19 +53,13 @@ def steadily(problem: Problem, search: Search) -> Assignment:
         done = len(devices) == problem.topology.n_devices
         for slowed in [_with_slow_links(some)] if done else [some, _with_slow_links(some)]:
             with suppress(InfeasibleError):
-                placed = _moved(search(slowed), devices)
+                placed = moved(search(slowed), devices.tolist())
                 latency_s = latency_of(problem, placed.device_of)
                 if latency_s < least_s * (1 - _ROUNDING):
                     best, least_s = placed, latency_s
 
     choices_of_devices(problem, tried, max(1, _MOST_DEVICES // problem.topology.n_devices))
     return best
-
-
-def _moved(found: Assignment, devices: IntArray) -> Assignment:
-    """Return a plan without replicas whose device i is ``devices[i]``."""
-    homes = tuple((int(devices[home]),) for (home,) in found.devices_of_partition)
-    return Assignment(found.partition_of, homes)
 
 
 def _with_slow_links(problem: Problem) -> Problem:
