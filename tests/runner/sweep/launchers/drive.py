@@ -68,7 +68,10 @@ def mixed(config: DictConfig) -> dict[str, object]:
 
 def endless(config: DictConfig) -> None:
     """Say that the job has begun, and when it is interrupted."""
-    Path(f"begun_{config.number}").write_text(str(os.getpid()))
+    # Renamed when it is whole: whoever waits for the file reads it as soon as it is there.
+    begun = Path(f"begun_{config.number}")
+    begun.with_suffix(".tmp").write_text(str(os.getpid()))
+    begun.with_suffix(".tmp").rename(begun)
     try:
         for _ in range(6000):  # longer than any test waits: it must be interrupted
             time.sleep(0.05)  # Ray's interrupt does not end a sleep
