@@ -1,0 +1,1 @@
+"""What others measured on real machines and published, beside what fxpart predicts."""

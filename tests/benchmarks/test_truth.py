@@ -1,0 +1,56 @@
+"""The table of `python -m benchmarks.truth`: errors by hand, and sets whose files are not there."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from benchmarks.truth import __main__ as command
+from benchmarks.truth.row import Row, summary
+
+
+def _row(predicted: float, measured: float, *, held_out: bool = False) -> Row:
+    return Row("a", predicted, measured, "ms", held_out)
+
+
+class _Set:
+    NAME, SOURCE = "planted", "by hand"
+
+    @staticmethod
+    def rows(data: Path) -> Iterator[Row]:
+        (data / "planted.csv").stat()
+        yield _row(1.1, 1)
+        yield _row(0.8, 1, held_out=True)
+        yield _row(1.5, 1, held_out=True)
+
+
+def test_errors_are_of_what_was_measured() -> None:
+    rows = [_row(0.8, 1), _row(1.1, 1), _row(2, 1), _row(1, 1)]
+    assert summary(rows) == ["4", "15.0", "76.0", "100.0", "32.5", "25.0"]
+    assert summary([])[0] == "0"
+
+
+@pytest.mark.parametrize(("predicted", "measured"), [(1, 0), (float("nan"), 1), (-1, 1)])
+def test_a_row_without_an_error_is_refused(predicted: float, measured: float) -> None:
+    with pytest.raises(ValueError, match="predicted"):
+        _row(predicted, measured)
+
+
+def test_held_out_rows_have_a_line_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "SETS", (_Set,))
+    (tmp_path / "planted.csv").touch()
+    command.main(["--data", str(tmp_path), "--set", "planted", "--worst", "1"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "planted" in line]
+    assert lines[1][:4] == ["planted", "all", "3", "20.0"]
+    assert lines[2][:6] == ["planted", "held", "out", "2", "35.0", "47.0"]
+    assert lines[3] == ["planted", "a", "1.5", "1", "ms"]
+
+
+def test_a_set_without_its_files_is_skipped_with_a_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command.main(["--data", str(tmp_path)])
+    said = capsys.readouterr().out
+    assert said.count("is skipped: there is no") == len(command.SETS)
