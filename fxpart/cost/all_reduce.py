@@ -21,6 +21,7 @@ from fxpart.core.data_parallel import DataParallel
 from fxpart.core.graph import PARTIAL, FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Link
 from fxpart.core.weight_state import with_state
+from fxpart.cost.collectives import collective_time_s
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
@@ -68,10 +69,7 @@ def check_bucket_bytes(bucket_bytes: int) -> None:
 
 def ring_s(size_bytes: float, replicas: int, link: Link) -> float:
     """Return the seconds to sum `size_bytes` over a ring of `replicas` joined by such links."""
-    if replicas == 1:
-        return 0.0
-    steps = 2 * (replicas - 1)
-    return steps * (size_bytes / replicas / link.bytes_per_s + link.latency_s)
+    return collective_time_s("all_reduce", size_bytes, replicas, link)
 
 
 def partial_values(graph: OpGraph, value_batch_dim: IntArray) -> IntArray:

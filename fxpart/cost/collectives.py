@@ -1,0 +1,104 @@
+"""How long collectives take: `collective_time_s`, by bytes, ranks and link.
+
+On a ring each rank sends (N - 1) / N of the bytes, in an all-reduce twice that (Patarasuk, Yuan:
+Bandwidth optimal all-reduce algorithms for clusters of workstations. J. Parallel Distrib. Comput.
+69(2), 2009, doi:10.1016/j.jpdc.2008.09.002). What a library makes of a link is a `CollectiveCurve`,
+four numbers that `python -m benchmarks.truth.fit_kernels` fits to measured times.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray
+from fxpart.core.topology import Link
+from fxpart.errors import SpecError, nearest_names
+
+__all__ = ["COLLECTIVES", "CollectiveCurve", "check_collective", "collective_time_s", "wire_bytes"]
+
+COLLECTIVES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
+"""Each kind, and how often it sends (N - 1) / N of its bytes over a link."""
+_MOST_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveCurve:
+    """What a library of collectives makes of one kind of link.
+
+    ``launch + hop (N - 1) + wire / (share rate) + sqrt(ramp wire / (share rate))`` seconds, where
+    `wire` is what a rank sends and `rate` the link's. The root is what is lost while a message is
+    too short to fill the link: a pipeline of chunks costs most where their number is that root.
+    """
+
+    launch_s: float
+    hop_s: float
+    """For each rank but the first."""
+    ramp_s: float
+    share: float
+    """Of the link's rate that long messages reach, in (0, 1]."""
+
+    def __post_init__(self) -> None:
+        """Refuse costs that are no times, and shares outside (0, 1]."""
+        for name in ("launch_s", "hop_s", "ramp_s"):
+            if not 0 <= getattr(self, name) < _MOST_S:
+                raise SpecError(
+                    f"collectives: {name} must be at least 0, got {getattr(self, name)}"
+                )
+        if not 0 < self.share <= 1:
+            raise SpecError(f"collectives: share must be in (0, 1], got {self.share}")
+
+    def seconds(self, wire: FloatArray, ranks: FloatArray, bytes_per_s: float) -> FloatArray:
+        """Return the time of each message of `wire` bytes; all arrays have one shape."""
+        busy_s = wire / (self.share * bytes_per_s)
+        seconds: FloatArray = (
+            self.launch_s + self.hop_s * (ranks - 1) + busy_s + np.sqrt(self.ramp_s * busy_s)
+        )
+        return seconds
+
+
+def check_collective(kind: str) -> None:
+    """Raise `SpecError` for a kind of collective that is not known."""
+    if kind not in COLLECTIVES:
+        raise SpecError(f"there is no collective {kind}; {nearest_names(kind, COLLECTIVES)}")
+
+
+def wire_bytes(kind: str, size_bytes: float, ranks: int) -> float:
+    """Return the bytes that each rank sends; `size_bytes` as in `collective_time_s`."""
+    check_collective(kind)
+    return COLLECTIVES[kind] * (ranks - 1) / ranks * size_bytes
+
+
+def collective_time_s(
+    kind: str,
+    size_bytes: float,
+    ranks: int,
+    link: Link,
+    curves: Mapping[str, CollectiveCurve] | None = None,
+) -> float:
+    """Return the seconds that a collective takes over `ranks` devices.
+
+    Args:
+        kind: one of `COLLECTIVES`.
+        size_bytes: of the whole tensor at one rank, as NCCL's own tests count: what is summed, what
+            is gathered, what is scattered, what a rank deals out, its own part included.
+        ranks: the devices that take part; 1 takes no time.
+        link: the slowest between any two that follow each other.
+        curves: by kind, what a library makes of such links; without one of this kind a ring at the
+            link's own rate, its latency at each step.
+
+    Raises:
+        SpecError: for another kind, or no ranks.
+
+    """
+    check_collective(kind)
+    if ranks < 1:
+        raise SpecError(f"a collective over {ranks} ranks; give 1 or more")
+    if ranks == 1:
+        return 0.0
+    curve = curves.get(kind) if curves else None
+    if curve is None:
+        steps = COLLECTIVES[kind] * (ranks - 1)
+        return steps * (size_bytes / ranks / link.bytes_per_s + link.latency_s)
+    wire = np.array([wire_bytes(kind, size_bytes, ranks)])
+    return float(curve.seconds(wire, np.array([float(ranks)]), link.bytes_per_s)[0])
