@@ -33,7 +33,10 @@ def read_document(path: Path, schema: str, version: int) -> dict[str, Any]:
     except OSError as error:
         raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # of JSON or of UTF-8, or nested too deep
-        raise SpecError(f"{path} is damaged ({what_is_wrong(error)}); write it again") from error
+        raise SpecError(
+            f"{path} is not a {schema} file, or it is damaged ({what_is_wrong(error)});"
+            " write it again, or name another"
+        ) from error
     schema_found = document.get("schema") if isinstance(document, dict) else None
     if schema_found != schema:
         raise SpecError(f"{path} is not a {schema} file, its schema is {schema_found!r}")

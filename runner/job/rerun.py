@@ -1,4 +1,4 @@
-"""A logged run, run again as it was: ``rerun=<run id>``."""
+"""A logged run, run again as it was: ``rerun=<run id>``, or the folder of its files."""
 
 import json
 import re
@@ -13,6 +13,7 @@ from runner.config.paths import shown_path
 from runner.config.sections import Config, TrackingConfig
 from runner.config.tags import config_from_tags
 from runner.job.files import (
+    RESULT_FILE,
     InputFile,
     inputs_of,
     kept_name,
@@ -22,6 +23,7 @@ from runner.job.files import (
 )
 from runner.job.identity import Choices, JobIdentity, identified, override_values
 from runner.job.job import Outcome, run_job
+from runner.output.result_files import read_result
 from runner.output.terminal import show
 from runner.tracking.mlflow_values import finite_metrics
 from runner.tracking.open_tracker import open_tracker
@@ -35,6 +37,7 @@ _CHANGED = (
     "; but what decides its result is not what it was: a source of the model, a file of"
     " model.depends_on, fxpart, torch, or the machine"
 )
+_KEY = re.compile(r"[0-9a-f]{16}")
 _COMPARED = ("latency_ms", "peak_memory_gib", "partitions", "transfer_gib", "feasible")
 
 
@@ -91,10 +94,20 @@ def _asked_for(config: Config, identity: JobIdentity) -> tuple[TrackingConfig, s
         return config.tracking, run_id  # which the tracker refuses in its own words
     from runner.tracking.mlflow_runs import find_run  # MLflow takes 1 to 2 s
 
-    run = find_run(config.tracking, identity.root, run_id)
+    run = find_run(config.tracking, identity.root, run_id, _key_of_folder(identity.root / run_id))
     if "tracking.experiment" in values:
         return config.tracking, run.run_id
     return replace(config.tracking, experiment=run.experiment), run.run_id
+
+
+def _key_of_folder(folder: Path) -> str:
+    """Return the key in the result of a run's `folder`; nothing where this is no folder."""
+    if not folder.is_dir():
+        return ""
+    key = read_result(folder / RESULT_FILE).get("key")
+    if not isinstance(key, str) or not _KEY.fullmatch(key):
+        raise SpecError(f"{folder / RESULT_FILE} has no key of a run; give the run's id")
+    return key
 
 
 def _compared(logged: LoggedRun, outcome: Outcome) -> str:

@@ -271,8 +271,11 @@ class FoundRun:
     experiment: str
 
 
-def find_run(config: TrackingConfig, root: Path, beginning: str) -> FoundRun:
+def find_run(config: TrackingConfig, root: Path, beginning: str, key: str = "") -> FoundRun:
     """Return the run whose id has this beginning, in the store that `config` means.
+
+    With a `key`, what its configuration was logged by, it is the latest run of that key;
+    `beginning` then is what messages call it.
 
     Raises:
         SpecError: when there is none, or more than one, or the beginning is too short.
@@ -280,7 +283,7 @@ def find_run(config: TrackingConfig, root: Path, beginning: str) -> FoundRun:
 
     """
     uri = store_uri(config, root)
-    if len(beginning) < _LEAST:
+    if not key and len(beginning) < _LEAST:
         raise SpecError(
             f"{beginning!r} is too short for a run's id; give its first {_LEAST} characters or more"
         )
@@ -289,7 +292,12 @@ def find_run(config: TrackingConfig, root: Path, beginning: str) -> FoundRun:
         raise unknown_run(beginning, uri)
     client = _client(uri)
     with refusals(uri):
-        runs = _runs_beginning(client, beginning) if _ID.fullmatch(beginning) else []
+        runs: list[Run] = []
+        if key:
+            condition = f"tags.config_key = '{key}'"
+            runs = list(client.search_runs(list(_experiment_ids(client)), condition, max_results=1))
+        elif _ID.fullmatch(beginning):
+            runs = _runs_beginning(client, beginning)
         if len(runs) == 1:
             info = runs[0].info
             return FoundRun(info.run_id, client.get_experiment(info.experiment_id).name)

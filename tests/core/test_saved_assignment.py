@@ -114,9 +114,9 @@ def test_a_spoiled_assignment_is_refused(
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"schema":', "is damaged"),
-        (b"\xff\xfe", "is damaged"),
-        (b"[" * 100_000, "is damaged"),
+        (b'{"schema":', "is not a fxpart.assignment file, or it is damaged"),
+        (b"\xff\xfe", "is not a fxpart.assignment file, or it is damaged"),
+        (b"[" * 100_000, "is not a fxpart.assignment file, or it is damaged"),
         (b"[1]", "is not a fxpart.assignment file"),
     ],
 )

@@ -58,7 +58,10 @@ def test_modules_are_placed_by_hand_and_what_does_not_fit_is_a_failed_run(folder
     ("arguments", "message"),
     [
         (["mode=aot_based"], "neither of mode.assignment=assignment.json and mode.modules="),
-        (["mode=aot_based", "mode.assignment=tiny.py"], "tiny.py is damaged"),
+        (
+            ["mode=aot_based", "mode.assignment=tiny.py"],
+            "tiny.py is not a fxpart.assignment file, or it is damaged",
+        ),
         (["mode=aot_based", "mode.modules={7: 0, *: 0}"], "names 7, which the model does not"),
         (["mode=aot_based", "mode.modules={*: 2}"], "on device 2, there are 2, numbered from 0"),
         (["mode=sparse_nn", "devices=1x0.06mb+1x0.05mb"], "needs devices of equal memory"),

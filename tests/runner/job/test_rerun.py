@@ -1,5 +1,6 @@
 """A run again, from what it logged."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,21 @@ def test_a_run_is_repeated_with_the_same_result(
 def test_the_beginning_of_an_id_is_enough(logged: dict[str | None, Any]) -> None:
     run_id = logged["kl_based"].info.run_id
     assert rerun(*_again(run_id[:12])).status == "finished"
+
+
+def test_the_folder_of_a_run_is_enough(
+    logged: dict[str | None, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = next(
+        path
+        for path in Path("outputs").rglob("result.json")
+        if json.loads(path.read_text())["config"]["choices"]["mode"] == "kl_based"
+    )
+    assert rerun(*_again(f"{result.parent}")).status == "finished"
+    assert f"the same as {logged['kl_based'].info.run_id}" in capsys.readouterr().out
+    result.write_text(result.read_text().replace('"key"', '"no key"'))
+    with pytest.raises(SpecError, match=r"result\.json has no key of a run; give the run's id"):
+        rerun(*_again(f"{result.parent}"))
 
 
 @pytest.mark.parametrize(
