@@ -279,6 +279,9 @@ def progress(label: str) -> Iterator[None]:
     try:
         yield
         outcome = "took"
+    except KeyboardInterrupt:
+        outcome = "interrupted after"
+        raise
     finally:
         if spinner:
             spinner.stop()

@@ -17,6 +17,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 from weakref import WeakSet
 
+from fxpart.support.regular_file import regular_status
 from fxpart.support.whole_file import remove_abandoned, temporary_name
 from runner.config.sections import TrackingConfig
 from runner.errors import TrackingError
@@ -127,8 +128,11 @@ def _experiment_id(client: "MlflowClient", name: str, artifacts: str | None) -> 
 def make_file(database: Path) -> None:
     """Make the SQLite file `database` if it is missing, and its folder.
 
-    Raises SQLite's own error for a file that MLflow would retry for a minute, or spoil.
+    Raises SQLite's own error for a file that MLflow would retry for a minute, or spoil, and
+    `OSError` for what is no file, such as a pipe.
     """
+    if database.exists():
+        regular_status(database)
     database.parent.mkdir(parents=True, exist_ok=True)
     remove_abandoned(database.parent)
     if not has_content(database):

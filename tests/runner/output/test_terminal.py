@@ -172,16 +172,24 @@ def test_long_stage_says_one_line_in_a_log(
     assert capsys.readouterr().err == "capturing gpt2 took 62.3 s\n"
 
 
-def _fail_after(clock: list[float], wait_s: float) -> None:
+def _raise_after(clock: list[float], wait_s: float, error: type[BaseException]) -> None:
     with progress("placing"):
         clock[0] += wait_s
-        raise KeyError
+        raise error
 
 
-def test_stage_that_fails_says_so(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyError):
-        _fail_after(clock, 1.5)
-    assert capsys.readouterr().err == "placing failed after 1.5 s\n"
+@pytest.mark.parametrize(
+    ("error", "outcome"), [(KeyError, "failed"), (KeyboardInterrupt, "interrupted")]
+)
+def test_stage_that_does_not_end_says_so(
+    error: type[BaseException],
+    outcome: str,
+    clock: list[float],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(error):
+        _raise_after(clock, 1.5, error)
+    assert capsys.readouterr().err == f"placing {outcome} after 1.5 s\n"
 
 
 def on_terminal(wait_s: float, patience_s: float) -> str:

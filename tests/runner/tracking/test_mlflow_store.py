@@ -33,7 +33,7 @@ def _environment() -> Iterator[None]:
         yield
 
 
-def _refused(config: TrackingConfig, root: Path, within_s: float = 5.0) -> str:
+def _refused(config: TrackingConfig, root: Path, within_s: float = 30.0) -> str:
     begin = time.monotonic()
     with pytest.raises(TrackingError) as caught:
         open_store(config, root)
@@ -193,6 +193,12 @@ def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path: Path) 
     before = database.read_bytes()
     assert "not of MLflow" in _refused(TrackingConfig(uri="sqlite:///shop.db"), tmp_path)
     assert database.read_bytes() == before
+
+
+def test_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "runs.db")
+    message = _refused(TrackingConfig(uri="sqlite:///runs.db"), tmp_path)
+    assert f"a device, a pipe or a socket ({tmp_path / 'runs.db'})" in message
 
 
 def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
