@@ -10,6 +10,7 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from fxpart.errors import SpecError
@@ -131,10 +132,9 @@ class SweepLoad:
         return is_group and not isinstance(override.value(), dict)
 
     def _parsed(self, overrides: Sequence[str]) -> list["Override"]:
-        from hydra.core.override_parser.overrides_parser import OverridesParser
         from hydra.types import RunMode
 
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        parsed = [_parsed_override(text) for text in overrides]
         self._loader.validate_sweep_overrides_legal(
             overrides=parsed, run_mode=RunMode.RUN, from_shell=True
         )
@@ -151,6 +151,14 @@ class SweepLoad:
                 part = OmegaConf.masked_copy(part, [name for name in part if name != "hydra"])
             self._parts[key] = part
         return self._parts[key]
+
+
+@lru_cache(maxsize=4096)
+def _parsed_override(text: str) -> "Override":
+    """Return `text` as Hydra parses it, once for all jobs that share it."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    return OverridesParser.create().parse_override(text)
 
 
 @contextmanager
