@@ -54,6 +54,7 @@ class GraphBuilder:
     storage_of_value: dict[int, int] = field(default_factory=dict)
     mutations: list[Mutation] = field(default_factory=list)
     together: list[tuple[int, int]] = field(default_factory=list)
+    attention: list[tuple[int, int, int]] = field(default_factory=list)
 
     def add_weight(self, name: str, tensor: torch.Tensor, seen_as: torch.Tensor) -> int:
         """Return the index of the weight of `tensor`; one storage is one weight.
@@ -178,4 +179,5 @@ class GraphBuilder:
             forward_of=np.arange(len(self.names)),
             gradient_values=np.empty(0, dtype=np.int64),
             gradient_weights=np.empty(0, dtype=np.int64),
+            attention=np.array(self.attention, dtype=np.int64).reshape(-1, 3),
         )

@@ -199,6 +199,9 @@ def _refuse_other_types(arrays: Mapping[str, npt.NDArray[Any]], text: Mapping[st
     tensors = arrays["state_tensor_bytes"]
     if len(tensors) and tensors.shape[1] != len(arrays["weight_bytes"]):
         raise ValueError("state_tensor_bytes has another number of weights")
+    attention = arrays["attention"]
+    if len(attention) and (attention.shape[1] != 3 or attention.min() < 0):
+        raise ValueError("attention has another shape")
     for name in _TEXT:
         if not isinstance(text[name], list) or not all(isinstance(t, str) for t in text[name]):
             raise ValueError(f"{name} is no list of text")
@@ -206,7 +209,7 @@ def _refuse_other_types(arrays: Mapping[str, npt.NDArray[Any]], text: Mapping[st
 
 # Symbolic graphs are entries that hold the polynomials too.
 
-_TABLES = ("state_tensor_bytes", "exponents")
+_TABLES = ("state_tensor_bytes", "attention", "exponents")
 _GROWING = (*OF_OPERATORS, *OF_VALUES)
 _PREFIX = "coefficients."
 """Before the name of the field that coefficients are of."""

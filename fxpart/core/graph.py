@@ -102,6 +102,9 @@ class OpGraph:
     state_tensor_bytes: IntArray = field(default_factory=_no_tensors)
     """The tensors that `weight_state_bytes` is the sum of, one of each weight in a row, 0 where it
     has none: shape (K, W). Without rows, what is kept for a weight is one tensor."""
+    attention: IntArray = field(default_factory=_no_tensors)
+    """What sizes in bytes do not say of calls of fused attention, a row each: the operator, the
+    size of a head, and 1 where a query sees no key after its own. Shape (A, 3)."""
 
     def __post_init__(self) -> None:
         """Check what every algorithm relies on: lengths, and producers before readers."""

@@ -40,6 +40,11 @@ class DeviceSpec:
     reserved_bytes: int = 0
     """Bytes that the device has beside `memory_bytes`, for what is no tensor; `fxpart.core.reserve`
     says what that is."""
+    multiprocessors: int = 100
+    """Parts of the device that each run one block of a kernel at a time."""
+    curves: str = ""
+    """The family whose kernels it runs, such as ``h100``; its curves are in the latency's settings.
+    Empty: none that is known."""
 
     def __post_init__(self) -> None:
         """Refuse a device that could hold or compute nothing."""
@@ -53,6 +58,10 @@ class DeviceSpec:
         if self.reserved_bytes < 0:
             raise SpecError(
                 f"device {self.name}: reserved_bytes must be at least 0, got {self.reserved_bytes}"
+            )
+        if self.multiprocessors < 1:
+            raise SpecError(
+                f"device {self.name}: multiprocessors must be 1 or more, got {self.multiprocessors}"
             )
         if not _usable(self.memory_bandwidth_bytes_per_s):
             rate = self.memory_bandwidth_bytes_per_s

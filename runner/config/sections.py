@@ -74,6 +74,10 @@ class PoolConfig:
     memory_bandwidth_bytes_per_s: float = MISSING
     on_host: bool = False
     """Whether it is the host itself, of whose memory nothing is reserved."""
+    multiprocessors: int = 100
+    """Parts of the device that each run one block of a kernel at a time."""
+    curves: str = ""
+    """The family whose kernels it runs, of ``latency.curves``."""
     source: str = ""
     """Where the numbers come from."""
 
@@ -119,10 +123,12 @@ class LatencyConfig:
 
     name: str = MISSING
     source: str = "roofline"
-    """``roofline`` with the coefficients below, ``profiled`` or ``calibrated``."""
+    """``roofline`` with the coefficients below, ``kernels``, ``profiled`` or ``calibrated``."""
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
     op_overhead_s: float = 0.0
+    curves: dict[str, Any] = field(default_factory=dict)
+    """Of ``kernels``: coefficients by family of devices."""
     file: str | None = None
     """Of a calibration; without one, this model's own measurements are fitted."""
     device: str = "cpu"

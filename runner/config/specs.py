@@ -101,6 +101,8 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
     numbers["memory_bandwidth_bytes_per_s"] = entry["memory_bandwidth_bytes_per_s"]
     if entry.get("stands_for_gb") is not None:
         numbers["stands_for_gb"] = entry["stands_for_gb"]
+    if "multiprocessors" in entry:
+        numbers["multiprocessors"] = entry["multiprocessors"]
     for key, number in numbers.items():
         # True is an int to Python.
         plain = isinstance(number, int | float) and not isinstance(number, bool)
@@ -162,6 +164,8 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
         "flops_per_s": {dtype: rate * cores for dtype, rate in entry["flops_per_s"].items()},
         "memory_bandwidth_bytes_per_s": entry["memory_bandwidth_bytes_per_s"] * cores,
         "on_host": entry.get("on_host", False),
+        "multiprocessors": entry.get("multiprocessors", 100),
+        "curves": entry.get("curves", ""),
         "source": f"{entry['source']}{note}",
     }
 

@@ -5,6 +5,8 @@ from pathlib import Path
 
 from fxpart.capture.captured import step_key
 from fxpart.cost.calibration import read_calibration
+from fxpart.cost.curves.family import family_from
+from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.tables import LatencySource
@@ -33,9 +35,17 @@ def check_latency(config: Config) -> None:
             raise SpecError(
                 f"latency.{name}={getattr(latency, name)} must be a number from 1 to {most}"
             )
+    if latency.source == "kernels":
+        _kernel_model(latency)
+        if config.capture.symbolic != "none":
+            raise SpecError(
+                f"latency={latency.name} has curves that are no polynomials, and capture.symbolic="
+                f"{config.capture.symbolic} makes formulas; use latency=roofline"
+            )
     if latency.source != "roofline" and config.capture.level != "operator":
+        does = "has curves of" if latency.source == "kernels" else "measures"
         raise SpecError(
-            f"latency={latency.name} measures operators, got capture.level={config.capture.level};"
+            f"latency={latency.name} {does} operators, got capture.level={config.capture.level};"
             " use capture.level=operator, or latency=roofline"
         )
     if is_measured(latency):
@@ -80,7 +90,19 @@ def operator_times(config: Config, subject: Subject, model: Mapping[str, object]
 
 
 def _assumed(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
-    latency = config.latency
+    return _roofline(config.latency)
+
+
+def _kernels(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
+    return _kernel_model(config.latency)
+
+
+def _kernel_model(latency: LatencyConfig) -> KernelModel:
+    families = {str(name): family_from(name, curves) for name, curves in latency.curves.items()}
+    return KernelModel(families, _roofline(latency))
+
+
+def _roofline(latency: LatencyConfig) -> LatencyModel:
     return LatencyModel(
         compute_efficiency=latency.compute_efficiency,
         bandwidth_efficiency=latency.bandwidth_efficiency,
@@ -138,6 +160,7 @@ def _measured(latency: LatencyConfig, subject: Subject, cache_dir: Path | None) 
 
 SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencySource]] = {
     "roofline": _assumed,
+    "kernels": _kernels,
     "profiled": _profile,
     "calibrated": _fitted,
 }

@@ -71,6 +71,8 @@ def _device(pool: PoolConfig, node: int, reserve: Reserve) -> DeviceSpec:
         flops_per_s=dict(pool.flops_per_s),
         memory_bandwidth_bytes_per_s=pool.memory_bandwidth_bytes_per_s,
         node=node,
+        multiprocessors=pool.multiprocessors,
+        curves=pool.curves,
     )
     return whole if pool.on_host else with_reserve(whole, reserve)
 

@@ -315,6 +315,7 @@ def latency_settings(latency: LatencyConfig) -> dict[str, object]:
     """Return the fields that count for this source."""
     own = {
         "roofline": ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s"),
+        "kernels": ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s", "curves"),
         "profiled": _MEASURED,
         # A file says it all: nothing is measured.
         "calibrated": ("file",) if latency.file else _MEASURED,

@@ -148,6 +148,16 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
     flops, moved = _costs(reading, node, inputs, made, mutated)
     builder.flops.append(flops)
     builder.moved.append(moved)
+    if flops and "attention" in builder.targets[op] and inputs:
+        builder.attention.append((op, int(inputs[0].shape[-1]), int(_is_causal(node))))
+
+
+def _is_causal(node: fx.Node) -> bool:
+    """Return whether a call of attention is told that no query sees a key after its own."""
+    schema = getattr(node.target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema else []
+    arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return arguments.get("is_causal") is True
 
 
 def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bool) -> None:

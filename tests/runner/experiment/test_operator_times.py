@@ -17,6 +17,7 @@ from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import SpecError
 from runner.experiment.operator_times import check_latency, operator_times
 from runner.experiment.subject import Subject
+from runner.experiment.topology import build_topology
 from tests.runner.composed import read
 
 MODEL = {"name": "two layers"}
@@ -130,3 +131,31 @@ def test_a_calibration_of_before_is_read(program: ExportedProgram, tmp_path: Pat
         operator_times(config, subject(program, known=True), MODEL)
     write_calibration(path, known)
     assert operator_times(config, subject(program, known=True), MODEL) == known
+
+
+def test_curves_are_those_of_the_settings(program: ExportedProgram) -> None:
+    config = read("latency=kernels", "latency.curves.h100.gemm.launch_s=0.5", "devices=1xh100")
+    check_latency(config)
+    times = operator_times(config, subject(program, known=True), MODEL)
+    topology = build_topology(config.devices, config.transfer_rate)
+    graph = op_graph(program)
+    seconds = times.op_time_s(graph, topology)[:, 0]
+    computes = graph.flops > 0
+    assert computes.any()
+    assert (seconds[computes] > 0.5).all()
+    assert (seconds[computes] < 0.501).all()
+    assert (seconds[~computes] < 1e-5).all()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["latency.curves.h100.gemm.tail=-1"], "latency.curves.h100.gemm.tail must be a number"),
+        (["capture.level=module"], "has curves of operators, got capture.level=module"),
+        (["capture.symbolic=batch"], "no polynomials, and capture.symbolic=batch makes formulas"),
+    ],
+)
+def test_what_curves_cannot_do_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(SpecError) as refused:
+        check_latency(read("latency=kernels", *overrides))
+    assert message in str(refused.value)

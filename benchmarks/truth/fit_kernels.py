@@ -1,0 +1,220 @@
+"""Fit the curves of `fxpart.cost.curves` to tables of measured kernels, and write them as YAML.
+
+    python -m benchmarks.truth.fit_kernels --data FOLDER --output conf/latency/kernels.yaml
+
+Half of the rows are held out; the error that stands beside each curve is theirs. The same tables
+give the same curves.
+"""
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.truth.kernel_tables import DEVICES, Kernels, read_kernels
+from benchmarks.truth.nccl_tables import KINDS, Messages, read_messages
+from fxpart.core.graph import FloatArray
+from fxpart.cost.collectives import CollectiveCurve
+from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
+from fxpart.cost.curves.gemm import GemmCurve
+
+__all__ = ["main"]
+
+Curve = GemmCurve | AttentionCurve | DecodeCurve | CollectiveCurve
+_MOST_ROWS = 3000
+"""That a curve is fitted to; more change the third digit."""
+_SEED = 0
+
+
+class Span(NamedTuple):
+    """Where the search for a coefficient starts, and where it must stay."""
+
+    start: float
+    least: float
+    most: float
+
+
+_GEMM = {
+    "launch_s": Span(2e-6, 5e-7, 1e-5),
+    "tile_s": Span(1e-6, 1e-8, 1e-5),
+    "compute_share": Span(0.85, 0.3, 1.0),
+    "tile_area": Span(1500, 1, 2e4),
+    "memory_share": Span(0.85, 0.3, 1.0),
+    "tail": Span(0.5, 0.01, 1.0),
+    "sharpness": Span(3, 1, 20),
+    "reader_share": Span(4, 0.5, 20),
+    "cache_share": Span(4, 1, 40),
+    "split_s": Span(1e-6, 1e-8, 1e-5),
+}
+_ATTENTION = {
+    "launch_s": Span(9e-6, 1e-6, 5e-5),
+    "block_s": Span(1e-6, 1e-8, 1e-5),
+    "compute_share": Span(0.75, 0.1, 1.0),
+    "half_size": Span(20, 1e-2, 500),
+    "large_size": Span(1000, 200, 1e4),
+    "memory_share": Span(0.8, 0.1, 1.0),
+    "cache_share": Span(0.5, 0.05, 1.0),
+    "sharpness": Span(2, 1, 6),
+    "longest": Span(1, 0.2, 5),
+}
+_DECODE = {
+    "launch_s": Span(9e-6, 1e-6, 5e-5),
+    "memory_share": Span(0.85, 0.1, 1.0),
+    "reader_share": Span(2, 0.1, 50),
+    "sharpness": Span(2, 1, 10),
+    "split_s": Span(1e-6, 1e-9, 2e-5),
+    "compute_share": Span(0.3, 0.01, 1.0),
+    "head_s": Span(1e-9, 1e-11, 1e-6),
+    "group_s": Span(1e-7, 1e-9, 2e-5),
+    "copy_s": Span(1e-7, 1e-9, 2e-5),
+}
+_COLLECTIVE = {
+    "launch_s": Span(6e-6, 1e-7, 1e-4),
+    "hop_s": Span(1e-6, 1e-9, 1e-4),
+    "ramp_s": Span(1e-5, 1e-8, 1e-2),
+    "share": Span(0.7, 0.1, 1.0),
+}
+_PACKS = {"a100_sxm": 0.0, "h100_sxm": 1.0}
+"""FlashAttention 3 packs heads that share keys, FlashAttention 2 only where queries are single."""
+
+
+class Fitted(NamedTuple):
+    """A curve, and how far it is from rows that it was not fitted to."""
+
+    curve: Curve
+    note: str
+
+
+def _fit(
+    spans: dict[str, Span],
+    make: Callable[[dict[str, float]], Curve],
+    predict: Callable[[Curve, npt.NDArray[np.intp]], FloatArray],
+    seconds: FloatArray,
+    held_out: npt.NDArray[np.bool_],
+) -> Fitted:
+    """Return the curve whose logarithms of time are nearest, large errors counting less."""
+    from scipy.optimize import least_squares
+
+    rows = np.flatnonzero(~held_out)
+    rows = np.sort(np.random.default_rng(_SEED).permutation(rows)[:_MOST_ROWS])
+    bounds = np.log([[span.least for span in spans.values()], [s.most for s in spans.values()]])
+
+    def curve_of(logs: FloatArray) -> Curve:
+        return make(dict(_named(spans, logs)))
+
+    def residual(logs: FloatArray) -> FloatArray:
+        off: FloatArray = np.log(predict(curve_of(logs), rows)) - np.log(seconds[rows])
+        return off
+
+    end = least_squares(
+        residual,
+        np.log([span.start for span in spans.values()]),
+        bounds=(bounds[0], bounds[1]),
+        loss="soft_l1",
+        f_scale=0.1,
+        diff_step=1e-3,
+        max_nfev=60,
+    )
+    curve = make({name: float(f"{number:.4g}") for name, number in _named(spans, end.x)})
+    others = np.flatnonzero(held_out)
+    error = np.abs(predict(curve, others) / seconds[others] - 1)
+    note = (
+        f"{len(others)} rows held out: median {100 * np.median(error):.1f} %,"
+        f" p90 {100 * np.quantile(error, 0.9):.1f} %"
+    )
+    return Fitted(curve, note)
+
+
+def _named(spans: dict[str, Span], logs: FloatArray) -> list[tuple[str, float]]:
+    return list(zip(spans, np.exp(logs).tolist(), strict=True))
+
+
+def _fit_kernels(spans: dict[str, Span], kind: type, kernels: Kernels, **fixed: float) -> Fitted:
+    def make(numbers: dict[str, float]) -> Curve:
+        return kind(**numbers, **fixed)
+
+    def predict(curve: Curve, rows: npt.NDArray[np.intp]) -> FloatArray:
+        calls = type(kernels.calls)(*(column[rows] for column in kernels.calls))
+        seconds: FloatArray = curve.seconds(calls, kernels.rates)
+        return seconds
+
+    return _fit(spans, make, predict, kernels.seconds, kernels.held_out)
+
+
+def _fit_messages(messages: Messages) -> Fitted:
+    def predict(curve: CollectiveCurve, rows: npt.NDArray[np.intp]) -> FloatArray:
+        return curve.seconds(messages.wire[rows], messages.ranks[rows], messages.bytes_per_s)
+
+    def make(numbers: dict[str, float]) -> CollectiveCurve:
+        return CollectiveCurve(**numbers)
+
+    return _fit(_COLLECTIVE, make, predict, messages.seconds, messages.held_out)
+
+
+def _family(data: Path, prefix: str) -> dict[str, Fitted]:
+    """Return the curves of one device by where they stand in the file."""
+    gemm = _fit_kernels(_GEMM, GemmCurve, read_kernels(data, prefix, "gemm", "bfloat16"))
+    fixed = {"cache_launch_s": gemm.curve.launch_s, "packs_groups": _PACKS[prefix]}
+    prompts = read_kernels(data, prefix, "context_attention", "bfloat16")
+    tokens = read_kernels(data, prefix, "generation_attention", "bfloat16")
+    curves = {
+        "gemm": gemm,
+        "attention": _fit_kernels(_ATTENTION, AttentionCurve, prompts, **fixed),
+        "decode": _fit_kernels(_DECODE, DecodeCurve, tokens, **fixed),
+    }
+    for kind in KINDS.values():
+        curves[f"collectives.{kind}"] = _fit_messages(read_messages(data, prefix, kind))
+    return curves
+
+
+_HEAD = """\
+# How long kernels take by shape, dtype and device: a few coefficients a kind, fitted to measured
+# times, and carried to other devices by their peaks and multiprocessors (fxpart/cost/curves).
+# What has no curve, and devices without one, take the roofline's coefficients below.
+# Written by python -m benchmarks.truth.fit_kernels --data FOLDER --output this file.
+# Measured: ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, bfloat16.
+name: kernels
+source: kernels
+compute_efficiency: 0.7  # share of peak FLOP/s, of what has no curve
+bandwidth_efficiency: 0.8  # share of peak memory bandwidth
+op_overhead_s: 2.0e-6  # the device's time for a kernel that does next to nothing, views cost none
+curves:
+"""
+
+
+def _yaml(families: dict[str, dict[str, Fitted]]) -> str:
+    lines = [_HEAD.rstrip("\n")]
+    for family, curves in families.items():
+        lines.append(f"  {family}:")
+        within = ""
+        for place, fitted in curves.items():
+            group, _, kind = place.rpartition(".")
+            if group and group != within:
+                lines.append(f"    {group}:")
+            within, indent = group, "      " if group else "    "
+            lines.append(f"{indent}{kind}:  # {fitted.note}")
+            lines += [f"{indent}  {name}: {value}" for name, value in asdict(fitted.curve).items()]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Fit all curves and write them."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.truth.fit_kernels")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
+    parser.add_argument("--output", type=Path, required=True, help="the YAML file to write")
+    asked = parser.parse_args(arguments)
+    data = asked.data / "truth" if (asked.data / "truth").is_dir() else asked.data
+    families: dict[str, dict[str, Fitted]] = {}
+    for prefix, device in DEVICES.items():
+        families[device.curves] = _family(data, prefix)
+        for place, fitted in families[device.curves].items():
+            print(f"{device.curves} {place}: {fitted.note}")
+    asked.output.write_text(_yaml(families))
+
+
+if __name__ == "__main__":
+    main()

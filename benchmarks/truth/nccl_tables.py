@@ -1,0 +1,54 @@
+"""Tables of measured collectives: bytes, ranks and times."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.truth.kernel_tables import is_held_out, kernel_label, read_columns
+from fxpart.core.graph import FloatArray
+from fxpart.cost.collectives import COLLECTIVES
+
+__all__ = ["KINDS", "LINK_BYTES_PER_S", "Messages", "read_messages"]
+
+KINDS = {name.replace("_to_", "to"): name for name in COLLECTIVES}
+"""Kinds of collectives by their names in the tables."""
+LINK_BYTES_PER_S = {"a100_sxm": 300e9, "h100_sxm": 450e9}
+"""One way: NVLink 3 and 4."""
+_ELEMENT_BYTES = {"half": 2, "int8": 1}
+
+
+class Messages(NamedTuple):
+    """Measured collectives of one kind."""
+
+    wire: FloatArray
+    """Bytes that each rank sends."""
+    size: FloatArray
+    """Bytes of the whole tensor at one rank."""
+    ranks: FloatArray
+    bytes_per_s: float
+    seconds: FloatArray
+    labels: list[str]
+    held_out: npt.NDArray[np.bool_]
+
+
+def read_messages(data: Path, prefix: str, kind: str) -> Messages:
+    """Return the rows of a device's table of NCCL that are of that kind.
+
+    Raises:
+        FileNotFoundError: where there is no such table.
+
+    """
+    columns = read_columns(data / "kernels" / f"{prefix}_nccl.parquet")
+    chosen = np.array([KINDS[name] == kind for name in columns["op_name"].tolist()])
+    columns = {name: column[chosen] for name, column in columns.items()}
+    dtypes, elements = columns["nccl_dtype"].tolist(), columns["message_size"]
+    size = elements.astype(np.float64) * [_ELEMENT_BYTES[dtype] for dtype in dtypes]
+    ranks = columns["num_gpus"].astype(np.float64)
+    wire = COLLECTIVES[kind] * (ranks - 1) / ranks * size
+    rows = zip(dtypes, columns["num_gpus"].tolist(), elements.tolist(), strict=True)
+    labels = [kernel_label(prefix, kind, *row) for row in rows]
+    held_out = np.array([is_held_out(label) for label in labels], dtype=np.bool_)
+    seconds = columns["latency"] * 1e-3
+    return Messages(wire, size, ranks, LINK_BYTES_PER_S[prefix], seconds, labels, held_out)

@@ -1,0 +1,77 @@
+"""`CurveFamily`: the curves of one family of devices, and how they are read from settings."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from fxpart.cost.collectives import CollectiveCurve, check_collective
+from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
+from fxpart.cost.curves.gemm import GemmCurve
+from fxpart.errors import SpecError, nearest_names
+
+__all__ = ["CurveFamily", "family_from"]
+
+_Curve = TypeVar("_Curve")
+
+
+@dataclass(frozen=True, slots=True)
+class CurveFamily:
+    """How long the kernels of one family of devices take."""
+
+    gemm: GemmCurve
+    attention: AttentionCurve
+    decode: DecodeCurve
+    collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
+    """By kind, between devices of one machine."""
+
+
+_KINDS: Mapping[str, type] = {
+    "gemm": GemmCurve,
+    "attention": AttentionCurve,
+    "decode": DecodeCurve,
+}
+
+
+def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
+    """Return the curves that ``latency.curves.<name>`` states.
+
+    Raises:
+        SpecError: for a curve that is missing or unknown, or a coefficient that is not its own.
+
+    """
+    place = f"latency.curves.{name}"
+    _refuse_others(place, settings, (*_KINDS, "collectives"))
+    curves = {
+        kind: _curve(f"{place}.{kind}", make, settings.get(kind)) for kind, make in _KINDS.items()
+    }
+    stated = settings.get("collectives") or {}
+    for kind in stated:
+        check_collective(kind)
+    collectives = {
+        kind: _curve(f"{place}.collectives.{kind}", CollectiveCurve, numbers)
+        for kind, numbers in stated.items()
+    }
+    return CurveFamily(**curves, collectives=collectives)
+
+
+def _curve(place: str, make: Callable[..., _Curve], settings: object) -> _Curve:
+    names = [f.name for f in fields(make)]  # type: ignore[arg-type]
+    if not isinstance(settings, Mapping):
+        raise SpecError(f"{place} is missing; it states {', '.join(names)}")
+    _refuse_others(place, settings, names)
+    numbers: dict[str, float] = {}
+    for name in names:
+        number = settings.get(name)
+        plain = isinstance(number, int | float) and not isinstance(number, bool)
+        if not plain or not 0 <= float(number) < float("inf"):
+            raise SpecError(f"{place}.{name} must be a number of at least 0, is {number}")
+        if number == 0 and not name.endswith("_s") and name != "packs_groups":
+            raise SpecError(f"{place}.{name} must be more than 0")
+        numbers[name] = float(number)
+    return make(**numbers)
+
+
+def _refuse_others(place: str, settings: Mapping[str, Any], known: Any) -> None:  # noqa: ANN401
+    for name in settings:
+        if name not in known:
+            raise SpecError(f"{place}.{name} is no setting; {nearest_names(str(name), known)}")

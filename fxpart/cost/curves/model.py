@@ -1,0 +1,81 @@
+"""`KernelModel`: times of operators by curves over their shapes, by a roofline where none is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.topology import DeviceSpec, Topology
+from fxpart.cost.curves.family import CurveFamily
+from fxpart.cost.curves.gemm import Rates
+from fxpart.cost.curves.shapes import Shapes, shapes_of
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import SpecError, nearest_names
+
+__all__ = ["KernelModel"]
+
+BACKWARD_WORK = 2.5 / 0.86
+"""Time of a backward of attention by that of the forward: five products in place of two, at 63 %
+of the peak where the forward reaches 73 % (Dao: FlashAttention-2, 2023, arXiv:2307.08691)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelModel:
+    """Curves by family of devices, and the roofline for all that they do not know.
+
+    Pointwise operators, reductions and copies are the roofline's on every device: they move bytes.
+    """
+
+    families: Mapping[str, CurveFamily]
+    roofline: LatencyModel
+
+    def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
+        """Return the time of each operator on each device in seconds, shape (n, D).
+
+        Raises:
+            SpecError: for a device whose family has no curves.
+
+        """
+        times = self.roofline.op_time_s(graph, topology)
+        shapes: Shapes | None = None
+        seen: dict[tuple[object, ...], int] = {}
+        for column, device in enumerate(topology.devices):
+            if not device.curves:
+                continue
+            family = self._family(device)
+            kind = (device.curves, device.multiprocessors, device.memory_bandwidth_bytes_per_s)
+            kind += tuple(sorted(device.flops_per_s.items()))
+            if kind in seen:
+                times[:, column] = times[:, seen[kind]]
+                continue
+            shapes = shapes or shapes_of(graph)
+            _place(times[:, column], graph, shapes, device, family)
+            seen[kind] = column
+        return times
+
+    def _family(self, device: DeviceSpec) -> CurveFamily:
+        if device.curves not in self.families:
+            raise SpecError(
+                f"device {device.name} runs kernels of {device.curves}, which has no curves;"
+                f" {nearest_names(device.curves, self.families)}"
+            )
+        return self.families[device.curves]
+
+
+def _place(
+    times: FloatArray, graph: OpGraph, shapes: Shapes, device: DeviceSpec, family: CurveFamily
+) -> None:
+    """Write the times of products and attentions on `device` into `times`, of length n."""
+    rates = {dtype: device.rate_for(dtype) for dtype in sorted(set(graph.dtypes))}
+    peak = np.array([rates[dtype] for dtype in graph.dtypes])
+    bandwidth, processors = device.memory_bandwidth_bytes_per_s, device.multiprocessors
+    ops = shapes.product_ops
+    seconds = family.gemm.seconds(shapes.products, Rates(peak[ops], bandwidth, processors))
+    times[ops] = seconds * shapes.product_calls
+    ops, calls = shapes.attention_ops, shapes.attentions
+    of_calls = Rates(peak[ops], bandwidth, processors)
+    seconds = family.attention.seconds(calls, of_calls)
+    single = (calls.queries == 1) & (shapes.is_backward == 0)
+    seconds = np.where(single, family.decode.seconds(calls, of_calls), seconds)
+    times[ops] = seconds * np.where(shapes.is_backward, BACKWARD_WORK, 1.0)

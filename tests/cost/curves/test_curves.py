@@ -1,0 +1,195 @@
+"""Curves over shapes: known answers by hand, and what carries them to other devices."""
+
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fxpart.core.graph import OpGraph
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.cost.curves.attention import AttentionCurve, Attentions, DecodeCurve
+from fxpart.cost.curves.family import family_from
+from fxpart.cost.curves.gemm import GemmCurve, Products, Rates
+from fxpart.cost.curves.model import KernelModel
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import SpecError
+from tests.sketch import Sketch
+
+GEMM = GemmCurve(
+    launch_s=1.0,
+    tile_s=0.0,
+    compute_share=0.5,
+    tile_area=1e-9,
+    memory_share=0.5,
+    tail=1.0,
+    sharpness=200.0,
+    reader_share=1e9,
+    cache_share=1e9,
+    split_s=0.0,
+)
+ATTENTION = AttentionCurve(
+    launch_s=1.0,
+    cache_launch_s=0.25,
+    block_s=0.0,
+    compute_share=0.5,
+    half_size=1e-9,
+    large_size=1e9,
+    memory_share=1e-3,
+    cache_share=1.0,
+    sharpness=200.0,
+    longest=1e-9,
+    packs_groups=0.0,
+)
+DECODE = DecodeCurve(
+    launch_s=1.0,
+    cache_launch_s=0.25,
+    memory_share=0.5,
+    reader_share=1e9,
+    sharpness=200.0,
+    split_s=0.0,
+    compute_share=1e9,
+    head_s=0.0,
+    group_s=0.0,
+    copy_s=0.0,
+    packs_groups=1.0,
+)
+RATES = Rates(flops_per_s=1e6, bytes_per_s=1e15, multiprocessors=4)
+
+
+def _gemm_s(curve: GemmCurve, rates: Rates, m: int, n: int, k: int, **more: int) -> float:
+    sizes = [np.array([float(size)]) for size in (more.get("batch", 1), m, n, k, 2, 2)]
+    return float(curve.seconds(Products(*sizes), rates)[0])
+
+
+def _call(**changed: float) -> Attentions:
+    whole = Attentions(*(np.ones(1) for _ in Attentions._fields))
+    sizes = {name: np.array([float(size)]) for name, size in changed.items()}
+    return whole._replace(window=np.zeros(1), cache_bytes=np.zeros(1), **sizes)
+
+
+def test_full_waves_compute_at_the_share_of_the_peak() -> None:
+    # 4 multiprocessors, 4 tiles of 128 x 128, no split: 2 m n k at half of 10^6 a second.
+    flops = 2 * 256 * 256 * 64
+    assert _gemm_s(GEMM, RATES, 256, 256, 64) == pytest.approx(1 + flops / 5e5)
+    assert _gemm_s(GEMM, RATES, 128, 128, 64, batch=4) == pytest.approx(1 + flops / 5e5)
+
+
+def test_a_wave_that_is_not_full_takes_as_long() -> None:
+    # A fifth product starts a second wave of smaller tiles: 5 x 64 of 16 x 16 places fill it.
+    full = _gemm_s(GEMM, RATES, 128, 128, 64, batch=4) - 1
+    more = _gemm_s(GEMM, RATES, 128, 128, 64, batch=5) - 1
+    assert more == pytest.approx(full * 5 / 4)
+    coarse = replace(GEMM, tile_area=1e9)  # only the largest tiles reach anything
+    largest = _gemm_s(coarse, RATES, 256, 128, 64, batch=4) - 1
+    assert _gemm_s(coarse, RATES, 256, 128, 64, batch=5) - 1 == pytest.approx(2 * largest, rel=1e-3)
+
+
+def test_few_rows_are_bound_by_reading_the_weights() -> None:
+    rates = Rates(flops_per_s=1e30, bytes_per_s=100.0, multiprocessors=4)
+    moved = 2 * (64 + 64 * 32 + 32)
+    assert _gemm_s(GEMM, rates, 1, 32, 64) == pytest.approx(1 + moved / 50)
+
+
+def test_attention_of_a_prompt_does_half_of_the_work_where_it_is_causal() -> None:
+    call = _call(queries=1280, keys=1280, heads=4, key_heads=4, head_size=64, element_bytes=2)
+    # 40 blocks of 128 rows over 10 blocks of keys, at half of the peak; a kernel less to launch.
+    work = 4 * 4 * 1280 * 64
+    whole = ATTENTION.seconds(call._replace(causal=np.zeros(1)), RATES)[0]
+    assert whole == pytest.approx(0.75 + work * (1280 + 64) / 5e5)
+    causal = ATTENTION.seconds(call, RATES)[0]
+    assert causal == pytest.approx(0.75 + work * (640 + 64 + 64) / 5e5)
+    window = ATTENTION.seconds(call._replace(window=np.array([128.0])), RATES)[0]
+    assert window == pytest.approx(0.75 + work * (128 * 0.95 + 64 + 64) / 5e5)
+
+
+def test_a_token_reads_its_cache_once() -> None:
+    rates = Rates(flops_per_s=1e6, bytes_per_s=100.0, multiprocessors=4)
+    call = _call(keys=1024, heads=8, key_heads=2, head_size=64, element_bytes=2)
+    kept, passed = 2 * 2 * 1024 * 64 * 2, 2 * 8 * 64 * 2
+    assert DECODE.seconds(call, rates)[0] == pytest.approx(0.75 + (kept + passed) / 50, rel=1e-3)
+    few_bits = call._replace(cache_bytes=np.ones(1))
+    assert DECODE.seconds(few_bits, rates)[0] == pytest.approx(1 + (kept / 2 + passed) / 50)
+
+
+@given(
+    st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 5000), st.floats(0.1, 10), st.data()
+)
+def test_a_device_that_is_faster_in_all_is_faster_by_as_much(
+    m: int, n: int, k: int, factor: float, data: st.DataObject
+) -> None:
+    share = data.draw(st.floats(0.3, 1.0))
+    curve = replace(GEMM, launch_s=1e-6, tile_s=1e-7, compute_share=share, tile_area=900.0)
+    rates = Rates(flops_per_s=1e14, bytes_per_s=1e12, multiprocessors=100)
+    faster = Rates(factor * 1e14, factor * 1e12, 100)
+    same = replace(curve, launch_s=1e-6 / factor, tile_s=1e-7 / factor)
+    assert _gemm_s(same, faster, m, n, k) == pytest.approx(_gemm_s(curve, rates, m, n, k) / factor)
+
+
+def _device(curves: str) -> DeviceSpec:
+    return DeviceSpec("d", 10**9, {"float32": 1e6}, 1e6, multiprocessors=4, curves=curves)
+
+
+def _graph() -> OpGraph:
+    # 16 x 8 with 8 x 4: 512, 128 and 256 bytes of float32; then an operator that only moves.
+    sketch = Sketch()
+    x = sketch.input(512)
+    y = sketch.op([x], 256, [sketch.weight(128)], 2 * 16 * 4 * 8)
+    graph = sketch.graph(sketch.op([y], 256))
+    return replace(graph, moved_bytes=np.array([896, 512]), dtypes=("float32", "float32"))
+
+
+def test_a_device_with_curves_takes_them_and_another_the_roofline() -> None:
+    roofline = LatencyModel(0.5, 0.5, 0.25)
+    family = family_from("f", _settings())
+    graph = _graph()
+    topology = uniform_topology((_device("f"), _device(""), _device("f")), Link(1e9))
+    times = KernelModel({"f": family}, roofline).op_time_s(graph, topology)
+    plain = roofline.op_time_s(graph, topology)
+    assert times[:, 1].tolist() == plain[:, 1].tolist()
+    assert times[1].tolist() == plain[1].tolist()
+    sizes = [np.array([float(size)]) for size in (1, 16, 4, 8, 4, 4)]
+    expected = GEMM.seconds(Products(*sizes), Rates(1e6, 1e6, 4))[0]
+    assert times[0, [0, 2]].tolist() == [expected, expected]
+    assert expected != plain[0, 0]
+
+
+def test_a_family_without_curves_is_named() -> None:
+    model = KernelModel({"h100": family_from("h100", _settings())}, LatencyModel())
+    topology = uniform_topology((_device("h10"),), Link(1e9))
+    with pytest.raises(SpecError, match=r"kernels of h10, which has no curves; nearest: h100"):
+        model.op_time_s(_graph(), topology)
+
+
+def _settings() -> dict[str, dict[str, float]]:
+    curves = {"gemm": GEMM, "attention": ATTENTION, "decode": DECODE}
+    return {
+        kind: {f.name: getattr(curve, f.name) for f in fields(curve)}  # type: ignore[arg-type]
+        for kind, curve in curves.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value", "message"),
+    [
+        ("gemm", "tail", "much", r"curves\.f\.gemm\.tail must be a number of at least 0, is much"),
+        ("gemm", "tail", -1, r"curves\.f\.gemm\.tail must be a number"),
+        ("decode", "memory_share", 0, r"decode\.memory_share must be more than 0"),
+        ("gemm", "tial", 1, r"gemm\.tial is no setting; nearest: tail"),
+    ],
+)
+def test_a_coefficient_that_is_none_is_refused(
+    kind: str, name: str, value: object, message: str
+) -> None:
+    settings: dict[str, dict[str, object]] = {k: dict(v) for k, v in _settings().items()}
+    settings[kind][name] = value
+    with pytest.raises(SpecError, match=message):
+        family_from("f", settings)
+
+
+def test_a_curve_that_is_missing_is_named() -> None:
+    settings = _settings()
+    del settings["decode"]
+    with pytest.raises(SpecError, match=r"latency\.curves\.f\.decode is missing; it states launch"):
+        family_from("f", settings)
