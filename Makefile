@@ -10,6 +10,9 @@ COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/tests?/' $(VENV)/lib || tru
 RUNS := $(VENV)/.runs
 TESTS := $(VENV)/.tests
 
+# Else each of the hundreds of processes that tests start would compile our own sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: setup demo test check bench bench-torch clean
 
 setup: $(TESTS)

@@ -3,9 +3,11 @@
 Nearly all of a command's seconds in a test are imports of torch, MLflow and Hydra. One process for
 each test worker, and for `benchmarks.fuzz`, forks itself for each command: the child gets the
 folder, environment and arguments of the command, runs it as ``python -m runner`` would, and ends as
-that does, with its own exit code or signal. What a child had to import, the server imports before
-the next one. What depends on a bare start is tested with a bare start (`tests/test_layers.py`,
-``run(..., bare=True)``).
+that does, with its own exit code or signal; only the modules are not taken apart first, which takes
+as long as a short command. What most children import and the loops that they call, the server has
+from its start; what else a child had to import, it imports before the next one. What depends on a
+bare start or a real end is tested with one (`tests/test_layers.py`, `run(..., bare=True)`,
+`tests/runner/cli/test_ending.py`).
 """
 
 import atexit
@@ -15,14 +17,34 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
+from typing import NoReturn
+
+from fxpart.support.garbage import collect_rarely
 
 __all__ = ["fork_command"]
+
+_USUAL = (
+    "torch.export",
+    "torch._dynamo",
+    "mlflow.store.tracking.sqlalchemy_store",
+    "alembic.command",
+    "networkx",
+    "fxpart.capture.api",
+    "fxpart.capture.models.architecture",
+    "runner.app",
+    "runner.experiment.experiment",
+    "runner.job.job",
+    "runner.sweep.session",
+    "runner.tracking.mlflow_tracker",
+)
+"""What a run of the command imports, and what that imports."""
 
 
 @cache
@@ -81,6 +103,10 @@ def _serve() -> None:
     """Fork for each request on stdin; answer with the exit code on stdout."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what a library prints is no answer
+    collect_rarely()
+    for name in _USUAL:
+        import_module(name)
+    import_module("tests.precompile").precompile()
     for line in sys.stdin:
         request = json.loads(line)
         # A child's collections would touch, and so copy, all that has been imported here.
@@ -88,11 +114,25 @@ def _serve() -> None:
         child = os.fork()
         if child == 0:
             answers.close()
-            _become(request)
-            return
+            try:
+                _become(request)
+            except SystemExit as end:
+                if end.code is not None and not isinstance(end.code, int):
+                    raise  # Python prints it
+                _end(end.code or 0)
+            _end(0)
         answers.write(json.dumps(_code_of(child, request["timeout_s"])) + "\n")
         answers.flush()
         _import_as(Path(request["modules"]))
+
+
+def _end(code: int) -> NoReturn:
+    """End this process as Python does, up to where it would take its modules apart."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code & 0xFF)
 
 
 def _import_as(modules: Path) -> None:

@@ -132,7 +132,7 @@ def test_jobs_after_an_edit_during_the_sweep_fail_and_are_done_again(here: Path)
 def test_workers_know_the_files_too(folder: Path) -> None:
     (folder / "reads.py").write_text(READS)
     (folder / "layers.json").write_text("6")
-    swept = [*SWEPT, *READING, "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    swept = [*SWEPT, *READING, "hydra/launcher=joblib", "hydra.launcher.n_jobs=1"]
     assert run(folder, "-m", *swept).code == 0
     before = {logged.info.run_id for logged in _runs(folder)}
     (folder / "layers.json").write_text("3")
