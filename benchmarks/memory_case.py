@@ -26,7 +26,7 @@ from fxpart.execution.real_step import (
 )
 from fxpart.placement.single import single
 
-__all__ = ["Counted", "Predicted", "counted", "predicted", "predicted_step"]
+__all__ = ["Counted", "Predicted", "counted", "peak_bytes", "predicted", "predicted_step"]
 
 _LARGE = DeviceSpec("large", 2**50, {"float32": 1e12}, 1e12)
 """One device that holds anything; how fast it is does not matter here."""
@@ -62,8 +62,8 @@ def predicted(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) -> Pr
     eager = eager_graph(built.module, built.args, built.kwargs)
     return Predicted(
         plain.total_weight_bytes,
-        _peak_bytes(plain),
-        _peak_bytes(eager),
+        peak_bytes(plain),
+        peak_bytes(eager),
         predicted_step(spec, optimizer, options),
     )
 
@@ -72,10 +72,11 @@ def predicted_step(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) 
     """Return the peak bytes of a training step in train mode, as fxpart says it."""
     built = build_model(spec)
     step = joint_capture(built.module.train(), built.args, built.kwargs, options)
-    return _peak_bytes(with_optimizer(step.graph, optimizer))
+    return peak_bytes(with_optimizer(step.graph, optimizer))
 
 
-def _peak_bytes(graph: OpGraph) -> int:
+def peak_bytes(graph: OpGraph) -> int:
+    """Return the peak bytes of `graph` on one device that holds anything."""
     problem = make_problem(graph, uniform_topology((_LARGE,), Link(1e9, 0.0)), LatencyModel())
     return evaluate(problem, single(problem)).devices[0].peak_bytes
 

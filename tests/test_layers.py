@@ -27,9 +27,11 @@ MAY_IMPORT = {
         "fxpart.errors",
     ),
     "fxpart.plan_export": ("fxpart.core", "fxpart.errors"),
-    "fxpart.capture": ("fxpart.core", "fxpart.support", "fxpart.errors"),
+    "fxpart.sharding": ("fxpart.core", "fxpart.support", "fxpart.errors"),
+    "fxpart.capture": ("fxpart.sharding", "fxpart.core", "fxpart.support", "fxpart.errors"),
     "fxpart.execution": (
         "fxpart.capture",
+        "fxpart.sharding",
         "fxpart.schedule",
         "fxpart.cost",
         "fxpart.core",

@@ -39,7 +39,7 @@ _TEXT = ("names", "modules", "targets", "dtypes", "value_names", "weight_names")
 _ADVICE = "make the folder writable, or set capture.cache_dir or capture.use_cache=false"
 _ARRAYS = tuple(name for name in OpGraph.__slots__ if name not in _TEXT)
 _FXPART = Path(__file__).resolve().parent.parent
-_SOURCES = ("core/granularity.py", "core/graph.py", "core/phases.py", "capture")
+_SOURCES = ("core/granularity.py", "core/graph.py", "core/phases.py", "capture", "sharding")
 """The code that makes graphs: mending it makes old entries unused."""
 _SYMBOLIC_SOURCES = ("core/symbolic_graph.py",)
 """The code that makes graphs in symbols, beside it."""

@@ -252,6 +252,8 @@ class _Sections:
     """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
     data_parallel: int = 1
     """Replicas that share the batch."""
+    tensor_parallel: int = 1
+    """Devices that share every operator, in groups of so many neighbours."""
     batch_sweep: int = 64
     """With a symbolic batch, sizes from 1 to this are costed."""
     microbatches: int = 1

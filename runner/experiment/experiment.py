@@ -15,6 +15,8 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import DataParallel, split_topology
 from fxpart.core.granularity import check_level, depth_of
 from fxpart.core.phases import check_phase
+from fxpart.core.tensor_groups import TensorGroups, tensor_groups
+from fxpart.cost.collective_times import TimesWithCollectives
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.kernels import schedule as schedule_loop
@@ -43,6 +45,7 @@ from runner.experiment.subject import (
     symbols_of,
 )
 from runner.experiment.subject_line import subject_line
+from runner.experiment.tensor_split import TensorSplit, check_split, split_cost
 from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.experiment.user_mode import chosen_mode
@@ -85,6 +88,8 @@ class Result:
     """Beside a search: the best plan that keeps modules whole."""
     subject_line: str = ""
     """What was planned, as `runner.experiment.subject_line` has it."""
+    split: TensorSplit | None = None
+    """What tensor parallelism costs; every device of `evaluation` then stands for a group."""
     times_note: str = ""
     """Where the times come from, if a plan that is carried out here has them from elsewhere."""
 
@@ -148,20 +153,28 @@ def _problem(
     config: Config, subject: Subject, spec: ModelSpec
 ) -> tuple[Problem, LatencySource, DataParallel]:
     """Return what is placed, where its times come from, and the replicas of its devices."""
-    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
-    parallel = split_topology(topology, config.data_parallel)
+    groups, parallel = _dealt_out(config)
     rounding = rounding_bytes(config.devices, config.reserve)
     graph = placed_graph(subject.captured.graph, rounding, config.granularity)
     times = operator_times(config, subject, spec.key())
+    if groups.size > 1:
+        links = tuple(groups.links[group] for group in parallel.rings[0].tolist())
+        times = TimesWithCollectives(times, groups.size, links)
     return make_problem(graph, parallel.replica, times), times, parallel
+
+
+def _dealt_out(config: Config) -> tuple[TensorGroups, DataParallel]:
+    """Return the devices in tensor-parallel groups, and these dealt out to replicas."""
+    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
+    groups = tensor_groups(topology, config.tensor_parallel)
+    return groups, split_topology(groups.topology, config.data_parallel)
 
 
 def _planned(config: Config, spec: ModelSpec) -> Result:
     # Cheap checks come before the capture.
     check(config)
     place = chosen_mode(config.mode)
-    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
-    split_topology(topology, config.data_parallel)
+    groups, _ = _dealt_out(config)
     with progress(f"capturing {spec.name}"):
         subject = shared_subject(config, spec)
     problem, times, parallel = _problem(config, subject, spec)
@@ -198,6 +211,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         whole=whole,
         subject_line=subject_line(config, subject.captured.graph),
         times_note=_times_note(config),
+        split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
     )
 
 
@@ -278,6 +292,7 @@ def check(config: Config) -> None:
     check_figures(config.figures)
     check_training(config)
     check_replicas(config)
+    check_split(config)
     symbols_of(config)
     if not 1 <= config.batch_sweep <= _MOST_BATCHES:
         raise SpecError(f"batch_sweep={config.batch_sweep} must be from 1 to {_MOST_BATCHES}")

@@ -6,6 +6,7 @@ from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
 from runner.experiment.pipeline_schedule import schedule_metrics
 from runner.experiment.replicas import replica_metrics
+from runner.experiment.tensor_split import split_metrics
 from runner.experiment.whole_modules import whole_metrics
 from runner.output.metrics import DEVICE_METRICS, SERIES
 from runner.output.units import GIB
@@ -23,7 +24,7 @@ def headline(result: Result) -> dict[str, float]:
         "latency_ms": e.latency_s * 1e3,
         "examples_per_s": _examples_per_s(result),
         "partitions": float(e.partitions),
-        "devices_used": float(e.devices_used),
+        "devices_used": float(e.devices_used * (result.split.size if result.split else 1)),
         "replicas": float(e.replicas),
         "peak_memory_gib": e.peak_bytes / GIB,
         "static_memory_gib": max(use.static_bytes for use in e.devices) / GIB,
@@ -38,6 +39,7 @@ def headline(result: Result) -> dict[str, float]:
         "weights_gib": graph.total_weight_bytes / GIB,
         **(training_metrics(result.peaks) if result.trains else {}),
         **(replica_metrics(result.replicas) if result.replicas else {}),
+        **(split_metrics(result.split) if result.split else {}),
         **(batch_metrics(result.batches) if result.batches else {}),
         **(schedule_metrics(result.schedule) if result.schedule else {}),
         **(whole_metrics(result.whole) if result.whole else {}),

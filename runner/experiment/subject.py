@@ -89,6 +89,7 @@ def model_spec(config: Config) -> ModelSpec:
         batch_size=share_of_batch(model.batch_size, config.data_parallel),
         seq_len=model.seq_len,
         dtype=model.dtype,
+        tensor_parallel=config.tensor_parallel,
         depends_on=tuple(model.depends_on),
     )
 

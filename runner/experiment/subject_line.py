@@ -23,7 +23,7 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     parameters, dtype = count_parameters(graph)
     parts = [
         model.name,
-        f"{_short(parameters)} parameters",
+        f"{_short(parameters)} parameters" + (" a device" if config.tensor_parallel > 1 else ""),
         dtype or model.dtype,
         f"batch {model.batch_size}" + (f" x {model.seq_len}" if model.seq_len else ""),
         _phase(config),
@@ -31,6 +31,8 @@ def subject_line(config: Config, graph: OpGraph) -> str:
         config.devices.spec,
         config.transfer_rate.name,
     ]
+    if config.tensor_parallel > 1:
+        parts.append(f"tensor_parallel={config.tensor_parallel}")
     if config.data_parallel > 1:
         parts.append(f"{config.data_parallel} replicas")
     return ", ".join(part for part in parts if part)

@@ -59,6 +59,8 @@ def whole_modules(
     applies = config.mode.name in SEARCHES and config.granularity == "operator"
     if not applies or assignment.replicas > 1 or config.data_parallel > 1:
         return None
+    if config.tensor_parallel > 1:  # what would run such a plan takes stages
+        return None
     graph = problem.graph
     best_s = latency_of(problem, assignment.device_of)
     carried = carriers(graph, assignment)
@@ -117,6 +119,8 @@ def carrier_line(
 
     `whole` is the plan of whole modules beside it, if one was looked for.
     """
+    if config.tensor_parallel > 1:
+        return "torch's parallelize_module, by the plan of the model's class; no files are written"
     local = _runs_here(config)
     if assignment.replicas > 1:
         return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"

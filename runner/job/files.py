@@ -174,7 +174,8 @@ def write_plan(
     with progress("writing files"):
         write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
         write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
-        write_plan_files(folder, graph, placed)
+        if result.split is None:  # what reads these splits no layer
+            write_plan_files(folder, graph, placed)
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)
         in_sweep = identity.sweep is not None

@@ -188,6 +188,7 @@ _EXPERIMENT = Path(__file__).resolve().parent.parent / "experiment"
 _DECIDING = (
     "core",  # graphs, devices, assignments
     "capture",  # the graph that a model becomes
+    "sharding",  # the part of a model that one device of a group runs
     "cost",  # the time and memory that an assignment takes
     "placement",  # the assignment
     "schedule",  # the step of a pipeline
@@ -230,6 +231,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "reserve": {k: v for k, v in asdict(config.reserve).items() if k not in ("name", "source")},
         "data_parallel": config.data_parallel,
         "all_reduce": asdict(config.all_reduce) if config.data_parallel > 1 else {},
+        "tensor_parallel": config.tensor_parallel,
         "symbolic": config.capture.symbolic,
         "batch_sweep": config.batch_sweep if config.capture.symbolic != "none" else None,
         "schedule": config.schedule.name,

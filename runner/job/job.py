@@ -27,6 +27,7 @@ from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.subject import is_captured
+from runner.experiment.tensor_split import split_line
 from runner.experiment.whole_modules import carrier_line, whole_line
 from runner.job.attempts import at_work_alone
 from runner.job.batch_files import sweep_columns
@@ -216,12 +217,14 @@ def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[
 
 def _show_plan(config: Config, result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
-    show(result.subject_line, device_table(result.evaluation), _summary(result))
+    show(result.subject_line, device_table(result.evaluation, _group(result)), _summary(result))
     show(f"peak:      {peak_line(result.peaks)}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
     if result.times_note:
         show(f"times:     {result.times_note}")
+    if result.split:
+        show(f"tensor:    {split_line(result.split)}")
     if result.replicas:
         show(f"replicas:  {replicas_line(result.replicas)}")
     if result.batches:
@@ -236,7 +239,12 @@ def _show_plan(config: Config, result: Result) -> None:
 
 def _summary(result: Result) -> str:
     rate = None if result.schedule else headline(result)["examples_per_s"]
-    return summary_line(result.evaluation, rate, with_gap=result.has_gap)
+    return summary_line(result.evaluation, rate, with_gap=result.has_gap, group=_group(result))
+
+
+def _group(result: Result) -> int:
+    """Return how many devices each row of the table stands for."""
+    return result.split.size if result.split else 1
 
 
 def _show_end(result: Result, folder: Path) -> None:

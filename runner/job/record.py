@@ -165,6 +165,8 @@ def _chosen(config: Config) -> dict[str, object]:
             kept["backward_order"] = config.backward_order
     if config.data_parallel > 1:
         kept["data_parallel"] = config.data_parallel
+    if config.tensor_parallel > 1:
+        kept["tensor_parallel"] = config.tensor_parallel
     if config.capture.symbolic != "none":
         kept["capture.symbolic"] = config.capture.symbolic
     kept["reserve"] = config.reserve.name

@@ -76,6 +76,7 @@ class Metric:
 _LOWER: Literal["lower"] = "lower"
 _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
+_SPLIT = "tensor_parallel"
 _SCHEDULE, _RUN, _SEARCH = "schedule", "execute", "a search of operators"
 _ONE_INPUT = "neither `schedule` nor replicas"
 
@@ -140,6 +141,15 @@ METRICS = (
            "The most time that any device takes for these sums.", _REPLICAS),
     Metric("exposed_all_reduce_ms", "ms", ",.3f", _LOWER,
            "The most of that time that any device waits.", _REPLICAS),
+    Metric("tensor_parallel", "", ".0f", None, "Devices that share every operator.", _SPLIT),
+    Metric("collectives", "", ".0f", _LOWER,
+           "Collectives of the fullest group in one input, or one training step.", _SPLIT),
+    Metric("collective_gib", "GiB", ".3f", _LOWER,
+           "What these sum, gather or scatter.", _SPLIT),
+    Metric("collective_ms", "ms", ",.3f", _LOWER,
+           "The most time that any device takes for collectives.", _SPLIT),
+    Metric("exposed_collective_ms", "ms", ",.3f", _LOWER,
+           "The most of that time in which a device computes nothing.", _SPLIT),
     Metric("max_batch_size", "", ".0f", _HIGHER,
            "The largest batch that fits the plan, of all replicas together.", _SYMBOLIC),
     Metric("smallest_device_memory_gib", "GiB", ".3f", _LOWER,

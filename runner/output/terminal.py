@@ -84,13 +84,17 @@ def columns_shown() -> int:
 
 
 def summary_line(
-    evaluation: Evaluation, examples_per_s: float | None, *, with_gap: bool = True
+    evaluation: Evaluation,
+    examples_per_s: float | None,
+    *,
+    with_gap: bool = True,
+    group: int = 1,
 ) -> str:
     """Return the outcome in one line; the gap is how far latency is above the lower bound.
 
     `examples_per_s` is None where a schedule says how many there are. Without `with_gap`, nothing
     is said of the bound: it is one of a single input, that of a schedule or of replicas would be
-    another.
+    another. Each device of `evaluation` stands for `group` alike.
     """
     e, times = evaluation, time_unit(evaluation.latency_s)
     rate = "" if examples_per_s is None else f" {rate_text(examples_per_s)},"
@@ -101,8 +105,8 @@ def summary_line(
     )
     return (
         f"latency {times.show(e.latency_s)} {times.name},{rate}"
-        f" {counted(e.partitions, 'partition')} on {e.devices_used} of"
-        f" {counted(len(e.devices), 'device')}{_idle(e)}{turns},"
+        f" {counted(e.partitions, 'partition')} on {e.devices_used * group} of"
+        f" {counted(len(e.devices) * group, 'device')}{_idle(e)}{turns},"
         f" {format_size(e.transfer_bytes)} transferred{bound if with_gap else ''}"
     )
 
@@ -124,19 +128,23 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
-def device_table(evaluation: Evaluation) -> "Table":
+def device_table(evaluation: Evaluation, group: int = 1) -> "Table":
     """Return what each device holds and does.
 
     Load is the time that a device computes, also in % of the latency. A name that all devices share
     is in the title, and so is what is reserved of them: free is what is left for tensors. The state
     of an optimizer has a column where there is any. Of many idle devices only the number is shown.
-    A narrow terminal lacks what is said least of all, or follows from the rest.
+    A narrow terminal lacks what is said least of all, or follows from the rest. Each row stands for
+    `group` devices alike, and says what one of them holds and does.
     """
     devices = evaluation.devices
     names = {use.name for use in devices}
     alike = len(devices) > 1 and len(names) == 1
     reserved = reserve_text([use.reserved_bytes for use in devices])
-    title = [counted(len(devices), "device"), names.pop() if alike else "", reserved]
+    many = counted(len(devices), "device")
+    if group > 1:
+        many = f"{counted(len(devices), 'group')} of {group} devices"
+    title = [many, names.pop() if alike else "", reserved]
     table = empty_table(", ".join(part for part in title if part))
     idle = sum(1 for use in devices if not use.operators)
     shown = [use for use in devices if use.operators or idle <= MOST_IDLE]

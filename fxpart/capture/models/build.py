@@ -54,12 +54,23 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
     the keys and values of every layer are outputs of the graph; models with an encoder and a
     decoder then do not export.
 
+    With `ModelSpec.tensor_parallel` it is the part of one device (`fxpart.sharding`).
+
     Raises:
-        SpecError: for a name, a configuration or a shape that does not exist.
+        SpecError: for a name, a configuration or a shape that does not exist, and for a model that
+            cannot be split over so many devices.
         CaptureError: when a factory fails.
 
     """
-    place = META if device is None else device
+    built = _whole_model(spec, META if device is None else device)
+    if spec.tensor_parallel > 1:
+        from fxpart.sharding.local_module import shard_module
+
+        shard_module(built.module, spec.tensor_parallel)
+    return built
+
+
+def _whole_model(spec: ModelSpec, place: torch.device) -> BuiltModel:
     if spec.architecture is None:
         return BuiltModel(*factory_model(spec, place))
     # Only where it is needed: transformers takes seconds to import.

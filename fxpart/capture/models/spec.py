@@ -63,6 +63,8 @@ class ModelSpec:
     """Tokens (or raw audio samples) an example; None leaves it to the model."""
     dtype: str = "float32"
     """Dtype of weights and real-valued inputs, one of `DTYPES`."""
+    tensor_parallel: int = 1
+    """Devices that share every operator; the model is the part of one of them."""
     depends_on: Sequence[str] = ()
     """Files that the factory reads, or imports by names made at run time; a list or a tuple."""
 
@@ -86,6 +88,7 @@ class ModelSpec:
         if self.factory is not None:
             split_factory(self.factory)
         _positive(self.batch_size, "model.batch_size")
+        _positive(self.tensor_parallel, "tensor_parallel")
         if self.seq_len is not None:
             _positive(self.seq_len, "model.seq_len", ", or null for the model's own")
         if self.dtype not in DTYPES:
@@ -111,6 +114,8 @@ class ModelSpec:
         fields: dict[str, object] = {
             field: getattr(self, field) for field in self.__slots__ if field not in aside
         }
+        if self.tensor_parallel == 1:  # a whole model is what it is called without
+            del fields["tensor_parallel"]
         version = installed_version("transformers")
         if version is not None:
             fields["transformers"] = version

@@ -8,6 +8,7 @@ import pytest
 from runner.experiment.experiment import Result, model_spec, plan
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_metrics
+from runner.experiment.tensor_split import TensorSplit, split_metrics
 from runner.output.metrics import DEVICE_METRICS, METRICS, SERIES
 from tests.runner.command import OWN
 from tests.runner.composed import read
@@ -40,6 +41,7 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
     logged = {needs: set(headline(result)) - set(headline(plain)) for needs, result in jobs.items()}
     measured = replace(PIPELINE, unsplit_s=0.01, allocator_peak_bytes=(1,))
     logged["neither `schedule` nor replicas"] = set(headline(plain)) - always
+    logged["tensor_parallel"] = set(split_metrics(TensorSplit(2, 1, 0, 0, 0.0)))
     logged["execute"] = set(measured_metrics(measured))
     assert logged == {
         needs: {metric.name for metric in METRICS if metric.jobs == needs}

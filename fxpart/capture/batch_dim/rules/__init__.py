@@ -49,6 +49,7 @@ from fxpart.capture.batch_dim.rules.reductions import (
 )
 from fxpart.capture.batch_dim.rules.views import (
     cat,
+    gathered,
     item,
     repeated,
     select_backward,
@@ -70,9 +71,11 @@ _NAMES: tuple[tuple[Rule, str], ...] = (
     (select_backward, "select_backward"),
     (
         same,
-        "alias clone contiguous detach lift_fresh_copy _to_copy to type_as positive neg"
+        "all_reduce sum_gradient"
+        " alias clone contiguous detach lift_fresh_copy _to_copy to type_as positive neg"
         " dropout_identity _conj conj resolve_conj",
     ),
+    (gathered, "all_gather"),
     (slice_backward, "slice_backward"),
     (band, "tril triu"),
     (

@@ -8,7 +8,16 @@ from fxpart.capture.batch_dim.layout import REPLICATED, Layout
 from fxpart.capture.batch_dim.rules.per_example import PAIRS
 from fxpart.capture.batch_dim.views import RESHAPES, Moved, moved, overlapping_dim
 
-__all__ = ["cat", "item", "repeated", "select_backward", "slice_backward", "stack", "view"]
+__all__ = [
+    "cat",
+    "gathered",
+    "item",
+    "repeated",
+    "select_backward",
+    "slice_backward",
+    "stack",
+    "view",
+]
 
 SOME_EXAMPLES = "takes some examples of the batch: a process has its own ones only"
 MIXED = "mixes the batch with other dimensions: a part of the examples is no part of a dimension"
@@ -122,6 +131,12 @@ def stack(call: Call) -> list[Layout]:
     if not first.is_split:
         return [first]
     return [replace(first, dim=first.dim + (along <= first.dim))]
+
+
+def gathered(call: Call) -> list[Layout]:
+    """Return the layout of the parts of a tensor-parallel group, in a new first dimension."""
+    at = call.layout(call.first())
+    return [replace(at, dim=at.dim + 1) if at.is_split else at]
 
 
 def select_backward(call: Call) -> list[Layout]:

@@ -1,0 +1,73 @@
+"""Run a function in every process of a gloo group on this machine."""
+
+import multiprocessing as mp
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["run_group"]
+
+_PRELOAD = ["torch", "torch.distributed.tensor.parallel", "torch.distributed.fsdp", "transformers"]
+_LIMIT_S = 300.0
+
+
+def run_group(size: int, function: Callable[..., Any], *args: Any) -> list[Any]:  # noqa: ANN401
+    """Return what ``function(rank, size, *args)`` returns in each of `size` processes, by rank.
+
+    Raises:
+        RuntimeError: with the traceback of the first process that failed.
+
+    """
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOAD)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    pipes = [context.Pipe(duplex=False) for _ in range(size)]
+    workers = [
+        context.Process(target=_work, args=(pipe[1], (rank, size, port), function, args))
+        for rank, pipe in enumerate(pipes)
+    ]
+    try:
+        for worker, (_, sending) in zip(workers, pipes, strict=True):
+            worker.start()
+            sending.close()
+        answers = []
+        for rank, (receiving, _) in enumerate(pipes):
+            if not receiving.poll(_LIMIT_S):
+                raise RuntimeError(f"rank {rank} gave no answer in {_LIMIT_S:.0f} s")
+            failed, answer = receiving.recv()
+            if failed:
+                raise RuntimeError(f"rank {rank} failed:\n{answer}")
+            answers.append(answer)
+        return answers
+    finally:
+        for worker in workers:
+            worker.join(5)
+            if worker.is_alive():
+                worker.kill()
+                worker.join()
+
+
+def _work(
+    sending: Any,  # noqa: ANN401 - a Connection
+    place: tuple[int, int, int],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
+    """Join the group at `place` (rank, size, port), and send back whether it failed, and what."""
+    import torch
+    import torch.distributed as dist
+
+    rank, size, port = place
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), GLOO_SOCKET_IFNAME="lo")
+    try:
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", rank=rank, world_size=size)
+        sending.send((False, function(rank, size, *args)))
+        dist.barrier()
+        dist.destroy_process_group()
+    except BaseException:
+        sending.send((True, traceback.format_exc()))

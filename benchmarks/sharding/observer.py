@@ -1,0 +1,64 @@
+"""`Observer`: what a process of a group holds and sends while a model runs on DTensors."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.utils._pytree import tree_leaves
+
+from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+
+__all__ = ["Observer", "local_parts"]
+
+_KINDS = {
+    "all_reduce": "all_reduce",
+    "allreduce_": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "_allgather_base_": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "_reduce_scatter_base_": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "alltoall_base_": "all_to_all",
+}
+"""By the name of an operator of ``c10d`` or ``_c10d_functional``."""
+
+
+def local_parts(tensors: Any) -> list[Tensor]:  # noqa: ANN401 - any tree
+    """Return the tensors of a tree, of a DTensor the part that lies in this process."""
+    leaves = [leaf for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor)]
+    return [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in leaves]
+
+
+class Observer(LiveBytes):
+    """Counts live bytes of this process, and its collectives with the bytes that each is given.
+
+    Calls of DTensors are counted as the calls of their local parts.
+    """
+
+    def __init__(self, resident: Any) -> None:  # noqa: ANN401 - any tree of tensors
+        """Start with the tensors that stay throughout."""
+        super().__init__([storage_sizes(local_parts(resident))])
+        self.collectives: list[tuple[str, int]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - as torch calls it
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Count one call."""
+        if any(kind not in (Tensor, torch.nn.Parameter) for kind in types):
+            return NotImplemented
+        namespace, _, name = func.name().partition("::")
+        kind = _KINDS.get(name.partition(".")[0]) if "c10d" in namespace else None
+        if kind is not None:
+            # Of the operators that name their output first, the input is what is left.
+            given = tree_leaves(args[1]) if name.endswith("_base_") else tree_leaves(args[0])
+            self.collectives.append((kind, sum(t.nbytes for t in given if isinstance(t, Tensor))))
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if type(leaf) is Tensor:  # a wrapper, as of a result still to come, has no memory
+                self._count(leaf.untyped_storage())
+        return result

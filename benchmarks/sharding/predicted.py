@@ -1,0 +1,52 @@
+"""What fxpart says of a split model: bytes at the peak of one device, and its collectives."""
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+from benchmarks.memory_case import peak_bytes
+from fxpart.capture.inference.eager_lifetimes import eager_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.graph import OpGraph
+from fxpart.cost.collective_times import collective_bytes, collective_kinds
+
+__all__ = ["Predicted", "predicted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Of one device, from a capture on the meta device."""
+
+    parameter_bytes: int
+    forward_bytes: int
+    step_bytes: int
+    forward_collectives: Counter[tuple[str, int]]
+    step_collectives: Counter[tuple[str, int]]
+    """By kind and by the bytes that a device gives."""
+
+
+def predicted(spec: ModelSpec, tensor_parallel: int) -> Predicted:
+    """Return what is predicted of a device of a group of `tensor_parallel`."""
+    split = replace(spec, tensor_parallel=tensor_parallel)
+    built = build_model(split)
+    forward = eager_graph(built.module, built.args, built.kwargs)
+    parameters = sum(parameter.nbytes for parameter in built.module.parameters())
+    labelled = {**built.kwargs, "labels": built.kwargs["input_ids"]}
+    # The first capture has left what the module caches.
+    step = joint_graph(build_model(split).module, (), labelled)
+    return Predicted(
+        parameters,
+        peak_bytes(forward),
+        peak_bytes(step),
+        _collectives(forward, tensor_parallel),
+        _collectives(step, tensor_parallel),
+    )
+
+
+def _collectives(graph: OpGraph, group: int) -> Counter[tuple[str, int]]:
+    kinds, sizes = collective_kinds(graph), collective_bytes(graph)
+    # An all-gather is given a part of what it makes.
+    return Counter(
+        (kind, sizes[op] // (group if kind == "all_gather" else 1)) for op, kind in kinds.items()
+    )

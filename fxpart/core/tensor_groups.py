@@ -1,0 +1,90 @@
+"""Tensor parallelism: devices in groups that share the work of every operator.
+
+All devices of a group hold and do the same amounts, so a plan places operators on groups: each
+stands as one of its devices, with the collectives of the group as operators among the others.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fxpart.core.graph import IntArray
+from fxpart.core.topology import Link, Topology
+from fxpart.errors import NotApplicableError, SpecError
+
+__all__ = ["TensorGroups", "tensor_groups"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TensorGroups:
+    """Devices dealt out to tensor-parallel groups."""
+
+    topology: Topology
+    """A device of each group, and the links between those of two groups. G devices."""
+    members: IntArray
+    """The devices of each group, shape (G, N)."""
+    links: tuple[Link, ...]
+    """The slowest link between neighbours in each group, round its ring. Length G."""
+
+    @property
+    def size(self) -> int:
+        """Devices of a group."""
+        return int(self.members.shape[1])
+
+
+def tensor_groups(topology: Topology, size: int) -> TensorGroups:
+    """Return the devices of `topology` in groups of `size` neighbours, which must be alike.
+
+    Raises:
+        SpecError: for a size below 1.
+        NotApplicableError: for devices that do not make such groups.
+
+    """
+    if size < 1:
+        raise SpecError(f"tensor_parallel={size} must be 1 or more")
+    n = topology.n_devices
+    if n % size:
+        fitting = [d for d in range(1, n + 1) if n % d == 0]
+        near = [*[d for d in fitting if d < size][-1:], *[d for d in fitting if d > size][:1]]
+        raise NotApplicableError(
+            f"tensor_parallel={size} must divide the number of devices, there are {n}; use"
+            f" {' or '.join(map(str, near))}"
+        )
+    members = np.arange(n, dtype=np.int64).reshape(n // size, size)
+    for group in members.tolist():
+        _refuse_unlike(topology, group)
+    links = tuple(_slowest(topology, group) for group in members)
+    if size == 1:
+        return TensorGroups(topology, members, links)
+    # Devices of two groups talk in pairs, each with its counterpart.
+    pairs = [np.ix_(row, row) for row in members.T]
+    rate = np.min([topology.bytes_per_s[pair] for pair in pairs], axis=0)
+    latency = np.max([topology.latency_s[pair] for pair in pairs], axis=0)
+    devices = tuple(topology.devices[device] for device in members[:, 0].tolist())
+    return TensorGroups(Topology(devices, rate, latency), members, links)
+
+
+def _slowest(topology: Topology, group: IntArray) -> Link:
+    """Return the slowest link of a ring; of a single device one that nothing goes over."""
+    if len(group) == 1:
+        return Link(1.0)
+    following = np.roll(group, -1)
+    rate = float(topology.bytes_per_s[group, following].min())
+    return Link(rate, float(topology.latency_s[group, following].max()))
+
+
+def _refuse_unlike(topology: Topology, group: list[int]) -> None:
+    devices = [topology.devices[device] for device in group]
+    first = devices[0]
+    for device in devices[1:]:
+        same = (
+            device.memory_bytes == first.memory_bytes
+            and dict(device.flops_per_s) == dict(first.flops_per_s)
+            and device.memory_bandwidth_bytes_per_s == first.memory_bandwidth_bytes_per_s
+        )
+        if not same:
+            raise NotApplicableError(
+                f"tensor_parallel={len(group)} splits every operator evenly over {len(group)}"
+                f" neighbours, and devices {group[0]} to {group[-1]} are {first.name} and"
+                f" {device.name}; use equal devices, or a smaller tensor_parallel"
+            )

@@ -1,0 +1,178 @@
+"""Collectives of a tensor-parallel group as operators: captured by shape, run by torch.distributed.
+
+A capture needs no process group: each operator knows the size of its group. Run with data, it goes
+over the default group of `torch.distributed`, which must have that many processes.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+__all__ = ["all_gather", "all_reduce", "embedded_rows", "sum_gradient"]
+
+_REDUCE, _GATHER = "fxpart::all_reduce", "fxpart::all_gather"
+_SUM, _JOIN = "fxpart::sum_gradient", "fxpart::joined_parts"
+_ROWS = "fxpart::embedded_rows"
+
+
+def all_reduce(x: Tensor, group: int) -> Tensor:
+    """Return the sum of `x` over the group, in new memory; its gradient is that of the sum."""
+    result: Tensor = torch.ops.fxpart.all_reduce(x, group)
+    return result
+
+
+def all_gather(x: Tensor, group: int) -> Tensor:
+    """Return the parts of all devices along the last dimension; its gradient is that of the part.
+
+    Collectives lay parts one after the other, so that they are copied once more.
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        result: Tensor = torch.ops.fxpart.joined_parts(x, group)
+        return result
+    return _joined(x, group)
+
+
+def sum_gradient(x: Tensor, group: int) -> Tensor:
+    """Return `x` as it is; its gradient is summed over the group."""
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        return x
+    result: Tensor = torch.ops.fxpart.sum_gradient(x, group)
+    return result
+
+
+def embedded_rows(ids: Tensor, weight: Tensor, group: int, rank: int) -> Tensor:
+    """Return the rows of `weight`, this device's part of a table, and zeros for `ids` elsewhere.
+
+    Its gradient is computed for the whole table, of which the part is a view: so do DTensors.
+    """
+    if torch.is_grad_enabled() and weight.requires_grad:
+        result: Tensor = torch.ops.fxpart.embedded_rows(ids, weight, group, rank)
+        return result
+    return _looked_up(ids, weight, rank)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+torch.library.define(_REDUCE, "(Tensor x, int group) -> Tensor")
+torch.library.define(_GATHER, "(Tensor x, int group) -> Tensor")
+torch.library.define(_SUM, "(Tensor(a) x, int group) -> Tensor(a)")
+torch.library.define(_ROWS, "(Tensor ids, Tensor weight, int group, int rank) -> Tensor")
+torch.library.define(_JOIN, "(Tensor x, int group) -> Tensor")
+
+
+@torch.library.impl(_REDUCE, "CPU")
+def _reduced(x: Tensor, group: int) -> Tensor:
+    result = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(result)
+    return result
+
+
+@torch.library.register_fake(_REDUCE)
+def _reduced_shape(x: Tensor, group: int) -> Tensor:
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
+@torch.library.impl(_GATHER, "CPU")
+def _gathered(x: Tensor, group: int) -> Tensor:
+    result = x.new_empty((group, *x.shape))
+    dist.all_gather_into_tensor(result.flatten(0, 1), x.contiguous())
+    return result
+
+
+@torch.library.register_fake(_GATHER)
+def _gathered_shape(x: Tensor, group: int) -> Tensor:
+    return x.new_empty((group, *x.shape))
+
+
+def _keep_group(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+    ctx.group = inputs[1]
+
+
+def _same(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+    return gradient, None
+
+
+torch.library.register_autograd(_REDUCE, _same, setup_context=_keep_group)
+
+
+class _SumGradient(Function):
+    """Identity whose gradient is summed: Megatron's `f` (Shoeybi et al., arXiv:1909.08053)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return all_reduce(gradient, ctx.group), None
+
+
+class _JoinParts(Function):
+    """Gathers parts along the last dimension; each device takes its own of the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
+        ctx.group = group
+        return _joined(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return torch.chunk(gradient, ctx.group, dim=-1)[_rank()].contiguous(), None
+
+
+def _joined(x: Tensor, group: int) -> Tensor:
+    return torch.cat(torch.unbind(torch.ops.fxpart.all_gather(x, group)), dim=-1)
+
+
+class _EmbeddedRows(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        ids: Tensor,
+        weight: Tensor,
+        group: int,
+        rank: int,
+    ) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.place = len(weight), group, rank
+        return _looked_up(ids, weight, rank)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None, None]:  # noqa: ANN401
+        (ids,) = ctx.saved_tensors
+        rows, group, rank = ctx.place
+        whole = torch.ops.aten.embedding_dense_backward(gradient, ids, rows * group, -1, False)
+        return None, whole.narrow(0, rows * rank, rows), None, None
+
+
+def _looked_up(ids: Tensor, weight: Tensor, rank: int) -> Tensor:
+    first = len(weight) * rank
+    elsewhere = (ids < first) | (ids >= first + len(weight))
+    rows = torch.nn.functional.embedding(torch.where(elsewhere, 0, ids - first), weight)
+    return rows.masked_fill(elsewhere.unsqueeze(-1), 0)
+
+
+def _apply_rows(ids: Tensor, weight: Tensor, group: int, rank: int) -> Tensor:
+    result: Tensor = _EmbeddedRows.apply(ids, weight, group, rank)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _apply_sum(x: Tensor, group: int) -> Tensor:
+    result: Tensor = _SumGradient.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _apply_join(x: Tensor, group: int) -> Tensor:
+    result: Tensor = _JoinParts.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+torch.library.impl(_SUM, "CompositeImplicitAutograd", _apply_sum)
+torch.library.impl(_JOIN, "CompositeImplicitAutograd", _apply_join)
+torch.library.impl(_ROWS, "CompositeImplicitAutograd", _apply_rows)

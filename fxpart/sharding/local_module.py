@@ -1,0 +1,251 @@
+"""`shard_module`: a model becomes the part of it that one device of a tensor-parallel group runs.
+
+Parameters are replaced by their shards, and the modules that exchange something do so before or
+after their forward: column and row parallel layers as in Shoeybi et al., Megatron-LM,
+arXiv:1909.08053, and torch's `ColwiseParallel` and `RowwiseParallel`. What the plan does not name
+is replicated.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxpart.errors import NotApplicableError, nearest_names
+from fxpart.sharding.collectives import all_gather, all_reduce, embedded_rows, sum_gradient
+from fxpart.sharding.tensor_plan import check_heads, tensor_plan
+
+__all__ = ["shard_module"]
+
+_Forward = Callable[..., Any]
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """The group, and what has been sharded for it."""
+
+    size: int
+    rank: int
+    shards: dict[int, tuple[nn.Parameter, int | None]] = field(default_factory=dict)
+    """By the id of the whole parameter, which tied modules share: its shard and the dimension."""
+    wholes: list[nn.Parameter] = field(default_factory=list)
+    """Keeps these, and so their ids."""
+
+
+def shard_module(
+    module: nn.Module, group: int, rank: int = 0, plan: Mapping[str, str] | None = None
+) -> nn.Module:
+    """Turn `module` into the part of it on device `rank` of a group of `group`, and return it.
+
+    Args:
+        module: on any device, the meta device too; it is changed.
+        group: devices of the group.
+        rank: which of them.
+        plan: the style of modules and parameters by path; None for `tensor_plan`.
+
+    Raises:
+        NotApplicableError: for a model without a plan, a style that is not known, or sizes that
+            the group does not divide.
+
+    """
+    if group == 1:
+        return module
+    check_heads(module, group)
+    styles = tensor_plan(module) if plan is None else dict(plan)
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    state = _Group(group, rank)
+    for path, style in styles.items():
+        if style not in _STYLES:
+            raise NotApplicableError(
+                f"{path} is {style} in the plan of {type(module).__name__}, which is not known;"
+                f" {nearest_names(style, _STYLES)}"
+            )
+        if path in parameters:
+            owner, _, name = path.rpartition(".")
+            _shard(module.get_submodule(owner), name, state, style, path)
+        else:
+            _STYLES[style](module.get_submodule(path), state, path)
+    return module
+
+
+def _shard(module: nn.Module, name: str, group: _Group, style: str, path: str) -> None:
+    """Replace one parameter by its shard."""
+    whole = module._parameters.get(name)
+    if whole is None:
+        return
+    dim = _dimension(style, whole)
+    known = group.shards.get(id(whole))
+    if known is None:
+        halves = 2 if style.startswith("packed") else 1
+        local = whole if dim is None else _part(whole, dim, halves, group, path)
+        known = local, dim
+        group.shards[id(whole)] = known
+        group.wholes.append(whole)
+    elif known[1] != dim:
+        raise NotApplicableError(
+            f"{path} is tied to a weight that is split along another dimension"
+        )
+    module._parameters[name] = known[0]
+
+
+def _dimension(style: str, whole: Tensor) -> int | None:
+    """Return the dimension that a parameter is split along, None for a replicated one."""
+    if style in ("colwise", "colwise_gather_output", "colwise_rep", "packed_colwise"):
+        return max(whole.ndim - 2, 0)
+    if style == "embedding_rowwise":
+        return 0
+    if style in ("rowwise", "rowwise_split_input", "rowwise_rep", "packed_rowwise"):
+        return None if whole.ndim == 1 else whole.ndim - 1
+    return None
+
+
+def _part(whole: nn.Parameter, dim: int, halves: int, group: _Group, path: str) -> nn.Parameter:
+    """Return this device's shard; `halves` parts lie one after the other, and each is split."""
+    size = whole.shape[dim]
+    if size % (group.size * halves):
+        raise NotApplicableError(
+            f"tensor_parallel={group.size} must divide dimension {dim} of {path}, which has {size};"
+            f" use a divisor of {size // halves}"
+        )
+    with torch.no_grad():
+        parts = [torch.chunk(p, group.size, dim)[group.rank] for p in whole.chunk(halves, dim)]
+        local = parts[0].clone() if halves == 1 else torch.cat(parts, dim)
+    return nn.Parameter(local.contiguous(), requires_grad=whole.requires_grad)
+
+
+# Styles.
+
+
+def _wrap(module: nn.Module, wrapper: Callable[..., Any]) -> None:
+    """Make `wrapper`, called with the original forward first, the forward of `module`."""
+    module.forward = partial(wrapper, module.forward)  # type: ignore[method-assign]
+
+
+def _shard_all(module: nn.Module, group: _Group, style: str, path: str) -> None:
+    for name in list(module._parameters):
+        _shard(module, name, group, style, f"{path}.{name}")
+
+
+def _colwise(module: nn.Module, group: _Group, path: str) -> None:
+    _shard_all(module, group, "colwise", path)
+
+    def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return forward(sum_gradient(x, group.size), *args, **kwargs)
+
+    _wrap(module, run)
+
+
+def _packed_colwise(module: nn.Module, group: _Group, path: str) -> None:
+    _shard_all(module, group, "packed_colwise", path)
+
+    def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        return forward(sum_gradient(x, group.size), *args, **kwargs)
+
+    _wrap(module, run)
+
+
+def _colwise_gather(module: nn.Module, group: _Group, path: str) -> None:
+    _colwise(module, group, path)
+
+    def run(forward: _Forward, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        return all_gather(forward(*args, **kwargs), group.size)
+
+    _wrap(module, run)
+
+
+def _rowwise(module: nn.Module, group: _Group, path: str) -> None:
+    _shard_all(module, group, "rowwise", path)
+
+    def run(forward: _Forward, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        bias = module._parameters.get("bias")
+        if bias is None:
+            return all_reduce(forward(*args, **kwargs), group.size)
+        # Added once, to the sum.
+        module._parameters["bias"] = None
+        try:
+            total = all_reduce(forward(*args, **kwargs), group.size)
+        finally:
+            module._parameters["bias"] = bias
+        return total + bias
+
+    _wrap(module, run)
+
+
+def _rowwise_split_input(module: nn.Module, group: _Group, path: str) -> None:
+    _rowwise(module, group, path)
+
+    def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        x = sum_gradient(x, group.size)
+        return forward(torch.chunk(x, group.size, dim=-1)[group.rank], *args, **kwargs)
+
+    _wrap(module, run)
+
+
+def _embedding_rowwise(module: nn.Module, group: _Group, path: str) -> None:
+    """Each device looks up the rows that it has, and zeros for the others."""
+    _shard_all(module, group, "embedding_rowwise", path)
+
+    def run(forward: _Forward, ids: Tensor) -> Tensor:
+        weight: Any = module._parameters["weight"]
+        return all_reduce(embedded_rows(ids, weight, group.size, group.rank), group.size)
+
+    _wrap(module, run)
+
+
+def _experts(module: nn.Module, group: _Group, path: str) -> None:
+    """Each device runs its part of every expert; the parts of the output are summed."""
+
+    def run(forward: _Forward, x: Tensor, *routing: Any) -> Tensor:  # noqa: ANN401
+        if len(routing) >= 2:
+            indices, weights, *rest = routing
+            routing = (indices, sum_gradient(weights, group.size), *rest)
+        return all_reduce(forward(sum_gradient(x, group.size), *routing), group.size)
+
+    _wrap(module, run)
+
+
+def _sum_weight_gradients(module: nn.Module, group: _Group, path: str) -> None:
+    """Its weights are replicated, and meet the heads of this device alone."""
+
+    def run(forward: _Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        wholes = {name: p for name, p in module._parameters.items() if p is not None}
+        try:
+            for name, whole in wholes.items():
+                module._parameters[name] = sum_gradient(whole, group.size)  # type: ignore[assignment]
+            return forward(*args, **kwargs)
+        finally:
+            module._parameters.update(wholes)
+
+    _wrap(module, run)
+
+
+def _sum_output(module: nn.Module, group: _Group, path: str) -> None:
+    def run(forward: _Forward, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        return all_reduce(forward(*args, **kwargs), group.size)
+
+    _wrap(module, run)
+
+
+def _nothing(module: nn.Module, group: _Group, path: str) -> None:
+    """Leave the module replicated."""
+
+
+_STYLES: Mapping[str, Callable[[nn.Module, _Group, str], None]] = {
+    "colwise": _colwise,
+    "colwise_gather_output": _colwise_gather,
+    "colwise_rep": _colwise_gather,
+    "packed_colwise": _packed_colwise,
+    "rowwise": _rowwise,
+    "rowwise_split_input": _rowwise_split_input,
+    "rowwise_rep": _rowwise_split_input,
+    "embedding_rowwise": _embedding_rowwise,
+    "moe_tp_experts": _experts,
+    "replicated_with_grad_allreduce": _sum_weight_gradients,
+    "all_reduce": _sum_output,
+    "replicate": _nothing,
+    "local_params": _nothing,
+}
+"""The styles that a plan may name, in the words of transformers."""

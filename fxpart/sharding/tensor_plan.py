@@ -1,0 +1,66 @@
+"""Which module of a model is split in which way: the tensor-parallel plan that its class states.
+
+Models of transformers state theirs (``model.tp_plan``), in the words of that library: ``colwise``,
+``rowwise`` and so on, by the paths of modules, layers as ``*``.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+from fxpart.errors import NotApplicableError
+
+__all__ = ["check_heads", "nearest_degrees", "tensor_plan"]
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
+
+
+def tensor_plan(module: nn.Module) -> dict[str, str]:
+    """Return the style of each module and parameter of `module` that its plan names, by path.
+
+    Raises:
+        NotApplicableError: for a model that states no plan.
+
+    """
+    stated = getattr(module, "tp_plan", None)
+    if not isinstance(stated, dict) or not stated:
+        raise NotApplicableError(
+            f"tensor_parallel needs a plan of which layers are split, {type(module).__name__}"
+            " states none (tp_plan); choose another model, or mode=pipeline"
+        )
+    paths = [*(name for name, _ in module.named_modules())]
+    paths += [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    wild = {path: _LAYER.sub("*", path) for path in paths if path}
+    return {path: stated[generic] for path, generic in wild.items() if generic in stated}
+
+
+def check_heads(module: nn.Module, degree: int) -> None:
+    """Raise `NotApplicableError` if `degree` does not divide the heads of the attention.
+
+    A model without such fields in its configuration passes: its layers are checked one by one.
+    """
+    config: Any = getattr(module, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for field in ("num_attention_heads", "num_key_value_heads"):
+        count = getattr(text, field, None)
+        if isinstance(count, int) and count % degree:
+            heads = [
+                n
+                for name in ("num_attention_heads", "num_key_value_heads")
+                if isinstance(n := getattr(text, name, None), int)
+            ]
+            raise NotApplicableError(
+                f"tensor_parallel={degree} must divide model.config.{field}={count};"
+                f" use {nearest_degrees(degree, heads)}"
+            )
+
+
+def nearest_degrees(degree: int, counts: Iterable[int]) -> str:
+    """Return the degrees next to `degree`, below and above, that divide all of `counts`."""
+    numbers = list(counts)
+    fitting = [d for d in range(1, min(numbers) + 1) if not any(n % d for n in numbers)]
+    below = [str(d) for d in fitting if d < degree][-1:]
+    above = [str(d) for d in fitting if d > degree][:1]
+    return " or ".join(below + above)

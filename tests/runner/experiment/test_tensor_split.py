@@ -1,0 +1,89 @@
+"""Tensor parallelism as a run has it."""
+
+import re
+
+import pytest
+
+from fxpart.errors import NotApplicableError, SpecError
+from runner.experiment.experiment import Result, model_spec, plan
+from runner.experiment.headline import headline
+from runner.experiment.tensor_split import check_split, split_line
+from runner.output.units import GIB
+from tests.runner.composed import read
+
+TINY = (
+    "model=llama2_7b",
+    "model.config.num_hidden_layers=1",
+    "model.config.hidden_size=64",
+    "model.config.intermediate_size=176",
+    "model.config.num_attention_heads=8",
+    "model.config.num_key_value_heads=4",
+    "model.config.vocab_size=256",
+    "model.seq_len=16",
+    "reserve=none",
+    "capture.use_cache=false",
+)
+
+
+def _planned(*overrides: str) -> Result:
+    config = read(*TINY, *overrides)
+    return plan(config, model_spec(config))
+
+
+def test_a_group_shares_weights_and_waits_for_its_collectives() -> None:
+    whole = _planned("mode=single", "devices=1x16gb")
+    split = _planned("mode=single", "devices=4x16gb", "tensor_parallel=4")
+    values = headline(split)
+    assert values["devices_used"] == values["tensor_parallel"] == 4.0
+    assert values["weights_gib"] == pytest.approx(headline(whole)["weights_gib"] / 4, rel=0.02)
+    # Of 16 x 64 bfloat16 numbers three sums; of 16 x 256 the logits.
+    moved_bytes = 3 * 2048 + 8192
+    assert values["collectives"] == 4.0
+    assert values["collective_gib"] * GIB == pytest.approx(moved_bytes)
+    link = read(*TINY).transfer_rate
+    sums_s = 3 * 6 * (2048 / 4 / link.bytes_per_s + link.latency_s)
+    gather_s = 3 * (8192 / 4 / link.bytes_per_s + link.latency_s)
+    assert values["collective_ms"] == pytest.approx((sums_s + gather_s) * 1e3)
+    assert values["exposed_collective_ms"] == values["collective_ms"]
+    assert 0 < values["collective_ms"] < values["latency_ms"]
+    assert split.captured.graph.flops.sum() * 4 == whole.captured.graph.flops.sum()
+    assert split.split is not None
+    assert split_line(split.split).startswith("1 group of 4 devices; 4 collectives of 14.00 KiB")
+    assert "parameters a device" in split.subject_line
+
+
+def test_a_pipeline_has_groups_as_stages() -> None:
+    result = _planned("mode=pipeline", "devices=4x16gb", "tensor_parallel=2")
+    assert len(result.evaluation.devices) == 2
+    assert headline(result)["devices_used"] == 4.0
+
+
+def test_replicas_of_groups_sum_the_gradients_of_their_shards() -> None:
+    options = ("phase=training", "mode=single", "model.batch_size=2", "optimizer=none")
+    result = _planned(*options, "devices=4x16gb", "tensor_parallel=2", "data_parallel=2")
+    values = headline(result)
+    assert (values["data_parallel"], values["devices_used"]) == (2.0, 2.0)
+    # Each of the two devices of a replica sums the gradients of its own shards.
+    graph = result.captured.graph
+    gradients = graph.value_bytes[graph.gradient_values].sum()
+    assert values["all_reduce_gib"] * GIB == pytest.approx(gradients, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("capture.symbolic=batch",), "leave out capture.symbolic=batch"),
+        (("latency=profiled",), "leave out latency=profiled"),
+        (("execute=local", "devices=2xcpu", "transfer_rate=loopback"), "leave out execute=local"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(NotApplicableError, match=re.escape(message)):
+        check_split(read(*TINY, "tensor_parallel=2", *overrides))
+
+
+def test_degrees_that_cannot_be_are_refused() -> None:
+    with pytest.raises(SpecError, match="tensor_parallel=0 must be 1 or more"):
+        check_split(read(*TINY, "tensor_parallel=0"))
+    with pytest.raises(NotApplicableError, match="there are 6; use 3 or 6"):
+        _planned("devices=6x16gb", "tensor_parallel=4", "mode=single")

@@ -1,0 +1,132 @@
+"""A model as the part of it that one device of a group runs."""
+
+import re
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from fxpart.capture.api import capture_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.topology import Link
+from fxpart.cost.collective_times import (
+    TimesWithCollectives,
+    collective_bytes,
+    collective_kinds,
+)
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import NotApplicableError, SpecError
+from fxpart.sharding.local_module import shard_module
+from tests.sketch import devices
+
+HIDDEN, INNER, VOCABULARY, TOKENS = 64, 176, 256, 2 * 8
+
+
+def llama(tensor_parallel: int, **config: int) -> ModelSpec:
+    """Return a Llama of one layer."""
+    sizes = {
+        "hidden_size": HIDDEN,
+        "intermediate_size": INNER,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": VOCABULARY,
+    }
+    return ModelSpec(
+        "llama",
+        architecture="LlamaForCausalLM",
+        config={**sizes, **config},
+        batch_size=2,
+        seq_len=8,
+        tensor_parallel=tensor_parallel,
+    )
+
+
+def test_the_parts_of_a_llama_by_hand() -> None:
+    whole, part = build_model(llama(1)).module, build_model(llama(2)).module
+    split = {name: p.shape for name, p in part.named_parameters()}
+    for name, parameter in whole.named_parameters():
+        expected = list(parameter.shape)
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            expected[1] //= 2
+        elif not name.endswith("norm.weight"):
+            expected[0] //= 2
+        assert list(split[name]) == expected, name
+
+
+def test_collectives_of_a_forward_and_of_a_step_by_hand() -> None:
+    built = build_model(llama(2))
+    graph = capture_graph(built.module, built.args, built.kwargs)
+    hidden_bytes = TOKENS * HIDDEN * 4
+    sums = [("all_reduce", hidden_bytes)] * 3  # the embedding, the attention, the MLP
+    logits = [("all_gather", TOKENS * VOCABULARY * 4)]
+    assert [
+        (kind, collective_bytes(graph)[op]) for op, kind in collective_kinds(graph).items()
+    ] == sums + logits
+    labelled = {**built.kwargs, "labels": built.kwargs["input_ids"]}
+    step = joint_graph(built.module, (), labelled)
+    kinds = collective_kinds(step)
+    backward = Counter(collective_bytes(step)[op] for op in kinds if step.is_backward[op])
+    # A gradient for each of q, k, v, gate, up and the head, which all read what is replicated.
+    assert backward == {hidden_bytes: 6}
+    assert len(kinds) == len(sums + logits) + 6
+
+
+def test_a_collective_takes_the_time_of_the_groups_ring() -> None:
+    built = build_model(llama(2))
+    graph = capture_graph(built.module, built.args, built.kwargs)
+    topology = devices(10**9, 10**9)
+    plain = LatencyModel().op_time_s(graph, topology)
+    times = TimesWithCollectives(LatencyModel(), 2, (Link(1e6, 0.0), Link(1e3, 1.0)))
+    seconds = times.op_time_s(graph, topology)
+    kinds = collective_kinds(graph)
+    summed = next(op for op, kind in kinds.items() if kind == "all_reduce")
+    size_bytes = TOKENS * HIDDEN * 4
+    assert seconds[summed].tolist() == pytest.approx([size_bytes / 1e6, size_bytes / 1e3 + 2.0])
+    others = [op for op in range(graph.n_ops) if op not in kinds]
+    assert (seconds[others] == plain[others]).all()
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (llama(3), "num_attention_heads=8; use 2 or 4"),
+        (llama(8), "num_key_value_heads=4; use 4"),
+        (llama(4, intermediate_size=178), "gate_proj.weight, which has 178; use a divisor of 178"),
+    ],
+)
+def test_degrees_that_do_not_divide_name_those_that_do(spec: ModelSpec, message: str) -> None:
+    with pytest.raises(NotApplicableError, match=re.escape(message)) as caught:
+        build_model(spec)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_model_without_a_plan_is_refused() -> None:
+    with pytest.raises(NotApplicableError, match="Linear states none"):
+        shard_module(nn.Linear(2, 2), 2)
+    with pytest.raises(SpecError, match="tensor_parallel=0 must be a whole number"):
+        llama(0)
+
+
+def test_a_style_that_is_not_known_is_refused() -> None:
+    with pytest.raises(NotApplicableError, match="0 is diagonal in the plan of Sequential"):
+        shard_module(nn.Sequential(nn.Linear(2, 2)), 2, plan={"0": "diagonal"})
+
+
+def test_a_tied_weight_is_split_once() -> None:
+    built = build_model(llama(2, tie_word_embeddings=True))
+    head, embedding = built.module.lm_head, built.module.model.embed_tokens
+    assert head.weight is embedding.weight
+    assert head.weight.shape == (VOCABULARY // 2, HIDDEN)
+
+
+def test_a_packed_weight_is_split_half_by_half() -> None:
+    weight = torch.arange(8.0).reshape(8, 1)
+    for rank, rows in enumerate(([0, 1, 4, 5], [2, 3, 6, 7])):
+        layer = nn.Linear(1, 8, bias=False)
+        layer.weight = nn.Parameter(weight)
+        shard_module(nn.Sequential(layer), 2, rank, plan={"0": "packed_colwise"})
+        assert layer.weight.flatten().tolist() == rows
