@@ -10,7 +10,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables
 from fxpart.support.compiled import compiled, inlined
 
-__all__ = ["critical_path_s", "lower_bound_s"]
+__all__ = ["critical_path_s", "load_bound_s", "lower_bound_s"]
 
 
 class AncestorRoom(NamedTuple):
@@ -214,3 +214,18 @@ def lower_bound_s(problem: Problem) -> float:
         return path
     share = (1.0 / totals) / (1.0 / totals).sum()
     return max(path, float((t.op_time_s * share).min(axis=1).sum()))
+
+
+def load_bound_s(problem: Problem) -> float:
+    """Return a largest load in seconds that no placement of whole operators can beat.
+
+    Some device has the longest of the operators, and with shares of the devices as in
+    `lower_bound_s` all have at least the sum over operators of the least ``share_d * time_d``.
+    """
+    time_s = problem.costs.op_time_s
+    longest = float(time_s.min(axis=1).max())
+    totals = time_s.sum(axis=0)
+    if not (totals > 0).all():
+        return longest
+    share = (1.0 / totals) / (1.0 / totals).sum()
+    return max(longest, float((time_s * share).min(axis=1).sum()))

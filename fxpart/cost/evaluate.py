@@ -1,13 +1,20 @@
 """What an assignment costs: one call that every mode, report and test uses."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
-from fxpart.cost.bounds import critical_path_s, lower_bound_s
+from fxpart.cost.blocking import (
+    device_loads_s,
+    piece_latency,
+    refuse_unfit,
+    sample_bound_s,
+    sample_latency_s,
+)
+from fxpart.cost.bounds import critical_path_s, load_bound_s, lower_bound_s
 from fxpart.cost.evaluation import DeviceUse, Evaluation, MemoryProfile, Transfers
 from fxpart.cost.holding import Holding, holding
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
@@ -31,8 +38,11 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     With replicas, every round is simulated: memory is what a device needs for all of them, loads
     and transfers are the average of them, and the latency is that of the first.
 
+    Of a published problem, latency, throughput and loads are those of its own cost model.
+
     Raises:
         SpecError: when the assignment is of another graph or names devices that are not there.
+        InfeasibleError: when a published problem's own rules forbid it.
 
     """
     _check(problem, assignment)
@@ -42,11 +52,12 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     transfers = _transfers(log, count)
     load = _load(costs, assignment, transfers, device_of)
     device_holding = holding(problem.memory, assignment, devices)
-    return Evaluation(
+    evaluation = Evaluation(
         latency_s=float(latency),
         throughput_per_s=1.0 / load.busiest_s if load.busiest_s > 0 else float("inf"),
         critical_path_s=float(critical_path_s(costs, device_of)),
-        lower_bound_s=lower_bound_s(problem),
+        load_bound_s=load_bound_s(problem),
+        lower_bound_s=lower_bound_s(problem) if problem.workload is None else 0.0,
         transfer_bytes=load.sent_bytes,
         partitions=assignment.n_partitions,
         rounds=assignment.rounds,
@@ -61,6 +72,37 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
             MemoryProfile(ops, log.start_s[ops], device_holding.weight_bytes[device] + live)
             for device, live in enumerate(device_holding.first_live_bytes)
             for ops in [np.flatnonzero(device_of == device).astype(np.int64)]
+        ),
+    )
+    return _as_published(problem, assignment, evaluation) if problem.workload else evaluation
+
+
+def _as_published(problem: Problem, assignment: Assignment, simulated: Evaluation) -> Evaluation:
+    """Return an evaluation with what the cost model of a published problem says instead.
+
+    Where an accelerator may hold any number of pieces, those are the partitions on it.
+    """
+    workload, device_of = problem.workload, assignment.device_of
+    assert workload is not None
+    if assignment.rounds > 1:
+        raise SpecError("a published problem knows no replicas; leave out devices.saturate_host")
+    refuse_unfit(workload, device_of)
+    loads = device_loads_s(workload, device_of)
+    if workload.most_pieces is None:
+        on_accelerator = device_of < workload.accelerators
+        pieces = np.where(on_accelerator, assignment.partition_of, -1)
+        latency_s = piece_latency(workload, pieces, assignment.n_partitions)
+    else:
+        latency_s = sample_latency_s(workload, device_of)
+    busiest_s = float(loads.max())
+    return replace(
+        simulated,
+        latency_s=latency_s,
+        throughput_per_s=1.0 / busiest_s if busiest_s > 0 else float("inf"),
+        lower_bound_s=sample_bound_s(workload),
+        devices=tuple(
+            replace(use, load_s=float(load))
+            for use, load in zip(simulated.devices, loads, strict=True)
         ),
     )
 

@@ -80,6 +80,8 @@ class Evaluation:
     throughput_per_s: float
     """Inputs per second in a stream: 1 / the largest load of any device or link, which is that of
     `rounds` inputs divided by their number."""
+    load_bound_s: float
+    """No placement of whole operators on this topology has a lower largest load."""
     critical_path_s: float
     """Longest path, transfers included, as if a device ran any number of operators at once."""
     lower_bound_s: float
@@ -108,6 +110,18 @@ class Evaluation:
     def devices_used(self) -> int:
         """Number of devices that compute anything, in whatever round."""
         return sum(1 for device in self.devices if device.operators)
+
+    @property
+    def load_s(self) -> float:
+        """The largest load of any device or link for one input."""
+        return 1.0 / self.throughput_per_s if self.throughput_per_s else float("inf")
+
+    @property
+    def load_gap(self) -> float:
+        """The largest load over its lower bound, less one."""
+        if self.load_bound_s <= 0:
+            return 0.0
+        return max(0.0, self.load_s / self.load_bound_s - 1.0)
 
     @property
     def optimality_gap(self) -> float:

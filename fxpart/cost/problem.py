@@ -4,9 +4,14 @@ from dataclasses import dataclass
 
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import Topology
+from fxpart.core.workload import Workload
 from fxpart.cost.tables import CostTables, LatencySource, MemoryTables, cost_tables, memory_tables
+from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["Problem", "make_problem"]
+__all__ = ["OBJECTIVES", "Problem", "make_problem"]
+
+OBJECTIVES = ("latency", "throughput")
+"""What a search makes small: the time of one input, or the largest load of any device or link."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -17,13 +22,33 @@ class Problem:
     topology: Topology
     costs: CostTables
     memory: MemoryTables
+    objective: str = "latency"
+    """One of `OBJECTIVES`."""
+    workload: Workload | None = None
+    """The published problem that this is, whose own cost model counts (`fxpart.cost.blocking`)."""
 
 
-def make_problem(graph: OpGraph, topology: Topology, latency: LatencySource) -> Problem:
+def make_problem(
+    graph: OpGraph,
+    topology: Topology,
+    latency: LatencySource,
+    objective: str = "latency",
+) -> Problem:
     """Return the problem of placing `graph` on `topology`.
 
     `latency` says how long operators take: a `LatencyModel` (the roofline), an `OperatorProfile`
-    (measured) or a `Calibration` (a roofline fitted to a profile).
+    (measured), a `Calibration` (a roofline fitted to a profile), or a `Workload`, whose cost model
+    then counts too. `objective` is one of `OBJECTIVES`.
+
+    Raises:
+        SpecError: for an objective that does not exist.
+
     """
+    if objective not in OBJECTIVES:
+        raise SpecError(
+            f"objective={objective} does not exist; {nearest_names(objective, OBJECTIVES)}"
+        )
     memory = memory_tables(graph)
-    return Problem(graph, topology, cost_tables(graph, memory, topology, latency), memory)
+    costs = cost_tables(graph, memory, topology, latency)
+    workload = latency if isinstance(latency, Workload) else None
+    return Problem(graph, topology, costs, memory, objective, workload)

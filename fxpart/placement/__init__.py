@@ -9,6 +9,7 @@ from fxpart.placement.aot_based import AotBasedOptions, aot_based
 from fxpart.placement.cost_aware import cost_aware
 from fxpart.placement.custom import CustomOptions, custom
 from fxpart.placement.kl_based import kl_based
+from fxpart.placement.optimal.mode import OptimalOptions, optimal
 from fxpart.placement.options import NoOptions, read_options
 from fxpart.placement.pipeline import PipelineOptions, pipeline
 from fxpart.placement.search.refine import SearchOptions
@@ -21,6 +22,7 @@ __all__ = [
     "AotBasedOptions",
     "CustomOptions",
     "NoOptions",
+    "OptimalOptions",
     "PipelineOptions",
     "Place",
     "SearchOptions",
@@ -29,6 +31,7 @@ __all__ = [
     "custom",
     "kl_based",
     "make_mode",
+    "optimal",
     "pipeline",
     "single",
     "size_based",

@@ -5,6 +5,7 @@ are written in another order. It is therefore shown them in one order, however t
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import Concatenate, ParamSpec
 
@@ -50,7 +51,8 @@ def on_devices(problem: Problem, devices: Sequence[int]) -> Problem:
         s_per_byte=np.ascontiguousarray(costs.s_per_byte[square]),
         link_latency_s=np.ascontiguousarray(costs.link_latency_s[square]),
     )
-    return Problem(problem.graph, topology, costs, problem.memory)
+    # A workload numbers all its devices: on some of them the tables alone are what is searched.
+    return replace(problem, topology=topology, costs=costs, workload=None)
 
 
 def moved(placed: Assignment, devices: Sequence[int]) -> Assignment:

@@ -1,7 +1,7 @@
 """Whether a plan can be carried out, and by what; and beside a search, a plan of whole modules."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def whole_modules(
     found: WholeModules | None = None
     for depth, grouped in _depths(problem):
         try:
-            placed = place(Problem(grouped, problem.topology, problem.costs, problem.memory))
+            placed = place(replace(problem, graph=grouped))
         except InfeasibleError:
             continue
         carried = carriers(graph, placed)

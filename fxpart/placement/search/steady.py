@@ -7,6 +7,7 @@ too. In larger ones the differences are some hundredths of a percent, and search
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
@@ -67,4 +68,4 @@ def _with_slow_links(problem: Problem) -> Problem:
     slowed = costs._replace(
         s_per_byte=costs.s_per_byte * _SLOWER, link_latency_s=costs.link_latency_s * _SLOWER
     )
-    return Problem(problem.graph, problem.topology, slowed, problem.memory)
+    return replace(problem, costs=slowed)

@@ -1,0 +1,117 @@
+"""Clusters of units that many or dear outputs join: what moves as one while a search is coarse."""
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.placement.optimal.load_tables import LoadTables, coarser
+from fxpart.support.compiled import compiled
+from fxpart.support.random_numbers import below, chance
+
+__all__ = ["Level", "levels"]
+
+_LARGE = 64
+"""Units of an output beyond which it says little of which belong together."""
+_SHRINK = 0.6
+_SHARE = 0.35
+"""Of a device's fair share of the time, what a cluster may take at most."""
+
+Level = tuple[LoadTables, IntArray]
+"""Tables of clusters, and the cluster of each unit of the level below."""
+
+
+def levels(tables: LoadTables, labels: IntArray, target: int, seed: int) -> list[Level]:
+    """Return coarser and coarser tables, until there are at most `target` clusters.
+
+    Units join only where their `labels` (U,) are equal, so that a placement that has one device for
+    each label is one of the coarse tables too.
+    """
+    made: list[Level] = []
+    fastest = tables.time_s.min(axis=1)
+    devices = tables.time_s.shape[1]
+    most_s = max(_SHARE * float(fastest.sum()) / devices, float(fastest.max()))
+    most_bytes = int(0.5 * float(tables.room_bytes.min()))
+    while len(tables.size_bytes) > target:
+        units = len(tables.size_bytes)
+        wanted = max(target, int(units * _SHRINK))
+        cluster_of = _clusters(
+            tables, labels, tables.time_s.min(axis=1), most_s, most_bytes, wanted, seed + len(made)
+        )
+        count = int(cluster_of.max()) + 1
+        if count > 0.95 * units:
+            break
+        tables = coarser(tables, cluster_of)
+        coarse_labels = np.empty(count, dtype=np.int64)
+        coarse_labels[cluster_of] = labels
+        labels = coarse_labels
+        made.append((tables, cluster_of))
+    return made
+
+
+@compiled
+def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
+    t: LoadTables,
+    labels: IntArray,
+    weight_s: FloatArray,
+    most_s: float,
+    most_bytes: int,
+    wanted: int,
+    seed: int,
+) -> IntArray:
+    """Return the cluster of each unit, numbered without gaps.
+
+    Units in random order join the cluster that outputs tie them to most for its weight.
+    """
+    state = chance(seed)
+    units = t.size_bytes.shape[0]
+    order = np.arange(units)
+    for i in range(units - 1, 0, -1):
+        j = below(state, i + 1)
+        order[i], order[j] = order[j], order[i]
+    cluster_of = np.arange(units)
+    members = np.ones(units, dtype=np.int64)
+    time_s, size = weight_s.copy(), t.size_bytes.copy()
+    rating = np.zeros(units)
+    touched = np.empty(units, dtype=np.int64)
+    typical = weight_s.sum() / units + 1e-30
+    left = units
+    for unit in order:
+        if left <= wanted:
+            break
+        if members[cluster_of[unit]] != 1 or cluster_of[unit] != unit:
+            continue
+        count = 0
+        for i in range(t.unit_start[unit], t.unit_start[unit + 1]):
+            output = t.unit_outputs[i]
+            first, last = t.output_start[output], t.output_start[output + 1]
+            if last - first > _LARGE:
+                continue
+            tie = t.output_s[output] / (last - first - 1)
+            for j in range(first, last):
+                other = cluster_of[t.output_units[j]]
+                if other != unit and labels[t.output_units[j]] == labels[unit]:
+                    if rating[other] == 0.0:
+                        touched[count] = other
+                        count += 1
+                    rating[other] += tie
+        best, most = -1, 0.0
+        for i in range(count):
+            other = touched[i]
+            fits = time_s[other] + time_s[unit] <= most_s and size[other] + size[unit] <= most_bytes
+            worth = rating[other] / np.sqrt((time_s[other] + typical) * (time_s[unit] + typical))
+            rating[other] = 0.0
+            if fits and worth > most:
+                best, most = other, worth
+        if best >= 0:
+            cluster_of[unit] = best
+            members[best] += 1
+            time_s[best] += time_s[unit]
+            size[best] += size[unit]
+            left -= 1
+    number = np.full(units, -1, dtype=np.int64)
+    count = 0
+    for unit in range(units):
+        if number[cluster_of[unit]] < 0:
+            number[cluster_of[unit]] = count
+            count += 1
+        cluster_of[unit] = number[cluster_of[unit]]
+    return cluster_of

@@ -1,0 +1,159 @@
+"""The least largest load: stretches of a row, then annealing from coarse to fine, again and again.
+
+Each round contracts the graph at random and anneals it level by level, from coarse to fine. A
+round starts from nothing, from the best placement (only units of one device are contracted, so that
+it survives, as in the iterated multilevel scheme of Walshaw, doi:10.1007/s10732-005-5427-8), or
+from two good ones (units are contracted on whose device both agree, as in KaHyPar-E,
+doi:10.1145/3205455.3205475).
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fxpart.core.graph import IntArray
+from fxpart.placement.optimal.anneal import anneal_loads
+from fxpart.placement.optimal.coarsen import levels
+from fxpart.placement.optimal.load_tables import LoadTables, loads_of
+from fxpart.placement.optimal.stretches import least_stretches
+
+__all__ = ["LoadSearch", "best_stretches"]
+
+_ROW_UNITS = 4096
+"""Units up to which stretches are looked at: the time grows with their square."""
+_ELITE = 6
+_HEATS = (0.003, 0.01, 0.03)
+_COLD = 1e-4
+_BLUNT, _SHARP = 8.0, 200.0
+_COARSE = 12
+"""Clusters for each device at the coarsest."""
+_STEPS_A_UNIT, _LEAST_STEPS, _MOST_STEPS = 1000, 50_000, 400_000
+_SLOW = 3.0
+"""Times the time of the fastest device from which a start from nothing leaves one out."""
+
+
+def best_stretches(tables: LoadTables, rows: Iterable[IntArray]) -> IntArray | None:
+    """Return the best placement of stretches of any of `rows`, None where there is none.
+
+    Devices must be of at most two kinds, equal ones side by side.
+    """
+    first, count = _kinds(tables)
+    if len(first) > 2 or len(tables.size_bytes) > _ROW_UNITS:
+        return None
+    kinds = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
+    kinds[0][: len(first)], kinds[1][: len(first)] = first, count
+    best_of, best_s = None, np.inf
+    for row in rows:
+        load_s, device_of = least_stretches(tables, row, *kinds, best_s)
+        if load_s < best_s:
+            best_of, best_s = device_of, load_s
+    return best_of
+
+
+def _kinds(t: LoadTables) -> tuple[list[int], list[int]]:
+    first, count = [0], [1]
+    for device in range(1, t.time_s.shape[1]):
+        before = device - 1
+        same = np.array_equal(t.time_s[:, device], t.time_s[:, before])
+        same = same and t.pays[device] == t.pays[before]
+        if same and t.room_bytes[device] == t.room_bytes[before]:
+            count[-1] += 1
+        else:
+            first.append(device)
+            count.append(1)
+    return first, count
+
+
+@dataclass(eq=False, slots=True)
+class LoadSearch:
+    """A search for the least largest load, a round at a time. The same for a seed."""
+
+    tables: LoadTables
+    seed: int = 0
+    elite: list[tuple[float, IntArray]] = field(default_factory=list)
+    """The best placements met, of different loads, the best first."""
+    _round: int = 0
+
+    @property
+    def best_s(self) -> float:
+        """The largest load of the best placement; infinite before there is one."""
+        return self.elite[0][0] if self.elite else np.inf
+
+    def take(self, device_of: IntArray) -> None:
+        """Start from a placement too, if it fits; `device_of` is of the units, (U,)."""
+        held = np.bincount(
+            device_of, weights=self.tables.size_bytes, minlength=len(self.tables.room_bytes)
+        )
+        loads = loads_of(self.tables, device_of)
+        if (held <= self.tables.room_bytes).all() and np.isfinite(loads).all():
+            self._keep(float(loads.max()), device_of)
+
+    def round(self) -> float:
+        """Try once more; return the best so far."""
+        number, seed = self._round, self.seed * 1_000_003 + self._round * 64 + 1
+        self._round += 1
+        if not self.elite or number % 4 == 1:
+            start, labels = None, np.zeros(len(self.tables.size_bytes), dtype=np.int64)
+        elif number % 4 == 3 and len(self.elite) > 1:
+            other = self.elite[1 + number // 4 % (len(self.elite) - 1)][1]
+            start = self.elite[0][1]
+            labels = start * len(self.tables.room_bytes) + other
+        else:
+            start = self.elite[0 if number % 8 else (number // 8) % len(self.elite)][1]
+            labels = start
+        placed = self._annealed(start, labels, _HEATS[number % 3], seed)
+        if placed is not None:
+            self._keep(float(loads_of(self.tables, placed).max()), placed)
+        return self.best_s
+
+    def _annealed(
+        self, start: IntArray | None, labels: IntArray, heat: float, seed: int
+    ) -> IntArray | None:
+        devices = len(self.tables.room_bytes)
+        coarse = levels(self.tables, labels, _COARSE * devices, seed)
+        tables = [self.tables, *(table for table, _ in coarse)]
+        if start is None:
+            placed, heat = _fresh(tables[-1], np.random.default_rng(seed)), 0.1
+            if placed is None:
+                return None
+        else:
+            placed = start
+            for _, cluster_of in coarse:
+                joined = np.empty(int(cluster_of.max()) + 1, dtype=np.int64)
+                joined[cluster_of] = placed
+                placed = joined
+            placed = placed.copy()
+        for level in range(len(tables) - 1, -1, -1):
+            steps = _STEPS_A_UNIT * len(tables[level].size_bytes)
+            steps = min(max(steps, _LEAST_STEPS), _MOST_STEPS)
+            hot = heat if level == len(tables) - 1 else heat / 3
+            anneal_loads(tables[level], placed, seed + level, steps, hot, _COLD, _BLUNT, _SHARP)
+            if level:
+                placed = placed[coarse[level - 1][1]]
+        return placed
+
+    def _keep(self, load_s: float, device_of: IntArray) -> None:
+        if any(abs(load_s - known) <= 1e-12 * load_s for known, _ in self.elite):
+            return
+        self.elite.append((load_s, device_of.copy()))
+        self.elite.sort(key=lambda kept: kept[0])
+        del self.elite[_ELITE:]
+
+
+def _fresh(t: LoadTables, random: np.random.Generator) -> IntArray | None:
+    """Return units on devices at random, the largest first, None where one finds no room."""
+    device_of = np.full(len(t.size_bytes), -1, dtype=np.int64)
+    free = t.room_bytes.copy()
+    whole = t.time_s.sum(axis=0)
+    quick = whole <= _SLOW * whole.min()
+    for unit in np.argsort(-t.size_bytes, kind="stable"):
+        possible = np.isfinite(t.time_s[unit]) & (free >= t.size_bytes[unit])
+        wanted = np.flatnonzero(possible & quick)
+        choices = wanted if len(wanted) else np.flatnonzero(possible)
+        if not len(choices):
+            return None
+        device = int(choices[random.integers(len(choices))])
+        device_of[unit] = device
+        free[device] -= t.size_bytes[unit]
+    return device_of

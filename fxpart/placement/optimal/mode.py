@@ -1,0 +1,158 @@
+"""`optimal`: the best placement found within a time, and a bound that says how good it is."""
+
+import logging
+import math
+import time
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.workload import Workload
+from fxpart.cost.blocking import sample_bound_s
+from fxpart.cost.bounds import load_bound_s
+from fxpart.cost.problem import Problem
+from fxpart.errors import InfeasibleError, SpecError
+from fxpart.placement.infeasible import does_not_fit
+from fxpart.placement.optimal.load_tables import unit_tables
+from fxpart.placement.optimal.loads import LoadSearch, best_stretches
+from fxpart.placement.optimal.pieces import PieceSearch
+from fxpart.placement.optimal.rows import rows
+
+__all__ = ["WATCHER", "OptimalOptions", "Progress", "Search", "optimal"]
+
+_ROUNDING = 1e-9
+_MOST_S, _MOST_STEPS = 1e7, 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a search has come."""
+
+    seconds: float
+    """Since it began."""
+    step: int
+    best_s: float
+    """The latency, or the largest load, of the best placement so far."""
+    bound_s: float
+    """That of no placement is less."""
+
+    @property
+    def gap(self) -> float:
+        """The best over the bound, less one; infinite without a bound."""
+        return max(0.0, self.best_s / self.bound_s - 1.0) if self.bound_s > 0 else math.inf
+
+
+WATCHER: ContextVar[Callable[[Progress], None] | None] = ContextVar("watcher", default=None)
+"""Called with each improvement, with the state at the start and at the end."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimalOptions:
+    """How long to search."""
+
+    time_limit_s: float = 10.0
+    """Seconds of search after which the best so far is returned; a step that is under way ends."""
+    steps: int | None = None
+    """Steps after which it is returned, in place of a time: then the same in any process."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse a search that would not begin or never end."""
+        if not 0 < self.time_limit_s <= _MOST_S:
+            raise SpecError(
+                f"mode.time_limit_s must be above 0 and at most {_MOST_S:.0e},"
+                f" got {self.time_limit_s}"
+            )
+        steps = self.steps
+        if steps is not None and (type(steps) is not int or not 1 <= steps <= _MOST_STEPS):
+            raise SpecError(f"mode.steps must be 1 to {_MOST_STEPS}, or null, got {steps!r}")
+        if not 0 <= self.seed < 2**31:
+            raise SpecError(f"mode.seed must be 0 to {2**31 - 1}, got {self.seed}")
+
+
+class Search(Protocol):
+    """A search that goes on a step at a time, the same for a seed."""
+
+    @property
+    def best_s(self) -> float:
+        """What is to be small, of the best placement so far; infinite before there is one."""
+        ...
+
+    def round(self) -> float:
+        """Search on for a step; return `best_s`."""
+        ...
+
+
+def optimal(problem: Problem, options: OptimalOptions | None = None) -> Assignment:
+    """Return the best placement found for the problem's objective until time or steps are up.
+
+    It ends when the best meets the bound, and at Ctrl-C, with the best so far. The same for a seed
+    and a number of steps.
+
+    Raises:
+        InfeasibleError: when no placement was found that fits.
+
+    """
+    chosen = options or OptimalOptions()
+    begin = time.monotonic()
+    search, device_of, bound_s = _begun(problem, chosen.seed)
+    try:
+        _run(search, bound_s, chosen, begin)
+    except KeyboardInterrupt:
+        if not math.isfinite(search.best_s):
+            raise
+        logging.getLogger(__name__).info("interrupted: the best placement so far is returned")
+    if not math.isfinite(search.best_s):
+        raise does_not_fit(problem)
+    return partition_by_device(problem.graph, device_of())
+
+
+def _run(search: Search, bound_s: float, options: OptimalOptions, begin: float) -> None:
+    watcher = WATCHER.get()
+    step, shown_s = 0, math.inf
+
+    def tell() -> None:
+        if watcher:
+            watcher(Progress(time.monotonic() - begin, step, search.best_s, bound_s))
+
+    tell()
+    while search.best_s > bound_s * (1 + _ROUNDING):
+        if options.steps is not None:
+            if step >= options.steps:
+                break
+        elif time.monotonic() - begin >= options.time_limit_s:
+            break
+        search.round()
+        step += 1
+        if search.best_s < shown_s * (1 - _ROUNDING):
+            shown_s = search.best_s
+            tell()
+    tell()
+
+
+def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray], float]:
+    """Return the search for a problem, the devices of its best placement, and a bound."""
+    workload = problem.workload
+    if workload is None:
+        raise InfeasibleError("mode=optimal places published problems (model=workload)")
+    if problem.objective == "latency":
+        pieces = PieceSearch(workload, seed)
+        return pieces, lambda: _devices(workload, pieces.elite[0][1]), sample_bound_s(workload)
+    tables, unit_of = unit_tables(workload)
+    loads = LoadSearch(tables, seed)
+    lines = rows(workload.sources, workload.targets, workload.is_backward, unit_of, seed)
+    start = best_stretches(tables, lines)
+    if start is not None:
+        loads.take(start)
+    return loads, lambda: loads.elite[0][1][unit_of], load_bound_s(problem)
+
+
+def _devices(workload: Workload, pieces: IntArray) -> IntArray:
+    """Return the device of each operator; those on the CPU have a core each, so any number."""
+    return np.where(pieces < 0, workload.accelerators, pieces)

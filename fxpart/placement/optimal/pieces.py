@@ -1,0 +1,266 @@
+"""The least time of one sample where each accelerator runs what it holds as one piece."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray, csr
+from fxpart.core.workload import Workload
+from fxpart.cost.blocking import latency_of_pieces
+from fxpart.placement.optimal.coarsen import levels
+from fxpart.placement.optimal.load_tables import LoadTables, unit_tables
+from fxpart.placement.optimal.rows import rows
+from fxpart.support.compiled import compiled
+from fxpart.support.random_numbers import below, chance, share
+
+__all__ = ["PieceSearch", "chain_pieces"]
+
+_ELITE = 6
+_HEATS = (0.02, 0.005, 0.002)
+_COLD = 1e-5
+_CORE = -1
+
+
+class PieceTables(NamedTuple):
+    """What one sample's time depends on, for compiled code: n operators, m edges."""
+
+    start: IntArray
+    """CSR by operator: those that read it."""
+    after: IntArray
+    before_start: IntArray
+    """CSR by operator: those that it reads."""
+    before: IntArray
+    accelerator_s: FloatArray
+    core_s: FloatArray
+    move_s: FloatArray
+
+
+def piece_tables(workload: Workload) -> PieceTables:
+    """Return the tables of a workload."""
+    after: list[list[int]] = [[] for _ in range(workload.n_ops)]
+    before: list[list[int]] = [[] for _ in range(workload.n_ops)]
+    for u, v in zip(workload.sources.tolist(), workload.targets.tolist(), strict=True):
+        after[u].append(v)
+        before[v].append(u)
+    return PieceTables(
+        *csr(after), *csr(before), workload.accelerator_s, workload.core_s, workload.move_s
+    )
+
+
+@compiled
+def anneal_pieces(  # noqa: PLR0917 - compiled code takes no keywords  # noqa: PLR0912 - compiled: one loop, all by position
+    t: PieceTables,
+    unit_start: IntArray,
+    unit_ops: IntArray,
+    size_bytes: IntArray,
+    room_bytes: int,
+    pieces: IntArray,
+    count: int,
+    seed: int,
+    steps: int,
+    hot: float,
+    cold: float,
+) -> float:
+    """Change `pieces` (n,) to the fastest met; return the time of a sample in s.
+
+    A step moves one unit, mostly to the piece of an operator beside it or to the CPU. Temperatures
+    are shares of the time.
+    """
+    state = chance(seed)
+    units = size_bytes.shape[0]
+    held = np.zeros(count, dtype=np.int64)
+    for unit in range(units):
+        if pieces[unit_ops[unit_start[unit]]] >= 0:
+            held[pieces[unit_ops[unit_start[unit]]]] += size_bytes[unit]
+    now = latency_of_pieces(t.start, t.after, t.accelerator_s, t.core_s, t.move_s, pieces, count)
+    best, best_of = now, pieces.copy()
+    cooled = (cold / hot) ** (1.0 / max(1, steps))
+    temperature = hot
+    for _ in range(steps):
+        temperature *= cooled
+        unit = below(state, units)
+        first, last = unit_start[unit], unit_start[unit + 1]
+        old = pieces[unit_ops[first]]
+        op = unit_ops[first + below(state, last - first)]
+        near = t.start[op + 1] - t.start[op]
+        nearby = near + t.before_start[op + 1] - t.before_start[op]
+        draw = below(state, 16)
+        new = -1
+        if draw == 0:
+            new = below(state, count)
+        elif draw > 4 and nearby > 0:
+            pick = below(state, nearby)
+            if pick < near:
+                new = pieces[t.after[t.start[op] + pick]]
+            else:
+                new = pieces[t.before[t.before_start[op] + pick - near]]
+        if new == old or (new >= 0 and held[new] + size_bytes[unit] > room_bytes):
+            continue
+        for i in range(first, last):
+            pieces[unit_ops[i]] = new
+        then = latency_of_pieces(
+            t.start, t.after, t.accelerator_s, t.core_s, t.move_s, pieces, count
+        )
+        if then > now and then - now > -temperature * best * np.log(share(state) + 1e-12):
+            for i in range(first, last):
+                pieces[unit_ops[i]] = old
+            continue
+        now = then
+        if old >= 0:
+            held[old] -= size_bytes[unit]
+        if new >= 0:
+            held[new] += size_bytes[unit]
+        if now < best * (1 - 1e-12):
+            best = now
+            best_of[:] = pieces
+    pieces[:] = best_of
+    return best
+
+
+@compiled
+def _chain(t: LoadTables, row: IntArray, core_s: FloatArray, count: int) -> tuple[float, IntArray]:  # noqa: PLR0912 - compiled: one loop, all by position
+    """Return the least sum of times along a row, and the piece of each unit; -1 on the CPU."""
+    units = row.shape[0]
+    least = np.full((count + 1, units + 1), np.inf)
+    begin = np.full((count + 1, units + 1), -1, dtype=np.int64)
+    least[:, 0] = 0.0
+    joined = np.zeros(t.output_s.shape[0], dtype=np.int64)
+    for first in range(units):
+        for a in range(count + 1):
+            alone = least[a, first] + core_s[row[first]]
+            if alone < least[a, first + 1]:
+                least[a, first + 1] = alone
+                begin[a, first + 1] = -1
+        seconds, held, stop = 0.0, 0, units
+        for end in range(first, units):
+            unit = row[end]
+            seconds += t.time_s[unit, 0]
+            held += t.size_bytes[unit]
+            for i in range(t.unit_start[unit], t.unit_start[unit + 1]):
+                output = t.unit_outputs[i]
+                joined[output] += 1
+                if joined[output] == 1:
+                    seconds += t.output_s[output]
+                if joined[output] == t.output_start[output + 1] - t.output_start[output]:
+                    seconds -= t.output_s[output]
+            if held > t.room_bytes[0] or not np.isfinite(seconds):
+                stop = end + 1
+                break
+            for a in range(1, count + 1):
+                if least[a - 1, first] + seconds < least[a, end + 1]:
+                    least[a, end + 1] = least[a - 1, first] + seconds
+                    begin[a, end + 1] = first
+        for end in range(first, stop):
+            for i in range(t.unit_start[row[end]], t.unit_start[row[end] + 1]):
+                joined[t.unit_outputs[i]] = 0
+    piece_of = np.full(units, -1, dtype=np.int64)
+    a, end = count, units
+    while end > 0:
+        first = begin[a, end]
+        if first < 0:
+            end -= 1
+            continue
+        a -= 1
+        for i in range(first, end):
+            piece_of[row[i]] = a
+        end = first
+    return least[count, units], piece_of
+
+
+def chain_pieces(
+    workload: Workload, tables: LoadTables, unit_of: IntArray, seed: int = 0
+) -> list[IntArray]:
+    """Return pieces that are best along orders of the units, run one after the other; each (n,)."""
+    core_s = np.bincount(unit_of, weights=workload.core_s)
+    order = rows(workload.sources, workload.targets, workload.is_backward, unit_of, seed)
+    return [_chain(tables, row, core_s, workload.accelerators)[1][unit_of] for row in order]
+
+
+@dataclass(eq=False, slots=True)
+class PieceSearch:
+    """A search for the least time of one sample, a round at a time."""
+
+    workload: Workload
+    seed: int = 0
+    steps: int = 30_000
+    """At each level of a round."""
+    elite: list[tuple[float, IntArray]] = field(default_factory=list)
+    """The fastest met and the piece of each operator, of different times, the fastest first."""
+    _tables: PieceTables = field(init=False)
+    _units: LoadTables = field(init=False)
+    _unit_of: IntArray = field(init=False)
+    _round: int = 0
+
+    def __post_init__(self) -> None:
+        """Start from everything on the CPU, and from the best along a row."""
+        self._tables = piece_tables(self.workload)
+        self._units, self._unit_of = unit_tables(self.workload)
+        self.take(np.full(self.workload.n_ops, _CORE, dtype=np.int64))
+        for pieces in chain_pieces(self.workload, self._units, self._unit_of, self.seed):
+            self.take(pieces)
+
+    @property
+    def best_s(self) -> float:
+        """The time of the fastest."""
+        return self.elite[0][0]
+
+    def take(self, pieces: IntArray) -> None:
+        """Start from these pieces too, if none waits for itself; `pieces` (n,), -1 on the CPU."""
+        t = self._tables
+        seconds = latency_of_pieces(
+            t.start,
+            t.after,
+            t.accelerator_s,
+            t.core_s,
+            t.move_s,
+            pieces,
+            self.workload.accelerators,
+        )
+        if np.isfinite(seconds):
+            self._keep(float(seconds), pieces)
+
+    def round(self) -> float:
+        """Try once more; return the best so far."""
+        number, seed = self._round, self.seed * 1_000_003 + self._round * 64 + 1
+        self._round += 1
+        rank = 0 if number % 2 == 0 else (number // 2) % len(self.elite)
+        pieces = self.elite[rank][1].copy()
+        of_unit = np.empty(len(self._units.size_bytes), dtype=np.int64)
+        of_unit[self._unit_of] = pieces
+        target = max(12, len(of_unit) // (4, 8, 16, 2)[number % 4])
+        coarse = levels(self._units, of_unit, target, seed)
+        maps = [np.arange(len(of_unit), dtype=np.int64)]
+        for _, cluster_of in coarse:
+            maps.append(cluster_of[maps[-1]])
+        heat = _HEATS[(number // 2) % 3]
+        accelerators, room_bytes = self.workload.accelerators, self.workload.memory_bytes
+        for level in range(len(maps) - 1, -1, -1):
+            cluster = maps[level][self._unit_of]
+            size = np.bincount(maps[level], weights=self._units.size_bytes).astype(np.int64)
+            start = np.zeros(len(size) + 1, dtype=np.int64)
+            np.cumsum(np.bincount(cluster), out=start[1:])
+            ops = np.argsort(cluster, kind="stable").astype(np.int64)
+            hot = heat if level == len(maps) - 1 else heat / 2
+            anneal_pieces(
+                self._tables,
+                start,
+                ops,
+                size,
+                room_bytes,
+                pieces,
+                accelerators,
+                seed + level,
+                self.steps,
+                hot,
+                _COLD,
+            )
+        self.take(pieces)
+        return self.best_s
+
+    def _keep(self, seconds: float, pieces: IntArray) -> None:
+        if any(abs(seconds - known) <= 1e-12 * seconds for known, _ in self.elite):
+            return
+        self.elite.append((seconds, pieces.copy()))
+        self.elite.sort(key=lambda kept: kept[0])
+        del self.elite[_ELITE:]

@@ -1,0 +1,156 @@
+"""`mode=optimal` against brute force, and the published cost model against its definition."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fxpart.cost.blocking import device_loads_s, sample_latency_s
+from fxpart.cost.evaluate import evaluate
+from fxpart.errors import CycleError, InfeasibleError, SpecError
+from fxpart.placement import OptimalOptions, make_mode, optimal
+from fxpart.placement.optimal.mode import WATCHER, Progress
+from tests.placement.workloads import (
+    document,
+    fits,
+    largest_load_s,
+    placements,
+    problem_of,
+    sample_s,
+    workload_at,
+)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_loads_and_samples_are_those_of_the_published_definition(tmp_path: Path, seed: int) -> None:
+    workload = workload_at(tmp_path, document(seed), 1)
+    random = np.random.default_rng(seed)
+    waits = 0
+    for _ in range(60):
+        device_of = random.integers(0, workload.n_devices, workload.n_ops)
+        load = device_loads_s(workload, device_of).max()
+        assert load == pytest.approx(largest_load_s(workload, tuple(device_of.tolist())), rel=1e-9)
+        expected = sample_s(workload, tuple(device_of.tolist()))
+        assert sample_latency_s(workload, device_of) == pytest.approx(expected, rel=1e-9)
+        waits += math.isinf(expected)
+    assert 0 < waits < 60
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_it_finds_what_brute_force_does(tmp_path: Path, seed: int, objective: str) -> None:
+    pieces = 1 if objective == "latency" else None
+    workload = workload_at(tmp_path, document(seed), pieces)
+    cost = sample_s if objective == "latency" else largest_load_s
+    least = min(cost(workload, p) for p in placements(workload) if fits(workload, p))
+    problem = problem_of(workload, objective)
+    placed = optimal(problem, OptimalOptions(steps=8))
+    assert fits(workload, tuple(placed.device_of.tolist()))
+    evaluation = evaluate(problem, placed)
+    value = evaluation.latency_s if objective == "latency" else evaluation.load_s
+    assert value == pytest.approx(least, rel=1e-9)
+    bound = evaluation.lower_bound_s if objective == "latency" else evaluation.load_bound_s
+    assert 0 < bound <= least * (1 + 1e-9)
+
+
+def test_one_accelerator_takes_all_its_operators_and_moves_nothing(tmp_path: Path) -> None:
+    content = document(0) | {"maxFPGAs": 1, "maxSizePerFPGA": 1e9}
+    workload = workload_at(tmp_path, content, None)
+    everything = np.zeros(workload.n_ops, dtype=np.int64)
+    supported = workload_at(
+        tmp_path, content | {"nodes": [n | {"supportedOnFpga": 1} for n in content["nodes"]]}, None
+    )
+    assert math.isinf(device_loads_s(workload, everything)[0])
+    loads = device_loads_s(supported, everything)
+    assert loads.tolist() == [pytest.approx(supported.accelerator_s.sum()), 0.0]
+
+
+def test_the_same_seed_and_steps_give_the_same_and_the_curve_falls(tmp_path: Path) -> None:
+    problem = problem_of(workload_at(tmp_path, document(2, nodes=40), None), "throughput")
+    seen: list[Progress] = []
+    token = WATCHER.set(seen.append)
+    try:
+        first = optimal(problem, OptimalOptions(steps=3, seed=5))
+    finally:
+        WATCHER.reset(token)
+    again = optimal(problem, OptimalOptions(steps=3, seed=5))
+    assert first.device_of.tolist() == again.device_of.tolist()
+    values = [progress.best_s for progress in seen]
+    assert values == sorted(values, reverse=True)
+    assert seen[-1].step == 3
+    assert seen[-1].best_s == pytest.approx(evaluate(problem, first).load_s, rel=1e-9)
+    assert 0 <= seen[-1].gap < 1
+
+
+def test_an_interrupt_returns_the_best_so_far(tmp_path: Path) -> None:
+    problem = problem_of(workload_at(tmp_path, document(2, nodes=40), None), "throughput")
+
+    def interrupt(progress: Progress) -> None:
+        if progress.step == 1:
+            raise KeyboardInterrupt
+
+    token = WATCHER.set(interrupt)
+    try:
+        placed = optimal(problem, OptimalOptions(time_limit_s=1e6))
+    finally:
+        WATCHER.reset(token)
+    assert math.isfinite(evaluate(problem, placed).load_s)
+
+
+def test_other_modes_place_published_problems_too(tmp_path: Path) -> None:
+    content = document(0, nodes=8)
+    content["nodes"] = [node | {"supportedOnFpga": 1} for node in content["nodes"]]
+    problem = problem_of(workload_at(tmp_path, content, None), "throughput")
+    best = evaluate(problem, optimal(problem, OptimalOptions(steps=8))).load_s
+    for name in ("size_based", "kl_based", "cost_aware", "pipeline"):
+        evaluation = evaluate(problem, make_mode(name)(problem))
+        assert evaluation.load_s >= best * (1 - 1e-9)
+        assert math.isfinite(evaluation.latency_s)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"maxFPGAs": -1}, SpecError, "maxFPGAs must be a number from 0"),
+        ({"maxSizePerFPGA": "a"}, SpecError, "maxSizePerFPGA must be"),
+        ({"nodes": []}, SpecError, "no nodes"),
+        ({"nodes": None}, SpecError, "no published placement problem"),
+        ({"edges": [{"sourceId": 10, "destId": 99, "cost": 1.0}]}, SpecError, "destId 99"),
+        (
+            {
+                "edges": [
+                    {"sourceId": 10, "destId": 11, "cost": 1.0},
+                    {"sourceId": 10, "destId": 12, "cost": 2.0},
+                ]
+            },
+            SpecError,
+            "cost 1.0 and 2.0",
+        ),
+        (
+            {
+                "edges": [
+                    {"sourceId": 10, "destId": 11, "cost": 1.0},
+                    {"sourceId": 11, "destId": 10, "cost": 1.0},
+                ]
+            },
+            CycleError,
+            "waits for itself",
+        ),
+        ({"maxCPUs": 0}, SpecError, "CPU cores only"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused_in_a_line(
+    tmp_path: Path, change: dict[str, object], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words) as raised:
+        workload_at(tmp_path, document(0) | change, None)
+    assert "\n" not in str(raised.value)
+
+
+def test_what_no_device_holds_is_refused(tmp_path: Path) -> None:
+    content = document(0) | {"maxCPUs": 0, "maxSizePerFPGA": 0.5}
+    content["nodes"] = [node | {"supportedOnFpga": 1} for node in content["nodes"]]
+    problem = problem_of(workload_at(tmp_path, content, None), "throughput")
+    with pytest.raises(InfeasibleError):
+        optimal(problem, OptimalOptions(steps=2))
