@@ -49,7 +49,7 @@ def piece_tables(workload: Workload) -> PieceTables:
 
 
 @compiled
-def anneal_pieces(  # noqa: PLR0917 - compiled code takes no keywords  # noqa: PLR0912 - compiled: one loop, all by position
+def anneal_pieces(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords  # noqa: PLR0912 - compiled: one loop, all by position
     t: PieceTables,
     unit_start: IntArray,
     unit_ops: IntArray,
