@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.text_table import markdown, table
-from benchmarks.truth import collectives, kernel_attention, kernel_decode, kernel_gemm
+from benchmarks.truth import (
+    collectives,
+    kernel_attention,
+    kernel_decode,
+    kernel_gemm,
+    kernels_interpolated,
+)
 from benchmarks.truth.row import HEADS, Row, summary
 
 __all__ = ["SETS", "main"]
@@ -35,7 +41,13 @@ class TruthSet(Protocol):
         ...
 
 
-SETS: tuple[TruthSet, ...] = (kernel_gemm, kernel_attention, kernel_decode, collectives)
+SETS: tuple[TruthSet, ...] = (
+    kernel_gemm,
+    kernel_attention,
+    kernel_decode,
+    kernels_interpolated,
+    collectives,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -22,7 +22,7 @@ from fxpart.cost.collectives import CollectiveCurve
 from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
 from fxpart.cost.curves.gemm import GemmCurve
 
-__all__ = ["main"]
+__all__ = ["GEMM", "Fitted", "family", "fit_kernels", "main"]
 
 Curve = GemmCurve | AttentionCurve | DecodeCurve | CollectiveCurve
 _MOST_ROWS = 3000
@@ -38,7 +38,7 @@ class Span(NamedTuple):
     most: float
 
 
-_GEMM = {
+GEMM = {
     "launch_s": Span(2e-6, 5e-7, 1e-5),
     "tile_s": Span(1e-6, 1e-8, 1e-5),
     "compute_share": Span(0.85, 0.3, 1.0),
@@ -133,7 +133,9 @@ def _named(spans: dict[str, Span], logs: FloatArray) -> list[tuple[str, float]]:
     return list(zip(spans, np.exp(logs).tolist(), strict=True))
 
 
-def _fit_kernels(spans: dict[str, Span], kind: type, kernels: Kernels, **fixed: float) -> Fitted:
+def fit_kernels(spans: dict[str, Span], kind: type, kernels: Kernels, **fixed: float) -> Fitted:
+    """Return the curve of that kind that is nearest to the kernels, some coefficients `fixed`."""
+
     def make(numbers: dict[str, float]) -> Curve:
         return kind(**numbers, **fixed)
 
@@ -155,16 +157,16 @@ def _fit_messages(messages: Messages) -> Fitted:
     return _fit(_COLLECTIVE, make, predict, messages.seconds, messages.held_out)
 
 
-def _family(data: Path, prefix: str) -> dict[str, Fitted]:
+def family(data: Path, prefix: str) -> dict[str, Fitted]:
     """Return the curves of one device by where they stand in the file."""
-    gemm = _fit_kernels(_GEMM, GemmCurve, read_kernels(data, prefix, "gemm", "bfloat16"))
+    gemm = fit_kernels(GEMM, GemmCurve, read_kernels(data, prefix, "gemm", "bfloat16"))
     fixed = {"cache_launch_s": gemm.curve.launch_s, "packs_groups": _PACKS[prefix]}
     prompts = read_kernels(data, prefix, "context_attention", "bfloat16")
     tokens = read_kernels(data, prefix, "generation_attention", "bfloat16")
     curves = {
         "gemm": gemm,
-        "attention": _fit_kernels(_ATTENTION, AttentionCurve, prompts, **fixed),
-        "decode": _fit_kernels(_DECODE, DecodeCurve, tokens, **fixed),
+        "attention": fit_kernels(_ATTENTION, AttentionCurve, prompts, **fixed),
+        "decode": fit_kernels(_DECODE, DecodeCurve, tokens, **fixed),
     }
     for kind in KINDS.values():
         curves[f"collectives.{kind}"] = _fit_messages(read_messages(data, prefix, kind))
@@ -182,6 +184,7 @@ source: kernels
 compute_efficiency: 0.7  # share of peak FLOP/s, of what has no curve
 bandwidth_efficiency: 0.8  # share of peak memory bandwidth
 op_overhead_s: 2.0e-6  # the device's time for a kernel that does next to nothing, views cost none
+tables: null  # a folder of measured tables, such as h100_sxm_gemm.parquet, which are interpolated
 curves:
 """
 
@@ -210,7 +213,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = asked.data / "truth" if (asked.data / "truth").is_dir() else asked.data
     families: dict[str, dict[str, Fitted]] = {}
     for prefix, device in DEVICES.items():
-        families[device.curves] = _family(data, prefix)
+        families[device.curves] = family(data, prefix)
         for place, fitted in families[device.curves].items():
             print(f"{device.curves} {place}: {fitted.note}")
     asked.output.write_text(_yaml(families))

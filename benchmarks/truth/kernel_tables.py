@@ -5,7 +5,6 @@ out of every fit by a hash of what it measured, so that half of the rows are, wh
 """
 
 from collections.abc import Iterator
-from errno import ENOENT
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from zlib import crc32
@@ -20,6 +19,7 @@ from fxpart.core.topology import DeviceSpec
 from fxpart.cost.curves.attention import Attentions
 from fxpart.cost.curves.family import family_from
 from fxpart.cost.curves.gemm import Products, Rates
+from fxpart.cost.curves.tables import measured_calls
 from runner.config.paths import conf_dir
 from runner.config.specs import accelerator_files, read_accelerator
 
@@ -30,25 +30,11 @@ __all__ = [
     "is_held_out",
     "kernel_label",
     "kernel_rows",
-    "read_columns",
     "read_kernels",
 ]
 
 _ACCELERATOR_OF = {"a100_sxm": "a100_80gb", "h100_sxm": "h100"}
 _RUNS_IN = {"fp8": "float8_e4m3fn"}
-_SIZES = {
-    "gemm": ("gemm_dtype", "m", "n", "k"),
-    "context_attention": (
-        "kv_cache_dtype",
-        "batch_size",
-        "isl",
-        "num_heads",
-        "num_key_value_heads",
-        "head_dim",
-        "window_size",
-    ),
-}
-_SIZES["generation_attention"] = (*_SIZES["context_attention"], "step")
 
 
 def _device(accelerator: str) -> DeviceSpec:
@@ -100,21 +86,6 @@ def kernel_rows(kernels: Kernels, curve: Curve) -> Iterator[Row]:
         yield Row(label, 1e6 * guess, 1e6 * seconds, "us", bool(held_out))
 
 
-def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """Return the columns of a table; `latency` is in ms.
-
-    Raises:
-        FileNotFoundError: where there is no such file.
-
-    """
-    import pyarrow.parquet
-
-    if not path.is_file():
-        raise FileNotFoundError(ENOENT, "there is no table", str(path))
-    read = pyarrow.parquet.read_table(path)
-    return {name: np.array(read[name].to_pylist()) for name in read.column_names}
-
-
 def kernel_label(*sizes: object) -> str:
     """Return the name of a measurement; its hash says whether it is held out."""
     return " ".join(map(str, sizes))
@@ -138,43 +109,14 @@ def read_kernels(data: Path, prefix: str, kind: str, dtype: str) -> Kernels:
         FileNotFoundError: where there is no such table.
 
     """
-    columns = read_columns(data / "kernels" / f"{prefix}_{kind}.parquet")
-    columns.setdefault("window_size", np.zeros(len(columns["latency"]), dtype=np.int64))
-    names = _SIZES[kind]
-    chosen = columns[names[0]] == dtype
-    columns = {name: column[chosen] for name, column in columns.items()}
     device = DEVICES[prefix]
+    measured = measured_calls(data / "kernels" / f"{prefix}_{kind}.parquet", kind, dtype)
     # Keys and values of few bits are multiplied in 16.
     runs_in = _RUNS_IN.get(dtype, dtype) if kind == "gemm" else "bfloat16"
     rates = Rates(
         device.rate_for(runs_in), device.memory_bandwidth_bytes_per_s, device.multiprocessors
     )
-    sizes = {name: columns[name].astype(np.float64) for name in names[1:]}
-    calls = _products(sizes, dtype) if kind == "gemm" else _attentions(sizes, dtype)
-    rows = zip(*(columns[name].tolist() for name in names), strict=True)
-    labels = [kernel_label(prefix, kind, *row) for row in rows]
+    rows = zip(*measured.sizes.values(), strict=True)
+    labels = [kernel_label(prefix, kind, dtype, *map(int, row)) for row in rows]
     held_out = np.array([is_held_out(label) for label in labels], dtype=np.bool_)
-    return Kernels(calls, rates, columns["latency"] * 1e-3, labels, held_out)
-
-
-def _products(sizes: dict[str, FloatArray], dtype: str) -> Products:
-    ones = np.ones(len(sizes["m"]))
-    operand = 1.0 if dtype.startswith("fp8") else 2.0
-    return Products(ones, sizes["m"], sizes["n"], sizes["k"], operand * ones, 2 * ones)
-
-
-def _attentions(sizes: dict[str, FloatArray], dtype: str) -> Attentions:
-    ones = np.ones(len(sizes["batch_size"]))
-    decodes = "step" in sizes
-    return Attentions(
-        batch=sizes["batch_size"],
-        queries=ones if decodes else sizes["isl"],
-        keys=sizes["step"] + 1 if decodes else sizes["isl"],
-        heads=sizes["num_heads"],
-        key_heads=sizes["num_key_value_heads"],
-        head_size=sizes["head_dim"],
-        window=sizes["window_size"],
-        causal=ones,
-        element_bytes=2 * ones,
-        cache_bytes=(1.0 if dtype == "fp8" else 2.0) * ones,
-    )
+    return Kernels(measured.calls, rates, measured.seconds, labels, held_out)

@@ -6,9 +6,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.truth.kernel_tables import is_held_out, kernel_label, read_columns
+from benchmarks.truth.kernel_tables import is_held_out, kernel_label
 from fxpart.core.graph import FloatArray
 from fxpart.cost.collectives import COLLECTIVES
+from fxpart.cost.curves.tables import read_columns
 
 __all__ = ["KINDS", "LINK_BYTES_PER_S", "Messages", "read_messages"]
 

@@ -129,6 +129,8 @@ class LatencyConfig:
     op_overhead_s: float = 0.0
     curves: dict[str, Any] = field(default_factory=dict)
     """Of ``kernels``: coefficients by family of devices."""
+    tables: str | None = None
+    """Of ``kernels``: a folder of measured tables, which are interpolated."""
     file: str | None = None
     """Of a calibration; without one, this model's own measurements are fitted."""
     device: str = "cpu"

@@ -99,7 +99,10 @@ def _kernels(config: Config, subject: Subject, model: Mapping[str, object]) -> L
 
 def _kernel_model(latency: LatencyConfig) -> KernelModel:
     families = {str(name): family_from(name, curves) for name, curves in latency.curves.items()}
-    return KernelModel(families, _roofline(latency))
+    tables = Path(latency.tables) if latency.tables else None
+    if tables and not tables.is_dir():
+        raise SpecError(f"latency.tables={tables} is no folder; name one of measured tables")
+    return KernelModel(families, _roofline(latency), tables)
 
 
 def _roofline(latency: LatencyConfig) -> LatencyModel:

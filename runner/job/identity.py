@@ -310,14 +310,21 @@ def _latency_numbers(latency: LatencyConfig) -> dict[str, object]:
         # A file that cannot be read is refused later, in words of its own.
         with suppress(OSError):
             numbers["file"] = sha256(read_regular(Path(latency.file))).hexdigest()
+    if latency.source == "kernels" and latency.tables:
+        with suppress(OSError):
+            paths = sorted(Path(latency.tables).glob("*.parquet"))
+            numbers["tables"] = [
+                (path.name, sha256(read_regular(path)).hexdigest()) for path in paths
+            ]
     return {"source": latency.source, **numbers}
 
 
 def latency_settings(latency: LatencyConfig) -> dict[str, object]:
     """Return the fields that count for this source."""
+    roofline = ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s")
     own = {
-        "roofline": ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s"),
-        "kernels": ("compute_efficiency", "bandwidth_efficiency", "op_overhead_s", "curves"),
+        "roofline": roofline,
+        "kernels": (*roofline, "curves", "tables"),
         "profiled": _MEASURED,
         # A file says it all: nothing is measured.
         "calibrated": ("file",) if latency.file else _MEASURED,

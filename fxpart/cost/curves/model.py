@@ -2,14 +2,17 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Topology
+from fxpart.cost.curves.attention import Attentions
 from fxpart.cost.curves.family import CurveFamily
-from fxpart.cost.curves.gemm import Rates
+from fxpart.cost.curves.gemm import Products, Rates
 from fxpart.cost.curves.shapes import Shapes, shapes_of
+from fxpart.cost.curves.tables import Residuals, read_tables
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import SpecError, nearest_names
 
@@ -29,12 +32,15 @@ class KernelModel:
 
     families: Mapping[str, CurveFamily]
     roofline: LatencyModel
+    tables: Path | None = None
+    """A folder of measured kernels (`fxpart.cost.curves.tables`). Devices that are named after
+    their family take their 16-bit kernels from it, interpolated."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D).
 
         Raises:
-            SpecError: for a device whose family has no curves.
+            SpecError: for a device whose family has no curves, or no tables where there are some.
 
         """
         times = self.roofline.op_time_s(graph, topology)
@@ -45,12 +51,17 @@ class KernelModel:
                 continue
             family = self._family(device)
             kind = (device.curves, device.multiprocessors, device.memory_bandwidth_bytes_per_s)
-            kind += tuple(sorted(device.flops_per_s.items()))
+            kind += (device.name.startswith(device.curves), *sorted(device.flops_per_s.items()))
             if kind in seen:
                 times[:, column] = times[:, seen[kind]]
                 continue
             shapes = shapes or shapes_of(graph)
-            _place(times[:, column], graph, shapes, device, family)
+            residuals: Mapping[str, Residuals] = {}
+            if self.tables and device.name.startswith(device.curves):
+                peak = device.rate_for("bfloat16")
+                of_device = Rates(peak, device.memory_bandwidth_bytes_per_s, device.multiprocessors)
+                residuals = read_tables(self.tables, device.curves, family, of_device)
+            _place(times[:, column], graph, shapes, (device, family, residuals))
             seen[kind] = column
         return times
 
@@ -63,19 +74,33 @@ class KernelModel:
         return self.families[device.curves]
 
 
-def _place(
-    times: FloatArray, graph: OpGraph, shapes: Shapes, device: DeviceSpec, family: CurveFamily
-) -> None:
-    """Write the times of products and attentions on `device` into `times`, of length n."""
+_OnDevice = tuple[DeviceSpec, CurveFamily, Mapping[str, Residuals]]
+
+
+def _place(times: FloatArray, graph: OpGraph, shapes: Shapes, on: _OnDevice) -> None:
+    """Write the times of products and attentions on a device into `times`, of length n."""
+    device, family, residuals = on
     rates = {dtype: device.rate_for(dtype) for dtype in sorted(set(graph.dtypes))}
     peak = np.array([rates[dtype] for dtype in graph.dtypes])
     bandwidth, processors = device.memory_bandwidth_bytes_per_s, device.multiprocessors
-    ops = shapes.product_ops
-    seconds = family.gemm.seconds(shapes.products, Rates(peak[ops], bandwidth, processors))
+    ops, products = shapes.product_ops, shapes.products
+    seconds = family.gemm.seconds(products, Rates(peak[ops], bandwidth, processors))
+    seconds *= _factor(residuals.get("gemm"), products, products.operand_bytes)
     times[ops] = seconds * shapes.product_calls
     ops, calls = shapes.attention_ops, shapes.attentions
     of_calls = Rates(peak[ops], bandwidth, processors)
-    seconds = family.attention.seconds(calls, of_calls)
-    single = (calls.queries == 1) & (shapes.is_backward == 0)
-    seconds = np.where(single, family.decode.seconds(calls, of_calls), seconds)
+    whole = family.attention.seconds(calls, of_calls)
+    whole *= _factor(residuals.get("attention"), calls, calls.element_bytes)
+    token = family.decode.seconds(calls, of_calls)
+    token *= _factor(residuals.get("decode"), calls, calls.element_bytes)
+    seconds = np.where((calls.queries == 1) & (shapes.is_backward == 0), token, whole)
     times[ops] = seconds * np.where(shapes.is_backward, BACKWARD_WORK, 1.0)
+
+
+def _factor(
+    residuals: Residuals | None, calls: Products | Attentions, element_bytes: FloatArray
+) -> FloatArray | float:
+    """Return what tables make of the times of `calls`: only those in 16 bits are in them."""
+    if residuals is None:
+        return 1.0
+    return np.where(element_bytes == 2, residuals.factor(calls), 1.0)

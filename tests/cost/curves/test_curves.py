@@ -131,19 +131,20 @@ def _device(curves: str) -> DeviceSpec:
     return DeviceSpec("d", 10**9, {"float32": 1e6}, 1e6, multiprocessors=4, curves=curves)
 
 
-def _graph() -> OpGraph:
-    # 16 x 8 with 8 x 4: 512, 128 and 256 bytes of float32; then an operator that only moves.
+def graph_of_a_product(dtype: str = "float32") -> OpGraph:
+    """Return 16 x 8 with 8 x 4, and an operator that only moves."""
+    element = 4 if dtype == "float32" else 2
     sketch = Sketch()
-    x = sketch.input(512)
-    y = sketch.op([x], 256, [sketch.weight(128)], 2 * 16 * 4 * 8)
-    graph = sketch.graph(sketch.op([y], 256))
-    return replace(graph, moved_bytes=np.array([896, 512]), dtypes=("float32", "float32"))
+    x = sketch.input(128 * element)
+    y = sketch.op([x], 64 * element, [sketch.weight(32 * element)], 2 * 16 * 4 * 8)
+    graph = sketch.graph(sketch.op([y], 64 * element))
+    return replace(graph, moved_bytes=np.array([896, 512]), dtypes=(dtype, dtype))
 
 
 def test_a_device_with_curves_takes_them_and_another_the_roofline() -> None:
     roofline = LatencyModel(0.5, 0.5, 0.25)
-    family = family_from("f", _settings())
-    graph = _graph()
+    family = family_from("f", settings())
+    graph = graph_of_a_product()
     topology = uniform_topology((_device("f"), _device(""), _device("f")), Link(1e9))
     times = KernelModel({"f": family}, roofline).op_time_s(graph, topology)
     plain = roofline.op_time_s(graph, topology)
@@ -156,13 +157,14 @@ def test_a_device_with_curves_takes_them_and_another_the_roofline() -> None:
 
 
 def test_a_family_without_curves_is_named() -> None:
-    model = KernelModel({"h100": family_from("h100", _settings())}, LatencyModel())
+    model = KernelModel({"h100": family_from("h100", settings())}, LatencyModel())
     topology = uniform_topology((_device("h10"),), Link(1e9))
     with pytest.raises(SpecError, match=r"kernels of h10, which has no curves; nearest: h100"):
-        model.op_time_s(_graph(), topology)
+        model.op_time_s(graph_of_a_product(), topology)
 
 
-def _settings() -> dict[str, dict[str, float]]:
+def settings() -> dict[str, dict[str, float]]:
+    """Return the curves above as the configuration states them."""
     curves = {"gemm": GEMM, "attention": ATTENTION, "decode": DECODE}
     return {
         kind: {f.name: getattr(curve, f.name) for f in fields(curve)}  # type: ignore[arg-type]
@@ -182,14 +184,14 @@ def _settings() -> dict[str, dict[str, float]]:
 def test_a_coefficient_that_is_none_is_refused(
     kind: str, name: str, value: object, message: str
 ) -> None:
-    settings: dict[str, dict[str, object]] = {k: dict(v) for k, v in _settings().items()}
-    settings[kind][name] = value
+    stated: dict[str, dict[str, object]] = {k: dict(v) for k, v in settings().items()}
+    stated[kind][name] = value
     with pytest.raises(SpecError, match=message):
-        family_from("f", settings)
+        family_from("f", stated)
 
 
 def test_a_curve_that_is_missing_is_named() -> None:
-    settings = _settings()
-    del settings["decode"]
+    stated = settings()
+    del stated["decode"]
     with pytest.raises(SpecError, match=r"latency\.curves\.f\.decode is missing; it states launch"):
-        family_from("f", settings)
+        family_from("f", stated)

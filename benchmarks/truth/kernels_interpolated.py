@@ -1,0 +1,36 @@
+"""Kernels of all dtypes, held out, beside what is interpolated between the other rows."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.truth.kernel_tables import DEVICES, FAMILIES, Kernels, read_kernels
+from benchmarks.truth.row import Row
+from fxpart.core.graph import FloatArray
+from fxpart.cost.curves.tables import KINDS, Residuals
+
+__all__ = ["NAME", "SOURCE", "rows"]
+
+NAME = "kernels, by latency.tables"
+SOURCE = "ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, 16 and 8 bits"
+_DTYPES = {"gemm": ("bfloat16", "fp8", "fp8_block")}
+
+
+def rows(data: Path) -> Iterator[Row]:
+    """Yield a row for each held-out kernel."""
+    for prefix, device in DEVICES.items():
+        for kind, name in KINDS.items():
+            curve = getattr(FAMILIES[device.curves], name)
+            for dtype in _DTYPES.get(kind, ("bfloat16", "fp8")):
+                kernels = read_kernels(data, prefix, kind, dtype)
+                predicted = curve.seconds(kernels.calls, kernels.rates)
+                kept = ~kernels.held_out
+                known = type(kernels.calls)(*(column[kept] for column in kernels.calls))
+                residuals = Residuals.of(known, kernels.seconds[kept], predicted[kept])
+                yield from _held_out(kernels, predicted * residuals.factor(kernels.calls))
+
+
+def _held_out(kernels: Kernels, predicted: FloatArray) -> Iterator[Row]:
+    columns = (kernels.labels, predicted, kernels.seconds, kernels.held_out)
+    for label, guess, seconds, held_out in zip(*columns, strict=True):
+        if held_out:
+            yield Row(label, 1e6 * float(guess), 1e6 * float(seconds), "us", held_out=True)

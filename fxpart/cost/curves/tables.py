@@ -1,0 +1,204 @@
+"""Tables of measured kernels: read from parquet files, and interpolated between their rows.
+
+A file is ``<device>_<kind>.parquet``, such as ``h100_sxm_gemm.parquet``, as
+ai-dynamo/aiconfigurator keeps them: kinds `gemm`, `context_attention`, `generation_attention`,
+latencies in ms. What is interpolated is the logarithm of measured over predicted time, between the
+nearest rows in the logarithms of all sizes; far from every row it fades, and the curve is left.
+"""
+
+from dataclasses import dataclass
+from errno import ENOENT
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.core.graph import FloatArray
+from fxpart.cost.curves.attention import Attentions
+from fxpart.cost.curves.family import CurveFamily
+from fxpart.cost.curves.gemm import Products, Rates
+from fxpart.errors import SpecError, one_line
+
+if TYPE_CHECKING:
+    from scipy.spatial import cKDTree
+
+__all__ = ["KINDS", "MeasuredCalls", "Residuals", "measured_calls", "read_columns", "read_tables"]
+
+KINDS = {"gemm": "gemm", "context_attention": "attention", "generation_attention": "decode"}
+"""Kinds of tables, and the curve of each."""
+_SIZES = {
+    "gemm": ("m", "n", "k"),
+    "context_attention": (
+        "batch_size",
+        "isl",
+        "num_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "window_size",
+    ),
+}
+_SIZES["generation_attention"] = (*_SIZES["context_attention"], "step")
+_DTYPE = {"gemm": "gemm_dtype"}
+_NEIGHBOURS = 8
+_FAR = 2.0
+"""Octaves of distance at which a row counts as little as no row."""
+_NEAR = 1e-6
+_Calls = TypeVar("_Calls", Products, Attentions)
+
+
+class MeasuredCalls(NamedTuple, Generic[_Calls]):
+    """Rows of a table."""
+
+    calls: _Calls
+    seconds: FloatArray
+    sizes: dict[str, list[float]]
+    """The columns that say what was measured."""
+
+
+def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the columns of a parquet file; `latency` is in ms.
+
+    Raises:
+        FileNotFoundError: where there is no such file.
+        SpecError: for one that is damaged, or without pyarrow.
+
+    """
+    if not path.is_file():
+        raise FileNotFoundError(ENOENT, "there is no table", str(path))
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet
+    except ImportError as error:
+        raise SpecError(f"reading {path} needs pyarrow; install it") from error
+    try:
+        read = pyarrow.parquet.read_table(path)
+        return {name: np.array(read[name].to_pylist()) for name in read.column_names}
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise SpecError(f"{path} is no table in parquet ({one_line(error)})") from error
+
+
+def measured_calls(path: Path, kind: str, dtype: str) -> MeasuredCalls[Any]:
+    """Return the rows of a file that multiply, or keep keys and values, in `dtype`.
+
+    Raises:
+        FileNotFoundError: where there is no such file.
+        SpecError: for one that is damaged, or lacks a column.
+
+    """
+    columns = read_columns(path)
+    columns.setdefault("window_size", np.zeros(len(next(iter(columns.values()), []))))
+    of_dtype = _DTYPE.get(kind, "kv_cache_dtype")
+    missing = [name for name in (of_dtype, *_SIZES[kind], "latency") if name not in columns]
+    if missing:
+        raise SpecError(f"{path} has no column {', '.join(missing)}; it has {', '.join(columns)}")
+    chosen = columns[of_dtype] == dtype
+    try:
+        sizes = {name: columns[name][chosen].astype(np.float64) for name in _SIZES[kind]}
+        seconds = columns["latency"][chosen].astype(np.float64) * 1e-3
+    except (TypeError, ValueError) as error:
+        raise SpecError(f"{path}: a size or latency is no number ({one_line(error)})") from error
+    if not (np.isfinite(seconds) & (seconds > 0)).all():
+        raise SpecError(f"{path}: a latency is not a positive number of ms")
+    calls = _products(sizes, dtype) if kind == "gemm" else _attentions(sizes, dtype)
+    return MeasuredCalls(calls, seconds, {name: size.tolist() for name, size in sizes.items()})
+
+
+def _products(sizes: dict[str, FloatArray], dtype: str) -> Products:
+    ones = np.ones(len(sizes["m"]))
+    operand = 1.0 if dtype.startswith("fp8") else 2.0
+    return Products(ones, sizes["m"], sizes["n"], sizes["k"], operand * ones, 2 * ones)
+
+
+def _attentions(sizes: dict[str, FloatArray], dtype: str) -> Attentions:
+    ones = np.ones(len(sizes["batch_size"]))
+    decodes = "step" in sizes
+    return Attentions(
+        batch=sizes["batch_size"],
+        queries=ones if decodes else sizes["isl"],
+        keys=sizes["step"] + 1 if decodes else sizes["isl"],
+        heads=sizes["num_heads"],
+        key_heads=sizes["num_key_value_heads"],
+        head_size=sizes["head_dim"],
+        window=sizes["window_size"],
+        causal=ones,
+        element_bytes=2 * ones,
+        cache_bytes=(1.0 if dtype == "fp8" else 2.0) * ones,
+    )
+
+
+def read_tables(
+    folder: Path, family: str, curves: CurveFamily, rates: Rates
+) -> dict[str, "Residuals"]:
+    """Return how far the family's 16-bit kernels in a folder are from its curves, by curve.
+
+    Args:
+        folder: of the parquet files; those of the family begin with its name.
+        family: such as ``h100``.
+        curves: of the family.
+        rates: of the device that was measured, in bfloat16.
+
+    Raises:
+        SpecError: for a folder without a table of the family, or a damaged one.
+
+    """
+    residuals: dict[str, Residuals] = {}
+    for kind, name in KINDS.items():
+        for path in sorted(folder.glob(f"{family}_*{kind}.parquet"))[:1]:
+            measured = measured_calls(path, kind, "bfloat16")
+            predicted = getattr(curves, name).seconds(measured.calls, rates)
+            residuals[name] = Residuals.of(measured.calls, measured.seconds, predicted)
+    if not residuals:
+        raise SpecError(
+            f"latency.tables={folder} has no table of {family}; name a folder with files such as"
+            f" {family}_sxm_gemm.parquet"
+        )
+    return residuals
+
+
+# Without slots, for the cached property.
+@dataclass(frozen=True, eq=False)
+class Residuals:
+    """How far measured times are from a curve, by the sizes of the calls."""
+
+    places: FloatArray
+    """Logarithms to base 2 of the sizes, shape (rows, sizes)."""
+    log_ratio: FloatArray
+    """Of measured over predicted time. Length rows."""
+
+    @classmethod
+    def of(
+        cls, calls: Products | Attentions, seconds: FloatArray, predicted: FloatArray
+    ) -> "Residuals":
+        """Return what is left of the measured `seconds` of `calls`."""
+        return cls(_places(calls), np.log(seconds / predicted))
+
+    @cached_property
+    def _tree(self) -> "cKDTree":
+        from scipy.spatial import cKDTree
+
+        return cKDTree(self.places)
+
+    def factor(self, calls: Products | Attentions) -> FloatArray:
+        """Return what the curve's times are to be multiplied by; 1 far from all rows."""
+        places = _places(calls)
+        count = min(_NEIGHBOURS, len(self.places))
+        if not count or not len(places):
+            return np.ones(len(places))
+        distance, rows = self._tree.query(places, k=count)
+        distance = np.asarray(distance).reshape(len(places), count)
+        weight = 1.0 / (distance + _NEAR) ** 2
+        near = self.log_ratio[np.asarray(rows).reshape(len(places), count)]
+        total = weight.sum(axis=1) + 1.0 / _FAR**2
+        factor: FloatArray = np.exp((weight * near).sum(axis=1) / total)
+        return factor
+
+
+def _places(calls: Products | Attentions) -> FloatArray:
+    """Return where calls lie; of attentions, sequences and heads count together."""
+    columns: tuple[FloatArray, ...] = calls
+    if isinstance(calls, Attentions):
+        groups = calls.batch * calls.key_heads
+        columns = (groups, calls.heads / calls.key_heads, *calls[1:3], *calls[5:8])
+    return np.column_stack([np.log2(1 + column) for column in columns])

@@ -1,0 +1,72 @@
+"""Curves fitted to planted tables find them again, and are written as the runner reads them."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from omegaconf import OmegaConf
+
+from benchmarks.truth import fit_kernels
+from benchmarks.truth.kernel_tables import DEVICES, FAMILIES, Kernels, is_held_out, read_kernels
+from fxpart.cost.collectives import CollectiveCurve
+from fxpart.cost.curves.family import family_from
+from fxpart.cost.curves.gemm import Rates
+
+
+def _planted(folder: Path) -> None:
+    """Write products that take what the shipped curve says, in a table."""
+    draw = np.random.default_rng(0)
+    m, n, k = (2 ** draw.integers(4, 13, 160) for _ in range(3))
+    table = pa.table(
+        {"gemm_dtype": ["bfloat16"] * 160, "m": m, "n": n, "k": k, "latency": [1.0] * 160}
+    )
+    (folder / "kernels").mkdir()
+    path = folder / "kernels" / "h100_sxm_gemm.parquet"
+    pyarrow.parquet.write_table(table, path)
+    kernels = read_kernels(folder, "h100_sxm", "gemm", "bfloat16")
+    seconds = FAMILIES["h100"].gemm.seconds(kernels.calls, kernels.rates)
+    pyarrow.parquet.write_table(table.set_column(4, "latency", pa.array(seconds * 1e3)), path)
+
+
+def test_a_planted_curve_is_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _planted(tmp_path)
+    shipped = FAMILIES["h100"]
+
+    def family(data: Path, prefix: str) -> dict[str, fit_kernels.Fitted]:
+        kernels = read_kernels(data, prefix, "gemm", "bfloat16")
+        fitted = fit_kernels.fit_kernels(fit_kernels.GEMM, type(shipped.gemm), kernels)
+        return {
+            "gemm": fitted,
+            "attention": fit_kernels.Fitted(shipped.attention, "as it was"),
+            "decode": fit_kernels.Fitted(shipped.decode, "as it was"),
+            "collectives.all_reduce": fit_kernels.Fitted(CollectiveCurve(1, 2, 3, 0.5), "by hand"),
+        }
+
+    monkeypatch.setattr(fit_kernels, "family", family)
+    monkeypatch.setattr(fit_kernels, "DEVICES", {"h100_sxm": DEVICES["h100_sxm"]})
+    output = tmp_path / "kernels.yaml"
+    fit_kernels.main(["--data", str(tmp_path), "--output", str(output)])
+    assert "h100 gemm: " in capsys.readouterr().out
+    written = OmegaConf.load(output)
+    assert written.source == "kernels"
+    read = family_from("h100", written.curves.h100)
+    kernels = read_kernels(tmp_path, "h100_sxm", "gemm", "bfloat16")
+    error = read.gemm.seconds(kernels.calls, kernels.rates) / kernels.seconds - 1
+    assert np.median(np.abs(error)) < 0.03
+    assert read.collectives["all_reduce"] == CollectiveCurve(1, 2, 3, 0.5)
+    assert replace(read, gemm=shipped.gemm, collectives={}) == replace(shipped, collectives={})
+
+
+def test_half_of_the_rows_are_held_out_whichever_are_there(tmp_path: Path) -> None:
+    _planted(tmp_path)
+    kernels = read_kernels(tmp_path, "h100_sxm", "gemm", "bfloat16")
+    assert isinstance(kernels, Kernels)
+    assert isinstance(kernels.rates, Rates)
+    assert 50 < kernels.held_out.sum() < 110
+    assert kernels.held_out.tolist() == [is_held_out(label) for label in kernels.labels]
+    assert {f.name for f in fields(FAMILIES["h100"].gemm)} == set(fit_kernels.GEMM)

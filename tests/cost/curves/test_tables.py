@@ -1,0 +1,118 @@
+"""Measured tables: exact where a row is, the curve where none is near; damaged ones are refused."""
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.cost.curves.family import family_from
+from fxpart.cost.curves.gemm import Products, Rates
+from fxpart.cost.curves.model import KernelModel
+from fxpart.cost.curves.tables import Residuals, measured_calls, read_tables
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import SpecError
+from tests.cost.curves.test_curves import GEMM, graph_of_a_product, settings
+
+RATES = Rates(1e6, 1e6, 4)
+
+
+def _table(path: Path, **columns: list[object]) -> Path:
+    whole = {"gemm_dtype": ["bfloat16"], "m": [16], "n": [4], "k": [8], "latency": [5000.0]}
+    pyarrow.parquet.write_table(pa.table({**whole, **columns}), path)
+    return path
+
+
+def _products(*rows: tuple[float, float, float]) -> Products:
+    m, n, k = np.array(rows, dtype=np.float64).T
+    ones = np.ones(len(rows))
+    return Products(ones, m, n, k, 2 * ones, 2 * ones)
+
+
+def test_a_row_is_met_and_far_from_all_the_curve_is_left() -> None:
+    calls = _products((64, 64, 64), (512, 64, 64))
+    residuals = Residuals.of(calls, np.array([2.0, 3.0]), np.array([1.0, 1.0]))
+    assert residuals.factor(calls) == pytest.approx([2, 3], rel=1e-3)
+    between, far = residuals.factor(_products((181, 64, 64), (64, 64, 2**40)))
+    assert 2 < between < 3
+    assert far == pytest.approx(1, abs=0.02)
+
+
+def test_a_device_takes_the_tables_of_its_family_in_16_bits_only(tmp_path: Path) -> None:
+    _table(tmp_path / "f_sxm_gemm.parquet")
+    family = family_from("f", settings())
+    topology = uniform_topology(
+        tuple(
+            DeviceSpec(name, 10**9, {"bfloat16": 1e6, "float32": 1e6}, 1e6, 0, 0, 4, "f")
+            for name in ("f_80gb", "another")
+        ),
+        Link(1e9),
+    )
+    curves = KernelModel({"f": family}, LatencyModel())
+    tables = KernelModel({"f": family}, LatencyModel(), tmp_path)
+    in_16_bits, in_32_bits = graph_of_a_product("bfloat16"), graph_of_a_product("float32")
+    plain = curves.op_time_s(in_16_bits, topology)
+    measured = tables.op_time_s(in_16_bits, topology)
+    assert measured[0, 0] == pytest.approx(5.0, rel=1e-3)
+    assert plain[0, 0] < 3
+    assert measured[0, 1] == plain[0, 1]
+    assert measured[1].tolist() == plain[1].tolist()
+    single = tables.op_time_s(in_32_bits, topology)
+    assert single.tolist() == curves.op_time_s(in_32_bits, topology).tolist()
+
+
+def test_rows_of_another_dtype_are_left_out(tmp_path: Path) -> None:
+    path = _table(
+        tmp_path / "f_gemm.parquet",
+        gemm_dtype=["fp8", "bfloat16"],
+        m=[1, 2],
+        n=[4, 4],
+        k=[8, 8],
+        latency=[1.0, 2.0],
+    )
+    measured = measured_calls(path, "gemm", "bfloat16")
+    assert measured.calls.m.tolist() == [2]
+    assert measured.seconds.tolist() == [0.002]
+    assert measured.sizes == {"m": [2], "n": [4], "k": [8]}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"latency": [0.0]}, "a latency is not a positive number of ms"),
+        ({"latency": [float("nan")]}, "a latency is not a positive number of ms"),
+        ({"m": ["many"]}, "a size or latency is no number"),
+        ({"gemm_dtype": None}, r"has no column gemm_dtype; it has m, n, k, latency"),
+    ],
+)
+def test_a_damaged_table_is_refused(
+    tmp_path: Path, columns: dict[str, list[object] | None], message: str
+) -> None:
+    whole: dict[str, list[object]] = {
+        "gemm_dtype": ["bfloat16"],
+        "m": [16],
+        "n": [4],
+        "k": [8],
+        "latency": [1.0],
+    }
+    for name, values in columns.items():
+        if values is None:
+            del whole[name]
+        else:
+            whole[name] = values
+    path = tmp_path / "f_gemm.parquet"
+    pyarrow.parquet.write_table(pa.table(whole), path)
+    with pytest.raises(SpecError, match=message):
+        read_tables(tmp_path, "f", family_from("f", settings()), RATES)
+
+
+def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
+    family = family_from("f", settings())
+    with pytest.raises(SpecError, match=r"has no table of f; .* such as f_sxm_gemm\.parquet"):
+        read_tables(tmp_path, "f", family, RATES)
+    (tmp_path / "f_gemm.parquet").write_text("m,n,k")
+    with pytest.raises(SpecError, match="is no table in parquet"):
+        read_tables(tmp_path, "f", family, RATES)
+    assert family.gemm == GEMM
