@@ -78,9 +78,10 @@ def model_class(architecture: str) -> type[Any]:
             f" {nearest_names(architecture, _model_class_names())}"
         )
     if cls.config_class is None or "forward" not in _methods(cls):
+        others = [name for name in _model_class_names() if name != architecture]
         raise SpecError(
-            f"architecture={architecture} is a base class without a forward of its own;"
-            f" {nearest_names(architecture, _model_class_names())}"
+            f"architecture={architecture} has no forward of its own, it is a base class or made of"
+            f" several models; {nearest_names(architecture, others)}"
         )
     model: type[Any] = cls
     return model
