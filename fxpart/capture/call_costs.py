@@ -57,6 +57,9 @@ _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
 # Operators that read a few rows of their first operand, not all of it.
 _GATHERS = ("embedding", "index", "index_select", "gather", "take")
 
+# Operators that write the rows in their last operand into their first.
+_SCATTERS = ("index_copy_", "index_put_")
+
 
 # Floating-point operations.
 
@@ -145,6 +148,10 @@ def moved_bytes(
     if not made and not mutated:
         return 0
     written = sum(dense_bytes(t) for t in made) + sum(_touched_bytes(t) for t in mutated)
+    if operator == "copy_":  # what is overwritten is not read
+        return sum(_touched_bytes(t) for t in inputs[1:]) + written
+    if operator in _SCATTERS and len(inputs) > 1:
+        return sum(_touched_bytes(t) for t in inputs[1:]) + _touched_bytes(inputs[-1])
     if operator in _GATHERS:
         return sum(_touched_bytes(t) for t in inputs[1:]) + 2 * written
     if operator == "embedding_bag":

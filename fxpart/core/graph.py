@@ -13,7 +13,17 @@ import numpy.typing as npt
 
 from fxpart.errors import CycleError, SpecError
 
-__all__ = ["CAST", "MOST_COUNTED", "PARTIAL", "UPDATE", "FloatArray", "IntArray", "OpGraph", "csr"]
+__all__ = [
+    "CACHE",
+    "CAST",
+    "MOST_COUNTED",
+    "PARTIAL",
+    "UPDATE",
+    "FloatArray",
+    "IntArray",
+    "OpGraph",
+    "csr",
+]
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float64]
@@ -21,6 +31,8 @@ UPDATE = "optimizer."
 """What the target of an operator begins with that updates a weight, such as ``optimizer.adam``."""
 CAST = f"{UPDATE}cast"
 """The target of an operator that casts a gradient, for the update of a weight's float32 copy."""
+CACHE = "kv_cache_"
+"""What the name of an input begins with that is kept from one token of a text to the next."""
 PARTIAL = -2
 """Batch dimension of a value that each replica has a term of; an all-reduce adds them up."""
 
@@ -217,6 +229,12 @@ class OpGraph:
     def is_update(self) -> npt.NDArray[np.bool_]:
         """Whether an operator is an optimizer's update of a weight, once a step. Length n."""
         return np.array([target.startswith(UPDATE) for target in self.targets], dtype=np.bool_)
+
+    @property
+    def value_is_cache(self) -> npt.NDArray[np.bool_]:
+        """Whether a value is an input that is kept from one token to the next. Length V."""
+        named = np.array([name.startswith(CACHE) for name in self.value_names], dtype=np.bool_)
+        return named & (self.value_producer < 0)
 
     @property
     def is_backward(self) -> npt.NDArray[np.bool_]:

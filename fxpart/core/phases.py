@@ -1,13 +1,25 @@
-"""What of a model's life is captured: one pass forward, or a training step, and how that is run."""
+"""What of a model's life is captured: a pass forward, a step of serving or of training."""
 
 from dataclasses import dataclass
 
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["BACKWARD_ORDERS", "CHECKPOINTING", "PHASES", "StepOptions", "check_phase"]
+__all__ = [
+    "BACKWARD_ORDERS",
+    "CACHED_STEPS",
+    "CHECKPOINTING",
+    "PHASES",
+    "StepOptions",
+    "check_phase",
+]
 
-PHASES = ("inference", "training")
-"""``inference``: one pass forward. ``training``: forward, loss and backward of a step."""
+CACHED_STEPS = ("prefill", "decode")
+"""``prefill``: a pass over a prompt that writes the cache. ``decode``: one token for each text,
+against its cache."""
+
+PHASES = ("inference", "training", *CACHED_STEPS)
+"""``inference``: one pass forward. ``training``: forward, loss and backward of a step. The others
+are steps of serving."""
 
 CHECKPOINTING = ("none", "block")
 """What a training step computes again instead of keeping. ``none``: nothing. ``block``: what is
@@ -55,8 +67,8 @@ def check_phase(phase: str, level: str = "operator") -> None:
     """Raise `SpecError` for a phase that does not exist, or that `level` cannot capture."""
     if phase not in PHASES:
         raise SpecError(f"phase={phase} does not exist; {nearest_names(phase, PHASES)}")
-    if phase == "training" and level != "operator":
+    if phase != "inference" and level != "operator":
         raise SpecError(
-            f"phase=training is captured operator by operator, got capture.level={level};"
+            f"phase={phase} is captured operator by operator, got capture.level={level};"
             " use capture.level=operator"
         )

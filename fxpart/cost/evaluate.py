@@ -183,7 +183,14 @@ def _device_use(
         reserved_bytes=spec.reserved_bytes,
         load_s=float(load.device_s[device]),
         received_bytes=int(load.received_bytes[device]),
+        cache_bytes=_cache_bytes(problem.graph, on_device),
     )
+
+
+def _cache_bytes(graph: OpGraph, operators: npt.NDArray[np.bool_]) -> int:
+    """Return the bytes of the caches that `operators` (n,) read or write, each once."""
+    read = np.unique(graph.reads[np.repeat(operators, np.diff(graph.read_start))])
+    return int(graph.value_alloc_bytes[read[graph.value_is_cache[read]]].sum())
 
 
 def _state_bytes(graph: OpGraph, operators: npt.NDArray[np.bool_]) -> int:

@@ -35,6 +35,8 @@ class DeviceUse:
     """Time that the device computes for one input."""
     received_bytes: int
     """For one input."""
+    cache_bytes: int = 0
+    """What its operators keep of texts from one token to the next; a part of the peak."""
 
     @property
     def free_bytes(self) -> int:

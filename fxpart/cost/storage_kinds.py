@@ -26,6 +26,7 @@ BoolArray = npt.NDArray[np.bool_]
 KINDS = (
     "weight",
     "optimizer state",
+    "kv cache",
     "input",
     "gradient",
     "output",
@@ -37,7 +38,8 @@ KINDS = (
 
 - ``weight``: a parameter or a buffer; ``optimizer state``: what is kept for it besides, by an
   optimizer, or as a bucket that its gradient is summed in.
-- ``input``: what the caller passes in.
+- ``kv cache``: what is kept of a text from one token to the next; it comes as an input.
+- ``input``: what else the caller passes in.
 - ``gradient``: the gradient of a weight, its cast to float32 for an update, and the parts that are
   added up to it, made or received.
 - ``output``: any other that the caller gets, so that it stays.
@@ -52,6 +54,7 @@ PLURALS = dict(
         (
             "weights",
             "optimizer state",
+            "kv cache",
             "inputs",
             "gradients",
             "outputs",
@@ -66,7 +69,9 @@ PLURALS = dict(
 
 _SUMS = ("add", "add_")
 """What adds up parts of a gradient."""
-_WEIGHT, _STATE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED, _TEMPORARY = range(len(KINDS))
+_WEIGHT, _STATE, _CACHE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED, _TEMPORARY = range(
+    len(KINDS)
+)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -84,6 +89,8 @@ class StorageFacts:
     """Likewise whether it updates a weight."""
     is_gradient: BoolArray
     """Whether a value is a gradient of a weight, a part or a cast of one. Length V."""
+    is_cache: BoolArray
+    """Whether a value is an input that is kept from one token to the next. Length V."""
     reader: IntArray
     """The operator of each item of ``memory.reads``."""
 
@@ -124,6 +131,7 @@ def storage_facts(graph: OpGraph, memory: MemoryTables) -> StorageFacts:
         is_backward,
         graph.is_update,
         _gradients_and_parts(graph, is_backward) | _casts(graph),
+        graph.value_is_cache,
         graph.readers,
     )
 
@@ -244,8 +252,9 @@ def _kinds(
     of_updates = facts.is_update[np.maximum(m.producer, 0)]
     of_output[root[m.is_output & made & ~of_updates]] = True
     saved = ~facts.is_backward[maker] & facts.is_backward[last_read] & (last_read >= 0)
+    is_cache, received = facts.is_cache[values], ~made[values]
     return np.select(
-        [maker < 0, of_gradient[values], of_output[values], saved, ~made[values]],
-        [_INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED],
+        [is_cache, maker < 0, of_gradient[values], of_output[values], saved, received],
+        [_CACHE, _INPUT, _GRADIENT, _OUTPUT, _SAVED, _RECEIVED],
         _TEMPORARY,
     ).astype(np.int64)

@@ -115,11 +115,17 @@ def timed_in_turns(
     unsplit: Callable[[], object],
     physical: tuple[torch.device, ...],
     repeats: int,
+    before: Callable[[], object] = tuple,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of `repeats` runs of each, run in turns. Both must be warmed up."""
+    """Return the seconds of `repeats` runs of each, run in turns. Both must be warmed up.
+
+    `before` is called before each of them, and is not timed.
+    """
     split_s, unsplit_s = [], []
     for _ in range(repeats):
+        before()
         split_s.append(_seconds(step, physical))
+        before()
         unsplit_s.append(_seconds(unsplit, physical))
     return tuple(split_s), tuple(unsplit_s)
 

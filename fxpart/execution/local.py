@@ -28,6 +28,7 @@ from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 from fxpart.execution.real_model import RealModel
 from fxpart.execution.split.placement import split_by_assignment
 from fxpart.execution.split_run import SplitRun, partition_weights, physical_devices, split_run
+from fxpart.execution.stage_shell import mutated_inputs
 
 __all__ = [
     "LocalRun",
@@ -269,17 +270,23 @@ def _measured(
     def unsplit() -> object:
         return whole(*real.args, **real.kwargs)
 
+    restore = _restorer(real, whole)
     eager = _Work(training, trained_parameters(real.module))
     reference = eager.outcome(lambda: real.module(*real.args, **real.kwargs), keep_results=True)
-    peaks = _counted_peaks(real, split, assignment, n_devices, work=work, reference=reference)
+    peaks = _counted_peaks(
+        real, split, assignment, n_devices, work=work, reference=reference, restore=restore
+    )
     step, physical = _step(real, split, assignment, n_devices)
+    restore()
     allocated = allocated_peaks(lambda: work.outcome(step), physical)
+    restore()
     difference, gradient_difference = agreement(work.outcome(step, keep_results=True), reference)
     loss = None if reference.loss is None else float(reference.loss)
     del reference
     runs, unsplit_runs = timed_in_turns(
-        lambda: work.outcome(step), lambda: work.outcome(unsplit), physical, repeats
+        lambda: work.outcome(step), lambda: work.outcome(unsplit), physical, repeats, restore
     )
+    restore()
     latency = statistics.median(runs)
     return LocalRun(
         latency_s=latency,
@@ -294,6 +301,19 @@ def _measured(
         device_name=device_name(real.device),
         threads=torch.get_num_threads(),
     )
+
+
+def _restorer(real: RealModel, whole: fx.GraphModule) -> Callable[[], None]:
+    """Return a function that undoes what runs write into the inputs, such as into a cache."""
+    inputs = tree_leaves((real.args, real.kwargs))
+    written = [inputs[at] for at in mutated_inputs(whole)]
+    kept = [tensor.clone() for tensor in written]
+
+    def restore() -> None:
+        for tensor, values in zip(written, kept, strict=True):
+            tensor.copy_(values)
+
+    return restore
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -327,6 +347,7 @@ def _counted_peaks(
     *,
     work: _Work,
     reference: Outcome,
+    restore: Callable[[], None],
 ) -> tuple[int, ...]:
     """Return the peak bytes of each logical device, in a run that copies between them."""
     inputs, homes_of = tree_leaves((real.args, real.kwargs)), assignment.devices_of_partition
@@ -334,6 +355,7 @@ def _counted_peaks(
     for index in range(min(assignment.rounds, _MOST_ROUNDS)):
         homes = [devices[index % len(devices)] for devices in homes_of]
         run = split_run(split, homes, (real.device,) * n_devices)
+        restore()
         with LiveBytes(resident_storages(run, assignment, inputs, n_devices)) as counter:
             outcome = work.counted(run, inputs, counter)
         peaks = [max(pair) for pair in zip(peaks, counter.peak_bytes, strict=True)]

@@ -145,7 +145,7 @@ class PhaseConfig:
     """What of the model is captured."""
 
     name: str = "inference"
-    """``inference`` or ``training``."""
+    """One of `fxpart.core.phases.PHASES`."""
     train_mode: bool = False
     """Of a training step: whether dropout drops, and batch normalization uses the batch."""
     fused_kernels: bool = True
@@ -248,6 +248,8 @@ class _Sections:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
     all_reduce: AllReduceConfig = field(default_factory=AllReduceConfig)
+    context_len: int | None = None
+    """Of serving: tokens that the cache has room for; None for those of the prompt."""
     checkpointing: str = "none"
     """Of a training step: ``none``, or ``block`` to compute blocks again in the backward."""
     backward_order: str = "autograd"

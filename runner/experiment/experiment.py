@@ -37,6 +37,7 @@ from runner.experiment.operator_times import check_latency, operator_times
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
+from runner.experiment.serving import check_serving
 from runner.experiment.subject import (
     Subject,
     model_spec,
@@ -74,6 +75,8 @@ class Result:
     """Time that the mode took."""
     batch_size: int = 1
     """Examples in one input, of all replicas together."""
+    step: str | None = None
+    """Which step of serving, one of `fxpart.core.phases.CACHED_STEPS`."""
     measured_on: str | None = None
     """The device whose operators were measured, where times come from measurements."""
     schedule: ScheduleResult | None = None
@@ -204,6 +207,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         evaluation,
         partition_s,
         batch_size=config.model.batch_size,
+        step=spec.step,
         measured_on=getattr(times, "device_name", None),
         schedule=schedule,
         replicas=replicas,
@@ -291,6 +295,7 @@ def check(config: Config) -> None:
     check_schedule(config)
     check_figures(config.figures)
     check_training(config)
+    check_serving(config)
     check_replicas(config)
     check_split(config)
     symbols_of(config)

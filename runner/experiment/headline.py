@@ -6,6 +6,7 @@ from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
 from runner.experiment.pipeline_schedule import schedule_metrics
 from runner.experiment.replicas import replica_metrics
+from runner.experiment.serving import serving_metrics
 from runner.experiment.tensor_split import split_metrics
 from runner.experiment.whole_modules import whole_metrics
 from runner.output.metrics import DEVICE_METRICS, SERIES
@@ -38,6 +39,7 @@ def headline(result: Result) -> dict[str, float]:
         "operators": float(graph.n_ops),
         "weights_gib": graph.total_weight_bytes / GIB,
         **(training_metrics(result.peaks) if result.trains else {}),
+        **(serving_metrics(result.step, result.batch_size, e) if result.step else {}),
         **(replica_metrics(result.replicas) if result.replicas else {}),
         **(split_metrics(result.split) if result.split else {}),
         **(batch_metrics(result.batches) if result.batches else {}),

@@ -31,6 +31,7 @@ from fxpart.cost.all_reduce import partial_values, with_buckets
 from fxpart.errors import CaptureError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
+from runner.experiment.serving import is_serving
 from runner.experiment.training import is_training, optimizer_of, step_options
 
 if TYPE_CHECKING:
@@ -88,6 +89,8 @@ def model_spec(config: Config) -> ModelSpec:
         factory_args=dict(model.factory_args),
         batch_size=share_of_batch(model.batch_size, config.data_parallel),
         seq_len=model.seq_len,
+        step=config.phase.name if is_serving(config) else None,
+        cache_len=config.context_len if is_serving(config) else None,
         dtype=model.dtype,
         tensor_parallel=config.tensor_parallel,
         depends_on=tuple(model.depends_on),

@@ -20,12 +20,14 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     `graph` is that of the model; parameters and dtype are what it holds, whatever was asked for.
     """
     model = config.model
+    against_cache = config.phase.name == "decode" and config.context_len is not None
+    length = None if against_cache else model.seq_len
     parameters, dtype = count_parameters(graph)
     parts = [
         model.name,
         f"{_short(parameters)} parameters" + (" a device" if config.tensor_parallel > 1 else ""),
         dtype or model.dtype,
-        f"batch {model.batch_size}" + (f" x {model.seq_len}" if model.seq_len else ""),
+        f"batch {model.batch_size}" + (f" x {length}" if length else ""),
         _phase(config),
         _mode(config),
         config.devices.spec,
@@ -40,7 +42,8 @@ def subject_line(config: Config, graph: OpGraph) -> str:
 
 def _phase(config: Config) -> str:
     if config.phase.name != "training":
-        return config.phase.name
+        room = f" against {config.context_len} tokens" if config.context_len else ""
+        return f"{config.phase.name}{room}"
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"
     again = "" if config.checkpointing == "none" else f", checkpointing={config.checkpointing}"
     return f"{config.phase.name}{updates}{again}"

@@ -163,6 +163,8 @@ def _chosen(config: Config) -> dict[str, object]:
         kept["optimizer"], kept["checkpointing"] = config.optimizer.name, config.checkpointing
         if config.backward_order != "autograd":
             kept["backward_order"] = config.backward_order
+    if config.context_len is not None:
+        kept["context_len"] = config.context_len
     if config.data_parallel > 1:
         kept["data_parallel"] = config.data_parallel
     if config.tensor_parallel > 1:

@@ -23,12 +23,13 @@ STEPS_PER_PIXEL = 2
 LAYERS = (
     ("weights", ("weight",), LIGHT.series[0]),
     ("optimizer state", ("optimizer state",), LIGHT.series[4]),
+    ("kv cache", ("kv cache",), LIGHT.series[4]),  # no step has both
     ("gradients", ("gradient",), LIGHT.series[1]),
     ("saved activations", ("saved activation",), LIGHT.series[2]),
     ("other tensors", ("input", "received", "output", "temporary"), LIGHT.series[3]),
 )
 """What is drawn on top of each other, from below: its name, its kinds, its colour."""
-RESIDENT = 2
+RESIDENT = 3
 """The first of the layers stay the same over the run."""
 
 
@@ -50,7 +51,7 @@ class _DevicePanel(NamedTuple):
     @property
     def resident_bytes(self) -> int:
         """What stays over the run."""
-        return self.use.weight_bytes + self.use.state_bytes
+        return _resident_bytes(self.use)
 
     def text(self, size_bytes: float) -> str:
         return self.unit.show(size_bytes)
@@ -70,7 +71,7 @@ def memory_svg(
     kinds = memory_by_kind(graph, assignment, len(evaluation.devices))
     layers = {use.logical_id: _layers(kinds[use.logical_id], use) for use in used}
     tops = [max(1, use.peak_bytes, use.total_bytes) for use in used]
-    beside = [use.peak_bytes - use.weight_bytes - use.state_bytes for use in used]
+    beside = [use.peak_bytes - _resident_bytes(use) for use in used]
     unit, most_beside = size_unit(max(tops)), max(1, *beside)
     alive_unit = size_unit(most_beside)
     height = 110.0 if len(used) <= 12 else 56.0
@@ -82,7 +83,10 @@ def memory_svg(
     _draw_legend(drawing, list(layers.values()))
     left = LEFT + BAR + BETWEEN
     drawing.text(LEFT, TOP - 26, f"the device, {unit.name}", size=TEXT, fill=LIGHT.muted)
-    words = f"beside weights and their state, over time, {alive_unit.name}"
+    stays = (
+        "weights and caches" if any(use.cache_bytes for use in used) else "weights and their state"
+    )
+    words = f"beside {stays}, over time, {alive_unit.name}"
     drawing.text(left, TOP - 26, words, size=TEXT, fill=LIGHT.muted)
     y = TOP
     for use, top in zip(used, tops, strict=True):
@@ -104,10 +108,14 @@ def memory_svg(
     return drawing.svg(left + WIDTH + RIGHT, bottom + BOTTOM)
 
 
+def _resident_bytes(use: DeviceUse) -> int:
+    return use.weight_bytes + use.state_bytes + use.cache_bytes
+
+
 def _layers(kinds: IntArray, use: DeviceUse) -> IntArray:
     """Return the top of each of `LAYERS` in bytes, one more column at the end for what stays."""
     rows = [kinds[[KINDS.index(kind) for kind in members]].sum(axis=0) for _, members, _ in LAYERS]
-    resident = [use.weight_bytes, use.state_bytes, 0, 0, 0]
+    resident = [use.weight_bytes, use.state_bytes, use.cache_bytes, 0, 0, 0]
     return np.cumsum(np.column_stack([np.array(rows), resident]), axis=0)
 
 

@@ -77,6 +77,7 @@ _LOWER: Literal["lower"] = "lower"
 _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
 _SPLIT = "tensor_parallel"
+_SERVING = "phase=prefill or decode"
 _SCHEDULE, _RUN, _SEARCH = "schedule", "execute", "a search of operators"
 _ONE_INPUT = "neither `schedule` nor replicas"
 
@@ -134,6 +135,18 @@ METRICS = (
            "What the optimizer keeps, at the peak of the fullest device.", _TRAINING),
     Metric("saved_activations_gib", "GiB", ".3f", _LOWER,
            "What the backward waits for, at the peak of the fullest device.", _TRAINING),
+    Metric("kv_cache_gib", "GiB", ".3f", _LOWER,
+           "What all devices keep of texts from one token to the next.",
+           _SERVING, heading="cache", column="some", spare=6),
+    Metric("ttft_ms", "ms", ",.3f", _LOWER,
+           "Time to the first token: of the pass over a prompt that fills the cache.",
+           "phase=prefill", heading="first token", column="some"),
+    Metric("tpot_ms", "ms", ",.3f", _LOWER,
+           "Time per output token: of one token for each text against its cache.",
+           "phase=decode", heading="per token", column="some"),
+    Metric("tokens_per_s", "per s", ",.2f", _HIGHER,
+           "Tokens of all texts of the batch, one step after the other.",
+           "phase=decode", heading="tokens", column="some", spare=6),
     Metric("data_parallel", "", ".0f", None, "Replicas that share the batch.", _REPLICAS),
     Metric("all_reduce_gib", "GiB", ".3f", _LOWER,
            "The most that any device sums over the replicas.", _REPLICAS),
@@ -244,6 +257,9 @@ DEVICE_METRICS = (
     DeviceMetric("weights_gib", "GiB", "weight_bytes", "Weights of these.", "weights", "held"),
     DeviceMetric("optimizer_state_gib", "GiB", "state_bytes",
                  "What an optimizer keeps for the weights.", "state", "held", optional=True),
+    DeviceMetric("kv_cache_gib", "GiB", "cache_bytes",
+                 "What it keeps of texts from one token to the next.", "cache", "held",
+                 optional=True),
     DeviceMetric("peak_gib", "GiB", "peak_bytes", "The most that it holds at once.",
                  "peak", "held"),
     DeviceMetric("static_gib", "GiB", "static_bytes",

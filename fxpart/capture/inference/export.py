@@ -26,7 +26,9 @@ __all__ = ["capture_failure", "export_program", "quiet", "unmasked_attention", "
 # copies of keys and values for every head that come with them, it would hold more than a run does.
 
 _MASKS = "transformers.masking_utils"
+_ATTENTION = "transformers.integrations.sdpa_attention"
 _EXPORTING = "is_torchdynamo_exporting"
+_COMPILING = "is_torchdynamo_compiling"
 _PACKED = "find_packed_sequence_indices"
 _POSITIONS = "position_ids"
 
@@ -44,19 +46,27 @@ def unmasked_attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iter
         kwargs: its inputs by name.
 
     """
-    masks = sys.modules.get(_MASKS)
-    answers: dict[str, Callable[..., Any]] = {_EXPORTING: _no}
+    # One token against a cache attends by groups of queries; compiled, it copies keys and values.
+    answers: dict[tuple[str, str], Callable[..., Any]] = {
+        (_MASKS, _EXPORTING): _no,
+        (_ATTENTION, _COMPILING): _no,
+    }
     if not args and _POSITIONS not in kwargs:
         # Positions that the model counts itself are of one sequence a row.
-        answers[_PACKED] = _none
-    originals = {name: getattr(masks, name) for name in answers if hasattr(masks, name)}
-    for name in originals:
-        setattr(masks, name, answers[name])
+        answers[_MASKS, _PACKED] = _none
+    modules = {place: sys.modules.get(place) for place in (_MASKS, _ATTENTION)}
+    originals = {
+        (place, name): getattr(modules[place], name)
+        for place, name in answers
+        if hasattr(modules[place], name)
+    }
+    for place, name in originals:
+        setattr(modules[place], name, answers[place, name])
     try:
         yield
     finally:
-        for name, original in originals.items():
-            setattr(masks, name, original)
+        for (place, name), original in originals.items():
+            setattr(modules[place], name, original)
 
 
 def _no() -> bool:

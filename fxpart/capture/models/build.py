@@ -23,7 +23,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.models.user_code import user_errors, user_line
 from fxpart.errors import CaptureError, FxpartError, SpecError, nearest_names, one_line
 
-__all__ = ["BuiltModel", "build_model", "factory_model"]
+__all__ = ["BuiltModel", "architecture_inputs", "build_model", "factory_model"]
 
 META = torch.device("meta")
 
@@ -75,14 +75,18 @@ def _whole_model(spec: ModelSpec, place: torch.device) -> BuiltModel:
         return BuiltModel(*factory_model(spec, place))
     # Only where it is needed: transformers takes seconds to import.
     from fxpart.capture.models.architecture import architecture_model
-    from fxpart.capture.models.inputs import drawn_inputs, example_inputs
+    from fxpart.capture.models.inputs import drawn_inputs
 
     dtype: torch.dtype = getattr(torch, spec.dtype)
     module = _moved(architecture_model(spec.architecture, spec.config, dtype, place), place)
     try:
-        inputs = example_inputs(module, spec.batch_size, spec.seq_len, dtype)
+        inputs = architecture_inputs(spec, module)
         if place.type != "meta":
             inputs = drawn_inputs(module, inputs, place)
+            if spec.step is not None:
+                from fxpart.capture.models.cached_step import cache_room, fill_counters
+
+                fill_counters(inputs, spec.step, cache_room(module, spec))
     except (RuntimeError, OverflowError) as error:
         if isinstance(error, FxpartError):
             raise
@@ -91,6 +95,24 @@ def _whole_model(spec: ModelSpec, place: torch.device) -> BuiltModel:
             f" model.seq_len={spec.seq_len} can be made: {one_line(error)}; choose smaller ones"
         ) from error
     return BuiltModel(module, (), inputs)
+
+
+def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # noqa: ANN401
+    """Return the inputs of an architecture's `module`, on meta; of a step, it is prepared for it.
+
+    Raises:
+        SpecError: for shapes, or a step, that the model does not have.
+        CaptureError: for a cache that cannot be captured.
+
+    """
+    from fxpart.capture.models.inputs import example_inputs
+
+    if spec.step is not None:
+        from fxpart.capture.models.cached_step import prepare_step
+
+        return prepare_step(module, spec)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    return example_inputs(module, spec.batch_size, spec.seq_len, dtype)
 
 
 _SPEC_FIELDS = ("batch_size", "dtype", "seq_len")

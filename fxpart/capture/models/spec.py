@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fxpart.capture.models.factory_source import factory_digest, split_factory
+from fxpart.core.phases import CACHED_STEPS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.support.host import installed_version
 
@@ -61,6 +62,10 @@ class ModelSpec:
     """Examples in one input."""
     seq_len: int | None = None
     """Tokens (or raw audio samples) an example; None leaves it to the model."""
+    step: str | None = None
+    """Which step of serving, one of `CACHED_STEPS`; None for a pass over whole inputs."""
+    cache_len: int | None = None
+    """Tokens that the cache of such a step has room for; None for those of a prompt."""
     dtype: str = "float32"
     """Dtype of weights and real-valued inputs, one of `DTYPES`."""
     tensor_parallel: int = 1
@@ -91,6 +96,16 @@ class ModelSpec:
         _positive(self.tensor_parallel, "tensor_parallel")
         if self.seq_len is not None:
             _positive(self.seq_len, "model.seq_len", ", or null for the model's own")
+        if self.cache_len is not None:
+            _positive(self.cache_len, "context_len", ", or null for that of the prompt")
+        if self.step is not None and self.step not in CACHED_STEPS:
+            raise SpecError(f"step={self.step}: {nearest_names(self.step, CACHED_STEPS)}")
+        if self.step is not None and self.architecture is None:
+            raise SpecError(
+                f"phase={self.step} takes the cache of a model of transformers,"
+                f" got factory={self.factory}; let the factory return a model and inputs with their"
+                " cache, named kv_cache_..., and use phase=inference"
+            )
         if self.dtype not in DTYPES:
             raise SpecError(f"dtype={self.dtype} is not known; {nearest_names(self.dtype, DTYPES)}")
         for name in ("config", "factory_args"):

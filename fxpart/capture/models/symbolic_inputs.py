@@ -4,11 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fxpart.capture.models.build import BuiltModel, build_model
+from fxpart.capture.models.build import BuiltModel, architecture_inputs, build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.symbolic.dims import Shape, SymbolicDim, affine_dims
 from fxpart.errors import CaptureError, SpecError, nearest_names
@@ -129,10 +128,7 @@ def _inputs(spec: ModelSpec, module: nn.Module) -> BuiltModel:
     """Return the model and inputs of `spec`; a transformer is not built again for them."""
     if spec.architecture is None:
         return build_model(spec)
-    from fxpart.capture.models.inputs import example_inputs
-
-    dtype: torch.dtype = getattr(torch, spec.dtype)
-    return BuiltModel(module, (), example_inputs(module, spec.batch_size, spec.seq_len, dtype))
+    return BuiltModel(module, (), architecture_inputs(spec, module))
 
 
 def _positions(spec: ModelSpec, module: nn.Module) -> int | None:

@@ -229,7 +229,7 @@ class _Subject:
 
     def captured(self, shapes: ShapesCollection) -> tuple[JointProgram | None, ExportedProgram]:
         """Return the step, in training, and the program."""
-        if self.phase == "inference":
+        if self.phase != "training":
             program = export_program(self.module, self.args, self.kwargs, shapes)
             drop_whole_slices(program)
             return None, program

@@ -65,6 +65,8 @@ def test_key_of_an_architecture_holds_every_field_and_the_version_of_transformer
         "factory_args": {},
         "batch_size": 3,
         "seq_len": 7,
+        "step": None,
+        "cache_len": None,
         "dtype": "bfloat16",
         "transformers": version("transformers"),
     }

@@ -20,6 +20,34 @@ def _planned(*overrides: str) -> Result:
     return plan(config, model_spec(config))
 
 
+def _served(*overrides: str) -> Result:
+    """Plan a step with a cache of a small model of transformers."""
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "vocab_size": 32}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    config = read(
+        "model=transformers",
+        "model.architecture=LlamaForCausalLM",
+        *(f"+model.config.{key}={value}" for key, value in (sizes | heads).items()),
+        "model.batch_size=4",
+        "model.seq_len=8",
+        "devices=1x16gb",
+        "mode=single",
+        *overrides,
+    )
+    return plan(config, model_spec(config))
+
+
+def test_a_decode_makes_a_token_for_each_text_in_its_latency(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    metrics = headline(_served("phase=decode", "context_len=8"))
+    assert metrics["tpot_ms"] == metrics["latency_ms"]
+    assert metrics["tokens_per_s"] == pytest.approx(4 / (metrics["latency_ms"] / 1e3))
+    # Keys and values of a head of 8 numbers in bfloat16, for 8 tokens of 4 texts.
+    assert metrics["kv_cache_gib"] == 2 * 8 * 2 * 8 * 4 / 2**30
+
+
 def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     plain = _planned("devices=2x16gb", "mode=size_based")
@@ -37,17 +65,24 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
             "devices=2x16gb", "mode=size_based", "capture.symbolic=batch", "model.batch_size=2"
         ),
         "a search of operators": _planned("devices=2x16gb"),
+        "phase=prefill": _served("phase=prefill"),
+        "phase=decode": _served("phase=decode", "context_len=8"),
     }
     logged = {needs: set(headline(result)) - set(headline(plain)) for needs, result in jobs.items()}
     measured = replace(PIPELINE, unsplit_s=0.01, allocator_peak_bytes=(1,))
     logged["neither `schedule` nor replicas"] = set(headline(plain)) - always
     logged["tensor_parallel"] = set(split_metrics(TensorSplit(2, 1, 0, 0, 0.0)))
+    serving = logged["phase=prefill"] & logged["phase=decode"]
+    logged["phase=prefill or decode"] = serving
+    logged["phase=prefill"] -= serving
+    logged["phase=decode"] -= serving
     logged["execute"] = set(measured_metrics(measured))
     assert logged == {
         needs: {metric.name for metric in METRICS if metric.jobs == needs}
         for needs in {metric.jobs for metric in METRICS} - {""}
     }
-    columns = {*device_columns(plain), *device_columns(jobs["phase=training"])}
+    special = ("phase=training", "phase=decode")
+    columns = set(device_columns(plain)).union(*(device_columns(jobs[key]) for key in special))
     assert columns == {metric.name for metric in DEVICE_METRICS}
 
 

@@ -1,0 +1,338 @@
+"""A step of serving: the pass over a prompt that fills a cache, or one token against it.
+
+The cache is that of transformers (`StaticCache`: room for all tokens from the start), whatever a
+layer keeps in it: keys and values of all heads, of few (grouped queries), of a window, or of a
+latent; states of convolutions and recurrences; keys and values of an encoder's output. A short
+pass on the meta device lets the model say what that is. The tensors become inputs of the step, by
+names that begin with `CACHE`, and the step writes into them in place.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fxpart.capture.models.input_shapes import positions, text_config
+from fxpart.capture.models.inputs import example_inputs
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.graph import CACHE
+from fxpart.errors import CaptureError, FxpartError, SpecError, one_line
+
+__all__ = ["cache_room", "fill_counters", "prepare_step"]
+
+_PARAMETERS = ("past_key_values", "cache_params", "state")
+"""What a model calls the cache that its ``forward`` takes."""
+_COUNTER = "cumulative_length"
+_COUNT = "cached_tokens_"
+"""What the name of an input begins with that says how many tokens a layer's cache holds."""
+_EXPERTS = "_experts_implementation"
+_DEFAULT_ROOM = 512
+_PROMPT = 2
+"""Tokens of the pass in which a model shows what it keeps; more change no shape but a length."""
+
+
+def prepare_step(model: Any, spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ANN401 - untyped upstream
+    """Make `model` take its cache as inputs, and return the inputs of the step of `spec`, on meta.
+
+    Of batch B, these are
+
+    - in a ``decode``: ``input_ids`` (B, 1), or ``decoder_input_ids`` (B, 1) and the output of the
+      encoder, ``encoder_states``; the cache has room for `cache_room` tokens, and the step's token
+      takes the last place;
+    - in a ``prefill``: the model's usual inputs, of a decoder beside an encoder one token; the
+      cache is empty.
+
+    What comes back from the step are the scores (logits) of the last token.
+
+    Raises:
+        SpecError: for a model without a cache, and for more tokens than it has positions for.
+        CaptureError: for a cache of which transformers makes no static one.
+
+    """
+    with suppress(AttributeError):
+        del model.forward  # of a step that it was made ready for before
+    name = _cache_parameter(model)
+    room = cache_room(model, spec)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    usual = example_inputs(model, spec.batch_size, spec.seq_len, dtype)
+    if model.config.is_encoder_decoder:
+        usual["decoder_input_ids"] = usual["decoder_input_ids"][:, :1]
+    cache = _shown_cache(model, name, usual, room)
+    tensors = {slot.name: slot.tensor() for slot in cache.slots}
+    if not any(name.startswith(CACHE) for name in tensors):
+        raise SpecError(_no_cache(model, "keeps nothing in its cache"))
+    step = _Step(model, name, cache, spec.step == "decode", room)
+    inputs = {**(usual if spec.step == "prefill" else _decoded(spec, cache)), **tensors}
+    model.forward = _named_forward(step, inputs)
+    return inputs
+
+
+def _decoded(spec: ModelSpec, cache: "_Cache") -> dict[str, Tensor]:
+    """Return what a decode takes beside its cache."""
+    tokens = torch.empty((spec.batch_size, 1), dtype=torch.int64, device="meta")
+    if cache.encoder_states is None:
+        return {"input_ids": tokens}
+    return {"decoder_input_ids": tokens, "encoder_states": cache.encoder_states}
+
+
+def _named_forward(step: "_Step", names: Iterable[str]) -> Callable[..., Tensor]:
+    """Return the step as a function of inputs of these names, which `torch.export` asks for."""
+
+    def forward(**inputs: Any) -> Tensor:  # noqa: ANN401 - as a model of transformers is called
+        return step.run(inputs)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    parameters = [inspect.Parameter(name, kind) for name in names]
+    forward.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return forward
+
+
+def cache_room(model: Any, spec: ModelSpec) -> int:  # noqa: ANN401
+    """Return the tokens that the cache has room for: `ModelSpec.cache_len`, or else the prompt's.
+
+    Raises:
+        SpecError: for more than the model has positions for, and for a decode against nothing.
+
+    """
+    most = _positions(model)
+    of_prompt = None if model.config.is_encoder_decoder and spec.cache_len is None else spec.seq_len
+    room = spec.cache_len or of_prompt or min(_DEFAULT_ROOM, most or _DEFAULT_ROOM)
+    if most is not None and room > most:
+        raise SpecError(
+            f"context_len={room} is more than the {most} positions of {type(model).__name__}; set"
+            f" context_len to {most} or less"
+        )
+    if spec.step == "decode" and room < _PROMPT:
+        raise SpecError(
+            f"context_len={room} leaves no token before the one that is decoded; set context_len to"
+            f" {_PROMPT} or more"
+        )
+    prompt = spec.seq_len or 0
+    if spec.step == "prefill" and not model.config.is_encoder_decoder and prompt > room:
+        raise SpecError(
+            f"a prompt of {prompt} tokens is longer than the cache, context_len={room}; set"
+            f" context_len to {prompt} or more"
+        )
+    return room
+
+
+def fill_counters(inputs: dict[str, Tensor], step: str, room: int) -> None:
+    """Set the counts of tokens in a cache, among `inputs` with values, to what `step` begins at."""
+    for name, tensor in inputs.items():
+        if name.startswith(_COUNT):
+            tensor.fill_(room - 1 if step == "decode" else 0)
+
+
+def _positions(model: Any) -> int | None:  # noqa: ANN401
+    """Return the longest text that the model serves, None where it states none."""
+    stated = getattr(text_config(model.config), "max_position_embeddings", None)
+    within = "decoder" if model.config.is_encoder_decoder else ""
+    known = [n for n in (positions(model, within), stated) if isinstance(n, int) and n > 0]
+    return min(known, default=None)
+
+
+def _no_cache(model: Any, why: str) -> str:  # noqa: ANN401
+    return (
+        f"{type(model).__name__} {why}, so there is nothing to decode against; use"
+        " phase=inference, or a model that generates text"
+    )
+
+
+def _cache_parameter(model: Any) -> str:  # noqa: ANN401
+    parameters = inspect.signature(type(model).forward).parameters
+    name = next((name for name in _PARAMETERS if name in parameters), None)
+    if name is None or "use_cache" not in parameters:
+        raise SpecError(_no_cache(model, "has no cache"))
+    return name
+
+
+# The cache, as transformers keeps it: objects of layers whose attributes are tensors.
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Slot:
+    """One tensor of a cache."""
+
+    name: str
+    owner: Any
+    """An object of transformers, a dict or a list."""
+    key: str | int
+
+    def tensor(self) -> Tensor:
+        value = getattr(self.owner, self.key) if isinstance(self.key, str) else self.owner[self.key]
+        assert isinstance(value, Tensor)
+        return value
+
+    def bind(self, tensor: Tensor) -> None:
+        if isinstance(self.key, str):
+            setattr(self.owner, self.key, tensor)
+        else:
+            self.owner[self.key] = tensor
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Cache:
+    """A model's cache after a first pass."""
+
+    kept: Any
+    """What the model's ``forward`` takes."""
+    layers: list[Any]
+    """Of a decoder's own attention, then of that to an encoder; none for a mere list of states."""
+    slots: list[_Slot]
+    encoder_states: Tensor | None
+    """What the encoder made of the inputs."""
+
+    def begin(self, device: torch.device, *, is_full: bool, room: int) -> None:
+        """Set what layers keep in Python: that all places but the last are taken, or none is."""
+        for layer in self.layers:
+            layer.device = device
+            if hasattr(layer, "cumulative_length_int"):
+                layer.cumulative_length_int = room - 1 if is_full else 0
+            elif hasattr(layer, _COUNTER):
+                # Numbers, not tensors, let attention to an empty cache be causal without a mask.
+                if not is_full:
+                    layer.get_seq_length = _zero
+                if isinstance(layer.keys, Tensor):
+                    layer.max_cache_len = layer.keys.shape[-2]
+            if hasattr(layer, "has_previous_state"):
+                layer.has_previous_state = dict.fromkeys(layer.has_previous_state, is_full)
+        updated = getattr(self.kept, "is_updated", None)
+        if updated is not None:
+            updated.update(dict.fromkeys(updated, is_full))
+
+
+def _zero() -> int:
+    return 0
+
+
+def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> _Cache:  # noqa: ANN401
+    """Run a short prompt through `model`, on meta, and return the cache that it leaves."""
+    from transformers import EncoderDecoderCache, StaticCache
+
+    sizes = {"input_ids"} if not model.config.is_encoder_decoder else set()
+    short = {k: v[:, : min(_PROMPT, room)] if k in sizes else v for k, v in usual.items()}
+    given: dict[str, Any] = {}
+    try:
+        if name != "state":
+            kept = StaticCache(config=model.config, max_cache_len=room)
+            if model.config.is_encoder_decoder:
+                length = _encoder_length(model, short)
+                cross = StaticCache(config=model.config, max_cache_len=length)
+                kept = EncoderDecoderCache(kept, cross)
+            given[name] = kept
+        result = _run_on_meta(model, {**short, **given})
+    except FxpartError:
+        raise
+    except Exception as error:
+        raise CaptureError(
+            f"{type(model).__name__} cannot be captured with a static cache: {one_line(error)}; use"
+            " phase=inference"
+        ) from error
+    kept = given.get(name, getattr(result, name, None))
+    layers = _layers(kept)
+    slots = list(_slots(kept, layers))
+    return _Cache(kept, layers, slots, getattr(result, "encoder_last_hidden_state", None))
+
+
+def _run_on_meta(model: Any, inputs: dict[str, Any]) -> Any:  # noqa: ANN401
+    """Call the class's own ``forward``; shapes do not need the weights of a model that has some."""
+    meta = torch.device("meta")
+    weights = {
+        name: torch.empty_like(tensor, device=meta)
+        for name, tensor in [*model.named_parameters(), *model.named_buffers()]
+    }
+    with torch.no_grad(), meta, _experts_for_shapes(model):
+        return torch.func.functional_call(model, weights, (), {**inputs, "use_cache": True})
+
+
+@contextmanager
+def _experts_for_shapes(model: Any) -> Iterator[None]:  # noqa: ANN401
+    """Let a mixture of experts run on meta in any dtype, where its fast product takes bfloat16."""
+    configs = {
+        id(config): config for m in model.modules() if (config := getattr(m, "config", None))
+    }
+    chosen = {key: getattr(config, _EXPERTS, None) for key, config in configs.items()}
+    for key, config in configs.items():
+        if chosen[key] is not None:
+            setattr(config, _EXPERTS, "batched_mm")
+    try:
+        yield
+    finally:
+        for key, config in configs.items():
+            if chosen[key] is not None:
+                setattr(config, _EXPERTS, chosen[key])
+
+
+def _encoder_length(model: Any, inputs: dict[str, Tensor]) -> int:  # noqa: ANN401
+    encoder = {name: tensor for name, tensor in inputs.items() if not name.startswith("decoder_")}
+    with torch.no_grad(), torch.device("meta"):
+        states = _on_meta_encoder(model, encoder)
+    return int(states.shape[1])
+
+
+def _on_meta_encoder(model: Any, inputs: dict[str, Tensor]) -> Tensor:  # noqa: ANN401
+    encoder = model.get_encoder()
+    weights = {
+        name: torch.empty_like(tensor, device="meta")
+        for name, tensor in [*encoder.named_parameters(), *encoder.named_buffers()]
+    }
+    states: Tensor = torch.func.functional_call(encoder, weights, (), inputs)[0]
+    return states
+
+
+def _layers(kept: Any) -> list[Any]:  # noqa: ANN401
+    if kept is None or isinstance(kept, list | tuple):
+        return []
+    if hasattr(kept, "self_attention_cache"):
+        return [*kept.self_attention_cache.layers, *kept.cross_attention_cache.layers]
+    return list(kept.layers)
+
+
+def _slots(kept: Any, layers: list[Any]) -> Iterator[_Slot]:  # noqa: ANN401
+    """Yield the tensors of a cache; those of attention to an encoder are called ``cross``."""
+    if isinstance(kept, list):
+        yield from (_Slot(f"{CACHE}state_{i}", kept, i) for i in range(len(kept)))
+    own = len(kept.self_attention_cache.layers) if hasattr(kept, "is_updated") else len(layers)
+    for index, layer in enumerate(layers):
+        where = f"{index}" if index < own else f"cross_{index - own}"
+        for name, value in vars(layer).items():
+            if name == _COUNTER and layer.is_initialized:
+                yield _Slot(f"{_COUNT}{where}", layer, name)
+            elif isinstance(value, Tensor) and value.dim():
+                yield _Slot(f"{CACHE}{where}_{name}", layer, name)
+            elif isinstance(value, dict):
+                for key, item in value.items():
+                    if isinstance(item, Tensor):
+                        yield _Slot(f"{CACHE}{where}_{name}_{key}", value, key)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Step:
+    """What takes the place of a model's ``forward``: its cache comes as tensors by name."""
+
+    model: Any
+    parameter: str
+    cache: _Cache
+    is_decode: bool
+    room: int
+
+    def run(self, inputs: dict[str, Any]) -> Tensor:
+        """Return the scores of the last token."""
+        tensors = {slot: inputs.pop(slot.name) for slot in self.cache.slots}
+        for slot, tensor in tensors.items():
+            slot.bind(tensor)
+        device = next(iter(tensors.values())).device
+        self.cache.begin(device, is_full=self.is_decode, room=self.room)
+        if "encoder_states" in inputs:
+            inputs["encoder_outputs"] = (inputs.pop("encoder_states"),)
+        own: Callable[..., Any] = type(self.model).forward
+        if "logits_to_keep" in inspect.signature(own).parameters:
+            inputs["logits_to_keep"] = 1
+        given = {self.parameter: self.cache.kept, "use_cache": True, "return_dict": True}
+        result = own(self.model, **inputs, **given)
+        scores: Tensor = result.logits if hasattr(result, "logits") else result[0]
+        return scores

@@ -1,0 +1,196 @@
+"""Steps with a cache, against transformers' own generation, of one model of each kind of cache."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fxpart.capture.captured import captured_graph
+from fxpart.capture.inference.eager_lifetimes import eager_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.cached_step import fill_counters, prepare_step
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.graph import CACHE
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import SpecError
+from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+from fxpart.execution.local import run_local
+from fxpart.execution.real_model import real_model
+from tests.execution.scene import in_a_row
+
+_TEXT = {
+    "num_hidden_layers": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 1024,
+}
+_LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 8,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+}
+_LINEAR = {
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+_WINDOW = ["sliding_attention", "full_attention"]
+_T5 = {"num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8, "vocab_size": 1024}
+_KINDS: dict[str, tuple[str, dict[str, object]]] = {
+    "all heads": ("GPT2LMHeadModel", {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 1024}),
+    "groups of queries": ("LlamaForCausalLM", _TEXT),
+    "experts": ("MixtralForCausalLM", {**_TEXT, "num_local_experts": 4}),
+    "windows": (
+        "Gemma3ForCausalLM",
+        {**_TEXT, "head_dim": 8, "sliding_window": 6, "layer_types": _WINDOW},
+    ),
+    "a latent": ("DeepseekV3ForCausalLM", {**_TEXT, **_LATENT}),
+    "linear attention": ("Qwen3NextForCausalLM", {**_TEXT, **_LINEAR}),
+    "a state space": (
+        "MambaForCausalLM",
+        {"num_hidden_layers": 2, "hidden_size": 32, "vocab_size": 1024, "state_size": 8},
+    ),
+    "an encoder": ("T5ForConditionalGeneration", _T5),
+}
+_PROMPT = 9
+
+
+def _spec(kind: str, **fields: object) -> ModelSpec:
+    architecture, config = _KINDS[kind]
+    usual = {"batch_size": 2, "seq_len": _PROMPT, "step": "decode", "cache_len": _PROMPT + 1}
+    return ModelSpec("m", architecture=architecture, config=config, **{**usual, **fields})  # type: ignore[arg-type]
+
+
+def _generated(model: Any, inputs: dict[str, Tensor]) -> Any:  # noqa: ANN401 - untyped upstream
+    """Return what transformers generates beyond a prompt: two tokens, and its cache."""
+    model.generation_config.eos_token_id = None
+    prompt = {name: t for name, t in inputs.items() if name == "input_ids"}
+    return model.generate(
+        **prompt,
+        max_new_tokens=2,
+        do_sample=False,
+        use_cache=True,
+        cache_implementation="static",
+        pad_token_id=0,
+        decoder_start_token_id=0,
+        return_dict_in_generate=True,
+    )
+
+
+def _tensor_bytes(kept: object) -> int:
+    """Return the bytes of all tensors of a cache of transformers but its counts of tokens."""
+    match kept:
+        case Tensor():
+            return kept.nbytes if kept.dim() else 0
+        case dict():
+            return sum(_tensor_bytes(item) for item in kept.values())
+        case list():
+            return sum(_tensor_bytes(item) for item in kept)
+    module = type(kept).__module__
+    return _tensor_bytes(vars(kept)) if module == "transformers.cache_utils" else 0
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_a_prefill_and_a_decode_give_the_tokens_and_the_cache_of_generate(kind: str) -> None:
+    is_t5 = kind == "an encoder"
+    spec = _spec(kind, cache_len=2 if is_t5 else _PROMPT + 1)
+    torch.manual_seed(0)
+    built = build_model(replace(spec, step="prefill"), torch.device("cpu"))
+    module, inputs = built.module, built.kwargs
+    for name, tensor in inputs.items():
+        if name.startswith(CACHE):
+            tensor.zero_()
+    if is_t5:
+        inputs["decoder_input_ids"].zero_()
+    with torch.no_grad():
+        first = module(**inputs)[:, -1:].argmax(-1)
+        decode = prepare_step(module, spec)
+        second = {name: inputs.get(name, like) for name, like in decode.items()}
+        second["decoder_input_ids" if is_t5 else "input_ids"] = first
+        if is_t5:
+            second["encoder_states"] = module.get_encoder()(input_ids=inputs["input_ids"])[0]
+        token = module(**second)[:, -1:].argmax(-1)
+        del module.forward
+        own = _generated(module, inputs)
+    assert torch.equal(torch.cat([first, token], 1), own.sequences[:, -2:])
+    cache_bytes = sum(tensor.nbytes for name, tensor in decode.items() if name.startswith(CACHE))
+    kept = own.past_key_values if hasattr(own, "past_key_values") else own[1]
+    assert cache_bytes == _tensor_bytes(kept) > 0
+
+
+@pytest.mark.parametrize("kind", ["windows", "an encoder"])
+def test_a_decode_holds_what_is_predicted_and_a_split_one_gives_the_same(kind: str) -> None:
+    real = real_model(_spec(kind))
+    inputs = real.kwargs
+    weights = {**dict(real.module.named_parameters()), **dict(real.module.named_buffers())}
+    # An encoder takes no part in a decode.
+    used = [weights[name] for name in real.graph.weight_names if name in weights]
+    resident = storage_sizes([*used, *inputs.values()])
+    with torch.no_grad(), LiveBytes([resident]) as counter:
+        real.module(**inputs)
+    fill_counters(inputs, "decode", _PROMPT + 1)
+    graph = eager_graph(real.module, (), inputs)
+    predicted = peak_bytes(memory_tables(graph), np.zeros(graph.n_ops, np.int64), 1)
+    assert predicted[0] == pytest.approx(counter.peak_bytes[0], rel=0.01)
+    run = run_local(real, in_a_row(real.graph, 2), 2, repeats=2)
+    assert run.max_difference == 0.0
+
+
+def test_a_cache_stays_with_the_layer_that_writes_it_and_takes_a_row() -> None:
+    graph = captured_graph(_spec("groups of queries"), "operator", None).graph
+    for value in np.flatnonzero(graph.value_is_cache):
+        readers = graph.readers[graph.reads == value]
+        assert len(set(graph.group[readers].tolist())) == 1
+        layer = graph.value_names[value].removeprefix(CACHE).partition("_")[0]
+        assert {graph.modules[op] for op in readers} == {f"model.layers.{layer}.self_attn"}
+
+    writes = [op for op, name in enumerate(graph.targets) if "index_copy_" in name]
+    # The row of 2 texts, 2 heads and 8 numbers is read and written, its place is read.
+    assert graph.moved_bytes[writes].tolist() == [2 * (2 * 2 * 8 * 4) + 8] * 4
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            ModelSpec("m", architecture="BertForMaskedLM", step="decode"),
+            "BertForMaskedLM has no cache, so there is nothing to decode against",
+        ),
+        (
+            _spec("all heads", cache_len=2000),
+            "context_len=2000 is more than the 1024 positions of GPT2LMHeadModel",
+        ),
+        (_spec("all heads", cache_len=1), "leaves no token before the one that is decoded"),
+        (_spec("all heads", step="prefill", cache_len=4), "a prompt of 9 tokens is longer than"),
+    ],
+)
+def test_what_cannot_be_decoded_is_refused(spec: ModelSpec, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        captured_graph(spec, "operator", None)
+
+
+def test_a_factory_has_no_cache_that_is_known() -> None:
+    with pytest.raises(SpecError, match=r"phase=decode takes the cache of a model of transformers"):
+        ModelSpec("m", factory="a:b", step="decode")
