@@ -1,12 +1,13 @@
 """A temporary PostgreSQL server, where its programs are installed."""
 
 import os
+import secrets
 import shutil
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,12 @@ def new_database(server: str, name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a free port of loopback."""
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a free port of loopback, below those that systems give out themselves.
+
+    Until it is used, or while a server is started again, no connection of others takes it.
+    """
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -1,6 +1,7 @@
 """What every test starts from."""
 
 import gc
+import os
 import random
 from importlib.metadata import version
 
@@ -10,6 +11,10 @@ from hypothesis import settings
 
 from fxpart.support.garbage import collect_rarely
 
+# Threads of torch that wait for each other let the other workers work: else they spin, which takes
+# most of the time of small models. OpenMP reads it when torch is loaded, in this process and in
+# those that it starts.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 collect_rarely()
 settings.register_profile("fxpart", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("fxpart")

@@ -72,7 +72,8 @@ def test_it_runs_from_another_folder(bin_dir: Path, tmp_path: Path) -> None:
     assert [home for home in homes if not home.startswith(str(bin_dir.parent))] == []
     assert "4x16gb" in _run(tmp_path, bin_dir / "fxpart", "--help")
     # A sweep needs the sweeper and launcher that Hydra finds as plugins.
-    swept = ["-m", "model=gpt2", "devices=2x16gb", "mode=single,size_based"]
+    swept = ["-m", "model=gpt2", "model.config.n_layer=1", "devices=2x16gb"]
+    swept += ["mode=single,size_based"]
     shown = _run(tmp_path, bin_dir / "fxpart", *swept)
     assert "size_based" in shown
     assert (tmp_path / "outputs" / "mlflow.db").is_file()

@@ -78,7 +78,8 @@ def test_trouble_is_told_in_one_line(
     with pytest.raises(
         ExecutionError, match=f"^stage {blamed} of {len(fates)} {message}"
     ) as raised:
-        run_fates(folder, fates, silent_s=2.0)
+        # Where nobody is waited for in vain, a busy machine has its time.
+        run_fates(folder, fates, silent_s=2.0 if "nap" in fates else 60.0)
     assert "\n" not in str(raised.value)
     assert "s after the start; all stages were ended" in str(raised.value)
     assert _children(os.getpid()) == before
@@ -116,8 +117,8 @@ def test_stage_processes_end_with_their_parent(folder: Path) -> None:
         assert sorted(workers) == sorted(napping(folder))
         assert all(_runs(worker) for worker in workers)
         parent.kill()
-        assert parent.wait(10.0) == -signal.SIGKILL
-        assert _wait_until(lambda: not any(_runs(worker) for worker in workers), 5.0)
+        assert parent.wait(60.0) == -signal.SIGKILL
+        assert _wait_until(lambda: not any(_runs(worker) for worker in workers), 60.0)
     finally:
         parent.kill()
         parent.wait()

@@ -226,15 +226,19 @@ def test_a_read_only_database_is_refused(tmp_path: Path) -> None:
     assert "readonly" in _refused(TrackingConfig(uri="sqlite:///runs.db"), tmp_path)
 
 
-def _closed_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port that nobody listens at, held so that nobody else is given it meanwhile."""
+    with closing(socket.socket()) as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 @pytest.mark.parametrize("scheme", ["http", "postgresql+psycopg2"])
-def test_a_server_that_is_not_there_is_refused(scheme: str, tmp_path: Path) -> None:
-    place = f"127.0.0.1:{_closed_port()}"
+def test_a_server_that_is_not_there_is_refused(
+    scheme: str, tmp_path: Path, closed_port: int
+) -> None:
+    place = f"127.0.0.1:{closed_port}"
     message = _refused(TrackingConfig(uri=f"{scheme}://me:secret@{place}"), tmp_path)
     assert f"{scheme}://{place} does not answer: Connection refused" in message
     assert "secret" not in message
@@ -250,8 +254,10 @@ def test_a_server_that_never_answers_is_refused(
         assert f"{uri} does not answer" in _refused(TrackingConfig(uri=uri), tmp_path)
 
 
-def test_switches_that_the_user_set_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switches_that_the_user_set_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closed_port: int
+) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "6")
-    _refused(TrackingConfig(uri=f"http://127.0.0.1:{_closed_port()}"), tmp_path)
+    _refused(TrackingConfig(uri=f"http://127.0.0.1:{closed_port}"), tmp_path)
     assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "6"
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"

@@ -1,6 +1,5 @@
 """Clusters on this machine."""
 
-import socket
 import subprocess
 import sys
 import tempfile
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.postgres import free_port
 from benchmarks.slurm_here import NoSlurmError, slurm_here
 from runner.sweep.launchers.ray_address import answers_http2
 from tests.runner.sweep.launchers.driven import WAIT_S, hear_interrupts
@@ -33,8 +33,7 @@ def ray_address() -> Iterator[str]:
     ray = Path(sys.executable).with_name("ray")
     if not ray.exists():
         pytest.skip("no ray installed")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     # Ray's sockets lie there, and a path of theirs may have a hundred characters.
     with tempfile.TemporaryDirectory(dir="/tmp", prefix="ray") as folder:
         options = [f"--port={port}", f"--temp-dir={folder}", "--num-cpus=2"]

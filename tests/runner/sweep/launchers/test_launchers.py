@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.runner.sweep.launchers.driven import driving, ends, settings, wait_for, wait_until_gone
+from tests.runner.sweep.launchers.driven import (
+    WAIT_S,
+    driving,
+    ends,
+    settings,
+    wait_for,
+    wait_until_gone,
+)
 
 HERE = ["joblib", "ray", "submitit_local"]
 
@@ -69,7 +76,7 @@ def test_an_interrupt_reaches_the_jobs_and_leaves_no_process(
         wait_for(begun)
         workers = [int(path.read_text()) for path in begun]
         stop(process.pid)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, out, err) == (code, "", message)
     for worker in workers:
         wait_until_gone(worker)
@@ -85,7 +92,7 @@ def test_an_interrupt_leaves_a_ray_cluster_that_was_there(ray_address: str, tmp_
     with driving("ray", "endless", 3, tmp_path, given=given) as process:
         wait_for(begun)
         _interrupt_group(process.pid)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, out, err) == (130, "", "interrupted\n")
     wait_for([tmp_path / "interrupted_0", tmp_path / "interrupted_1"])
     assert not (tmp_path / "begun_2").exists()
@@ -102,7 +109,7 @@ def test_a_ray_cluster_that_has_no_room_may_get_some(ray_address: str, tmp_path:
             " hydra.launcher.remote asks for; the jobs wait until one has\n"
         )
         _terminate(process.pid)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, out, err) == (143, "", "terminated\n")
 
 
@@ -111,7 +118,7 @@ def test_an_interrupt_cancels_the_jobs_of_slurm(slurm: dict[str, str], tmp_path:
     with driving("submitit_slurm", "endless", 3, tmp_path, environment=slurm) as process:
         wait_for(begun)
         _terminate(process.pid)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=WAIT_S)
     assert (process.returncode, out, err) == (143, "", "terminated\n")
     wait_for([tmp_path / "interrupted_0", tmp_path / "interrupted_1"])
     assert not (tmp_path / "begun_2").exists()
