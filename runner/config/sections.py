@@ -123,7 +123,8 @@ class LatencyConfig:
 
     name: str = MISSING
     source: str = "roofline"
-    """``roofline`` with the coefficients below, ``kernels``, ``profiled`` or ``calibrated``."""
+    """``roofline`` with the coefficients below, ``kernels``, ``profiled``, ``calibrated`` or
+    ``trace``."""
     compute_efficiency: float = 1.0
     bandwidth_efficiency: float = 1.0
     op_overhead_s: float = 0.0
@@ -132,7 +133,8 @@ class LatencyConfig:
     tables: str | None = None
     """Of ``kernels``: a folder of measured tables, which are interpolated."""
     file: str | None = None
-    """Of a calibration; without one, this model's own measurements are fitted."""
+    """Of a calibration; without one, this model's own measurements are fitted. Of ``trace``: what
+    ``torch.profiler`` wrote."""
     device: str = "cpu"
     """What is measured on: ``cpu`` or ``cuda``."""
     threads: int = 1

@@ -24,6 +24,7 @@ from fxpart.cost.peak_tensors import DevicePeak, device_peaks
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.symbolic.sweep import Sums
 from fxpart.cost.tables import LatencySource
+from fxpart.cost.trace import TraceTimes
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import Place
 from fxpart.placement.saturate import saturate
@@ -214,13 +215,15 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
         whole=whole,
         subject_line=subject_line(config, subject.captured.graph),
-        times_note=_times_note(config),
+        times_note=_times_note(config, times, problem),
         split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
     )
 
 
-def _times_note(config: Config) -> str:
-    """Return that what is run here is predicted for another machine, where that is so."""
+def _times_note(config: Config, times: LatencySource, problem: Problem) -> str:
+    """Return what a trace covers, or that what is run here is predicted for another machine."""
+    if isinstance(times, TraceTimes):
+        return f"of {config.latency.file}: {times.coverage(problem.graph).sentence()}"
     if config.execute.name == "none" or config.latency.source != "roofline":
         return ""
     names = ", ".join(dict.fromkeys(pool.name for pool in config.devices.pools))

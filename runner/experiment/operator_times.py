@@ -10,6 +10,7 @@ from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.tables import LatencySource
+from fxpart.cost.trace import TraceTimes, read_trace
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config, LatencyConfig
 from runner.experiment.subject import Subject, symbols_of
@@ -37,13 +38,15 @@ def check_latency(config: Config) -> None:
             )
     if latency.source == "kernels":
         _kernel_model(latency)
-        if config.capture.symbolic != "none":
-            raise SpecError(
-                f"latency={latency.name} has curves that are no polynomials, and capture.symbolic="
-                f"{config.capture.symbolic} makes formulas; use latency=roofline"
-            )
+    if latency.source == "trace" and not latency.file:
+        raise SpecError(_NO_FILE)
+    if latency.source in ("kernels", "trace") and config.capture.symbolic != "none":
+        raise SpecError(
+            f"latency={latency.name} has times that are no polynomials, and capture.symbolic="
+            f"{config.capture.symbolic} makes formulas; use latency=roofline"
+        )
     if latency.source != "roofline" and config.capture.level != "operator":
-        does = "has curves of" if latency.source == "kernels" else "measures"
+        does = {"kernels": "has curves of", "trace": "has times of"}.get(latency.source, "measures")
         raise SpecError(
             f"latency={latency.name} {does} operators, got capture.level={config.capture.level};"
             " use capture.level=operator, or latency=roofline"
@@ -95,6 +98,16 @@ def _assumed(config: Config, subject: Subject, model: Mapping[str, object]) -> L
 
 def _kernels(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
     return _kernel_model(config.latency)
+
+
+def _traced(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
+    file = config.latency.file
+    if not file:
+        raise SpecError(_NO_FILE)
+    return TraceTimes(read_trace(Path(file)), _roofline(config.latency))
+
+
+_NO_FILE = "latency=trace needs a trace of torch.profiler; name it with latency.file=trace.json"
 
 
 def _kernel_model(latency: LatencyConfig) -> KernelModel:
@@ -166,5 +179,6 @@ SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencyS
     "kernels": _kernels,
     "profiled": _profile,
     "calibrated": _fitted,
+    "trace": _traced,
 }
 """The values of ``latency.source``."""

@@ -325,6 +325,7 @@ def latency_settings(latency: LatencyConfig) -> dict[str, object]:
     own = {
         "roofline": roofline,
         "kernels": (*roofline, "curves", "tables"),
+        "trace": (*roofline, "file"),
         "profiled": _MEASURED,
         # A file says it all: nothing is measured.
         "calibrated": ("file",) if latency.file else _MEASURED,

@@ -152,10 +152,18 @@ def test_curves_are_those_of_the_settings(program: ExportedProgram) -> None:
     [
         (["latency.curves.h100.gemm.tail=-1"], "latency.curves.h100.gemm.tail must be a number"),
         (["capture.level=module"], "has curves of operators, got capture.level=module"),
-        (["capture.symbolic=batch"], "no polynomials, and capture.symbolic=batch makes formulas"),
+        (
+            ["capture.symbolic=batch"],
+            "are no polynomials, and capture.symbolic=batch",
+        ),
     ],
 )
 def test_what_curves_cannot_do_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(SpecError) as refused:
         check_latency(read("latency=kernels", *overrides))
     assert message in str(refused.value)
+
+
+def test_a_trace_must_be_named() -> None:
+    with pytest.raises(SpecError, match=r"name it with latency\.file=trace\.json"):
+        check_latency(read("latency=trace"))

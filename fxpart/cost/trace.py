@@ -1,0 +1,312 @@
+"""`TraceTimes`: times of operators from a trace that `torch.profiler` (Kineto) wrote of a run.
+
+An operator takes what the same one took in the trace: of the same name, dtype and sizes, or else
+interpolated between the sizes that the trace has of it. Where kernels were traced, it is the time
+of those that were launched while the operator ran on the host; else its own time.
+"""
+
+import gzip
+import io
+import json
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.topology import Topology
+from fxpart.cost.calibration import is_free, is_view
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import SpecError, one_line
+from fxpart.support.regular_file import read_regular
+
+__all__ = ["Coverage", "Trace", "TraceTimes", "read_trace"]
+
+_BYTES = {
+    "double": 8,
+    "float": 4,
+    "c10::BFloat16": 2,
+    "c10::Half": 2,
+    "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e5m2": 1,
+    "c10::complex<float>": 8,
+    "c10::complex<double>": 16,
+    "long": 8,
+    "long int": 8,
+    "int": 4,
+    "short": 2,
+    "bool": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+}
+_FLOATING = {
+    "double": "float64",
+    "float": "float32",
+    "c10::BFloat16": "bfloat16",
+    "c10::Half": "float16",
+    "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "c10::Float8_e5m2": "float8_e5m2",
+    "c10::complex<float>": "complex64",
+    "c10::complex<double>": "complex128",
+}
+_PRODUCTS = {"mm": 0, "bmm": 0, "linear": 0, "matmul": 0, "addmm": 1, "baddbmm": 1}
+"""Products, and which argument ends in what is summed over."""
+_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_MOST_BYTES = 2**30
+"""Of a packed trace: some million operators."""
+_ADVICE = "export one with torch.profiler.profile(record_shapes=True).export_chrome_trace(file)"
+
+
+class _Call(NamedTuple):
+    """What tells operators of different times apart."""
+
+    name: str
+    """Without overload, such as ``aten::mm``."""
+    dtype: str
+    sizes: tuple[int, ...]
+    """Bytes of the tensors that it reads, in ascending order, equal ones once."""
+    depth: int
+    """What a product sums over; else 0."""
+
+    @property
+    def work(self) -> float:
+        """What its time grows with: multiplications of a product, else bytes."""
+        if not self.depth:
+            return float(max(1, sum(self.sizes)))
+        left, right = (self.sizes[-2:] * 2)[:2]
+        return max(1.0, left * right / self.depth)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Trace:
+    """Median times of the operators of a trace."""
+
+    seconds: Mapping[_Call, float]
+    on_device: bool
+    """Whether they are times of kernels; else of the host."""
+
+
+class Coverage(NamedTuple):
+    """How many of a graph's operators that take time a trace knows."""
+
+    exact: int
+    interpolated: int
+    missing: dict[str, int]
+    """Operators that are not in the trace, by name; the roofline is taken for them."""
+
+    def sentence(self) -> str:
+        """Return it in words."""
+        total = self.exact + self.interpolated + sum(self.missing.values())
+        share = f"{self.exact} of {total} operators at their very sizes"
+        others = ", ".join(f"{count} {name}" for name, count in self.missing.items())
+        rest = f", {sum(self.missing.values())} by the roofline ({others})" if others else ""
+        return f"{share}, {self.interpolated} interpolated{rest}"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class TraceTimes:
+    """Times of one graph's operators on the device of a trace."""
+
+    trace: Trace
+    roofline: LatencyModel
+    """Of what the trace does not have, on each device."""
+
+    def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
+        """Return the time of each operator on each device in seconds, shape (n, D).
+
+        The same on every device for what the trace has: one device was traced.
+        """
+        seconds, _ = self._times(graph)
+        missing = np.isnan(seconds)
+        return np.where(
+            missing[:, None], self.roofline.op_time_s(graph, topology), seconds[:, None]
+        )
+
+    def coverage(self, graph: OpGraph) -> Coverage:
+        """Return how much of `graph` the trace has."""
+        return self._times(graph)[1]
+
+    def _times(self, graph: OpGraph) -> tuple[FloatArray, Coverage]:
+        """Return the time of each operator, nan where the trace has none like it."""
+        by_kind = _by_kind(self.trace)
+        views, free = is_view(graph), is_free(graph)
+        seconds = np.full(graph.n_ops, np.nan)
+        exact = interpolated = 0
+        missing: Counter[str] = Counter()
+        for op, target in enumerate(graph.targets):
+            if free[op] or (views[op] and self.trace.on_device):
+                seconds[op] = 0.0
+                continue
+            time_s, is_exact = self._time(_call_of(graph, op), by_kind)
+            seconds[op] = time_s
+            if views[op]:
+                seconds[op] = np.nan_to_num(time_s)
+            elif is_exact:
+                exact += 1
+            elif math.isnan(time_s):
+                missing[target] += 1
+            else:
+                interpolated += 1
+        return seconds, Coverage(exact, interpolated, dict(missing.most_common()))
+
+    def _time(self, call: _Call, by_kind: "_Kinds") -> tuple[float, bool]:
+        """Return the time of a call and whether the trace has that very one; nan without any."""
+        stem = call.name.removesuffix("_")
+        for name in dict.fromkeys((call.name, stem, f"{stem}_")):
+            known = self.trace.seconds.get(call._replace(name=name))
+            if known is not None:
+                return known, True
+        for name in dict.fromkeys((call.name, stem, f"{stem}_")):
+            if (name, call.dtype) in by_kind:
+                return _interpolated(by_kind[name, call.dtype], call.work), False
+        return math.nan, False
+
+
+_Kinds = dict[tuple[str, str], tuple[FloatArray, FloatArray]]
+"""By name and dtype: logarithms of work, ascending, and of seconds."""
+
+
+def _by_kind(trace: Trace) -> _Kinds:
+    points: defaultdict[tuple[str, str], dict[float, list[float]]] = defaultdict(dict)
+    for call, seconds in trace.seconds.items():
+        if seconds > 0:
+            points[call.name, call.dtype].setdefault(math.log(call.work), []).append(seconds)
+    return {
+        kind: (
+            np.array(sorted(of_kind)),
+            np.array([math.log(median(of_kind[work])) for work in sorted(of_kind)]),
+        )
+        for kind, of_kind in points.items()
+    }
+
+
+def _interpolated(points: tuple[FloatArray, FloatArray], work: float) -> float:
+    """Return the time at `work`: beyond the largest it grows as the work, before the least not."""
+    works, times = points
+    log_work = math.log(work)
+    more = max(0.0, log_work - float(works[-1]))
+    return math.exp(float(np.interp(log_work, works, times)) + more)
+
+
+def _call_of(graph: OpGraph, op: int) -> _Call:
+    namespace, _, rest = graph.targets[op].partition(".")
+    name = rest.partition(".")[0]
+    sizes = [*graph.value_bytes[graph.reads_of(op)], *graph.weight_bytes[graph.uses_of(op)]]
+    depth = 0
+    if name in _PRODUCTS:
+        made = int(np.searchsorted(graph.value_producer, op))
+        results = int(graph.value_bytes[made]) if made < graph.n_values else 0
+        element = next((_BYTES[t] for t, d in _FLOATING.items() if d == graph.dtypes[op]), 4)
+        depth = int(graph.flops[op]) * element // (2 * results) if results else 0
+    kept = tuple(sorted({int(size) for size in sizes if size}))
+    return _Call(f"{namespace}::{name}", graph.dtypes[op], kept, depth)
+
+
+# Reading.
+
+
+def read_trace(path: Path) -> Trace:
+    """Return the times in a trace, ``.json`` or ``.json.gz``.
+
+    Raises:
+        SpecError: when there is none, it is damaged, or has no operators with their shapes.
+
+    """
+    try:
+        document = json.loads(_text(path))
+        events = document["traceEvents"] if isinstance(document, dict) else document
+        operators = [event for event in events if event.get("cat") == "cpu_op"]
+        calls = [_traced_call(event) for event in operators]
+        if not any(call and call.sizes for call in calls):
+            raise SpecError(f"{path} has no operators with shapes; {_ADVICE}")
+        on_device = any(event.get("cat") in _ON_DEVICE for event in events)
+        times = _device_s(events, operators) if on_device else _host_s(operators)
+    except FileNotFoundError:
+        raise SpecError(f"latency.file={path}: there is no such file; {_ADVICE}") from None
+    except OSError as error:
+        raise SpecError(f"cannot read {path}: {error.strerror or error}") from error
+    except (ValueError, TypeError, AttributeError, KeyError, EOFError, RecursionError) as error:
+        raise SpecError(
+            f"{path} is no trace of torch.profiler, or damaged ({one_line(error)}); {_ADVICE}"
+        ) from error
+    samples: defaultdict[_Call, list[float]] = defaultdict(list)
+    for call, seconds in zip(calls, times, strict=True):
+        if call is not None:
+            samples[call].append(seconds)
+    return Trace({call: median(of_call) for call, of_call in samples.items()}, on_device)
+
+
+def _text(path: Path) -> bytes:
+    packed = read_regular(path)
+    if path.suffix != ".gz":
+        return packed
+    with gzip.open(io.BytesIO(packed)) as file:
+        text = file.read(_MOST_BYTES + 1)
+    if len(text) > _MOST_BYTES:
+        raise SpecError(f"{path} is more than {_MOST_BYTES >> 20} MiB unpacked; trace fewer steps")
+    return text
+
+
+def _traced_call(event: Mapping[str, Any]) -> _Call | None:
+    arguments = event.get("args") or {}
+    dims, types = arguments.get("Input Dims"), arguments.get("Input type")
+    if dims is None or types is None:
+        return None
+    dtype = next((_FLOATING[name] for name in types if name in _FLOATING), "float32")
+    list_bytes = next((_BYTES[t] for t, d in _FLOATING.items() if d == dtype), 4)
+    sizes: set[int] = set()
+    for name, shape in zip(types, dims, strict=False):
+        if name in _BYTES:
+            sizes.add(math.prod(shape) * _BYTES[name])
+        elif shape and isinstance(shape[0], list):  # a list of tensors, whose dtype is not told
+            sizes.update(math.prod(one) * list_bytes for one in shape)
+    name = str(event["name"])
+    operand = _PRODUCTS.get(name.partition("::")[2])
+    depth = int(dims[operand][-1]) if operand is not None and dims[operand] else 0
+    return _Call(name, dtype, tuple(sorted(size for size in sizes if size)), depth)
+
+
+def _host_s(operators: list[Mapping[str, Any]]) -> list[float]:
+    return [_us(event, "dur") * 1e-6 for event in operators]
+
+
+def _device_s(events: list[Mapping[str, Any]], operators: list[Mapping[str, Any]]) -> list[float]:
+    """Return for each operator how long the kernels take that it launches."""
+    taken: defaultdict[int, float] = defaultdict(float)
+    for event in events:
+        if event.get("cat") in _ON_DEVICE:
+            taken[int(event["args"]["correlation"])] += _us(event, "dur")
+    launches: defaultdict[object, list[tuple[float, float]]] = defaultdict(list)
+    for event in events:
+        if event.get("cat") in _LAUNCHES:
+            took = taken.get(int((event.get("args") or {}).get("correlation", -1)), 0.0)
+            launches[event["pid"], event["tid"]].append((_us(event, "ts"), took))
+    starts: dict[object, list[float]] = {}
+    sums: dict[object, list[float]] = {}
+    for thread, of_thread in launches.items():
+        of_thread.sort()
+        starts[thread] = [start for start, _ in of_thread]
+        sums[thread] = [0.0, *accumulate(took for _, took in of_thread)]
+    seconds = []
+    for event in operators:
+        thread = (event["pid"], event["tid"])
+        begin, among = _us(event, "ts"), starts.get(thread, [])
+        first, last = bisect_left(among, begin), bisect_right(among, begin + _us(event, "dur"))
+        total = sums[thread][last] - sums[thread][first] if among else 0.0
+        seconds.append(max(0.0, total) * 1e-6)
+    return seconds
+
+
+def _us(event: Mapping[str, Any], name: str) -> float:
+    number = float(event[name])
+    if not math.isfinite(number) or number < 0:
+        raise ValueError(f"{name} is {number}")
+    return number
