@@ -10,12 +10,12 @@ import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.truth.kernel_tables import DEVICES, Kernels, read_kernels
+from benchmarks.truth.kernel_tables import DEVICES, Curve, Kernels, read_kernels
 from benchmarks.truth.nccl_tables import KINDS, Messages, read_messages
 from fxpart.core.graph import FloatArray
 from fxpart.cost.collectives import CollectiveCurve
@@ -24,7 +24,8 @@ from fxpart.cost.curves.gemm import GemmCurve
 
 __all__ = ["GEMM", "Fitted", "family", "fit_kernels", "main"]
 
-Curve = GemmCurve | AttentionCurve | DecodeCurve | CollectiveCurve
+_Any = TypeVar("_Any")
+_Curve = TypeVar("_Curve", bound=Curve)
 _MOST_ROWS = 3000
 """That a curve is fitted to; more change the third digit."""
 _SEED = 0
@@ -82,20 +83,20 @@ _PACKS = {"a100_sxm": 0.0, "h100_sxm": 1.0}
 """FlashAttention 3 packs heads that share keys, FlashAttention 2 only where queries are single."""
 
 
-class Fitted(NamedTuple):
+class Fitted(NamedTuple, Generic[_Any]):
     """A curve, and how far it is from rows that it was not fitted to."""
 
-    curve: Curve
+    curve: _Any
     note: str
 
 
 def _fit(
     spans: dict[str, Span],
-    make: Callable[[dict[str, float]], Curve],
-    predict: Callable[[Curve, npt.NDArray[np.intp]], FloatArray],
+    make: Callable[[dict[str, float]], _Any],
+    predict: Callable[[_Any, npt.NDArray[np.intp]], FloatArray],
     seconds: FloatArray,
     held_out: npt.NDArray[np.bool_],
-) -> Fitted:
+) -> Fitted[_Any]:
     """Return the curve whose logarithms of time are nearest, large errors counting less."""
     from scipy.optimize import least_squares
 
@@ -103,7 +104,7 @@ def _fit(
     rows = np.sort(np.random.default_rng(_SEED).permutation(rows)[:_MOST_ROWS])
     bounds = np.log([[span.least for span in spans.values()], [s.most for s in spans.values()]])
 
-    def curve_of(logs: FloatArray) -> Curve:
+    def curve_of(logs: FloatArray) -> _Any:
         return make(dict(_named(spans, logs)))
 
     def residual(logs: FloatArray) -> FloatArray:
@@ -133,13 +134,15 @@ def _named(spans: dict[str, Span], logs: FloatArray) -> list[tuple[str, float]]:
     return list(zip(spans, np.exp(logs).tolist(), strict=True))
 
 
-def fit_kernels(spans: dict[str, Span], kind: type, kernels: Kernels, **fixed: float) -> Fitted:
+def fit_kernels(
+    spans: dict[str, Span], kind: Callable[..., _Curve], kernels: Kernels, **fixed: float
+) -> Fitted[_Curve]:
     """Return the curve of that kind that is nearest to the kernels, some coefficients `fixed`."""
 
-    def make(numbers: dict[str, float]) -> Curve:
+    def make(numbers: dict[str, float]) -> _Curve:
         return kind(**numbers, **fixed)
 
-    def predict(curve: Curve, rows: npt.NDArray[np.intp]) -> FloatArray:
+    def predict(curve: _Curve, rows: npt.NDArray[np.intp]) -> FloatArray:
         calls = type(kernels.calls)(*(column[rows] for column in kernels.calls))
         seconds: FloatArray = curve.seconds(calls, kernels.rates)
         return seconds
@@ -147,7 +150,7 @@ def fit_kernels(spans: dict[str, Span], kind: type, kernels: Kernels, **fixed: f
     return _fit(spans, make, predict, kernels.seconds, kernels.held_out)
 
 
-def _fit_messages(messages: Messages) -> Fitted:
+def _fit_messages(messages: Messages) -> Fitted[CollectiveCurve]:
     def predict(curve: CollectiveCurve, rows: npt.NDArray[np.intp]) -> FloatArray:
         return curve.seconds(messages.wire[rows], messages.ranks[rows], messages.bytes_per_s)
 
@@ -157,13 +160,13 @@ def _fit_messages(messages: Messages) -> Fitted:
     return _fit(_COLLECTIVE, make, predict, messages.seconds, messages.held_out)
 
 
-def family(data: Path, prefix: str) -> dict[str, Fitted]:
+def family(data: Path, prefix: str) -> dict[str, Fitted[Any]]:
     """Return the curves of one device by where they stand in the file."""
     gemm = fit_kernels(GEMM, GemmCurve, read_kernels(data, prefix, "gemm", "bfloat16"))
     fixed = {"cache_launch_s": gemm.curve.launch_s, "packs_groups": _PACKS[prefix]}
     prompts = read_kernels(data, prefix, "context_attention", "bfloat16")
     tokens = read_kernels(data, prefix, "generation_attention", "bfloat16")
-    curves = {
+    curves: dict[str, Fitted[Any]] = {
         "gemm": gemm,
         "attention": fit_kernels(_ATTENTION, AttentionCurve, prompts, **fixed),
         "decode": fit_kernels(_DECODE, DecodeCurve, tokens, **fixed),
@@ -189,7 +192,7 @@ curves:
 """
 
 
-def _yaml(families: dict[str, dict[str, Fitted]]) -> str:
+def _yaml(families: dict[str, dict[str, Fitted[Any]]]) -> str:
     lines = [_HEAD.rstrip("\n")]
     for family, curves in families.items():
         lines.append(f"  {family}:")
@@ -211,7 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="the YAML file to write")
     asked = parser.parse_args(arguments)
     data = asked.data / "truth" if (asked.data / "truth").is_dir() else asked.data
-    families: dict[str, dict[str, Fitted]] = {}
+    families: dict[str, dict[str, Fitted[Any]]] = {}
     for prefix, device in DEVICES.items():
         families[device.curves] = family(data, prefix)
         for place, fitted in families[device.curves].items():

@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 from benchmarks.truth.row import Row
 from fxpart.core.graph import FloatArray
 from fxpart.core.topology import DeviceSpec
-from fxpart.cost.curves.attention import Attentions
 from fxpart.cost.curves.family import family_from
-from fxpart.cost.curves.gemm import Products, Rates
+from fxpart.cost.curves.gemm import Rates
 from fxpart.cost.curves.tables import measured_calls
 from runner.config.paths import conf_dir
 from runner.config.specs import accelerator_files, read_accelerator
@@ -26,6 +25,7 @@ from runner.config.specs import accelerator_files, read_accelerator
 __all__ = [
     "DEVICES",
     "FAMILIES",
+    "Curve",
     "Kernels",
     "is_held_out",
     "kernel_label",
@@ -63,7 +63,8 @@ FAMILIES = {
 class Kernels(NamedTuple):
     """Measured calls of one kind in one dtype."""
 
-    calls: Products | Attentions
+    calls: Any
+    """`Products` or `Attentions`, as the kind has them."""
     rates: Rates
     seconds: FloatArray
     labels: list[str]

@@ -215,15 +215,20 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
         whole=whole,
         subject_line=subject_line(config, subject.captured.graph),
-        times_note=_times_note(config, times, problem),
+        times_note=_coverage(config, times, problem) or _times_note(config),
         split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
     )
 
 
-def _times_note(config: Config, times: LatencySource, problem: Problem) -> str:
-    """Return what a trace covers, or that what is run here is predicted for another machine."""
-    if isinstance(times, TraceTimes):
-        return f"of {config.latency.file}: {times.coverage(problem.graph).sentence()}"
+def _coverage(config: Config, times: LatencySource, problem: Problem) -> str:
+    """Return how many operators a trace has, where times come from one."""
+    if not isinstance(times, TraceTimes):
+        return ""
+    return f"of {config.latency.file}: {times.coverage(problem.graph).sentence()}"
+
+
+def _times_note(config: Config) -> str:
+    """Return that what is run here is predicted for another machine, where that is so."""
     if config.execute.name == "none" or config.latency.source != "roofline":
         return ""
     names = ", ".join(dict.fromkeys(pool.name for pool in config.devices.pools))

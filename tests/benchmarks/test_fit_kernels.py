@@ -2,6 +2,7 @@
 
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +38,7 @@ def test_a_planted_curve_is_found_again(
     _planted(tmp_path)
     shipped = FAMILIES["h100"]
 
-    def family(data: Path, prefix: str) -> dict[str, fit_kernels.Fitted]:
+    def family(data: Path, prefix: str) -> dict[str, fit_kernels.Fitted[Any]]:
         kernels = read_kernels(data, prefix, "gemm", "bfloat16")
         fitted = fit_kernels.fit_kernels(fit_kernels.GEMM, type(shipped.gemm), kernels)
         return {

@@ -65,7 +65,7 @@ def test_operators_of_the_traced_model_have_the_traced_times(model: nn.Module, f
 def test_other_sizes_are_interpolated_and_other_operators_the_rooflines(
     model: nn.Module, file: Path
 ) -> None:
-    other = nn.Sequential(*model, nn.Softplus())
+    other = nn.Sequential(model, nn.Softplus())
     graph = capture(other, (torch.zeros(32, 24),)).graph
     times = TraceTimes(read_trace(file), ROOFLINE)
     coverage = times.coverage(graph)
@@ -87,9 +87,12 @@ def _event(name: str, cat: str, ts: float, dur: float, **args: object) -> dict[s
 
 
 def _add(ts: float, elements: int) -> dict[str, Any]:
-    dims = [[elements], [], []]
-    types = ["float", "Scalar", "Scalar"]
-    return _event("aten::add", "cpu_op", ts, 10, **{"Input Dims": dims, "Input type": types})
+    event = _event("aten::add", "cpu_op", ts, 10)
+    event["args"] = {
+        "Input Dims": [[elements], [], []],
+        "Input type": ["float", "Scalar", "Scalar"],
+    }
+    return event
 
 
 def _gpu_trace() -> dict[str, Any]:

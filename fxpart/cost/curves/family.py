@@ -63,11 +63,12 @@ def _curve(place: str, make: Callable[..., _Curve], settings: object) -> _Curve:
     for name in names:
         number = settings.get(name)
         plain = isinstance(number, int | float) and not isinstance(number, bool)
-        if not plain or not 0 <= float(number) < float("inf"):
+        value = float(number) if plain else -1.0  # type: ignore[arg-type]
+        if not 0 <= value < float("inf"):
             raise SpecError(f"{place}.{name} must be a number of at least 0, is {number}")
-        if number == 0 and not name.endswith("_s") and name != "packs_groups":
+        if value == 0 and not name.endswith("_s") and name != "packs_groups":
             raise SpecError(f"{place}.{name} must be more than 0")
-        numbers[name] = float(number)
+        numbers[name] = value
     return make(**numbers)
 
 

@@ -50,7 +50,11 @@ class KernelModel:
             if not device.curves:
                 continue
             family = self._family(device)
-            kind = (device.curves, device.multiprocessors, device.memory_bandwidth_bytes_per_s)
+            kind: tuple[object, ...] = (
+                device.curves,
+                device.multiprocessors,
+                device.memory_bandwidth_bytes_per_s,
+            )
             kind += (device.name.startswith(device.curves), *sorted(device.flops_per_s.items()))
             if kind in seen:
                 times[:, column] = times[:, seen[kind]]

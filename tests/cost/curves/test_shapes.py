@@ -12,14 +12,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fxpart.capture import capture
 from fxpart.cost.curves.shapes import shapes_of
 
-Shape = tuple[int, int, int, int]
+Shape = tuple[int, ...]
 
 
-class _Seen(TorchDispatchMode):
+class _Seen(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records B, m, n, k of each product that runs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.shapes: Counter[Shape] = Counter()
 
     def __torch_dispatch__(
@@ -42,8 +42,8 @@ class _Seen(TorchDispatchMode):
             self._add(1, result.numel() // channels, channels, int(np.prod(rest)))
         return result
 
-    def _add(self, *shape: int) -> None:
-        self.shapes[shape] += 1
+    def _add(self, batch: int, *mnk: int) -> None:
+        self.shapes[(batch, *mnk)] += 1
 
 
 class _Products(nn.Module):
