@@ -5,12 +5,11 @@ from dataclasses import dataclass
 import torch
 
 from fxpart.capture.api import capture_graph
-from fxpart.capture.inference.eager_lifetimes import eager_graph
 from fxpart.capture.inference.export import export_program
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.training.joint import joint_capture
-from fxpart.core.graph import OpGraph
+from fxpart.core.graph import OpGraph, without_python
 from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.core.phases import StepOptions
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
@@ -58,11 +57,10 @@ class Counted:
 def predicted(spec: ModelSpec, optimizer: Optimizer, options: StepOptions) -> Predicted:
     """Return fxpart's prediction for the model that `spec` names."""
     built = build_model(spec)
-    plain = capture_graph(built.module, built.args, built.kwargs)
-    eager = eager_graph(built.module, built.args, built.kwargs)
+    eager = capture_graph(built.module, built.args, built.kwargs)
     return Predicted(
-        plain.total_weight_bytes,
-        peak_bytes(plain),
+        eager.total_weight_bytes,
+        peak_bytes(without_python(eager)),
         peak_bytes(eager),
         predicted_step(spec, optimizer, options),
     )

@@ -1,7 +1,6 @@
 """The public names and the modules they live in. `__init__.py` imports each on first use."""
 
 from fxpart.capture.batch_dim.analyze import analyze_batch_dims as analyze_batch_dims
-from fxpart.capture.inference.eager_lifetimes import eager_graph as eager_graph
 from fxpart.capture.symbolic.api import symbolic_graph as symbolic_graph
 from fxpart.capture.training.cut_step import ForwardBackward as ForwardBackward
 from fxpart.capture.training.cut_step import cut_step as cut_step
@@ -9,6 +8,7 @@ from fxpart.core.assignment import Assignment as Assignment
 from fxpart.core.data_parallel import DataParallel as DataParallel
 from fxpart.core.data_parallel import split_topology as split_topology
 from fxpart.core.graph import OpGraph as OpGraph
+from fxpart.core.graph import without_python as without_python
 from fxpart.core.optimizer import Optimizer as Optimizer
 from fxpart.core.optimizer import with_optimizer as with_optimizer
 from fxpart.core.phases import StepOptions as StepOptions

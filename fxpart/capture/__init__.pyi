@@ -3,7 +3,6 @@
 from fxpart.capture.api import Capture as Capture
 from fxpart.capture.api import capture as capture
 from fxpart.capture.api import capture_graph as capture_graph
-from fxpart.capture.inference.eager_lifetimes import eager_graph as eager_graph
 from fxpart.capture.inference.export import export_program as export_program
 from fxpart.capture.inference.from_export import op_graph as op_graph
 from fxpart.capture.inference.module_level import module_graph as module_graph

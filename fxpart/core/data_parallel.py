@@ -122,6 +122,7 @@ def _part(topology: Topology, devices: IntArray) -> Topology:
         tuple(topology.devices[device] for device in devices.tolist()),
         topology.bytes_per_s[square],
         topology.latency_s[square],
+        topology.host_launch_s,
     )
 
 

@@ -6,7 +6,7 @@ Weights are not values: they are storages that lie on a device for as long as an
 uses them.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +23,7 @@ __all__ = [
     "IntArray",
     "OpGraph",
     "csr",
+    "without_python",
 ]
 
 IntArray = npt.NDArray[np.int64]
@@ -43,6 +44,10 @@ MOST_COUNTED = 2**62
 
 def _no_tensors() -> IntArray:
     return np.zeros((0, 0), dtype=np.int64)
+
+
+def _nothing_held() -> IntArray:
+    return np.zeros(0, dtype=np.int64)
 
 
 def csr(rows: list[list[int]]) -> tuple[IntArray, IntArray]:
@@ -117,6 +122,9 @@ class OpGraph:
     attention: IntArray = field(default_factory=_no_tensors)
     """What sizes in bytes do not say of calls of fused attention, a row each: the operator, the
     size of a head, and 1 where a query sees no key after its own. Shape (A, 3)."""
+    value_held: IntArray = field(default_factory=_nothing_held)
+    """The last operator that begins while a variable of the model's Python still holds the value,
+    as in an eager run; -1 where none outlasts its readers. Length V, or 0: nothing is held."""
 
     def __post_init__(self) -> None:
         """Check what every algorithm relies on: lengths, and producers before readers."""
@@ -166,6 +174,8 @@ class OpGraph:
         of_values = (self.value_names, self.value_bytes, self.value_alloc_bytes, self.value_base)
         if any(len(column) != values for column in (*of_values, self.value_is_output)):
             raise SpecError(f"graph arrays disagree in length: {values} values")
+        if len(self.value_held) not in (0, values):
+            raise SpecError(f"graph arrays disagree in length: {values} values")
         weights = len(self.weight_names)
         if len(self.weight_bytes) != weights or len(self.weight_state_bytes) != weights:
             raise SpecError(f"graph arrays disagree in length: {weights} weights")
@@ -200,6 +210,7 @@ class OpGraph:
         for numbers, least, most in (
             (self.value_producer, -1, n),
             (self.value_base, -1, values),
+            (self.value_held, -1, n),
             (self.reads, 0, values),
             (self.uses, 0, weights),
             (self.group, 0, n),
@@ -291,3 +302,8 @@ class OpGraph:
     def uses_of(self, op: int) -> IntArray:
         """Return the weight storages that operator `op` uses."""
         return self.uses[self.use_start[op] : self.use_start[op + 1]]
+
+
+def without_python(graph: OpGraph) -> OpGraph:
+    """Return `graph` as it is run by itself: a value is freed after its last reader."""
+    return replace(graph, value_held=_nothing_held())

@@ -1,7 +1,7 @@
 """`Topology`: the devices that a model is placed on and the links between them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -118,6 +118,17 @@ class Topology:
     """Rate from row to column, shape (D, D); infinite on the diagonal."""
     latency_s: npt.NDArray[np.float64] = field(repr=False)
     """Fixed cost of one transfer from row to column, shape (D, D); 0 on the diagonal."""
+    host_launch_s: float = 0.0
+    """Time of the host to start one operator, on whichever device. One process starts all, in
+    order, and goes on while the devices compute."""
+
+    def __post_init__(self) -> None:
+        """Refuse a host that takes no number of seconds."""
+        if not 0 <= self.host_launch_s < _MOST_S:
+            raise SpecError(
+                f"runtime.host_launch_s must be at least 0 and below {_MOST_S:.0e} s,"
+                f" got {self.host_launch_s}"
+            )
 
     @property
     def n_devices(self) -> int:
@@ -132,7 +143,10 @@ class Topology:
     def first(self, count: int) -> "Topology":
         """Return the topology of the first `count` devices."""
         return Topology(
-            self.devices[:count], self.bytes_per_s[:count, :count], self.latency_s[:count, :count]
+            self.devices[:count],
+            self.bytes_per_s[:count, :count],
+            self.latency_s[:count, :count],
+            self.host_launch_s,
         )
 
 
@@ -174,4 +188,4 @@ def with_pair_links(topology: Topology, links: Mapping[tuple[int, int], Link]) -
             raise SpecError(f"a link joins device {first} with itself; name two devices")
         rate[[first, second], [second, first]] = link.bytes_per_s
         latency[[first, second], [second, first]] = link.latency_s
-    return Topology(topology.devices, rate, latency)
+    return replace(topology, bytes_per_s=rate, latency_s=latency)

@@ -137,7 +137,8 @@ def _path_bound_s(
 ) -> float:
     """Return a bound from dependencies: operators are near each other, or pay for a transfer.
 
-    An operator also waits for those of its group before it, which run on the same device.
+    An operator also waits for those of its group before it, which run on the same device, and for
+    the host to start it.
 
     As in Papadimitriou and Yannakakis: Towards an architecture-independent analysis of parallel
     algorithms. SIAM J. Comput. 19(2), 1990, doi:10.1137/0219021, with transfers of several costs.
@@ -148,7 +149,7 @@ def _path_bound_s(
     )
     longest = 0.0
     for op in range(time_s.shape[0]):
-        start, waits = 0.0, t.read_start[op + 1] - t.read_start[op]
+        start, waits = t.issue_s[op], t.read_start[op + 1] - t.read_start[op]
         for i in range(t.read_start[op], t.read_start[op + 1]):
             maker = t.producer[t.reads[i]]
             if maker >= 0:
@@ -175,7 +176,7 @@ def critical_path_s(t: CostTables, device_of: IntArray) -> float:
     finish = np.zeros(device_of.shape[0])
     longest = 0.0
     for op in range(device_of.shape[0]):
-        here, start = device_of[op], 0.0
+        here, start = device_of[op], t.issue_s[op]
         for i in range(t.read_start[op], t.read_start[op + 1]):
             value = t.reads[i]
             maker = t.producer[value]
@@ -204,7 +205,8 @@ def lower_bound_s(problem: Problem) -> float:
     time_s = np.ascontiguousarray(t.op_time_s.min(axis=1))
     devices = t.op_time_s.shape[1]
     if devices == 1:
-        return float(time_s.sum())
+        # From where the host was last waited for on.
+        return float((t.issue_s + np.cumsum(time_s[::-1])[::-1]).max(initial=time_s.sum()))
     apart = ~np.eye(devices, dtype=np.bool_)
     cheapest_s = t.link_latency_s[apart].min() + t.value_bytes * t.s_per_byte[apart].min()
     path = float(_path_bound_s(t, order, time_s, cheapest_s))

@@ -43,6 +43,9 @@ class Progress(NamedTuple):
     """From the start of a device's next operator after a mark to the end, shape (C, D)."""
     link_tail_s: FloatArray
     """Likewise of a link's next transfer, shape (C, D, D)."""
+    issue_tail_s: FloatArray
+    """The least latency by the operators from a mark on that wait for the host alone, shape (C,).
+    """
     trial_finish_s: FloatArray
     """Room for `estimate`, shape (n,)."""
     trial_arrival_s: FloatArray
@@ -64,6 +67,7 @@ def make_progress(t: CostTables) -> Progress:
         np.zeros((marks, devices, devices)),
         np.zeros((marks, devices)),
         np.zeros((marks, devices, devices)),
+        np.zeros(marks),
         np.zeros(n),
         np.full((len(t.producer), devices), -1.0),
     )
@@ -71,12 +75,13 @@ def make_progress(t: CostTables) -> Progress:
 
 @compiled
 def _ready_s(t: CostTables, device_of: IntArray, op: int, p: Progress, begin: int) -> float:
-    """Return when all that `op` reads is there; makers from `begin` on are those of the trial.
+    """Return when `op` is started by the host and all that it reads is there.
 
+    Makers from `begin` on are those of the trial.
     What was made before, and was not sent to this device so far, is sent at once: that the link
     may be busy is left out.
     """
-    here, ready = device_of[op], 0.0
+    here, ready = device_of[op], t.issue_s[op]
     for i in range(t.read_start[op], t.read_start[op + 1]):
         value = t.reads[i]
         maker = t.producer[value]
@@ -138,7 +143,7 @@ def estimate(
     lo, hi = first // p.spacing, last // p.spacing + 1
     begin, end = lo * p.spacing, min(hi * p.spacing, n)
     device_free, link_free = p.device_free_s[lo].copy(), p.link_free_s[lo].copy()
-    longest, sent_s = 0.0, 0.0
+    longest, sent_s = p.issue_tail_s[hi], 0.0
     for op in range(begin, end):
         here = device_of[op]
         finish = max(device_free[here], _ready_s(t, device_of, op, p, begin))
@@ -217,10 +222,11 @@ def refresh(t: CostTables, device_of: IntArray, p: Progress) -> float:
     device_tail, link_tail = np.zeros(devices), np.zeros((devices, devices))
     least = latency * (1.0 - _ROUNDING)
     p.critical[:] = False
-    k = count - 1
+    k, issue_tail = count - 1, 0.0
     for op in range(device_of.shape[0] - 1, -1, -1):
         if (op + 1) % p.spacing == 0:
             _mark((op + 1) // p.spacing, device_tail, link_tail, p.device_tail_s, p.link_tail_s)
+            p.issue_tail_s[(op + 1) // p.spacing] = issue_tail
         here = device_of[op]
         tail = device_tail[here]
         while k >= 0 and t.producer[sent[k, 0]] == op:
@@ -243,5 +249,6 @@ def refresh(t: CostTables, device_of: IntArray, p: Progress) -> float:
                     tail = max(tail, tail_s[t.readers[j]])
         tail_s[op] = tail + t.op_time_s[op, here]
         device_tail[here] = tail_s[op]
+        issue_tail = max(issue_tail, t.issue_s[op] + tail_s[op])
         p.critical[op] |= start_s[op] + tail_s[op] >= least
     return latency

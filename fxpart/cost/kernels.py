@@ -57,7 +57,8 @@ def schedule(t: CostTables, device_of: IntArray, log: ScheduleLog) -> tuple[floa
 
     Each device runs its operators one at a time in graph order, each ordered pair of devices
     carries one transfer at a time, and a value goes to a device at most once, as soon as it is
-    made. Fills `log`.
+    made. The host starts the operators of all devices in that order, and no operator begins before
+    it is started. Fills `log`.
     """
     start_s, finish_s, arrival_s, sent, sent_s = log
     devices = t.op_time_s.shape[1]
@@ -66,7 +67,7 @@ def schedule(t: CostTables, device_of: IntArray, log: ScheduleLog) -> tuple[floa
     latency, count = 0.0, 0
     for op in range(device_of.shape[0]):
         here = device_of[op]
-        start = device_free[here]
+        start = max(device_free[here], t.issue_s[op])
         for i in range(t.read_start[op], t.read_start[op + 1]):
             value = t.reads[i]
             maker = t.producer[value]
@@ -106,7 +107,8 @@ def device_memory(  # noqa: PLR0912 - one loop, compiled whole
     Resident are the weights used there, tied ones once, and the inputs read there. `change[i]` is
     by how much the bytes of live tensors grow as operator i of the whole graph begins: a storage
     lives from the operator that makes it (or, received, from the one that makes it elsewhere)
-    through its last use on the device; outputs of the graph live to the end.
+    through its last use on the device, and where it is made for as long as Python holds it; outputs
+    of the graph live to the end.
     """
     n = device_of.shape[0]
     change[:] = 0
@@ -141,7 +143,8 @@ def device_memory(  # noqa: PLR0912 - one loop, compiled whole
                 root[value] = value
                 change[op] += m.alloc_bytes[value]
             if root[value] >= 0:
-                last[root[value]] = n - 1 if m.is_output[value] else max(last[root[value]], op)
+                until = n - 1 if m.is_output[value] else max(op, m.held[value])
+                last[root[value]] = max(last[root[value]], until)
     for value in range(m.producer.shape[0]):
         if root[value] == value:
             local = device_of[m.producer[value]] == device

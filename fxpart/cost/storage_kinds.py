@@ -234,7 +234,7 @@ def _last_uses(
     last_read = np.full(len(root), -1, dtype=np.int64)
     np.maximum.at(last_read, root[m.reads[here]], facts.reader[here])
     values = np.flatnonzero(made)
-    until = np.where(m.is_output[values], n - 1, m.producer[values])
+    until = np.where(m.is_output[values], n - 1, np.maximum(m.producer[values], m.held[values]))
     last = last_read.copy()
     np.maximum.at(last, root[values], until)
     return last, last_read

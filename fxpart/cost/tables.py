@@ -13,6 +13,8 @@ __all__ = [
     "LatencySource",
     "MemoryTables",
     "cost_tables",
+    "freed_after_readers",
+    "launch_s",
     "memory_tables",
     "same_on_every_device",
 ]
@@ -52,6 +54,8 @@ class CostTables(NamedTuple):
     """Shape (D, D)."""
     link_latency_s: FloatArray
     """Shape (D, D)."""
+    issue_s: FloatArray
+    """When the host has started each operator, which cannot begin before. Shape (n,)."""
 
 
 class MemoryTables(NamedTuple):
@@ -67,6 +71,8 @@ class MemoryTables(NamedTuple):
     alloc_bytes: IntArray
     base: IntArray
     is_output: npt.NDArray[np.bool_]
+    held: IntArray
+    """As `OpGraph.value_held`; -1 throughout where nothing is held."""
     use_start: IntArray
     uses: IntArray
     weight_bytes: IntArray
@@ -101,10 +107,16 @@ def memory_tables(graph: OpGraph) -> MemoryTables:
         alloc_bytes=graph.value_alloc_bytes,
         base=graph.value_base,
         is_output=graph.value_is_output,
+        held=graph.value_held if len(graph.value_held) else np.full(graph.n_values, -1),
         use_start=graph.use_start,
         uses=graph.uses,
         weight_bytes=graph.weight_bytes + graph.weight_state_bytes,
     )
+
+
+def freed_after_readers(memory: MemoryTables) -> MemoryTables:
+    """Return `memory` as of a run of the captured graph, whose values no variable holds."""
+    return memory._replace(held=np.full(len(memory.producer), -1, dtype=np.int64))
 
 
 def cost_tables(
@@ -122,4 +134,16 @@ def cost_tables(
         op_time_s=latency.op_time_s(graph, topology),
         s_per_byte=1.0 / topology.bytes_per_s,
         link_latency_s=np.ascontiguousarray(topology.latency_s, dtype=np.float64),
+        issue_s=np.cumsum(launch_s(graph, topology)),
     )
+
+
+def launch_s(graph: OpGraph, topology: Topology) -> FloatArray:
+    """Return the time of the host to start each operator, shape (n,).
+
+    What neither computes nor moves anything is not started, and neither is an update of a weight:
+    torch's ``foreach`` and ``fused`` update many at once.
+    """
+    works = ((graph.flops > 0) | (graph.moved_bytes > 0)) & ~graph.is_update
+    seconds: FloatArray = works * float(topology.host_launch_s)
+    return seconds

@@ -44,7 +44,10 @@ def on_devices(problem: Problem, devices: Sequence[int]) -> Problem:
     square = np.ix_(chosen, chosen)
     whole, costs = problem.topology, problem.costs
     topology = Topology(
-        tuple(whole.devices[d] for d in chosen), whole.bytes_per_s[square], whole.latency_s[square]
+        tuple(whole.devices[d] for d in chosen),
+        whole.bytes_per_s[square],
+        whole.latency_s[square],
+        whole.host_launch_s,
     )
     costs = costs._replace(
         op_time_s=np.ascontiguousarray(costs.op_time_s[:, chosen]),

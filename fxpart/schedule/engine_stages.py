@@ -8,7 +8,7 @@ import numpy.typing as npt
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.problem import Problem
-from fxpart.cost.tables import MemoryTables
+from fxpart.cost.tables import MemoryTables, freed_after_readers
 from fxpart.schedule.from_assignment import stages_of, tied_parts
 from fxpart.schedule.stage_storages import peak_of_intervals, stage_storages
 
@@ -252,7 +252,9 @@ def engine_stages(problem: Problem, assignment: Assignment) -> tuple[EngineStage
     passed, parts = crossing(graph, stage_of), tied_parts(graph, stage_of)
     # An update is of none of the stages.
     of_engine = np.where(graph.is_update, len(devices), stage_of)
-    cut = CutStep(graph, problem.memory, of_engine, passed, parts)
+    # The engine runs the split graph, whose values no variable of the model's Python holds.
+    memory = freed_after_readers(problem.memory)
+    cut = CutStep(graph, memory, of_engine, passed, parts)
     return tuple(_stage(cut, stage) for stage in range(len(devices)))
 
 

@@ -7,6 +7,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.holding import weight_bytes_of
 from fxpart.cost.problem import Problem
+from fxpart.cost.tables import launch_s
 from fxpart.errors import NotApplicableError
 from fxpart.schedule.costs import PipelineCosts, StageCost, StageLink
 from fxpart.schedule.stage_storages import peak_of_intervals, stage_bytes
@@ -157,6 +158,12 @@ def _stages(problem: Problem, stage_of: IntArray, devices: list[int]) -> list[St
     forward_s, backward_s, update_s = (
         np.bincount(stage_of, weights=np.where(those, times, 0.0), minlength=len(devices))
         for those in (is_forward, ~is_forward & ~is_update, is_update)
+    )
+    # The host of each stage's process starts its operators while its device computes.
+    launches_s = launch_s(graph, problem.topology)
+    forward_s, backward_s = (
+        np.maximum(device_s, np.bincount(stage_of, launches_s * those, minlength=len(devices)))
+        for device_s, those in ((forward_s, is_forward), (backward_s, ~is_forward))
     )
     before_updates = np.where(is_update, -1, stage_of)
     costs = []

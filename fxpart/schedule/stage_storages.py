@@ -58,7 +58,7 @@ def stage_storages(
             base = m.base[value]
             root[value] = root[base] if base >= 0 else value
             if root[value] >= 0:
-                last[root[value]] = max(last[root[value]], op)
+                last[root[value]] = max(last[root[value]], op, m.held[value])
                 is_result[root[value]] |= m.is_output[value]
     return root, last, is_result, inputs
 

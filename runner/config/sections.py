@@ -56,6 +56,9 @@ class ModelConfig:
     batch_size: int = 1
     seq_len: int | None = None
     dtype: str = "float32"
+    loss: str = "own"
+    """Of a training step: ``own``, what the model computes from labels as `Trainer` gives them, or
+    the mean of its outputs where it takes none; ``mean``; or ``package.module:function``."""
     depends_on: list[str] = field(default_factory=list)
     """Files that decide what the factory builds, beside the modules that it imports."""
 
@@ -78,6 +81,8 @@ class PoolConfig:
     """Parts of the device that each run one block of a kernel at a time."""
     curves: str = ""
     """The family whose kernels it runs, of ``latency.curves``."""
+    host_launch_s: float = 0.0
+    """Time of the host that it comes in to start an operator on it."""
     source: str = ""
     """Where the numbers come from."""
 
@@ -153,6 +158,18 @@ class PhaseConfig:
     fused_kernels: bool = True
     """Of a training step: whether dropout, and attention with it, are the fused calls that
     accelerators have; else as a CPU computes them."""
+
+
+@dataclass
+class RuntimeConfig:
+    """What runs the model, which decides how long values stay in memory."""
+
+    name: str = "eager"
+    """``eager``: the module itself, whose Python variables hold values; ``graph``: the captured
+    graph, which frees a value after its last reader."""
+    host_launch_s: float | None = None
+    """Time of the host to start an operator on a device; if left out, that of the hosts that the
+    accelerators come in."""
 
 
 @dataclass
@@ -245,6 +262,7 @@ class _Sections:
     latency: LatencyConfig = field(default_factory=LatencyConfig)
     capture: CaptureConfig = field(default_factory=CaptureConfig)
     phase: PhaseConfig = field(default_factory=PhaseConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     execute: ExecuteConfig = field(default_factory=ExecuteConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

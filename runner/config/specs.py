@@ -103,6 +103,8 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
         numbers["stands_for_gb"] = entry["stands_for_gb"]
     if "multiprocessors" in entry:
         numbers["multiprocessors"] = entry["multiprocessors"]
+    if entry.get("host_launch_s"):
+        numbers["host_launch_s"] = entry["host_launch_s"]
     for key, number in numbers.items():
         # True is an int to Python.
         plain = isinstance(number, int | float) and not isinstance(number, bool)
@@ -166,6 +168,7 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
         "on_host": entry.get("on_host", False),
         "multiprocessors": entry.get("multiprocessors", 100),
         "curves": entry.get("curves", ""),
+        "host_launch_s": entry.get("host_launch_s", 0.0),
         "source": f"{entry['source']}{note}",
     }
 

@@ -13,6 +13,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
+from fxpart.cost.tables import freed_after_readers
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from fxpart.execution.forward_devices import forward_devices
 from fxpart.schedule import (
@@ -169,7 +170,10 @@ def _local(task: _Task) -> Measured:
         throughput_per_s=run.throughput_per_s,
         unsplit_s=run.unsplit_latency_s,
         peak_bytes=run.peak_bytes,
-        predicted_peak_bytes=tuple(int(peak) for peak in peak_bytes(problem.memory, home, devices)),
+        # What is run is the split graph, whose values no variable of the model's Python holds.
+        predicted_peak_bytes=tuple(
+            int(peak) for peak in peak_bytes(freed_after_readers(problem.memory), home, devices)
+        ),
         allocator_peak_bytes=run.allocator_peak_bytes,
         max_difference=run.max_difference,
         gradient_difference=run.gradient_difference,

@@ -38,6 +38,7 @@ from runner.experiment.operator_times import check_latency, operator_times
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
+from runner.experiment.runtime import check_runtime, host_launch_s
 from runner.experiment.serving import check_serving
 from runner.experiment.subject import (
     Subject,
@@ -170,6 +171,7 @@ def _problem(
 def _dealt_out(config: Config) -> tuple[TensorGroups, DataParallel]:
     """Return the devices in tensor-parallel groups, and these dealt out to replicas."""
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
+    topology = replace(topology, host_launch_s=host_launch_s(config))
     groups = tensor_groups(topology, config.tensor_parallel)
     return groups, split_topology(groups.topology, config.data_parallel)
 
@@ -300,6 +302,7 @@ def check(config: Config) -> None:
     depth_of(config.granularity)
     check_level(config.capture.level)
     check_phase(config.phase.name, config.capture.level)
+    check_runtime(config)
     check_schedule(config)
     check_figures(config.figures)
     check_training(config)

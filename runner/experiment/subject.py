@@ -22,9 +22,9 @@ from fxpart.capture.captured import (
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.data_parallel import share_of_batch
 from fxpart.core.granularity import group_operators
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import IntArray, OpGraph, without_python
 from fxpart.core.optimizer import with_optimizer
-from fxpart.core.phases import StepOptions, check_phase
+from fxpart.core.phases import check_phase
 from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.cost.all_reduce import partial_values, with_buckets
@@ -93,6 +93,7 @@ def model_spec(config: Config) -> ModelSpec:
         cache_len=config.context_len if is_serving(config) else None,
         dtype=model.dtype,
         tensor_parallel=config.tensor_parallel,
+        loss=model.loss if is_training(config) else None,
         depends_on=tuple(model.depends_on),
     )
 
@@ -142,6 +143,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "optimizer": asdict(config.optimizer),
         "checkpointing": config.checkpointing,
         "backward_order": config.backward_order,
+        "runtime": asdict(config.runtime),
         "data_parallel": config.data_parallel,
         "all_reduce": asdict(config.all_reduce),
     }
@@ -175,7 +177,7 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
         if symbols:
             return _symbolic_subject(config, spec, symbols)
         captured = _captured(config, spec)
-        graph = _with_updates(config, captured.graph)
+        graph = _as_run(config, captured.graph)
         return Subject(replace(captured, graph=graph), lambda: _program(config, spec))
     check_phase(phase, cache.level)
     from fxpart.execution.real_model import real_model
@@ -183,17 +185,20 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
     begin = time.perf_counter()
     real = real_model(spec, seed=config.execute.seed, device=config.execute.device)
     if phase == "training":
-        return _training_step(real, step_options(config), begin)
-    captured = CapturedGraph(real.graph, time.perf_counter() - begin, from_cache=False)
+        return _training_step(config, real, begin)
+    graph = _as_run(config, real.graph)
+    captured = CapturedGraph(graph, time.perf_counter() - begin, from_cache=False)
     return Subject(captured, lambda: real.program, real)
 
 
-def _training_step(real: "RealModel", options: StepOptions, begin: float) -> Subject:
+def _training_step(config: Config, real: "RealModel", begin: float) -> Subject:
     from fxpart.capture.inference.from_export import op_graph
     from fxpart.capture.training.joint import joint_capture
 
-    step = joint_capture(real.module, real.args, real.kwargs, options)
-    captured = CapturedGraph(step.graph, time.perf_counter() - begin, from_cache=False)
+    step = joint_capture(real.module, real.args, real.kwargs, step_options(config))
+    captured = CapturedGraph(
+        _as_run(config, step.graph), time.perf_counter() - begin, from_cache=False
+    )
     forward = replace(real, program=step.forward, graph=op_graph(step.forward))
     return Subject(captured, lambda: step.program, forward, step.exported_names, step)
 
@@ -245,7 +250,7 @@ def _captured_symbolic(
 
 def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
     known = _captured_symbolic(config, spec, symbols)
-    symbolic = on_graph(known.symbolic, _with_updates(config, known.symbolic.graph))
+    symbolic = on_graph(known.symbolic, _as_run(config, known.symbolic.graph))
     partial = None
     if config.data_parallel > 1:
         partial = partial_values(symbolic.graph, symbolic.value_batch_dim)
@@ -263,7 +268,9 @@ def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...])
     )
 
 
-def _with_updates(config: Config, graph: OpGraph) -> OpGraph:
+def _as_run(config: Config, graph: OpGraph) -> OpGraph:
+    """Return `graph` with its updates, and held as ``runtime`` says."""
+    graph = graph if config.runtime.name == "eager" else without_python(graph)
     return with_optimizer(graph, optimizer_of(config)) if is_training(config) else graph
 
 

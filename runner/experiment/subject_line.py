@@ -5,6 +5,7 @@ import re
 import numpy as np
 
 from fxpart.core.graph import OpGraph
+from fxpart.cost.storage_kinds import short_name
 from runner.config.sections import Config
 from runner.output.terminal import counted
 
@@ -28,7 +29,7 @@ def subject_line(config: Config, graph: OpGraph) -> str:
         f"{_short(parameters)} parameters" + (" a device" if config.tensor_parallel > 1 else ""),
         dtype or model.dtype,
         f"batch {model.batch_size}" + (f" x {length}" if length else ""),
-        _phase(config),
+        _phase(config, graph),
         _mode(config),
         config.devices.spec,
         config.transfer_rate.name,
@@ -40,13 +41,23 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _phase(config: Config) -> str:
+def _phase(config: Config, graph: OpGraph) -> str:
     if config.phase.name != "training":
         room = f" against {config.context_len} tokens" if config.context_len else ""
         return f"{config.phase.name}{room}"
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"
     again = "" if config.checkpointing == "none" else f", checkpointing={config.checkpointing}"
-    return f"{config.phase.name}{updates}{again}"
+    loss = " of the mean of outputs" if is_mean_of_outputs(graph) else ""
+    return f"{config.phase.name}{loss}{updates}{again}"
+
+
+def is_mean_of_outputs(graph: OpGraph) -> bool:
+    """Return whether the loss of a training step is a mean that no module of the model takes.
+
+    That is what stands in for a loss where the model is given no labels, or takes none.
+    """
+    last = graph.first_backward - 1
+    return graph.modules[last] == "" and short_name(graph.targets[last]) == "mean"
 
 
 def _mode(config: Config) -> str:

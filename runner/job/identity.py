@@ -227,6 +227,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "latency": _latency_numbers(config.latency),
         "granularity": config.granularity,
         "phase": config.phase.name,
+        "runtime": asdict(config.runtime),
         "training": _training_numbers(config),
         "reserve": {k: v for k, v in asdict(config.reserve).items() if k not in ("name", "source")},
         "data_parallel": config.data_parallel,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.inference.eager_lifetimes import watching_python
 from fxpart.capture.models.user_code import user_errors, user_line
 from fxpart.errors import CaptureError, one_line
 
@@ -85,10 +86,13 @@ _HINTS = (
     ("DataDependent", _BRANCHES),
     ("SymInt", _BRANCHES),
     ("meta tensor", "the model reads tensor values while it runs; take its branches from shapes"),
+    ("expected scalar type", "the model mixes dtypes; set model.dtype=float32"),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
 _TRANSFORMS = "torch._functorch.predispatch"
-_CHANCE = "; phase.train_mode=false leaves out what depends on chance, such as layerdrop"
+_CHANCE = "; phase.train_mode=false leaves out what depends on chance"
+_DROPPED = {"layerdrop": "0", "apply_spec_augment": "false"}
+"""Settings of transformers that leave out layers, or mask spans, by numbers drawn while it runs."""
 _EXPERTS = "; for a mixture of experts, set model.config.experts_implementation=grouped_mm"
 
 
@@ -97,10 +101,21 @@ def capture_failure(module: nn.Module, error: BaseException) -> CaptureError:
     message = f"{type(error).__name__} {error}"
     hint = next((text for key, text in _HINTS if key in message), "")
     if hint == _BRANCHES and type(module).__module__.startswith("transformers."):
-        config = vars(getattr(module, "config", object))
-        hint += _EXPERTS if any("experts" in key for key in config) else ""
+        config = getattr(module, "config", object)
+        # Every configuration says how experts are run, those of mixtures also how many there are.
+        counts = [key for key in vars(config) if "experts" in key and not key.startswith("_")]
+        if any(type(getattr(config, key)) is int for key in counts):
+            hint += _EXPERTS
+        off = [f"model.config.{k}={v}" for k, v in _DROPPED.items() if getattr(config, k, False)]
+        if module.training and off:
+            hint += f"; set {' '.join(off)}, or phase.train_mode=false, against what chance decides"
+            return _failure(module, error, hint)
     if hint == _BRANCHES and module.training:
         hint += _CHANCE
+    return _failure(module, error, hint)
+
+
+def _failure(module: nn.Module, error: BaseException, hint: str) -> CaptureError:
     return CaptureError(
         f"{type(module).__name__} cannot be captured by torch.export{user_line(error)}:"
         f" {one_line(error)}" + (f"; {hint}" if hint else "")
@@ -161,6 +176,7 @@ def export_program(
         torch.no_grad(),
         device,
         unmasked_attention(args, inputs),
+        watching_python(),
     ):
         return without_transforms(
             torch.export.export(module, args, inputs, dynamic_shapes=dynamic_shapes, strict=False)

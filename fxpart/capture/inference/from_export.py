@@ -4,7 +4,7 @@ A region that the model runs under `torch.no_grad` or autocast is a call of its 
 mode differs from the one around it. It is one operator, which costs as much as its calls.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from fxpart.capture.builder import GraphBuilder
 from fxpart.capture.call_costs import FlopCounter, moved_bytes
 from fxpart.capture.calls import REGIONS, body_of, storage_key, written_operands
+from fxpart.capture.inference.eager_lifetimes import values_held
 from fxpart.capture.sizes import Sizes, example_sizes
 from fxpart.core.graph import OpGraph
 from fxpart.errors import CaptureError
@@ -56,7 +57,9 @@ def op_graph(
                 f"the model holds control flow that cannot be placed: {node.name} is a branch of"
                 " torch.cond or a loop; export a model without it"
             )
-    return reading.builder.finish()
+    graph = reading.builder.finish()
+    nodes = {node.name: node for node in program.graph.nodes if node.op == "call_function"}
+    return replace(graph, value_held=values_held(graph, nodes))
 
 
 @dataclass(eq=False, slots=True)

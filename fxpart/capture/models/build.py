@@ -7,6 +7,7 @@ A model is a class of transformers (`fxpart.capture.models.architecture`) or wha
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
 from itertools import chain
 from typing import Any
 
@@ -49,6 +50,8 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
     On another `device`, weights and inputs are drawn from torch's generators: seed them first. What
     a factory returns as inputs is kept as it is.
 
+    With a loss of the user's (`ModelSpec.loss`), that is what the module returns.
+
     An architecture's inputs are described at `fxpart.capture.models.inputs.example_inputs`. Its
     ``use_cache`` is off. With ``config.use_cache=true``, decoder-only models export as well, and
     the keys and values of every layer are outputs of the graph; models with an encoder and a
@@ -67,7 +70,34 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
         from fxpart.sharding.local_module import shard_module
 
         shard_module(built.module, spec.tensor_parallel)
+    if spec.loss_function is not None:
+        _compute_loss(built.module, spec.loss_function)
     return built
+
+
+def _compute_loss(module: nn.Module, name: str) -> None:
+    """Let `module` return what the user's function makes of its result and inputs, a number.
+
+    Raises:
+        SpecError: for a function that does not exist, or that returns something else.
+        CaptureError: when importing it fails.
+
+    """
+    function = imported_function(name, "model.loss")
+    forward = module.forward
+
+    @wraps(forward)
+    def forward_and_loss(*args: object, **kwargs: object) -> Tensor:
+        inputs = signature.bind(*args, **kwargs).arguments
+        loss = function(forward(*args, **kwargs), inputs)
+        if isinstance(loss, Tensor) and loss.dim() == 0:
+            return loss
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss)
+        raise SpecError(f"model.loss={name} returned {got}; return a tensor of one number")
+
+    signature = inspect.signature(forward)
+    # On the module itself: a module around it would change the path of every other.
+    module.forward = forward_and_loss  # type: ignore[method-assign]
 
 
 def _whole_model(spec: ModelSpec, place: torch.device) -> BuiltModel:
@@ -112,7 +142,8 @@ def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # n
 
         return prepare_step(module, spec)
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    return example_inputs(module, spec.batch_size, spec.seq_len, dtype)
+    has_labels = spec.loss == "own"
+    return example_inputs(module, spec.batch_size, spec.seq_len, dtype, labels=has_labels)
 
 
 _SPEC_FIELDS = ("batch_size", "dtype", "seq_len")

@@ -14,6 +14,7 @@ from fxpart.capture.models.input_shapes import (
     positions,
     text_config,
 )
+from fxpart.capture.models.labels import drawn_labels, label_inputs
 from fxpart.errors import SpecError
 
 __all__ = ["drawn_inputs", "example_inputs", "positions"]
@@ -86,6 +87,8 @@ def example_inputs(
     batch_size: int,
     seq_len: int | None,
     dtype: torch.dtype,
+    *,
+    labels: bool = False,
 ) -> dict[str, Tensor]:
     """Return the keyword inputs of transformers model `model`, on the meta device.
 
@@ -101,8 +104,9 @@ def example_inputs(
     - what else there is as documented, with the sizes that the configuration has
       (`fxpart.capture.models.input_shapes`).
 
-    Real-valued inputs have `dtype`. Without `seq_len`, texts are as long as the model allows, at
-    most 512 tokens.
+    With `labels`, also those that its loss is computed from, where it has a loss
+    (`fxpart.capture.models.labels`). Real-valued inputs have `dtype`. Without `seq_len`, texts are
+    as long as the model allows, at most 512 tokens.
 
     Raises:
         SpecError: for a `seq_len` that the model has no positions for or no use for, and for a
@@ -122,10 +126,11 @@ def example_inputs(
             f"{type(model).__name__} takes {main} of shape {shape.sizes}, which has no"
             f" sequence length, got seq_len={seq_len}; set model.seq_len=null"
         )
-    return {
+    inputs = {
         name: torch.empty(shape.sizes, dtype=dtype if shape.is_real else torch.int64, device="meta")
         for name, shape in shapes.items()
     }
+    return inputs | (label_inputs(model, inputs, dtype) if labels else {})
 
 
 def drawn_inputs(
@@ -135,7 +140,8 @@ def drawn_inputs(
 ) -> dict[str, Tensor]:
     """Return tensors like `inputs` on `device`, drawn from torch's generators.
 
-    Real numbers are normally distributed; tokens are any that the model's embedding has a row for.
+    Real numbers are normally distributed; tokens are any that the model's embedding has a row for,
+    labels any of the classes.
 
     Args:
         model: a model of transformers.
@@ -146,8 +152,11 @@ def drawn_inputs(
         SpecError: for tokens of a model that does not say how many it knows.
 
     """
+    labels = drawn_labels(model, inputs, device)
     return {
-        name: torch.randn(like.shape, dtype=like.dtype, device=device)
+        name: labels[name]
+        if name in labels
+        else torch.randn(like.shape, dtype=like.dtype, device=device)
         if like.is_floating_point()
         else torch.randint(_values(model, name), like.shape, dtype=like.dtype, device=device)
         for name, like in inputs.items()

@@ -12,10 +12,16 @@ from fxpart.core.phases import CACHED_STEPS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.support.host import installed_version
 
-__all__ = ["DTYPES", "ModelSpec"]
+__all__ = ["DTYPES", "LOSSES", "ModelSpec"]
+
+LOSSES = ("own", "mean")
+"""What a training step may start its backward from, beside a function of the user's."""
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Names of the dtypes that weights and real-valued inputs may have."""
+
+
+_LOSS = "model.loss"
 
 
 def _plain(value: object, where: str) -> object:
@@ -70,6 +76,11 @@ class ModelSpec:
     """Dtype of weights and real-valued inputs, one of `DTYPES`."""
     tensor_parallel: int = 1
     """Devices that share every operator; the model is the part of one of them."""
+    loss: str | None = None
+    """Of a training step: ``own``, what the model computes from labels, which are then among the
+    inputs of an architecture that has such a loss; ``mean``, that of its outputs; or
+    ``package.module:function``, called with the model's result and its inputs by name. None: the
+    model is called without labels."""
     depends_on: Sequence[str] = ()
     """Files that the factory reads, or imports by names made at run time; a list or a tuple."""
 
@@ -92,6 +103,8 @@ class ModelSpec:
             raise SpecError(f"model {self.name}: config needs an architecture; use factory_args")
         if self.factory is not None:
             split_factory(self.factory)
+        if self.loss_function is not None:
+            split_factory(self.loss_function, _LOSS)
         _positive(self.batch_size, "model.batch_size")
         _positive(self.tensor_parallel, "tensor_parallel")
         if self.seq_len is not None:
@@ -111,6 +124,11 @@ class ModelSpec:
         for name in ("config", "factory_args"):
             object.__setattr__(self, name, _plain(getattr(self, name), name))
         object.__setattr__(self, "depends_on", tuple(files))
+
+    @property
+    def loss_function(self) -> str | None:
+        """The user's function that computes the loss, if one does."""
+        return None if self.loss is None or self.loss in LOSSES else self.loss
 
     def key(self) -> dict[str, object]:
         """Return everything that decides the captured graph, as JSON types.
@@ -141,4 +159,6 @@ class ModelSpec:
             )
         if self.factory is not None:
             fields["factory_sha256"] = factory_digest(self.factory, self.depends_on)
+        if self.loss_function is not None:
+            fields["loss_sha256"] = factory_digest(self.loss_function, setting=_LOSS)
         return fields

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.calls import storage_key, written_operands
+from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
 from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER
 
 __all__ = ["BlockRun", "StepNodes", "checkpoint_blocks"]
@@ -277,6 +278,7 @@ def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Nod
                 "val": _fake_value(copies[node], nodes.mode),
                 FORWARD: node.meta[ORDER],
                 EXPORTED: None,
+                CALL: NO_CALL,
                 FORMULA: None,
                 BLOCK: run.number,
             }

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.inference.eager_lifetimes import watching_python
 from fxpart.capture.inference.export import (
     capture_failure,
     quiet,
@@ -216,7 +217,7 @@ def joint_programs(
         try:
             with quiet(), torch.enable_grad():
                 inputs = dict(kwargs or {})
-                with unmasked_attention(args, inputs), exported_functions():
+                with unmasked_attention(args, inputs), exported_functions(), watching_python():
                     program = without_transforms(
                         torch.export.export(
                             module, args, inputs, strict=False, dynamic_shapes=dynamic_shapes

@@ -8,6 +8,8 @@ from torch import Tensor, fx
 from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
+from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
+
 __all__ = ["BLOCK", "EXPORTED", "FORMULA", "FORWARD", "NOWHERE", "ORDER", "Label", "Labels"]
 
 BLOCK = "fxpart_block"
@@ -39,6 +41,8 @@ class Label:
     """In the forward; see `EXPORTED`."""
     formula: int | None = None
     """In the backward; see `FORMULA`."""
+    call: int | None = None
+    """In the forward; see `fxpart.capture.inference.eager_lifetimes.CALL`."""
 
 
 NOWHERE = Label({})
@@ -71,6 +75,7 @@ class Labels:
             node.meta[FORWARD] = self.label.forward
             node.meta[EXPORTED] = self.label.exported
             node.meta[FORMULA] = self.label.formula
+            node.meta[CALL] = self.label.call if self.label.forward is None else NO_CALL
             node.meta[ORDER] = self.count
             self.count += 1
         self.done = fresh[0] if fresh else self.done

@@ -16,9 +16,10 @@ from typing import Any
 import sympy
 import torch
 from torch import SymInt, Tensor, fx
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fxpart.capture.inference.eager_lifetimes import CALL, HELD, TO_THE_END
 from fxpart.capture.training.joint_labels import (
     EXPORTED,
     FORMULA,
@@ -244,6 +245,8 @@ class _Step:
         labels = Labels(mode.tracer.graph)
         forward = _Forward(self.program.graph_module, labels, self.options)
         results = forward.run(*self._inputs(tensors))
+        # As by a function that returns the loss alone.
+        _hold(results, (TO_THE_END,))
         labels.begin(NOWHERE)
         loss = self._loss(results)
         labels.tag(loss, {})
@@ -274,6 +277,15 @@ class _Step:
         )
 
 
+def _hold(results: object, releases: Sequence[int]) -> None:
+    """Add `releases`, see `HELD`, to the nodes of the tensors in `results`."""
+    mode = get_proxy_mode()
+    for result in tree_leaves(results):
+        slot = get_proxy_slot(result, mode.tracer, None) if isinstance(result, Tensor) else None
+        if slot is not None and releases:
+            slot.proxy.node.meta.setdefault(HELD, []).extend(releases)
+
+
 class _Forward(fx.Interpreter):
     """Runs an exported graph; regions under no_grad or autocast are inlined."""
 
@@ -295,9 +307,10 @@ class _Forward(fx.Interpreter):
             return super().run_node(n)
         stack = n.meta.get("nn_module_stack") or {}
         self._current = self._within or n.name
-        self._labels.begin(Label(stack, exported=self._current))
+        self._labels.begin(Label(stack, exported=self._current, call=n.meta.get(CALL)))
         result = super().run_node(n)
         self._labels.tag(result, stack)
+        _hold(result, n.meta.get(HELD, ()))
         return result
 
     def call_function(

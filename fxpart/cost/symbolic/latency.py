@@ -104,7 +104,7 @@ def _critical_path(
     while here >= 0:
         taken[here] = True
         if here < n:
-            if log.start_s[here] <= 0.0:
+            if log.start_s[here] <= t.issue_s[here]:  # it waited for nothing but the host
                 break
             if before[here] >= 0 and log.finish_s[before[here]] == log.start_s[here]:
                 here = before[here]
@@ -233,6 +233,9 @@ def _collected(
         if (rows @ powers[index]).max() < simulated_s[index] * (1 - tolerance):
             taken = _critical_path(costs, placed.device_of, log, count)
             row = _path_row(placed, graph, powers[index], taken, log)
+            # The path begins when the host has started its first operator.
+            constant = int(np.flatnonzero(~exponents.any(axis=1))[0])
+            row[constant] += costs.issue_s[np.flatnonzero(taken)[0]]
             rows = np.vstack([rows, row])
     formula = max_formula(symbolic.symbols, exponents, rows, "s", symbolic.ranges)
     found_s = formula.at(**dict(zip(symbolic.symbols, checked_at.T, strict=True)))

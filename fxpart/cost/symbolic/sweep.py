@@ -127,7 +127,7 @@ def _times(problem: Problem, assignment: Assignment, sums: Sums | None) -> tuple
 
 
 def _rounds(costs: CostTables, assignment: Assignment) -> tuple[float, float]:
-    """Return the latency of the first input, and the load of the busiest device or link."""
+    """Return the latency of the first input, and the load of the busiest device, link or host."""
     n, devices = costs.op_time_s.shape
     log = schedule_log(costs)
     device_s, link_s, first_s = np.zeros(devices), np.zeros((devices, devices)), 0.0
@@ -137,7 +137,8 @@ def _rounds(costs: CostTables, assignment: Assignment) -> tuple[float, float]:
         first_s = latency_s if index == 0 else first_s
         np.add.at(device_s, device_of, costs.op_time_s[np.arange(n), device_of])
         _add_transfers(link_s, log, count)
-    return float(first_s), max(float(device_s.max()), float(link_s.max())) / assignment.rounds
+    busiest_s = max(float(device_s.max()), float(link_s.max())) / assignment.rounds
+    return float(first_s), max(busiest_s, float(costs.issue_s[-1]))
 
 
 def _add_transfers(link_s: FloatArray, log: ScheduleLog, count: int) -> None:

@@ -156,9 +156,10 @@ def _make(m: MemoryTables, room: StretchRoom, op: int, end: int) -> None:
             continue
         room.root_stamp[value] = stamp
         if root[value] >= 0:
-            until = end if m.is_output[value] else op
+            held = max(op, min(m.held[value], end))
+            until = end if m.is_output[value] else held
             room.last[root[value]] = max(room.last[root[value]], until)
-            room.used[root[value]] = max(room.used[root[value]], op)
+            room.used[root[value]] = max(room.used[root[value]], held)
             room.is_result[root[value]] |= m.is_output[value]
 
 

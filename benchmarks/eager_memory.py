@@ -1,0 +1,358 @@
+"""``python -m benchmarks.eager_memory``: eager memory of 20 architectures, made for none of them.
+
+They are in no test and in no other benchmark. Predicted is what fxpart says of a capture on the
+meta device (``runtime=eager``): no weight is made. Counted are the bytes of tensors that are alive
+in a run of the module itself with random weights on the CPU, by a dispatch mode over storages that
+knows nothing of the prediction: a forward in eval mode, and the second training step in train mode
+with labels and AdamW. Below each other: one device, and the same forward with its modules placed
+over 2 and 3 devices, where a storage counts on the device of the module that runs when it is made,
+and on each other device that reads it until the last read there.
+
+``--only NAME`` takes one of them.
+"""
+
+import argparse
+import re
+import warnings
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from benchmarks.text_table import table
+from fxpart.capture.api import capture_graph
+from fxpart.capture.models.build import BuiltModel, build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.training.joint import joint_capture
+from fxpart.core.graph import IntArray, OpGraph, without_python
+from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.core.phases import StepOptions
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.execution.device import seeded
+from fxpart.execution.real_step import forward_peak_bytes, real_optimizer, step_peak_bytes
+
+__all__ = ["UNSEEN", "counted_by_device", "main", "placed"]
+
+_CPU = torch.device("cpu")
+_CPU_STEP = StepOptions(fused_attention=False, fused_dropout=False)
+
+
+def _of(name: str, batch_size: int = 2, seq_len: int | None = 64, **config: object) -> ModelSpec:
+    return ModelSpec(name, name, config, batch_size=batch_size, seq_len=seq_len, loss="own")
+
+
+_LAYERS: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+}
+_TEXT: dict[str, Any] = {**_LAYERS, "vocab_size": 500}
+_IMAGE: dict[str, Any] = {"image_size": 64, "num_labels": 10}
+
+UNSEEN = (
+    _of("MobileNetV2ForImageClassification", 4, None, **_IMAGE),
+    _of(
+        "SwinForImageClassification",
+        4,
+        None,
+        **_IMAGE,
+        embed_dim=24,
+        depths=[1, 2],
+        num_heads=[2, 4],
+        window_size=4,
+    ),
+    _of(
+        "Mamba2ForCausalLM",
+        vocab_size=500,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_heads=8,
+        head_dim=16,
+        state_size=16,
+        n_groups=1,
+        chunk_size=16,
+    ),
+    _of("DebertaV2ForTokenClassification", **_TEXT),
+    _of("AlbertForMaskedLM", **_TEXT, embedding_size=32),
+    _of("ElectraForQuestionAnswering", **_TEXT, embedding_size=32),
+    _of(
+        "ConvNextV2ForImageClassification", 4, None, **_IMAGE, hidden_sizes=[16, 32], depths=[1, 2]
+    ),
+    _of("GPTNeoXForCausalLM", **_TEXT),
+    _of(
+        "FalconForCausalLM",
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        vocab_size=500,
+    ),
+    _of("PhiForCausalLM", **_TEXT),
+    _of("Qwen2ForCausalLM", **_TEXT, num_key_value_heads=2),
+    _of("GemmaForCausalLM", **_TEXT, num_key_value_heads=2, head_dim=16),
+    _of("MPNetForSequenceClassification", **_TEXT),
+    _of(
+        "PegasusForConditionalGeneration",
+        d_model=64,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=128,
+        decoder_ffn_dim=128,
+        vocab_size=500,
+    ),
+    _of("BeitForImageClassification", 4, None, **_LAYERS, **_IMAGE),
+    _of("LevitForImageClassification", 4, None, **_IMAGE, hidden_sizes=[32, 64, 96]),
+    _of(
+        "RegNetForImageClassification", 4, None, num_labels=10, hidden_sizes=[16, 32], depths=[1, 2]
+    ),
+    _of("MobileViTForSemanticSegmentation", 2, None, **_IMAGE),
+    _of(
+        "HubertForSequenceClassification",
+        2,
+        8000,
+        **_LAYERS,
+        num_labels=4,
+        conv_dim=[16, 16],
+        conv_stride=[10, 8],
+        conv_kernel=[10, 8],
+        num_conv_pos_embeddings=8,
+        num_conv_pos_embedding_groups=4,
+        layerdrop=0.0,
+        apply_spec_augment=False,
+    ),
+    _of(
+        "Dinov2ForImageClassification",
+        4,
+        None,
+        hidden_size=64,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        **_IMAGE,
+    ),
+)
+
+
+# Modules placed on devices, in a plan and in a run.
+
+
+def placed(module: nn.Module, devices: int) -> dict[str, int]:
+    """Return a device for each module of the longest list of blocks, and for what comes after it.
+
+    By path; the rest is on device 0.
+    """
+    paths = [path for path, part in module.named_modules() if re.search(r"\.\d+$", path) and part]
+    depth = min(path.count(".") for path in paths)
+    blocks = [path for path in paths if path.count(".") == depth]
+    return {path: index * devices // len(blocks) for index, path in enumerate(blocks)}
+
+
+def _device_of(path: str, place: Mapping[str, int]) -> int:
+    parts = path.split(".")
+    prefixes = (".".join(parts[:end]) for end in range(len(parts), 0, -1))
+    return next((place[prefix] for prefix in prefixes if prefix in place), 0)
+
+
+@dataclass(eq=False)
+class _Storage:
+    """One that was made in a run."""
+
+    size: int
+    device: int
+    born: int
+    died: int | None = None
+    read_until: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """By other device, the bytes that it was sent and the last read there."""
+
+
+class _Counter(TorchDispatchMode):
+    """Records when each storage is made, freed and read, and by the modules of which device."""
+
+    def __init__(self, resident: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.now, self.here = -1, 0
+        self.storages: list[_Storage] = []
+        self._known: dict[int, _Storage | None] = {
+            t.untyped_storage()._cdata: None for t in resident
+        }
+        self._references: list[weakref.ref[Any]] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401 - as torch calls it
+        types: Any,  # noqa: ANN401
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        self.now += 1
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor):
+                self._read(leaf)
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._make(leaf)
+        return result
+
+    def _read(self, tensor: Tensor) -> None:
+        storage = self._known.get(tensor.untyped_storage()._cdata)
+        if storage is not None and storage.device != self.here:
+            size = tensor.numel() * tensor.element_size()
+            before = storage.read_until.get(self.here, (0, 0))[0]
+            storage.read_until[self.here] = max(before, size), self.now
+
+    def _make(self, tensor: Tensor) -> None:
+        memory = tensor.untyped_storage()
+        key = memory._cdata
+        if key in self._known:
+            return
+        storage = _Storage(memory.nbytes(), self.here, self.now)
+        self._known[key] = storage
+        self.storages.append(storage)
+
+        def freed(_: object) -> None:
+            storage.died = self.now
+            self._known.pop(key, None)
+
+        self._references.append(weakref.ref(memory, freed))
+
+    def peaks(self, devices: int) -> list[int]:
+        """Return the most bytes on each device that were there at any call."""
+        change = np.zeros((devices, self.now + 2), dtype=np.int64)
+        for storage in self.storages:
+            died = self.now if storage.died is None else storage.died
+            change[storage.device, storage.born] += storage.size
+            change[storage.device, died + 1] -= storage.size
+            for device, (size, last) in storage.read_until.items():
+                change[device, storage.born] += size
+                change[device, last + 1] -= size
+        return [int(row.max()) for row in np.cumsum(change, axis=1)]
+
+
+def counted_by_device(built: BuiltModel, place: Mapping[str, int], devices: int) -> list[int]:
+    """Return the most bytes that each device holds besides weights and inputs in a forward."""
+    module = built.module
+    inputs = [x for x in tree_leaves((built.args, built.kwargs)) if isinstance(x, Tensor)]
+    counter = _Counter([*module.parameters(), *module.buffers(), *inputs])
+    path_of = {part: path for path, part in module.named_modules()}
+    outer: list[int] = []
+
+    def enter(part: nn.Module, *_: object) -> None:
+        outer.append(counter.here)
+        counter.here = _device_of(path_of[part], place)
+
+    def leave(*_: object) -> None:
+        counter.here = outer.pop()
+
+    handles = [
+        handle
+        for part in path_of
+        for handle in (part.register_forward_pre_hook(enter), part.register_forward_hook(leave))
+    ]
+    with torch.no_grad():
+        for handle in handles:
+            handle.remove()
+        module(*built.args, **built.kwargs)
+        for part in path_of:
+            handles += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]
+        with counter:
+            module(*built.args, **built.kwargs)
+    for handle in handles:
+        handle.remove()
+    return counter.peaks(devices)
+
+
+def predicted_by_device(graph: OpGraph, place: Mapping[str, int], devices: int) -> list[int]:
+    """Return the same as fxpart says it."""
+    device_of = np.array([_device_of(path, place) for path in graph.modules], dtype=np.int64)
+    memory = memory_tables(graph)
+    memory = memory._replace(
+        weight_bytes=np.zeros_like(memory.weight_bytes),
+        alloc_bytes=np.where(memory.producer < 0, 0, memory.alloc_bytes),
+    )
+    return [int(peak) for peak in peak_bytes(memory, device_of, devices)]
+
+
+# The table.
+
+_HEADS = (
+    "architecture",
+    "forward kB",
+    "counted",
+    "error %",
+    "graph %",
+    "step kB",
+    "counted",
+    "error %",
+    "2 devices %",
+    "3 devices %",
+)
+
+
+def _peak(graph: OpGraph) -> int:
+    on_one: IntArray = np.zeros(graph.n_ops, dtype=np.int64)
+    return int(peak_bytes(memory_tables(graph), on_one, 1)[0])
+
+
+def _error(predicted: int, counted: int) -> float:
+    return 100.0 * (predicted / counted - 1.0)
+
+
+def _by_device(graph: OpGraph, real: BuiltModel, devices: int) -> float:
+    """Return the error of the device that is off most, in percent of what it holds at most."""
+    place = placed(real.module, devices)
+    pairs = zip(
+        predicted_by_device(graph, place, devices),
+        counted_by_device(real, place, devices),
+        strict=True,
+    )
+    return max((_error(said, seen) for said, seen in pairs if seen), key=abs)
+
+
+def _row(spec: ModelSpec) -> tuple[str, ...]:
+    without_labels = replace(spec, loss=None)
+    planned, trained = build_model(without_labels), build_model(spec)
+    graph = capture_graph(planned.module, planned.args, planned.kwargs)
+    step = joint_capture(trained.module.train(), trained.args, trained.kwargs, _CPU_STEP).graph
+    with seeded(0, _CPU):
+        real = build_model(without_labels, _CPU)
+        forward = forward_peak_bytes(real.module, real.args, real.kwargs)
+        split = [_by_device(graph, real, devices) for devices in (2, 3)]
+        real = build_model(spec, _CPU)
+        updates = real_optimizer("adamw", real.module.parameters())
+        counted = step_peak_bytes(real.module.train(), real.args, real.kwargs, updates).peak_bytes
+    said, said_step = _peak(graph), _peak(with_optimizer(step, Optimizer("adamw")))
+    errors = [_error(said, forward), _error(_peak(without_python(graph)), forward)]
+    return (
+        spec.name,
+        f"{said / 1e3:.0f}",
+        f"{forward / 1e3:.0f}",
+        *(f"{error:+.2f}" for error in errors),
+        f"{said_step / 1e3:.0f}",
+        f"{counted / 1e3:.0f}",
+        f"{_error(said_step, counted):+.2f}",
+        *(f"{error:+.2f}" for error in split),
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=[spec.name for spec in UNSEEN])
+    chosen = parser.parse_args(arguments).only
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = [_row(spec) for spec in UNSEEN if chosen in (None, spec.name)]
+    print(table(_HEADS, rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The labels of a transformers model: what makes its ``forward`` return a loss, as `Trainer` does.
+
+Which arguments are labels is read from the signature of ``forward``, by the rule of `Trainer`
+(`transformers.utils.generic.find_labels`); their shapes and dtypes come from the task, which the
+name of the class says, from the configuration, and from the shapes of the other inputs.
+"""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.utils.generic import find_labels
+
+__all__ = ["drawn_labels", "label_inputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Labels:
+    """One argument of labels."""
+
+    sizes: tuple[int, ...]
+    classes: int
+    """How many different whole numbers may be in it; 0 where it is real-valued."""
+
+
+_ANSWER = ("start_positions", "end_positions")
+_ONE_OF_TWO = ("next_sentence_label", "sentence_order_label")
+_OF_TOKENS = ("LMHead", "CausalLM", "MaskedLM", "ConditionalGeneration", "PreTraining", "Seq2Seq")
+_OF_EXAMPLES = (
+    "SequenceClassification",
+    "ImageClassification",
+    "VideoClassification",
+    "AudioClassification",
+    "NextSentencePrediction",
+    "SentencePrediction",
+    "XVector",
+)
+_BY_VALUES = ("CTC",)
+"""Classes that branch on the values of their labels, which a capture does not know."""
+
+
+def label_inputs(
+    model: Any,  # noqa: ANN401 - transformers' classes are untyped
+    inputs: Mapping[str, Tensor],
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Return the labels of `model` on the meta device, by name; real-valued ones have `dtype`.
+
+    Empty where they are not known: those that are no tensors, such as boxes of detectors, and those
+    of classes that branch on the values of labels.
+
+    Args:
+        model: a model of transformers.
+        inputs: what it is called with besides.
+        dtype: of labels that are real numbers.
+
+    """
+    return {
+        name: torch.empty(
+            of.sizes, dtype=torch.int64 if of.classes else dtype, device=torch.device("meta")
+        )
+        for name, of in _labels_of(model, inputs).items()
+    }
+
+
+def drawn_labels(
+    model: Any,  # noqa: ANN401
+    inputs: Mapping[str, Tensor],
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """Return those of `label_inputs` that are among `inputs`, drawn from torch's generators."""
+    if not any("label" in name or name in _ANSWER for name in inputs):
+        return {}
+    return {
+        name: torch.randint(of.classes, of.sizes, device=device)
+        if of.classes
+        else torch.randn(of.sizes, dtype=inputs[name].dtype, device=device)
+        for name, of in _labels_of(model, inputs).items()
+        if name in inputs
+    }
+
+
+def _labels_of(model: Any, inputs: Mapping[str, Tensor]) -> dict[str, _Labels]:  # noqa: ANN401
+    kind = type(model).__name__
+    if any(word in kind for word in _BY_VALUES):
+        return {}
+    labels: dict[str, _Labels] = {}
+    for name in find_labels(type(model)):  # type: ignore[no-untyped-call]
+        shape = _labels(name, model, inputs)
+        if shape is not None:
+            labels[name] = shape
+    return labels
+
+
+def _labels(name: str, model: Any, inputs: Mapping[str, Tensor]) -> _Labels | None:  # noqa: ANN401
+    """Return what argument `name` looks like; None where that is not known."""
+    kind, main = type(model).__name__, next(iter(inputs.values()))
+    tokens = inputs.get("decoder_input_ids", inputs.get("input_ids"))
+    batch, shape = int(main.shape[0]), None if tokens is None else tuple(map(int, tokens.shape))
+    if name in _ONE_OF_TWO:
+        return _Labels((batch,), 2)
+    if name in _ANSWER:
+        return _Labels((batch,), shape[-1]) if shape else None
+    return _of_task(kind, model.config, main, shape) if name == "labels" else None
+
+
+def _of_task(
+    kind: str,
+    config: Any,  # noqa: ANN401
+    main: Tensor,
+    tokens: tuple[int, ...] | None,
+) -> _Labels | None:
+    """Return the labels of a class named `kind`; `main` is its main input, `tokens` of shape."""
+    batch, count = int(main.shape[0]), int(getattr(config, "num_labels", 0) or 0)
+    labels = None
+    if "MultipleChoice" in kind:
+        labels = _Labels((batch,), int(main.shape[1]))
+    elif "TokenClassification" in kind:
+        labels = _Labels(tokens, count) if tokens else None
+    elif "SemanticSegmentation" in kind:
+        labels = _Labels((batch, *(int(side) for side in main.shape[-2:])), count)
+    elif any(word in kind for word in _OF_EXAMPLES):
+        labels = _of_examples(config, batch, count)
+    elif tokens and any(word in kind for word in _OF_TOKENS):
+        # Electra's pretraining says of each token whether it was replaced.
+        labels = _Labels(tokens, 2 if kind == "ElectraForPreTraining" else _vocabulary(config))
+    return labels
+
+
+def _of_examples(config: Any, batch: int, count: int) -> _Labels:  # noqa: ANN401
+    """Return one label for each example, by the rule of transformers for `problem_type`."""
+    problem = getattr(config, "problem_type", None)
+    if problem == "multi_label_classification":
+        return _Labels((batch, count), 0)
+    if problem == "regression" or (problem is None and count == 1):
+        return _Labels((batch,) if count == 1 else (batch, count), 0)
+    return _Labels((batch,), count)
+
+
+def _vocabulary(config: Any) -> int:  # noqa: ANN401
+    with suppress(TypeError, ValueError):  # of a class that has several, or no such argument
+        config = config.get_text_config(decoder=True)
+    stated = getattr(config, "vocab_size", 0)
+    return stated if isinstance(stated, int) and stated > 0 else 1

@@ -1,0 +1,178 @@
+"""A transformers model is trained on its own loss, from labels as `Trainer` gives them."""
+
+import warnings
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.training.joint import joint_capture
+from fxpart.core.graph import OpGraph
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import CaptureError, SpecError
+from runner.experiment.subject_line import is_mean_of_outputs
+
+_TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+_BERT = {**_TINY, "intermediate_size": 32, "vocab_size": 50, "max_position_embeddings": 16}
+_T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 60}
+_SPEECH = {
+    "conv_dim": [8],
+    "conv_stride": [160],
+    "conv_kernel": [160],
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "vocab_size": 32,
+}
+
+
+def _spec(name: str, config: dict[str, object], **fields: object) -> ModelSpec:
+    usual: dict[str, object] = {"loss": "own", "batch_size": 3, "seq_len": 8}
+    return ModelSpec(name, name, config, **{**usual, **fields})  # type: ignore[arg-type]
+
+
+_BY_TASK = [
+    (_spec("BertLMHeadModel", _BERT), {"labels": (3, 8)}),
+    (_spec("BertForMaskedLM", _BERT), {"labels": (3, 8)}),
+    (_spec("BertForPreTraining", _BERT), {"labels": (3, 8), "next_sentence_label": (3,)}),
+    (_spec("BertForSequenceClassification", {**_BERT, "num_labels": 5}), {"labels": (3,)}),
+    (_spec("BertForSequenceClassification", {**_BERT, "num_labels": 1}), {"labels": (3,)}),
+    (_spec("BertForTokenClassification", _BERT), {"labels": (3, 8)}),
+    (_spec("BertForMultipleChoice", _BERT), {"labels": (3,)}),
+    (_spec("BertForQuestionAnswering", _BERT), {"start_positions": (3,), "end_positions": (3,)}),
+    (_spec("T5ForConditionalGeneration", _T5), {"labels": (3, 8)}),
+    (
+        _spec(
+            "SegformerForSemanticSegmentation",
+            {
+                "num_encoder_blocks": 2,
+                "depths": [1, 1],
+                "hidden_sizes": [8, 16],
+                "num_attention_heads": [1, 2],
+                "sr_ratios": [2, 1],
+                "decoder_hidden_size": 16,
+                "num_labels": 7,
+            },
+            seq_len=None,
+            batch_size=1,
+        ),
+        {"labels": (1, 224, 224)},
+    ),
+    (
+        _spec(
+            "ViTForImageClassification",
+            {**_TINY, "intermediate_size": 32, "image_size": 32, "num_labels": 9},
+            seq_len=None,
+        ),
+        {"labels": (3,)},
+    ),
+    (
+        _spec(
+            "Wav2Vec2ForSequenceClassification",
+            {**_TINY, **_SPEECH, "intermediate_size": 32, "num_labels": 4},
+            seq_len=1600,
+        ),
+        {"labels": (3,)},
+    ),
+]
+
+
+@pytest.mark.parametrize(("spec", "expected"), _BY_TASK, ids=lambda of: getattr(of, "name", ""))
+def test_labels_are_what_the_loss_of_the_task_takes(
+    spec: ModelSpec, expected: dict[str, tuple[int, ...]]
+) -> None:
+    planned, real = build_model(spec), build_model(spec, torch.device("cpu"))
+    found = {name: tuple(x.shape) for name, x in planned.kwargs.items() if name in expected}
+    assert found == expected
+    assert {n: x.dtype for n, x in real.kwargs.items()} == {
+        n: x.dtype for n, x in planned.kwargs.items()
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a regression of one number against another
+        loss = real.module(**real.kwargs)["loss"]
+    assert loss.dim() == 0
+    assert torch.isfinite(loss)
+    loss.backward()
+
+
+def _step(spec: ModelSpec) -> OpGraph:
+    built = build_model(spec)
+    return joint_capture(built.module, built.args, built.kwargs).graph
+
+
+def _peak(graph: OpGraph) -> int:
+    on_one = torch.zeros(graph.n_ops, dtype=torch.int64).numpy()
+    return int(peak_bytes(memory_tables(graph), on_one, 1)[0])
+
+
+def test_a_step_with_labels_holds_more_than_one_on_the_mean_of_logits() -> None:
+    spec = _spec("BertLMHeadModel", {**_BERT, "vocab_size": 5000})
+    own, mean = _step(spec), _step(_spec("BertLMHeadModel", {**spec.config}, loss="mean"))
+    assert any(name.startswith("nll_loss") for name in own.names)
+    assert not is_mean_of_outputs(own)
+    assert is_mean_of_outputs(mean)
+    logits_bytes = 3 * 8 * 5000 * 4
+    assert _peak(own) >= _peak(mean) + logits_bytes // 2
+
+
+def test_a_model_without_a_loss_is_given_no_labels() -> None:
+    built = build_model(_spec("BertModel", _BERT))
+    assert [*built.kwargs] == ["input_ids"]
+    # Its loss is computed from the values of labels, which a capture does not know.
+    config = {**_TINY, **_SPEECH, "intermediate_size": 32}
+    assert [*build_model(_spec("Wav2Vec2ForCTC", config, seq_len=1600)).kwargs] == ["input_values"]
+
+
+def sum_of_squares(result: transformers.utils.ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
+    """A loss of one's own, which also reads an input."""
+    loss: Tensor = (result["logits"] ** 2).sum() + inputs["input_ids"].sum()
+    return loss
+
+
+def no_number(result: transformers.utils.ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
+    """Not a loss."""
+    logits: Tensor = result["logits"]
+    return logits
+
+
+def test_a_loss_of_ones_own_takes_the_result_and_the_inputs() -> None:
+    function = f"{__name__}:sum_of_squares"
+    spec = _spec("BertLMHeadModel", _BERT, loss=function)
+    graph = _step(spec)
+    assert [name for name in graph.value_names if name == "labels"] == []
+    assert any(target.startswith("aten.pow") for target in graph.targets)
+    real = build_model(spec, torch.device("cpu"))
+    plain = build_model(_spec("BertLMHeadModel", _BERT, loss=None), torch.device("cpu"))
+    plain.module.load_state_dict(real.module.state_dict())
+    loss = sum_of_squares(plain.module(**real.kwargs), real.kwargs)
+    assert torch.equal(real.module(**real.kwargs), loss)
+    assert spec.key() != _spec("BertLMHeadModel", _BERT).key()
+
+
+def test_a_loss_that_is_no_number_or_does_not_exist_is_refused() -> None:
+    with pytest.raises(
+        (SpecError, CaptureError), match=r"shape \(3, 8, 50\); return a tensor of one"
+    ):
+        _step(_spec("BertLMHeadModel", _BERT, loss=f"{__name__}:no_number"))
+    with pytest.raises(SpecError, match=r"model\.loss=crossentropy is not of the form"):
+        _spec("BertLMHeadModel", _BERT, loss="crossentropy")
+
+
+def test_advice_for_speech_models_names_what_chance_decides() -> None:
+    config = {**_TINY, **_SPEECH, "intermediate_size": 32}
+    spec = _spec("Wav2Vec2ForCTC", config, seq_len=32000)
+    built = build_model(spec)
+    with pytest.raises(CaptureError, match=r"layerdrop=0 model\.config\.apply_spec_augment=false"):
+        joint_capture(built.module.train(), (), built.kwargs)
+    off = {**config, "layerdrop": 0, "apply_spec_augment": False}
+    built = build_model(_spec("Wav2Vec2ForCTC", off, seq_len=32000))
+    assert joint_capture(built.module.train(), (), built.kwargs).graph.n_ops
+
+
+def test_advice_for_a_model_that_mixes_dtypes_is_another_dtype() -> None:
+    config = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32, "vocab_size": 50}
+    with pytest.raises(CaptureError, match=r"mixes dtypes; set model\.dtype=float32"):
+        _step(_spec("XLNetModel", config, dtype="bfloat16"))
