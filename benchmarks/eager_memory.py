@@ -84,7 +84,13 @@ UNSEEN = (
     _of("AlbertForMaskedLM", **_TEXT, embedding_size=32),
     _of("ElectraForQuestionAnswering", **_TEXT, embedding_size=32),
     _of(
-        "ConvNextV2ForImageClassification", 4, None, **_IMAGE, hidden_sizes=[16, 32], depths=[1, 2]
+        "ConvNextV2ForImageClassification",
+        4,
+        None,
+        **_IMAGE,
+        num_stages=2,
+        hidden_sizes=[16, 32],
+        depths=[1, 2],
     ),
     _of("GPTNeoXForCausalLM", **_TEXT),
     _of(

@@ -4,6 +4,7 @@ Aliases are recognised by storage, never by name: nodes whose values share an un
 one allocation, whatever operators lie between them.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -87,6 +88,12 @@ class GraphBuilder:
         self.alloc_bytes.append(alloc)
         self.bases.append(base)
         return index
+
+    def alias(self, values: Sequence[int | None], seen_as: torch.Tensor) -> None:
+        """Take the storage of `seen_as` for that of `values`."""
+        key = storage_key(seen_as)
+        self.storages.add(key)
+        self.storage_of_value.update({value: key for value in values if value is not None})
 
     def _base(self, producer: int, key: int) -> int:
         """Return the value whose storage it shares: an operand, or an earlier result; else -1."""

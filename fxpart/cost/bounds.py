@@ -191,6 +191,16 @@ def critical_path_s(t: CostTables, device_of: IntArray) -> float:
     return longest
 
 
+def _alone_s(issue_s: FloatArray, time_s: FloatArray) -> float:
+    """Return the latency of a model on one device."""
+    if issue_s[-1] <= 0.0:
+        return float(time_s.sum())
+    done_s = 0.0
+    for issued, taken in zip(issue_s.tolist(), time_s.tolist(), strict=True):
+        done_s = max(done_s, issued) + taken
+    return done_s
+
+
 def lower_bound_s(problem: Problem) -> float:
     """Return a latency in seconds that no placement of whole operators that fits can beat.
 
@@ -205,8 +215,7 @@ def lower_bound_s(problem: Problem) -> float:
     time_s = np.ascontiguousarray(t.op_time_s.min(axis=1))
     devices = t.op_time_s.shape[1]
     if devices == 1:
-        # From where the host was last waited for on.
-        return float((t.issue_s + np.cumsum(time_s[::-1])[::-1]).max(initial=time_s.sum()))
+        return _alone_s(t.issue_s, time_s)
     apart = ~np.eye(devices, dtype=np.bool_)
     cheapest_s = t.link_latency_s[apart].min() + t.value_bytes * t.s_per_byte[apart].min()
     path = float(_path_bound_s(t, order, time_s, cheapest_s))

@@ -143,7 +143,10 @@ def device_memory(  # noqa: PLR0912 - one loop, compiled whole
                 root[value] = value
                 change[op] += m.alloc_bytes[value]
             if root[value] >= 0:
-                until = n - 1 if m.is_output[value] else max(op, m.held[value])
+                # Variables hold what was made, not the copy that was received.
+                is_own = device_of[m.producer[root[value]]] == device
+                until = max(op, m.held[value]) if is_own else op
+                until = n - 1 if m.is_output[value] else until
                 last[root[value]] = max(last[root[value]], until)
     for value in range(m.producer.shape[0]):
         if root[value] == value:

@@ -234,7 +234,9 @@ def _last_uses(
     last_read = np.full(len(root), -1, dtype=np.int64)
     np.maximum.at(last_read, root[m.reads[here]], facts.reader[here])
     values = np.flatnonzero(made)
-    until = np.where(m.is_output[values], n - 1, np.maximum(m.producer[values], m.held[values]))
+    # Variables hold what was made, not the copy that was received.
+    held = np.where(made[root[values]], m.held[values], -1)
+    until = np.where(m.is_output[values], n - 1, np.maximum(m.producer[values], held))
     last = last_read.copy()
     np.maximum.at(last, root[values], until)
     return last, last_read

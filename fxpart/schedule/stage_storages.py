@@ -58,7 +58,10 @@ def stage_storages(
             base = m.base[value]
             root[value] = root[base] if base >= 0 else value
             if root[value] >= 0:
-                last[root[value]] = max(last[root[value]], op, m.held[value])
+                last[root[value]] = max(last[root[value]], op)
+                # Variables hold what was made, not the copy that was received.
+                if stage_of[m.producer[root[value]]] == stage:
+                    last[root[value]] = max(last[root[value]], m.held[value])
                 is_result[root[value]] |= m.is_output[value]
     return root, last, is_result, inputs
 

@@ -126,7 +126,7 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
     else:
         reads = [v for i in node.all_input_nodes for v in values.get(i, ())]
     uses = [reading.weights[i] for i in node.all_input_nodes if i in reading.weights]
-    result = reading.sizes.of(node)
+    result = reading.sizes.of(_passed_on(node))
     outputs = list(result) if isinstance(result, list | tuple) else [result]
     builder.names.append(node.name)
     builder.modules.append(_module_path(node))
@@ -145,6 +145,9 @@ def _add_call(reading: _Reading, node: fx.Node) -> None:
         else builder.add_value(node.name if single else f"{node.name}.{i}", op, out)
         for i, out in enumerate(outputs)
     ]
+    if _passed_on(node) is not node:
+        # What is a view of the result is one of the operand.
+        builder.alias(values[node], reading.sizes.of(node))
     kept = [(out, v) for out, v in zip(outputs, values[node], strict=True) if v is not None]
     made = [out for out, v in kept if torch.is_tensor(out) and builder.alloc_bytes[v] > 0]
     _keep_together(builder, op, is_item, bool(mutated or kept))
@@ -161,6 +164,18 @@ def _is_causal(node: fx.Node) -> bool:
     names = [argument.name for argument in schema.arguments] if schema else []
     arguments = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
     return arguments.get("is_causal") is True
+
+
+def _passed_on(node: fx.Node) -> fx.Node:
+    """Return the operand that a call returns as it is, or `node` where it makes a result.
+
+    Dropout that drops nothing returns its operand; while a model is exported it seems to copy it.
+    """
+    if node.target is not torch.ops.aten.dropout.default:
+        return node
+    operand, share, is_training = node.args
+    drops = is_training and share
+    return operand if isinstance(operand, fx.Node) and not drops else node
 
 
 def _keep_together(builder: GraphBuilder, op: int, is_item: bool, has_effect: bool) -> None:

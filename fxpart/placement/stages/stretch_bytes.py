@@ -142,7 +142,9 @@ def _own(room: StretchRoom, value: int, op: int) -> None:
 
 
 @inlined
-def _make(m: MemoryTables, room: StretchRoom, op: int, end: int) -> None:
+def _make(  # noqa: PLR0917 - compiled code takes no keywords
+    m: MemoryTables, units: UnitTables, room: StretchRoom, op: int, low: int, high: int, end: int
+) -> None:
     """Let `op` make its values; results of the model live to `end`."""
     stamp, root = room.stamp[0], room.root
     for value in range(m.made_start[op], m.made_start[op + 1]):
@@ -156,7 +158,10 @@ def _make(m: MemoryTables, room: StretchRoom, op: int, end: int) -> None:
             continue
         room.root_stamp[value] = stamp
         if root[value] >= 0:
-            held = max(op, min(m.held[value], end))
+            # Variables hold what was made, not the copy that was received.
+            maker = m.producer[root[value]]
+            is_own = low <= units.unit_of[maker] < high
+            held = max(op, min(m.held[value], end)) if is_own else op
             until = end if m.is_output[value] else held
             room.last[root[value]] = max(room.last[root[value]], until)
             room.used[root[value]] = max(room.used[root[value]], held)
@@ -207,7 +212,7 @@ def stretch_bytes(
         if low <= units.unit_of[op] < high:
             more = _read(m, room, op, begin, op >= units.first_update)
             weights, inputs = weights + more[0], inputs + more[1]
-            _make(m, room, op, end)
+            _make(m, units, room, op, low, high, end)
     outputs, gradients, saved, kept = _end(m, units, room, low, high)
     live, shed = 0, 0
     forward, first, again, update = 0, 0, 0, 0

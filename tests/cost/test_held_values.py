@@ -1,0 +1,94 @@
+"""What Python holds counts on the device that made it, wherever memory is counted."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from benchmarks.eager_memory import counted_by_device, placed, predicted_by_device
+from fxpart.capture.api import capture_graph
+from fxpart.capture.models.build import BuiltModel, build_model
+from fxpart.core.graph import without_python
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.peak_tensors import device_peaks
+from fxpart.cost.problem import Problem, make_problem
+from fxpart.cost.roofline import LatencyModel
+from fxpart.placement.stages.line import stage_line
+from fxpart.placement.stages.stretch_bytes import ONE, UnitTables, stretch_needs, stretch_room
+from fxpart.schedule import stage_costs
+from tests.execution.small_presets import SMALL_PRESETS
+
+
+class Block(nn.Module):
+    """Its local variables outlive their readers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.repeat(1, 4)
+        narrow = wide.reshape(-1, 4, 100).sum(1)
+        result: Tensor = (x + narrow).to(x.dtype)
+        return result.exp()
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleList([Block() for _ in range(4)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.inner:
+            x = block(x)
+        return x
+
+
+def _problem(devices: int) -> Problem:
+    spec = DeviceSpec("d", 2**40, {"float32": 1e12}, 1e12)
+    graph = capture_graph(Blocks(), (torch.ones(10, 100),))
+    return make_problem(graph, uniform_topology((spec,) * devices, Link(1e9)), LatencyModel())
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3])
+def test_devices_hold_what_the_blocks_on_them_hold(devices: int) -> None:
+    module, x = Blocks(), torch.ones(10, 100)
+    graph = capture_graph(module, (x,))
+    place = placed(module, devices)
+    counted = counted_by_device(BuiltModel(module, (x,), {}), place, devices)
+    assert predicted_by_device(graph, place, devices) == counted
+    # A local variable of 16,000 bytes is read once, two operators before its block returns.
+    freed = predicted_by_device(without_python(graph), place, devices)
+    assert max(freed) <= max(counted) - 4000
+
+
+def test_a_published_architecture_on_three_devices() -> None:
+    spec = SMALL_PRESETS["llama2_7b"]
+    planned, real = build_model(spec), build_model(spec, torch.device("cpu"))
+    graph = capture_graph(planned.module, planned.args, planned.kwargs)
+    place = placed(real.module, 3)
+    counted = counted_by_device(real, place, 3)
+    assert predicted_by_device(graph, place, 3) == pytest.approx(counted, rel=0.01)
+    freed = predicted_by_device(without_python(graph), place, 3)
+    assert max(freed) < 0.97 * max(counted)
+
+
+def test_every_accounting_of_memory_agrees() -> None:
+    problem = _problem(2)
+    graph = problem.graph
+    device_of = np.array([0 if path < "inner.2" else 1 for path in graph.modules])
+    assignment = partition_by_device(graph, device_of)
+    found = evaluate(problem, assignment)
+    peaks = [device.peak_bytes for device in found.devices]
+    assert [peak.bytes for peak in device_peaks(problem, assignment)] == peaks
+    line = stage_line(problem)
+    units = UnitTables(
+        line.unit_of, line.first_op, line.last_op, line.first_backward, line.first_update
+    )
+    room = stretch_room(graph.n_values, len(graph.weight_names), graph.n_ops)
+    cut = int(line.unit_of[np.flatnonzero(device_of)[0]])
+    stretches = ((0, cut), (cut, line.n_units))
+    needs = [stretch_needs(problem.memory, units, room, *ends, ONE) for ends in stretches]
+    assert needs == peaks
+    stages = stage_costs(problem, assignment).stages
+    assert [s.forward_peak_bytes + s.input_bytes + s.weight_bytes for s in stages] == peaks
+    plain = make_problem(without_python(graph), problem.topology, LatencyModel())
+    assert max(peaks) > max(d.peak_bytes for d in evaluate(plain, assignment).devices)
