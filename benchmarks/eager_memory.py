@@ -17,7 +17,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,6 +37,9 @@ from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.execution.device import seeded
 from fxpart.execution.real_step import forward_peak_bytes, real_optimizer, step_peak_bytes
+
+if TYPE_CHECKING:
+    from torch.utils.hooks import RemovableHandle
 
 __all__ = ["UNSEEN", "counted_by_device", "main", "placed"]
 
@@ -258,14 +261,9 @@ def counted_by_device(built: BuiltModel, place: Mapping[str, int], devices: int)
     def leave(*_: object) -> None:
         counter.here = outer.pop()
 
-    handles = [
-        handle
-        for part in path_of
-        for handle in (part.register_forward_pre_hook(enter), part.register_forward_hook(leave))
-    ]
+    handles: list[RemovableHandle] = []
     with torch.no_grad():
-        for handle in handles:
-            handle.remove()
+        # Uncounted: it creates what the module caches.
         module(*built.args, **built.kwargs)
         for part in path_of:
             handles += [part.register_forward_pre_hook(enter), part.register_forward_hook(leave)]

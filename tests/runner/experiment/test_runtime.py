@@ -1,0 +1,60 @@
+"""What runs the model decides what stays in memory, and what waits for the host."""
+
+import pytest
+
+from fxpart.errors import SpecError
+from runner.experiment.experiment import check, model_spec, plan
+from runner.experiment.runtime import host_launch_s
+from runner.experiment.subject_line import is_mean_of_outputs
+from tests.runner.composed import read
+
+_GPT2 = (
+    "model=gpt2",
+    "model.batch_size=2",
+    "model.seq_len=16",
+    "model.config={n_layer:2,n_embd:32,n_head:2,vocab_size:100}",
+    "mode=single",
+    "devices=1x16gb",
+)
+
+
+def test_eager_holds_more_and_waits_for_the_host() -> None:
+    eager, graph = read(*_GPT2), read(*_GPT2, "runtime=graph")
+    found, plain = (plan(config, model_spec(config)) for config in (eager, graph))
+    assert eager.runtime.name == "eager"
+    held, freed = (result.evaluation.devices[0].peak_bytes for result in (found, plain))
+    assert held > freed
+    operators = int((found.problem.graph.moved_bytes > 0).sum())
+    # So small operators end as soon as they are started.
+    assert found.evaluation.latency_s == pytest.approx(operators * host_launch_s(eager), rel=0.05)
+    assert plain.evaluation.latency_s < found.evaluation.latency_s / 3
+    assert found.evaluation.lower_bound_s == found.evaluation.latency_s
+
+
+def test_a_published_class_is_trained_on_its_own_loss() -> None:
+    own, mean = (
+        plan(config, model_spec(config))
+        for config in (
+            read(*_GPT2, "phase=training"),
+            read(*_GPT2, "phase=training", "model.loss=mean"),
+        )
+    )
+    assert "labels" in own.problem.graph.value_names
+    assert "training with adamw" in own.subject_line
+    assert is_mean_of_outputs(mean.problem.graph)
+    assert "training of the mean of outputs with adamw" in mean.subject_line
+
+
+def test_the_host_is_that_of_the_accelerators_unless_it_is_said() -> None:
+    assert host_launch_s(read("devices=1xa100_40gb")) == 25e-6
+    assert host_launch_s(read("devices=1xa100_40gb+1xv100_16gb")) == 60e-6
+    assert host_launch_s(read("devices=1xv100_16gb", "runtime.host_launch_s=1e-5")) == 1e-5
+    assert host_launch_s(read("devices=1xv100_16gb", "runtime=graph")) == 0.0
+    # Operators of the CPU run in the thread that starts them.
+    assert host_launch_s(read("devices=2xcpu")) == 0.0
+    assert host_launch_s(read("devices=1xv100_16gb", "latency=profiled")) == 0.0
+
+
+def test_a_runtime_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(SpecError, match="runtime=eagre does not exist; nearest: eager"):
+        check(read("runtime.name=eagre"))
