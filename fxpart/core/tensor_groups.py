@@ -61,7 +61,8 @@ def tensor_groups(topology: Topology, size: int) -> TensorGroups:
     rate = np.min([topology.bytes_per_s[pair] for pair in pairs], axis=0)
     latency = np.max([topology.latency_s[pair] for pair in pairs], axis=0)
     devices = tuple(topology.devices[device] for device in members[:, 0].tolist())
-    return TensorGroups(Topology(devices, rate, latency), members, links)
+    within = Topology(devices, rate, latency, topology.host_launch_s)
+    return TensorGroups(within, members, links)
 
 
 def _slowest(topology: Topology, group: IntArray) -> Link:

@@ -101,10 +101,9 @@ class ModelSpec:
             raise SpecError(f"depends_on={files} must be a list of files")
         if self.architecture is None and self.config:
             raise SpecError(f"model {self.name}: config needs an architecture; use factory_args")
-        if self.factory is not None:
-            split_factory(self.factory)
-        if self.loss_function is not None:
-            split_factory(self.loss_function, _LOSS)
+        for function, setting in ((self.factory, "factory"), (self.loss_function, _LOSS)):
+            if function is not None:
+                split_factory(function, setting)
         _positive(self.batch_size, "model.batch_size")
         _positive(self.tensor_parallel, "tensor_parallel")
         if self.seq_len is not None:
