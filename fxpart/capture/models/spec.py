@@ -101,9 +101,9 @@ class ModelSpec:
             raise SpecError(f"depends_on={files} must be a list of files")
         if self.architecture is None and self.config:
             raise SpecError(f"model {self.name}: config needs an architecture; use factory_args")
-        for function, setting in ((self.factory, "factory"), (self.loss_function, _LOSS)):
-            if function is not None:
-                split_factory(function, setting)
+        named = ((self.factory, "factory"), (self.loss_function, _LOSS))
+        for function, setting in ((name, setting) for name, setting in named if name is not None):
+            split_factory(function, setting)
         _positive(self.batch_size, "model.batch_size")
         _positive(self.tensor_parallel, "tensor_parallel")
         if self.seq_len is not None:
