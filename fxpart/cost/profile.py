@@ -35,6 +35,8 @@ class OperatorProfile:
     """What it was measured on, such as ``NVIDIA H200`` or a CPU with its number of threads."""
     executed: int = 0
     """Operators that were run to make this profile; 0 when every time was known before."""
+    lost_share: float = 0.0
+    """Of the time while they ran, the part in which other work had the processor."""
 
     def __post_init__(self) -> None:
         """Refuse times that are no times."""

@@ -22,6 +22,7 @@ from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.peak_tensors import DevicePeak, device_peaks
 from fxpart.cost.problem import Problem, make_problem
+from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.symbolic.sweep import Sums
 from fxpart.cost.tables import LatencySource
 from fxpart.cost.trace import TraceTimes
@@ -60,6 +61,8 @@ __all__ = ["Result", "carried_out", "check", "check_all", "model_spec", "plan"]
 
 _MOST_BATCHES = 2**14
 """Of a sweep over batch sizes: each is a row of its table."""
+_BUSY = 0.1
+"""Share of a measurement's time from which on other work is worth a sentence."""
 LARGEST = 100
 """Tensors of each device that are listed at its peak."""
 
@@ -217,16 +220,21 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
         whole=whole,
         subject_line=subject_line(config, subject.captured.graph),
-        times_note=_coverage(config, times, problem) or _times_note(config),
+        times_note=_source_note(config, times, problem) or _times_note(config),
         split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
     )
 
 
-def _coverage(config: Config, times: LatencySource, problem: Problem) -> str:
-    """Return how many operators a trace has, where times come from one."""
-    if not isinstance(times, TraceTimes):
-        return ""
-    return f"of {config.latency.file}: {times.coverage(problem.graph).sentence()}"
+def _source_note(config: Config, times: LatencySource, problem: Problem) -> str:
+    """Return how many operators a trace has, or that a measurement was disturbed."""
+    if isinstance(times, TraceTimes):
+        return f"of {config.latency.file}: {times.coverage(problem.graph).sentence()}"
+    if isinstance(times, OperatorProfile) and times.lost_share > _BUSY:
+        return (
+            f"other work had the processor for {times.lost_share:.0%} of the measurement; operators"
+            " are charged for their own processor time"
+        )
+    return ""
 
 
 def _times_note(config: Config) -> str:

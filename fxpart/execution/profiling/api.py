@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+import torch
 from torch.export import ExportedProgram
 
 from fxpart.core.graph import OpGraph
@@ -139,6 +140,7 @@ def profile_operators(
     cache_dir: Path | None = None,
     repeats: int = 5,
     budget_s: float = 120.0,
+    most_lost: float = 1.0,
 ) -> OperatorProfile:
     """Return the time of each operator of `program`, measured on this machine's `device`.
 
@@ -157,8 +159,13 @@ def profile_operators(
     With `cache_dir`, times are kept there by device, version of torch and signature, and those of
     at least `repeats` samples are not measured again.
 
+    Other work on the processor is noticed by two clocks: then a single thread's own time counts,
+    and `OperatorProfile.lost_share` says how much of the time others had. Of several threads no
+    more than the share `most_lost` may be lost.
+
     Raises:
-        SpecError: for a missing device, no repeats, a graph of another program, or symbolic sizes.
+        SpecError: for a missing device, no repeats, a graph of another program, symbolic sizes, or
+            several threads on a busy machine.
         CaptureError: for an operator that cannot be run on the device.
         CacheError: when the cache cannot be written.
 
@@ -171,9 +178,11 @@ def profile_operators(
     path = times_path(cache_dir, name) if cache_dir else None
     stored = read_times(path) if path else {}
     known = frozenset(key for key, entry in stored.items() if entry.samples >= repeats)
-    executed, fresh = 0, dict[str, OperatorTime]()
+    executed, lost, fresh = 0, 0.0, dict[str, OperatorTime]()
     if any(step.signature not in known for step in steps):
         measured = measure(steps, placeholders_of(program, target), repeats + 1, known, deadline_s)
+        lost = measured.lost_s / max(measured.lost_s + measured.own_s, 1e-9)
+        _refuse_busy(target, lost, most_lost)
         executed, fresh = measured.executed, _entries(steps, measured.seconds)
     if path and fresh:
         write_times(path, fresh)
@@ -183,7 +192,21 @@ def profile_operators(
         np.array([times[step.signature].samples for step in steps], dtype=np.int64),
         name,
         executed,
+        lost,
     )
+
+
+def _refuse_busy(device: torch.device, lost: float, most_lost: float) -> None:
+    """Refuse times of several threads of which other work had the processor for a share `lost`.
+
+    Of a single thread its own clock tells what it would have taken; several wait for each other.
+    """
+    threads = torch.get_num_threads()
+    if device.type == "cpu" and threads > 1 and lost > most_lost:
+        raise SpecError(
+            f"other work had the processor for {lost:.0%} of the time that was measured with"
+            f" {threads} threads; measure when the machine is idle, or with latency.threads=1"
+        )
 
 
 def _entries(steps: list[Step], seconds: dict[str, list[float]]) -> dict[str, OperatorTime]:

@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -25,6 +25,9 @@ Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 Values = dict[fx.Node, Any]
 """Inputs, weights and results that are still to be read."""
 
+_UNDISTURBED = 0.9
+"""Least share of a call's time that its thread has the processor when nothing else wants it."""
+_OWN_CLOCK_IS_FINE = time.get_clock_info("thread_time").resolution <= 1e-6
 _HEAD_START_CYCLES = 200_000
 """Clock cycles (about 0.1 ms) that a GPU waits while the host prepares an operator's launch."""
 
@@ -87,8 +90,20 @@ def measured_on(device: torch.device) -> str:
     return device_name(device)
 
 
-def _timed_call(device: torch.device, box: list[Call]) -> tuple[Any, float]:
-    """Return the result of the one call in `box`, and its time in seconds; empties `box`.
+class Timed(NamedTuple):
+    """A call that was timed."""
+
+    result: Any
+    seconds: float
+    lost_s: float
+    """How long other work had the processor meanwhile, as far as the clocks tell."""
+
+
+def _timed_call(device: torch.device, box: list[Call]) -> Timed:
+    """Return the one call in `box` with its result and time; empties `box`.
+
+    Two clocks run on a CPU. Where this thread had the processor for a good part less than the call
+    took, others had it, and the thread's own time counts: that of a machine without them.
 
     The call is taken out of the box so that arguments without another reference are freed within
     the measured time, as in a real run.
@@ -98,11 +113,16 @@ def _timed_call(device: torch.device, box: list[Call]) -> tuple[Any, float]:
     """
     if device.type == "cpu":
         call, args, kwargs = box.pop()
+        began_own = time.thread_time()
         begin = time.perf_counter()
         result = call(*args, **kwargs)
         del args, kwargs
-        return result, time.perf_counter() - begin
-    return _timed_on_gpu(device, box)
+        taken_s = time.perf_counter() - begin
+        own_s = time.thread_time() - began_own
+        if _OWN_CLOCK_IS_FINE and own_s < _UNDISTURBED * taken_s:
+            return Timed(result, own_s, taken_s - own_s)
+        return Timed(result, taken_s, 0.0)
+    return Timed(*_timed_on_gpu(device, box), 0.0)
 
 
 def _timed_on_gpu(device: torch.device, box: list[Call]) -> tuple[Any, float]:
@@ -134,6 +154,10 @@ class Measured:
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     executed: int = 0
+    own_s: float = 0.0
+    """Time of all calls, as it counts."""
+    lost_s: float = 0.0
+    """Time beside it that other work had the processor."""
 
 
 def measure(
@@ -184,17 +208,19 @@ def _one_pass(
             # Its readers may still be run: a made-up result suffices for them.
             _make_values(values, (step.node,), placeholders)
         else:
-            seconds = _run(run, values, placeholders)
+            timed = _run(run, values, placeholders)
             measured.executed += 1
+            measured.own_s += timed.seconds
+            measured.lost_s += timed.lost_s
             if run.is_measured and not late:
-                times.append(seconds)
+                times.append(timed.seconds)
         for node in run.dying:
             values.pop(node, None)
         placeholders.drop(run.dying)
 
 
-def _run(run: Run, values: Values, placeholders: Placeholders) -> float:
-    """Run one operator, keep its result in `values`, and return its time in seconds."""
+def _run(run: Run, values: Values, placeholders: Placeholders) -> Timed:
+    """Run one operator, keep its result in `values`, and return its time without the result."""
     step = run.step
     call, node = step.node.target, step.node
     if not callable(call):
@@ -210,7 +236,8 @@ def _run(run: Run, values: Values, placeholders: Placeholders) -> float:
             values.pop(dying, None)
         box = [(call, args, kwargs)]
         del args, kwargs
-        result, seconds = _timed_call(placeholders.device, box)
+        timed = _timed_call(placeholders.device, box)
+        result, timed = timed.result, timed._replace(result=None)
         values[node] = as_captured(result, node.meta.get("val")) if step.is_region else result
         del result
     # A custom operator may fail in any way.
@@ -219,7 +246,7 @@ def _run(run: Run, values: Values, placeholders: Placeholders) -> float:
             f"operator {node.name} ({call}) cannot be measured on {placeholders.device}:"
             f" {one_line(error)}; measure on another device, or use latency=roofline"
         ) from error
-    return seconds
+    return timed
 
 
 def _value(argument: Any, values: Values) -> Any:  # noqa: ANN401 - as torch types arguments

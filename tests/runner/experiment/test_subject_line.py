@@ -5,10 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from runner.experiment.experiment import _times_note
+from fxpart.cost.profile import OperatorProfile
+from runner.experiment.experiment import _source_note, _times_note
 from runner.experiment.subject_line import count_parameters, subject_line
 from tests.runner.composed import read
-from tests.sketch import chain
+from tests.sketch import chain, devices, problem
 
 
 def test_the_line_says_all_that_was_planned() -> None:
@@ -58,3 +59,13 @@ def test_times_of_another_machine_are_called_so(overrides: list[str], said: str)
     assert note.startswith(said)
     assert bool(note) is bool(said)
     assert ("latency=profiled" in note) is bool(said)
+
+
+@pytest.mark.parametrize(("lost_share", "note"), [(0.4, "for 40% of the measurement"), (0.05, "")])
+def test_a_disturbed_measurement_is_said(lost_share: float, note: str) -> None:
+    graph = chain(2)
+    profile = OperatorProfile(np.ones(2), np.ones(2, dtype=np.int64), "cpu", 2, lost_share)
+    of_chain = problem(graph, devices(1000))
+    said = _source_note(read("latency=profiled"), profile, of_chain)
+    assert note in said
+    assert bool(said) is bool(note)

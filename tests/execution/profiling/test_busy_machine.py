@@ -1,0 +1,71 @@
+"""A machine that is at other work while operators are measured: two clocks tell."""
+
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.from_export import op_graph
+from fxpart.cost.profile import OperatorProfile
+from fxpart.errors import SpecError
+from fxpart.execution.device import torch_threads
+from fxpart.execution.profiling.api import profile_operators
+
+PAUSE_S = 0.05
+
+
+@pytest.fixture(scope="module")
+def interrupted() -> Iterator[None]:
+    """Register an operator that gives the processor away for a while, as if it were taken."""
+    library = torch.library.Library("fxpart_busy", "FRAGMENT")
+    library.define("pause(Tensor x) -> Tensor")
+
+    def pause(x: Tensor) -> Tensor:
+        time.sleep(PAUSE_S)
+        return x + 1
+
+    library.impl("pause", pause, "CPU")
+    library.impl("pause", lambda x: x + 1, "Meta")
+    yield
+    library._destroy()
+
+
+class _Paused(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.ops.fxpart_busy.pause(torch.relu(x))  # type: ignore[no-any-return]
+
+
+def _profile(model: nn.Module, threads: int) -> OperatorProfile:
+    program = export_program(model, (torch.zeros(64, 64),))
+    with torch_threads(threads):
+        return profile_operators(program, op_graph(program), repeats=1, most_lost=0.3)
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_a_thread_is_not_charged_for_what_others_do() -> None:
+    profile = _profile(_Paused(), 1)
+    assert (profile.seconds < PAUSE_S / 2).all()
+    assert (profile.seconds > 0).all()
+    assert profile.lost_share > 0.5
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_several_threads_on_a_busy_machine_are_refused() -> None:
+    with pytest.raises(SpecError, match=r"with 2 threads; measure when the machine is idle"):
+        _profile(_Paused(), 2)
+
+
+def test_an_operator_that_computes_all_the_time_is_charged_for_it() -> None:
+    profile = _profile(nn.Sequential(nn.Linear(64, 64)), threads=1)
+    begin = time.thread_time()
+    model = nn.Linear(64, 64)
+    with torch_threads(1), torch.no_grad():
+        for _ in range(50):
+            model(torch.zeros(64, 64))
+    own_s = (time.thread_time() - begin) / 50
+    assert np.isfinite(profile.seconds).all()
+    assert own_s / 20 < profile.total_s < own_s * 20
