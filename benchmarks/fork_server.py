@@ -106,7 +106,7 @@ def _serve() -> None:
     collect_rarely()
     for name in _USUAL:
         import_module(name)
-    import_module("tests.precompile").precompile()
+    import_module("tests.precompile").run_modes(("size_based", "kl_based"))
     for line in sys.stdin:
         request = json.loads(line)
         # A child's collections would touch, and so copy, all that has been imported here.
@@ -152,7 +152,8 @@ def _leave_names(modules: Path) -> None:
         for name, module in list(sys.modules.items())
         if (getattr(module, "__file__", None) or "").startswith(homes) and name != "__main__"
     ]
-    modules.write_text("\n".join(names))
+    with suppress(OSError):  # such as no room, which the command may have been started with
+        modules.write_text("\n".join(names))
 
 
 def _code_of(child: int, timeout_s: float) -> int | None:

@@ -4,6 +4,8 @@ A run compiles what its mode calls, and finds it compiled from then on. Workers 
 would compile the same loops side by side.
 """
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from fxpart.core.graph import OpGraph, csr
@@ -12,7 +14,7 @@ from fxpart.core.symbolic_graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.peak_tensors import device_peaks
-from fxpart.cost.problem import make_problem
+from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.symbolic.latency import latency_formula
 from fxpart.cost.symbolic.peak import peak_formulas
@@ -24,7 +26,7 @@ from fxpart.torch_compat.accounting.problem import StaticGraph, StaticProblem
 from fxpart.torch_compat.accounting.size_based import size_based as static_size_based
 from fxpart.torch_compat.accounting.sparse_nn import sparse_nn
 
-__all__ = ["precompile"]
+__all__ = ["precompile", "run_modes"]
 
 
 def _two_operators() -> OpGraph:
@@ -84,19 +86,26 @@ def precompile() -> None:
     for mode in (static_size_based, static_kl_based, static_cost_aware):
         mode(static)
     sparse_nn(static, np.array([True, False, False]))
-    device = DeviceSpec("any", 10**6, {"float32": 1.0}, 1.0)
-    topology = uniform_topology((device, device), Link(1.0))
-    problem = make_problem(_two_operators(), topology, LatencyModel())
-    partition_by_device(problem.graph, np.array([0, 1], dtype=np.int64))
     # A placement that is given runs no loop of its own.
-    for name in [name for name in MODES if name not in ("aot_based", "custom")]:
-        evaluate(problem, make_mode(name)(problem))
+    problem = run_modes(name for name in MODES if name not in ("aot_based", "custom"))
+    topology = problem.topology
     placed = make_mode("pipeline")(problem)
     stage_costs(problem, placed)
     device_peaks(problem, placed)
     symbolic = _any_batch(problem.graph)
     peak_formulas(symbolic, placed, topology.n_devices)
     latency_formula(symbolic, topology, LatencyModel(), placed, [{"batch": 1}, {"batch": 2}])
+
+
+def run_modes(names: Iterable[str]) -> Problem:
+    """Run the modes, and the evaluation, on two operators; return them as a problem."""
+    device = DeviceSpec("any", 10**6, {"float32": 1.0}, 1.0)
+    topology = uniform_topology((device, device), Link(1.0))
+    problem = make_problem(_two_operators(), topology, LatencyModel())
+    partition_by_device(problem.graph, np.array([0, 1], dtype=np.int64))
+    for name in names:
+        evaluate(problem, make_mode(name)(problem))
+    return problem
 
 
 def _any_batch(graph: OpGraph) -> SymbolicGraph:

@@ -1,13 +1,14 @@
 """Sweeps that are not alone: other processes, other folders, workers that are killed."""
 
-import shlex
-import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from benchmarks.fork_server import fork_command
 from fxpart.errors import SpecError
 from runner.config.sections import TrackingConfig
 from runner.sweep import session
@@ -17,26 +18,28 @@ from tests.runner.sweep.launchers.driven import wait_for
 from tests.runner.sweep.sweeping import sweep
 
 OVERLAP = """
-import os, subprocess, sys
+import os
+from tests.runner.sweep.test_beside_others import command
 import tiny
 
 def build(batch_size, dtype):
     # Meanwhile somebody else runs the next job of this sweep, and ends.
     if not os.path.exists("overlapped"):
         open("overlapped", "w").close()
-        subprocess.run([sys.executable, *{command}], check=True, stdout=subprocess.DEVNULL)
+        code, _, err = command({arguments})
+        assert code == 0, err
     return tiny.build(batch_size, dtype)
 """
 
 AGAIN = """
-import subprocess, sys
 from pathlib import Path
+from tests.runner.sweep.test_beside_others import command
 import tiny
 
 def build(batch_size, dtype):
     # The very same sweep, in the middle of it.
-    done = subprocess.run([sys.executable, *{command}], capture_output=True, text=True)
-    Path("said").write_text(done.stderr)
+    _, _, err = command({arguments})
+    Path("said").write_text(err)
     return tiny.build(batch_size, dtype)
 """
 
@@ -74,11 +77,12 @@ def build(batch_size, dtype):
 STRIKES = """
 import os, signal, subprocess, time
 from pathlib import Path
+from tests.runner.sweep.test_beside_others import begin_command
 import tiny
 
 def begin():
     # Another sweep, until it is at the job that waits.
-    subprocess.run("{command} &", shell=True, check=True)
+    begin_command({arguments})
     end_s = time.monotonic() + 90
     while not Path("process").exists():
         assert time.monotonic() < end_s, "the other sweep did not come to the job that waits"
@@ -100,6 +104,27 @@ def waited_for(batch_size, dtype):
 """
 
 
+def command(arguments: list[str]) -> tuple[int, str, str]:
+    """Run the command in this folder, as another process."""
+    return fork_command(Path.cwd(), COMMAND, arguments, 300)
+
+
+def begin_command(arguments: list[str]) -> None:
+    """Start the command; the test that does this waits for `_ended`, and starts no other."""
+    _begun.append(Thread(target=command, args=(arguments,)))
+    _begun[-1].start()
+
+
+_begun: list[Thread] = []
+
+
+@pytest.fixture
+def _ended() -> Iterator[None]:
+    yield
+    while _begun:
+        _begun.pop().join()
+
+
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
@@ -111,8 +136,8 @@ def test_a_job_that_another_sweep_does_meanwhile_is_not_run_again(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     common = ["model=custom", "model.name=tiny", "reserve=none", SMALL]
-    other = [*COMMAND, "-m", *common, "model.factory=tiny:nested", "mode=kl_based"]
-    (here / "overlap.py").write_text(OVERLAP.replace("{command}", repr(other)))
+    other = ["-m", *common, "model.factory=tiny:nested", "mode=kl_based"]
+    (here / "overlap.py").write_text(OVERLAP.replace("{arguments}", repr(other)))
     assert sweep(*common, "mode=kl_based", "model.factory=overlap:build,tiny:nested") == 0
     shown, err = capsys.readouterr()
     assert "2 of 2 jobs done (1 before)" in err
@@ -156,7 +181,7 @@ def test_a_job_whose_worker_is_killed_is_run_by_another(folder: Path) -> None:
     assert kinds["cut_off"] in (1, 2)
 
 
-@pytest.mark.usefixtures("store")
+@pytest.mark.usefixtures("store", "_ended")
 @pytest.mark.parametrize("when", ["begun_before", "begun_after", "waited_for"])
 def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
     here: Path, when: str
@@ -164,11 +189,10 @@ def test_a_job_whose_process_dies_before_it_is_this_ones_turn_is_shown_once(
     # The model that waits is built in each of these tests, whoever did it before.
     common = ["model=custom", "model.name=tiny", "reserve=none", SMALL, "capture.use_cache=false"]
     arguments = ["-m", *common, "model.factory=waits:build", "mode=kl_based,single"]
-    command = f"{shlex.join([sys.executable, *COMMAND, *arguments])} > /dev/null 2>&1"
     (here / "waits.py").write_text(WAITS)
-    (here / "strikes.py").write_text(STRIKES.replace("{command}", command))
+    (here / "strikes.py").write_text(STRIKES.replace("{arguments}", repr(arguments)))
     if when == "begun_before":
-        subprocess.run(f"{command} &", shell=True, check=True)
+        begin_command(arguments)
         wait_for([here / "process"])
     factories = f"model.factory=strikes:{when},waits:build"
     assert sweep(*common, factories, "mode=kl_based") == 0
@@ -233,8 +257,8 @@ def test_a_sweep_repeats_no_single_run() -> None:
 def test_two_of_the_same_sweep_do_not_run_at_a_time(here: Path) -> None:
     # In the middle of it the same command is given again.
     common = ["model=custom", "model.name=tiny", "reserve=none", SMALL, "model.factory=again:build"]
-    again = [*COMMAND, "-m", *common, "mode=kl_based,size_based"]
-    text = AGAIN.replace("{command}", repr(again))
+    again = ["-m", *common, "mode=kl_based,size_based"]
+    text = AGAIN.replace("{arguments}", repr(again))
     (here / "again.py").write_text(text)
     assert sweep(*common, "mode=kl_based,size_based") == 0
     assert "another process is at this sweep" in (here / "said").read_text()

@@ -1,9 +1,7 @@
 """A sweep that is started again: only what is missing, and everything once."""
 
 import json
-import resource
 import signal
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,8 +13,16 @@ from omegaconf import OmegaConf
 from fxpart.errors import SpecError
 from runner.sweep.axes import Axis
 from runner.sweep.grid import _title
-from tests.runner.command import COMMAND, OWN, SMALL, run, tracked_runs
+from tests.runner.command import OWN, SMALL, run, tracked_runs
 from tests.runner.sweep.sweeping import sweep
+
+# Of a full disk what counts: a write that fails in the middle.
+LITTLE_ROOM = """
+import resource, sys
+from runner.app import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, resource.RLIM_INFINITY))
+sys.exit(main())
+"""
 
 
 @pytest.fixture
@@ -154,21 +160,9 @@ def test_a_job_that_failed_is_run_again_and_shown_once(here: Path) -> None:
 def test_a_full_disk_costs_what_was_not_written(folder: Path) -> None:
     swept = ["-m", *OWN, "devices=2x0.06mb,3x0.06mb,4x0.06mb", "mode=size_based,kl_based"]
 
-    def little_room() -> None:
-        # Of a full disk what counts: a write that fails in the middle.
-        resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, resource.RLIM_INFINITY))
-
-    full = subprocess.run(
-        [sys.executable, *COMMAND, *swept],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-        preexec_fn=little_room,
-    )
-    assert full.returncode == 2
-    assert "Traceback" not in full.stderr
+    full = run(folder, *swept, program=("-c", LITTLE_ROOM))
+    assert full.code == 2, full.err
+    assert "Traceback" not in full.err
     again = run(folder, *swept)
     assert again.code == 0, again.err
     _each_once(folder, 6)
