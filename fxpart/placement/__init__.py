@@ -49,6 +49,7 @@ MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "cost_aware": (SearchOptions, cost_aware),
     "kl_based": (SearchOptions, kl_based),
     "pipeline": (PipelineOptions, pipeline),
+    "optimal": (OptimalOptions, optimal),
     "custom": (CustomOptions, custom),
 }
 """Name to the options that a mode takes, and the function of a problem and such options."""

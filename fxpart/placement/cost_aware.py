@@ -17,6 +17,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement.device_order import fastest_first
 from fxpart.placement.infeasible import does_not_fit
+from fxpart.placement.optimal.model_search import toward_objective
 from fxpart.placement.search.list_scheduling import list_placement
 from fxpart.placement.search.pairwise import EXACT_UNITS, combine_pairs
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
@@ -38,7 +39,7 @@ def cost_aware(problem: Problem, options: SearchOptions | None = None) -> Assign
 
     """
     chosen = options or SearchOptions()
-    return steadily(problem, lambda some: _searched(some, chosen))
+    return toward_objective(problem, steadily(problem, lambda some: _searched(some, chosen)))
 
 
 def _searched(problem: Problem, options: SearchOptions) -> Assignment:

@@ -13,6 +13,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
 from fxpart.placement.device_order import fastest_first
+from fxpart.placement.optimal.model_search import toward_objective
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
 from fxpart.placement.search.steady import steadily
 from fxpart.placement.single import devices_that_hold_all
@@ -33,7 +34,7 @@ def kl_based(problem: Problem, options: SearchOptions | None = None) -> Assignme
 
     """
     chosen = options or SearchOptions()
-    return steadily(problem, lambda some: _searched(some, chosen))
+    return toward_objective(problem, steadily(problem, lambda some: _searched(some, chosen)))
 
 
 def _searched(problem: Problem, options: SearchOptions) -> Assignment:

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from fxpart.errors import SpecError, nearest_names
+from runner.config.published import with_published_devices
 from runner.config.sections import Config, ModeConfig, Schema, TrackingConfig
 from runner.config.wrong_values import refused_by_omegaconf, typed_key
 
@@ -56,7 +57,8 @@ def read_config(composed: DictConfig) -> Config:
         raise SpecError(f"mode.name must be a mode's name, got {name!r}; such as mode=kl_based")
     sections = {key: value for key, value in vars(values).items() if key != "mode"}
     _refuse_unknown(values, [section.name for section in fields(Config)], "")
-    return Config(**sections, mode=ModeConfig(name, options))
+    config = Config(**sections, mode=ModeConfig(name, options))
+    return with_published_devices(config) if config.model.path is not None else config
 
 
 def read_tracking(section: DictConfig) -> TrackingConfig:

@@ -59,6 +59,8 @@ class ModelConfig:
     loss: str = "own"
     """Of a training step: ``own``, what the model computes from labels as `Trainer` gives them, or
     the mean of its outputs where it takes none; ``mean``; or ``package.module:function``."""
+    path: str | None = None
+    """Of a published placement problem, which is placed in place of a model."""
     depends_on: list[str] = field(default_factory=list)
     """Files that decide what the factory builds, beside the modules that it imports."""
 
@@ -282,6 +284,8 @@ class _Sections:
     """With a symbolic batch, sizes from 1 to this are costed."""
     microbatches: int = 1
     """That a schedule runs in one step."""
+    objective: str = "latency"
+    """What a search makes small: ``latency`` or ``throughput``, the largest load."""
     granularity: str = "operator"
     """What stays together: ``operator``, ``module``, or a depth in the module tree."""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -28,6 +28,7 @@ from fxpart.cost.tables import LatencySource
 from fxpart.cost.trace import TraceTimes
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import Place
+from fxpart.placement.optimal.mode import Progress
 from fxpart.placement.saturate import saturate
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
@@ -35,6 +36,7 @@ from runner.config.sections import Config
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out, check_execute
 from runner.experiment.measured import Measured
+from runner.experiment.objective import check_objective, watched
 from runner.experiment.operator_times import check_latency, operator_times
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.remedy import with_remedy
@@ -55,7 +57,7 @@ from runner.experiment.training import check_training
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.whole_modules import WholeModules, whole_modules
 from runner.output.figures import check_figures
-from runner.output.terminal import counted, progress
+from runner.output.terminal import counted, progress, quiet
 
 __all__ = ["Result", "carried_out", "check", "check_all", "model_spec", "plan"]
 
@@ -98,6 +100,8 @@ class Result:
     """What was planned, as `runner.experiment.subject_line` has it."""
     split: TensorSplit | None = None
     """What tensor parallelism costs; every device of `evaluation` then stands for a group."""
+    curve: tuple[Progress, ...] = ()
+    """How `mode=optimal` went on."""
     times_note: str = ""
     """Where the times come from, if a plan that is carried out here has them from elsewhere."""
 
@@ -168,7 +172,8 @@ def _problem(
     if groups.size > 1:
         links = tuple(groups.links[group] for group in parallel.rings[0].tolist())
         times = TimesWithCollectives(times, groups.size, links)
-    return make_problem(graph, parallel.replica, times), times, parallel
+    problem = make_problem(graph, parallel.replica, times, config.objective)
+    return problem, times, parallel
 
 
 def _dealt_out(config: Config) -> tuple[TensorGroups, DataParallel]:
@@ -191,7 +196,8 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     count = counted(problem.graph.n_ops, "operator")
     with progress(f"placing {count} with {config.mode.name}{compiles}"):
         begin = time.perf_counter()
-        assignment = _placed(config, problem, place)
+        with watched(shown=not quiet()) as curve:
+            assignment = _placed(config, problem, place)
         partition_s = time.perf_counter() - begin
         whole = whole_modules(config, problem, assignment, place)
     evaluation, replicas = evaluate(problem, assignment), None
@@ -222,6 +228,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         subject_line=subject_line(config, subject.captured.graph),
         times_note=_source_note(config, times, problem) or _times_note(config),
         split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
+        curve=tuple(curve),
     )
 
 
@@ -313,6 +320,7 @@ def check(config: Config) -> None:
     check_runtime(config)
     check_schedule(config)
     check_figures(config.figures)
+    check_objective(config)
     check_training(config)
     check_serving(config)
     check_replicas(config)

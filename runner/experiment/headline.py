@@ -4,6 +4,7 @@ from runner.experiment.batch_report import batch_metrics
 from runner.experiment.experiment import Result
 from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
+from runner.experiment.objective import load_metrics, search_series
 from runner.experiment.pipeline_schedule import schedule_metrics
 from runner.experiment.replicas import replica_metrics
 from runner.experiment.serving import serving_metrics
@@ -38,6 +39,7 @@ def headline(result: Result) -> dict[str, float]:
         "partition_s": result.partition_s,
         "operators": float(graph.n_ops),
         "weights_gib": graph.total_weight_bytes / GIB,
+        **(load_metrics(e) if result.problem.objective == "throughput" else {}),
         **(training_metrics(result.peaks) if result.trains else {}),
         **(serving_metrics(result.step, result.batch_size, e) if result.step else {}),
         **(replica_metrics(result.replicas) if result.replicas else {}),
@@ -77,4 +79,4 @@ def memory_series(result: Result) -> dict[str, list[tuple[int, float]]]:
         for profile in result.evaluation.memory
         for op, held in zip(profile.op, profile.held_bytes, strict=True)
     ]
-    return {SERIES.name: sorted(points)}
+    return {SERIES.name: sorted(points), **search_series(result.curve)}

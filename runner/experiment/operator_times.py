@@ -91,6 +91,8 @@ def operator_times(config: Config, subject: Subject, model: Mapping[str, object]
         FxpartError: when operators cannot be measured, or a calibration cannot be read.
 
     """
+    if subject.workload is not None:
+        return subject.workload
     return SOURCES[config.latency.source](config, subject, model)
 
 

@@ -27,10 +27,12 @@ from fxpart.core.optimizer import with_optimizer
 from fxpart.core.phases import check_phase
 from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
+from fxpart.core.workload import Workload
 from fxpart.cost.all_reduce import partial_values, with_buckets
 from fxpart.errors import CaptureError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
+from runner.experiment.objective import published_graph
 from runner.experiment.serving import is_serving
 from runner.experiment.training import is_training, optimizer_of, step_options
 
@@ -74,6 +76,8 @@ class Subject:
     """The graph at all sizes, where it was captured so."""
     sizes: dict[str, int] = field(default_factory=dict)
     """The value of each of its symbols."""
+    workload: Workload | None = None
+    """The published problem that is placed in place of a model."""
     partial: IntArray | None = None
     """With several replicas, the values that they sum."""
 
@@ -113,6 +117,9 @@ def shared_subject(config: Config, spec: ModelSpec) -> Subject:
 
     """
     begin = time.perf_counter()
+    if config.model.path is not None:
+        captured, workload = published_graph(config)
+        return Subject(captured, lambda: _program(config, spec), workload=workload)
     key = _key(config, spec)
     if key is None:
         return subject_of(config, spec)

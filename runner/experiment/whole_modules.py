@@ -57,7 +57,9 @@ def whole_modules(
     operators, whose candidates are so many more.
     """
     applies = config.mode.name in SEARCHES and config.granularity == "operator"
-    if not applies or assignment.replicas > 1 or config.data_parallel > 1:
+    if not applies or config.objective != "latency" or config.model.path is not None:
+        return None
+    if assignment.replicas > 1 or config.data_parallel > 1:
         return None
     if config.tensor_parallel > 1:  # what would run such a plan takes stages
         return None
@@ -119,6 +121,8 @@ def carrier_line(
 
     `whole` is the plan of whole modules beside it, if one was looked for.
     """
+    if config.model.path is not None:
+        return "nothing: it is a published problem, not a model"
     if config.tensor_parallel > 1:
         return "torch's parallelize_module, by the plan of the model's class; no files are written"
     local = _runs_here(config)

@@ -226,6 +226,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "transfer_rate": _link_numbers(config.transfer_rate),
         "latency": _latency_numbers(config.latency),
         "granularity": config.granularity,
+        "objective": config.objective,
         "phase": config.phase.name,
         "runtime": asdict(config.runtime),
         "training": _training_numbers(config),

@@ -24,6 +24,7 @@ from runner.experiment.experiment import Result, carried_out, model_spec, plan
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
+from runner.experiment.objective import load_line
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.subject import is_captured
@@ -219,6 +220,8 @@ def _show_plan(config: Config, result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
     show(result.subject_line, device_table(result.evaluation, _group(result)), _summary(result))
     show(f"peak:      {peak_line(result.peaks)}")
+    if result.problem.objective == "throughput":
+        show(f"load:      {load_line(result.evaluation)}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
     if result.times_note:

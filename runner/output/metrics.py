@@ -78,6 +78,7 @@ _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
 _SPLIT = "tensor_parallel"
 _SERVING = "phase=prefill or decode"
+_THROUGHPUT = "objective=throughput"
 _SCHEDULE, _RUN, _SEARCH = "schedule", "execute", "a search of operators"
 _ONE_INPUT = "neither `schedule` nor replicas"
 
@@ -103,6 +104,14 @@ METRICS = (
     Metric("bubble_pct", "%", ".1f", _LOWER,
            "Share of the devices' time in a step in which they wait.",
            _SCHEDULE, heading="bubble", column="scheduled", spare=3, page=PageColumn(6, 100)),
+    Metric("load_ms", "ms", ",.3f", _LOWER,
+           "The largest load of any device or link for one input of a stream.", _THROUGHPUT,
+           heading="load", column="some", spare=8),
+    Metric("load_bound_ms", "ms", ",.3f", None,
+           "No placement of whole operators on these devices has a lower largest load.",
+           _THROUGHPUT),
+    Metric("load_gap_pct", "%", ".1f", _LOWER,
+           "How far the largest load is above that bound.", _THROUGHPUT),
     Metric("devices_used", "", ".0f", _LOWER, "Devices that compute anything.",
            heading="devices used", column="differs", spare=7, page=PageColumn(12, 105)),
     Metric("partitions", "", ".0f", None,

@@ -270,6 +270,11 @@ def without_progress() -> Iterator[None]:
         _QUIET.reset(before)
 
 
+def quiet() -> bool:
+    """Return whether nothing is reported of what is under way (`without_progress`)."""
+    return _QUIET.get()
+
+
 @contextmanager
 def progress(label: str) -> Iterator[None]:
     """Report on stderr that `label` is under way, if it takes more than a second.

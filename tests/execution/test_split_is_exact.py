@@ -24,6 +24,7 @@ WITHOUT_TABLES = {"vit_large", "resnet50"}
 NO_TABLES = "this model has no embedding operators"
 OPTIONS: dict[str, dict[str, object]] = {
     "aot_based": {"modules": {"": 0}},
+    "optimal": {"steps": 5},
     "custom": {"function": lambda problem: [0] * problem.graph.n_ops},
 }
 """What a mode must be told."""

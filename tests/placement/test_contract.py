@@ -20,6 +20,8 @@ from tests.sketch import devices, problem, random_graph
 
 FREE = [name for name in MODES if name not in ("aot_based", "custom", "sparse_nn")]
 """Modes that place any model on any devices; the others have suites of their own."""
+OPTIONS: dict[str, dict[str, object]] = {"optimal": {"steps": 5}}
+"""By steps, not by time."""
 REFUSING = ("single", "pipeline")
 """Modes that look among one device, or contiguous stages, only: all others fall back on filling."""
 
@@ -46,7 +48,7 @@ def test_every_mode_keeps_its_promises(
     this = _tight_problem(seed, n, count, share)
     graph = this.graph
     try:
-        placed = make_mode(mode)(this)
+        placed = make_mode(mode, OPTIONS.get(mode))(this)
     except InfeasibleError:
         # No mode may refuse what one device holds alone.
         whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
@@ -79,7 +81,9 @@ def test_no_mode_refuses_devices_that_each_hold_the_model(
     for seed in range(10):
         graph = random_graph(seed, 25)
         whole = independent.peak_bytes(graph, np.zeros(25, dtype=np.int64), 0)
-        placed = make_mode(mode)(problem(graph, devices(*[whole + spare] * count)))
+        placed = make_mode(mode, OPTIONS.get(mode))(
+            problem(graph, devices(*[whole + spare] * count))
+        )
         assert placed.device_of.shape == (25,)
 
 
@@ -155,10 +159,11 @@ def test_a_change_that_gains_less_than_asked_is_not_made() -> None:
 
 _PLACE = """
 from fxpart.placement import make_mode
-from tests.placement.test_contract import FREE
+from tests.placement.test_contract import FREE, OPTIONS
 from tests.sketch import devices, problem, random_graph
 this = problem(random_graph(3, 60), devices(250, 250, 250))
-print({name: make_mode(name)(this).device_of.tolist() for name in FREE if name != "single"})
+modes = {name: make_mode(name, OPTIONS.get(name)) for name in FREE if name != "single"}
+print({name: place(this).device_of.tolist() for name, place in modes.items()})
 """
 
 

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,10 +13,10 @@ from fxpart.core.workload import Workload, workload_graph, workload_topology
 from fxpart.cost.problem import Problem, make_problem
 
 
-def document(seed: int, nodes: int = 7, accelerators: int = 2) -> dict[str, object]:
+def document(seed: int, nodes: int = 7, accelerators: int = 2) -> dict[str, Any]:
     """Return a random problem as its JSON says it; a colour of two, and one for the CPU only."""
     random = np.random.default_rng(seed)
-    listed: list[dict[str, object]] = [
+    listed: list[dict[str, Any]] = [
         {
             "id": 10 + i,
             "name": f"op{i}",
@@ -45,7 +46,7 @@ def document(seed: int, nodes: int = 7, accelerators: int = 2) -> dict[str, obje
     }
 
 
-def workload_at(folder: Path, content: dict[str, object], most_pieces: int | None) -> Workload:
+def workload_at(folder: Path, content: dict[str, Any], most_pieces: int | None) -> Workload:
     """Return what the reader makes of `content`, written to a file."""
     path = folder / "problem.json"
     path.write_text(json.dumps(content))

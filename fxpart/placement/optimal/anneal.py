@@ -55,7 +55,7 @@ def _apply(  # noqa: PLR0917 - compiled: one loop, all by position
 
 @compiled
 def _pins(t: LoadTables, device_of: IntArray) -> IntArray:
-    pins = np.zeros((t.output_s.shape[0], t.time_s.shape[1]), dtype=np.int32)
+    pins = np.zeros((t.output_s.shape[0], t.time_s.shape[1]), dtype=np.int64)
     for output in range(t.output_s.shape[0]):
         for i in range(t.output_start[output], t.output_start[output + 1]):
             pins[output, device_of[t.output_units[i]]] += 1
@@ -71,7 +71,7 @@ def _target(t: LoadTables, device_of: IntArray, unit: int, state: IntArray) -> i
         return below(state, devices)
     output = t.unit_outputs[t.unit_start[unit] + below(state, degree)]
     joined = t.output_start[output + 1] - t.output_start[output]
-    return device_of[t.output_units[t.output_start[output] + below(state, joined)]]
+    return int(device_of[t.output_units[t.output_start[output] + below(state, joined)]])
 
 
 @inlined
@@ -175,4 +175,4 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
                 best = largest
                 best_of[:] = device_of
     device_of[:] = best_of
-    return loads_of(t, device_of).max()
+    return float(loads_of(t, device_of).max())

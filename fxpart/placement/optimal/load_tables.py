@@ -13,7 +13,7 @@ from fxpart.core.graph import FloatArray, IntArray, csr
 from fxpart.core.workload import Workload
 from fxpart.support.compiled import compiled
 
-__all__ = ["LoadTables", "coarser", "loads_of", "unit_tables"]
+__all__ = ["LoadTables", "coarser", "load_tables", "loads_of", "unit_tables"]
 
 
 class LoadTables(NamedTuple):
@@ -58,7 +58,7 @@ def unit_tables(workload: Workload) -> tuple[LoadTables, IntArray]:
     np.add.at(size, unit_of, w.size_bytes)
     pays = np.arange(devices) < w.accelerators
     room = np.where(pays, w.memory_bytes, np.iinfo(np.int64).max)
-    return _tables(joined, w.move_s, time_s, size, room, pays), unit_of
+    return load_tables(joined, w.move_s, time_s, size, room, pays), unit_of
 
 
 def coarser(tables: LoadTables, cluster_of: IntArray) -> LoadTables:
@@ -70,10 +70,10 @@ def coarser(tables: LoadTables, cluster_of: IntArray) -> LoadTables:
     np.add.at(time_s, cluster_of, t.time_s)
     size = np.zeros(count, dtype=np.int64)
     np.add.at(size, cluster_of, t.size_bytes)
-    return _tables(joined, t.output_s, time_s, size, t.room_bytes, t.pays)
+    return load_tables(joined, t.output_s, time_s, size, t.room_bytes, t.pays)
 
 
-def _tables(  # noqa: PLR0917 - the columns of a table
+def load_tables(  # noqa: PLR0917 - the columns of a table
     joined: IntArray,
     output_s: FloatArray,
     time_s: FloatArray,
@@ -93,8 +93,8 @@ def _tables(  # noqa: PLR0917 - the columns of a table
             weight_of[key] = weight_of.get(key, 0.0) + float(output_s[output])
     output_start, output_units = csr([list(units) for units in weight_of])
     outputs_of: list[list[int]] = [[] for _ in range(len(time_s))]
-    for output, units in enumerate(weight_of):
-        for unit in units:
+    for output, joined_here in enumerate(weight_of):
+        for unit in joined_here:
             outputs_of[unit].append(output)
     unit_start, unit_outputs = csr(outputs_of)
     return LoadTables(

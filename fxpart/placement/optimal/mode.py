@@ -15,17 +15,24 @@ from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.workload import Workload
 from fxpart.cost.blocking import sample_bound_s
-from fxpart.cost.bounds import load_bound_s
+from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.problem import Problem
-from fxpart.errors import InfeasibleError, SpecError
+from fxpart.errors import SpecError
+from fxpart.placement.cost_aware import cost_aware
 from fxpart.placement.infeasible import does_not_fit
+from fxpart.placement.kl_based import kl_based
 from fxpart.placement.optimal.load_tables import unit_tables
 from fxpart.placement.optimal.loads import LoadSearch, best_stretches
+from fxpart.placement.optimal.model_search import ModelSearch
 from fxpart.placement.optimal.pieces import PieceSearch
 from fxpart.placement.optimal.rows import rows
+from fxpart.placement.pipeline import pipeline
+from fxpart.placement.single import single
+from fxpart.placement.size_based import size_based
 
 __all__ = ["WATCHER", "OptimalOptions", "Progress", "Search", "optimal"]
 
+STARTS = (size_based, single, pipeline, kl_based, cost_aware)
 _ROUNDING = 1e-9
 _MOST_S, _MOST_STEPS = 1e7, 10**9
 
@@ -140,7 +147,11 @@ def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray],
     """Return the search for a problem, the devices of its best placement, and a bound."""
     workload = problem.workload
     if workload is None:
-        raise InfeasibleError("mode=optimal places published problems (model=workload)")
+        search = ModelSearch(problem, STARTS, seed)
+        search.round()  # without a first placement there is nothing to return
+        latency = problem.objective == "latency"
+        bound_s = lower_bound_s(problem) if latency else load_bound_s(problem)
+        return search, lambda: search.elite[0][1], bound_s
     if problem.objective == "latency":
         pieces = PieceSearch(workload, seed)
         return pieces, lambda: _devices(workload, pieces.elite[0][1]), sample_bound_s(workload)

@@ -49,7 +49,7 @@ def piece_tables(workload: Workload) -> PieceTables:
 
 
 @compiled
-def anneal_pieces(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords  # noqa: PLR0912 - compiled: one loop, all by position
+def anneal_pieces(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords
     t: PieceTables,
     unit_start: IntArray,
     unit_ops: IntArray,
@@ -172,7 +172,7 @@ def chain_pieces(
     workload: Workload, tables: LoadTables, unit_of: IntArray, seed: int = 0
 ) -> list[IntArray]:
     """Return pieces that are best along orders of the units, run one after the other; each (n,)."""
-    core_s = np.bincount(unit_of, weights=workload.core_s)
+    core_s = np.bincount(unit_of, weights=workload.core_s).astype(np.float64)
     order = rows(workload.sources, workload.targets, workload.is_backward, unit_of, seed)
     return [_chain(tables, row, core_s, workload.accelerators)[1][unit_of] for row in order]
 

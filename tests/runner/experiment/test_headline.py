@@ -67,6 +67,9 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
         "a search of operators": _planned("devices=2x16gb"),
         "phase=prefill": _served("phase=prefill"),
         "phase=decode": _served("phase=decode", "context_len=8"),
+        "objective=throughput": _planned(
+            "devices=2x16gb", "mode=size_based", "objective=throughput"
+        ),
     }
     logged = {needs: set(headline(result)) - set(headline(plain)) for needs, result in jobs.items()}
     measured = replace(PIPELINE, unsplit_s=0.01, allocator_peak_bytes=(1,))

@@ -1,0 +1,170 @@
+"""Annealing of the largest load of any device or link, kept up to date move by move."""
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.kernels import peak_on_device
+from fxpart.cost.tables import MemoryTables
+from fxpart.placement.optimal.steady_tables import SteadyTables
+from fxpart.support.compiled import compiled, inlined
+from fxpart.support.random_numbers import below, chance, share
+
+__all__ = ["anneal_steady", "steady_load_s"]
+
+_AFRESH = 4096
+"""Steps after which loads are added up afresh, so that rounding does not grow."""
+
+
+@compiled
+def _begin(
+    t: SteadyTables, home: IntArray, here: IntArray, device_s: FloatArray, link_s: FloatArray
+) -> None:
+    """Fill the loads of devices (D,) and links (D, D), and how many read each value where."""
+    here[:], device_s[:], link_s[:] = 0, 0.0, 0.0
+    for unit in range(home.shape[0]):
+        device_s[home[unit]] += t.time_s[unit, home[unit]]
+    for value in range(t.maker.shape[0]):
+        source = home[t.maker[value]]
+        for i in range(t.reader_start[value], t.reader_start[value + 1]):
+            target = home[t.readers[i]]
+            if here[value, target] == 0 and target != source:
+                link_s[source, target] += _transfer_s(t, value, source, target)
+            here[value, target] += 1
+
+
+@inlined
+def _transfer_s(t: SteadyTables, value: int, source: int, target: int) -> float:
+    seconds = t.link_latency_s[source, target]
+    return float(seconds + t.value_bytes[value] * t.s_per_byte[source, target])
+
+
+@compiled
+def _move(  # noqa: PLR0917 - compiled: all by position
+    t: SteadyTables,
+    home: IntArray,
+    here: IntArray,
+    device_s: FloatArray,
+    link_s: FloatArray,
+    unit: int,
+    new: int,
+) -> None:
+    old = home[unit]
+    device_s[old] -= t.time_s[unit, old]
+    device_s[new] += t.time_s[unit, new]
+    for i in range(t.made_start[unit], t.made_start[unit + 1]):
+        value = t.made[i]
+        for target in range(device_s.shape[0]):
+            if here[value, target] > 0:
+                if target != old:
+                    link_s[old, target] -= _transfer_s(t, value, old, target)
+                if target != new:
+                    link_s[new, target] += _transfer_s(t, value, new, target)
+    for i in range(t.read_start[unit], t.read_start[unit + 1]):
+        value = t.read[i]
+        source = home[t.maker[value]]
+        here[value, old] -= 1
+        if here[value, old] == 0 and source != old:
+            link_s[source, old] -= _transfer_s(t, value, source, old)
+        if here[value, new] == 0 and source != new:
+            link_s[source, new] += _transfer_s(t, value, source, new)
+        here[value, new] += 1
+    home[unit] = new
+
+
+@compiled
+def _norm(device_s: FloatArray, link_s: FloatArray, scale: float, sharp: float) -> float:
+    """Return the logarithm of the norm of all loads, in units of `scale`."""
+    total = 0.0
+    for source in range(device_s.shape[0]):
+        total += (max(device_s[source], 0.0) / scale) ** sharp
+        for target in range(device_s.shape[0]):
+            if link_s[source, target] > 0.0:
+                total += (link_s[source, target] / scale) ** sharp
+    return float(np.log(total + 1e-300) / sharp)
+
+
+@compiled
+def steady_load_s(t: SteadyTables, home: IntArray) -> float:
+    """Return the largest load of any device or link, in s; `home` (U,) is each unit's device."""
+    devices = t.time_s.shape[1]
+    here = np.zeros((t.maker.shape[0], devices), dtype=np.int64)
+    device_s, link_s = np.zeros(devices), np.zeros((devices, devices))
+    _begin(t, home, here, device_s, link_s)
+    return float(max(device_s.max(), link_s.max()))
+
+
+@compiled
+def anneal_steady(  # noqa: PLR0915, PLR0917 - compiled: one loop, all by position
+    t: SteadyTables,
+    m: MemoryTables,
+    room_bytes: IntArray,
+    watched: bool,
+    home: IntArray,
+    seed: int,
+    steps: int,
+    hot: float,
+    cold: float,
+    blunt: float,
+    keen: float,
+) -> float:
+    """Change `home` (U,) to the best placement met; return its largest load in s.
+
+    The energy is the logarithm of the norm of all loads of a power that grows from `blunt` to
+    `keen`. With `watched`, memory is looked at before a move is made.
+    """
+    state = chance(seed)
+    units, devices = t.time_s.shape
+    here = np.zeros((t.maker.shape[0], devices), dtype=np.int64)
+    device_s, link_s = np.zeros(devices), np.zeros((devices, devices))
+    _begin(t, home, here, device_s, link_s)
+    placed = np.empty(t.unit_ops.shape[0], dtype=np.int64)
+    for unit in range(units):
+        placed[t.unit_ops[t.unit_start[unit] : t.unit_start[unit + 1]]] = home[unit]
+    change = np.empty(placed.shape[0] + 1, dtype=np.int64)
+    best = max(device_s.max(), link_s.max())
+    best_of = home.copy()
+    cooled, sharper = (cold / hot) ** (1.0 / max(1, steps)), (keen / blunt) ** (1.0 / max(1, steps))
+    temperature, sharp, scale = hot, blunt, best
+    now = _norm(device_s, link_s, scale, sharp)
+    for step in range(steps):
+        temperature *= cooled
+        sharp *= sharper
+        if step % 256 == 0:
+            if step % _AFRESH == 0:
+                _begin(t, home, here, device_s, link_s)
+            scale = max(device_s.max(), link_s.max())
+            now = _norm(device_s, link_s, scale, sharp)
+        unit = below(state, units)
+        old = home[unit]
+        new = below(state, devices)
+        made = t.made_start[unit + 1] - t.made_start[unit]
+        nearby = made + t.read_start[unit + 1] - t.read_start[unit]
+        if nearby > 0 and below(state, 8) > 0:
+            pick = below(state, nearby)
+            if pick < made:
+                value = t.made[t.made_start[unit] + pick]
+                first, last = t.reader_start[value], t.reader_start[value + 1]
+                new = home[t.readers[first + below(state, last - first)]]
+            else:
+                new = home[t.maker[t.read[t.read_start[unit] + pick - made]]]
+        if new == old:
+            continue
+        _move(t, home, here, device_s, link_s, unit, new)
+        then = _norm(device_s, link_s, scale, sharp)
+        kept = then - now <= -temperature * np.log(share(state) + 1e-12)
+        if kept and watched:
+            placed[t.unit_ops[t.unit_start[unit] : t.unit_start[unit + 1]]] = new
+            kept = peak_on_device(m, placed, new, change) <= room_bytes[new]
+            kept = kept and peak_on_device(m, placed, old, change) <= room_bytes[old]
+            if not kept:
+                placed[t.unit_ops[t.unit_start[unit] : t.unit_start[unit + 1]]] = old
+        if not kept:
+            _move(t, home, here, device_s, link_s, unit, old)
+            continue
+        now = then
+        largest = max(device_s.max(), link_s.max())
+        if largest < best * (1 - 1e-9):
+            best = largest
+            best_of[:] = home
+    home[:] = best_of
+    return float(steady_load_s(t, home))

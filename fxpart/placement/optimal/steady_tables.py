@@ -1,0 +1,103 @@
+"""The loads of devices and links in a steady stream, for units of operators of any size."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.problem import Problem
+from fxpart.placement.optimal.load_tables import LoadTables, load_tables
+
+__all__ = ["SteadyTables", "joined_units", "steady_tables"]
+
+
+class SteadyTables(NamedTuple):
+    """U units, V values that units send each other, D devices; for compiled code."""
+
+    unit_start: IntArray
+    """CSR by unit: its operators."""
+    unit_ops: IntArray
+    made_start: IntArray
+    """CSR by unit: values that it makes for others."""
+    made: IntArray
+    read_start: IntArray
+    """CSR by unit: values that it reads from others."""
+    read: IntArray
+    maker: IntArray
+    """Unit that makes each value. Shape (V,)."""
+    reader_start: IntArray
+    """CSR by value: units that read it, without its maker."""
+    readers: IntArray
+    value_bytes: IntArray
+    """Shape (V,)."""
+    time_s: FloatArray
+    """Shape (U, D)."""
+    s_per_byte: FloatArray
+    """Shape (D, D)."""
+    link_latency_s: FloatArray
+    """Shape (D, D)."""
+
+
+def steady_tables(problem: Problem, unit_of: IntArray) -> SteadyTables:
+    """Return the tables of units; `unit_of` (n,) is the unit of each operator, none left out."""
+    graph, costs = problem.graph, problem.costs
+    units = int(unit_of.max()) + 1
+    time_s = np.zeros((units, costs.op_time_s.shape[1]))
+    np.add.at(time_s, unit_of, costs.op_time_s)
+    sent = np.flatnonzero(graph.value_producer[graph.reads] >= 0)
+    value = graph.reads[sent]
+    maker, reader = unit_of[graph.value_producer[value]], unit_of[graph.readers[sent]]
+    apart = maker != reader
+    pairs = np.unique(np.stack([value[apart], reader[apart]], axis=1), axis=0)
+    values, number = np.unique(pairs[:, 0], return_inverse=True)
+    makers = unit_of[graph.value_producer[values]]
+    count = len(values)
+    made_start, made = _grouped(makers, np.arange(count), units)
+    read_start, read = _grouped(pairs[:, 1], number, units)
+    reader_start, readers = _grouped(number, pairs[:, 1], count)
+    unit_start, unit_ops = _grouped(unit_of, np.arange(graph.n_ops), units)
+    return SteadyTables(
+        unit_start,
+        unit_ops,
+        made_start,
+        made,
+        read_start,
+        read,
+        makers.astype(np.int64),
+        reader_start,
+        readers,
+        graph.value_bytes[values],
+        time_s,
+        costs.s_per_byte,
+        costs.link_latency_s,
+    )
+
+
+def _grouped(by: IntArray, items: IntArray, groups: int) -> tuple[IntArray, IntArray]:
+    """Return `items` as CSR by the group of each."""
+    start = np.zeros(groups + 1, dtype=np.int64)
+    np.cumsum(np.bincount(by, minlength=groups), out=start[1:])
+    return start, items[np.argsort(by, kind="stable")].astype(np.int64)
+
+
+def joined_units(problem: Problem, unit_of: IntArray) -> LoadTables:
+    """Return which units values join, as what is contracted goes by: a transfer takes a mean."""
+    graph, costs = problem.graph, problem.costs
+    units, devices = int(unit_of.max()) + 1, costs.op_time_s.shape[1]
+    sent = np.flatnonzero(graph.value_producer[graph.reads] >= 0)
+    value = graph.reads[sent]
+    ends = np.concatenate([unit_of[graph.value_producer[value]], unit_of[graph.readers[sent]]])
+    joined = np.stack([np.tile(value, 2), ends], axis=1)
+    time_s = np.zeros((units, devices))
+    np.add.at(time_s, unit_of, costs.op_time_s)
+    apart = ~np.eye(devices, dtype=np.bool_)
+    mean_s = 0.0
+    output_s = np.zeros(graph.n_values)
+    if devices > 1:
+        mean_s = float(costs.s_per_byte[apart].mean())
+        output_s = costs.link_latency_s[apart].mean() + graph.value_bytes * mean_s
+    size = np.zeros(units, dtype=np.int64)
+    used = np.unique(np.stack([unit_of[graph.users], graph.uses], axis=1), axis=0)
+    np.add.at(size, used[:, 0], problem.memory.weight_bytes[used[:, 1]])
+    room, pays = problem.topology.memory_bytes, np.ones(devices, dtype=np.bool_)
+    return load_tables(joined, output_s, time_s, size, room, pays)

@@ -1,0 +1,87 @@
+"""`objective=`, published problems as models, and how a search goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import SpecError
+from runner.experiment.experiment import Result, check_all, model_spec, plan
+from runner.experiment.headline import headline, memory_series
+from runner.experiment.objective import progress_text, search_series
+from runner.output.metrics import SERIES
+from tests.placement.workloads import document, largest_load_s, sample_s
+from tests.runner.command import OWN
+from tests.runner.composed import read
+
+WORKLOAD = ("model=workload", "model.path=problem.json", "mode=optimal", "mode.steps=8")
+
+
+def _planned(*overrides: str) -> Result:
+    config = read(*overrides)
+    return plan(config, model_spec(config))
+
+
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_a_published_problem_brings_its_devices_and_its_cost_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, objective: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("problem.json").write_text(json.dumps(document(1)))
+    result = _planned(*WORKLOAD, f"objective={objective}")
+    assert result.problem.topology.n_devices == 3
+    assert "optimal, 2xaccelerator+1xcpu_core" in result.subject_line
+    workload = result.problem.workload
+    assert workload is not None
+    metrics, device_of = headline(result), tuple(result.assignment.device_of.tolist())
+    if objective == "throughput":
+        expected = largest_load_s(workload, device_of) * 1e3
+        assert metrics["load_ms"] == pytest.approx(expected, rel=1e-9)
+        assert metrics["load_gap_pct"] == pytest.approx(
+            (metrics["load_ms"] / metrics["load_bound_ms"] - 1) * 100
+        )
+    else:
+        expected = sample_s(workload, device_of) * 1e3
+        assert metrics["latency_ms"] == pytest.approx(expected, rel=1e-9)
+        assert "load_ms" not in metrics
+    series = memory_series(result)
+    assert set(series) == {SERIES.name, "search_best_ms"}
+    assert series["search_best_ms"][-1][1] == pytest.approx(expected, rel=1e-9)
+    assert search_series(result.curve)["search_best_ms"] == series["search_best_ms"]
+    assert "bound" in progress_text(result.curve[-1])
+
+
+def test_a_search_for_throughput_has_no_larger_load_than_one_for_latency(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    model = (*OWN, "+model.factory_args.layers=8", "devices=3x16gb")
+    loads = {}
+    for mode in (("mode=kl_based",), ("mode=optimal", "mode.steps=7")):
+        by_objective = [
+            _planned(*model, *mode, f"objective={objective}").evaluation.load_s
+            for objective in ("latency", "throughput")
+        ]
+        assert by_objective[1] <= by_objective[0] * (1 + 1e-9)
+        loads[mode[0]] = by_objective[1]
+    assert loads["mode=optimal"] <= loads["mode=kl_based"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (("objective=speed",), "objective=speed does not exist"),
+        (("phase=training",), "phase=training is for models"),
+        (("execute=local",), "execute=local is for models"),
+        (("mode.steps=0",), "mode.steps must be 1"),
+        (("mode.time_limit_s=0",), "mode.time_limit_s must be above 0"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: tuple[str, ...], words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("problem.json").write_text(json.dumps(document(1)))
+    config = read(*WORKLOAD, *overrides)
+    with pytest.raises(SpecError, match=words):
+        check_all(config)
