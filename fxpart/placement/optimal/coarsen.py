@@ -100,7 +100,7 @@ def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
             worth = rating[other] / np.sqrt((time_s[other] + typical) * (time_s[unit] + typical))
             rating[other] = 0.0
             if fits and worth > most:
-                best, most = other, worth
+                best, most = int(other), float(worth)
         if best >= 0:
             cluster_of[unit] = best
             members[best] += 1
