@@ -1,8 +1,9 @@
 """What of a device's memory is not for tensors, and what the allocator adds to those.
 
-Four named parts, each a setting; what is typical of a CUDA device stands with its source in
-``conf/reserve/cuda.yaml``. A reserve takes memory away before anything is placed, so every mode and
-every check goes by what is left.
+Named parts, each a setting; what is typical of a CUDA device stands with its source in
+``conf/reserve/cuda.yaml``. What a device takes whatever is placed on it goes off its memory before
+anything is placed, so every mode goes by what is left. What depends on the plan is worked out for
+it afterwards: `fxpart.cost.device_memory`.
 """
 
 import math
@@ -13,16 +14,48 @@ from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import DeviceSpec
 from fxpart.errors import SpecError, show_bytes
 
-__all__ = ["Reserve", "rounded", "with_reserve"]
+__all__ = ["Interval", "Reserve", "rounded", "with_reserve"]
 
 _MOST_FRAGMENTATION = 0.9
+_MOST_SHARE = 100.0
+EXACT = (1.0, 1.0)
+"""The range of a part that is known."""
 MOST_ROUNDING_BYTES = 2**40
 """Allocators round up to 512 bytes, or to pages of 2 MiB; the sum of 2^22 tensors is counted."""
 
 
 @dataclass(frozen=True, slots=True)
+class Interval:
+    """Bytes that are not known exactly: at least, as expected, at most."""
+
+    low: int
+    expected: int
+    high: int
+
+    def __post_init__(self) -> None:
+        """Refuse limits in another order."""
+        if not 0 <= self.low <= self.expected <= self.high:
+            raise SpecError(
+                f"an interval ascends from 0, got {self.low}, {self.expected}, {self.high}"
+            )
+
+    def __add__(self, other: "Interval") -> "Interval":
+        """Return the interval of the sum, as if both were at their ends at once."""
+        return Interval(
+            self.low + other.low, self.expected + other.expected, self.high + other.high
+        )
+
+    def times(self, factor: int) -> "Interval":
+        """Return the interval of `factor` such parts."""
+        return Interval(self.low * factor, self.expected * factor, self.high * factor)
+
+
+@dataclass(frozen=True, slots=True)
 class Reserve:
-    """What one process takes of a device beside its tensors. The default takes nothing."""
+    """What one process takes of a device beside its tensors. The default takes nothing.
+
+    A ``range`` is the least and the most that a part may be, as factors of what is expected.
+    """
 
     context_bytes: int = 0
     """The driver's context and the kernels that are loaded into it."""
@@ -32,10 +65,23 @@ class Reserve:
     """The allocator rounds every tensor up to a multiple of this; see `rounded`."""
     fragmentation: float = 0.0
     """Share of what is left then that lies in gaps too small to use."""
+    context_range: tuple[float, float] = EXACT
+    workspace_range: tuple[float, float] = EXACT
+    nccl_peer_bytes: int = 0
+    """Buffers for each device with which a process exchanges tensors."""
+    nccl_peer_range: tuple[float, float] = EXACT
+    convolution_workspace: float = 0.0
+    """What a convolution takes while it runs, as a share of the bytes that it reads and writes."""
+    convolution_workspace_range: tuple[float, float] = EXACT
+    caching_allocator: bool = False
+    """Whether torch's allocator keeps what is freed: `fxpart.cost.caching_allocator`."""
+    allocator_error: float = 0.0
+    """By how much of what tensors take, at most, the allocator may take more or less than that
+    simulation says."""
 
     def __post_init__(self) -> None:
         """Refuse what no device can have."""
-        for name in ("context_bytes", "workspace_bytes"):
+        for name in ("context_bytes", "workspace_bytes", "nccl_peer_bytes"):
             if getattr(self, name) < 0:
                 raise SpecError(f"reserve.{name} must be at least 0, got {getattr(self, name)}")
             if getattr(self, name) > MAX_MEMORY_BYTES:
@@ -49,6 +95,27 @@ class Reserve:
                 f"reserve.fragmentation must be a share from 0 to {_MOST_FRAGMENTATION}, got"
                 f" {self.fragmentation}"
             )
+        for name in ("convolution_workspace", "allocator_error"):
+            if not 0 <= getattr(self, name) <= _MOST_SHARE:
+                raise SpecError(
+                    f"reserve.{name} must be a share from 0 to {_MOST_SHARE:g}, got"
+                    f" {getattr(self, name)}"
+                )
+        for name in ("context", "workspace", "nccl_peer", "convolution_workspace"):
+            _refuse_range(f"reserve.{name}_range", getattr(self, f"{name}_range"))
+
+    def interval(self, part: str) -> Interval:
+        """Return what is known of `part`: ``context``, ``workspace`` or ``nccl_peer``."""
+        expected: int = getattr(self, f"{part}_bytes")
+        low, high = getattr(self, f"{part}_range")
+        return Interval(int(expected * low), expected, math.ceil(expected * high))
+
+    @property
+    def convolution_shares(self) -> tuple[float, float, float]:
+        """The least, the expected and the largest `convolution_workspace`."""
+        low, high = self.convolution_workspace_range
+        share = self.convolution_workspace
+        return share * low, share, share * high
 
     @property
     def fixed_bytes(self) -> int:
@@ -59,6 +126,14 @@ class Reserve:
         """Return what is taken of a device with `total_bytes` of memory."""
         left = max(0, total_bytes - self.fixed_bytes)
         return self.fixed_bytes + math.ceil(left * self.fragmentation)
+
+
+def _refuse_range(name: str, factors: tuple[float, ...]) -> None:
+    if len(factors) != 2 or not 0 <= factors[0] <= 1 <= factors[1] <= _MOST_SHARE:
+        raise SpecError(
+            f"{name} must be two factors of what is expected, from 0 to 1 and from 1 to"
+            f" {_MOST_SHARE:g}, got {list(factors)}"
+        )
 
 
 def with_reserve(device: DeviceSpec, reserve: Reserve) -> DeviceSpec:

@@ -1,6 +1,6 @@
 """Where the memory of each device is fullest, and what lies there then, tensor by tensor."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,7 +20,14 @@ from fxpart.cost.storage_kinds import (
 )
 from fxpart.cost.tables import memory_tables
 
-__all__ = ["DevicePeak", "LiveTensor", "device_peaks", "doing", "memory_by_kind"]
+__all__ = [
+    "DevicePeak",
+    "LiveTensor",
+    "device_peaks",
+    "doing",
+    "memory_by_kind",
+    "storages_at_peak",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +73,9 @@ def device_peaks(problem: Problem, assignment: Assignment, top: int = 10) -> tup
     round in which it holds most. In the order of logical ids. O(devices x (n + reads)), for each
     round.
     """
-    graph, facts = problem.graph, _facts(problem.graph)
-    weights_of = _weights_of_devices(graph, assignment)
+    graph = problem.graph
     peaks = []
-    for device, weights in weights_of.items():
-        device_of, op = _fullest(problem, assignment, device)
-        storages = storages_on(facts, device_of, device, weights)
+    for device, _, storages, op in storages_at_peak(problem, assignment):
         live = storages.at(op)
         sums = storages.bytes_by_kind(live).tolist()
         # Stable, so that of equal ones the first in the graph is first.
@@ -89,6 +93,19 @@ def device_peaks(problem: Problem, assignment: Assignment, top: int = 10) -> tup
             )
         )
     return tuple(peaks)
+
+
+def storages_at_peak(
+    problem: Problem, assignment: Assignment
+) -> Iterator[tuple[int, IntArray, Storages, int]]:
+    """Yield each device that computes, in the order of logical ids, in its fullest round.
+
+    With who computes what then, what lies on the device, and the operator at which it holds most.
+    """
+    facts = _facts(problem.graph)
+    for device, weights in _weights_of_devices(problem.graph, assignment).items():
+        device_of, op = _fullest(problem, assignment, device)
+        yield device, device_of, storages_on(facts, device_of, device, weights), op
 
 
 def memory_by_kind(graph: OpGraph, assignment: Assignment, devices: int) -> tuple[IntArray, ...]:

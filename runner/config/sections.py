@@ -206,6 +206,14 @@ class ReserveConfig:
     workspace_bytes: int = 0
     rounding_bytes: int = 1
     fragmentation: float = 0.0
+    context_range: list[float] = field(default_factory=lambda: [1.0, 1.0])
+    workspace_range: list[float] = field(default_factory=lambda: [1.0, 1.0])
+    nccl_peer_bytes: int = 0
+    nccl_peer_range: list[float] = field(default_factory=lambda: [1.0, 1.0])
+    convolution_workspace: float = 0.0
+    convolution_workspace_range: list[float] = field(default_factory=lambda: [1.0, 1.0])
+    caching_allocator: bool = False
+    allocator_error: float = 0.0
     source: str = ""
     """Where the numbers come from."""
 

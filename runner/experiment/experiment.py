@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from fxpart.capture.captured import CapturedGraph
 from fxpart.capture.models.spec import ModelSpec
@@ -17,6 +18,7 @@ from fxpart.core.granularity import check_level, depth_of
 from fxpart.core.phases import check_phase
 from fxpart.core.tensor_groups import TensorGroups, tensor_groups
 from fxpart.cost.collective_times import TimesWithCollectives
+from fxpart.cost.device_memory import DeviceMemory
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.kernels import schedule as schedule_loop
@@ -35,6 +37,7 @@ from fxpart.support.compiled import is_kept
 from runner.config.sections import Config
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out, check_execute
+from runner.experiment.device_memory import device_memory, does_not_fit, with_less_memory
 from runner.experiment.measured import Measured
 from runner.experiment.objective import check_objective, watched
 from runner.experiment.operator_times import check_latency, operator_times
@@ -65,6 +68,8 @@ _MOST_BATCHES = 2**14
 """Of a sweep over batch sizes: each is a row of its table."""
 _BUSY = 0.1
 """Share of a measurement's time from which on other work is worth a sentence."""
+_MOST_PLANS = 4
+"""Tries to find one that fits with what it needs beside tensors."""
 LARGEST = 100
 """Tensors of each device that are listed at its peak."""
 
@@ -90,6 +95,8 @@ class Result:
     """The pipeline that was asked for."""
     replicas: Replicas | None = None
     """What data parallelism costs; `evaluation` is of one replica, sums included."""
+    device_memory: tuple[DeviceMemory, ...] = ()
+    """What each device needs, beside tensors too."""
     batches: BatchReport | None = None
     """The plan at other sizes."""
     measured: Measured | None = None
@@ -195,11 +202,88 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
     count = counted(problem.graph.n_ops, "operator")
     with progress(f"placing {count} with {config.mode.name}{compiles}"):
-        begin = time.perf_counter()
-        with watched(shown=not quiet()) as curve:
-            assignment = _placed(config, problem, place)
-        partition_s = time.perf_counter() - begin
+        found = _fitting_plan(config, subject, problem, parallel, place)
+        assignment, replicas = found.assignment, found.replicas
         whole = whole_modules(config, problem, assignment, place)
+    return Result(
+        subject,
+        problem,
+        assignment,
+        found.evaluation,
+        found.partition_s,
+        batch_size=config.model.batch_size,
+        step=spec.step,
+        measured_on=getattr(times, "device_name", None),
+        schedule=found.schedule,
+        replicas=replicas,
+        device_memory=found.device_memory,
+        batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
+        whole=whole,
+        subject_line=subject_line(config, subject.captured.graph),
+        times_note=_source_note(config, times, problem) or _times_note(config),
+        split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
+        curve=found.curve,
+    )
+
+
+class _Made(NamedTuple):
+    """A placement, the time that the mode took for it, and how its search came there."""
+
+    assignment: Assignment
+    partition_s: float
+    curve: tuple[Progress, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Plan:
+    """A placement with what it costs."""
+
+    assignment: Assignment
+    partition_s: float
+    evaluation: Evaluation
+    replicas: Replicas | None
+    schedule: ScheduleResult | None
+    device_memory: tuple[DeviceMemory, ...]
+    curve: tuple[Progress, ...]
+
+
+def _fitting_plan(
+    config: Config, subject: Subject, problem: Problem, parallel: DataParallel, place: Place
+) -> _Plan:
+    """Return a plan whose devices hold what it needs beside tensors, too.
+
+    A mode knows what is reserved of each device whatever lies there. What the allocator and kernels
+    take depends on the plan: where that does not fit, the mode is asked again with that much less.
+
+    Raises:
+        InfeasibleError: when no plan is found that fits.
+
+    """
+    searched, failed = problem, None
+    for _ in range(_MOST_PLANS):
+        begin = time.perf_counter()
+        try:
+            with watched(shown=not quiet()) as curve:
+                assignment = _placed(config, searched, place)
+        except InfeasibleError as error:
+            if failed is None:
+                raise
+            raise does_not_fit(failed.device_memory) from error
+        made = _Made(assignment, time.perf_counter() - begin, tuple(curve))
+        found = _costed(config, subject, problem, parallel, made)
+        if all(need.verdict != "does not fit" for need in found.device_memory):
+            return found
+        failed = found
+        searched = with_less_memory(searched, found.evaluation, found.device_memory)
+    assert failed is not None
+    raise does_not_fit(failed.device_memory)
+
+
+def _costed(
+    config: Config, subject: Subject, problem: Problem, parallel: DataParallel, made: _Made
+) -> _Plan:
+    """Return what a placement costs."""
+    assignment = made.assignment
     evaluation, replicas = evaluate(problem, assignment), None
     if subject.partial is not None:
         evaluation, replicas = with_sums(
@@ -212,24 +296,8 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         )
     sums = replicas.cost if replicas else None
     schedule = scheduled(config, problem, assignment, sums)
-    return Result(
-        subject,
-        problem,
-        assignment,
-        evaluation,
-        partition_s,
-        batch_size=config.model.batch_size,
-        step=spec.step,
-        measured_on=getattr(times, "device_name", None),
-        schedule=schedule,
-        replicas=replicas,
-        batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
-        whole=whole,
-        subject_line=subject_line(config, subject.captured.graph),
-        times_note=_source_note(config, times, problem) or _times_note(config),
-        split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
-        curve=tuple(curve),
-    )
+    needs = device_memory(config, problem, assignment, evaluation, schedule)
+    return _Plan(assignment, made.partition_s, evaluation, replicas, schedule, needs, made.curve)
 
 
 def _source_note(config: Config, times: LatencySource, problem: Problem) -> str:

@@ -1,6 +1,7 @@
 """The values of a run's metrics; `runner.output.metrics` says what each of them is."""
 
 from runner.experiment.batch_report import batch_metrics
+from runner.experiment.device_memory import device_memory_metrics
 from runner.experiment.experiment import Result
 from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
@@ -29,6 +30,7 @@ def headline(result: Result) -> dict[str, float]:
         "devices_used": float(e.devices_used * (result.split.size if result.split else 1)),
         "replicas": float(e.replicas),
         "peak_memory_gib": e.peak_bytes / GIB,
+        **device_memory_metrics(result.device_memory),
         "static_memory_gib": max(use.static_bytes for use in e.devices) / GIB,
         "transfer_gib": e.transfer_bytes / GIB,
         "lower_bound_ms": e.lower_bound_s * 1e3,

@@ -1,5 +1,7 @@
 """Devices and links from the configuration."""
 
+from typing import Any
+
 from fxpart.core.device_spec import MAX_DEVICES
 from fxpart.core.reserve import Reserve, with_reserve
 from fxpart.core.topology import (
@@ -18,7 +20,7 @@ from runner.config.sections import (
     ReserveConfig,
 )
 
-__all__ = ["build_topology", "rounding_bytes"]
+__all__ = ["build_topology", "on_host", "reserve_of", "rounding_bytes"]
 
 
 def build_topology(
@@ -42,13 +44,7 @@ def build_topology(
     total = sum(map(_count, devices.pools))
     if total > MAX_DEVICES:  # each is an object, and each pair a link
         raise SpecError(f"devices.pools: {total} devices are too many, at most {MAX_DEVICES}")
-    reserve = reserve or ReserveConfig()
-    taken = Reserve(
-        context_bytes=reserve.context_bytes,
-        workspace_bytes=reserve.workspace_bytes,
-        rounding_bytes=reserve.rounding_bytes,
-        fragmentation=reserve.fragmentation,
-    )
+    taken = reserve_of(reserve or ReserveConfig())
     built = tuple(
         _device(pool, node, taken)
         for pool, node in zip(devices.pools, nodes, strict=True)
@@ -57,6 +53,25 @@ def build_topology(
     far = devices.between_nodes
     topology = uniform_topology(built, _link(transfer_rate), _link(far) if far else None)
     return with_pair_links(topology, dict(_pair(pair) for pair in devices.pairs))
+
+
+def reserve_of(config: ReserveConfig) -> Reserve:
+    """Return what of a device is not for tensors.
+
+    Raises:
+        SpecError: for a number that makes no sense.
+
+    """
+    given: dict[str, Any] = {name: getattr(config, name) for name in Reserve.__slots__}
+    for name, value in given.items():
+        if isinstance(value, list):
+            given[name] = tuple(value)
+    return Reserve(**given)
+
+
+def on_host(devices: DevicesConfig) -> tuple[bool, ...]:
+    """Return of each device whether it is the host itself, of which nothing is reserved."""
+    return tuple(pool.on_host for pool in devices.pools for _ in range(pool.count))
 
 
 def rounding_bytes(devices: DevicesConfig, reserve: ReserveConfig) -> int:

@@ -18,6 +18,7 @@ from fxpart.support.regular_file import read_regular
 from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
 from runner.config.sections import Config
+from runner.experiment.device_memory import device_memory_rows
 from runner.experiment.experiment import Result
 from runner.experiment.headline import INFEASIBLE, headline
 from runner.experiment.memory_report import peak_rows, tensor_columns
@@ -272,6 +273,7 @@ def write_finished(
         metrics=headline(result),
         devices=device_rows(result.evaluation),
         peaks=peak_rows(result.peaks, SHOWN_TENSORS),
+        device_memory=device_memory_rows(result.device_memory),
         schedule=schedule_document(result.schedule) if result.schedule else None,
         measured=asdict(result.measured) if result.measured else None,
         error=error,

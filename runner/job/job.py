@@ -20,6 +20,7 @@ from runner.config.sections import Config
 from runner.errors import TrackingError
 from runner.experiment.batch_report import batch_line
 from runner.experiment.carry_out import STAGES_FOLDER
+from runner.experiment.device_memory import memory_line
 from runner.experiment.experiment import Result, carried_out, model_spec, plan
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_lines
@@ -222,6 +223,7 @@ def _show_plan(config: Config, result: Result) -> None:
     show(f"peak:      {peak_line(result.peaks)}")
     if result.problem.objective == "throughput":
         show(f"load:      {load_line(result.evaluation)}")
+    show(f"memory:    {memory_line(result.device_memory)}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
     if result.times_note:

@@ -86,6 +86,7 @@ def write_result(
     metrics: Mapping[str, float] | None = None,
     devices: Sequence[Mapping[str, object]] = (),
     peaks: Sequence[Mapping[str, object]] = (),
+    device_memory: Sequence[Mapping[str, object]] = (),
     schedule: Mapping[str, object] | None = None,
     measured: Mapping[str, object] | None = None,
     error: str | None = None,
@@ -101,6 +102,7 @@ def write_result(
         metrics: by name.
         devices: a row for each, see `device_rows`.
         peaks: where each device that computes is fullest, and what it holds there.
+        device_memory: what each device needs, part by part.
         schedule: of a run that simulated one.
         measured: of a plan that was carried out.
         error: why there is no result, or why a finished run could not be recorded.
@@ -118,6 +120,7 @@ def write_result(
         "metrics": metrics or {},
         "devices": devices,
         "peaks": peaks,
+        "device_memory": device_memory,
         "schedule": schedule,
         "measured": measured,
         "config": config,

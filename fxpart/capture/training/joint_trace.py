@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, m
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fxpart.capture.inference.eager_lifetimes import CALL, HELD, TO_THE_END
+from fxpart.capture.training.biased_attention import biased_attention
 from fxpart.capture.training.joint_labels import (
     EXPORTED,
     FORMULA,
@@ -76,18 +77,19 @@ def _dropout(x: Tensor, p: float, train: bool) -> Callable[[], Tensor] | None:
 
 
 def _attention(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], Tensor] | None:
-    """Return attention without dropout, with the memory and cost of a fused call with dropout.
+    """Return attention with the memory and cost of a fused call that the CPU lacks; None if not.
 
-    Such a call draws the same numbers again in its backward, for which it only keeps the state of
-    the generator. The CPU has none.
+    That is attention with a learned bias, and with dropout: such a call draws the same numbers
+    again in its backward, for which it only keeps the state of the generator. Here it has none.
     """
     position = _PROBABILITY_POSITION
     probability = args[position] if len(args) > position else kwargs.get("dropout_p", 0.0)
-    if probability == 0.0:
-        return None
     if len(args) > position:
         args = (*args[:position], 0.0, *args[position + 1 :])
     kwargs = {name: value for name, value in kwargs.items() if name != "dropout_p"}
+    biased = biased_attention(args, kwargs)
+    if biased is not None or probability == 0.0:
+        return biased
 
     def run() -> Tensor:
         result: Tensor = torch.ops.aten.scaled_dot_product_attention.default(*args, **kwargs)

@@ -48,6 +48,47 @@ def test_else_probabilities_and_the_mask_are_kept() -> None:
     assert captured.graph.value_bytes.max() == 2 * 3 * 16 * 16 * 4
 
 
+class _Biased(nn.Module):
+    """Attention with a bias that is learned, and shared by the examples."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.project = nn.Linear(16, 48)
+        self.bias = nn.Parameter(torch.randn(2, 10, 10))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.project(x).reshape(-1, 10, 3, 2, 8).permute(2, 0, 3, 1, 4).unbind(0)
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=self.bias) ** 2
+
+
+def test_attention_with_a_learned_bias_keeps_no_probabilities() -> None:
+    torch.manual_seed(0)
+    module, x = _Biased(), torch.randn(3, 10, 16)
+    captured = joint_capture(module, (x,))
+    assert _calls(captured, "flash_attention") == 2
+    assert _calls(captured, "softmax") == 0
+    graph = captured.graph
+    forward = graph.value_bytes[graph.value_producer < graph.first_backward]
+    probabilities_bytes = 3 * 2 * 10 * 10 * 4
+    assert probabilities_bytes not in forward.tolist()
+    as_the_cpu = joint_capture(module, (x,), options=StepOptions(fused_attention=False))
+    assert _calls(as_the_cpu, "softmax") == 2
+    weights = dict(module.named_parameters())
+    inputs = [
+        weights[spec.target].detach() if spec.target else x
+        for spec in captured.program.graph_signature.input_specs
+    ]
+    loss, *gradients = captured.program.graph_module(*inputs)
+    wanted = torch.autograd.grad(module(x).mean(), list(weights.values()))
+    assert captured.gradients.keys() == weights.keys()
+    torch.testing.assert_close(loss, module(x).mean())
+    torch.testing.assert_close(
+        dict(zip(captured.gradients, gradients, strict=True)),
+        dict(zip(weights, wanted, strict=True)),
+    )
+    assert wanted[0].abs().max() > 1e-4
+
+
 def _dropout(p: float, options: StepOptions, train: bool = True) -> JointCapture:
     module = nn.Sequential(nn.Linear(4, 8), nn.Dropout(p)).train(train)
     return joint_capture(module.to("meta"), (torch.zeros(2, 4, device="meta"),), options=options)

@@ -45,7 +45,8 @@ def test_rows_are_whole() -> None:
     rows = (*METRICS, *DERIVED, SERIES)
     assert len({metric.name for metric in rows}) == len(rows) == len(BY_NAME)
     for metric in rows:
-        ends = [end for end in UNITS if metric.name.endswith(end)]
+        name = metric.name.removesuffix("_low").removesuffix("_high")
+        ends = [end for end in UNITS if name.endswith(end)]
         assert metric.unit == (UNITS[max(ends, key=len)] if ends else ""), metric.name
         assert metric.sentence.endswith((".", "number.")), metric.name
         assert format(1.5, metric.format), metric.name

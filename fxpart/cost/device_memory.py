@@ -1,0 +1,136 @@
+"""`DeviceMemory`: what a device really has to have for a plan, part by part, and whether it has it.
+
+`Evaluation` counts tensors. Beside those lie what kernels and libraries take, what torch's
+allocator keeps, the buffers of NCCL and the context: what ``nvidia-smi`` shows is the sum.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.reserve import Interval, Reserve
+from fxpart.cost.peak_tensors import storages_at_peak
+from fxpart.cost.problem import Problem
+from fxpart.cost.reservation import reservation
+
+__all__ = ["PARTS", "DeviceMemory", "Verdict", "device_memory_of", "workspace_bytes"]
+
+PARTS = {
+    "tensors": "what the plan holds at its peak, as the allocator rounds it",
+    "kernel workspaces": "of the operator that runs then: cuDNN's convolutions",
+    "allocator": "segments that torch's allocator keeps beyond what it hands out",
+    "library workspaces": "of cuBLAS, for each handle and stream",
+    "communication": "buffers of NCCL, for each device that tensors are exchanged with",
+    "context": "the driver's context and loaded kernels",
+}
+"""What each part is, in order."""
+
+Verdict = Literal["fits", "tight", "does not fit"]
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """What one device needs for a plan."""
+
+    device: int
+    """Logical id."""
+    parts: Mapping[str, Interval]
+    """By `PARTS`, in their order; those that there are."""
+    total_bytes: int
+    """What the device has."""
+
+    @property
+    def needed(self) -> Interval:
+        """Return the sum of all parts."""
+        return sum(self.parts.values(), start=Interval(0, 0, 0))
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return ``fits`` if the most fits, ``tight`` if only what is expected does."""
+        needed = self.needed
+        if needed.expected > self.total_bytes:
+            return "does not fit"
+        return "fits" if needed.high <= self.total_bytes else "tight"
+
+    @property
+    def decided_by(self) -> str:
+        """Return the part that decides a verdict other than ``fits``; else ``""``.
+
+        Where it does not fit, that is the first with which the device is full; where it is tight,
+        the one that may exceed what is expected by most.
+        """
+        if self.verdict == "fits":
+            return ""
+        if self.verdict == "tight":
+            return max(self.parts, key=lambda p: self.parts[p].high - self.parts[p].expected)
+        held = 0
+        for part, size in self.parts.items():
+            held += size.expected
+            if held > self.total_bytes:
+                return part
+        raise AssertionError("parts that do not fit fill the device")
+
+
+def device_memory_of(
+    problem: Problem,
+    assignment: Assignment,
+    reserves: Sequence[Reserve],
+    *,
+    tensor_bytes: Mapping[int, int],
+    peers: Mapping[int, int],
+) -> tuple[DeviceMemory, ...]:
+    """Return what each device that computes needs, in the order of logical ids.
+
+    Args:
+        problem: its graph has sizes as the allocator rounds them.
+        assignment: of its operators.
+        reserves: what is known of the parts on each device of the topology.
+        tensor_bytes: what the plan holds on each device at its peak. Where that is more than one
+            input takes, as of microbatches in flight, the allocator keeps as large a share as
+            with one.
+        peers: with how many devices each exchanges tensors, where processes do so.
+
+    """
+    needs = []
+    for device, device_of, storages, op in storages_at_peak(problem, assignment):
+        reserve, tensors = reserves[device], tensor_bytes[device]
+        one_input = int(storages.size_bytes[storages.at(op)].sum())
+        low, expected, high = (
+            np.where(device_of == device, workspace_bytes(problem.graph, share), 0)
+            for share in reserve.convolution_shares
+        )
+        parts = {"tensors": Interval(tensors, tensors, tensors)}
+        run = None
+        if reserve.caching_allocator or reserve.convolution_workspace:
+            run = reservation(problem.graph, storages, expected)
+            kernels = max(0, run.allocated_bytes - one_input)
+            most = max(kernels, int(high.max()))
+            parts["kernel workspaces"] = Interval(min(kernels, int(low.max())), kernels, most)
+        if run and reserve.caching_allocator:
+            kept = run.reserved_bytes - run.allocated_bytes
+            kept = round(kept * max(1.0, tensors / max(one_input, 1)))
+            spread = round(reserve.allocator_error * tensors)
+            parts["allocator"] = Interval(max(0, kept - spread), kept, kept + spread)
+        parts["library workspaces"] = reserve.interval("workspace")
+        parts["communication"] = reserve.interval("nccl_peer").times(peers.get(device, 0))
+        parts["context"] = reserve.interval("context")
+        parts = {part: size for part, size in parts.items() if size.high}
+        needs.append(DeviceMemory(device, parts, problem.topology.devices[device].total_bytes))
+    return tuple(needs)
+
+
+def workspace_bytes(graph: OpGraph, share: float) -> IntArray:
+    """Return what each operator takes while it runs, beside its results; shape (n,).
+
+    A convolution takes `share` of the bytes that it reads and writes. cuDNN's kernels for matrix
+    units want channels last, and Winograd's transforms of tiles: both are copies of what a
+    convolution reads and makes. All other operators of a graph make their temporaries by name, or
+    have none of note.
+    """
+    is_convolution = np.array(["convolution" in target for target in graph.targets])
+    sizes: IntArray = np.where(is_convolution, share * graph.moved_bytes, 0.0).astype(np.int64)
+    return sizes

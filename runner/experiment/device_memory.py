@@ -1,0 +1,166 @@
+"""What each device needs beside the tensors of a plan, and whether it has that."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.reserve import Reserve
+from fxpart.cost.device_memory import DeviceMemory, device_memory_of
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.problem import Problem
+from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.schedule import ScheduleResult
+from runner.config.sections import Config
+from runner.experiment.topology import reserve_of
+from runner.output.units import GIB, size_unit
+
+__all__ = [
+    "device_memory",
+    "device_memory_metrics",
+    "device_memory_rows",
+    "does_not_fit",
+    "memory_line",
+    "tightest",
+    "with_less_memory",
+]
+
+_RING_PEERS = 2
+"""Neighbours in a ring of replicas, or of devices that share operators."""
+
+
+def device_memory(
+    config: Config,
+    problem: Problem,
+    assignment: Assignment,
+    evaluation: Evaluation,
+    schedule: ScheduleResult | None = None,
+) -> tuple[DeviceMemory, ...]:
+    """Return what each device that computes needs for a plan, in the order of logical ids.
+
+    With a schedule, replicas or tensor parallelism, processes exchange tensors; else one process
+    runs all devices.
+    """
+    held = {use.logical_id: use.peak_bytes for use in evaluation.devices if use.partitions}
+    if schedule:
+        held |= dict(zip(schedule.devices, schedule.peak_bytes, strict=True))
+    return device_memory_of(
+        problem,
+        assignment,
+        _reserves(config, problem),
+        tensor_bytes=held,
+        peers=_peers(config, evaluation) if schedule or _ranks(config) else {},
+    )
+
+
+def _reserves(config: Config, problem: Problem) -> tuple[Reserve, ...]:
+    """Return what is not for tensors on each device: nothing of those that are the host itself."""
+    reserve = reserve_of(config.reserve)
+    hosts = [pool.on_host for pool in config.devices.pools]
+    return tuple(
+        Reserve() if all(hosts) or (any(hosts) and not spec.reserved_bytes) else reserve
+        for spec in problem.topology.devices
+    )
+
+
+def _peers(config: Config, evaluation: Evaluation) -> dict[int, int]:
+    """Return with how many devices each exchanges tensors or sums."""
+    moves = evaluation.transfers
+    partners: dict[int, set[int]] = {use.logical_id: set() for use in evaluation.devices}
+    for source, target in zip(moves.source.tolist(), moves.target.tolist(), strict=True):
+        partners[source].add(target)
+        partners[target].add(source)
+    return {device: len(others) + _ranks(config) for device, others in partners.items()}
+
+
+def _ranks(config: Config) -> int:
+    """Return with how many devices each sums and gathers: neighbours in rings."""
+    return sum(min(_RING_PEERS, n - 1) for n in (config.data_parallel, config.tensor_parallel))
+
+
+def with_less_memory(
+    problem: Problem, evaluation: Evaluation, needs: Sequence[DeviceMemory]
+) -> Problem:
+    """Return `problem` with less memory for tensors on each device on which a plan does not fit.
+
+    That is what the plan holds there, less what it lacks beside. `evaluation` is of the plan.
+    """
+    devices = list(problem.topology.devices)
+    for need in needs:
+        lacking = need.needed.expected - need.total_bytes
+        if lacking <= 0:
+            continue
+        spec, held = devices[need.device], evaluation.devices[need.device].peak_bytes
+        left = max(1, min(spec.memory_bytes, held) - lacking)
+        reserved = spec.total_bytes - left
+        devices[need.device] = replace(spec, memory_bytes=left, reserved_bytes=reserved)
+    return replace(problem, topology=replace(problem.topology, devices=tuple(devices)))
+
+
+def does_not_fit(needs: Sequence[DeviceMemory]) -> InfeasibleError:
+    """Return the error for a plan whose tensors fit, and what lies beside them does not."""
+    need = tightest(needs)
+    return InfeasibleError(
+        f"device {need.device} needs {show_bytes(need.needed.expected)} for the best plan found, it"
+        f" has {show_bytes(need.total_bytes)}: {_parts_text(need)}; {need.decided_by} decides; take"
+        " larger or more devices, a smaller batch, or reserve=none to count tensors alone",
+        needed_bytes=need.needed.expected,
+        available_bytes=need.total_bytes,
+    )
+
+
+def tightest(needs: Sequence[DeviceMemory]) -> DeviceMemory:
+    """Return the device that has least to spare, as a share of its memory."""
+    return max(needs, key=lambda need: need.needed.high / need.total_bytes)
+
+
+def memory_line(needs: Sequence[DeviceMemory]) -> str:
+    """Return in one line what the tightest device needs, of what parts, and whether it has that."""
+    need = tightest(needs)
+    unit = size_unit(need.total_bytes)
+    needed = need.needed
+    limits = f" ({unit.show(needed.low)} to {unit.show(needed.high)})"
+    why = f", {need.decided_by} decides" if need.decided_by else ""
+    return (
+        f"{need.verdict}{why}: device {need.device} needs {unit.show(needed.expected)}"
+        f"{limits if needed.low < needed.high else ''} of {unit.show(need.total_bytes)}"
+        f" {unit.name}: {_parts_text(need)}"
+    )
+
+
+def _parts_text(need: DeviceMemory) -> str:
+    unit = size_unit(need.total_bytes)
+    return ", ".join(
+        f"{part} {unit.show(size.expected)}"
+        for part, size in need.parts.items()
+        if float(unit.show(size.expected))
+    )
+
+
+def device_memory_metrics(needs: Sequence[DeviceMemory]) -> dict[str, float]:
+    """Return the metrics of the device that needs most."""
+    needed = max((need.needed for need in needs), key=lambda needed: needed.expected)
+    return {
+        "device_memory_gib": needed.expected / GIB,
+        "device_memory_gib_low": needed.low / GIB,
+        "device_memory_gib_high": needed.high / GIB,
+        "memory_is_tight": float(any(need.verdict != "fits" for need in needs)),
+    }
+
+
+def device_memory_rows(needs: Sequence[DeviceMemory]) -> list[dict[str, object]]:
+    """Return what each device needs as plain values, its parts as least, expected and most."""
+    return [
+        {
+            "device": need.device,
+            "verdict": need.verdict,
+            "decided_by": need.decided_by,
+            "total_bytes": need.total_bytes,
+            "needed_bytes": _values(need.needed),
+            "parts_bytes": {part: _values(size) for part, size in need.parts.items()},
+        }
+        for need in needs
+    ]
+
+
+def _values(size: object) -> list[int]:
+    return [getattr(size, name) for name in ("low", "expected", "high")]

@@ -1,0 +1,157 @@
+"""What the allocator reserves for a graph, and what a device needs in all."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.core.reserve import Interval, Reserve, rounded
+from fxpart.cost.device_memory import DeviceMemory, device_memory_of, workspace_bytes
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.peak_tensors import storages_at_peak
+from fxpart.cost.problem import Problem
+from fxpart.cost.reservation import reservation
+from fxpart.errors import SpecError
+from tests.sketch import Sketch, chain, devices, problem, random_graph
+
+MIB = 2**20
+
+
+def _whole(task: Problem) -> Assignment:
+    n = task.graph.n_ops
+    return Assignment(np.zeros(n, dtype=np.int64), ((0,),))
+
+
+def _needs(task: Problem, plan: Assignment, reserve: Reserve, peers: int = 0) -> DeviceMemory:
+    held = {use.logical_id: use.peak_bytes for use in evaluate(task, plan).devices}
+    reserves = [reserve] * task.topology.n_devices
+    return device_memory_of(
+        task, plan, reserves, tensor_bytes=held, peers=dict.fromkeys(held, peers)
+    )[0]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_without_workspaces_it_hands_out_the_peak(seed: int) -> None:
+    graph = rounded(random_graph(seed, 40), 512)
+    # What is sent as large as what it is sent from, so that it too is in whole blocks.
+    graph = replace(graph, value_bytes=graph.value_alloc_bytes)
+    task = problem(graph, devices(10**9, 10**9))
+    half = np.arange(graph.n_ops) % 2
+    for plan in (_whole(task), Assignment(half, ((0,), (1,)))):
+        uses = evaluate(task, plan).devices
+        for device, _, storages, _ in storages_at_peak(task, plan):
+            run = reservation(graph, storages, np.zeros(graph.n_ops, dtype=np.int64))
+            assert run.allocated_bytes == uses[device].peak_bytes
+            assert run.reserved_bytes >= run.allocated_bytes
+            assert run.reserved_bytes % (2 * MIB) == 0
+
+
+def test_a_chain_of_large_tensors_takes_two_of_them_and_no_more() -> None:
+    # Weights of 10 MiB; each value is freed when the next one is made.
+    task = problem(chain(6, weight=10 * MIB, size=30 * MIB), devices(10**9))
+    ((_, _, storages, _),) = storages_at_peak(task, _whole(task))
+    run = reservation(task.graph, storages, np.zeros(6, dtype=np.int64))
+    # The input, the one that is read and the one that is made; the result of a step stays.
+    assert run.allocated_bytes == (60 + 2 * 30) * MIB
+    assert run.reserved_bytes == run.allocated_bytes
+
+
+def test_the_state_of_an_optimizer_comes_with_the_first_update() -> None:
+    sketch = Sketch()
+    weight = sketch.weight(10 * MIB)
+    value = sketch.op([], 10 * MIB, [weight])
+    step = replace(
+        sketch.graph(value),
+        gradient_values=np.array([value]),
+        gradient_weights=np.array([weight]),
+    )
+    graph = with_optimizer(step, Optimizer("momentum", implementation="fused"))
+    task = problem(graph, devices(10**9))
+    ((_, _, storages, _),) = storages_at_peak(task, _whole(task))
+    run = reservation(graph, storages, np.zeros(graph.n_ops, dtype=np.int64))
+    assert run.reserved_bytes == run.allocated_bytes == 30 * MIB
+
+
+def _convolution(moved_bytes: int) -> Problem:
+    graph = replace(
+        chain(3, weight=10 * MIB, size=20 * MIB),
+        targets=("aten.relu.default", "aten.convolution.default", "aten.relu.default"),
+        moved_bytes=np.array([moved_bytes] * 3),
+    )
+    return problem(graph, devices(10**9))
+
+
+def test_a_workspace_lies_there_while_its_convolution_runs() -> None:
+    task = _convolution(50 * MIB)
+    assert workspace_bytes(task.graph, 2.0).tolist() == [0, 100 * MIB, 0]
+    reserve = Reserve(convolution_workspace=2.0, convolution_workspace_range=(0.0, 1.5))
+    parts = _needs(task, _whole(task), reserve).parts
+    # 30 of weights, and the values read and made.
+    assert parts["tensors"] == Interval(70 * MIB, 70 * MIB, 70 * MIB)
+    assert parts["kernel workspaces"] == Interval(0, 100 * MIB, 150 * MIB)
+    assert "allocator" not in parts
+
+
+def test_every_part_of_a_device_is_named_and_adds_up() -> None:
+    reserve = Reserve(
+        context_bytes=100,
+        context_range=(0.5, 2.0),
+        workspace_bytes=10,
+        nccl_peer_bytes=7,
+        convolution_workspace=0.1,
+        caching_allocator=True,
+        allocator_error=0.5,
+    )
+    task = _convolution(10 * MIB)
+    need = _needs(task, _whole(task), reserve, peers=3)
+    parts = need.parts
+    assert list(parts) == [
+        "tensors",
+        "kernel workspaces",
+        "allocator",
+        "library workspaces",
+        "communication",
+        "context",
+    ]
+    assert parts["context"] == Interval(50, 100, 200)
+    assert parts["communication"] == Interval(21, 21, 21)
+    # A workspace of 1 MiB has a segment of its own, and half of that is kept.
+    assert parts["kernel workspaces"].expected == parts["allocator"].expected == MIB
+    assert need.needed.expected == sum(part.expected for part in parts.values())
+    assert _needs(task, _whole(task), Reserve()).parts == {"tensors": parts["tensors"]}
+
+
+@pytest.mark.parametrize(
+    ("total_bytes", "verdict", "decided_by"),
+    [
+        (150, "fits", ""),
+        (149, "tight", "context"),
+        (100, "tight", "context"),
+        (99, "does not fit", "context"),
+        (59, "does not fit", "tensors"),
+    ],
+)
+def test_the_verdict_and_what_decides_it(total_bytes: int, verdict: str, decided_by: str) -> None:
+    parts = {"tensors": Interval(60, 60, 60), "context": Interval(10, 40, 90)}
+    need = DeviceMemory(0, parts, total_bytes)
+    assert need.needed == Interval(70, 100, 150)
+    assert (need.verdict, need.decided_by) == (verdict, decided_by)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"context_range": (0.5, 0.9)}, "reserve.context_range must be two factors"),
+        ({"nccl_peer_range": (0.5,)}, "reserve.nccl_peer_range must be two factors"),
+        ({"allocator_error": -0.1}, "reserve.allocator_error must be a share from 0"),
+        ({"convolution_workspace": float("nan")}, "reserve.convolution_workspace must be a share"),
+        ({"nccl_peer_bytes": -1}, "reserve.nccl_peer_bytes must be at least 0"),
+    ],
+)
+def test_parts_that_make_no_sense_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Reserve(**settings)  # type: ignore[arg-type]
+    with pytest.raises(SpecError, match="an interval ascends"):
+        Interval(3, 2, 4)
