@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray, OpGraph
@@ -19,6 +20,8 @@ from fxpart.cost.reservation import reservation
 
 __all__ = ["PARTS", "DeviceMemory", "Verdict", "device_memory_of", "workspace_bytes"]
 
+BoolArray = npt.NDArray[np.bool_]
+
 PARTS = {
     "tensors": "what the plan holds at its peak, as the allocator rounds it",
     "kernel workspaces": "of the operator that runs then: cuDNN's convolutions",
@@ -28,6 +31,10 @@ PARTS = {
     "context": "the driver's context and loaded kernels",
 }
 """What each part is, in order."""
+
+_ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+_OVERLAP = 1.1
+"""Products of a number, from which on windows overlap: 1 where each is read once."""
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
@@ -126,11 +133,37 @@ def device_memory_of(
 def workspace_bytes(graph: OpGraph, share: float) -> IntArray:
     """Return what each operator takes while it runs, beside its results; shape (n,).
 
-    A convolution takes `share` of the bytes that it reads and writes. cuDNN's kernels for matrix
-    units want channels last, and Winograd's transforms of tiles: both are copies of what a
-    convolution reads and makes. All other operators of a graph make their temporaries by name, or
-    have none of note.
+    A convolution whose windows overlap, forward or backward, takes `share` of the bytes that it
+    reads and writes: cuDNN copies what it reads and makes into the layout of matrix units, or into
+    Winograd's tiles. One that reads each number once is a matrix product, and one of single
+    channels runs in place. All other operators have their temporaries in the graph, or none of
+    note.
     """
-    is_convolution = np.array(["convolution" in target for target in graph.targets])
-    sizes: IntArray = np.where(is_convolution, share * graph.moved_bytes, 0.0).astype(np.int64)
-    return sizes
+    sizes = np.where(_windows_overlap(graph), share * graph.moved_bytes, 0.0)
+    return sizes.astype(np.int64)
+
+
+def _windows_overlap(graph: OpGraph) -> BoolArray:
+    """Return of each operator whether it is a convolution with windows that overlap; shape (n,).
+
+    Each number of the input is read for k^2 / (groups x stride^2) as many products as an output
+    channel has places, which follows from sizes and FLOPs: a convolution of a dtype of b bytes with
+    f FLOPs, input x, weight w and result y (in bytes) has f^2 b^3 / (4 x w y).
+    """
+    overlap = np.zeros(graph.n_ops, dtype=np.bool_)
+    of = graph.forward_of
+    for op in range(graph.n_ops):
+        if "convolution" not in graph.targets[op]:
+            continue
+        if of[op] != op and "convolution" in graph.targets[of[op]]:
+            overlap[op] = overlap[of[op]]
+            continue
+        operands = [*graph.value_bytes[graph.reads_of(op)], *graph.weight_bytes[graph.uses_of(op)]]
+        made = graph.value_bytes[graph.value_producer == op]
+        if len(operands) < 2 or not len(made):
+            continue
+        first, second = sorted(map(float, operands))[-2:]
+        itemsize = _ITEMSIZE.get(graph.dtypes[op], 4)
+        product = 4.0 * first * second * float(made.max())
+        overlap[op] = float(graph.flops[op]) ** 2 * itemsize**3 > _OVERLAP * product
+    return overlap

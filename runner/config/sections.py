@@ -46,8 +46,10 @@ class ModelConfig:
     """What is cut: a transformers architecture with its configuration, or a function's result."""
 
     name: str = MISSING
+    library: str = "transformers"
+    """What `architecture` is of: ``transformers`` or ``timm``."""
     architecture: str | None = None
-    """A class of transformers, such as ``LlamaForCausalLM``."""
+    """A class of transformers, such as ``LlamaForCausalLM``, or a model of timm."""
     config: dict[str, Any] = field(default_factory=dict)
     """Fields of the architecture's configuration; what is left out has its default."""
     factory: str | None = None

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fxpart.capture.captured import (
     CapturedGraph,
@@ -19,7 +19,7 @@ from fxpart.capture.captured import (
     graph_path,
     symbols_named,
 )
-from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.models.spec import ModelSpec, timm_spec
 from fxpart.core.data_parallel import share_of_batch
 from fxpart.core.granularity import group_operators
 from fxpart.core.graph import IntArray, OpGraph, without_python
@@ -29,7 +29,7 @@ from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.core.workload import Workload
 from fxpart.cost.all_reduce import partial_values, with_buckets
-from fxpart.errors import CaptureError, SpecError
+from fxpart.errors import CaptureError, SpecError, nearest_names
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.objective import published_graph
@@ -55,6 +55,7 @@ __all__ = [
     "symbols_of",
 ]
 
+_LIBRARIES = ("transformers", "timm")
 MOST_KEPT = 4
 """Graphs of each sort that are kept in memory."""
 
@@ -85,12 +86,20 @@ class Subject:
 def model_spec(config: Config) -> ModelSpec:
     """Return `config.model` as the library takes it; its batch is that of a replica."""
     model = config.model
+    made: dict[str, Any] = {
+        "architecture": model.architecture,
+        "config": dict(model.config),
+        "factory": model.factory,
+        "factory_args": dict(model.factory_args),
+    }
+    if model.library not in _LIBRARIES:
+        near = nearest_names(model.library, _LIBRARIES)
+        raise SpecError(f"model.library={model.library} is not known; {near}")
+    if model.library == "timm" and model.architecture is not None:
+        made = timm_spec(model.architecture, dict(model.config))
     return ModelSpec(
         name=model.name,
-        architecture=model.architecture,
-        config=dict(model.config),
-        factory=model.factory,
-        factory_args=dict(model.factory_args),
+        **made,
         batch_size=share_of_batch(model.batch_size, config.data_parallel),
         seq_len=model.seq_len,
         step=config.phase.name if is_serving(config) else None,

@@ -4,7 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
+from fxpart.capture.training.joint import joint_graph
 from fxpart.core.assignment import Assignment
 from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.core.reserve import Interval, Reserve, rounded
@@ -75,10 +78,13 @@ def test_the_state_of_an_optimizer_comes_with_the_first_update() -> None:
 
 
 def _convolution(moved_bytes: int) -> Problem:
+    # A window of 3 x 3: as many products as reads of the input, the weight and the result say.
+    flops = int(2 * (9 * 20 * 10 * 20 * MIB**3 / 4**3) ** 0.5)
     graph = replace(
         chain(3, weight=10 * MIB, size=20 * MIB),
         targets=("aten.relu.default", "aten.convolution.default", "aten.relu.default"),
         moved_bytes=np.array([moved_bytes] * 3),
+        flops=np.array([flops] * 3),
     )
     return problem(graph, devices(10**9))
 
@@ -92,6 +98,31 @@ def test_a_workspace_lies_there_while_its_convolution_runs() -> None:
     assert parts["tensors"] == Interval(70 * MIB, 70 * MIB, 70 * MIB)
     assert parts["kernel workspaces"] == Interval(0, 100 * MIB, 150 * MIB)
     assert "allocator" not in parts
+
+
+@pytest.mark.parametrize(
+    ("layer", "takes"),
+    [
+        (nn.Conv2d(8, 16, 3, padding=1), True),
+        (nn.Conv2d(8, 16, 3, stride=2), True),
+        (nn.Conv2d(8, 16, 3, padding=1, groups=2), True),
+        (nn.Conv1d(8, 16, 5), True),
+        (nn.Conv2d(8, 16, 1), False),
+        (nn.Conv2d(8, 16, 4, stride=4), False),
+        (nn.Conv2d(16, 16, 3, padding=1, groups=16), False),
+        (nn.ConvTranspose2d(8, 16, 2, stride=2), False),
+    ],
+)
+def test_convolutions_whose_windows_overlap_take_workspaces_both_ways(
+    layer: nn.Module, takes: bool
+) -> None:
+    channels = layer.in_channels
+    shape = (2, channels, 64) if isinstance(layer, nn.Conv1d) else (2, channels, 64, 64)
+    graph = joint_graph(layer.to("meta"), (torch.zeros(shape, device="meta"),))
+    is_convolution = ["convolution" in target for target in graph.targets]
+    assert sum(is_convolution) == 2
+    wanted = np.where(is_convolution, graph.moved_bytes if takes else 0, 0)
+    assert workspace_bytes(graph, 1.0).tolist() == wanted.tolist()
 
 
 def test_every_part_of_a_device_is_named_and_adds_up() -> None:

@@ -6,17 +6,19 @@ the model ever being built.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from fxpart.capture.models.factory_source import factory_digest, split_factory
 from fxpart.core.phases import CACHED_STEPS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.support.host import installed_version
 
-__all__ = ["DTYPES", "LOSSES", "ModelSpec"]
+__all__ = ["DTYPES", "LOSSES", "ModelSpec", "timm_spec"]
 
 LOSSES = ("own", "mean")
 """What a training step may start its backward from, beside a function of the user's."""
 
+_TIMM = "fxpart.capture.models.timm_model:timm_model"
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Names of the dtypes that weights and real-valued inputs may have."""
 
@@ -41,6 +43,11 @@ def _positive(value: object, where: str, otherwise: str = "") -> None:
     # True is an int to Python, and a batch of True is a mistake.
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise SpecError(f"{where}={value} must be a whole number, 1 or more{otherwise}")
+
+
+def timm_spec(architecture: str, config: Mapping[str, object]) -> dict[str, Any]:
+    """Return the fields of a `ModelSpec` for a model of timm: its factory, and what that takes."""
+    return {"factory": _TIMM, "factory_args": {"architecture": architecture, "config": config}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +155,8 @@ class ModelSpec:
         }
         if self.tensor_parallel == 1:  # a whole model is what it is called without
             del fields["tensor_parallel"]
+        if self.factory == _TIMM:
+            fields["timm"] = installed_version("timm")
         version = installed_version("transformers")
         if version is not None:
             fields["transformers"] = version

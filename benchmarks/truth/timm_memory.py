@@ -1,0 +1,209 @@
+"""Device memory of a training step of timm's models, beside what nvidia-smi said of an A100.
+
+    python -m benchmarks.truth.timm_memory --data FOLDER [--sample N] [--rows]
+
+The measurements do not state all settings. What explains them: SGD with momentum and ``zero_grad``,
+float32, images of the size that a model is made for. What the process takes whatever it trains, its
+context above all, is one number, fitted to half of the models by their names; the other half is
+held out. All else is fxpart's prediction with the numbers of ``conf/reserve/cuda.yaml``.
+
+Left out are rows that no step explains: those at the limit of the card, and models whose memory
+does not grow with the batch, which failed before a step was through.
+"""
+
+import argparse
+import csv
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from benchmarks.text_table import table
+from benchmarks.truth.row import HEADS, Row, summary
+from fxpart.capture.captured import captured_graph, captured_symbolic
+from fxpart.capture.models.spec import ModelSpec, timm_spec
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.core.reserve import Interval, Reserve, rounded
+from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.cost.device_memory import device_memory_of
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.problem import make_problem
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import CaptureError, FxpartError
+from runner.config.sections import ReserveConfig
+from runner.experiment.topology import reserve_of
+
+__all__ = ["NAME", "SOURCE", "Measured", "fitted_rows", "measured", "rows"]
+
+NAME = "timm training memory"
+SOURCE = "itu-rad/GPUMemNet (no licence stated), nvidia-smi on an A100 of 40 GB"
+_FILE = "timm_training_memory.csv"
+_CAPPED_MIB = 36_000
+"""From here on the card may have been full: the figures stop growing."""
+_CACHE = Path.home() / ".cache" / "fxpart"
+_CUDA = Path(__file__).resolve().parents[2] / "conf" / "reserve" / "cuda.yaml"
+_MIB = 2**20
+_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one model took at some batch sizes."""
+
+    model: str
+    mib: Mapping[int, int]
+    """By batch size, ascending."""
+
+    @property
+    def of_a_step(self) -> dict[int, int]:
+        """Return the figures that a whole step explains: they grow with the batch to the cap."""
+        sizes = sorted(self.mib)
+        if self.mib[sizes[-1]] <= 1.02 * self.mib[sizes[0]]:
+            return {}
+        kept: dict[int, int] = {}
+        for size in sizes:
+            if self.mib[size] >= _CAPPED_MIB or self.mib[size] <= max(kept.values(), default=0):
+                break
+            kept[size] = self.mib[size]
+        return kept
+
+    @property
+    def is_held_out(self) -> bool:
+        """Whether nothing is fitted to it: half of all names, whichever others there are."""
+        return hashlib.sha256(self.model.encode()).digest()[0] % 2 == 1
+
+
+def measured(data: Path, sample: int | None = None) -> list[Measured]:
+    """Return the models of the file by name; with `sample`, so many of them drawn by chance.
+
+    Raises:
+        FileNotFoundError: without the file.
+
+    """
+    by_model: dict[str, dict[int, int]] = {}
+    with (data / _FILE).open(newline="", encoding="utf-8") as file:
+        for row in csv.DictReader(file):
+            sizes = by_model.setdefault(row["model"], {})
+            sizes[int(row["batch"])] = int(row["max_gpu_memory_mib"])
+    models = [Measured(name, sizes) for name, sizes in sorted(by_model.items())]
+    if sample is None or sample >= len(models):
+        return models
+    return sorted(random.Random(_SEED).sample(models, sample), key=lambda model: model.model)
+
+
+def rows(data: Path) -> Iterator[Row]:
+    """Yield a row for each figure that a step explains; the models are captured, or cached."""
+    yield from fitted_rows(measured(data))
+
+
+def fitted_rows(models: Sequence[Measured], cache_dir: Path | None = _CACHE) -> Iterator[Row]:
+    """Yield a row for each figure of `models`, in their order, of those that can be captured."""
+    reserve = _reserve()
+    predicted = []
+    for model in models:
+        try:
+            predicted.append((model, _predictions(model, reserve, cache_dir)))
+        except FxpartError as error:
+            print(f"{model.model} is left out: {error}")
+    of_process = _fitted_mib(predicted)
+    for model, needs in predicted:
+        for size, need in needs.items():
+            yield Row(
+                f"{model.model}, batch {size}",
+                need.expected / _MIB + of_process,
+                model.mib[size],
+                "MiB",
+                held_out=model.is_held_out,
+            )
+
+
+def _fitted_mib(predicted: Sequence[tuple[Measured, Mapping[int, Interval]]]) -> float:
+    """Return what the process takes beside: the median over the rows that are not held out.
+
+    Weighted by what it is a share of, so that it is the median of relative errors.
+    """
+    pairs = [
+        (model.mib[size] - need.expected / _MIB, 1 / model.mib[size])
+        for model, needs in predicted
+        if not model.is_held_out
+        for size, need in needs.items()
+    ]
+    if not pairs:
+        return 0.0
+    rest, weights = np.array(sorted(pairs)).T
+    return float(rest[np.searchsorted(np.cumsum(weights), weights.sum() / 2)])
+
+
+def _reserve() -> Reserve:
+    """Return the numbers of ``reserve=cuda`` without the context, for one process on an A100."""
+    shipped = OmegaConf.merge(OmegaConf.structured(ReserveConfig), OmegaConf.load(_CUDA))
+    shipped.context_bytes = 0
+    config = OmegaConf.to_object(shipped)
+    assert isinstance(config, ReserveConfig)
+    return reserve_of(config)
+
+
+def _predictions(model: Measured, reserve: Reserve, cache_dir: Path | None) -> dict[int, Interval]:
+    return {
+        size: _needed(graph, reserve)
+        for size, graph in _graphs(model.model, list(model.of_a_step), cache_dir)
+    }
+
+
+def _graphs(
+    name: str, sizes: Sequence[int], cache_dir: Path | None
+) -> Iterator[tuple[int, OpGraph]]:
+    """Yield the training step at each batch size: from one capture, or else a capture for each."""
+    if not sizes:
+        return
+    spec = ModelSpec(name, batch_size=sizes[0], **timm_spec(name, {}))
+    try:
+        symbolic = captured_symbolic(
+            spec, ("batch",), cache_dir, "training", train_mode=True
+        ).symbolic
+        for size in sizes:
+            yield size, symbolic.at(batch=size)
+    except CaptureError:
+        for size in sizes:
+            spec = ModelSpec(name, batch_size=size, **timm_spec(name, {}))
+            whole = captured_graph(spec, "operator", cache_dir, "training", train_mode=True)
+            yield size, whole.graph
+
+
+def _needed(graph: OpGraph, reserve: Reserve) -> Interval:
+    """Return what one device needs for a step."""
+    whole = rounded(with_optimizer(graph, Optimizer("momentum")), reserve.rounding_bytes)
+    device = DeviceSpec("a100_40gb", 2**50, {"float32": 19.5e12}, 1.555e12)
+    problem = make_problem(whole, uniform_topology((device,), Link(1e9)), LatencyModel())
+    plan = Assignment(np.zeros(whole.n_ops, dtype=np.int64), ((0,),))
+    peak = evaluate(problem, plan).devices[0].peak_bytes
+    (need,) = device_memory_of(problem, plan, [reserve], tensor_bytes={0: peak}, peers={})
+    return need.needed
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Print the errors of the fitted models and of those held out."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.truth.timm_memory")
+    parser.add_argument("--data", type=Path, required=True, help="folder of the published files")
+    parser.add_argument("--sample", type=int, help="only so many models, drawn by chance")
+    parser.add_argument("--rows", action="store_true", help="also print every row")
+    asked = parser.parse_args(arguments)
+    every = list(fitted_rows(measured(asked.data, asked.sample)))
+    parts = {
+        "fitted": [row for row in every if not row.held_out],
+        "held out": [row for row in every if row.held_out],
+        "all": every,
+    }
+    print(table(["timm", *HEADS], [[name, *summary(part)] for name, part in parts.items()]))
+    for row in every if asked.rows else ():
+        print(f"{row.label:48} {row.predicted:8.0f} {row.measured:8.0f} {100 * row.error:+6.1f} %")
+
+
+if __name__ == "__main__":
+    main()
