@@ -18,6 +18,7 @@ from benchmarks.truth import (
     kernel_decode,
     kernel_gemm,
     kernels_interpolated,
+    timm_memory,
 )
 from benchmarks.truth.row import HEADS, Row, summary
 
@@ -47,6 +48,7 @@ SETS: tuple[TruthSet, ...] = (
     kernel_decode,
     kernels_interpolated,
     collectives,
+    timm_memory,
 )
 
 

@@ -1,0 +1,55 @@
+"""Which of the published figures are of a step, and what is fitted to them."""
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks.truth import timm_memory
+from benchmarks.truth.timm_memory import Measured, fitted_rows, measured
+
+MIB = 2**20
+FILE = "model,batch,max_gpu_memory_mib\nb,16,300\na,8,200\nb,8,100\na,16,210\n"
+
+
+def test_the_file_is_read_model_by_model(tmp_path: Path) -> None:
+    (tmp_path / "timm_training_memory.csv").write_text(FILE)
+    models = measured(tmp_path)
+    assert models == [Measured("a", {8: 200, 16: 210}), Measured("b", {16: 300, 8: 100})]
+    assert measured(tmp_path, 1) in ([models[0]], [models[1]])
+    assert measured(tmp_path, 5) == models
+    with pytest.raises(FileNotFoundError):
+        measured(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("mib", "kept"),
+    [
+        ({8: 10, 16: 20, 32: 40}, [8, 16, 32]),
+        ({8: 10, 16: 20, 32: 12}, [8, 16]),
+        ({8: 4045, 16: 4029, 32: 4045}, []),
+        ({8: 20_000, 16: 36_100, 32: 40_000}, [8]),
+        ({8: 9379, 16: 12361, 32: 4239}, [8, 16]),
+    ],
+)
+def test_figures_count_while_they_grow_below_the_cap(mib: dict[int, int], kept: list[int]) -> None:
+    assert list(Measured("m", mib).of_a_step) == kept
+
+
+def test_half_of_the_models_are_held_out_whichever_others_there_are() -> None:
+    held_out = [Measured(f"resnet{n}", {}).is_held_out for n in range(200)]
+    assert 70 < sum(held_out) < 130
+    assert Measured("resnet50", {8: 1}).is_held_out == held_out[50]
+
+
+def test_what_is_fitted_is_the_process_and_nothing_of_the_models() -> None:
+    pytest.importorskip("timm")
+    names = ["test_vit", "test_resnet", "test_efficientnet", "test_convnext"]
+    models = [Measured(name, {8: 1000 + 10 * i, 16: 1200}) for i, name in enumerate(names)]
+    rows = list(fitted_rows(models, None))
+    assert [row.held_out for row in rows] == [m.is_held_out for m in models for _ in range(2)]
+    more = [Measured(model.model, {b: m + 500 for b, m in model.mib.items()}) for model in models]
+    shifted = list(fitted_rows(more, None))
+    assert [round(b.predicted - a.predicted) for a, b in zip(rows, shifted, strict=True)] == [
+        500
+    ] * 8
+    assert timm_memory.NAME
