@@ -7,6 +7,7 @@ another measurement: ``latency=calibrated latency.file=<file>``.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING
 
 from fxpart.errors import CacheError, SpecError
@@ -160,17 +161,23 @@ def _show_errors(
     samples: "Sequence[tuple[OpGraph, OperatorProfile]]",
     calibration: "Calibration",
 ) -> None:
-    """Print for each model the measured and the fitted sum of its operators' times."""
+    """Print for each model the measured and the fitted sum of its operators' times.
+
+    Of several models, what counts for another one is the error where it was not fitted.
+    """
     from runner.output.terminal import add_numbers, empty_table, show
 
     table = empty_table("sum of operators")
     table.add_column("model", overflow="fold")
-    add_numbers(table, "operators", "measured\nms", "fitted\nms", "error\n%")
+    held_out = calibration.held_out_errors
+    last = ["held out\n%"] if held_out else []
+    add_numbers(table, "operators", "measured\nms", "fitted\nms", "error\n%", *last)
     rows = zip(names, samples, calibration.total_errors, strict=True)
-    for name, (graph, profile), error in rows:
+    for index, (name, (graph, profile), error) in enumerate(rows):
         measured_ms = profile.total_s * 1e3
         cells = (f"{measured_ms:.2f}", f"{measured_ms * (1 + error):.2f}", f"{error * 100:+.1f}")
-        table.add_row(name, str(graph.n_ops), *cells)
+        others = [f"{held_out[index] * 100:+.1f}"] if held_out else []
+        table.add_row(name, str(graph.n_ops), *cells, *others)
     rates = [f"{key} {rate / 1e9:.1f}" for key, rate in sorted(calibration.flops_per_s.items())]
     show(
         table,
@@ -181,7 +188,19 @@ def _show_errors(
         f" {calibration.view_s * 1e6:.1f} us",
         f"fit:       operators {calibration.op_error:.0%} apart, weighted by time; rank correlation"
         f" {calibration.spearman:.2f}",
+        *_held_out_line(held_out),
     )
+
+
+def _held_out_line(errors: "Sequence[float]") -> list[str]:
+    """Return the line that says how far another model may be off; none for a single one."""
+    if not errors:
+        return []
+    sizes = sorted(map(abs, errors))
+    return [
+        f"held out:  each model from a fit to the others is {median(sizes):.0%} off in the median,"
+        f" {sizes[-1]:.0%} at worst"
+    ]
 
 
 if __name__ == "__main__":

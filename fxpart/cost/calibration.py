@@ -109,6 +109,9 @@ class Calibration:
     """Sum over operators of abs(predicted - measured), divided by the sum of measured times."""
     spearman: float = 0.0
     """Rank correlation of predicted and measured times, views left out; -1 to 1."""
+    held_out_errors: tuple[float, ...] = ()
+    """Of each graph, as `total_errors`, where it is predicted by a fit to the others alone; empty
+    for a single graph."""
 
     def __post_init__(self) -> None:
         """Refuse coefficients that make no times, or errors that are no numbers."""
@@ -124,7 +127,8 @@ class Calibration:
                 raise SpecError(
                     f"calibration: {name} must be finite and at least {LEAST_RATE:.0e}, got {rate}"
                 )
-        if not all(map(math.isfinite, (*self.total_errors, self.op_error, self.spearman))):
+        errors = (*self.total_errors, *self.held_out_errors, self.op_error, self.spearman)
+        if not all(map(math.isfinite, errors)):
             raise SpecError("calibration: its errors must be finite numbers")
 
     def seconds(self, graph: OpGraph) -> FloatArray:
@@ -203,6 +207,8 @@ def read_calibration(path: Path) -> Calibration:
             tuple(float(error) for error in document["total_errors"]),
             float(document["op_error"]),
             float(document["spearman"]),
+            # Files that were written before have none.
+            tuple(float(error) for error in document.get("held_out_errors", ())),
         )
     except SpecError:
         raise

@@ -51,7 +51,8 @@ def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration
 
     One rate for each class of computation and dtype in the sample, one memory bandwidth, one
     overhead, one cost of a view, one of a byte of large results. A last common factor lets the sums
-    of whole graphs come out right on (geometric) average. The same sample gives the same answer.
+    of whole graphs come out right on (geometric) average. Of several graphs, each is predicted from
+    the others too (`Calibration.held_out_errors`). The same sample gives the same answer.
 
     Raises:
         SpecError: for no samples, a profile of another graph, profiles of several devices, or
@@ -59,6 +60,29 @@ def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration
 
     """
     _check(samples)
+    calibration = _with_errors(_calibrated(samples), samples)
+    return replace(calibration, held_out_errors=_held_out_errors(samples))
+
+
+def _held_out_errors(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> tuple[float, ...]:
+    """Return how far the sum of each graph is from what a fit to the others predicts.
+
+    Empty where one computes in a dtype that no other does, or others do nothing.
+    """
+    errors = []
+    for index, (graph, profile) in enumerate(samples):
+        others = [*samples[:index], *samples[index + 1 :]]
+        if not others:
+            return ()
+        try:
+            predicted_s = _calibrated(others).seconds(graph).sum()
+        except SpecError:
+            return ()
+        errors.append(float(predicted_s / profile.seconds.sum() - 1))
+    return tuple(errors)
+
+
+def _calibrated(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration:
     fitted, measured = _gathered(samples), [profile.seconds for _, profile in samples]
     best = min((_fit(fitted, start) for start in _starts(fitted)), key=lambda end: end[0])[1]
     calibration = _as_calibration(fitted, best, _view_s(samples), samples[0][1].device_name)
@@ -74,7 +98,7 @@ def calibrate(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> Calibration
         bytes_per_s=calibration.bytes_per_s / factor,
         flops_per_s={key: rate / factor for key, rate in calibration.flops_per_s.items()},
     )
-    return _with_errors(calibration, samples)
+    return calibration
 
 
 def _check(samples: Sequence[tuple[OpGraph, OperatorProfile]]) -> None:

@@ -34,6 +34,19 @@ def test_planted_coefficients_are_found() -> None:
     assert fitted.spearman == pytest.approx(1, abs=1e-3)
     assert fitted.device_name == "a device"
     assert list(fitted.flops_per_s) == sorted(PLANTED.flops_per_s)
+    assert fitted.held_out_errors == pytest.approx((0, 0, 0), abs=1e-3)
+
+
+def test_a_graph_that_is_held_out_is_predicted_from_the_others_alone() -> None:
+    graphs = [graph_of(seed) for seed in range(3)]
+    samples = [(graph, profile_of(graph)) for graph in graphs]
+    slow = replace(samples[2][1], seconds=4 * samples[2][1].seconds)
+    fitted = calibrate([*samples[:2], (graphs[2], slow)])
+    # The other two are as planted; the third takes four times what they say.
+    assert fitted.held_out_errors[2] == pytest.approx(-0.75, abs=1e-3)
+    assert fitted.held_out_errors[0] > 0.5
+    assert abs(fitted.total_errors[2]) < 0.75
+    assert calibrate(samples[:1]).held_out_errors == ()
 
 
 @settings(max_examples=10, deadline=None)

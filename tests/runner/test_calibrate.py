@@ -61,7 +61,10 @@ def test_models_are_fitted_together_and_measurements_shared(
     first = capsys.readouterr().out
     named = [line.split()[0] for line in first.splitlines() if line.split()]
     assert [name for name in named if name.startswith("wide")] == ["wide64", "wide256"]
-    assert len(read_calibration(folder / "a.json").total_errors) == 2
+    written = read_calibration(folder / "a.json")
+    assert len(written.total_errors) == len(written.held_out_errors) == 2
+    worst = max(map(abs, written.held_out_errors))
+    assert f"in the median, {worst:.0%} at worst" in first
     # Nothing measures any more: what the main command would read is read.
     monkeypatch.setattr("fxpart.execution.profiling.api.profile_operators", None)
     assert _main(["b.json", *arguments], monkeypatch) == 0
