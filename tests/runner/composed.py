@@ -20,6 +20,7 @@ GROUPS = (
     "optimizer",
     "phase",
     "reserve",
+    "runtime",
     "schedule",
     "tracking",
     "transfer_rate",
