@@ -14,6 +14,7 @@ from typing import Protocol
 from benchmarks.text_table import markdown, table
 from benchmarks.truth import (
     collectives,
+    gpt_fast,
     kernel_attention,
     kernel_decode,
     kernel_gemm,
@@ -49,6 +50,7 @@ SETS: tuple[TruthSet, ...] = (
     kernels_interpolated,
     collectives,
     timm_memory,
+    gpt_fast,
 )
 
 

@@ -57,6 +57,9 @@ _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
 # Operators that read a few rows of their first operand, not all of it.
 _GATHERS = ("embedding", "index", "index_select", "gather", "take")
 
+# Products of rows, each with the weight of its expert: (rows, weights of all experts, ...).
+_EXPERTS = ("_grouped_mm", "grouped_mm_fallback")
+
 # Operators that write the rows in their last operand into their first.
 _SCATTERS = ("index_copy_", "index_put_")
 
@@ -159,4 +162,9 @@ def moved_bytes(
         row_bytes = int(table.shape[-1]) * table.element_size()
         rows = int(indices.numel()) * row_bytes
         return sum(_touched_bytes(t) for t in inputs[1:]) + rows + written
-    return sum(_touched_bytes(t) for t in inputs) + written
+    read = sum(_touched_bytes(t) for t in inputs)
+    if operator in _EXPERTS and inputs[1].dim() == 3:
+        # At most as many experts are read as there are rows that are sent to them.
+        experts, rows = int(inputs[1].shape[0]), int(inputs[0].shape[0])
+        read -= max(0, experts - rows) * (_touched_bytes(inputs[1]) // max(1, experts))
+    return read + written

@@ -26,6 +26,7 @@ __all__ = [
     "ScheduleConfig",
     "Schema",
     "TrackingConfig",
+    "WeightsConfig",
 ]
 
 
@@ -221,6 +222,23 @@ class ReserveConfig:
 
 
 @dataclass
+class WeightsConfig:
+    """How weights are laid out, field by field as in `fxpart.core.few_bits.WeightFormat`."""
+
+    name: str = "none"
+    bits: int = 8
+    group_size: int = 0
+    group_bytes: float = 0.0
+    row_bytes: float = 0.0
+    column_bytes: float = 0.0
+    matrix_bytes: float = 0.0
+    read_share: float = 1.0
+    keep: list[str] = field(default_factory=list)
+    source: str = ""
+    """Whose layout it is."""
+
+
+@dataclass
 class ScheduleConfig:
     """How the stages of a pipeline take turns."""
 
@@ -279,7 +297,11 @@ class _Sections:
     execute: ExecuteConfig = field(default_factory=ExecuteConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     all_reduce: AllReduceConfig = field(default_factory=AllReduceConfig)
+    kv_cache: str = "auto"
+    """What a cache keeps keys and values in: one of `fxpart.core.few_bits.CACHE_DTYPES`, or
+    ``auto`` for the model's own dtype."""
     context_len: int | None = None
     """Of serving: tokens that the cache has room for; None for those of the prompt."""
     checkpointing: str = "none"

@@ -1,12 +1,14 @@
 """Steps of serving: the pass over a prompt, and one token against a cache."""
 
+from fxpart.core.few_bits import CACHE_DTYPES, WeightFormat, with_cache_dtype, with_few_bits
+from fxpart.core.graph import OpGraph
 from fxpart.core.phases import CACHED_STEPS
 from fxpart.cost.evaluation import Evaluation
-from fxpart.errors import NotApplicableError, SpecError
+from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
 from runner.output.units import GIB
 
-__all__ = ["check_serving", "is_serving", "serving_metrics"]
+__all__ = ["check_serving", "in_few_bits", "is_serving", "serving_metrics"]
 
 
 def is_serving(config: Config) -> bool:
@@ -21,6 +23,7 @@ def check_serving(config: Config) -> None:
         SpecError: with what to write instead.
 
     """
+    _check_few_bits(config)
     if config.context_len is None:
         return
     if not is_serving(config):
@@ -30,6 +33,49 @@ def check_serving(config: Config) -> None:
         )
     if config.context_len < 1:
         raise SpecError(f"context_len={config.context_len} must be a whole number, 1 or more")
+
+
+def _check_few_bits(config: Config) -> None:
+    names = ("auto", *CACHE_DTYPES)
+    if config.kv_cache not in names:
+        near = nearest_names(config.kv_cache, names)
+        raise SpecError(f"kv_cache={config.kv_cache} does not exist; {near}")
+    if config.kv_cache != "auto" and not is_serving(config):
+        raise NotApplicableError(
+            f"kv_cache={config.kv_cache} is of a cache, got phase={config.phase.name}; add"
+            " phase=decode or phase=prefill"
+        )
+    chosen = {
+        f"weights={config.weights.name}": config.weights.name != "none",
+        f"kv_cache={config.kv_cache}": config.kv_cache != "auto",
+    }
+    against = {
+        f"phase={config.phase.name}": config.phase.name == "training",
+        f"execute={config.execute.name}": config.execute.name != "none",
+        f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
+        f"data_parallel={config.data_parallel}": config.data_parallel > 1,
+        f"tensor_parallel={config.tensor_parallel}": config.tensor_parallel > 1,
+        f"latency={config.latency.name}": config.latency.source != "roofline",
+    }
+    for choice in (name for name, is_set in chosen.items() if is_set):
+        for other in (name for name, is_set in against.items() if is_set):
+            raise NotApplicableError(
+                f"{choice} is planned for a pass or a step of serving at one size, and not run;"
+                f" leave out {other} or it"
+            )
+
+
+def in_few_bits(config: Config, graph: OpGraph) -> OpGraph:
+    """Return `graph` with weights and cache as `config` lays them out.
+
+    Raises:
+        SpecError: for a layout that the model's weights do not take.
+
+    """
+    if config.weights.name != "none":
+        fields = {k: v for k, v in vars(config.weights).items() if k != "source"}
+        graph = with_few_bits(graph, WeightFormat(**fields))
+    return graph if config.kv_cache == "auto" else with_cache_dtype(graph, config.kv_cache)
 
 
 def serving_metrics(step: str, texts: int, evaluation: Evaluation) -> dict[str, float]:

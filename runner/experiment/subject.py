@@ -33,7 +33,7 @@ from fxpart.errors import CaptureError, SpecError, nearest_names
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.objective import published_graph
-from runner.experiment.serving import is_serving
+from runner.experiment.serving import in_few_bits, is_serving
 from runner.experiment.training import is_training, optimizer_of, step_options
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "checkpointing": config.checkpointing,
         "backward_order": config.backward_order,
         "runtime": asdict(config.runtime),
+        "weights": asdict(config.weights),
+        "kv_cache": config.kv_cache,
         "data_parallel": config.data_parallel,
         "all_reduce": asdict(config.all_reduce),
     }
@@ -193,7 +195,7 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
         if symbols:
             return _symbolic_subject(config, spec, symbols)
         captured = _captured(config, spec)
-        graph = _as_run(config, captured.graph)
+        graph = in_few_bits(config, _as_run(config, captured.graph))
         return Subject(replace(captured, graph=graph), lambda: _program(config, spec))
     check_phase(phase, cache.level)
     from fxpart.execution.real_model import real_model

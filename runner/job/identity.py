@@ -229,6 +229,10 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "objective": config.objective,
         "phase": config.phase.name,
         "runtime": asdict(config.runtime),
+        "weights": {k: v for k, v in asdict(config.weights).items() if k not in ("name", "source")}
+        if config.weights.name != "none"
+        else {},
+        "kv_cache": config.kv_cache,
         "training": _training_numbers(config),
         "reserve": {k: v for k, v in asdict(config.reserve).items() if k not in ("name", "source")},
         "data_parallel": config.data_parallel,

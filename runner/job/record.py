@@ -163,6 +163,10 @@ def _chosen(config: Config) -> dict[str, object]:
         kept["optimizer"], kept["checkpointing"] = config.optimizer.name, config.checkpointing
         if config.backward_order != "autograd":
             kept["backward_order"] = config.backward_order
+    if config.weights.name != "none":
+        kept["weights"] = config.weights.name
+    if config.kv_cache != "auto":
+        kept["kv_cache"] = config.kv_cache
     if config.context_len is not None:
         kept["context_len"] = config.context_len
     if config.data_parallel > 1:

@@ -1,0 +1,121 @@
+"""Weights and caches of few bits, against the bytes of tensors that libraries make."""
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from fxpart.capture.api import capture_graph
+from fxpart.core.few_bits import WeightFormat, with_cache_dtype, with_few_bits
+from fxpart.core.graph import OpGraph
+from fxpart.errors import SpecError
+from runner.config.paths import conf_dir
+
+_ROWS, _COLUMNS = 384, 256
+
+# What the tensors of a converted nn.Linear(256, 384, bias=False) take, added up over their parts:
+# torchao 0.18.0 (Int8Tensor: qdata, scale, zero_point; Float8Tensor; MXTensor) and bitsandbytes
+# 0.50.2 (Params4bit: data, absmax, quant_map). int4, gptq and awq from their published layouts.
+_MADE_BY_LIBRARIES = {
+    "int8": 98_304 + 1_536 + 384,
+    "fp8": 98_304 + 1_536,
+    "nf4": 49_152 + 6_144 + 64,
+    "mxfp4": 49_152 + 3_072,
+    "int4": 49_152 + 2 * (384 * 2) * 2,
+    "gptq": 49_152 + 2 * 384 * 2 + 2 * 384 // 2 + 256 * 4,
+    "awq": 49_152 + 2 * 384 * 2 + 2 * 384 // 2,
+}
+
+
+class _Tied(nn.Module):
+    """An embedding whose table also makes the scores, as of small language models."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(32, _COLUMNS)
+        self.inner = nn.Linear(_COLUMNS, _COLUMNS)
+        self.lm_head = nn.Linear(_COLUMNS, 32, bias=False)
+        self.lm_head.weight = self.embed.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        scores: Tensor = self.lm_head(self.inner(self.embed(tokens)))
+        return scores
+
+
+def _linear_graph() -> OpGraph:
+    with torch.device("meta"):
+        module = nn.Linear(_COLUMNS, _ROWS, bias=False, dtype=torch.bfloat16)
+        return capture_graph(module, (torch.empty(3, _COLUMNS, dtype=torch.bfloat16),))
+
+
+def _layout(name: str, **changed: object) -> WeightFormat:
+    fields = OmegaConf.to_container(OmegaConf.load(conf_dir() / "weights" / f"{name}.yaml"))
+    assert isinstance(fields, dict)
+    fields.pop("source")
+    return WeightFormat(**{**fields, **changed})  # type: ignore[arg-type]
+
+
+def test_every_layout_is_compared() -> None:
+    names = {path.stem for path in (conf_dir() / "weights").glob("*.yaml")}
+    assert names == {"none", *_MADE_BY_LIBRARIES}
+
+
+@pytest.mark.parametrize("name", _MADE_BY_LIBRARIES)
+def test_bytes_are_those_of_the_library(name: str) -> None:
+    graph = _linear_graph()
+    converted = with_few_bits(graph, _layout(name, read_share=1.0))
+    assert converted.weight_bytes.tolist() == [_MADE_BY_LIBRARIES[name]]
+    less = _ROWS * _COLUMNS * 2 - _MADE_BY_LIBRARIES[name]
+    assert (graph.moved_bytes - converted.moved_bytes).tolist() == [less]
+    assert converted.flops.tolist() == graph.flops.tolist()
+    assert converted.dtypes == graph.dtypes
+
+
+def test_a_kernel_that_reads_at_half_the_rate_counts_twice_the_bytes() -> None:
+    graph = _linear_graph()
+    whole, slow = (with_few_bits(graph, _layout("int8", read_share=s)) for s in (1.0, 0.5))
+    assert (slow.moved_bytes - whole.moved_bytes).tolist() == slow.weight_bytes.tolist()
+
+
+def test_what_is_no_product_or_is_tied_to_an_embedding_stays() -> None:
+    with torch.device("meta"):
+        graph = capture_graph(_Tied().bfloat16(), (torch.empty(2, 3, dtype=torch.int64),))
+    converted = with_few_bits(graph, _layout("int8", keep=()))
+    changed = [
+        name
+        for name, old, new in zip(
+            graph.weight_names, graph.weight_bytes, converted.weight_bytes, strict=True
+        )
+        if old != new
+    ]
+    assert changed == ["inner.weight"]
+
+
+def test_groups_must_divide_a_row() -> None:
+    with pytest.raises(SpecError, match=r"does not divide the 256 columns .* choose 32 or 64"):
+        with_few_bits(_linear_graph(), _layout("int4", group_size=96))
+
+
+def test_a_module_that_is_kept_is_not_converted() -> None:
+    with torch.device("meta"):
+        graph = capture_graph(nn.Sequential(nn.Linear(8, 8)), (torch.empty(3, 8),))
+    with pytest.raises(SpecError, match="weights=int8 converts no weight of this model"):
+        with_few_bits(graph, _layout("int8", keep=("0",)))
+
+
+class _Attends(nn.Module):
+    def forward(self, query: Tensor, kv_cache_0_keys: Tensor, kv_cache_0_values: Tensor) -> Tensor:
+        return nn.functional.scaled_dot_product_attention(query, kv_cache_0_keys, kv_cache_0_values)
+
+
+def test_a_cache_of_a_byte_is_half_as_large_and_read_in_half_the_bytes() -> None:
+    with torch.device("meta"):
+        query, keys = (torch.empty(1, 2, n, 8, dtype=torch.bfloat16) for n in (1, 64))
+        graph = capture_graph(_Attends(), (query, keys, keys.clone()))
+    half = with_cache_dtype(graph, "fp8")
+    cache_bytes = 2 * 64 * 8 * 2
+    assert half.value_alloc_bytes[half.value_is_cache].tolist() == [cache_bytes // 2] * 2
+    assert int((graph.moved_bytes - half.moved_bytes).sum()) == cache_bytes
+    assert with_cache_dtype(graph, "bf16") is graph
+    with pytest.raises(SpecError, match="kv_cache=fp9 does not exist"):
+        with_cache_dtype(graph, "fp9")
