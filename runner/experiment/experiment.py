@@ -219,7 +219,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         device_memory=found.device_memory,
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
         whole=whole,
-        subject_line=subject_line(config, subject.captured.graph),
+        subject_line=subject_line(config, subject.unconverted or subject.captured.graph),
         times_note=_source_note(config, times, problem) or _times_note(config),
         split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
         curve=found.curve,

@@ -79,6 +79,8 @@ class Subject:
     """The value of each of its symbols."""
     workload: Workload | None = None
     """The published problem that is placed in place of a model."""
+    unconverted: OpGraph | None = None
+    """The graph before its weights and cache were laid out in few bits, where they were."""
     partial: IntArray | None = None
     """With several replicas, the values that they sum."""
 
@@ -195,8 +197,13 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
         if symbols:
             return _symbolic_subject(config, spec, symbols)
         captured = _captured(config, spec)
-        graph = in_few_bits(config, _as_run(config, captured.graph))
-        return Subject(replace(captured, graph=graph), lambda: _program(config, spec))
+        run = _as_run(config, captured.graph)
+        graph = in_few_bits(config, run)
+        return Subject(
+            replace(captured, graph=graph),
+            lambda: _program(config, spec),
+            unconverted=None if graph is run else run,
+        )
     check_phase(phase, cache.level)
     from fxpart.execution.real_model import real_model
 

@@ -27,7 +27,7 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     parts = [
         model.name,
         f"{_short(parameters)} parameters" + (" a device" if config.tensor_parallel > 1 else ""),
-        dtype or model.dtype,
+        _weights(config, dtype or model.dtype),
         f"batch {model.batch_size}" + (f" x {length}" if length else ""),
         _phase(config, graph),
         _mode(config),
@@ -39,6 +39,14 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     if config.data_parallel > 1:
         parts.append(f"{config.data_parallel} replicas")
     return ", ".join(part for part in parts if part)
+
+
+def _weights(config: Config, dtype: str) -> str:
+    chosen = config.weights
+    if chosen.name == "none":
+        return dtype
+    groups = f" in groups of {chosen.group_size}" if chosen.group_size else ""
+    return f"{dtype} with weights in {chosen.name}{groups}"
 
 
 def _phase(config: Config, graph: OpGraph) -> str:

@@ -146,6 +146,8 @@ def _runs_here(config: Config) -> list[str]:
     if config.execute.name != "none":
         return [f"execute={config.execute.name}"]
     plannable = config.capture.level == "operator" and config.capture.symbolic == "none"
+    if config.weights.name != "none" or config.kv_cache != "auto":
+        return []  # drawn weights are those of the model's dtype
     if not plannable or config.data_parallel > 1 or config.schedule.name == "interleaved":
         return []
     way = "local" if config.schedule.name == "none" else "pipeline"

@@ -24,6 +24,7 @@ GROUPS = (
     "schedule",
     "tracking",
     "transfer_rate",
+    "weights",
 )
 """What can be chosen on the command line: the folders of the configuration, but for accelerators,
 which are parts of devices."""
