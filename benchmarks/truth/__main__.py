@@ -1,6 +1,7 @@
 """Print each set of published measurements beside what fxpart predicts for it, one line a set.
 
     python -m benchmarks.truth --data FOLDER [--set NAME ...] [--worst 10] [--markdown]
+        [--picture FILE]
 
 The folder holds the files that the sets name; they are of others and not part of fxpart. A set
 whose files are not there is skipped with a sentence.
@@ -21,6 +22,7 @@ from benchmarks.truth import (
     kernels_interpolated,
     timm_memory,
 )
+from benchmarks.truth.picture import picture
 from benchmarks.truth.row import HEADS, Row, summary
 
 __all__ = ["SETS", "main"]
@@ -61,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     data = asked.data / "truth" if (asked.data / "truth").is_dir() else asked.data
     lines: list[list[str]] = []
     worst: list[tuple[str, Row]] = []
+    drawn: dict[str, list[Row]] = {}
     for truth_set in SETS:
         if asked.set and truth_set.NAME not in asked.set:
             continue
@@ -70,12 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{truth_set.NAME} is skipped: there is no {error.filename}")
             continue
         lines += _lines(truth_set.NAME, rows)
+        drawn[truth_set.NAME] = rows
         rows.sort(key=lambda row: -abs(row.error))
         worst += [(truth_set.NAME, row) for row in rows[: asked.worst]]
         print(f"{truth_set.NAME}: {truth_set.SOURCE}")
     shown = markdown if asked.markdown else table
     if lines:
         print("\n" + shown(["set", "of it", *HEADS], lines))
+    if asked.picture and drawn:
+        asked.picture.write_text(picture(drawn), encoding="utf-8")
     if worst:
         print("\n" + shown(["worst", "row", "predicted", "measured", "unit"], map(_cells, worst)))
 
@@ -87,6 +93,7 @@ def _arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--set", nargs="+", choices=names, help="only these sets")
     parser.add_argument("--worst", type=int, default=0, help="also print so many rows of each set")
     parser.add_argument("--markdown", action="store_true", help="as tables in Markdown")
+    parser.add_argument("--picture", type=Path, help="also draw the sets into this SVG file")
     return parser.parse_args(arguments)
 
 

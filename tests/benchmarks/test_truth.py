@@ -1,7 +1,9 @@
 """The table of `python -m benchmarks.truth`: errors by hand, and sets whose files are not there."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -46,6 +48,19 @@ def test_held_out_rows_have_a_line_of_their_own(
     assert lines[1][:4] == ["planted", "all", "3", "20.0"]
     assert lines[2][:6] == ["planted", "held", "out", "2", "35.0", "47.0"]
     assert lines[3] == ["planted", "a", "1.5", "1", "ms"]
+
+
+def test_the_picture_has_a_bar_of_each_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "SETS", (_Set,))
+    (tmp_path / "planted.csv").touch()
+    path = tmp_path / "truth.svg"
+    command.main(["--data", str(tmp_path), "--picture", str(path)])
+    drawn = path.read_text()
+    ElementTree.fromstring(drawn)
+    assert "planted (3)" in drawn
+    # Ratios 0.8, 1.1 and 1.5 on 460 pixels from a half to 2: the median is a bar of 3 around it.
+    middle = 310 + 460 * math.log(2.2) / math.log(4) - 1.5
+    assert f'x="{middle:.1f}"' in drawn
 
 
 def test_a_set_without_its_files_is_skipped_with_a_sentence(
