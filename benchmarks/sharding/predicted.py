@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 
 from benchmarks.memory_case import peak_bytes
-from fxpart.capture.inference.eager_lifetimes import eager_graph
+from fxpart.capture.api import capture_graph
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.training.joint import joint_graph
@@ -30,7 +30,7 @@ def predicted(spec: ModelSpec, tensor_parallel: int) -> Predicted:
     """Return what is predicted of a device of a group of `tensor_parallel`."""
     split = replace(spec, tensor_parallel=tensor_parallel)
     built = build_model(split)
-    forward = eager_graph(built.module, built.args, built.kwargs)
+    forward = capture_graph(built.module, built.args, built.kwargs)
     parameters = sum(parameter.nbytes for parameter in built.module.parameters())
     labelled = {**built.kwargs, "labels": built.kwargs["input_ids"]}
     # The first capture has left what the module caches.

@@ -122,7 +122,7 @@ def package_copy(
 ) -> Iterator[Path]:
     """A copy of the package's source that keys are made from."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.getbasetemp() / "digests"))
-    for room in ("core", "capture"):
+    for room in ("core", "capture", "sharding"):
         shutil.copytree(graph_cache._FXPART / room, tmp_path / room)
     monkeypatch.setattr(graph_cache, "_FXPART", tmp_path)
     code_digest.cache_clear()

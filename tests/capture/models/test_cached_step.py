@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fxpart.capture.api import capture_graph
 from fxpart.capture.captured import captured_graph
-from fxpart.capture.inference.eager_lifetimes import eager_graph
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.cached_step import fill_counters, prepare_step
 from fxpart.capture.models.spec import ModelSpec
@@ -151,7 +151,7 @@ def test_a_decode_holds_what_is_predicted_and_a_split_one_gives_the_same(kind: s
     with torch.no_grad(), LiveBytes([resident]) as counter:
         real.module(**inputs)
     fill_counters(inputs, "decode", _PROMPT + 1)
-    graph = eager_graph(real.module, (), inputs)
+    graph = capture_graph(real.module, (), inputs)
     predicted = peak_bytes(memory_tables(graph), np.zeros(graph.n_ops, np.int64), 1)
     assert predicted[0] == pytest.approx(counter.peak_bytes[0], rel=0.01)
     run = run_local(real, in_a_row(real.graph, 2), 2, repeats=2)

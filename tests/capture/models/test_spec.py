@@ -67,6 +67,7 @@ def test_key_of_an_architecture_holds_every_field_and_the_version_of_transformer
         "seq_len": 7,
         "step": None,
         "cache_len": None,
+        "loss": None,
         "dtype": "bfloat16",
         "transformers": version("transformers"),
     }
