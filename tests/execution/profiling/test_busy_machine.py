@@ -21,17 +21,17 @@ PAUSE_S = 0.05
 @pytest.fixture(scope="module")
 def interrupted() -> Iterator[None]:
     """Register an operator that gives the processor away for a while, as if it were taken."""
-    library = torch.library.Library("fxpart_busy", "FRAGMENT")
-    library.define("pause(Tensor x) -> Tensor")
+    library = torch.library.Library("fxpart_busy", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library.define("pause(Tensor x) -> Tensor")  # type: ignore[no-untyped-call]
 
     def pause(x: Tensor) -> Tensor:
         time.sleep(PAUSE_S)
         return x + 1
 
-    library.impl("pause", pause, "CPU")
-    library.impl("pause", lambda x: x + 1, "Meta")
+    library.impl("pause", pause, "CPU")  # type: ignore[no-untyped-call]
+    library.impl("pause", lambda x: x + 1, "Meta")  # type: ignore[no-untyped-call]
     yield
-    library._destroy()
+    library._destroy()  # type: ignore[no-untyped-call]
 
 
 class _Paused(nn.Module):
