@@ -81,7 +81,7 @@ def _ready_s(t: CostTables, device_of: IntArray, op: int, p: Progress, begin: in
     What was made before, and was not sent to this device so far, is sent at once: that the link
     may be busy is left out.
     """
-    here, ready = device_of[op], t.issue_s[op]
+    here, ready = device_of[op], float(t.issue_s[op])
     for i in range(t.read_start[op], t.read_start[op + 1]):
         value = t.reads[i]
         maker = t.producer[value]

@@ -145,5 +145,4 @@ def launch_s(graph: OpGraph, topology: Topology) -> FloatArray:
     torch's ``foreach`` and ``fused`` update many at once.
     """
     works = ((graph.flops > 0) | (graph.moved_bytes > 0)) & ~graph.is_update
-    seconds: FloatArray = works * float(topology.host_launch_s)
-    return seconds
+    return np.where(works, float(topology.host_launch_s), 0.0)

@@ -282,6 +282,7 @@ class _Step:
 def _hold(results: object, releases: Sequence[int]) -> None:
     """Add `releases`, see `HELD`, to the nodes of the tensors in `results`."""
     mode = get_proxy_mode()
+    assert mode is not None, "make_fx runs a step in its own mode"
     for result in tree_leaves(results):
         slot = get_proxy_slot(result, mode.tracer, None) if isinstance(result, Tensor) else None
         if slot is not None and releases:
