@@ -8,6 +8,7 @@ from fxpart.errors import SpecError, nearest_names
 from fxpart.placement.aot_based import AotBasedOptions, aot_based
 from fxpart.placement.cost_aware import cost_aware
 from fxpart.placement.custom import CustomOptions, custom
+from fxpart.placement.equal_layers import equal_layers
 from fxpart.placement.kl_based import kl_based
 from fxpart.placement.optimal.mode import OptimalOptions, optimal
 from fxpart.placement.options import NoOptions, read_options
@@ -29,6 +30,7 @@ __all__ = [
     "aot_based",
     "cost_aware",
     "custom",
+    "equal_layers",
     "kl_based",
     "make_mode",
     "optimal",
@@ -44,6 +46,7 @@ Place = Callable[[Problem], Assignment]
 MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "single": (NoOptions, single),
     "size_based": (NoOptions, size_based),
+    "equal_layers": (NoOptions, equal_layers),
     "sparse_nn": (NoOptions, sparse_nn),
     "aot_based": (AotBasedOptions, aot_based),
     "cost_aware": (SearchOptions, cost_aware),

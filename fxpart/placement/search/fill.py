@@ -9,6 +9,7 @@ from fxpart.cost.kernels import peak_on_device
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import MemoryTables
 from fxpart.placement.search.units import Units, atomic_units, contiguous_units
+from fxpart.support.compiled import compiled
 
 __all__ = ["UNPLACED", "fill_in_order", "place_all"]
 
@@ -71,12 +72,17 @@ _MOST_TRIALS = 200_000
 """Largest product of groups and devices for which a second packing is tried: some seconds."""
 
 
+_MOST_PLACEMENTS = 300_000
+"""Placements up to which all are looked at: some tenths of a second, as of 9 groups on 4 devices."""
+
+
 def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | None:
     """Return the device of each operator, or None when no room is found for all.
 
     Devices are filled one after the other in graph order. When they run out, what is left goes,
     one group of operators at a time, to the device where it leaves the least memory free. If that
-    fails, all groups are placed so, those with the largest weights first (best fit decreasing).
+    fails, all groups are placed so, those with the largest weights first (best fit decreasing); or,
+    where there are few, in every way until one fits.
     """
     if int(problem.memory.weight_bytes.sum()) > sum(capacity_bytes):
         return None
@@ -90,12 +96,48 @@ def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | Non
     rest = [group for group in groups if device_of[group[0]] == UNPLACED]
     if _place(problem, device_of, rest, capacity_bytes):
         return device_of
+    if len(capacity_bytes) ** len(groups) <= _MOST_PLACEMENTS:
+        # Of few operators all placements are looked at, so that none is refused that fits.
+        capacity = np.array(capacity_bytes, dtype=np.int64)
+        fits = _first_that_fits(problem.memory, start, ops, capacity, device_of)
+        return device_of if fits else None
     if len(groups) * len(capacity_bytes) > _MOST_TRIALS:
         return None
     # A stable sort: groups without weights, and equal ones, stay in graph order.
     groups.sort(key=lambda group: -_weight_bytes(problem, group))
     device_of = np.full(problem.graph.n_ops, UNPLACED, dtype=np.int64)
     return device_of if _place(problem, device_of, groups, capacity_bytes) else None
+
+
+@compiled
+def _first_that_fits(
+    m: MemoryTables, start: IntArray, ops: IntArray, capacity: IntArray, device_of: IntArray
+) -> bool:
+    """Set `device_of` (n,) to the first placement of the units that fits; return if there is one.
+
+    Placements are counted through as numbers with a digit for each unit. Nothing is left out for
+    what part of a placement holds: an operator more can make a device hold less, such as the maker
+    of a view that was received.
+    """
+    units, devices = start.shape[0] - 1, capacity.shape[0]
+    digits = np.zeros(units, dtype=np.int64)
+    change = np.empty(device_of.shape[0] + 1, dtype=np.int64)
+    while True:
+        for unit in range(units):
+            for i in range(start[unit], start[unit + 1]):
+                device_of[ops[i]] = digits[unit]
+        device = 0
+        while device < devices and peak_on_device(m, device_of, device, change) <= capacity[device]:
+            device += 1
+        if device == devices:
+            return True
+        unit = 0
+        while unit < units and digits[unit] == devices - 1:
+            digits[unit] = 0
+            unit += 1
+        if unit == units:
+            return False
+        digits[unit] += 1
 
 
 def _place(

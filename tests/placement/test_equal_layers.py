@@ -1,0 +1,35 @@
+"""`mode=equal_layers`: layers in order, as many on each device."""
+
+from fxpart.core.topology import Link
+from fxpart.placement import make_mode
+from tests.sketch import Sketch, devices, problem, random_graph
+
+
+def _stack(layers: int) -> Sketch:
+    sketch = Sketch()
+    value = sketch.op([sketch.input(1)], 1, module="embed")
+    for layer in range(layers):
+        value = sketch.op([value], 1, module=f"model.layers.{layer}.attention")
+        value = sketch.op([value], 1, [sketch.weight(10)], module=f"model.layers.{layer}.mlp.0")
+    sketch.op([value], 1, module="head")
+    return sketch
+
+
+def test_layers_are_divided_evenly_and_what_is_around_them_goes_with_the_nearest() -> None:
+    graph = _stack(5).graph()
+    placed = make_mode("equal_layers")(problem(graph, devices(1000, 1000, link=Link(1.0))))
+    assert placed.device_of.tolist() == [0] + [0] * 6 + [1] * 4 + [1]
+
+
+def test_operators_are_the_layers_of_a_model_without_any() -> None:
+    graph = random_graph(3, 8)
+    placed = make_mode("equal_layers")(problem(graph, devices(10**6, 10**6)))
+    expected = [int(op >= 4) for op in graph.group.tolist()]
+    assert placed.device_of.tolist() == expected
+
+
+def test_where_equal_numbers_do_not_fit_devices_are_filled() -> None:
+    graph = _stack(5).graph()
+    this = problem(graph, devices(25, 1000, link=Link(1.0)))
+    placed, filled = make_mode("equal_layers")(this), make_mode("size_based")(this)
+    assert placed.device_of.tolist() == filled.device_of.tolist()
