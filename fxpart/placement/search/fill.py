@@ -73,7 +73,7 @@ _MOST_TRIALS = 200_000
 
 
 _MOST_PLACEMENTS = 300_000
-"""Placements up to which all are looked at: some tenths of a second, as of 9 groups on 4 devices."""
+"""Placements up to which all are looked at: some tenths of a second, as of 9 groups on 4."""
 
 
 def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | None:
