@@ -82,7 +82,10 @@ def _rows(
     arguments: argparse.Namespace, objective: str, known: dict[tuple[str, str], Known]
 ) -> Iterator[tuple[list[str], float | None]]:
     """Yield a line of the table for each problem, and its value over the best known one."""
-    for path in sorted((arguments.data / objective).glob("*.json")):
+    paths = sorted((arguments.data / objective).glob("*.json"))
+    for path in paths[:1]:  # compiles the loops, which is not to count
+        _solved(path, objective, OptimalOptions(steps=1))
+    for path in paths:
         if arguments.only and path.stem not in arguments.only:
             continue
         options = OptimalOptions(time_limit_s=arguments.time_limit_s, seed=arguments.seed)
