@@ -52,7 +52,7 @@ def _layout(name: str, **changed: object) -> WeightFormat:
     fields = OmegaConf.to_container(OmegaConf.load(conf_dir() / "weights" / f"{name}.yaml"))
     assert isinstance(fields, dict)
     fields.pop("source")
-    return WeightFormat(**{**fields, **changed})  # type: ignore[arg-type]
+    return WeightFormat(**{**fields, **changed})
 
 
 def test_every_layout_is_compared() -> None:

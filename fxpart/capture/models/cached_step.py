@@ -216,6 +216,7 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
     sizes = {"input_ids"} if not model.config.is_encoder_decoder else set()
     short = {k: v[:, : min(_PROMPT, room)] if k in sizes else v for k, v in usual.items()}
     given: dict[str, Any] = {}
+    kept: Any
     try:
         if name != "state":
             kept = StaticCache(config=model.config, max_cache_len=room)

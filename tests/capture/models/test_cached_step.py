@@ -1,5 +1,6 @@
 """Steps with a cache, against transformers' own generation, of one model of each kind of cache."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -58,7 +59,7 @@ _LINEAR = {
 }
 _WINDOW = ["sliding_attention", "full_attention"]
 _T5 = {"num_layers": 2, "d_model": 32, "d_ff": 64, "num_heads": 4, "d_kv": 8, "vocab_size": 1024}
-_KINDS: dict[str, tuple[str, dict[str, object]]] = {
+_KINDS: dict[str, tuple[str, Mapping[str, object]]] = {
     "all heads": ("GPT2LMHeadModel", {"n_layer": 2, "n_embd": 32, "n_head": 4, "vocab_size": 1024}),
     "groups of queries": ("LlamaForCausalLM", _TEXT),
     "experts": ("MixtralForCausalLM", {**_TEXT, "num_local_experts": 4}),
@@ -118,7 +119,8 @@ def test_a_prefill_and_a_decode_give_the_tokens_and_the_cache_of_generate(kind: 
     spec = _spec(kind, cache_len=2 if is_t5 else _PROMPT + 1)
     torch.manual_seed(0)
     built = build_model(replace(spec, step="prefill"), torch.device("cpu"))
-    module, inputs = built.module, built.kwargs
+    module: Any = built.module  # of transformers, which is untyped
+    inputs = built.kwargs
     for name, tensor in inputs.items():
         if name.startswith(CACHE):
             tensor.zero_()
