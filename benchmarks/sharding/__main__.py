@@ -1,8 +1,9 @@
 """Predictions for split models beside processes of gloo: ``python -m benchmarks.sharding``.
 
-Each row is a model on a number of processes, which run it on torch's own `parallelize_module` (a
-mixture of experts on transformers' styles): bytes at the peak of a process that has most, and the
-collectives that an observer counts, in a forward and in a training step without an optimizer.
+Each row is a model on a number of processes. With tensor parallelism these run it on torch's own
+`parallelize_module` (a mixture of experts on transformers' styles), a forward and a training step
+without an optimizer; with ZeRO on `fully_shard`, a step with AdamW. Rows have the bytes at the peak
+of the process that has most, and the collectives that an observer counts.
 """
 
 import argparse
@@ -11,8 +12,9 @@ from collections import Counter
 import numpy as np
 
 from benchmarks.sharding.group import run_group
-from benchmarks.sharding.predicted import predicted
+from benchmarks.sharding.predicted import predicted, predicted_zero
 from benchmarks.sharding.tensor_run import Counted, tensor_run, whole_run
+from benchmarks.sharding.zero_run import zero_run
 from benchmarks.text_table import table
 from fxpart.capture.models.spec import ModelSpec
 
@@ -31,6 +33,22 @@ MODELS = {
         batch_size=2,
         seq_len=32,
     ),
+    "gpt2": ModelSpec(
+        "gpt2",
+        architecture="GPT2LMHeadModel",
+        config={
+            "n_layer": 2,
+            "n_embd": 64,
+            "n_head": 4,
+            "vocab_size": 256,
+            "n_positions": 64,
+            "resid_pdrop": 0.0,
+            "embd_pdrop": 0.0,
+            "attn_pdrop": 0.0,
+        },
+        batch_size=2,
+        seq_len=32,
+    ),
     "mixtral": ModelSpec(
         "mixtral",
         architecture="MixtralForCausalLM",
@@ -45,6 +63,9 @@ MODELS = {
     ),
 }
 
+_WITHOUT_PLAN = ("gpt2",)
+"""Models of transformers that state no tensor-parallel plan."""
+
 
 def main() -> None:
     """Print the table."""
@@ -54,16 +75,18 @@ def main() -> None:
     given = parser.parse_args()
     rows = []
     for name in given.models:
-        whole = whole_run(0, 1, MODELS[name])
+        split = name not in _WITHOUT_PLAN
+        whole = whole_run(0, 1, MODELS[name]) if split else None
         for count in given.processes:
-            rows += _rows(name, count, whole)
+            rows += _tensor_rows(name, count, whole) if whole is not None else []
+            rows += [_zero_row(name, count, stage) for stage in (2, 3)]
     print(table(_HEADINGS, rows))
 
 
 _HEADINGS = ["model", "processes", "part", "predicted B", "counted B", "error %", "collectives"]
 
 
-def _rows(name: str, count: int, whole: Counted) -> list[list[str]]:
+def _tensor_rows(name: str, count: int, whole: Counted) -> list[list[str]]:
     spec = MODELS[name]
     forecast, runs = predicted(spec, count), run_group(count, tensor_run, spec)
     far = max(float(np.abs(run.result - whole.result).max()) for run in runs)
@@ -77,8 +100,22 @@ def _rows(name: str, count: int, whole: Counted) -> list[list[str]]:
         found = Counter(getattr(runs[0], f"{part}_collectives"))
         verdict = f"{expected.total()} equal" if same else f"{expected} but {found}"
         error = f"{(said / counted - 1) * 100:+.2f}"
-        rows.append([name, str(count), part, str(said), str(counted), error, verdict])
+        rows.append([name, str(count), f"tp {part}", str(said), str(counted), error, verdict])
     return rows
+
+
+def _zero_row(name: str, count: int, stage: int) -> list[str]:
+    spec = MODELS[name]
+    forecast = predicted_zero(spec, count, stage, "adamw")
+    runs = run_group(count, zero_run, spec, stage, "adamw")
+    counted = max(run.step_bytes for run in runs)
+    same = all(Counter(run.step_collectives) == forecast.step_collectives for run in runs)
+    found = Counter(runs[0].step_collectives)
+    total = forecast.step_collectives
+    verdict = f"{total.total()} equal" if same else f"{total} but {found}"
+    error = f"{(forecast.step_bytes / counted - 1) * 100:+.2f}"
+    numbers = [str(forecast.step_bytes), str(counted), error, verdict]
+    return [name, str(count), f"zero={stage} step", *numbers]
 
 
 if __name__ == "__main__":

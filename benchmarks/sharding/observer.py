@@ -1,5 +1,6 @@
 """`Observer`: what a process of a group holds and sends while a model runs on DTensors."""
 
+import time
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from fxpart.execution.live_bytes import LiveBytes, storage_sizes
 
 __all__ = ["Observer", "local_parts"]
 
+_SETTLING_S = 0.01
+"""A thread of gloo lets go of its tensors a moment after a collective is done."""
 _KINDS = {
     "all_reduce": "all_reduce",
     "allreduce_": "all_reduce",
@@ -30,7 +33,7 @@ def local_parts(tensors: Any) -> list[Tensor]:  # noqa: ANN401 - any tree
     return [leaf._local_tensor if isinstance(leaf, DTensor) else leaf for leaf in leaves]
 
 
-class Observer(LiveBytes):
+class Observer(LiveBytes):  # type: ignore[no-untyped-call]
     """Counts live bytes of this process, and its collectives with the bytes that each is given.
 
     Calls of DTensors are counted as the calls of their local parts.
@@ -58,7 +61,19 @@ class Observer(LiveBytes):
             given = tree_leaves(args[1]) if name.endswith("_base_") else tree_leaves(args[0])
             self.collectives.append((kind, sum(t.nbytes for t in given if isinstance(t, Tensor))))
         result = func(*args, **(kwargs or {}))
+        if "c10d" in namespace or namespace == "fsdp":
+            time.sleep(_SETTLING_S)
+        # What is only seen as an operand is gloo's own memory, which copies what it scatters.
+        operands = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is Tensor]
+        known = {leaf.untyped_storage()._cdata for leaf in operands}
         for leaf in tree_leaves(result):
-            if type(leaf) is Tensor:  # a wrapper, as of a result still to come, has no memory
+            # A wrapper, as of a result still to come, has no memory.
+            if type(leaf) is Tensor and leaf.untyped_storage()._cdata not in known:
                 self._count(leaf.untyped_storage())
         return result
+
+    def resized(self, storage: torch.UntypedStorage, before_bytes: int) -> None:
+        """Count a storage whose size was changed where it is; those of FSDP have been empty."""
+        self._resident.add(int(storage._cdata))  # counted here, not as a result of a view of it
+        self._live[0] += int(storage.nbytes()) - before_bytes
+        self._peak[0] = max(self._peak[0], self._live[0])

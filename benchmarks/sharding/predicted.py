@@ -3,15 +3,19 @@
 from collections import Counter
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from benchmarks.memory_case import peak_bytes
 from fxpart.capture.api import capture_graph
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.training.joint import joint_graph
 from fxpart.core.graph import OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.cost.collective_times import collective_bytes, collective_kinds
+from fxpart.sharding.zero import GATHER, SCATTER, with_zero
 
-__all__ = ["Predicted", "predicted"]
+__all__ = ["Predicted", "predicted", "predicted_zero"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,23 @@ def predicted(spec: ModelSpec, tensor_parallel: int) -> Predicted:
         _collectives(forward, tensor_parallel),
         _collectives(step, tensor_parallel),
     )
+
+
+def predicted_zero(spec: ModelSpec, replicas: int, stage: int, optimizer: str) -> Predicted:
+    """Return what is predicted of a step of one of `replicas` with ZeRO `stage`, 2 or 3."""
+    built = build_model(spec)
+    labelled = {**built.kwargs, "labels": built.kwargs["input_ids"]}
+    graph = with_zero(joint_graph(built.module, (), labelled), stage, replicas).graph
+    collectives: Counter[tuple[str, int]] = Counter()
+    for op, target in enumerate(graph.targets):
+        if target == GATHER:
+            whole = int(graph.value_bytes[graph.value_producer == op].sum())
+            collectives["all_gather", whole // replicas] += 1
+        elif target == SCATTER:
+            collectives["reduce_scatter", int(graph.value_bytes[graph.reads_of(op)[0]])] += 1
+    updated = with_optimizer(graph, Optimizer(optimizer))
+    shards = int(graph.weight_bytes[np.unique(graph.gradient_weights)].sum())
+    return Predicted(shards, 0, peak_bytes(updated), Counter(), collectives)
 
 
 def _collectives(graph: OpGraph, group: int) -> Counter[tuple[str, int]]:

@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
@@ -71,13 +72,13 @@ def _parallelized(module: nn.Module, mesh: Any) -> None:  # noqa: ANN401 - a Dev
         }
         apply_tensor_parallelism(module, mesh, {**weights, **named})
         return
-    made = {
-        "colwise": ColwiseParallel,
-        "rowwise": RowwiseParallel,
-        "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
-        "embedding_rowwise": lambda: RowwiseParallel(input_layouts=Replicate()),
+    made: dict[str, ParallelStyle] = {
+        "colwise": ColwiseParallel(),
+        "rowwise": RowwiseParallel(),
+        "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
+        "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
     }
-    parallelize_module(module, mesh, {path: made[style]() for path, style in styles.items()})
+    parallelize_module(module, mesh, {path: made[style] for path, style in styles.items()})
 
 
 def _counted(module: nn.Module, inputs: dict[str, Tensor]) -> Counted:

@@ -72,7 +72,6 @@ def _reduced(x: Tensor, group: int) -> Tensor:
     return result
 
 
-@torch.library.register_fake(_REDUCE)
 def _reduced_shape(x: Tensor, group: int) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
@@ -84,9 +83,12 @@ def _gathered(x: Tensor, group: int) -> Tensor:
     return result
 
 
-@torch.library.register_fake(_GATHER)
 def _gathered_shape(x: Tensor, group: int) -> Tensor:
     return x.new_empty((group, *x.shape))
+
+
+torch.library.register_fake(_REDUCE, _reduced_shape)
+torch.library.register_fake(_GATHER, _gathered_shape)
 
 
 def _keep_group(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401

@@ -121,7 +121,7 @@ def _part(whole: nn.Parameter, dim: int, halves: int, group: _Group, path: str) 
 
 def _wrap(module: nn.Module, wrapper: Callable[..., Any]) -> None:
     """Make `wrapper`, called with the original forward first, the forward of `module`."""
-    module.forward = partial(wrapper, module.forward)  # type: ignore[method-assign]
+    module.forward = partial(wrapper, module.forward)
 
 
 def _shard_all(module: nn.Module, group: _Group, style: str, path: str) -> None:

@@ -310,6 +310,8 @@ class _Sections:
     """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
     data_parallel: int = 1
     """Replicas that share the batch."""
+    zero: int = 0
+    """What replicas shard of a training step: one of `fxpart.sharding.zero.STAGES`."""
     tensor_parallel: int = 1
     """Devices that share every operator, in groups of so many neighbours."""
     batch_sweep: int = 64

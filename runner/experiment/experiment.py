@@ -23,6 +23,7 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.peak_tensors import DevicePeak, device_peaks
+from fxpart.cost.prefetch import ShardedStep
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.symbolic.sweep import Sums
@@ -59,6 +60,7 @@ from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.whole_modules import WholeModules, whole_modules
+from runner.experiment.zero import check_zero, with_shards
 from runner.output.figures import check_figures
 from runner.output.terminal import counted, progress, quiet
 
@@ -105,6 +107,8 @@ class Result:
     """Beside a search: the best plan that keeps modules whole."""
     subject_line: str = ""
     """What was planned, as `runner.experiment.subject_line` has it."""
+    shards: ShardedStep | None = None
+    """What ZeRO costs; its collectives are in the times of `evaluation`."""
     split: TensorSplit | None = None
     """What tensor parallelism costs; every device of `evaluation` then stands for a group."""
     curve: tuple[Progress, ...] = ()
@@ -221,6 +225,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         whole=whole,
         subject_line=subject_line(config, subject.unconverted or subject.captured.graph),
         times_note=_source_note(config, times, problem) or _times_note(config),
+        shards=found.shards,
         split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
         curve=found.curve,
     )
@@ -245,6 +250,7 @@ class _Plan:
     schedule: ScheduleResult | None
     device_memory: tuple[DeviceMemory, ...]
     curve: tuple[Progress, ...]
+    shards: ShardedStep | None
 
 
 def _fitting_plan(
@@ -294,10 +300,15 @@ def _costed(
             parallel=parallel,
             partial=subject.partial,
         )
+    shards: ShardedStep | None = None
+    if config.zero:
+        evaluation, shards = with_shards(config, problem, evaluation, parallel)
     sums = replicas.cost if replicas else None
     schedule = scheduled(config, problem, assignment, sums)
     needs = device_memory(config, problem, assignment, evaluation, schedule)
-    return _Plan(assignment, made.partition_s, evaluation, replicas, schedule, needs, made.curve)
+    return _Plan(
+        assignment, made.partition_s, evaluation, replicas, schedule, needs, made.curve, shards
+    )
 
 
 def _source_note(config: Config, times: LatencySource, problem: Problem) -> str:
@@ -393,6 +404,7 @@ def check(config: Config) -> None:
     check_serving(config)
     check_replicas(config)
     check_split(config)
+    check_zero(config)
     symbols_of(config)
     if not 1 <= config.batch_sweep <= _MOST_BATCHES:
         raise SpecError(f"batch_sweep={config.batch_sweep} must be from 1 to {_MOST_BATCHES}")

@@ -11,6 +11,7 @@ from runner.experiment.replicas import replica_metrics
 from runner.experiment.serving import serving_metrics
 from runner.experiment.tensor_split import split_metrics
 from runner.experiment.whole_modules import whole_metrics
+from runner.experiment.zero import zero_metrics
 from runner.output.metrics import DEVICE_METRICS, SERIES
 from runner.output.units import GIB
 
@@ -45,12 +46,20 @@ def headline(result: Result) -> dict[str, float]:
         **(training_metrics(result.peaks) if result.trains else {}),
         **(serving_metrics(result.step, result.batch_size, e) if result.step else {}),
         **(replica_metrics(result.replicas) if result.replicas else {}),
-        **(split_metrics(result.split) if result.split else {}),
+        **_collective_metrics(result),
         **(batch_metrics(result.batches) if result.batches else {}),
         **(schedule_metrics(result.schedule) if result.schedule else {}),
         **(whole_metrics(result.whole) if result.whole else {}),
         **(measured_metrics(result.measured) if result.measured else {}),
     }
+
+
+def _collective_metrics(result: Result) -> dict[str, float]:
+    """Return what collectives cost, those inside a group and those over its replicas together."""
+    values = split_metrics(result.split) if result.split else {}
+    for name, value in (zero_metrics(result.shards) if result.shards else {}).items():
+        values[name] = values.get(name, 0.0) + value
+    return values
 
 
 def _examples_per_s(result: Result) -> float:

@@ -35,6 +35,7 @@ from runner.config.sections import Config
 from runner.experiment.objective import published_graph
 from runner.experiment.serving import in_few_bits, is_serving
 from runner.experiment.training import is_training, optimizer_of, step_options
+from runner.experiment.zero import sharded_graph
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -165,6 +166,7 @@ def _key(config: Config, spec: ModelSpec) -> str | None:
         "weights": asdict(config.weights),
         "kv_cache": config.kv_cache,
         "data_parallel": config.data_parallel,
+        "zero": config.zero,
         "all_reduce": asdict(config.all_reduce),
     }
     return stable_digest(parts)
@@ -275,6 +277,8 @@ def _captured_symbolic(
 
 def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...]) -> Subject:
     known = _captured_symbolic(config, spec, symbols)
+    if config.zero:
+        return _sharded_subject(config, spec, known)
     symbolic = on_graph(known.symbolic, _as_run(config, known.symbolic.graph))
     partial = None
     if config.data_parallel > 1:
@@ -291,6 +295,16 @@ def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...])
         sizes=sizes,
         partial=partial,
     )
+
+
+def _sharded_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic) -> Subject:
+    """Return a training step at the one size of `spec`, sharded over replicas."""
+    symbolic = known.symbolic
+    graph = symbolic.at(batch=spec.batch_size)
+    partial = partial_values(graph, symbolic.value_batch_dim)
+    graph, partial = sharded_graph(config, graph, partial)
+    captured = CapturedGraph(_as_run(config, graph), known.seconds, known.from_cache)
+    return Subject(captured, lambda: _program(config, spec), partial=partial)
 
 
 def _as_run(config: Config, graph: OpGraph) -> OpGraph:

@@ -37,7 +37,8 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     if config.tensor_parallel > 1:
         parts.append(f"tensor_parallel={config.tensor_parallel}")
     if config.data_parallel > 1:
-        parts.append(f"{config.data_parallel} replicas")
+        sharded = f", zero={config.zero}" if config.zero else ""
+        parts.append(f"{config.data_parallel} replicas{sharded}")
     return ", ".join(part for part in parts if part)
 
 

@@ -123,8 +123,8 @@ def carrier_line(
     """
     if config.model.path is not None:
         return "nothing: it is a published problem, not a model"
-    if config.tensor_parallel > 1:
-        return "torch's parallelize_module, by the plan of the model's class; no files are written"
+    if config.zero or config.tensor_parallel > 1:
+        return f"torch's {_sharded_by(config)}; no files are written"
     local = _runs_here(config)
     if assignment.replicas > 1:
         return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
@@ -139,6 +139,18 @@ def carrier_line(
         tools.append("torch pipelining (split_points.json)")
     line = ", ".join([*tools, *local]) or "nothing yet"
     return line if tools else f"{line}; {_advice(config, problem, found, whole)}"
+
+
+def _sharded_by(config: Config) -> str:
+    """Return the functions of torch that split layers or shard a step as planned."""
+    engines = []
+    if config.tensor_parallel > 1:
+        engines.append("parallelize_module by the plan of the model's class")
+    if config.zero == 1:
+        engines.append("DistributedDataParallel with ZeroRedundancyOptimizer")
+    if config.zero > 1:
+        engines.append("fully_shard on each numbered block and on the model")
+    return ", ".join(engines)
 
 
 def _runs_here(config: Config) -> list[str]:

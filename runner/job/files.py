@@ -175,7 +175,7 @@ def write_plan(
     with progress("writing files"):
         write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
         write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
-        if result.split is None:  # what reads these splits no layer
+        if result.split is None and result.shards is None:  # what reads these splits no layer
             write_plan_files(folder, graph, placed)
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)

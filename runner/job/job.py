@@ -31,6 +31,7 @@ from runner.experiment.replicas import replicas_line
 from runner.experiment.subject import is_captured
 from runner.experiment.tensor_split import split_line
 from runner.experiment.whole_modules import carrier_line, whole_line
+from runner.experiment.zero import zero_line
 from runner.job.attempts import at_work_alone
 from runner.job.batch_files import sweep_columns
 from runner.job.files import (
@@ -230,6 +231,8 @@ def _show_plan(config: Config, result: Result) -> None:
         show(f"times:     {result.times_note}")
     if result.split:
         show(f"tensor:    {split_line(result.split)}")
+    if result.shards:
+        show(f"zero:      {zero_line(config.zero, result.shards)}")
     if result.replicas:
         show(f"replicas:  {replicas_line(result.replicas)}")
     if result.batches:

@@ -171,6 +171,8 @@ def _chosen(config: Config) -> dict[str, object]:
         kept["context_len"] = config.context_len
     if config.data_parallel > 1:
         kept["data_parallel"] = config.data_parallel
+    if config.zero:
+        kept["zero"] = config.zero
     if config.tensor_parallel > 1:
         kept["tensor_parallel"] = config.tensor_parallel
     if config.capture.symbolic != "none":

@@ -76,7 +76,7 @@ class Metric:
 _LOWER: Literal["lower"] = "lower"
 _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
-_SPLIT = "tensor_parallel"
+_SPLIT, _COLLECTIVES = "tensor_parallel", "tensor_parallel or zero"
 _SERVING = "phase=prefill or decode"
 _THROUGHPUT = "objective=throughput"
 _SCHEDULE, _RUN, _SEARCH = "schedule", "execute", "a search of operators"
@@ -174,13 +174,14 @@ METRICS = (
            "The most of that time that any device waits.", _REPLICAS),
     Metric("tensor_parallel", "", ".0f", None, "Devices that share every operator.", _SPLIT),
     Metric("collectives", "", ".0f", _LOWER,
-           "Collectives of the fullest group in one input, or one training step.", _SPLIT),
+           "Those of a group's busiest device in one input, or step, and those of ZeRO.",
+           _COLLECTIVES),
     Metric("collective_gib", "GiB", ".3f", _LOWER,
-           "What these sum, gather or scatter.", _SPLIT),
+           "What these sum, gather or scatter.", _COLLECTIVES),
     Metric("collective_ms", "ms", ",.3f", _LOWER,
-           "The most time that any device takes for collectives.", _SPLIT),
+           "The most time that any device takes for collectives.", _COLLECTIVES),
     Metric("exposed_collective_ms", "ms", ",.3f", _LOWER,
-           "The most of that time in which a device computes nothing.", _SPLIT),
+           "The most of that time in which a device computes nothing.", _COLLECTIVES),
     Metric("max_batch_size", "", ".0f", _HIGHER,
            "The largest batch that fits the plan, of all replicas together.", _SYMBOLIC),
     Metric("smallest_device_memory_gib", "GiB", ".3f", _LOWER,

@@ -118,9 +118,10 @@ def test_a_style_that_is_not_known_is_refused() -> None:
 
 def test_a_tied_weight_is_split_once() -> None:
     built = build_model(llama(2, tie_word_embeddings=True))
-    head, embedding = built.module.lm_head, built.module.model.embed_tokens
-    assert head.weight is embedding.weight
-    assert head.weight.shape == (VOCABULARY // 2, HIDDEN)
+    head = built.module.get_submodule("lm_head").get_parameter("weight")
+    embedding = built.module.get_submodule("model.embed_tokens").get_parameter("weight")
+    assert head is embedding
+    assert head.shape == (VOCABULARY // 2, HIDDEN)
 
 
 def test_a_packed_weight_is_split_half_by_half() -> None:

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import pytest
 
+from fxpart.cost.prefetch import ShardedStep
 from runner.experiment.experiment import Result, model_spec, plan
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_metrics
 from runner.experiment.tensor_split import TensorSplit, split_metrics
+from runner.experiment.zero import zero_metrics
 from runner.output.metrics import DEVICE_METRICS, METRICS, SERIES
 from tests.runner.command import OWN
 from tests.runner.composed import read
@@ -74,11 +76,13 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
     logged = {needs: set(headline(result)) - set(headline(plain)) for needs, result in jobs.items()}
     measured = replace(PIPELINE, unsplit_s=0.01, allocator_peak_bytes=(1,))
     logged["neither `schedule` nor replicas"] = set(headline(plain)) - always
-    logged["tensor_parallel"] = set(split_metrics(TensorSplit(2, 1, 0, 0, 0.0)))
     serving = logged["phase=prefill"] & logged["phase=decode"]
     logged["phase=prefill or decode"] = serving
     logged["phase=prefill"] -= serving
     logged["phase=decode"] -= serving
+    of_zero = zero_metrics(ShardedStep(0.0, 0, 0, 0.0, 0.0))
+    logged["tensor_parallel or zero"] = set(of_zero)
+    logged["tensor_parallel"] = set(split_metrics(TensorSplit(2, 1, 0, 0, 0.0))) - set(of_zero)
     logged["execute"] = set(measured_metrics(measured))
     assert logged == {
         needs: {metric.name for metric in METRICS if metric.jobs == needs}

@@ -8,6 +8,7 @@ from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import Result, model_spec, plan
 from runner.experiment.headline import headline
 from runner.experiment.tensor_split import check_split, split_line
+from runner.experiment.zero import check_zero
 from runner.output.units import GIB
 from tests.runner.composed import read
 
@@ -67,6 +68,32 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards() -> None:
     graph = result.captured.graph
     gradients = graph.value_bytes[graph.gradient_values].sum()
     assert values["all_reduce_gib"] * GIB == pytest.approx(gradients, rel=0.01)
+
+
+def test_shards_of_replicas_are_held_and_waited_for() -> None:
+    options = ("phase=training", "mode=single", "model.batch_size=2", "data_parallel=2")
+    results = [_planned(*options, "devices=2x16gb", f"zero={stage}") for stage in (0, 3)]
+    plain, sharded = map(headline, results)
+    assert sharded["weights_gib"] == pytest.approx(plain["weights_gib"] / 2, rel=0.01)
+    assert sharded["collectives"] == 3 + 2  # gathers of the root and twice of the block; scatters
+    assert 0 < sharded["exposed_collective_ms"] <= sharded["collective_ms"]
+    assert sharded["all_reduce_gib"] < plain["all_reduce_gib"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("zero=5",), "zero=5 does not exist; there are 0, 1, 2, 3"),
+        (("zero=3",), "add phase=training and data_parallel=2 or more"),
+        (
+            ("zero=1", "phase=training", "data_parallel=2", "schedule=gpipe", "microbatches=2"),
+            "got schedule=gpipe",
+        ),
+    ],
+)
+def test_sharding_that_cannot_be_is_refused(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
+        check_zero(read(*TINY, *overrides))
 
 
 @pytest.mark.parametrize(

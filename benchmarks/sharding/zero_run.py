@@ -1,0 +1,79 @@
+"""A training step really run with FSDP2: `fully_shard` on every block and on the whole model."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
+
+from benchmarks.sharding.observer import Observer, local_parts
+from benchmarks.sharding.tensor_run import CPU, Counted
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.execution.device import seeded
+from fxpart.sharding.zero import block_of
+
+__all__ = ["zero_run"]
+
+
+def zero_run(rank: int, size: int, spec: ModelSpec, stage: int, optimizer: str) -> Counted:
+    """Return what this process counts of a step with ZeRO `stage`, 2 or 3, over the group."""
+    with seeded(0, CPU):
+        built = build_model(spec, CPU)
+    module, mesh = built.module, init_device_mesh("cpu", (size,))
+    blocks = list(dict.fromkeys(block_of(name) for name, _ in module.named_parameters()))
+    for name in blocks:
+        if name:
+            fully_shard(module.get_submodule(name), mesh=mesh, reshard_after_forward=stage == 3)
+    fully_shard(module, mesh=mesh, reshard_after_forward=False)
+    updates = torch.optim.AdamW(module.parameters(), foreach=False) if optimizer != "none" else None
+    inputs = {**built.kwargs, "labels": built.kwargs["input_ids"]}
+    loss = _step(module, inputs, updates)
+    module.zero_grad(set_to_none=True)
+    gc.collect()
+    state = [] if updates is None else list(updates.state.values())
+    observer = Observer([list(module.parameters()), list(module.buffers()), inputs, state])
+    with observer, _resizing(observer):
+        _step(module, inputs, updates)
+    weights = sum(t.nbytes for t in local_parts(list(module.parameters())))
+    counted = tuple(observer.collectives)
+    return Counted(weights, 0, observer.peak_bytes[0], (), counted, None, loss)
+
+
+def _step(
+    module: nn.Module, inputs: dict[str, torch.Tensor], updates: torch.optim.Optimizer | None
+) -> float:
+    loss = module(**inputs)[0]
+    loss.backward()
+    if updates is not None:
+        updates.step()
+    return float(loss.detach())
+
+
+@contextmanager
+def _resizing(observer: Observer) -> Iterator[None]:
+    """Tell `observer` of storages that FSDP frees and allocates by their size."""
+    homes: tuple[Any, ...] = (_fsdp_param, _fsdp_param_group)
+    names = "alloc_storage", "free_storage"
+    originals = {name: getattr(_fsdp_param, name) for name in names}
+
+    def watched(name: str, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        before = storage.nbytes()
+        originals[name](tensor)
+        observer.resized(storage, before)
+
+    there = [(home, name) for home in homes for name in names if hasattr(home, name)]
+    for home, name in there:
+        setattr(home, name, partial(watched, name))
+    try:
+        yield
+    finally:
+        for home, name in there:
+            setattr(home, name, originals[name])

@@ -1,0 +1,79 @@
+"""What a training step with sharded weights waits for: FSDP2's collectives beside its operators.
+
+Gathers follow each other on one stream, scatters on another, and neither is slowed by the other.
+As FSDP2 records its events: in the forward a gather may run two blocks ahead, in the backward one;
+a copy out of a buffer waits for its gather; updates wait for the last scatter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.topology import Link
+from fxpart.cost.collectives import collective_time_s
+
+__all__ = ["ShardedStep", "sharded_step"]
+
+_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class ShardedStep:
+    """The collectives of a step on one device."""
+
+    latency_s: float
+    """Of the step, waiting included."""
+    collectives: int
+    collective_bytes: int
+    """Of whole tensors that are gathered or scattered."""
+    collective_s: float
+    exposed_s: float
+    """Part of `latency_s` in which no operator runs."""
+
+
+def sharded_step(
+    graph: OpGraph, op_time_s: FloatArray, replicas: int, link: Link, targets: Sequence[str]
+) -> ShardedStep:
+    """Return what the collectives of `graph` cost, whose operators run in order on one device.
+
+    Args:
+        graph: as `fxpart.sharding.zero.with_zero` makes it, updates included.
+        op_time_s: of each operator, 0 for these collectives. Shape (n,).
+        replicas: that share the weights.
+        link: the slowest between them.
+        targets: of gathers, scatters and of waits for a scatter's buffer.
+
+    """
+    gather, scatter, wait = targets
+    producer = graph.value_producer
+    updates = graph.is_update
+    now_s = gathers_s = scatters_s = busy_s = 0.0
+    copied_s: list[float] = []
+    done_s: dict[int, float] = {}
+    count = size = 0
+    for op, target in enumerate(graph.targets):
+        reads = graph.reads_of(op)
+        if target == gather:
+            made = int(graph.value_bytes[producer == op].sum())
+            seconds = collective_time_s("all_gather", made, replicas, link)
+            ahead = _AHEAD if graph.forward_of[op] == op else 1
+            start_s = max(gathers_s, copied_s[-ahead] if len(copied_s) >= ahead else 0.0)
+            done_s[op] = gathers_s = start_s + seconds
+        elif target == scatter:
+            made = int(graph.value_bytes[reads[0]])
+            seconds = collective_time_s("reduce_scatter", made, replicas, link)
+            scatters_s = max(scatters_s, now_s) + seconds
+        else:
+            source = [int(producer[v]) for v in reads.tolist() if int(producer[v]) in done_s]
+            if target == wait or updates[op]:
+                now_s = max(now_s, scatters_s)
+            if source and target not in (gather, scatter):
+                now_s = max(now_s, *(done_s[maker] for maker in source))
+            now_s += float(op_time_s[op])
+            if source:
+                copied_s.append(now_s)
+            continue
+        count, size, busy_s = count + 1, size + made, busy_s + seconds
+    latency_s = max(now_s, scatters_s)
+    exposed_s = latency_s - float(op_time_s.sum())
+    return ShardedStep(latency_s, count, size, busy_s, max(0.0, exposed_s))

@@ -1,0 +1,422 @@
+"""`with_zero`: a training step whose weights, gradients and updates are sharded over replicas.
+
+As torch's FSDP2 (`fully_shard` on every block and on the whole model) does it; Rajbhandari et al.:
+ZeRO: memory optimizations toward training trillion parameter models. SC 2020, arXiv:1910.02054.
+Weights lie on a device as shards. Before a block is run its weights are gathered into a buffer and
+copied out of it; after its backward its gradients are copied into a buffer and scattered. Buffers
+live as long as FSDP2 keeps them. What is not in a numbered block belongs to the root, which stays
+gathered from the begin of the forward to the end of the backward.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph, csr
+from fxpart.errors import SpecError
+
+__all__ = ["GATHER", "SCATTER", "STAGES", "WAIT", "Sharded", "block_of", "with_zero"]
+
+STAGES = (0, 1, 2, 3)
+"""0: replicas; 1: updates are sharded; 2: gradients and weights too, the weights stay gathered from
+the forward to the backward; 3: they are gathered again for the backward."""
+GATHER, SCATTER = "fsdp.all_gather", "fsdp.reduce_scatter"
+"""Targets of the collectives: the first makes the whole tensor, the second reads it."""
+_GRADIENTS = 2
+WAIT = "fsdp.wait"
+"""Target of what waits until the buffer of a scatter is free."""
+_COPY = "fsdp.copy"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Sharded:
+    """A training step with shards."""
+
+    graph: OpGraph
+    value_of: IntArray
+    """What each value of the step without shards is now. Shape (V,)."""
+
+
+def block_of(path: str) -> str:
+    """Return the outermost numbered module on a path, such as ``model.layers.3``; empty for none.
+
+    That is what people call `fully_shard` on.
+    """
+    parts = path.split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    return "" if number is None else ".".join(parts[: number + 1])
+
+
+def with_zero(graph: OpGraph, stage: int, replicas: int) -> Sharded:
+    """Return the training step `graph`, without updates yet, as one of `replicas` runs it.
+
+    Raises:
+        SpecError: for another stage, or a graph without gradients.
+
+    """
+    if stage not in STAGES:
+        raise SpecError(f"zero={stage} does not exist; there are 0, 1, 2 and 3")
+    if not len(graph.gradient_values):
+        raise SpecError(f"zero={stage} shards gradients, the graph has none; add phase=training")
+    same = np.arange(graph.n_values)
+    if stage == 0 or replicas == 1:
+        return Sharded(graph, same)
+    if stage == 1:
+        return _with_parts_of_gradients(graph, replicas)
+    return _rebuilt(_Sharding(graph, stage, replicas))
+
+
+def _share(size_bytes: int, replicas: int) -> int:
+    return -(-size_bytes // replicas)
+
+
+def _with_parts_of_gradients(graph: OpGraph, replicas: int) -> Sharded:
+    """Return `graph` whose gradients, summed in whole, are updated with in parts: views of them."""
+    made = graph.gradient_values
+    count, makers = len(made), graph.value_producer[made]
+    if (makers < 0).any():
+        raise SpecError("a gradient is an input of the graph; zero=1 needs those of its weights")
+    # A value stands among those of its maker.
+    order = np.argsort(np.concatenate([graph.value_producer, makers]), kind="stable")
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    old, new = number[: graph.n_values], number[graph.n_values :]
+    base = np.concatenate([np.where(graph.value_base >= 0, old[graph.value_base], -1), old[made]])
+    parts = np.array([_share(size, replicas) for size in graph.value_bytes[made].tolist()])
+    names = (*graph.value_names, *(f"{graph.value_names[v]}.part" for v in made.tolist()))
+    held = graph.value_held
+    if len(held):
+        held = np.concatenate([held, np.full(count, -1)])[order]
+    parted = replace(
+        graph,
+        value_names=tuple(names[i] for i in order.tolist()),
+        value_producer=np.concatenate([graph.value_producer, makers])[order],
+        value_bytes=np.concatenate([graph.value_bytes, parts])[order],
+        value_alloc_bytes=np.concatenate([graph.value_alloc_bytes, np.zeros(count, np.int64)])[
+            order
+        ],
+        value_base=base[order],
+        value_is_output=np.concatenate([graph.value_is_output, np.ones(count, np.bool_)])[order],
+        reads=old[graph.reads],
+        gradient_values=new,
+        value_held=held,
+    )
+    return Sharded(parted, old)
+
+
+@dataclass(eq=False, slots=True)
+class _Made:
+    """A value of an inserted operator."""
+
+    name: str
+    size_bytes: int
+    alloc_bytes: int
+    base: "_Made | None" = None
+    stays: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Op:
+    """An inserted operator. It reads values of the graph by number, and those of others."""
+
+    name: str
+    target: str
+    block: "_Block"
+    reads: list[int | _Made] = field(default_factory=list)
+    makes: list[_Made] = field(default_factory=list)
+    moved_bytes: int = 0
+    is_backward: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class _Block:
+    """Weights that are gathered together, and the operators that need them."""
+
+    name: str
+    weights: list[int]
+    gradients: list[int]
+    """Numbers among the gradients of the graph."""
+    first: int
+    """Operator of the forward that it begins with."""
+    last: int
+    first_backward: int
+    last_backward: int
+    forward: dict[int, _Made] = field(default_factory=dict)
+    """Whole weights, in the forward."""
+    backward: dict[int, _Made] = field(default_factory=dict)
+    """The same in the backward."""
+
+
+class _Sharding:
+    """What FSDP2 does beside the operators of a graph."""
+
+    def __init__(self, graph: OpGraph, stage: int, replicas: int) -> None:
+        self.graph, self.stage, self.replicas = graph, stage, replicas
+        self.before: dict[int, list[_Op]] = {}
+        """Operators that are inserted before one of the graph."""
+        self.more_reads: dict[int, list[_Made]] = {}
+        self.weights_read = _weights_read(graph)
+        self.shards: dict[int, _Made] = {}
+        """By the number of a gradient."""
+        self.blocks = _blocks(graph, self.weights_read)
+        self.block_of_weight = {w: block for block in self.blocks for w in block.weights}
+        self._forward()
+        self._backward()
+        self._scatter()
+
+    def share(self, size_bytes: int) -> int:
+        return _share(size_bytes, self.replicas)
+
+    def _whole_bytes(self, block: _Block) -> int:
+        sizes = self.graph.weight_bytes[block.weights].tolist()
+        return sum(map(self.share, sizes)) * self.replicas
+
+    def _insert(self, position: int, op: _Op) -> None:
+        self.before.setdefault(position, []).append(op)
+
+    def _gather(self, block: _Block, position: int, *, again: bool = False) -> _Op:
+        """Insert the all-gather of a block into a buffer."""
+        name = f"all_gather{'_again' if again else ''}.{block.name or 'root'}"
+        whole = self._whole_bytes(block)
+        op = _Op(name, GATHER, block, makes=[_Made(name, whole, whole)], is_backward=again)
+        self._insert(position, op)
+        return op
+
+    def _copy_out(self, position: int, gather: _Op) -> dict[int, _Made]:
+        """Insert the copies of a block's weights out of the buffer."""
+        block, graph = gather.block, self.graph
+        name = gather.name.replace("all_gather", "copy_out")
+        sizes = {w: int(graph.weight_bytes[w]) for w in block.weights}
+        whole = {w: _Made(f"{name}.{graph.weight_names[w]}", sizes[w], sizes[w]) for w in sizes}
+        op = _Op(name, _COPY, block, [gather.makes[0]], list(whole.values()))
+        op.is_backward, op.moved_bytes = gather.is_backward, 2 * self._whole_bytes(block)
+        self._insert(position, op)
+        return whole
+
+    def _keep_until(self, position: int, whole: Mapping[int, _Made]) -> None:
+        self.more_reads.setdefault(position, []).extend(whole.values())
+
+    def _forward(self) -> None:
+        """Gather each block for its forward.
+
+        Its buffer is kept until the next is gathered, the last to the end of the forward.
+        """
+        previous: _Op | None = None
+        for block in self.blocks:
+            gather = self._gather(block, block.first)
+            if previous is not None:
+                gather.reads.append(previous.makes[0])
+            previous = gather
+            block.forward = block.backward = self._copy_out(block.first, gather)
+            stays = self.stage == _GRADIENTS or not block.name
+            self._keep_until(block.last_backward if stays else block.last, block.forward)
+        if previous is not None:
+            self._keep_until(self.graph.first_backward - 1, {0: previous.makes[0]})
+
+    def _backward(self) -> None:
+        """Gather again what was freed, each block while the one before it is run."""
+        if self.stage == _GRADIENTS:
+            return
+        again = sorted((b for b in self.blocks if b.name), key=lambda b: b.first_backward)
+        position = self.graph.first_backward  # of the root, which is whole
+        gather = self._gather(again[0], position, again=True) if again else None
+        for index, block in enumerate(again):
+            assert gather is not None
+            position = block.first_backward
+            block.backward = self._copy_out(position, gather)
+            self._keep_until(block.last_backward, block.backward)
+            if index + 1 < len(again):
+                gather = self._gather(again[index + 1], position, again=True)
+
+    def _scatter(self) -> None:
+        """Scatter the gradients of each block after its backward, of the root last.
+
+        The buffer is kept until the next one is needed.
+        """
+        graph, buffer = self.graph, None
+        for block in sorted(self.blocks, key=lambda b: (b.last_backward, not b.name)):
+            position, name = block.last_backward + 1, block.name or "root"
+            if buffer is not None:
+                self._insert(position, _Op(f"wait.{name}", WAIT, block, [buffer], [], 0, True))
+            whole = self._whole_bytes(block)
+            made = [int(graph.gradient_values[g]) for g in block.gradients]
+            buffer = _Made(f"copy_in.{name}", whole, whole)
+            copy = _Op(buffer.name, _COPY, block, list(made), [buffer], 2 * whole, True)
+            self._insert(position, copy)
+            part = self.share(whole)
+            result = _Made(f"reduce_scatter.{name}", part, part, stays=True)
+            scatter = _Op(result.name, SCATTER, block, [buffer], [result], 0, True)
+            for g, value in zip(block.gradients, made, strict=True):
+                size = self.share(int(graph.value_bytes[value]))
+                shard = _Made(f"{graph.value_names[value]}.part", size, 0, result, True)
+                self.shards[g] = shard
+                scatter.makes.append(shard)
+            self._insert(position, scatter)
+
+
+def _weights_read(graph: OpGraph) -> list[list[int]]:
+    """Return the trained weights that each operator reads, as they are or as a view."""
+    trained = set(graph.gradient_weights.tolist())
+    viewed: dict[int, list[int]] = {}
+    read: list[list[int]] = []
+    starts = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1))
+    base, alloc = graph.value_base.tolist(), graph.value_alloc_bytes.tolist()
+    for op in range(graph.n_ops):
+        weights = [w for w in graph.uses_of(op).tolist() if w in trained]
+        for value in graph.reads_of(op).tolist():
+            weights += viewed.get(value, [])
+        weights = list(dict.fromkeys(weights))
+        read.append(weights)
+        for value in range(starts[op], starts[op + 1]):
+            if base[value] >= 0:
+                viewed[value] = viewed.get(base[value], [])
+            elif alloc[value] == 0 and weights:
+                viewed[value] = weights
+    return read
+
+
+def _blocks(graph: OpGraph, weights_read: list[list[int]]) -> list[_Block]:
+    """Return the blocks in the order of the forward, the root first."""
+    n, start = graph.n_ops, graph.first_backward
+    gradients: dict[str, list[int]] = {"": []}
+    for g, weight in enumerate(graph.gradient_weights.tolist()):
+        gradients.setdefault(block_of(graph.weight_names[weight]), []).append(g)
+    ops: dict[str, list[int]] = {name: [] for name in gradients}
+    for op, module in enumerate(graph.modules):
+        names = {block_of(module), *(block_of(graph.weight_names[w]) for w in weights_read[op])}
+        for name in names & gradients.keys():
+            ops[name].append(op)
+    blocks = []
+    for name, numbers in gradients.items():
+        if not numbers:
+            continue
+        weights = list(dict.fromkeys(graph.gradient_weights[numbers].tolist()))
+        forward = [op for op in ops[name] if op < start] if name else [0, start - 1]
+        backward = [op for op in ops[name] if op >= start] if name else [start, n - 1]
+        made = [int(graph.value_producer[graph.gradient_values[g]]) for g in numbers]
+        ends = max(*backward, *made, start)
+        begins = min([*backward, start]) if not name else min([*backward, *made])
+        blocks.append(_Block(name, weights, numbers, forward[0], forward[-1], begins, ends))
+    return sorted(blocks, key=lambda block: (block.first, bool(block.name)))
+
+
+class _Columns:
+    """The columns of a graph that is written anew, operator by operator."""
+
+    def __init__(self, sharding: _Sharding) -> None:
+        self.sharding, self.graph = sharding, sharding.graph
+        self.ops: list[int | _Op] = []
+        self.values: list[int | _Made] = list(
+            range(int(np.searchsorted(self.graph.value_producer, 0)))
+        )
+        self.producers = [-1] * len(self.values)
+        self.number_of: dict[object, int] = {}
+        self.gather_of: dict[str, int] = {}
+        starts = np.searchsorted(self.graph.value_producer, np.arange(self.graph.n_ops + 1))
+        for op in range(self.graph.n_ops + 1):
+            for inserted in sharding.before.get(op, ()):
+                self._add(inserted, list(inserted.makes))
+            if op < self.graph.n_ops:
+                self._add(op, list(range(starts[op], starts[op + 1])))
+        self.value_of = {_key(value): number for number, value in enumerate(self.values)}
+
+    def _add(self, op: int | _Op, made: Sequence[int | _Made]) -> None:
+        number = len(self.ops)
+        self.ops.append(op)
+        self.number_of[_key(op)] = number
+        if isinstance(op, _Op) and op.target == GATHER and not op.is_backward:
+            self.gather_of[op.block.name] = number
+        self.values.extend(made)
+        self.producers.extend([number] * len(made))
+
+    def numbers(self, values: Iterable[int | _Made]) -> list[int]:
+        return list(dict.fromkeys(self.value_of[_key(value)] for value in values))
+
+    def reads(self, op: int | _Op) -> list[int]:
+        if isinstance(op, _Op):
+            return self.numbers(op.reads)
+        sharding, graph = self.sharding, self.graph
+        values: list[int | _Made] = list(graph.reads_of(op).tolist())
+        for weight in sharding.weights_read[op]:
+            block = sharding.block_of_weight[weight]
+            values.append((block.forward if op < graph.first_backward else block.backward)[weight])
+        return self.numbers([*values, *sharding.more_reads.get(op, ())])
+
+    def uses(self, op: int | _Op) -> list[int]:
+        if isinstance(op, _Op):
+            return op.block.weights if op.target == GATHER else []
+        whole = self.sharding.block_of_weight
+        return [w for w in self.graph.uses_of(op).tolist() if w not in whole]
+
+    def forward_of(self, number: int, op: int | _Op) -> int:
+        if isinstance(op, _Op):
+            return self.gather_of[op.block.name] if op.is_backward else number
+        return self.number_of[int(self.graph.forward_of[op])]
+
+
+def _key(of: object) -> object:
+    return of if isinstance(of, int) else id(of)
+
+
+def _rebuilt(sharding: _Sharding) -> Sharded:
+    """Return the graph with everything inserted."""
+    graph, columns = sharding.graph, _Columns(sharding)
+    ops, values = columns.ops, columns.values
+    scattered = {int(v) for v in graph.gradient_values.tolist()}
+    like = {block.name: block.first for block in sharding.blocks}
+
+    def of_ops(inserted: Callable[[_Op], Any], present: Sequence[Any]) -> list[Any]:
+        return [inserted(op) if isinstance(op, _Op) else present[op] for op in ops]
+
+    def of_values(made: Callable[[_Made], Any], present: Sequence[Any]) -> list[Any]:
+        return [made(v) if isinstance(v, _Made) else present[v] for v in values]
+
+    groups = of_ops(lambda op: int(graph.group[like[op.block.name]]), graph.group.tolist())
+    first: dict[int, int] = {}
+    read_start, reads = csr([columns.reads(op) for op in ops])
+    use_start, uses = csr([columns.uses(op) for op in ops])
+    bases = of_values(lambda v: v.base if v.base is not None else -1, graph.value_base.tolist())
+    sizes = graph.weight_bytes.copy()
+    for weight in sharding.block_of_weight:
+        sizes[weight] = sharding.share(int(sizes[weight]))
+    stays = [v not in scattered and bool(graph.value_is_output[v]) for v in range(graph.n_values)]
+    shards = [sharding.shards[g] for g in range(len(graph.gradient_values))]
+    held, attention = graph.value_held, graph.attention.copy()
+    if len(held):
+        last = [columns.number_of[op] if op >= 0 else -1 for op in held.tolist()]
+        held = np.array(of_values(lambda _: -1, last), dtype=np.int64)
+    if len(attention):
+        attention[:, 0] = [columns.number_of[op] for op in attention[:, 0].tolist()]
+    sharded = replace(
+        graph,
+        names=tuple(of_ops(lambda op: op.name, graph.names)),
+        modules=tuple(of_ops(lambda op: op.block.name, graph.modules)),
+        targets=tuple(of_ops(lambda op: op.target, graph.targets)),
+        dtypes=tuple(of_ops(lambda op: graph.dtypes[like[op.block.name]], graph.dtypes)),
+        flops=np.array(of_ops(lambda _: 0, graph.flops.tolist()), dtype=np.int64),
+        moved_bytes=np.array(of_ops(lambda op: op.moved_bytes, graph.moved_bytes.tolist())),
+        group=np.array([first.setdefault(key, number) for number, key in enumerate(groups)]),
+        value_names=tuple(of_values(lambda v: v.name, graph.value_names)),
+        value_producer=np.array(columns.producers, dtype=np.int64),
+        value_bytes=np.array(of_values(lambda v: v.size_bytes, graph.value_bytes.tolist())),
+        value_alloc_bytes=np.array(
+            of_values(lambda v: v.alloc_bytes, graph.value_alloc_bytes.tolist())
+        ),
+        value_base=np.array(
+            [-1 if base == -1 else columns.value_of[_key(base)] for base in bases], dtype=np.int64
+        ),
+        value_is_output=np.array(of_values(lambda v: v.stays, stays), dtype=np.bool_),
+        read_start=read_start,
+        reads=reads,
+        weight_bytes=sizes,
+        use_start=use_start,
+        uses=uses,
+        forward_of=np.array([columns.forward_of(n, op) for n, op in enumerate(ops)]),
+        gradient_values=np.array(columns.numbers(shards), dtype=np.int64),
+        attention=attention,
+        value_held=held,
+    )
+    value_of = np.array([columns.value_of[v] for v in range(graph.n_values)], dtype=np.int64)
+    return Sharded(sharded, value_of)

@@ -1,0 +1,111 @@
+"""ZeRO: what of a training step is sharded over the replicas, and what that costs."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fxpart.core.data_parallel import DataParallel
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.cost.all_reduce import with_buckets
+from fxpart.cost.collectives import collective_time_s
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.prefetch import ShardedStep, sharded_step
+from fxpart.cost.problem import Problem
+from fxpart.errors import NotApplicableError, SpecError
+from fxpart.sharding.zero import GATHER, SCATTER, STAGES, WAIT, with_zero
+from runner.config.sections import Config
+from runner.output.terminal import counted
+from runner.output.units import GIB, format_s, format_size
+
+__all__ = ["check_zero", "sharded_graph", "with_shards", "zero_line", "zero_metrics"]
+
+_WEIGHTS = 2
+"""The stage from which weights are gathered."""
+
+
+def check_zero(config: Config) -> None:
+    """Raise `SpecError` for a stage that does not exist, or does not go with the rest."""
+    stage = config.zero
+    if stage not in STAGES:
+        raise SpecError(f"zero={stage} does not exist; there are {', '.join(map(str, STAGES))}")
+    if stage == 0:
+        return
+    if config.data_parallel == 1 or config.phase.name != "training":
+        raise NotApplicableError(
+            f"zero={stage} shards a training step over replicas, got phase={config.phase.name} and"
+            f" data_parallel={config.data_parallel}; add phase=training and data_parallel=2 or more"
+        )
+    if config.capture.symbolic != "none":
+        raise NotApplicableError(
+            f"zero={stage} is planned for one size, got capture.symbolic="
+            f"{config.capture.symbolic}; leave out one of the two"
+        )
+    if config.schedule.name != "none":
+        raise NotApplicableError(
+            f"zero={stage} is planned for a step without microbatches, got schedule="
+            f"{config.schedule.name}; leave out one of the two"
+        )
+
+
+def sharded_graph(config: Config, graph: OpGraph, partial: IntArray) -> tuple[OpGraph, IntArray]:
+    """Return the step, without updates yet, with its shards, and what replicas still sum."""
+    if config.zero < _WEIGHTS and not config.all_reduce.gradient_as_bucket_view:
+        graph = with_buckets(graph, partial)
+    sharded = with_zero(graph, config.zero, config.data_parallel)
+    left = partial
+    if config.zero >= _WEIGHTS:
+        left = partial[~np.isin(partial, graph.gradient_values)]
+    return sharded.graph, sharded.value_of[left]
+
+
+def with_shards(
+    config: Config, problem: Problem, evaluation: Evaluation, parallel: DataParallel
+) -> tuple[Evaluation, ShardedStep]:
+    """Return the `evaluation` of a replica with the collectives of its shards in its times.
+
+    Raises:
+        NotApplicableError: for replicas of several devices.
+
+    """
+    graph, n = problem.graph, parallel.n_replicas
+    if config.zero >= _WEIGHTS:
+        if problem.topology.n_devices > 1:
+            raise NotApplicableError(
+                f"zero={config.zero} is planned for replicas of one device, or of one"
+                f" tensor-parallel group, got {problem.topology.n_devices}; raise data_parallel, or"
+                " use zero=1"
+            )
+        op_s = problem.costs.op_time_s[:, 0]
+        step = sharded_step(graph, op_s, n, parallel.links[0], (GATHER, SCATTER, WAIT))
+        more_s = step.exposed_s
+    else:
+        # Updated parts of the weights are gathered when all is done.
+        sizes = [use.weight_bytes for use in evaluation.devices]
+        seconds = [
+            collective_time_s("all_gather", size, n, link)
+            for size, link in zip(sizes, parallel.links, strict=True)
+        ]
+        more_s = max(seconds)
+        latency_s = evaluation.latency_s + more_s
+        step = ShardedStep(latency_s, 1, max(sizes), more_s, more_s)
+    latency_s = evaluation.latency_s + more_s
+    return replace(evaluation, latency_s=latency_s, throughput_per_s=1.0 / latency_s), step
+
+
+def zero_line(stage: int, step: ShardedStep) -> str:
+    """Return what sharding costs in one line."""
+    return (
+        f"stage {stage}: {counted(step.collectives, 'collective')} of"
+        f" {format_size(step.collective_bytes)} take {format_s(step.collective_s)}, of which"
+        f" {format_s(step.exposed_s)} are waited for"
+    )
+
+
+def zero_metrics(step: ShardedStep) -> dict[str, float]:
+    """Return the metrics of sharding by name, without those of tensor parallelism."""
+    return {
+        "collectives": float(step.collectives),
+        "collective_gib": step.collective_bytes / GIB,
+        "collective_ms": step.collective_s * 1e3,
+        "exposed_collective_ms": step.exposed_s * 1e3,
+    }

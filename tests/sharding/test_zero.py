@@ -1,0 +1,126 @@
+"""A training step whose weights, gradients and updates are sharded over replicas."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fxpart.capture.api import capture_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.graph import OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.core.topology import Link
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.prefetch import sharded_step
+from fxpart.errors import SpecError
+from fxpart.placement.single import single
+from fxpart.sharding.zero import GATHER, SCATTER, WAIT, block_of, with_zero
+from tests.sharding.test_local_module import llama
+from tests.sketch import devices, problem
+
+STEP_COUNTER_BYTES = 4
+TARGETS = (GATHER, SCATTER, WAIT)
+
+
+class Layer(nn.Module):
+    """One weight of 1024 bytes, in no numbered block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.linear(x)
+        return result
+
+
+@pytest.fixture(scope="module")
+def layer() -> OpGraph:
+    """Return the step of one layer on the examples of one replica."""
+    return joint_graph(Layer(), (torch.zeros(4, 16),))
+
+
+@pytest.fixture(scope="module")
+def step() -> OpGraph:
+    """Return the step of a Llama of three blocks."""
+    built = build_model(llama(1, num_hidden_layers=3))
+    return joint_graph(built.module, (), {**built.kwargs, "labels": built.kwargs["input_ids"]})
+
+
+def test_a_block_is_the_outermost_numbered_module() -> None:
+    assert block_of("model.layers.3.mlp.experts.5.weight") == "model.layers.3"
+    assert block_of("layer1.0.conv1.weight") == "layer1.0"
+    assert block_of("model.embed_tokens.weight") == ""
+
+
+def test_a_root_alone_by_hand(layer: OpGraph) -> None:
+    for stage in (2, 3):
+        graph = with_zero(layer, stage, 4).graph
+        inserted = [t for t in graph.targets if t.startswith("fsdp.")]
+        assert inserted == [GATHER, "fsdp.copy", "fsdp.copy", SCATTER]
+        assert graph.weight_bytes.tolist() == [256]
+        assert graph.value_bytes[graph.gradient_values].tolist() == [256]
+        state = with_optimizer(graph, Optimizer("adamw")).weight_state_bytes
+        assert state.tolist() == [2 * 256 + STEP_COUNTER_BYTES]
+
+
+def test_updates_alone_are_sharded_by_stage_1(layer: OpGraph) -> None:
+    sharded = with_zero(layer, 1, 4)
+    graph = sharded.graph
+    assert graph.weight_bytes.tolist() == [1024]
+    assert graph.value_bytes[graph.gradient_values].tolist() == [256]
+    # A part is a view of the gradient, which is there in whole, and is what replicas sum.
+    whole = sharded.value_of[layer.gradient_values]
+    assert graph.value_bytes[whole].tolist() == [1024]
+    assert graph.value_alloc_bytes[graph.gradient_values].tolist() == [0]
+    assert graph.value_base[graph.gradient_values].tolist() == whole.tolist()
+    state = with_optimizer(graph, Optimizer("adamw")).weight_state_bytes
+    assert state.tolist() == [2 * 256 + STEP_COUNTER_BYTES]
+
+
+def test_a_root_alone_waits_for_its_gather_and_its_scatter(layer: OpGraph) -> None:
+    graph = with_zero(layer, 3, 4).graph
+    seconds = np.where([t.startswith("fsdp.") for t in graph.targets], 0.0, 1.0)
+    cost = sharded_step(graph, seconds, 4, Link(1024.0), TARGETS)
+    # Each sends three quarters of 1024 bytes.
+    assert cost.collectives == 2
+    assert cost.collective_bytes == 2048
+    assert cost.collective_s == pytest.approx(2 * 0.75)
+    assert cost.exposed_s == pytest.approx(2 * 0.75)
+    assert cost.latency_s == pytest.approx(seconds.sum() + 1.5)
+
+
+def test_a_block_is_gathered_while_the_root_is_run(step: OpGraph) -> None:
+    graph = with_zero(step, 3, 2).graph
+    gathers = [op for op, target in enumerate(graph.targets) if target == GATHER]
+    order = [graph.names[op].rpartition(".")[-1] for op in gathers]
+    assert order == ["root", "0", "1", "2", "2", "1", "0"]
+    assert graph.is_backward[gathers].tolist() == [False] * 4 + [True] * 3
+    seconds = np.full(graph.n_ops, 1.0)
+    seconds[[t.startswith("fsdp.") for t in graph.targets]] = 0.0
+    slow, fast = (
+        sharded_step(graph, seconds, 2, Link(rate), TARGETS) for rate in (2.0**17, 2.0**40)
+    )
+    assert fast.exposed_s == pytest.approx(0.0, abs=1e-4)
+    assert 0 < slow.exposed_s < slow.collective_s
+    assert slow.latency_s == pytest.approx(float(seconds.sum()) + slow.exposed_s)
+
+
+def test_more_stages_hold_less(step: OpGraph) -> None:
+    peaks = []
+    for stage in (0, 1, 2, 3):
+        graph = with_optimizer(with_zero(step, stage, 4).graph, Optimizer("adamw"))
+        task = problem(graph, devices(10**9))
+        peaks.append(evaluate(task, single(task)).peak_bytes)
+    assert peaks[1] < peaks[0]
+    # Three blocks are so few that buffers weigh as much as what stage 2 saves.
+    assert peaks[3] < peaks[2] < peaks[0]
+
+
+def test_what_is_no_stage_or_no_training_step_is_refused(layer: OpGraph) -> None:
+    with pytest.raises(SpecError, match="zero=4 does not exist"):
+        with_zero(layer, 4, 2)
+    built = build_model(llama(1))
+    with pytest.raises(SpecError, match="add phase=training"):
+        with_zero(capture_graph(built.module, (), built.kwargs), 3, 2)
