@@ -60,7 +60,13 @@ def test_a_pipeline_has_groups_as_stages() -> None:
 
 
 def test_replicas_of_groups_sum_the_gradients_of_their_shards() -> None:
-    options = ("phase=training", "mode=single", "model.batch_size=2", "optimizer=none")
+    options = (
+        "phase=training",
+        "model.loss=mean",
+        "mode=single",
+        "model.batch_size=2",
+        "optimizer=none",
+    )
     result = _planned(*options, "devices=4x16gb", "tensor_parallel=2", "data_parallel=2")
     values = headline(result)
     assert (values["data_parallel"], values["devices_used"]) == (2.0, 2.0)
@@ -71,7 +77,13 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards() -> None:
 
 
 def test_shards_of_replicas_are_held_and_waited_for() -> None:
-    options = ("phase=training", "mode=single", "model.batch_size=2", "data_parallel=2")
+    options = (
+        "phase=training",
+        "model.loss=mean",
+        "mode=single",
+        "model.batch_size=2",
+        "data_parallel=2",
+    )
     results = [_planned(*options, "devices=2x16gb", f"zero={stage}") for stage in (0, 3)]
     plain, sharded = map(headline, results)
     assert sharded["weights_gib"] == pytest.approx(plain["weights_gib"] / 2, rel=0.01)
