@@ -1,6 +1,7 @@
 """Models of timm, the image models of huggingface/pytorch-image-models, by their names."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,7 @@ def timm_model(
     if not timm.is_model(architecture):
         near = nearest_names(architecture, timm.list_models())
         raise SpecError(f"timm has no model {architecture}; {near}")
-    settings = dict(config or {})
+    settings: dict[str, Any] = dict(config or {})
     try:
         module = timm.create_model(architecture, pretrained=False, **settings)
     except (TypeError, ValueError, AssertionError) as error:
@@ -49,6 +50,6 @@ def timm_model(
         ) from error
     channels, height, width = module.default_cfg["input_size"]
     size = settings.get("img_size", (height, width))
-    height, width = (size, size) if isinstance(size, int) else tuple(size)  # type: ignore[arg-type]
+    height, width = (size, size) if isinstance(size, int) else size
     channels = settings.get("in_chans", channels)
     return module.to(dtype), (torch.zeros(batch_size, channels, height, width, dtype=dtype),)

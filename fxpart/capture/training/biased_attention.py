@@ -67,7 +67,7 @@ class _BiasedAttention(torch.autograd.Function):
         return result  # type: ignore[no-any-return]
 
     @staticmethod
-    def backward(  # type: ignore[override]
+    def backward(
         ctx: Any,  # noqa: ANN401
         gradient: Tensor,
     ) -> tuple[Tensor | None, ...]:
