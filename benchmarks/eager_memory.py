@@ -182,11 +182,11 @@ class _Storage:
     """By other device, the bytes that it was sent and the last read there."""
 
 
-class _Counter(TorchDispatchMode):
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records when each storage is made, freed and read, and by the modules of which device."""
 
     def __init__(self, resident: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now, self.here = -1, 0
         self.storages: list[_Storage] = []
         self._known: dict[int, _Storage | None] = {

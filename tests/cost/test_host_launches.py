@@ -32,8 +32,11 @@ def _problem(devices: int = 2, launch_s: float = _LAUNCH_S, flops_per_s: float =
 def _simulated_s(problem: Problem, device_of: np.ndarray) -> float:
     """The same by events, as one would write it down."""
     graph, costs = problem.graph, problem.costs
-    host_s, finish_s, sent_s = 0.0, {}, {}
-    device_s, link_s = {}, {}
+    host_s = 0.0
+    finish_s: dict[int, float] = {}
+    sent_s: dict[tuple[int, int], float] = {}
+    device_s: dict[int, float] = {}
+    link_s: dict[tuple[int, int], float] = {}
     for op in range(graph.n_ops):
         here = int(device_of[op])
         if graph.flops[op] > 0 or graph.moved_bytes[op] > 0:
@@ -44,7 +47,7 @@ def _simulated_s(problem: Problem, device_of: np.ndarray) -> float:
             if maker >= 0:
                 away = int(device_of[maker]) != here
                 start_s = max(start_s, sent_s[value, here] if away else finish_s[maker])
-        finish_s[op] = device_s[here] = start_s + costs.op_time_s[op, here]
+        finish_s[op] = device_s[here] = start_s + float(costs.op_time_s[op, here])
         for value in np.flatnonzero(graph.value_producer == op).tolist():
             for reader in np.flatnonzero([value in graph.reads_of(o) for o in range(graph.n_ops)]):
                 target = int(device_of[reader])

@@ -117,7 +117,8 @@ def test_convolutions_whose_windows_overlap_take_workspaces_both_ways(
     layer: nn.Module, takes: bool
 ) -> None:
     channels = layer.in_channels
-    shape = (2, channels, 64) if isinstance(layer, nn.Conv1d) else (2, channels, 64, 64)
+    assert isinstance(channels, int)
+    shape = [2, channels, 64] if isinstance(layer, nn.Conv1d) else [2, channels, 64, 64]
     graph = joint_graph(layer.to("meta"), (torch.zeros(shape, device="meta"),))
     is_convolution = ["convolution" in target for target in graph.targets]
     assert sum(is_convolution) == 2

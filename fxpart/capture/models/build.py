@@ -97,7 +97,7 @@ def _compute_loss(module: nn.Module, name: str) -> None:
 
     signature = inspect.signature(forward)
     # On the module itself: a module around it would change the path of every other.
-    module.forward = forward_and_loss  # type: ignore[method-assign]
+    module.forward = forward_and_loss
 
 
 def _whole_model(spec: ModelSpec, place: torch.device) -> BuiltModel:

@@ -64,7 +64,7 @@ class _BiasedAttention(torch.autograd.Function):
         )
         ctx.save_for_backward(query, key, value, bias, result, log_sums)
         ctx.scale = scale
-        return result  # type: ignore[no-any-return]
+        return result
 
     @staticmethod
     def backward(

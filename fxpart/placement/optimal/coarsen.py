@@ -109,9 +109,9 @@ def _clusters(  # noqa: PLR0912, PLR0917 - compiled: one loop, all by position
             left -= 1
     number = np.full(units, -1, dtype=np.int64)
     count = 0
-    for unit in range(units):
-        if number[cluster_of[unit]] < 0:
-            number[cluster_of[unit]] = count
+    for position in range(units):
+        if number[cluster_of[position]] < 0:
+            number[cluster_of[position]] = count
             count += 1
-        cluster_of[unit] = number[cluster_of[unit]]
+        cluster_of[position] = number[cluster_of[position]]
     return cluster_of

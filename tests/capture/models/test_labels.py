@@ -1,11 +1,12 @@
 """A transformers model is trained on its own loss, from labels as `Trainer` gives them."""
 
 import warnings
+from collections.abc import Mapping
 
 import pytest
 import torch
-import transformers
 from torch import Tensor
+from transformers.utils.generic import ModelOutput
 
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
@@ -29,7 +30,7 @@ _SPEECH = {
 }
 
 
-def _spec(name: str, config: dict[str, object], **fields: object) -> ModelSpec:
+def _spec(name: str, config: Mapping[str, object], **fields: object) -> ModelSpec:
     usual: dict[str, object] = {"loss": "own", "batch_size": 3, "seq_len": 8}
     return ModelSpec(name, name, config, **{**usual, **fields})  # type: ignore[arg-type]
 
@@ -126,13 +127,13 @@ def test_a_model_without_a_loss_is_given_no_labels() -> None:
     assert [*build_model(_spec("Wav2Vec2ForCTC", config, seq_len=1600)).kwargs] == ["input_values"]
 
 
-def sum_of_squares(result: transformers.utils.ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
+def sum_of_squares(result: ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
     """A loss of one's own, which also reads an input."""
     loss: Tensor = (result["logits"] ** 2).sum() + inputs["input_ids"].sum()
     return loss
 
 
-def no_number(result: transformers.utils.ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
+def no_number(result: ModelOutput, inputs: dict[str, Tensor]) -> Tensor:
     """Not a loss."""
     logits: Tensor = result["logits"]
     return logits
