@@ -59,6 +59,7 @@ class _BiasedAttention(torch.autograd.Function):
         bias: Tensor,
         scale: float,
     ) -> Tensor:
+        result: Tensor
         result, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default(
             query, key, value, 0.0, False, attn_mask=bias.detach(), scale=scale
         )
