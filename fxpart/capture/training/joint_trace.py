@@ -16,6 +16,7 @@ from typing import Any
 import sympy
 import torch
 from torch import SymInt, Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -339,6 +340,11 @@ class _Forward(fx.Interpreter):
             # Histograms of the CPU take no integers, those of other devices do.
             counted = super().call_function(target, (args[0].float(), *args[1:]), kwargs)
             return counted.to(args[0].dtype)
+        if target is torch.ops.aten.pad.default:
+            # The kernel of constant_pad_nd takes sizes as numbers, which fixes symbolic ones; that in
+            # Python does not.
+            with enable_python_dispatcher():
+                return super().call_function(target, args, kwargs)
         return super().call_function(target, args, kwargs)
 
     def _inside(self, body: fx.GraphModule) -> "_Forward":

@@ -10,6 +10,8 @@ from transformers.utils.generic import ModelOutput
 
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.capture.models.symbolic_inputs import symbolic_inputs
+from fxpart.capture.symbolic.program import symbolic_program
 from fxpart.capture.training.joint import joint_capture
 from fxpart.core.graph import OpGraph
 from fxpart.cost.evaluate import peak_bytes
@@ -177,3 +179,13 @@ def test_advice_for_a_model_that_mixes_dtypes_is_another_dtype() -> None:
     config = {"d_model": 16, "n_layer": 1, "n_head": 2, "d_inner": 32, "vocab_size": 50}
     with pytest.raises(CaptureError, match=r"mixes dtypes; set model\.dtype=float32"):
         _step(_spec("XLNetModel", config, dtype="bfloat16"))
+
+
+def test_the_batch_of_a_training_step_with_labels_can_be_a_symbol() -> None:
+    sizes = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    inputs = symbolic_inputs(_spec("GPT2LMHeadModel", sizes))
+    built = inputs.built
+    program = symbolic_program(
+        built.module, built.args, built.kwargs, dims=inputs.dims, phase="training"
+    )
+    assert [*program.symbols] == ["batch"]
