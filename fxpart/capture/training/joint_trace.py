@@ -341,7 +341,7 @@ class _Forward(fx.Interpreter):
             counted = super().call_function(target, (args[0].float(), *args[1:]), kwargs)
             return counted.to(args[0].dtype)
         if target is torch.ops.aten.pad.default:
-            # The kernel of constant_pad_nd takes sizes as numbers, which fixes symbolic ones; that in
+            # The kernel in C++ takes sizes as numbers, which would fix symbolic ones; the one in
             # Python does not.
             with enable_python_dispatcher():
                 return super().call_function(target, args, kwargs)

@@ -188,4 +188,4 @@ def test_the_batch_of_a_training_step_with_labels_can_be_a_symbol() -> None:
     program = symbolic_program(
         built.module, built.args, built.kwargs, dims=inputs.dims, phase="training"
     )
-    assert [*program.symbols] == ["batch"]
+    assert [*program.ranges] == ["batch"]

@@ -62,7 +62,6 @@ def test_a_pipeline_has_groups_as_stages() -> None:
 def test_replicas_of_groups_sum_the_gradients_of_their_shards() -> None:
     options = (
         "phase=training",
-        "model.loss=mean",
         "mode=single",
         "model.batch_size=2",
         "optimizer=none",
@@ -79,7 +78,6 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards() -> None:
 def test_shards_of_replicas_are_held_and_waited_for() -> None:
     options = (
         "phase=training",
-        "model.loss=mean",
         "mode=single",
         "model.batch_size=2",
         "data_parallel=2",
