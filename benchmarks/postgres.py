@@ -65,12 +65,12 @@ def new_database(server: str, name: str) -> str:
 
 
 def free_port() -> int:
-    """Return a free port of loopback, below those that systems give out themselves.
+    """Return a free port of loopback, between those of Ray's workers and those of systems.
 
     Until it is used, or while a server is started again, no connection of others takes it.
     """
     while True:
-        port = 10_000 + secrets.randbelow(20_000)
+        port = 20_000 + secrets.randbelow(10_000)
         with closing(socket.socket()) as probe, suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port

@@ -70,13 +70,17 @@ class CacheError(FxpartError, RuntimeError):
 
 
 def nearest_names(asked: str, names: Iterable[str], most: int = 3) -> str:
-    """Return ``nearest: a, b`` for the names most like `asked`, or all of them if none is."""
+    """Return ``nearest: a, b`` for the names most like `asked`, or all of them if none is.
+
+    Those that `asked` begins come first.
+    """
     known = sorted(set(names))
     if not known:
         return "there are none"
     lowered = {name.lower(): name for name in known}
     close = difflib.get_close_matches(asked.lower(), list(lowered), n=most, cutoff=0.5)
     if close:
+        close.sort(key=lambda name: not name.startswith(asked.lower()))
         return "nearest: " + ", ".join(lowered[name] for name in close)
     shown = known if len(known) <= 12 else [*known[:12], f"... ({len(known)} in all)"]
     return "there are: " + ", ".join(shown)

@@ -133,7 +133,7 @@ class _Load:
     """Shape (D,)."""
     sent_bytes: int
     busiest_s: float
-    """The largest of any device or link, or of the host."""
+    """The largest of any device or link, or of a host."""
 
 
 def _load(
@@ -152,8 +152,8 @@ def _load(
         np.add.at(device_s, device_of, costs.op_time_s[np.arange(len(device_of)), device_of])
         np.add.at(received, moves.target, costs.value_bytes[moves.value])
         np.add.at(link_s, moves.source * devices + moves.target, moves.finish_s - moves.start_s)
-    host_s = float(costs.issue_s[-1]) * rounds
-    busiest_s = max(float(device_s.max()), float(link_s.max()), host_s)
+    # Copies of a placement have a process each, whose host starts one input of a round.
+    busiest_s = max(float(device_s.max()), float(link_s.max()), float(costs.issue_s[-1]))
     # Bytes are integers: an average is rounded to the nearest.
     per_input = (received + rounds // 2) // rounds
     sent = (int(received.sum()) + rounds // 2) // rounds

@@ -137,7 +137,9 @@ def _parts_text(need: DeviceMemory) -> str:
 
 
 def device_memory_metrics(needs: Sequence[DeviceMemory]) -> dict[str, float]:
-    """Return the metrics of the device that needs most."""
+    """Return the metrics of the device that needs most; none of a published problem."""
+    if not needs:
+        return {}
     needed = max((need.needed for need in needs), key=lambda needed: needed.expected)
     return {
         "device_memory_gib": needed.expected / GIB,

@@ -305,7 +305,12 @@ def _costed(
         evaluation, shards = with_shards(config, problem, evaluation, parallel)
     sums = replicas.cost if replicas else None
     schedule = scheduled(config, problem, assignment, sums)
-    needs = device_memory(config, problem, assignment, evaluation, schedule)
+    # A published problem has sizes of its own, and devices that are no real ones.
+    needs = (
+        device_memory(config, problem, assignment, evaluation, schedule)
+        if subject.workload is None
+        else ()
+    )
     return _Plan(
         assignment, made.partition_s, evaluation, replicas, schedule, needs, made.curve, shards
     )

@@ -224,7 +224,8 @@ def _show_plan(config: Config, result: Result) -> None:
     show(f"peak:      {peak_line(result.peaks)}")
     if result.problem.objective == "throughput":
         show(f"load:      {load_line(result.evaluation)}")
-    show(f"memory:    {memory_line(result.device_memory)}")
+    if result.device_memory:
+        show(f"memory:    {memory_line(result.device_memory)}")
     if result.measured_on:
         show(f"times:     of operators on {result.measured_on}, the same for every device")
     if result.times_note:

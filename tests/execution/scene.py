@@ -1,5 +1,6 @@
 """Real models of the small presets, made once, and placements to try on them."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.graph import IntArray, OpGraph, without_python
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
@@ -26,8 +27,9 @@ class Shifted(nn.Linear):
 
 @cache
 def small(name: str) -> RealModel:
-    """Return the small version of a preset with its weights."""
-    return real_model(SMALL_PRESETS[name])
+    """Return the small version of a preset with its weights, its values freed as a graph does."""
+    real = real_model(SMALL_PRESETS[name])
+    return replace(real, graph=without_python(real.graph))
 
 
 def predicted_peaks(graph: OpGraph, device_of: IntArray, devices: int) -> tuple[int, ...]:

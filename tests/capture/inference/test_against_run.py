@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fxpart.capture.api import capture
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.graph import without_python
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError
@@ -59,7 +60,7 @@ def _constants(module: fx.GraphModule) -> list[torch.Tensor]:
 def test_the_peak_is_what_a_run_of_the_graph_holds(spec: ModelSpec) -> None:
     module, inputs = _on_cpu(spec)
     captured = capture(module, (), inputs)
-    graph = captured.graph
+    graph = without_python(captured.graph)
     everything = np.zeros(graph.n_ops, dtype=np.int64)
     estimated = int(peak_bytes(memory_tables(graph), everything, 1)[0])
     # Weights, constants and inputs are there before and after: only what the run makes counts.

@@ -46,8 +46,8 @@ SERVED = {
     "phi4": 14_659_507_200,
     "whisper_large": 1_543_490_560,
 }
-TEMPLATES = {"custom": "factory", "transformers": "architecture"}
-FIELDS = ["name", "architecture", "config", "factory", "factory_args"]
+TEMPLATES = {"custom": "factory", "timm": "architecture", "transformers": "architecture"}
+FIELDS = ["name", "library", "architecture", "config", "factory", "factory_args"]
 FIELDS += ["batch_size", "seq_len", "dtype"]
 
 # What makes each model shallow; widths and inputs stay.
@@ -79,7 +79,12 @@ def built(name: str, **config: object) -> BuiltModel:
 
 
 def test_every_preset_is_tested() -> None:
-    assert {path.stem for path in FOLDER.glob("*.yaml")} == {*PARAMETERS, *SERVED, *TEMPLATES}
+    assert {path.stem for path in FOLDER.glob("*.yaml")} == {
+        *PARAMETERS,
+        *SERVED,
+        *TEMPLATES,
+        "workload",
+    }
     assert PARAMETERS.keys() == SHALLOW.keys() == SMALL_PRESETS.keys()
 
 

@@ -94,7 +94,7 @@ def test_help_is_what_hydra_prints(folder: Path) -> None:
         (["model=gpt3"], "model=gpt3 does not exist; nearest: gpt2"),
         (["devices=4x16"], "size '16' has no unit"),
         (["transfer_rate=pcie9"], "nearest: pcie5"),
-        (["model.batch=3"], "model.batch does not exist; in model, nearest: path, batch_size"),
+        (["model.batch=3"], "model.batch does not exist; in model, nearest: batch_size"),
         (["model.batch_size=abc"], "model.batch_size=abc must be a whole number"),
         (["mode.max_pass=3"], "no option 'max_pass'; nearest: max_passes"),
         (["+speed=3"], "speed does not exist"),

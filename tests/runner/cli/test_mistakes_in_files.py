@@ -104,7 +104,7 @@ def test_a_file_of_which_hydra_says_no_name(text: str, message: str) -> None:
         ("name: [a]\n", "model.name: ['a'] must be text"),
         ("name: null\n", "model.name: null needs a value, null is none"),
         ("config: 3\n", "model.config: 3 must be several values; write model.config={name: value}"),
-        ("- a\n", "model: ['a'] must be several values; there are: name, architecture"),
+        ("- a\n", "model: ['a'] must be several values; there are: name, library, architecture"),
         ("model: {name: a}\n", "model.model does not exist; leave out `model:`, all of the file"),
         (f"{GLOBAL}name: a\n", "name does not exist; did you mean model.name?"),
         ("defaults:\n- /nosuch: a\n", "nosuch=a does not exist; --help lists the choices"),

@@ -23,6 +23,7 @@ CHOICES = [
 NEEDS = {
     "model=transformers": "model.architecture=GPT2LMHeadModel",
     "model=custom": "model.factory=a.b:c",
+    "model=timm": "model.architecture=resnet18",
     "mode=custom": "mode.function=a.b:c",
 }
 

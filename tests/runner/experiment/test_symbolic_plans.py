@@ -102,7 +102,8 @@ def test_replicas_cost_their_sums_and_nothing_else() -> None:
     assert cost.reduced_bytes.sum() >= weights
     assert metrics["data_parallel"] == 2.0
     assert metrics["all_reduce_gib"] == cost.reduced_bytes.max() / 2**30
-    assert metrics["all_reduce_ms"] >= metrics["exposed_all_reduce_ms"] > 0
+    assert metrics["exposed_all_reduce_ms"] > 0
+    assert metrics["exposed_all_reduce_ms"] <= metrics["all_reduce_ms"] * (1 + 1e-9)
     assert doubled.evaluation.latency_s == cost.latency_s > single.evaluation.latency_s
     assert replicas_line(doubled.replicas).startswith("2 replicas of 2 devices; all-reduce of")
     assert single.schedule is not None
