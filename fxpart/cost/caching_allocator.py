@@ -2,10 +2,10 @@
 
 Torch asks the driver for segments, cuts them into blocks and keeps what is freed for later, so that
 a device holds more than its tensors. Sizes and rules are those of ``c10/cuda/CUDACachingAllocator``
-with its default settings, for one stream and without a shortage of memory (in which torch returns
-what is cached).
+with its default settings, for one stream.
 """
 
+import math
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
@@ -52,12 +52,16 @@ class _Block:
 class CachingAllocator:
     """Blocks in the segments of one device. Addresses are numbers that grow with each segment."""
 
-    def __init__(self) -> None:
-        """Begin with no segment."""
+    def __init__(self, limit_bytes: float = math.inf) -> None:
+        """Begin with no segment; `limit_bytes` is what the device has for them."""
         self.reserved_bytes = 0
-        """In segments. None is given back, so that this is also the most at any time."""
+        """In segments."""
+        self.most_reserved_bytes = 0
+        """In segments, the most at any time; above the limit where torch would be out of memory."""
         self.allocated_bytes = 0
         """In blocks that are in use."""
+        self._limit_bytes = limit_bytes
+        self._next_address = 0
         self._blocks: dict[int, _Block] = {}
         self._free: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         """(size, address) of the free blocks, sorted: small ones, and the others."""
@@ -98,11 +102,31 @@ class CachingAllocator:
         insort(free, (self._blocks[address].size_bytes, address))
 
     def _new_segment(self, size: int) -> int:
-        """Return the address of a new segment that has room for a block of `size`."""
-        address, segment = self.reserved_bytes, _segment_bytes(size)
+        """Return the address of a new segment that has room for a block of `size`.
+
+        Where the device has no room for it, all segments without a block in use are given back
+        first (``release_cached_blocks``).
+        """
+        address, segment = self._next_address, _segment_bytes(size)
+        if self.reserved_bytes + segment > self._limit_bytes:
+            self._release()
+        self._next_address += segment
         self.reserved_bytes += segment
+        self.most_reserved_bytes = max(self.most_reserved_bytes, self.reserved_bytes)
         self._blocks[address] = _Block(segment, size <= _SMALL_BYTES, False, None, None)
         return address
+
+    def _release(self) -> None:
+        for is_small, free in self._free.items():
+            kept: list[tuple[int, int]] = []
+            for size, address in free:
+                block = self._blocks[address]
+                if block.before is None and block.after is None:
+                    del self._blocks[address]
+                    self.reserved_bytes -= size
+                else:
+                    kept.append((size, address))
+            self._free[is_small] = kept
 
     def _split(self, address: int, size: int) -> None:
         """Cut the block at `address` to `size`; what is left of it becomes free."""

@@ -17,6 +17,7 @@ from fxpart.core.reserve import Interval, Reserve
 from fxpart.cost.peak_tensors import storages_at_peak
 from fxpart.cost.problem import Problem
 from fxpart.cost.reservation import reservation
+from fxpart.cost.storage_kinds import Storages
 
 __all__ = ["PARTS", "DeviceMemory", "Verdict", "device_memory_of", "workspace_bytes"]
 
@@ -104,30 +105,69 @@ def device_memory_of(
     """
     needs = []
     for device, device_of, storages, op in storages_at_peak(problem, assignment):
-        reserve, tensors = reserves[device], tensor_bytes[device]
-        one_input = int(storages.size_bytes[storages.at(op)].sum())
-        low, expected, high = (
-            np.where(device_of == device, workspace_bytes(problem.graph, share), 0)
-            for share in reserve.convolution_shares
+        reserve = reserves[device]
+        parts = {
+            "library workspaces": reserve.interval("workspace"),
+            "communication": reserve.interval("nccl_peer").times(peers.get(device, 0)),
+            "context": reserve.interval("context"),
+        }
+        total_bytes = problem.topology.devices[device].total_bytes
+        room_bytes = total_bytes - sum(size.expected for size in parts.values())
+        held = _Held(storages, int(storages.size_bytes[storages.at(op)].sum()))
+        is_here = device_of == device
+        of_torch = _parts_of_torch(
+            problem.graph, held, is_here, reserve, (tensor_bytes[device], room_bytes)
         )
-        parts = {"tensors": Interval(tensors, tensors, tensors)}
-        run = None
-        if reserve.caching_allocator or reserve.convolution_workspace:
-            run = reservation(problem.graph, storages, expected)
-            kernels = max(0, run.allocated_bytes - one_input)
-            most = max(kernels, int(high.max()))
-            parts["kernel workspaces"] = Interval(min(kernels, int(low.max())), kernels, most)
-        if run and reserve.caching_allocator:
-            kept = run.reserved_bytes - run.allocated_bytes
-            kept = round(kept * max(1.0, tensors / max(one_input, 1)))
-            spread = round(reserve.allocator_error * tensors)
-            parts["allocator"] = Interval(max(0, kept - spread), kept, kept + spread)
-        parts["library workspaces"] = reserve.interval("workspace")
-        parts["communication"] = reserve.interval("nccl_peer").times(peers.get(device, 0))
-        parts["context"] = reserve.interval("context")
-        parts = {part: size for part, size in parts.items() if size.high}
-        needs.append(DeviceMemory(device, parts, problem.topology.devices[device].total_bytes))
+        parts = {part: size for part, size in (of_torch | parts).items() if size.high}
+        needs.append(DeviceMemory(device, parts, total_bytes))
     return tuple(needs)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Held:
+    """What one input holds on a device."""
+
+    storages: Storages
+    peak_bytes: int
+
+
+def _parts_of_torch(
+    graph: OpGraph,
+    held: _Held,
+    is_here: BoolArray,
+    reserve: Reserve,
+    sizes_bytes: tuple[int, int],
+) -> dict[str, Interval]:
+    """Return what torch's own allocator takes of a device.
+
+    Args:
+        graph: its sizes are those that the allocator rounds to.
+        held: by one input.
+        is_here: which operators are on the device; shape (n,).
+        reserve: what is known of the parts.
+        sizes_bytes: the tensors of the plan at their peak, and the room that there is for them.
+
+    """
+    tensors, room = sizes_bytes
+    parts = {"tensors": Interval(tensors, tensors, tensors)}
+    if not (reserve.caching_allocator or reserve.convolution_workspace):
+        return parts
+    low, expected, high = (
+        np.where(is_here, workspace_bytes(graph, share), 0) for share in reserve.convolution_shares
+    )
+    limit_bytes = room - max(0, tensors - held.peak_bytes)
+    run = reservation(graph, held.storages, expected, limit_bytes)
+    kernels = max(0, run.allocated_bytes - held.peak_bytes)
+    most = max(kernels, int(high.max()))
+    parts["kernel workspaces"] = Interval(min(kernels, int(low.max())), kernels, most)
+    if reserve.caching_allocator:
+        kept = run.reserved_bytes - run.allocated_bytes
+        # Of several inputs as large a share, as far as there is room: the rest is given back.
+        of_all = round(kept * max(1.0, tensors / max(held.peak_bytes, 1)))
+        kept = max(kept, min(of_all, room - tensors - kernels))
+        spread = round(reserve.allocator_error * tensors)
+        parts["allocator"] = Interval(max(0, kept - spread), kept, kept + spread)
+    return parts
 
 
 def workspace_bytes(graph: OpGraph, share: float) -> IntArray:

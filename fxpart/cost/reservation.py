@@ -1,5 +1,6 @@
 """What torch's allocator reserves on a device while a graph runs there, step after step."""
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 
@@ -25,7 +26,12 @@ class Reservation:
     reserved_bytes: int
 
 
-def reservation(graph: OpGraph, storages: Storages, workspace_bytes: IntArray) -> Reservation:
+def reservation(
+    graph: OpGraph,
+    storages: Storages,
+    workspace_bytes: IntArray,
+    limit_bytes: float = math.inf,
+) -> Reservation:
     """Return what the allocator takes to run `graph` twice with the `storages` of one device.
 
     The inputs, gradients and results of a step are given back as the next one begins; what an
@@ -36,19 +42,26 @@ def reservation(graph: OpGraph, storages: Storages, workspace_bytes: IntArray) -
         graph: what runs.
         storages: on the device, all of them.
         workspace_bytes: that each operator takes while it runs there; shape (n,).
+        limit_bytes: what the device has for them; near it, what is cached is given back.
 
     """
-    run = _Run(graph, storages, workspace_bytes)
+    run = _Run(graph, storages, workspace_bytes, CachingAllocator(limit_bytes))
     for step in range(_STEPS):
         run.step(first=step == 0)
-    return Reservation(run.most_bytes, run.allocator.reserved_bytes)
+    return Reservation(run.most_bytes, run.allocator.most_reserved_bytes)
 
 
 class _Run:
     """A process that runs one step after the other."""
 
-    def __init__(self, graph: OpGraph, storages: Storages, workspace_bytes: IntArray) -> None:
-        self.allocator = CachingAllocator()
+    def __init__(
+        self,
+        graph: OpGraph,
+        storages: Storages,
+        workspace_bytes: IntArray,
+        allocator: CachingAllocator,
+    ) -> None:
+        self.allocator = allocator
         self.most_bytes = 0
         self._workspace_bytes = {
             op: int(workspace_bytes[op]) for op in np.flatnonzero(workspace_bytes).tolist()

@@ -109,3 +109,16 @@ def test_blocks_never_overlap_and_all_comes_back() -> None:
     before = allocator.reserved_bytes
     allocator.allocate(40 * MIB)
     assert allocator.reserved_bytes == before
+
+
+def test_near_its_limit_a_device_gets_back_the_segments_without_a_block_in_use() -> None:
+    allocator = CachingAllocator(limit_bytes=60 * MIB)
+    kept = allocator.allocate(5 * MIB)  # in a segment of 20 MiB that stays
+    allocator.free(allocator.allocate(30 * MIB))
+    allocator.allocate(40 * MIB)
+    assert (allocator.reserved_bytes, allocator.most_reserved_bytes) == (60 * MIB, 60 * MIB)
+    allocator.free(kept)
+    # What is in use cannot be given back: torch would be out of memory.
+    allocator.allocate(50 * MIB)
+    assert allocator.most_reserved_bytes == 90 * MIB
+    assert allocator.allocated_bytes == 90 * MIB
