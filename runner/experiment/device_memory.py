@@ -5,10 +5,11 @@ from dataclasses import replace
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.reserve import Reserve
+from fxpart.core.topology import DeviceSpec
 from fxpart.cost.device_memory import DeviceMemory, device_memory_of
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
-from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
 from runner.config.sections import Config
 from runner.experiment.topology import reserve_of
@@ -80,28 +81,36 @@ def _ranks(config: Config) -> int:
 def with_less_memory(
     problem: Problem, evaluation: Evaluation, needs: Sequence[DeviceMemory]
 ) -> Problem:
-    """Return `problem` with less memory for tensors on each device on which a plan does not fit.
+    """Return `problem` with less memory for tensors on the kinds of device where a plan lacks some.
 
-    That is what the plan holds there, less what it lacks beside. `evaluation` is of the plan.
+    All devices of a kind lose the largest share that one of them lacks, since the next plan may
+    fill another of them. `evaluation` is of the plan.
     """
-    devices = list(problem.topology.devices)
+    devices = problem.topology.devices
+    lacking: dict[str, float] = {}
     for need in needs:
-        lacking = need.needed.expected - need.total_bytes
-        if lacking <= 0:
-            continue
-        spec, held = devices[need.device], evaluation.devices[need.device].peak_bytes
-        left = max(1, min(spec.memory_bytes, held) - lacking)
-        reserved = spec.total_bytes - left
-        devices[need.device] = replace(spec, memory_bytes=left, reserved_bytes=reserved)
-    return replace(problem, topology=replace(problem.topology, devices=tuple(devices)))
+        missing = need.needed.expected - need.total_bytes
+        name, held = devices[need.device].name, evaluation.devices[need.device].peak_bytes
+        if missing > 0:
+            lacking[name] = max(lacking.get(name, 0.0), min(1.0, missing / held))
+    less = tuple(_with_share(spec, 1.0 - lacking.get(spec.name, 0.0)) for spec in devices)
+    return replace(problem, topology=replace(problem.topology, devices=less))
+
+
+def _with_share(spec: DeviceSpec, share: float) -> DeviceSpec:
+    """Return `spec` with that share of its memory for tensors; the rest is reserved."""
+    left = max(1, int(spec.memory_bytes * share))
+    return replace(spec, memory_bytes=left, reserved_bytes=spec.total_bytes - left)
 
 
 def does_not_fit(needs: Sequence[DeviceMemory]) -> InfeasibleError:
     """Return the error for a plan whose tensors fit, and what lies beside them does not."""
     need = tightest(needs)
+    unit = size_unit(need.total_bytes)
     return InfeasibleError(
-        f"device {need.device} needs {show_bytes(need.needed.expected)} for the best plan found, it"
-        f" has {show_bytes(need.total_bytes)}: {_parts_text(need)}; {need.decided_by} decides; take"
+        f"device {need.device} needs {unit.show(need.needed.expected)} {unit.name} for the best plan"
+        f" found, it has {unit.show(need.total_bytes)}: {_parts_text(need)}; {need.decided_by}"
+        " decides; take"
         " larger or more devices, a smaller batch, or reserve=none to count tensors alone",
         needed_bytes=need.needed.expected,
         available_bytes=need.total_bytes,
