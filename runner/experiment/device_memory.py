@@ -108,8 +108,8 @@ def does_not_fit(needs: Sequence[DeviceMemory]) -> InfeasibleError:
     need = tightest(needs)
     unit = size_unit(need.total_bytes)
     return InfeasibleError(
-        f"device {need.device} needs {unit.show(need.needed.expected)} {unit.name} for the best plan"
-        f" found, it has {unit.show(need.total_bytes)}: {_parts_text(need)}; {need.decided_by}"
+        f"device {need.device} needs {unit.show(need.needed.expected)} {unit.name} for the best"
+        f" plan found, it has {unit.show(need.total_bytes)}: {_parts_text(need)}; {need.decided_by}"
         " decides; take"
         " larger or more devices, a smaller batch, or reserve=none to count tensors alone",
         needed_bytes=need.needed.expected,
