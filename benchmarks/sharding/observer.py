@@ -62,7 +62,7 @@ class Observer(LiveBytes):  # type: ignore[no-untyped-call]
             self.collectives.append((kind, sum(t.nbytes for t in given if isinstance(t, Tensor))))
         result = func(*args, **(kwargs or {}))
         if "c10d" in namespace or namespace == "fsdp":
-            time.sleep(_SETTLING_S)
+            time.sleep(_SETTLING_S)  # gloo tells nobody when it has let go
         # What is only seen as an operand is gloo's own memory, which copies what it scatters.
         operands = [leaf for leaf in tree_leaves((args, kwargs)) if type(leaf) is Tensor]
         known = {leaf.untyped_storage()._cdata for leaf in operands}

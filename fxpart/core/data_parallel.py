@@ -12,7 +12,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.topology import DeviceSpec, Link, Topology
 from fxpart.errors import NotApplicableError, SpecError
 
-__all__ = ["DataParallel", "check_replica_count", "share_of_batch", "split_topology"]
+__all__ = ["DataParallel", "check_replica_count", "ring_links", "share_of_batch", "split_topology"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -71,7 +71,7 @@ def split_topology(topology: Topology, replicas: int) -> DataParallel:
     if n % replicas == 0:
         for rings in (_blocks(n, replicas), _dealt(topology, replicas)):
             if rings is not None and _alike(topology, rings):
-                return DataParallel(_part(topology, rings[0]), rings, _links(topology, rings))
+                return DataParallel(_part(topology, rings[0]), rings, ring_links(topology, rings))
     raise NotApplicableError(
         f"data_parallel={replicas} needs as many equal parts of the devices, there are {n}:"
         f" {_shown(topology)}; give each kind a number that {replicas} divides, and each part the"
@@ -126,7 +126,11 @@ def _part(topology: Topology, devices: IntArray) -> Topology:
     )
 
 
-def _links(topology: Topology, rings: IntArray) -> tuple[Link, ...]:
+def ring_links(topology: Topology, rings: IntArray) -> tuple[Link, ...]:
+    """Return the slowest link of the ring in each column of `rings`, shape (devices, rings).
+
+    Of a ring of one device it is one that nothing goes over.
+    """
     if len(rings) == 1:
         return tuple(Link(1.0) for _ in range(rings.shape[1]))
     following = np.roll(rings, -1, axis=0)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fxpart.core.data_parallel import ring_links
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import Link, Topology
 from fxpart.errors import NotApplicableError, SpecError
@@ -53,7 +54,7 @@ def tensor_groups(topology: Topology, size: int) -> TensorGroups:
     members = np.arange(n, dtype=np.int64).reshape(n // size, size)
     for group in members.tolist():
         _refuse_unlike(topology, group)
-    links = tuple(_slowest(topology, group) for group in members)
+    links = ring_links(topology, members.T)
     if size == 1:
         return TensorGroups(topology, members, links)
     # Devices of two groups talk in pairs, each with its counterpart.
@@ -63,15 +64,6 @@ def tensor_groups(topology: Topology, size: int) -> TensorGroups:
     devices = tuple(topology.devices[device] for device in members[:, 0].tolist())
     within = Topology(devices, rate, latency, topology.host_launch_s)
     return TensorGroups(within, members, links)
-
-
-def _slowest(topology: Topology, group: IntArray) -> Link:
-    """Return the slowest link of a ring; of a single device one that nothing goes over."""
-    if len(group) == 1:
-        return Link(1.0)
-    following = np.roll(group, -1)
-    rate = float(topology.bytes_per_s[group, following].min())
-    return Link(rate, float(topology.latency_s[group, following].max()))
 
 
 def _refuse_unlike(topology: Topology, group: list[int]) -> None:

@@ -366,6 +366,9 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
     ops, values = columns.ops, columns.values
     scattered = {int(v) for v in graph.gradient_values.tolist()}
     like = {block.name: block.first for block in sharding.blocks}
+    # The first operator of a block may compute numbers of positions.
+    makers = graph.value_producer[graph.gradient_values]
+    dtype_of = {block.name: graph.dtypes[makers[block.gradients[0]]] for block in sharding.blocks}
 
     def of_ops(inserted: Callable[[_Op], Any], present: Sequence[Any]) -> list[Any]:
         return [inserted(op) if isinstance(op, _Op) else present[op] for op in ops]
@@ -394,7 +397,7 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
         names=tuple(of_ops(lambda op: op.name, graph.names)),
         modules=tuple(of_ops(lambda op: op.block.name, graph.modules)),
         targets=tuple(of_ops(lambda op: op.target, graph.targets)),
-        dtypes=tuple(of_ops(lambda op: graph.dtypes[like[op.block.name]], graph.dtypes)),
+        dtypes=tuple(of_ops(lambda op: dtype_of[op.block.name], graph.dtypes)),
         flops=np.array(of_ops(lambda _: 0, graph.flops.tolist()), dtype=np.int64),
         moved_bytes=np.array(of_ops(lambda op: op.moved_bytes, graph.moved_bytes.tolist())),
         group=np.array([first.setdefault(key, number) for number, key in enumerate(groups)]),

@@ -35,6 +35,18 @@ class Layer(nn.Module):
         return result
 
 
+class Positions(nn.Module):
+    """A weight that is looked up by whole numbers, which the first operator makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = x + self.table(torch.arange(4))
+        return result
+
+
 @pytest.fixture(scope="module")
 def layer() -> OpGraph:
     """Return the step of one layer on the examples of one replica."""
@@ -63,6 +75,17 @@ def test_a_root_alone_by_hand(layer: OpGraph) -> None:
         assert graph.value_bytes[graph.gradient_values].tolist() == [256]
         state = with_optimizer(graph, Optimizer("adamw")).weight_state_bytes
         assert state.tolist() == [2 * 256 + STEP_COUNTER_BYTES]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_shards_have_the_dtype_of_their_gradients(stage: int) -> None:
+    step = joint_graph(Positions(), (torch.zeros(4, 16),))
+    assert step.dtypes[0] == "int64"
+    graph = with_zero(step, stage, 4).graph
+    dtypes = {t: d for t, d in zip(graph.targets, graph.dtypes, strict=True) if t in TARGETS}
+    assert dtypes == {GATHER: "float32", SCATTER: "float32"}
+    state = with_optimizer(graph, Optimizer("adamw")).weight_state_bytes
+    assert state.tolist() == [2 * 256 + STEP_COUNTER_BYTES]
 
 
 def test_updates_alone_are_sharded_by_stage_1(layer: OpGraph) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from fxpart.core.graph import IntArray
 from fxpart.placement.optimal.anneal import anneal_loads
 from fxpart.placement.optimal.coarsen import levels
+from fxpart.placement.optimal.elite import Elite
 from fxpart.placement.optimal.load_tables import LoadTables, loads_of
 from fxpart.placement.optimal.stretches import least_stretches
 
@@ -22,7 +23,6 @@ __all__ = ["LoadSearch", "best_stretches"]
 
 _ROW_UNITS = 4096
 """Units up to which stretches are looked at: the time grows with their square."""
-_ELITE = 6
 _HEATS = (0.003, 0.01, 0.03)
 _COLD = 1e-4
 _BLUNT, _SHARP = 8.0, 200.0
@@ -71,14 +71,14 @@ class LoadSearch:
 
     tables: LoadTables
     seed: int = 0
-    elite: list[tuple[float, IntArray]] = field(default_factory=list)
+    elite: Elite = field(default_factory=Elite)
     """The best placements met, of different loads, the best first."""
     _round: int = 0
 
     @property
     def best_s(self) -> float:
         """The largest load of the best placement; infinite before there is one."""
-        return self.elite[0][0] if self.elite else np.inf
+        return self.elite.best_s
 
     def take(self, device_of: IntArray) -> None:
         """Start from a placement too, if it fits; `device_of` is of the units, (U,)."""
@@ -87,7 +87,7 @@ class LoadSearch:
         )
         loads = loads_of(self.tables, device_of)
         if (held <= self.tables.room_bytes).all() and np.isfinite(loads).all():
-            self._keep(float(loads.max()), device_of)
+            self.elite.keep(float(loads.max()), device_of)
 
     def round(self) -> float:
         """Try once more; return the best so far."""
@@ -96,15 +96,15 @@ class LoadSearch:
         if not self.elite or number % 4 == 1:
             start, labels = None, np.zeros(len(self.tables.size_bytes), dtype=np.int64)
         elif number % 4 == 3 and len(self.elite) > 1:
-            other = self.elite[1 + number // 4 % (len(self.elite) - 1)][1]
-            start = self.elite[0][1]
+            other = self.elite[1 + number // 4 % (len(self.elite) - 1)]
+            start = self.elite[0]
             labels = start * len(self.tables.room_bytes) + other
         else:
-            start = self.elite[0 if number % 8 else (number // 8) % len(self.elite)][1]
+            start = self.elite[0 if number % 8 else (number // 8) % len(self.elite)]
             labels = start
         placed = self._annealed(start, labels, _HEATS[number % 3], seed)
         if placed is not None:
-            self._keep(float(loads_of(self.tables, placed).max()), placed)
+            self.elite.keep(float(loads_of(self.tables, placed).max()), placed)
         return self.best_s
 
     def _annealed(
@@ -132,13 +132,6 @@ class LoadSearch:
             if level:
                 placed = placed[coarse[level - 1][1]]
         return placed
-
-    def _keep(self, load_s: float, device_of: IntArray) -> None:
-        if any(abs(load_s - known) <= 1e-12 * load_s for known, _ in self.elite):
-            return
-        self.elite.append((load_s, device_of.copy()))
-        self.elite.sort(key=lambda kept: kept[0])
-        del self.elite[_ELITE:]
 
 
 def _fresh(t: LoadTables, random: np.random.Generator) -> IntArray | None:

@@ -151,17 +151,17 @@ def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray],
         search.round()  # without a first placement there is nothing to return
         latency = problem.objective == "latency"
         bound_s = lower_bound_s(problem) if latency else load_bound_s(problem)
-        return search, lambda: search.elite[0][1], bound_s
+        return search, lambda: search.elite[0], bound_s
     if problem.objective == "latency":
         pieces = PieceSearch(workload, seed)
-        return pieces, lambda: _devices(workload, pieces.elite[0][1]), sample_bound_s(workload)
+        return pieces, lambda: _devices(workload, pieces.elite[0]), sample_bound_s(workload)
     tables, unit_of = unit_tables(workload)
     loads = LoadSearch(tables, seed)
     lines = rows(workload.sources, workload.targets, workload.is_backward, unit_of, seed)
     start = best_stretches(tables, lines)
     if start is not None:
         loads.take(start)
-    return loads, lambda: loads.elite[0][1][unit_of], load_bound_s(problem)
+    return loads, lambda: loads.elite[0][unit_of], load_bound_s(problem)
 
 
 def _devices(workload: Workload, pieces: IntArray) -> IntArray:

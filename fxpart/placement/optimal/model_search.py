@@ -14,6 +14,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, NotApplicableError
 from fxpart.placement.optimal.anneal_steady import anneal_steady, steady_load_s
 from fxpart.placement.optimal.coarsen import levels
+from fxpart.placement.optimal.elite import Elite
 from fxpart.placement.optimal.load_tables import LoadTables
 from fxpart.placement.optimal.steady_tables import SteadyTables, joined_units, steady_tables
 from fxpart.placement.search.refine import SearchOptions, kick, latency_of, search_tables
@@ -21,7 +22,6 @@ from fxpart.placement.search.units import atomic_units
 
 __all__ = ["ModelSearch", "load_of", "toward_objective"]
 
-_ELITE = 6
 _KICKS = 24
 _HEATS = (0.03, 0.01, 0.003)
 _COLD, _BLUNT, _KEEN = 1e-5, 8.0, 200.0
@@ -114,7 +114,7 @@ class ModelSearch:
     starts: Sequence[Start]
     """Modes that are asked in the first steps, one each."""
     seed: int = 0
-    elite: list[tuple[float, IntArray]] = field(default_factory=list)
+    elite: Elite = field(default_factory=Elite)
     """The best placements met and their costs, the best first."""
     _round: int = 0
     _steady: _Steady | None = None
@@ -122,14 +122,14 @@ class ModelSearch:
     @property
     def best_s(self) -> float:
         """The cost of the best placement; infinite before there is one."""
-        return self.elite[0][0] if self.elite else np.inf
+        return self.elite.best_s
 
     def take(self, device_of: IntArray) -> None:
         """Start from a placement too, if it fits."""
         sizes = self.problem.topology.memory_bytes
         if (peak_bytes(self.problem.memory, device_of, len(sizes)) <= sizes).all():
             cost = load_of if self.problem.objective == "throughput" else latency_of
-            self._keep(cost(self.problem, device_of), device_of)
+            self.elite.keep(cost(self.problem, device_of), device_of)
 
     def round(self) -> float:
         """Ask the next mode, or try once more from what is there; return the best so far."""
@@ -149,7 +149,7 @@ class ModelSearch:
 
     def _kick(self, rank: int, seed: int) -> None:
         tables = search_tables(self.problem, SearchOptions(min_gain=0.0))
-        device_of = self.elite[rank][1].copy()
+        device_of = self.elite[rank].copy()
         kick(tables, device_of, atomic_units(self.problem.graph), _KICKS, 4, seed)
         self.take(device_of)
 
@@ -157,15 +157,8 @@ class ModelSearch:
         if self._steady is None:
             unit_of = _unit_of(self.problem)
             self._steady = _Steady(self.problem, unit_of, joined_units(self.problem, unit_of))
-        start = labels = self.elite[rank][1]
+        start = labels = self.elite[rank]
         if tried % 3 == 2 and len(self.elite) > 1:
-            other = self.elite[1 + tried // 3 % (len(self.elite) - 1)][1]
+            other = self.elite[1 + tried // 3 % (len(self.elite) - 1)]
             labels = start * self.problem.topology.n_devices + other
         self.take(self._steady.annealed(start, labels, _HEATS[tried % 3], seed))
-
-    def _keep(self, cost: float, device_of: IntArray) -> None:
-        if any(abs(cost - known) <= 1e-12 * cost for known, _ in self.elite):
-            return
-        self.elite.append((cost, device_of.copy()))
-        self.elite.sort(key=lambda kept: kept[0])
-        del self.elite[_ELITE:]

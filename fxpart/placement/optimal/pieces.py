@@ -9,6 +9,7 @@ from fxpart.core.graph import FloatArray, IntArray, csr
 from fxpart.core.workload import Workload
 from fxpart.cost.blocking import latency_of_pieces
 from fxpart.placement.optimal.coarsen import levels
+from fxpart.placement.optimal.elite import Elite
 from fxpart.placement.optimal.load_tables import LoadTables, unit_tables
 from fxpart.placement.optimal.rows import rows
 from fxpart.support.compiled import compiled
@@ -16,7 +17,6 @@ from fxpart.support.random_numbers import below, chance, share
 
 __all__ = ["PieceSearch", "chain_pieces"]
 
-_ELITE = 6
 _HEATS = (0.02, 0.005, 0.002)
 _COLD = 1e-5
 _CORE = -1
@@ -185,7 +185,7 @@ class PieceSearch:
     seed: int = 0
     steps: int = 30_000
     """At each level of a round."""
-    elite: list[tuple[float, IntArray]] = field(default_factory=list)
+    elite: Elite = field(default_factory=Elite)
     """The fastest met and the piece of each operator, of different times, the fastest first."""
     _tables: PieceTables = field(init=False)
     _units: LoadTables = field(init=False)
@@ -203,7 +203,7 @@ class PieceSearch:
     @property
     def best_s(self) -> float:
         """The time of the fastest."""
-        return self.elite[0][0]
+        return self.elite.best_s
 
     def take(self, pieces: IntArray) -> None:
         """Start from these pieces too, if none waits for itself; `pieces` (n,), -1 on the CPU."""
@@ -218,14 +218,14 @@ class PieceSearch:
             self.workload.accelerators,
         )
         if np.isfinite(seconds):
-            self._keep(float(seconds), pieces)
+            self.elite.keep(float(seconds), pieces)
 
     def round(self) -> float:
         """Try once more; return the best so far."""
         number, seed = self._round, self.seed * 1_000_003 + self._round * 64 + 1
         self._round += 1
         rank = 0 if number % 2 == 0 else (number // 2) % len(self.elite)
-        pieces = self.elite[rank][1].copy()
+        pieces = self.elite[rank].copy()
         of_unit = np.empty(len(self._units.size_bytes), dtype=np.int64)
         of_unit[self._unit_of] = pieces
         target = max(12, len(of_unit) // (4, 8, 16, 2)[number % 4])
@@ -257,10 +257,3 @@ class PieceSearch:
             )
         self.take(pieces)
         return self.best_s
-
-    def _keep(self, seconds: float, pieces: IntArray) -> None:
-        if any(abs(seconds - known) <= 1e-12 * seconds for known, _ in self.elite):
-            return
-        self.elite.append((seconds, pieces.copy()))
-        self.elite.sort(key=lambda kept: kept[0])
-        del self.elite[_ELITE:]
