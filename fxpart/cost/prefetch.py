@@ -28,17 +28,24 @@ class ShardedStep:
     """Of whole tensors that are gathered or scattered."""
     collective_s: float
     exposed_s: float
-    """Part of `latency_s` in which no operator runs."""
+    """By how much the step is longer than without them."""
 
 
 def sharded_step(
-    graph: OpGraph, op_time_s: FloatArray, replicas: int, link: Link, targets: Sequence[str]
+    graph: OpGraph,
+    op_time_s: FloatArray,
+    issue_s: FloatArray,
+    *,
+    replicas: int,
+    link: Link,
+    targets: Sequence[str],
 ) -> ShardedStep:
     """Return what the collectives of `graph` cost, whose operators run in order on one device.
 
     Args:
         graph: as `fxpart.sharding.zero.with_zero` makes it, updates included.
         op_time_s: of each operator, 0 for these collectives. Shape (n,).
+        issue_s: when the host has started each operator (`CostTables.issue_s`). Shape (n,).
         replicas: that share the weights.
         link: the slowest between them.
         targets: of gathers, scatters and of waits for a scatter's buffer.
@@ -47,7 +54,7 @@ def sharded_step(
     gather, scatter, wait = targets
     producer = graph.value_producer
     updates = graph.is_update
-    now_s = gathers_s = scatters_s = busy_s = 0.0
+    now_s = gathers_s = scatters_s = busy_s = alone_s = 0.0
     copied_s: list[float] = []
     done_s: dict[int, float] = {}
     count = size = 0
@@ -69,11 +76,12 @@ def sharded_step(
                 now_s = max(now_s, scatters_s)
             if source and target not in (gather, scatter):
                 now_s = max(now_s, *(done_s[maker] for maker in source))
-            now_s += float(op_time_s[op])
+            issued_s, seconds = float(issue_s[op]), float(op_time_s[op])
+            now_s = max(now_s, issued_s) + seconds
+            alone_s = max(alone_s, issued_s) + seconds
             if source:
                 copied_s.append(now_s)
             continue
         count, size, busy_s = count + 1, size + made, busy_s + seconds
     latency_s = max(now_s, scatters_s)
-    exposed_s = latency_s - float(op_time_s.sum())
-    return ShardedStep(latency_s, count, size, busy_s, max(0.0, exposed_s))
+    return ShardedStep(latency_s, count, size, busy_s, latency_s - alone_s)

@@ -35,7 +35,9 @@ _BYTES = {
     "c10::BFloat16": 2,
     "c10::Half": 2,
     "c10::Float8_e4m3fn": 1,
+    "c10::Float8_e4m3fnuz": 1,
     "c10::Float8_e5m2": 1,
+    "c10::Float8_e5m2fnuz": 1,
     "c10::complex<float>": 8,
     "c10::complex<double>": 16,
     "long": 8,
@@ -52,7 +54,9 @@ _FLOATING = {
     "c10::BFloat16": "bfloat16",
     "c10::Half": "float16",
     "c10::Float8_e4m3fn": "float8_e4m3fn",
+    "c10::Float8_e4m3fnuz": "float8_e4m3fnuz",
     "c10::Float8_e5m2": "float8_e5m2",
+    "c10::Float8_e5m2fnuz": "float8_e5m2fnuz",
     "c10::complex<float>": "complex64",
     "c10::complex<double>": "complex128",
 }
@@ -79,7 +83,7 @@ class _Call(NamedTuple):
     @property
     def work(self) -> float:
         """What its time grows with: multiplications of a product, else bytes."""
-        if not self.depth:
+        if not self.depth or not self.sizes:
             return float(max(1, sum(self.sizes)))
         left, right = (self.sizes[-2:] * 2)[:2]
         return max(1.0, left * right / self.depth)

@@ -76,8 +76,14 @@ def with_shards(
                 " use zero=1"
             )
         op_s = problem.costs.op_time_s[:, 0]
-        step = sharded_step(graph, op_s, n, parallel.links[0], (GATHER, SCATTER, WAIT))
-        more_s = step.exposed_s
+        step = sharded_step(
+            graph,
+            op_s,
+            problem.costs.issue_s,
+            replicas=n,
+            link=parallel.links[0],
+            targets=(GATHER, SCATTER, WAIT),
+        )
     else:
         # Updated parts of the weights are gathered when all is done.
         sizes = [use.weight_bytes for use in evaluation.devices]
@@ -88,8 +94,8 @@ def with_shards(
         more_s = max(seconds)
         latency_s = evaluation.latency_s + more_s
         step = ShardedStep(latency_s, 1, max(sizes), more_s, more_s)
-    latency_s = evaluation.latency_s + more_s
-    return replace(evaluation, latency_s=latency_s, throughput_per_s=1.0 / latency_s), step
+    throughput_per_s = 1.0 / step.latency_s
+    return replace(evaluation, latency_s=step.latency_s, throughput_per_s=throughput_per_s), step
 
 
 def zero_line(stage: int, step: ShardedStep) -> str:

@@ -80,9 +80,9 @@ def test_a_model_of_small_operators_takes_what_the_host_takes() -> None:
     assert lower_bound_s(fast) < found.latency_s / 50
 
 
-@pytest.mark.parametrize("launch_s", [1e-6, 20e-6, 1e-3])
+@pytest.mark.parametrize("launch_s", [20e-6, 1e-3])
 def test_a_change_is_estimated_with_the_host(launch_s: float) -> None:
-    problem = _problem(3, launch_s, 1e11)
+    problem = _problem(3, launch_s, 1e19)
     rng, n = np.random.default_rng(0), problem.graph.n_ops
     device_of = rng.integers(0, 3, n)
     progress = make_progress(problem.costs)
@@ -94,7 +94,7 @@ def test_a_change_is_estimated_with_the_host(launch_s: float) -> None:
         exact = evaluate(problem, partition_by_device(problem.graph, changed)).latency_s
         about = estimate(problem.costs, changed, progress, first, first + 2)[0]
         assert about >= float(problem.costs.issue_s[-1])
-        assert about == pytest.approx(exact, rel=0.25)
+        assert about == pytest.approx(exact, rel=0.02)
 
 
 def test_the_process_of_a_stage_starts_the_operators_of_that_stage() -> None:

@@ -105,13 +105,29 @@ def test_updates_alone_are_sharded_by_stage_1(layer: OpGraph) -> None:
 def test_a_root_alone_waits_for_its_gather_and_its_scatter(layer: OpGraph) -> None:
     graph = with_zero(layer, 3, 4).graph
     seconds = np.where([t.startswith("fsdp.") for t in graph.targets], 0.0, 1.0)
-    cost = sharded_step(graph, seconds, 4, Link(1024.0), TARGETS)
+    cost = sharded_step(
+        graph, seconds, np.zeros(graph.n_ops), replicas=4, link=Link(1024.0), targets=TARGETS
+    )
     # Each sends three quarters of 1024 bytes.
     assert cost.collectives == 2
     assert cost.collective_bytes == 2048
     assert cost.collective_s == pytest.approx(2 * 0.75)
     assert cost.exposed_s == pytest.approx(2 * 0.75)
     assert cost.latency_s == pytest.approx(seconds.sum() + 1.5)
+
+
+def test_what_waits_for_the_host_hides_collectives(layer: OpGraph) -> None:
+    graph = with_zero(layer, 3, 4).graph
+    seconds = np.zeros(graph.n_ops)
+    last = np.where(np.arange(graph.n_ops) == graph.n_ops - 1, 10.0, 0.0)
+    cost, bare = (
+        sharded_step(graph, seconds, issue_s, replicas=4, link=Link(1024.0), targets=TARGETS)
+        for issue_s in (last, np.zeros(graph.n_ops))
+    )
+    # The gather is done long before the host starts what comes last.
+    assert bare.exposed_s == pytest.approx(1.5)
+    assert cost.latency_s == pytest.approx(10.0 + cost.exposed_s)
+    assert cost.exposed_s < bare.exposed_s
 
 
 def test_a_block_is_gathered_while_the_root_is_run(step: OpGraph) -> None:
@@ -123,7 +139,10 @@ def test_a_block_is_gathered_while_the_root_is_run(step: OpGraph) -> None:
     seconds = np.full(graph.n_ops, 1.0)
     seconds[[t.startswith("fsdp.") for t in graph.targets]] = 0.0
     slow, fast = (
-        sharded_step(graph, seconds, 2, Link(rate), TARGETS) for rate in (2.0**17, 2.0**40)
+        sharded_step(
+            graph, seconds, np.zeros(graph.n_ops), replicas=2, link=Link(rate), targets=TARGETS
+        )
+        for rate in (2.0**17, 2.0**40)
     )
     assert fast.exposed_s == pytest.approx(0.0, abs=1e-4)
     assert 0 < slow.exposed_s < slow.collective_s

@@ -137,8 +137,9 @@ def _rounds(costs: CostTables, assignment: Assignment) -> tuple[float, float]:
         first_s = latency_s if index == 0 else first_s
         np.add.at(device_s, device_of, costs.op_time_s[np.arange(n), device_of])
         _add_transfers(link_s, log, count)
-    busiest_s = max(float(device_s.max()), float(link_s.max())) / assignment.rounds
-    return float(first_s), max(busiest_s, float(costs.issue_s[-1]))
+    # As in `evaluate`: copies of a placement have a host each.
+    busiest_s = max(float(device_s.max()), float(link_s.max()), float(costs.issue_s[-1]))
+    return float(first_s), busiest_s / assignment.rounds
 
 
 def _add_transfers(link_s: FloatArray, log: ScheduleLog, count: int) -> None:
