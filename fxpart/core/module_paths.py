@@ -3,7 +3,7 @@
 from collections.abc import Container
 from functools import lru_cache
 
-__all__ = ["covering", "is_within", "owner", "parents", "shared_parent"]
+__all__ = ["block_of", "covering", "is_within", "owner", "parents", "shared_parent"]
 
 
 def owner(tensor: str) -> str:
@@ -30,3 +30,13 @@ def covering(path: str, keys: Container[str]) -> str | None:
 def shared_parent(a: str, b: str) -> str:
     """Return the innermost module that `a` and `b` both are or lie in."""
     return next(parent for parent in parents(a) if is_within(b, parent))
+
+
+def block_of(path: str) -> str:
+    """Return the outermost numbered module on a path, such as ``model.layers.3``; empty for none.
+
+    That is what people call `fully_shard` on.
+    """
+    parts = path.split(".")
+    number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
+    return "" if number is None else ".".join(parts[: number + 1])

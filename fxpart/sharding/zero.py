@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph, csr
+from fxpart.core.module_paths import block_of
 from fxpart.errors import SpecError
 
-__all__ = ["GATHER", "SCATTER", "STAGES", "WAIT", "Sharded", "block_of", "with_zero"]
+__all__ = ["GATHER", "SCATTER", "STAGES", "WAIT", "Sharded", "with_zero"]
 
 STAGES = (0, 1, 2, 3)
 """0: replicas; 1: updates are sharded; 2: gradients and weights too, the weights stay gathered from
@@ -37,16 +38,6 @@ class Sharded:
     graph: OpGraph
     value_of: IntArray
     """What each value of the step without shards is now. Shape (V,)."""
-
-
-def block_of(path: str) -> str:
-    """Return the outermost numbered module on a path, such as ``model.layers.3``; empty for none.
-
-    That is what people call `fully_shard` on.
-    """
-    parts = path.split(".")
-    number = next((i for i, part in enumerate(parts) if part.isdigit()), None)
-    return "" if number is None else ".".join(parts[: number + 1])
 
 
 def with_zero(graph: OpGraph, stage: int, replicas: int) -> Sharded:

@@ -98,8 +98,8 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
     cold: float,
     sharp0: float,
     sharp1: float,
-) -> float:
-    """Change `device_of` to the best placement met; return its largest load.
+) -> None:
+    """Change `device_of` to the best placement met.
 
     The energy is the logarithm of the norm of the loads of a power that grows from `sharp0` to
     `sharp1`, its temperature falls from `hot` to `cold`.
@@ -116,6 +116,7 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
     powers = np.zeros(devices)
     changed = np.zeros(2)
     changed2 = np.zeros(2)
+    # A load that rounds below 0 has no power: it counts as 0 wherever one is taken.
     spans = max(1, steps // 256)
     cooled, sharper = (cold / hot) ** (1.0 / spans), (sharp1 / sharp0) ** (1.0 / spans)
     temperature, sharp = hot / cooled, sharp0 / sharper
@@ -124,7 +125,7 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
             temperature *= cooled
             sharp *= sharper
             scale = loads.max()
-            powers[:] = (loads / scale) ** sharp
+            powers[:] = (np.maximum(loads, 0.0) / scale) ** sharp
         unit = below(state, units)
         old = device_of[unit]
         new = _target(t, device_of, unit, state)
@@ -134,8 +135,8 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
         _change(t, pins, unit, old, new, changed)
         most_ratio = (share(state) + 1e-12) ** (-temperature * sharp)
         if not swap:
-            at_old = ((loads[old] + changed[0]) / scale) ** sharp
-            at_new = ((loads[new] + changed[1]) / scale) ** sharp
+            at_old = (max(loads[old] + changed[0], 0.0) / scale) ** sharp
+            at_new = (max(loads[new] + changed[1], 0.0) / scale) ** sharp
             if not _accepted(powers, old, new, at_old, at_new, most_ratio):
                 continue
             _apply(t, pins, loads, held, unit, old, new, changed)
@@ -159,8 +160,8 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
             before_old, before_new = loads[old], loads[new]
             _apply(t, pins, loads, held, unit, old, new, changed)
             _change(t, pins, other, new, old, changed2)
-            at_old = ((loads[old] + changed2[1]) / scale) ** sharp
-            at_new = ((loads[new] + changed2[0]) / scale) ** sharp
+            at_old = (max(loads[old] + changed2[1], 0.0) / scale) ** sharp
+            at_new = (max(loads[new] + changed2[0], 0.0) / scale) ** sharp
             if not _accepted(powers, old, new, at_old, at_new, most_ratio):
                 changed[0], changed[1] = -changed[1], -changed[0]
                 _apply(t, pins, loads, held, unit, new, old, changed)
@@ -175,4 +176,3 @@ def anneal_loads(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all b
                 best = largest
                 best_of[:] = device_of
     device_of[:] = best_of
-    return float(loads_of(t, device_of).max())

@@ -94,7 +94,7 @@ def steady_load_s(t: SteadyTables, home: IntArray) -> float:
 
 
 @compiled
-def anneal_steady(  # noqa: PLR0915, PLR0917 - compiled: one loop, all by position
+def anneal_steady(  # noqa: PLR0912, PLR0915, PLR0917 - compiled: one loop, all by position
     t: SteadyTables,
     m: MemoryTables,
     room_bytes: IntArray,
@@ -106,8 +106,8 @@ def anneal_steady(  # noqa: PLR0915, PLR0917 - compiled: one loop, all by positi
     cold: float,
     blunt: float,
     keen: float,
-) -> float:
-    """Change `home` (U,) to the best placement met; return its largest load in s.
+) -> None:
+    """Change `home` (U,) to the best placement met.
 
     The energy is the logarithm of the norm of all loads of a power that grows from `blunt` to
     `keen`. With `watched`, memory is looked at before a move is made.
@@ -124,6 +124,8 @@ def anneal_steady(  # noqa: PLR0915, PLR0917 - compiled: one loop, all by positi
     best = max(device_s.max(), link_s.max())
     best_of = home.copy()
     cooled, sharper = (cold / hot) ** (1.0 / max(1, steps)), (keen / blunt) ** (1.0 / max(1, steps))
+    if best <= 0.0:
+        return
     temperature, sharp, scale = hot, blunt, best
     now = _norm(device_s, link_s, scale, sharp)
     for step in range(steps):
@@ -167,4 +169,3 @@ def anneal_steady(  # noqa: PLR0915, PLR0917 - compiled: one loop, all by positi
             best = largest
             best_of[:] = home
     home[:] = best_of
-    return float(steady_load_s(t, home))

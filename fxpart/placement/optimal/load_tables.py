@@ -50,10 +50,7 @@ def unit_tables(workload: Workload) -> tuple[LoadTables, IntArray]:
         ]
     )
     time_s = np.zeros((units, devices))
-    each = np.where(
-        np.arange(devices) < w.accelerators, w.accelerator_s[:, None], w.core_s[:, None]
-    )
-    np.add.at(time_s, unit_of, each)
+    np.add.at(time_s, unit_of, w.times)
     size = np.zeros(units, dtype=np.int64)
     np.add.at(size, unit_of, w.size_bytes)
     pays = np.arange(devices) < w.accelerators

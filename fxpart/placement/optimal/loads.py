@@ -19,7 +19,7 @@ from fxpart.placement.optimal.elite import Elite
 from fxpart.placement.optimal.load_tables import LoadTables, loads_of
 from fxpart.placement.optimal.stretches import least_stretches
 
-__all__ = ["LoadSearch", "best_stretches"]
+__all__ = ["LoadSearch", "best_stretches", "fresh"]
 
 _ROW_UNITS = 4096
 """Units up to which stretches are looked at: the time grows with their square."""
@@ -80,6 +80,13 @@ class LoadSearch:
         """The largest load of the best placement; infinite before there is one."""
         return self.elite.best_s
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether some unit has room nowhere; else a start at random may fit."""
+        t = self.tables
+        possible = np.isfinite(t.time_s) & (t.size_bytes[:, None] <= t.room_bytes)
+        return not self.elite and not possible.any(axis=1).all()
+
     def take(self, device_of: IntArray) -> None:
         """Start from a placement too, if it fits; `device_of` is of the units, (U,)."""
         held = np.bincount(
@@ -89,8 +96,8 @@ class LoadSearch:
         if (held <= self.tables.room_bytes).all() and np.isfinite(loads).all():
             self.elite.keep(float(loads.max()), device_of)
 
-    def round(self) -> float:
-        """Try once more; return the best so far."""
+    def round(self) -> None:
+        """Try once more."""
         number, seed = self._round, self.seed * 1_000_003 + self._round * 64 + 1
         self._round += 1
         if not self.elite or number % 4 == 1:
@@ -105,7 +112,6 @@ class LoadSearch:
         placed = self._annealed(start, labels, _HEATS[number % 3], seed)
         if placed is not None:
             self.elite.keep(float(loads_of(self.tables, placed).max()), placed)
-        return self.best_s
 
     def _annealed(
         self, start: IntArray | None, labels: IntArray, heat: float, seed: int
@@ -114,7 +120,7 @@ class LoadSearch:
         coarse = levels(self.tables, labels, _COARSE * devices, seed)
         tables = [self.tables, *(table for table, _ in coarse)]
         if start is None:
-            placed, heat = _fresh(tables[-1], np.random.default_rng(seed)), 0.1
+            placed, heat = fresh(tables[-1], np.random.default_rng(seed)), 0.1
             if placed is None:
                 return None
         else:
@@ -134,11 +140,12 @@ class LoadSearch:
         return placed
 
 
-def _fresh(t: LoadTables, random: np.random.Generator) -> IntArray | None:
+def fresh(t: LoadTables, random: np.random.Generator) -> IntArray | None:
     """Return units on devices at random, the largest first, None where one finds no room."""
     device_of = np.full(len(t.size_bytes), -1, dtype=np.int64)
     free = t.room_bytes.copy()
-    whole = t.time_s.sum(axis=0)
+    # Of units that run everywhere: one that a device cannot run says nothing of its speed.
+    whole = t.time_s[np.isfinite(t.time_s).all(axis=1)].sum(axis=0)
     quick = whole <= _SLOW * whole.min()
     for unit in np.argsort(-t.size_bytes, kind="stable"):
         possible = np.isfinite(t.time_s[unit]) & (free >= t.size_bytes[unit])

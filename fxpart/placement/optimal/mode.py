@@ -91,8 +91,13 @@ class Search(Protocol):
         """What is to be small, of the best placement so far; infinite before there is one."""
         ...
 
-    def round(self) -> float:
-        """Search on for a step; return `best_s`."""
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there is no placement to go on from, and none will be found."""
+        ...
+
+    def round(self) -> None:
+        """Search on for a step."""
         ...
 
 
@@ -134,6 +139,8 @@ def _run(search: Search, bound_s: float, options: OptimalOptions, begin: float) 
             if step >= options.steps:
                 break
         elif time.monotonic() - begin >= options.time_limit_s:
+            break
+        if search.is_exhausted:
             break
         search.round()
         step += 1

@@ -17,8 +17,14 @@ from fxpart.placement.optimal.coarsen import levels
 from fxpart.placement.optimal.elite import Elite
 from fxpart.placement.optimal.load_tables import LoadTables
 from fxpart.placement.optimal.steady_tables import SteadyTables, joined_units, steady_tables
-from fxpart.placement.search.refine import SearchOptions, kick, latency_of, search_tables
-from fxpart.placement.search.units import atomic_units
+from fxpart.placement.search.refine import (
+    SearchOptions,
+    SearchTables,
+    kick,
+    latency_of,
+    search_tables,
+)
+from fxpart.placement.search.units import Units, atomic_units
 
 __all__ = ["ModelSearch", "load_of", "toward_objective"]
 
@@ -118,11 +124,17 @@ class ModelSearch:
     """The best placements met and their costs, the best first."""
     _round: int = 0
     _steady: _Steady | None = None
+    _kicked: tuple[SearchTables, Units] | None = None
 
     @property
     def best_s(self) -> float:
         """The cost of the best placement; infinite before there is one."""
         return self.elite.best_s
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether no mode has found a placement: there is none to go on from."""
+        return self._round >= len(self.starts) and not self.elite
 
     def take(self, device_of: IntArray) -> None:
         """Start from a placement too, if it fits."""
@@ -131,8 +143,8 @@ class ModelSearch:
             cost = load_of if self.problem.objective == "throughput" else latency_of
             self.elite.keep(cost(self.problem, device_of), device_of)
 
-    def round(self) -> float:
-        """Ask the next mode, or try once more from what is there; return the best so far."""
+    def round(self) -> None:
+        """Ask the next mode, or try once more from what is there."""
         number, self._round = self._round, self._round + 1
         if number < len(self.starts):
             with suppress(InfeasibleError, NotApplicableError):
@@ -145,12 +157,14 @@ class ModelSearch:
                 self._rebalance(rank, tried, seed)
             else:
                 self._kick(rank, seed)
-        return self.best_s
 
     def _kick(self, rank: int, seed: int) -> None:
-        tables = search_tables(self.problem, SearchOptions(min_gain=0.0))
+        if self._kicked is None:
+            tables = search_tables(self.problem, SearchOptions(min_gain=0.0))
+            self._kicked = tables, atomic_units(self.problem.graph)
+        tables, units = self._kicked
         device_of = self.elite[rank].copy()
-        kick(tables, device_of, atomic_units(self.problem.graph), _KICKS, 4, seed)
+        kick(tables, device_of, units, _KICKS, 4, seed)
         self.take(device_of)
 
     def _rebalance(self, rank: int, tried: int, seed: int) -> None:

@@ -61,8 +61,8 @@ def anneal_pieces(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords
     steps: int,
     hot: float,
     cold: float,
-) -> float:
-    """Change `pieces` (n,) to the fastest met; return the time of a sample in s.
+) -> None:
+    """Change `pieces` (n,) to the fastest met.
 
     A step moves one unit, mostly to the piece of an operator beside it or to the CPU. Temperatures
     are shares of the time.
@@ -115,7 +115,6 @@ def anneal_pieces(  # noqa: PLR0912, PLR0917 - compiled code takes no keywords
             best = now
             best_of[:] = pieces
     pieces[:] = best_of
-    return best
 
 
 @compiled
@@ -205,6 +204,11 @@ class PieceSearch:
         """The time of the fastest."""
         return self.elite.best_s
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether there is no placement to go on from."""
+        return not self.elite
+
     def take(self, pieces: IntArray) -> None:
         """Start from these pieces too, if none waits for itself; `pieces` (n,), -1 on the CPU."""
         t = self._tables
@@ -220,8 +224,8 @@ class PieceSearch:
         if np.isfinite(seconds):
             self.elite.keep(float(seconds), pieces)
 
-    def round(self) -> float:
-        """Try once more; return the best so far."""
+    def round(self) -> None:
+        """Try once more."""
         number, seed = self._round, self.seed * 1_000_003 + self._round * 64 + 1
         self._round += 1
         rank = 0 if number % 2 == 0 else (number // 2) % len(self.elite)
@@ -256,4 +260,3 @@ class PieceSearch:
                 _COLD,
             )
         self.take(pieces)
-        return self.best_s
