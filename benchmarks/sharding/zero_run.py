@@ -16,8 +16,8 @@ from benchmarks.sharding.observer import Observer, local_parts
 from benchmarks.sharding.tensor_run import CPU, Counted
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.module_paths import block_of
 from fxpart.execution.device import seeded
-from fxpart.sharding.zero import block_of
 
 __all__ = ["zero_run"]
 

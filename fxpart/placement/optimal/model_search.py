@@ -17,9 +17,9 @@ from fxpart.placement.optimal.coarsen import levels
 from fxpart.placement.optimal.elite import Elite
 from fxpart.placement.optimal.load_tables import LoadTables
 from fxpart.placement.optimal.steady_tables import SteadyTables, joined_units, steady_tables
+from fxpart.placement.search.local_search import SearchTables
 from fxpart.placement.search.refine import (
     SearchOptions,
-    SearchTables,
     kick,
     latency_of,
     search_tables,
