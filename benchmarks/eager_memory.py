@@ -154,9 +154,9 @@ UNSEEN = (
 
 
 def placed(module: nn.Module, devices: int) -> dict[str, int]:
-    """Return a device for each module of the longest list of blocks, and for what comes after it.
+    """Return a device for each of the outermost numbered modules, in equal runs, by path.
 
-    By path; the rest is on device 0.
+    The rest is on device 0.
     """
     paths = [path for path, part in module.named_modules() if re.search(r"\.\d+$", path) and part]
     depth = min(path.count(".") for path in paths)
@@ -292,7 +292,7 @@ _HEADS = (
     "forward kB",
     "counted",
     "error %",
-    "graph %",
+    "as a graph %",
     "step kB",
     "counted",
     "error %",

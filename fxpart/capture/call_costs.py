@@ -60,8 +60,9 @@ _GATHERS = ("embedding", "index", "index_select", "gather", "take")
 # Products of rows, each with the weight of its expert: (rows, weights of all experts, ...).
 _EXPERTS = ("_grouped_mm", "grouped_mm_fallback")
 
-# Operators that write the rows in their last operand into their first.
-_SCATTERS = ("index_copy_", "index_put_")
+# Operators that write the rows in their last operand into their first. Not index_put_, which
+# broadcasts that operand over rows that its indices alone tell.
+_SCATTERS = ("index_copy_",)
 
 
 # Floating-point operations.
@@ -139,13 +140,16 @@ def moved_bytes(
     inputs: Iterable[torch.Tensor],
     made: Iterable[torch.Tensor],
     mutated: Iterable[torch.Tensor],
+    *,
+    every_expert: bool = False,
 ) -> int:
     """Return bytes read plus bytes written by `operator` (its bare name, such as ``embedding``).
 
     `made` are outputs with their own storage, `mutated` inputs that are written into; a call with
     neither is a view, or checks metadata, and moves nothing. A gather, whose first input is the
     table, reads its indices and the rows that it returns; a bag of embeddings reads a row for each
-    index and returns their sums.
+    index and returns their sums. Of experts no more are read than there are rows, but with
+    `every_expert`: the smaller of two numbers is no polynomial of sizes.
     """
     inputs, made, mutated = list(inputs), list(made), list(mutated)
     if not made and not mutated:
@@ -163,7 +167,7 @@ def moved_bytes(
         rows = int(indices.numel()) * row_bytes
         return sum(_touched_bytes(t) for t in inputs[1:]) + rows + written
     read = sum(_touched_bytes(t) for t in inputs)
-    if operator in _EXPERTS and inputs[1].dim() == 3:
+    if operator in _EXPERTS and inputs[1].dim() == 3 and not every_expert:
         # At most as many experts are read as there are rows that are sent to them.
         experts, rows = int(inputs[1].shape[0]), int(inputs[0].shape[0])
         read -= max(0, experts - rows) * (_touched_bytes(inputs[1]) // max(1, experts))

@@ -38,6 +38,11 @@ class Sizes:
         """
         return self._at_numbers(node.meta.get("val"))
 
+    @property
+    def are_symbolic(self) -> bool:
+        """Whether the program has symbols: what is counted must then be a polynomial of them."""
+        return bool(self._numbers)
+
     def is_size(self, node: fx.Node) -> bool:
         """Return whether a call only computes with, or checks, sizes. Never without symbols."""
         if not self._numbers or node.op != "call_function":

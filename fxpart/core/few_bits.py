@@ -12,8 +12,9 @@ from math import ceil
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from fxpart.core.graph import OpGraph
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.errors import SpecError, nearest_names
 
 __all__ = ["CACHE_DTYPES", "WeightFormat", "with_cache_dtype", "with_few_bits"]
@@ -22,6 +23,8 @@ CACHE_DTYPES = {"bf16": 2, "fp8": 1}
 """What keys and values may be kept in, and the bytes of a number; ``fp8`` with a scale for each
 tensor, as vLLM keeps them, which is not counted."""
 _PRODUCTS = ("linear", "mm", "addmm", "bmm", "matmul", "_grouped_mm", "grouped_mm_fallback")
+_KEPT = ("_keys", "_values")
+"""What the name of an input of a cache ends in that holds keys or values."""
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -121,8 +124,10 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
 def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:
     """Return `graph` with keys and values kept in `dtype`, one of `CACHE_DTYPES`.
 
+    Other states of a model, such as those of recurrences, stay as they are.
+
     Raises:
-        SpecError: for another dtype.
+        SpecError: for another dtype, and where no keys and values are kept.
 
     """
     if dtype not in CACHE_DTYPES:
@@ -131,14 +136,21 @@ def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:
     share = CACHE_DTYPES[dtype] / item_bytes
     if share == 1.0:
         return graph
-    kept = graph.value_is_cache
+    kept, room_bytes = _keys_and_values(graph)
+    if not kept.any():
+        raise SpecError(
+            f"kv_cache={dtype} converts nothing of this model, which keeps no keys and values; set"
+            " kv_cache=auto"
+        )
     less = np.where(kept, graph.value_bytes - (graph.value_bytes * share).astype(np.int64), 0)
+    # A view that repeats heads for groups of queries is read once.
+    less_read = np.minimum(less, (room_bytes * (1 - share)).astype(np.int64))
     moved = graph.moved_bytes.copy()
     for op in range(graph.n_ops):
         values = graph.reads_of(op)
         written = "index_copy_" in graph.targets[op]
         if moved[op] and kept[values].any() and not written:
-            moved[op] = max(0, moved[op] - int(less[values].sum()))
+            moved[op] = max(0, moved[op] - int(less_read[values].sum()))
     return replace(
         graph,
         moved_bytes=moved,
@@ -147,6 +159,19 @@ def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:
             kept, (graph.value_alloc_bytes * share).astype(np.int64), graph.value_alloc_bytes
         ),
     )
+
+
+def _keys_and_values(graph: OpGraph) -> tuple[npt.NDArray[np.bool_], IntArray]:
+    """Return which values are keys or values of a cache, and the bytes of the whole tensor of each.
+
+    A step reads what the write into the cache returns, or a view of that, not the input itself.
+    """
+    kept = graph.value_is_cache & [name.endswith(_KEPT) for name in graph.value_names]
+    room_bytes = np.where(kept, graph.value_alloc_bytes, 0)
+    for value in np.flatnonzero(graph.value_base >= 0).tolist():
+        base = graph.value_base[value]
+        kept[value], room_bytes[value] = kept[base], room_bytes[base]
+    return kept, room_bytes
 
 
 def _graph_item_bytes(graph: OpGraph) -> int:
@@ -173,16 +198,16 @@ def _convertible(graph: OpGraph, layout: WeightFormat) -> list[_Product]:
     for op in range(graph.n_ops):
         direct = graph.uses_of(op).tolist()
         read = graph.reads_of(op).tolist()
-        weights = dict.fromkeys([*direct, *(behind[v] for v in read if v in behind)])
+        # A transposed weight before the bias beside it, which may have as many numbers.
+        weights = dict.fromkeys([*(behind[v] for v in read if v in behind), *direct])
         if not weights or (not made[op] and not graph.moved_bytes[op]):
             continue  # a view of a weight, or none
-        for weight in weights:
-            product = _product(graph, op, weight, behind)
-            is_kept = set(graph.modules[op].split(".")) & set(layout.keep)
-            if product is None or is_kept:
-                refused.add(weight)
-            else:
-                products.setdefault(weight, []).append(product)
+        is_kept = set(graph.modules[op].split(".")) & set(layout.keep)
+        sizes = [] if is_kept else [_product(graph, op, weight, behind) for weight in weights]
+        product = next((product for product in sizes if product is not None), None)
+        if product is not None:
+            products.setdefault(product.weight, []).append(product)
+        refused.update(weight for weight in weights if product is None or weight != product.weight)
     return [p for weight, each in products.items() if weight not in refused for p in each]
 
 

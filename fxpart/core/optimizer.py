@@ -79,9 +79,9 @@ def _with_operators(graph: OpGraph, added: AddedOperators) -> OpGraph:
         value_alloc_bytes=_joined(graph.value_alloc_bytes, added.made_bytes),
         value_base=_joined(graph.value_base, np.full(count, -1)),
         value_is_output=np.concatenate([graph.value_is_output, added.stays]),
-        value_held=np.concatenate(
-            [graph.value_held, np.full(len(added.stays) * bool(len(graph.value_held)), -1)]
-        ).astype(np.int64),
+        value_held=_joined(graph.value_held, np.full(count, -1))
+        if len(graph.value_held)
+        else graph.value_held,
         read_start=_joined(graph.read_start, len(graph.reads) + np.arange(1, count + 1)),
         reads=_joined(graph.reads, added.reads),
         use_start=_joined(graph.use_start, len(graph.uses) + np.cumsum(use_counts)),

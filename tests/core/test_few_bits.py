@@ -1,11 +1,14 @@
 """Weights and caches of few bits, against the bytes of tensors that libraries make."""
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from fxpart.capture.api import capture_graph
+from fxpart.capture.captured import captured_graph
+from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.few_bits import WeightFormat, with_cache_dtype, with_few_bits
 from fxpart.core.graph import OpGraph
 from fxpart.errors import SpecError
@@ -103,19 +106,71 @@ def test_a_module_that_is_kept_is_not_converted() -> None:
         with_few_bits(graph, _layout("int8", keep=("0",)))
 
 
-class _Attends(nn.Module):
-    def forward(self, query: Tensor, kv_cache_0_keys: Tensor, kv_cache_0_values: Tensor) -> Tensor:
-        return nn.functional.scaled_dot_product_attention(query, kv_cache_0_keys, kv_cache_0_values)
+@pytest.mark.parametrize("is_decomposed", [False, True])
+def test_of_a_product_the_weight_alone_is_converted_where_its_bias_is_as_long(
+    is_decomposed: bool,
+) -> None:
+    class Product(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - as of nn.Linear
+            if is_decomposed:
+                return torch.addmm(self.bias, input, self.weight.t())
+            return super().forward(input)
 
-
-def test_a_cache_of_a_byte_is_half_as_large_and_read_in_half_the_bytes() -> None:
     with torch.device("meta"):
-        query, keys = (torch.empty(1, 2, n, 8, dtype=torch.bfloat16) for n in (1, 64))
-        graph = capture_graph(_Attends(), (query, keys, keys.clone()))
+        graph = capture_graph(nn.Sequential(Product(1, 64)), (torch.empty(3, 1),))
+    converted = with_few_bits(graph, _layout("int8", group_size=0, keep=()))
+    changed = np.flatnonzero(graph.weight_bytes != converted.weight_bytes)
+    assert [graph.weight_names[weight] for weight in changed] == ["0.weight"]
+
+
+def _decode(architecture: str, **config: object) -> OpGraph:
+    spec = ModelSpec(
+        "m",
+        architecture=architecture,
+        config={"num_hidden_layers": 1, "hidden_size": 32, "vocab_size": 64, **config},
+        step="decode",
+        cache_len=64,
+        dtype="bfloat16",
+    )
+    return captured_graph(spec, "operator", None).graph
+
+
+def _attends(graph: OpGraph) -> int:
+    """Return the bytes that attention moves."""
+    ops = [op for op, target in enumerate(graph.targets) if "attention" in target]
+    assert ops
+    return int(graph.moved_bytes[ops].sum())
+
+
+def test_a_decode_reads_a_cache_of_a_byte_in_half_the_bytes() -> None:
+    sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 64}
+    graph = _decode("LlamaForCausalLM", **sizes)
     half = with_cache_dtype(graph, "fp8")
-    cache_bytes = 2 * 64 * 8 * 2
-    assert half.value_alloc_bytes[half.value_is_cache].tolist() == [cache_bytes // 2] * 2
-    assert int((graph.moved_bytes - half.moved_bytes).sum()) == cache_bytes
+    tensor_bytes = 2 * 64 * 8 * 2  # 2 heads, 64 tokens, 8 numbers of 2 bytes
+    assert half.value_alloc_bytes[half.value_is_cache].tolist()[:2] == [tensor_bytes // 2] * 2
+    # Keys and values, each half as large, and nothing else.
+    assert _attends(graph) - _attends(half) == tensor_bytes
+    assert int((graph.moved_bytes - half.moved_bytes).sum()) == tensor_bytes
     assert with_cache_dtype(graph, "bf16") is graph
     with pytest.raises(SpecError, match="kv_cache=fp9 does not exist"):
         with_cache_dtype(graph, "fp9")
+
+
+class _RepeatsHeads(nn.Module):
+    def forward(self, kv_cache_0_keys: Tensor) -> Tensor:
+        return kv_cache_0_keys.expand(8, -1, -1) * 2
+
+
+def test_heads_that_a_view_repeats_are_read_once() -> None:
+    with torch.device("meta"):
+        keys = torch.empty(1, 64, 8, dtype=torch.bfloat16)
+        graph = capture_graph(_RepeatsHeads(), (), {"kv_cache_0_keys": keys})
+    half = with_cache_dtype(graph, "fp8")
+    assert int((graph.moved_bytes - half.moved_bytes).sum()) == 64 * 8 * 2 // 2
+
+
+def test_states_of_a_recurrence_are_no_keys_and_values() -> None:
+    graph = _decode("MambaForCausalLM", state_size=8)
+    assert graph.value_is_cache.any()
+    with pytest.raises(SpecError, match="kv_cache=fp8 converts nothing of this model"):
+        with_cache_dtype(graph, "fp8")

@@ -144,6 +144,17 @@ def test_other_modes_place_published_problems_too(tmp_path: Path) -> None:
             CycleError,
             "waits for itself",
         ),
+        (
+            {
+                "edges": [
+                    {"sourceId": 11, "destId": 12, "cost": 1.0},
+                    {"sourceId": 12, "destId": 11, "cost": 1.0},
+                    {"sourceId": 11, "destId": 10, "cost": 1.0},
+                ]
+            },
+            CycleError,
+            "node 1[12] waits for itself",
+        ),
         ({"maxCPUs": 0}, SpecError, "CPU cores only"),
     ],
 )

@@ -203,7 +203,9 @@ def _costs(
     """Return the FLOPs of a call, and the bytes that it moves."""
     if node.target not in REGIONS:
         bare = getattr(getattr(node.target, "_schema", None), "name", "").rpartition("::")[2]
-        return _flops(reading, node), moved_bytes(bare, inputs, made, mutated)
+        every_expert = reading.sizes.are_symbolic
+        moved = moved_bytes(bare, inputs, made, mutated, every_expert=every_expert)
+        return _flops(reading, node), moved
     flops = moved = 0
     for call in _region_calls(node):
         if reading.sizes.is_size(call):

@@ -65,11 +65,7 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
         CaptureError: when a factory fails.
 
     """
-    built = _whole_model(spec, META if device is None else device)
-    if spec.tensor_parallel > 1:
-        from fxpart.sharding.local_module import shard_module
-
-        shard_module(built.module, spec.tensor_parallel)
+    built = _without_loss(spec, META if device is None else device)
     if spec.loss_function is not None:
         _compute_loss(built.module, spec.loss_function)
     return built
@@ -100,15 +96,18 @@ def _compute_loss(module: nn.Module, name: str) -> None:
     module.forward = forward_and_loss
 
 
-def _whole_model(spec: ModelSpec, place: torch.device) -> BuiltModel:
+def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
     if spec.architecture is None:
-        return BuiltModel(*factory_model(spec, place))
+        module, args, kwargs = factory_model(spec, place)
+        return BuiltModel(_part(module, spec), args, kwargs)
     # Only where it is needed: transformers takes seconds to import.
     from fxpart.capture.models.architecture import architecture_model
     from fxpart.capture.models.inputs import drawn_inputs
 
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    module = _moved(architecture_model(spec.architecture, spec.config, dtype, place), place)
+    whole = architecture_model(spec.architecture, spec.config, dtype, place)
+    # Before its inputs, among which are the keys and values of its own heads.
+    module = _part(_moved(whole, place), spec)
     try:
         inputs = architecture_inputs(spec, module)
         if place.type != "meta":
@@ -125,6 +124,15 @@ def _whole_model(spec: ModelSpec, place: torch.device) -> BuiltModel:
             f" model.seq_len={spec.seq_len} can be made: {one_line(error)}; choose smaller ones"
         ) from error
     return BuiltModel(module, (), inputs)
+
+
+def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
+    """Return the part of `module` that one device runs."""
+    if spec.tensor_parallel == 1:
+        return module
+    from fxpart.sharding.local_module import shard_module
+
+    return shard_module(module, spec.tensor_parallel)
 
 
 def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # noqa: ANN401

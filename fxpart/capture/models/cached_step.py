@@ -44,7 +44,7 @@ def prepare_step(model: Any, spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ANN
       encoder, ``encoder_states``; the cache has room for `cache_room` tokens, and the step's token
       takes the last place;
     - in a ``prefill``: the model's usual inputs, of a decoder beside an encoder one token; the
-      cache is empty.
+      cache is empty, and a prompt whose length is not stated fills it.
 
     What comes back from the step are the scores (logits) of the last token.
 
@@ -58,7 +58,10 @@ def prepare_step(model: Any, spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ANN
     name = _cache_parameter(model)
     room = cache_room(model, spec)
     dtype: torch.dtype = getattr(torch, spec.dtype)
-    usual = example_inputs(model, spec.batch_size, spec.seq_len, dtype)
+    seq_len = spec.seq_len
+    if spec.step == "prefill" and not model.config.is_encoder_decoder and seq_len is None:
+        seq_len = room
+    usual = example_inputs(model, spec.batch_size, seq_len, dtype)
     if model.config.is_encoder_decoder:
         usual["decoder_input_ids"] = usual["decoder_input_ids"][:, :1]
     cache = _shown_cache(model, name, usual, room)
@@ -99,7 +102,7 @@ def cache_room(model: Any, spec: ModelSpec) -> int:  # noqa: ANN401
 
     """
     most = _positions(model)
-    of_prompt = None if model.config.is_encoder_decoder and spec.cache_len is None else spec.seq_len
+    of_prompt = None if model.config.is_encoder_decoder else spec.seq_len
     room = spec.cache_len or of_prompt or min(_DEFAULT_ROOM, most or _DEFAULT_ROOM)
     if most is not None and room > most:
         raise SpecError(
@@ -225,7 +228,7 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
                 cross = StaticCache(config=model.config, max_cache_len=length)
                 kept = EncoderDecoderCache(kept, cross)
             given[name] = kept
-        result = _run_on_meta(model, {**short, **given})
+        result = _run_on_meta(model, {**short, **given, "use_cache": True})
     except FxpartError:
         raise
     except Exception as error:
@@ -247,7 +250,7 @@ def _run_on_meta(model: Any, inputs: dict[str, Any]) -> Any:  # noqa: ANN401
         for name, tensor in [*model.named_parameters(), *model.named_buffers()]
     }
     with torch.no_grad(), meta, _experts_for_shapes(model):
-        return torch.func.functional_call(model, weights, (), {**inputs, "use_cache": True})
+        return torch.func.functional_call(model, weights, (), inputs)
 
 
 @contextmanager
@@ -270,19 +273,7 @@ def _experts_for_shapes(model: Any) -> Iterator[None]:  # noqa: ANN401
 
 def _encoder_length(model: Any, inputs: dict[str, Tensor]) -> int:  # noqa: ANN401
     encoder = {name: tensor for name, tensor in inputs.items() if not name.startswith("decoder_")}
-    with torch.no_grad(), torch.device("meta"):
-        states = _on_meta_encoder(model, encoder)
-    return int(states.shape[1])
-
-
-def _on_meta_encoder(model: Any, inputs: dict[str, Tensor]) -> Tensor:  # noqa: ANN401
-    encoder = model.get_encoder()
-    weights = {
-        name: torch.empty_like(tensor, device="meta")
-        for name, tensor in [*encoder.named_parameters(), *encoder.named_buffers()]
-    }
-    states: Tensor = torch.func.functional_call(encoder, weights, (), inputs)[0]
-    return states
+    return int(_run_on_meta(model.get_encoder(), encoder)[0].shape[1])
 
 
 def _layers(kept: Any) -> list[Any]:  # noqa: ANN401

@@ -34,10 +34,11 @@ _OF_EXAMPLES = (
     "ImageClassification",
     "VideoClassification",
     "AudioClassification",
-    "NextSentencePrediction",
     "SentencePrediction",
     "XVector",
 )
+_OF_REPLACED_TOKENS = ("ElectraForPreTraining", "FunnelForPreTraining")
+"""Classes that say of each token whether it was replaced."""
 _BY_VALUES = ("CTC",)
 """Classes that branch on the values of their labels, which a capture does not know."""
 
@@ -125,8 +126,7 @@ def _of_task(
     elif any(word in kind for word in _OF_EXAMPLES):
         labels = _of_examples(config, batch, count)
     elif tokens and any(word in kind for word in _OF_TOKENS):
-        # Electra's pretraining says of each token whether it was replaced.
-        labels = _Labels(tokens, 2 if kind == "ElectraForPreTraining" else _vocabulary(config))
+        labels = _Labels(tokens, 2 if kind in _OF_REPLACED_TOKENS else _vocabulary(config))
     return labels
 
 

@@ -19,11 +19,9 @@ LOSSES = ("own", "mean")
 """What a training step may start its backward from, beside a function of the user's."""
 
 _TIMM = "fxpart.capture.models.timm_model:timm_model"
+_LOSS = "model.loss"
 DTYPES = ("bfloat16", "float16", "float32", "float64")
 """Names of the dtypes that weights and real-valued inputs may have."""
-
-
-_LOSS = "model.loss"
 
 
 def _plain(value: object, where: str) -> object:
@@ -109,8 +107,9 @@ class ModelSpec:
         if self.architecture is None and self.config:
             raise SpecError(f"model {self.name}: config needs an architecture; use factory_args")
         named = ((self.factory, "factory"), (self.loss_function, _LOSS))
-        for function, setting in ((name, setting) for name, setting in named if name is not None):
-            split_factory(function, setting)
+        for function, setting in named:
+            if function is not None:
+                split_factory(function, setting)
         _positive(self.batch_size, "model.batch_size")
         _positive(self.tensor_parallel, "tensor_parallel")
         if self.seq_len is not None:

@@ -3,7 +3,7 @@
 import heapq
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -170,9 +170,23 @@ def _order(
             if not waits[follower]:
                 heapq.heappush(ready, (backward[follower], follower))
     if len(order) < len(nodes):
-        stuck = next(nodes[index]["id"] for index, count in enumerate(waits) if count)
+        stuck = nodes[_in_a_cycle(edges, waits)]["id"]
         raise CycleError(f"{path}: node {stuck!r} waits for itself by way of others")
     return np.array(order, dtype=np.int64)
+
+
+def _in_a_cycle(edges: Iterable[tuple[int, int]], waits: Sequence[int]) -> int:
+    """Return a node of a cycle; `waits` counts for each node the edges from nodes that never ran.
+
+    Every node that waits has such an edge, so a walk against the edges ends in a cycle.
+    """
+    before = {v: u for u, v in edges if waits[u] and waits[v]}
+    index = next(index for index, count in enumerate(waits) if count)
+    seen: set[int] = set()
+    while index not in seen:
+        seen.add(index)
+        index = before[index]
+    return index
 
 
 def _colours(listed: list[Mapping[str, Any]]) -> IntArray:

@@ -15,6 +15,7 @@ from fxpart.capture.models.build import build_model
 from fxpart.capture.models.cached_step import fill_counters, prepare_step
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.graph import CACHE
+from fxpart.cost.collective_times import collective_kinds
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import SpecError
@@ -191,6 +192,26 @@ def test_a_cache_stays_with_the_layer_that_writes_it_and_takes_a_row() -> None:
 def test_what_cannot_be_decoded_is_refused(spec: ModelSpec, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         captured_graph(spec, "operator", None)
+
+
+def test_a_prompt_of_no_stated_length_fills_the_cache() -> None:
+    spec = _spec("all heads", step="prefill", seq_len=None, cache_len=100)
+    inputs = build_model(spec).kwargs
+    assert inputs["input_ids"].shape == (2, 100)
+    assert inputs[f"{CACHE}0_keys"].shape[2] == 100
+
+
+def test_of_a_split_decode_each_device_keeps_its_own_heads() -> None:
+    spec = _spec("groups of queries")
+    whole, part = (build_model(replace(spec, tensor_parallel=n)) for n in (1, 2))
+    names = [name for name in whole.kwargs if name.startswith(CACHE)]
+    assert len(names) == 4
+    for name in names:
+        assert 2 * part.kwargs[name].nbytes == whole.kwargs[name].nbytes
+    graph = capture_graph(part.module, part.args, part.kwargs)
+    # The embedding, and of each layer the attention and the MLP; then the scores are gathered.
+    expected = ["all_reduce"] * 5 + ["all_gather"]
+    assert list(collective_kinds(graph).values()) == expected
 
 
 def test_a_factory_has_no_cache_that_is_known() -> None:

@@ -22,6 +22,15 @@ from runner.experiment.subject_line import is_mean_of_outputs
 _TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
 _BERT = {**_TINY, "intermediate_size": 32, "vocab_size": 50, "max_position_embeddings": 16}
 _T5 = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "vocab_size": 60}
+_FUNNEL = {
+    "d_model": 16,
+    "d_head": 8,
+    "d_inner": 32,
+    "n_head": 2,
+    "block_sizes": [1, 1],
+    "num_decoder_layers": 1,
+    "vocab_size": 50,
+}
 _SPEECH = {
     "conv_dim": [8],
     "conv_stride": [160],
@@ -41,6 +50,9 @@ _BY_TASK = [
     (_spec("BertLMHeadModel", _BERT), {"labels": (3, 8)}),
     (_spec("BertForMaskedLM", _BERT), {"labels": (3, 8)}),
     (_spec("BertForPreTraining", _BERT), {"labels": (3, 8), "next_sentence_label": (3,)}),
+    (_spec("BertForNextSentencePrediction", _BERT), {"labels": (3,)}),
+    (_spec("ElectraForPreTraining", _BERT), {"labels": (3, 8)}),
+    (_spec("FunnelForPreTraining", _FUNNEL), {"labels": (3, 8)}),
     (_spec("BertForSequenceClassification", {**_BERT, "num_labels": 5}), {"labels": (3,)}),
     (_spec("BertForSequenceClassification", {**_BERT, "num_labels": 1}), {"labels": (3,)}),
     (_spec("BertForTokenClassification", _BERT), {"labels": (3, 8)}),
@@ -99,6 +111,14 @@ def test_labels_are_what_the_loss_of_the_task_takes(
     assert loss.dim() == 0
     assert torch.isfinite(loss)
     loss.backward()
+
+
+@pytest.mark.parametrize(
+    ("name", "config"), [("ElectraForPreTraining", _BERT), ("FunnelForPreTraining", _FUNNEL)]
+)
+def test_a_token_is_replaced_or_not(name: str, config: Mapping[str, object]) -> None:
+    labels = build_model(_spec(name, config), torch.device("cpu")).kwargs["labels"]
+    assert set(labels.flatten().tolist()) == {0, 1}
 
 
 def _step(spec: ModelSpec) -> OpGraph:
