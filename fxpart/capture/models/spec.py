@@ -112,6 +112,14 @@ class ModelSpec:
                 split_factory(function, setting)
         _positive(self.batch_size, "model.batch_size")
         _positive(self.tensor_parallel, "tensor_parallel")
+        self._check_step()
+        if self.dtype not in DTYPES:
+            raise SpecError(f"dtype={self.dtype} is not known; {nearest_names(self.dtype, DTYPES)}")
+        for name in ("config", "factory_args"):
+            object.__setattr__(self, name, _plain(getattr(self, name), name))
+        object.__setattr__(self, "depends_on", tuple(files))
+
+    def _check_step(self) -> None:
         if self.seq_len is not None:
             _positive(self.seq_len, "model.seq_len", ", or null for the model's own")
         if self.cache_len is not None:
@@ -124,11 +132,6 @@ class ModelSpec:
                 f" got factory={self.factory}; let the factory return a model and inputs with their"
                 " cache, named kv_cache_..., and use phase=inference"
             )
-        if self.dtype not in DTYPES:
-            raise SpecError(f"dtype={self.dtype} is not known; {nearest_names(self.dtype, DTYPES)}")
-        for name in ("config", "factory_args"):
-            object.__setattr__(self, name, _plain(getattr(self, name), name))
-        object.__setattr__(self, "depends_on", tuple(files))
 
     @property
     def loss_function(self) -> str | None:
