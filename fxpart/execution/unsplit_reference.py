@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from fxpart.capture.training.loss import training_loss
 from fxpart.execution.device import torch_threads
@@ -74,14 +75,17 @@ def refuse_another_model(chain: Chain, real: RealModel, *, training: bool, threa
 
     """
 
+    def run(model: Callable[..., Any]) -> Any:  # noqa: ANN401 - whatever the model returns
+        # On copies: a model may write into what it is given, as a step of serving into its cache.
+        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (real.args, real.kwargs))
+        return model(*args, **kwargs)
+
     def outcome(model: Callable[..., Any]) -> Outcome:
         if training:
             parameters = trained_parameters(real.module)
-            return step_outcome(
-                lambda: model(*real.args, **real.kwargs), parameters, keep_results=True
-            )
+            return step_outcome(lambda: run(model), parameters, keep_results=True)
         with torch.no_grad():
-            return Outcome(model(*real.args, **real.kwargs), None, None)
+            return Outcome(run(model), None, None)
 
     with torch_threads(threads), torch.random.fork_rng(), _restored_buffers(chain):
         agreement(outcome(chain), outcome(real.module))
