@@ -60,7 +60,7 @@ from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.whole_modules import WholeModules, whole_modules
-from runner.experiment.zero import check_zero, with_shards
+from runner.experiment.zero import check_shard_devices, check_zero, with_shards
 from runner.output.figures import check_figures
 from runner.output.terminal import counted, progress, quiet
 
@@ -199,7 +199,8 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     # Cheap checks come before the capture.
     check(config)
     place = chosen_mode(config.mode)
-    groups, _ = _dealt_out(config)
+    groups, parallel = _dealt_out(config)
+    check_shard_devices(config, parallel)
     with progress(f"capturing {spec.name}"):
         subject = shared_subject(config, spec)
     problem, times, parallel = _problem(config, subject, spec)

@@ -44,7 +44,7 @@ def headline(result: Result) -> dict[str, float]:
         "weights_gib": graph.total_weight_bytes / GIB,
         **(load_metrics(e) if result.problem.objective == "throughput" else {}),
         **(training_metrics(result.peaks) if result.trains else {}),
-        **(serving_metrics(result.step, result.batch_size, e) if result.step else {}),
+        **_serving_metrics(result),
         **(replica_metrics(result.replicas) if result.replicas else {}),
         **_collective_metrics(result),
         **(batch_metrics(result.batches) if result.batches else {}),
@@ -52,6 +52,14 @@ def headline(result: Result) -> dict[str, float]:
         **(whole_metrics(result.whole) if result.whole else {}),
         **(measured_metrics(result.measured) if result.measured else {}),
     }
+
+
+def _serving_metrics(result: Result) -> dict[str, float]:
+    if result.step is None:
+        return {}
+    replicas = result.replicas.parallel.n_replicas if result.replicas else 1
+    alike = replicas * (result.split.size if result.split else 1)
+    return serving_metrics(result.step, result.batch_size, result.evaluation, alike=alike)
 
 
 def _collective_metrics(result: Result) -> dict[str, float]:

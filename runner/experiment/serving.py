@@ -78,10 +78,15 @@ def in_few_bits(config: Config, graph: OpGraph) -> OpGraph:
     return graph if config.kv_cache == "auto" else with_cache_dtype(graph, config.kv_cache)
 
 
-def serving_metrics(step: str, texts: int, evaluation: Evaluation) -> dict[str, float]:
-    """Return what only a step with a cache has, one of `CACHED_STEPS`, for a batch of `texts`."""
+def serving_metrics(
+    step: str, texts: int, evaluation: Evaluation, *, alike: int = 1
+) -> dict[str, float]:
+    """Return what only a step with a cache has, one of `CACHED_STEPS`, for a batch of `texts`.
+
+    Each device of `evaluation` stands for `alike`: those of its group, in all replicas.
+    """
     latency_s = evaluation.latency_s
-    cache_gib = sum(use.cache_bytes for use in evaluation.devices) / GIB
+    cache_gib = alike * sum(use.cache_bytes for use in evaluation.devices) / GIB
     if step == "prefill":
         return {"kv_cache_gib": cache_gib, "ttft_ms": latency_s * 1e3}
     # A text's next token needs this one.

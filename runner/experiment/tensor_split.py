@@ -67,10 +67,11 @@ def split_cost(problem: Problem, assignment: Assignment, groups: TensorGroups) -
 
 def split_line(split: TensorSplit) -> str:
     """Return what tensor parallelism costs in one line."""
+    takes = "takes" if split.collectives == 1 else "take"
     return (
         f"{counted(split.groups, 'group')} of {split.size} devices;"
-        f" {counted(split.collectives, 'collective')} of {format_size(split.collective_bytes)} take"
-        f" {format_s(split.collective_s)}, all of it waited for"
+        f" {counted(split.collectives, 'collective')} of {format_size(split.collective_bytes)}"
+        f" {takes} {format_s(split.collective_s)}, all of it waited for"
     )
 
 

@@ -17,7 +17,14 @@ from runner.config.sections import Config
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
-__all__ = ["check_zero", "sharded_graph", "with_shards", "zero_line", "zero_metrics"]
+__all__ = [
+    "check_shard_devices",
+    "check_zero",
+    "sharded_graph",
+    "with_shards",
+    "zero_line",
+    "zero_metrics",
+]
 
 _WEIGHTS = 2
 """The stage from which weights are gathered."""
@@ -35,6 +42,11 @@ def check_zero(config: Config) -> None:
             f"zero={stage} shards a training step over replicas, got phase={config.phase.name} and"
             f" data_parallel={config.data_parallel}; add phase=training and data_parallel=2 or more"
         )
+    if stage < _WEIGHTS and config.optimizer.name == "none":
+        raise NotApplicableError(
+            f"zero={stage} shards the optimizer's state, got optimizer=none; use optimizer=adamw or"
+            f" another, or zero={_WEIGHTS}"
+        )
     if config.capture.symbolic != "none":
         raise NotApplicableError(
             f"zero={stage} is planned for one size, got capture.symbolic="
@@ -44,6 +56,16 @@ def check_zero(config: Config) -> None:
         raise NotApplicableError(
             f"zero={stage} is planned for a step without microbatches, got schedule="
             f"{config.schedule.name}; leave out one of the two"
+        )
+
+
+def check_shard_devices(config: Config, parallel: DataParallel) -> None:
+    """Raise `NotApplicableError` for shards of weights in replicas of several devices."""
+    n = parallel.replica.n_devices
+    if config.zero >= _WEIGHTS and n > 1:
+        raise NotApplicableError(
+            f"zero={config.zero} is planned for replicas of one device, or of one tensor-parallel"
+            f" group, got {n}; raise data_parallel, or use zero=1"
         )
 
 
@@ -61,20 +83,9 @@ def sharded_graph(config: Config, graph: OpGraph, partial: IntArray) -> tuple[Op
 def with_shards(
     config: Config, problem: Problem, evaluation: Evaluation, parallel: DataParallel
 ) -> tuple[Evaluation, ShardedStep]:
-    """Return the `evaluation` of a replica with the collectives of its shards in its times.
-
-    Raises:
-        NotApplicableError: for replicas of several devices.
-
-    """
+    """Return the `evaluation` of a replica with the collectives of its shards in its times."""
     graph, n = problem.graph, parallel.n_replicas
     if config.zero >= _WEIGHTS:
-        if problem.topology.n_devices > 1:
-            raise NotApplicableError(
-                f"zero={config.zero} is planned for replicas of one device, or of one"
-                f" tensor-parallel group, got {problem.topology.n_devices}; raise data_parallel, or"
-                " use zero=1"
-            )
         op_s = problem.costs.op_time_s[:, 0]
         step = sharded_step(
             graph,
@@ -100,9 +111,10 @@ def with_shards(
 
 def zero_line(stage: int, step: ShardedStep) -> str:
     """Return what sharding costs in one line."""
+    takes = "takes" if step.collectives == 1 else "take"
     return (
         f"stage {stage}: {counted(step.collectives, 'collective')} of"
-        f" {format_size(step.collective_bytes)} take {format_s(step.collective_s)}, of which"
+        f" {format_size(step.collective_bytes)} {takes} {format_s(step.collective_s)}, of which"
         f" {format_s(step.exposed_s)} are waited for"
     )
 

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline are compared with: the user's own module, and all of them in turn."""
+"""What a pipeline is compared with: the user's own module, and all of its stages in turn."""
 
 import numpy as np
 import torch

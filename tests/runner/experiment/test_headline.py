@@ -50,6 +50,20 @@ def test_a_decode_makes_a_token_for_each_text_in_its_latency(
     assert metrics["kv_cache_gib"] == 2 * 8 * 2 * 8 * 4 / 2**30
 
 
+def test_the_cache_is_that_of_all_replicas_and_groups(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    prefill = ("phase=prefill", "model.config.num_key_value_heads=2")
+    whole = headline(_served(*prefill))["kv_cache_gib"]
+    assert whole == 2 * 2 * 8 * 2 * 8 * 4 / 2**30
+    replicas = _served(*prefill, "data_parallel=2", "devices=2x16gb")
+    assert headline(replicas)["kv_cache_gib"] == whole
+    result = _served(*prefill)
+    split = replace(result, split=TensorSplit(2, 1, 0, 0, 0.0))
+    assert headline(split)["kv_cache_gib"] == 2 * whole
+
+
 def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     plain = _planned("devices=2x16gb", "mode=size_based")

@@ -8,7 +8,7 @@ from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import Result, model_spec, plan
 from runner.experiment.headline import headline
 from runner.experiment.tensor_split import check_split, split_line
-from runner.experiment.zero import check_zero
+from runner.experiment.zero import check_zero, zero_line
 from runner.output.units import GIB
 from tests.runner.composed import read
 
@@ -75,19 +75,60 @@ def test_replicas_of_groups_sum_the_gradients_of_their_shards() -> None:
     assert values["all_reduce_gib"] * GIB == pytest.approx(gradients, rel=0.01)
 
 
-def test_shards_of_replicas_are_held_and_waited_for() -> None:
-    options = (
-        "phase=training",
-        "mode=single",
-        "model.batch_size=2",
-        "data_parallel=2",
-    )
-    results = [_planned(*options, "devices=2x16gb", f"zero={stage}") for stage in (0, 3)]
-    plain, sharded = map(headline, results)
-    assert sharded["weights_gib"] == pytest.approx(plain["weights_gib"] / 2, rel=0.01)
-    assert sharded["collectives"] == 3 + 2  # gathers of the root and twice of the block; scatters
+@pytest.fixture(scope="module")
+def plain_step(tmp_path_factory: pytest.TempPathFactory) -> tuple[tuple[str, ...], Result]:
+    """Return the overrides of a training step of two replicas, captured once, and its plan."""
+    cache = ("capture.use_cache=true", f"capture.cache_dir={tmp_path_factory.mktemp('captured')}")
+    step = ("phase=training", "mode=single", "model.batch_size=2", "data_parallel=2", *cache)
+    return step, _planned(*step, "devices=2x16gb")
+
+
+_BLOCK_BYTES = 2 * (64 * 64 + 2 * 64 * 32 + 64 * 64 + 3 * 64 * 176 + 2 * 64)
+_ROOT_BYTES = 2 * (2 * 256 * 64 + 64)
+
+
+@pytest.mark.parametrize(
+    ("stage", "gathered_bytes", "scattered_bytes", "collectives"),
+    [
+        (1, _ROOT_BYTES + _BLOCK_BYTES, 0, 1),
+        (2, _ROOT_BYTES + _BLOCK_BYTES, _ROOT_BYTES + _BLOCK_BYTES, 2 + 2),
+        # The block's weights are gathered again for its backward.
+        (3, _ROOT_BYTES + 2 * _BLOCK_BYTES, _ROOT_BYTES + _BLOCK_BYTES, 3 + 2),
+    ],
+)
+def test_shards_of_replicas_are_held_and_waited_for(
+    plain_step: tuple[tuple[str, ...], Result],
+    stage: int,
+    gathered_bytes: int,
+    scattered_bytes: int,
+    collectives: int,
+) -> None:
+    step, whole = plain_step
+    plain = headline(whole)
+    result = _planned(*step, "devices=2x16gb", f"zero={stage}")
+    sharded = headline(result)
+    assert sharded["collectives"] == collectives
+    # A device holds a buffer of 4 float32 numbers beside the weights.
+    moved_bytes = gathered_bytes + scattered_bytes
+    assert sharded["collective_gib"] * GIB == pytest.approx(moved_bytes, abs=16)
     assert 0 < sharded["exposed_collective_ms"] <= sharded["collective_ms"]
-    assert sharded["all_reduce_gib"] < plain["all_reduce_gib"]
+    held = 1 if stage == 1 else 2
+    assert sharded["weights_gib"] == pytest.approx(plain["weights_gib"] / held, rel=0.01)
+    assert sharded["optimizer_state_gib"] < plain["optimizer_state_gib"]
+    assert (sharded["all_reduce_gib"] < plain["all_reduce_gib"]) is (stage > 1)
+    assert result.shards is not None
+    count = "1 collective of 154.39 KiB takes" if stage == 1 else f"{collectives} collectives of"
+    assert zero_line(stage, result.shards).startswith(f"stage {stage}: {count}")
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_shards_of_weights_in_replicas_of_several_devices_are_refused_before_a_capture(
+    stage: int,
+) -> None:
+    step = ("phase=training", "data_parallel=2", "model.batch_size=2", f"zero={stage}")
+    no_model = "model.config.hidden_size=-1"  # of which no capture could be made
+    with pytest.raises(NotApplicableError, match=f"zero={stage} is planned for replicas of one"):
+        _planned(*step, "devices=4x16gb", no_model)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +136,10 @@ def test_shards_of_replicas_are_held_and_waited_for() -> None:
     [
         (("zero=5",), "zero=5 does not exist; there are 0, 1, 2, 3"),
         (("zero=3",), "add phase=training and data_parallel=2 or more"),
+        (
+            ("zero=1", "phase=training", "data_parallel=2", "optimizer=none"),
+            "zero=1 shards the optimizer's state, got optimizer=none; use optimizer=adamw",
+        ),
         (
             ("zero=1", "phase=training", "data_parallel=2", "schedule=gpipe", "microbatches=2"),
             "got schedule=gpipe",
