@@ -23,6 +23,7 @@ __all__ = [
     "IntArray",
     "OpGraph",
     "csr",
+    "grouped",
     "without_python",
 ]
 
@@ -55,6 +56,13 @@ def csr(rows: list[list[int]]) -> tuple[IntArray, IntArray]:
     starts = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum([len(row) for row in rows], out=starts[1:])
     return starts, np.fromiter((x for row in rows for x in row), np.int64, int(starts[-1]))
+
+
+def grouped(by: IntArray, items: IntArray, groups: int) -> tuple[IntArray, IntArray]:
+    """Return ``(starts, items)`` as of `csr`: row ``i`` has the items whose ``by`` is i."""
+    starts = np.zeros(groups + 1, dtype=np.int64)
+    np.cumsum(np.bincount(by, minlength=groups), out=starts[1:])
+    return starts, items[np.argsort(by, kind="stable")].astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

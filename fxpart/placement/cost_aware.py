@@ -17,11 +17,11 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement.device_order import fastest_first
 from fxpart.placement.infeasible import does_not_fit
-from fxpart.placement.optimal.model_search import toward_objective
 from fxpart.placement.search.list_scheduling import list_placement
 from fxpart.placement.search.pairwise import EXACT_UNITS, combine_pairs
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
 from fxpart.placement.search.steady import steadily
+from fxpart.placement.search.throughput import toward_objective
 from fxpart.placement.search.units import atomic_units
 from fxpart.placement.size_based import size_based
 

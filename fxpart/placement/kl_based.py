@@ -13,9 +13,9 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
 from fxpart.placement.device_order import fastest_first
-from fxpart.placement.optimal.model_search import toward_objective
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
 from fxpart.placement.search.steady import steadily
+from fxpart.placement.search.throughput import toward_objective
 from fxpart.placement.single import devices_that_hold_all
 from fxpart.placement.size_based import size_based
 

@@ -64,11 +64,12 @@ def _njit(function: _F, inline: Literal["never", "always"]) -> _F:
     options: dict[str, Any] = {"cache": True, "nogil": True, "no_cfunc_wrapper": True}
     dispatcher = numba.njit(inline=inline, **options)(function)
     # Numba has no public way to add to what decides freshness; without this attribute its own
-    # rule, file by file, remains.
+    # rule, file by file, remains. The version is compared before the rest is read, which names
+    # classes by module: one that has moved since must not be looked for.
     cache_file = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
-    if cache_file is not None and hasattr(cache_file, "_source_stamp"):
+    if cache_file is not None and hasattr(cache_file, "_version"):
         digest = _loops_digest(Path(function.__code__.co_filename).resolve())
-        cache_file._source_stamp = (cache_file._source_stamp, digest)
+        cache_file._version = (cache_file._version, digest)
     return cast("_F", dispatcher)
 
 

@@ -13,9 +13,9 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.errors import CycleError, InfeasibleError, SpecError
 from fxpart.placement import OptimalOptions, make_mode, optimal
 from fxpart.placement.optimal.anneal import anneal_loads
-from fxpart.placement.optimal.load_tables import loads_of, unit_tables
 from fxpart.placement.optimal.loads import fresh
 from fxpart.placement.optimal.mode import WATCHER, Progress
+from fxpart.placement.search.load_tables import loads_of, unit_tables
 from tests.placement.workloads import (
     document,
     fits,

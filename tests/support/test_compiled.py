@@ -35,13 +35,18 @@ def _run(folder: Path, package: str) -> str:
     ).stdout.strip()
 
 
-def test_a_change_in_another_file_counts(tmp_path: Path) -> None:
-    package = "loops"
-    home = tmp_path / package
+def _package(home: Path) -> Path:
+    """Make a package with a copy of the compiler in it, and nothing else."""
     (home / "support").mkdir(parents=True)
     for room in (home, home / "support"):
         (room / "__init__.py").write_text("")
     shutil.copy(fxpart.support.compiled.__file__, home / "support" / "compiled.py")
+    return home
+
+
+def test_a_change_in_another_file_counts(tmp_path: Path) -> None:
+    package = "loops"
+    home = _package(tmp_path / package)
     (home / "outer.py").write_text(_OUTER.format(package=package))
     (home / "inner.py").write_text(_INNER.format(package=package, n=1))
     assert _run(tmp_path, package) == "False 20 0"
@@ -56,6 +61,34 @@ def test_numba_still_has_what_this_relies_on() -> None:
     def nothing(x: int) -> int:
         return x
 
-    stamp = nothing._cache._cache_file._source_stamp  # type: ignore[attr-defined]
-    assert len(stamp) == 2
-    assert len(stamp[1]) == 64
+    version = nothing._cache._cache_file._version  # type: ignore[attr-defined]
+    assert len(version) == 2
+
+
+_TABLE = """from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    x: int
+"""
+_READER = """from {package}.support.compiled import compiled
+from {package}.{name} import Table
+
+
+@compiled
+def reader(table: Table):
+    return table.x
+"""
+
+
+def test_a_table_that_has_moved_to_another_file_is_no_error(tmp_path: Path) -> None:
+    package = "loops"
+    home = _package(tmp_path / package)
+    for name in ("first", "second"):
+        (home / f"{name}.py").write_text(_TABLE)
+        (home / "reader.py").write_text(_READER.format(package=package, name=name))
+        code = f"from {package}.reader import Table, reader; print(reader(Table(20)))"
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.stdout == "20\n", done.stderr
+        (home / f"{name}.py").unlink()

@@ -14,10 +14,10 @@ import numpy as np
 
 from fxpart.core.graph import IntArray
 from fxpart.placement.optimal.anneal import anneal_loads
-from fxpart.placement.optimal.coarsen import levels
 from fxpart.placement.optimal.elite import Elite
-from fxpart.placement.optimal.load_tables import LoadTables, loads_of
 from fxpart.placement.optimal.stretches import least_stretches
+from fxpart.placement.search.coarsen import levels
+from fxpart.placement.search.load_tables import LoadTables, loads_of
 
 __all__ = ["LoadSearch", "best_stretches", "fresh"]
 
@@ -36,33 +36,18 @@ _SLOW = 3.0
 def best_stretches(tables: LoadTables, rows: Iterable[IntArray]) -> IntArray | None:
     """Return the best placement of stretches of any of `rows`, None where there is none.
 
-    Devices must be of at most two kinds, equal ones side by side.
+    Devices are equal accelerators, which pay for transfers, then equal CPU cores.
     """
-    first, count = _kinds(tables)
-    if len(first) > 2 or len(tables.size_bytes) > _ROW_UNITS:
+    if len(tables.size_bytes) > _ROW_UNITS:
         return None
-    kinds = np.zeros(2, dtype=np.int64), np.zeros(2, dtype=np.int64)
-    kinds[0][: len(first)], kinds[1][: len(first)] = first, count
+    accelerators = int(tables.pays.sum())
+    first, count = np.array([[0, accelerators], [accelerators, len(tables.pays) - accelerators]])
     best_of, best_s = None, np.inf
     for row in rows:
-        load_s, device_of = least_stretches(tables, row, *kinds, best_s)
+        load_s, device_of = least_stretches(tables, row, first, count, best_s)
         if load_s < best_s:
             best_of, best_s = device_of, load_s
     return best_of
-
-
-def _kinds(t: LoadTables) -> tuple[list[int], list[int]]:
-    first, count = [0], [1]
-    for device in range(1, t.time_s.shape[1]):
-        before = device - 1
-        same = np.array_equal(t.time_s[:, device], t.time_s[:, before])
-        same = same and t.pays[device] == t.pays[before]
-        if same and t.room_bytes[device] == t.room_bytes[before]:
-            count[-1] += 1
-        else:
-            first.append(device)
-            count.append(1)
-    return first, count
 
 
 @dataclass(eq=False, slots=True)

@@ -21,12 +21,12 @@ from fxpart.errors import SpecError
 from fxpart.placement.cost_aware import cost_aware
 from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.kl_based import kl_based
-from fxpart.placement.optimal.load_tables import unit_tables
 from fxpart.placement.optimal.loads import LoadSearch, best_stretches
 from fxpart.placement.optimal.model_search import ModelSearch
 from fxpart.placement.optimal.pieces import PieceSearch
 from fxpart.placement.optimal.rows import rows
 from fxpart.placement.pipeline import pipeline
+from fxpart.placement.search.load_tables import unit_tables
 from fxpart.placement.single import single
 from fxpart.placement.size_based import size_based
 

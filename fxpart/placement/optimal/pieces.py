@@ -5,13 +5,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.graph import FloatArray, IntArray, csr
+from fxpart.core.graph import FloatArray, IntArray, csr, grouped
 from fxpart.core.workload import Workload
 from fxpart.cost.blocking import latency_of_pieces
-from fxpart.placement.optimal.coarsen import levels
 from fxpart.placement.optimal.elite import Elite
-from fxpart.placement.optimal.load_tables import LoadTables, unit_tables
 from fxpart.placement.optimal.rows import rows
+from fxpart.placement.search.coarsen import levels
+from fxpart.placement.search.load_tables import LoadTables, unit_tables
 from fxpart.support.compiled import compiled
 from fxpart.support.random_numbers import below, chance, share
 
@@ -242,9 +242,7 @@ class PieceSearch:
         for level in range(len(maps) - 1, -1, -1):
             cluster = maps[level][self._unit_of]
             size = np.bincount(maps[level], weights=self._units.size_bytes).astype(np.int64)
-            start = np.zeros(len(size) + 1, dtype=np.int64)
-            np.cumsum(np.bincount(cluster), out=start[1:])
-            ops = np.argsort(cluster, kind="stable").astype(np.int64)
+            start, ops = grouped(cluster, np.arange(len(cluster)), len(size))
             hot = heat if level == len(maps) - 1 else heat / 2
             anneal_pieces(
                 self._tables,

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fxpart.core.graph import IntArray
-from fxpart.placement.optimal.load_tables import LoadTables
+from fxpart.placement.search.load_tables import LoadTables
 from fxpart.support.compiled import compiled
 
 __all__ = ["least_stretches"]

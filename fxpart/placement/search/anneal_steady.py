@@ -5,7 +5,7 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray
 from fxpart.cost.kernels import peak_on_device
 from fxpart.cost.tables import MemoryTables
-from fxpart.placement.optimal.steady_tables import SteadyTables
+from fxpart.placement.search.steady_tables import SteadyTables
 from fxpart.support.compiled import compiled, inlined
 from fxpart.support.random_numbers import below, chance, share
 

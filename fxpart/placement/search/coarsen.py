@@ -3,7 +3,7 @@
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
-from fxpart.placement.optimal.load_tables import LoadTables, coarser
+from fxpart.placement.search.load_tables import LoadTables, coarser
 from fxpart.support.compiled import compiled
 from fxpart.support.random_numbers import below, chance
 

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from fxpart.core.graph import FloatArray, IntArray
+from fxpart.core.graph import FloatArray, IntArray, grouped
 from fxpart.cost.problem import Problem
-from fxpart.placement.optimal.load_tables import LoadTables, load_tables
+from fxpart.placement.search.load_tables import LoadTables, load_tables
 
 __all__ = ["SteadyTables", "joined_units", "steady_tables"]
 
@@ -52,10 +52,10 @@ def steady_tables(problem: Problem, unit_of: IntArray) -> SteadyTables:
     values, number = np.unique(pairs[:, 0], return_inverse=True)
     makers = unit_of[graph.value_producer[values]]
     count = len(values)
-    made_start, made = _grouped(makers, np.arange(count), units)
-    read_start, read = _grouped(pairs[:, 1], number, units)
-    reader_start, readers = _grouped(number, pairs[:, 1], count)
-    unit_start, unit_ops = _grouped(unit_of, np.arange(graph.n_ops), units)
+    made_start, made = grouped(makers, np.arange(count), units)
+    read_start, read = grouped(pairs[:, 1], number, units)
+    reader_start, readers = grouped(number, pairs[:, 1], count)
+    unit_start, unit_ops = grouped(unit_of, np.arange(graph.n_ops), units)
     return SteadyTables(
         unit_start,
         unit_ops,
@@ -71,13 +71,6 @@ def steady_tables(problem: Problem, unit_of: IntArray) -> SteadyTables:
         costs.s_per_byte,
         costs.link_latency_s,
     )
-
-
-def _grouped(by: IntArray, items: IntArray, groups: int) -> tuple[IntArray, IntArray]:
-    """Return `items` as CSR by the group of each."""
-    start = np.zeros(groups + 1, dtype=np.int64)
-    np.cumsum(np.bincount(by, minlength=groups), out=start[1:])
-    return start, items[np.argsort(by, kind="stable")].astype(np.int64)
 
 
 def joined_units(problem: Problem, unit_of: IntArray) -> LoadTables:

@@ -1,0 +1,91 @@
+"""The least largest load of any device or link, by annealing from coarse to fine."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
+from fxpart.core.partitions import partition_by_device
+from fxpart.cost.problem import Problem
+from fxpart.placement.search.anneal_steady import anneal_steady, steady_load_s
+from fxpart.placement.search.coarsen import levels
+from fxpart.placement.search.load_tables import LoadTables
+from fxpart.placement.search.steady_tables import SteadyTables, joined_units, steady_tables
+
+__all__ = ["Annealer", "load_of", "toward_objective"]
+
+_COLD, _BLUNT, _KEEN = 1e-5, 8.0, 200.0
+_STEPS_A_UNIT, _LEAST_STEPS, _MOST_STEPS = 40, 2_000, 60_000
+
+
+def load_of(problem: Problem, device_of: IntArray) -> float:
+    """Return the largest load of any device or link in s; `device_of` (n,)."""
+    units = np.arange(problem.graph.n_ops, dtype=np.int64)
+    return float(steady_load_s(steady_tables(problem, units), device_of))
+
+
+def toward_objective(problem: Problem, placed: Assignment) -> Assignment:
+    """Return what a search for latency found, made better for throughput where that is asked for.
+
+    By one short annealing, always the same: the largest load is at most that of `placed`, and what
+    fits does so still.
+    """
+    if problem.objective != "throughput":
+        return placed
+    device_of = Annealer(problem).annealed(placed.device_of, placed.device_of, 0.01, 0)
+    return partition_by_device(problem.graph, device_of)
+
+
+@dataclass(eq=False, slots=True)
+class Annealer:
+    """Anneals a placement level by level for the least largest load."""
+
+    problem: Problem
+    _unit_of: IntArray = field(init=False)
+    _joined: LoadTables = field(init=False)
+    _watched: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find out whether memory could be short: whether not everything fits each device."""
+        _, unit_of = np.unique(self.problem.graph.group, return_inverse=True)
+        self._unit_of = unit_of.astype(np.int64)
+        self._joined = joined_units(self.problem, self._unit_of)
+        m, sizes = self.problem.memory, self.problem.topology.memory_bytes
+        everything = m.weight_bytes.sum() + m.alloc_bytes.sum() + m.value_bytes.sum()
+        self._watched = bool(everything > sizes.min())
+
+    def annealed(self, device_of: IntArray, labels: IntArray, heat: float, seed: int) -> IntArray:
+        """Return the best met from `device_of` on; what differs in `labels` is not contracted."""
+        units = len(self._joined.size_bytes)
+        of_unit = np.empty(units, dtype=np.int64)
+        of_unit[self._unit_of] = labels
+        target = 8 * len(self._joined.room_bytes)
+        maps = [np.arange(units, dtype=np.int64)]
+        for _, cluster_of in levels(self._joined, of_unit, target, seed):
+            maps.append(cluster_of[maps[-1]])
+        device_of = device_of.copy()
+        for level in range(len(maps) - 1, -1, -1):
+            cluster = maps[level][self._unit_of]
+            tables = steady_tables(self.problem, cluster)
+            home = np.empty(len(tables.time_s), dtype=np.int64)
+            home[cluster] = device_of
+            self._level(tables, home, heat if level == len(maps) - 1 else heat / 3, seed + level)
+            device_of = home[cluster]
+        return device_of
+
+    def _level(self, tables: SteadyTables, home: IntArray, heat: float, seed: int) -> None:
+        steps = min(max(_STEPS_A_UNIT * len(home), _LEAST_STEPS), _MOST_STEPS)
+        anneal_steady(
+            tables,
+            self.problem.memory,
+            self.problem.topology.memory_bytes,
+            self._watched,
+            home,
+            seed,
+            steps,
+            heat,
+            _COLD,
+            _BLUNT,
+            _KEEN,
+        )
