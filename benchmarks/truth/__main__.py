@@ -15,6 +15,7 @@ from typing import Protocol
 from benchmarks.text_table import markdown, table
 from benchmarks.truth import (
     collectives,
+    collectives_ring,
     gpt_fast,
     kernel_attention,
     kernel_decode,
@@ -51,6 +52,7 @@ SETS: tuple[TruthSet, ...] = (
     kernel_decode,
     kernels_interpolated,
     collectives,
+    collectives_ring,
     timm_memory,
     gpt_fast,
 )

@@ -10,7 +10,9 @@ Each ring is timed as if it had its links to itself: rings that share one betwee
 slowed by one another.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial as fixed
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +23,7 @@ from fxpart.core.data_parallel import DataParallel
 from fxpart.core.graph import PARTIAL, FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Link
 from fxpart.core.weight_state import with_state
-from fxpart.cost.collectives import collective_time_s
+from fxpart.cost.collectives import CollectiveCurves, collective_time_s
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
@@ -67,9 +69,11 @@ def check_bucket_bytes(bucket_bytes: int) -> None:
         raise SpecError(f"all_reduce.bucket_bytes={bucket_bytes} must be 1 or more")
 
 
-def ring_s(size_bytes: float, replicas: int, link: Link) -> float:
+def ring_s(
+    size_bytes: float, replicas: int, link: Link, curves: CollectiveCurves | None = None
+) -> float:
     """Return the seconds to sum `size_bytes` over a ring of `replicas` joined by such links."""
-    return collective_time_s("all_reduce", size_bytes, replicas, link)
+    return collective_time_s("all_reduce", size_bytes, replicas, link, curves)
 
 
 def partial_values(graph: OpGraph, value_batch_dim: IntArray) -> IntArray:
@@ -114,6 +118,7 @@ def all_reduce_cost(
     partial: IntArray,
     replicas: DataParallel,
     bucket_bytes: int = BUCKET_BYTES,
+    curves: CollectiveCurves | None = None,
 ) -> AllReduce:
     """Return what it costs to sum the values `partial` over the replicas.
 
@@ -129,6 +134,7 @@ def all_reduce_cost(
         partial: as `partial_values` returns them.
         replicas: the devices.
         bucket_bytes: gradients that are summed together, at least.
+        curves: what a library makes of the rings' links, as of `collective_time_s`.
 
     Raises:
         SpecError: for a placement with partitions that take turns, or buckets of no size.
@@ -143,7 +149,11 @@ def all_reduce_cost(
     sums = _sums(problem.graph, partial, evaluation)
     device_of, n = assignment.device_of, replicas.n_replicas
     costs = [
-        _of_device(sums.chosen(device_of[sums.made_by] == device), n, link, bucket_bytes)
+        _of_device(
+            sums.chosen(device_of[sums.made_by] == device),
+            fixed(ring_s, replicas=n, link=link, curves=curves),
+            bucket_bytes,
+        )
         for device, link in enumerate(replicas.links)
     ]
     reduced = np.array([of.reduced_bytes for of in costs], dtype=np.int64)
@@ -203,12 +213,11 @@ def _sums(graph: OpGraph, partial: IntArray, evaluation: Evaluation) -> _Sums:
     return whole.chosen(np.argsort(ready_s, kind="stable"))
 
 
-def _of_device(sums: _Sums, replicas: int, link: Link, bucket_bytes: int) -> _DeviceSums:
+def _of_device(sums: _Sums, sum_s: Callable[[float], float], bucket_bytes: int) -> _DeviceSums:
+    """Return what `sums` come to where so many bytes take `sum_s`."""
     late = sums.is_late
-    within_s = sum(ring_s(size, replicas, link) for size in sums.size_bytes[~late].tolist())
-    after_s, end_s = _ring_times(
-        sums.ready_s[late], sums.size_bytes[late], replicas, link, bucket_bytes
-    )
+    within_s = sum(map(sum_s, sums.size_bytes[~late].tolist()))
+    after_s, end_s = _ring_times(sums.chosen(late), sum_s, bucket_bytes)
     return _DeviceSums(int(sums.size_bytes.sum()), float(within_s), after_s, end_s)
 
 
@@ -228,14 +237,15 @@ def _own_storages(graph: OpGraph, values: IntArray) -> IntArray:
 
 
 def _ring_times(
-    ready_s: FloatArray, sizes: IntArray, replicas: int, link: Link, bucket_bytes: int
+    sums: _Sums, sum_s: Callable[[float], float], bucket_bytes: int
 ) -> tuple[float, float]:
     """Return the time that a ring is busy, and when it is done, for values in order."""
     busy_s, free_s, waiting = 0.0, 0.0, 0
-    for index, (ready, size) in enumerate(zip(ready_s.tolist(), sizes.tolist(), strict=True)):
+    ready_s, sizes = sums.ready_s.tolist(), sums.size_bytes.tolist()
+    for index, (ready, size) in enumerate(zip(ready_s, sizes, strict=True)):
         waiting += size
         if waiting >= bucket_bytes or index == len(sizes) - 1:
-            taken_s = ring_s(waiting, replicas, link)
+            taken_s = sum_s(waiting)
             free_s = max(free_s, ready) + taken_s
             busy_s += taken_s
             waiting = 0

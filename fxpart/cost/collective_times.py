@@ -6,7 +6,7 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
 from fxpart.core.topology import Link, Topology
-from fxpart.cost.collectives import COLLECTIVES, collective_time_s
+from fxpart.cost.collectives import COLLECTIVES, CollectiveCurves, collective_time_s
 from fxpart.cost.tables import LatencySource
 
 __all__ = ["TimesWithCollectives", "collective_bytes", "collective_kinds"]
@@ -48,6 +48,8 @@ class TimesWithCollectives:
     """Devices of a group."""
     links: tuple[Link, ...]
     """The slowest link of each group, of which the topology has one device each."""
+    curves: CollectiveCurves | None = None
+    """What a library makes of these links, as of `collective_time_s`."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D)."""
@@ -55,5 +57,7 @@ class TimesWithCollectives:
         kinds = collective_kinds(graph)
         for op, size_bytes in collective_bytes(graph).items():
             for device, link in enumerate(self.links[: topology.n_devices]):
-                times[op, device] = collective_time_s(kinds[op], size_bytes, self.size, link)
+                times[op, device] = collective_time_s(
+                    kinds[op], size_bytes, self.size, link, self.curves
+                )
         return times

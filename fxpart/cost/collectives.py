@@ -8,6 +8,7 @@ four numbers that `python -m benchmarks.truth.fit_kernels` fits to measured time
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -15,7 +16,14 @@ from fxpart.core.graph import FloatArray
 from fxpart.core.topology import Link
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["COLLECTIVES", "CollectiveCurve", "check_collective", "collective_time_s", "wire_bytes"]
+__all__ = [
+    "COLLECTIVES",
+    "CollectiveCurve",
+    "CollectiveCurves",
+    "check_collective",
+    "collective_time_s",
+    "wire_bytes",
+]
 
 COLLECTIVES = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1}
 """Each kind, and how often it sends (N - 1) / N of its bytes over a link."""
@@ -57,6 +65,10 @@ class CollectiveCurve:
         return seconds
 
 
+CollectiveCurves: TypeAlias = Mapping[str, CollectiveCurve]
+"""By kind; of one that is missing, and of none, times are those of a ring at the link's rate."""
+
+
 def check_collective(kind: str) -> None:
     """Raise `SpecError` for a kind of collective that is not known."""
     if kind not in COLLECTIVES:
@@ -74,7 +86,7 @@ def collective_time_s(
     size_bytes: float,
     ranks: int,
     link: Link,
-    curves: Mapping[str, CollectiveCurve] | None = None,
+    curves: CollectiveCurves | None = None,
 ) -> float:
     """Return the seconds that a collective takes over `ranks` devices.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import Link
-from fxpart.cost.collectives import collective_time_s
+from fxpart.cost.collectives import CollectiveCurves, collective_time_s
 
 __all__ = ["ShardedStep", "sharded_step"]
 
@@ -39,6 +39,7 @@ def sharded_step(
     replicas: int,
     link: Link,
     targets: Sequence[str],
+    curves: CollectiveCurves | None = None,
 ) -> ShardedStep:
     """Return what the collectives of `graph` cost, whose operators run in order on one device.
 
@@ -49,6 +50,7 @@ def sharded_step(
         replicas: that share the weights.
         link: the slowest between them.
         targets: of gathers, scatters and of waits for a scatter's buffer.
+        curves: what a library makes of such links, as of `collective_time_s`.
 
     """
     gather, scatter, wait = targets
@@ -62,13 +64,13 @@ def sharded_step(
         reads = graph.reads_of(op)
         if target == gather:
             made = int(graph.value_bytes[producer == op].sum())
-            seconds = collective_time_s("all_gather", made, replicas, link)
+            seconds = collective_time_s("all_gather", made, replicas, link, curves)
             ahead = _AHEAD if graph.forward_of[op] == op else 1
             start_s = max(gathers_s, copied_s[-ahead] if len(copied_s) >= ahead else 0.0)
             done_s[op] = gathers_s = start_s + seconds
         elif target == scatter:
             made = int(graph.value_bytes[reads[0]])
-            seconds = collective_time_s("reduce_scatter", made, replicas, link)
+            seconds = collective_time_s("reduce_scatter", made, replicas, link, curves)
             scatters_s = max(scatters_s, now_s) + seconds
         else:
             source = [int(producer[v]) for v in reads.tolist() if int(producer[v]) in done_s]

@@ -18,6 +18,7 @@ from fxpart.core.granularity import check_level, depth_of
 from fxpart.core.phases import check_phase
 from fxpart.core.tensor_groups import TensorGroups, tensor_groups
 from fxpart.cost.collective_times import TimesWithCollectives
+from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
@@ -41,7 +42,7 @@ from runner.experiment.carry_out import carry_out, check_execute
 from runner.experiment.device_memory import device_memory, does_not_fit, with_less_memory
 from runner.experiment.measured import Measured
 from runner.experiment.objective import check_objective, watched
-from runner.experiment.operator_times import check_latency, operator_times
+from runner.experiment.operator_times import check_latency, operator_times, ring_curves
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
@@ -172,42 +173,61 @@ def _fitted(config: Config) -> ScheduleResult | None:
     return scheduled(config, problem, place(problem))
 
 
+class _Dealt(NamedTuple):
+    """The devices in tensor-parallel groups, and these dealt out to replicas."""
+
+    groups: TensorGroups
+    parallel: DataParallel
+    group_curves: CollectiveCurves | None
+    """Of the links inside groups."""
+    curves: CollectiveCurves | None
+    """Of the links between replicas."""
+
+
 def _problem(
     config: Config, subject: Subject, spec: ModelSpec
-) -> tuple[Problem, LatencySource, DataParallel]:
-    """Return what is placed, where its times come from, and the replicas of its devices."""
-    groups, parallel = _dealt_out(config)
+) -> tuple[Problem, LatencySource, _Dealt]:
+    """Return what is placed, where its times come from, and how devices are dealt out."""
+    dealt = _dealt_out(config)
+    groups, parallel = dealt.groups, dealt.parallel
     rounding = rounding_bytes(config.devices, config.reserve)
     graph = placed_graph(subject.captured.graph, rounding, config.granularity)
     times = operator_times(config, subject, spec.key())
     if groups.size > 1:
         links = tuple(groups.links[group] for group in parallel.rings[0].tolist())
-        times = TimesWithCollectives(times, groups.size, links)
+        times = TimesWithCollectives(times, groups.size, links, dealt.group_curves)
     problem = make_problem(graph, parallel.replica, times, config.objective)
-    return problem, times, parallel
+    return problem, times, dealt
 
 
-def _dealt_out(config: Config) -> tuple[TensorGroups, DataParallel]:
+def _dealt_out(config: Config) -> _Dealt:
     """Return the devices in tensor-parallel groups, and these dealt out to replicas."""
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     topology = replace(topology, host_launch_s=host_launch_s(config))
     groups = tensor_groups(topology, config.tensor_parallel)
-    return groups, split_topology(groups.topology, config.data_parallel)
+    parallel = split_topology(groups.topology, config.data_parallel)
+    # Each device of a group is in a ring with those in its place in other replicas.
+    rings = groups.members[parallel.rings.T].swapaxes(1, 2).reshape(-1, parallel.n_replicas)
+    return _Dealt(
+        groups,
+        parallel,
+        group_curves=ring_curves(config.latency, topology, groups.members),
+        curves=ring_curves(config.latency, topology, rings),
+    )
 
 
 def _planned(config: Config, spec: ModelSpec) -> Result:
     # Cheap checks come before the capture.
     check(config)
     place = chosen_mode(config.mode)
-    groups, parallel = _dealt_out(config)
-    check_shard_devices(config, parallel)
+    check_shard_devices(config, _dealt_out(config).parallel)
     with progress(f"capturing {spec.name}"):
         subject = shared_subject(config, spec)
-    problem, times, parallel = _problem(config, subject, spec)
+    problem, times, dealt = _problem(config, subject, spec)
     compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
     count = counted(problem.graph.n_ops, "operator")
     with progress(f"placing {count} with {config.mode.name}{compiles}"):
-        found = _fitting_plan(config, subject, problem, parallel, place)
+        found = _fitting_plan(config, subject, problem, dealt, place)
         assignment, replicas = found.assignment, found.replicas
         whole = whole_modules(config, problem, assignment, place)
     return Result(
@@ -227,7 +247,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         subject_line=subject_line(config, subject.unconverted or subject.captured.graph),
         times_note=_source_note(config, times, problem) or _times_note(config),
         shards=found.shards,
-        split=split_cost(problem, assignment, groups) if groups.size > 1 else None,
+        split=split_cost(problem, assignment, dealt.groups) if dealt.groups.size > 1 else None,
         curve=found.curve,
     )
 
@@ -255,7 +275,7 @@ class _Plan:
 
 
 def _fitting_plan(
-    config: Config, subject: Subject, problem: Problem, parallel: DataParallel, place: Place
+    config: Config, subject: Subject, problem: Problem, dealt: _Dealt, place: Place
 ) -> _Plan:
     """Return a plan whose devices hold what it needs beside tensors, too.
 
@@ -277,7 +297,7 @@ def _fitting_plan(
                 raise
             raise does_not_fit(failed.device_memory) from error
         made = _Made(assignment, time.perf_counter() - begin, tuple(curve))
-        found = _costed(config, subject, problem, parallel, made)
+        found = _costed(config, subject, problem, dealt, made)
         if all(need.verdict != "does not fit" for need in found.device_memory):
             return found
         failed = found
@@ -287,7 +307,7 @@ def _fitting_plan(
 
 
 def _costed(
-    config: Config, subject: Subject, problem: Problem, parallel: DataParallel, made: _Made
+    config: Config, subject: Subject, problem: Problem, dealt: _Dealt, made: _Made
 ) -> _Plan:
     """Return what a placement costs."""
     assignment = made.assignment
@@ -298,12 +318,13 @@ def _costed(
             problem,
             assignment,
             evaluation=evaluation,
-            parallel=parallel,
+            parallel=dealt.parallel,
             partial=subject.partial,
+            curves=dealt.curves,
         )
     shards: ShardedStep | None = None
     if config.zero:
-        evaluation, shards = with_shards(config, problem, evaluation, parallel)
+        evaluation, shards = with_shards(config, problem, evaluation, dealt.parallel, dealt.curves)
     sums = replicas.cost if replicas else None
     schedule = scheduled(config, problem, assignment, sums)
     # A published problem has sizes of its own, and devices that are no real ones.

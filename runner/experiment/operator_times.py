@@ -4,7 +4,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fxpart.capture.captured import step_key
+from fxpart.core.graph import IntArray
+from fxpart.core.topology import Topology
 from fxpart.cost.calibration import read_calibration
+from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.curves.family import family_from
 from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.profile import OperatorProfile, profile_path, read_profile, write_profile
@@ -17,7 +20,13 @@ from runner.experiment.subject import Subject, symbols_of
 from runner.experiment.training import is_training, step_options
 from runner.output.terminal import counted, progress
 
-__all__ = ["MOST_MEASURED", "check_latency", "is_measured", "operator_times"]
+__all__ = [
+    "MOST_MEASURED",
+    "check_latency",
+    "is_measured",
+    "operator_times",
+    "ring_curves",
+]
 
 MOST_MEASURED = {"repeats": 10_000, "threads": 1024}
 """Most runs of what is timed, and most threads: the system has no room for many more."""
@@ -112,6 +121,32 @@ def _traced(config: Config, subject: Subject, model: Mapping[str, object]) -> La
 
 
 _NO_FILE = "latency=trace needs a trace of torch.profiler; name it with latency.file=trace.json"
+
+
+def ring_curves(
+    latency: LatencyConfig, topology: Topology, rings: IntArray
+) -> CollectiveCurves | None:
+    """Return what NCCL makes of the links of `rings`, where that was measured.
+
+    That is with ``latency=kernels``, between devices of one family in one machine. In other rings,
+    which None stands for, collectives go at the rates of their links.
+
+    Args:
+        latency: the source of times.
+        topology: all devices.
+        rings: those of each, shape (rings, devices).
+
+    """
+    if latency.source != "kernels":
+        return None
+    members = [[topology.devices[device] for device in ring] for ring in rings.tolist()]
+    if any(len({device.node for device in ring}) > 1 for ring in members):
+        return None
+    families = {device.curves for ring in members for device in ring}
+    model = _kernel_model(latency)
+    if len(families) > 1 or not families <= set(model.families):
+        return None
+    return model.families[families.pop()].collectives
 
 
 def _kernel_model(latency: LatencyConfig) -> KernelModel:

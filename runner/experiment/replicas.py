@@ -6,6 +6,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import DataParallel, check_replica_count
 from fxpart.core.graph import IntArray
 from fxpart.cost.all_reduce import AllReduce, all_reduce_cost, check_bucket_bytes
+from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
@@ -56,8 +57,12 @@ def with_sums(
     evaluation: Evaluation,
     parallel: DataParallel,
     partial: IntArray,
+    curves: CollectiveCurves | None = None,
 ) -> tuple[Evaluation, Replicas]:
-    """Return the `evaluation` of one replica with the sums over all in its times, and these."""
+    """Return the `evaluation` of one replica with the sums over all in its times, and these.
+
+    `curves` are of the links between replicas.
+    """
     cost = all_reduce_cost(
         problem,
         assignment,
@@ -65,6 +70,7 @@ def with_sums(
         partial=partial,
         replicas=parallel,
         bucket_bytes=config.all_reduce.bucket_bytes,
+        curves=curves,
     )
     whole = replace(evaluation, latency_s=cost.latency_s, throughput_per_s=cost.throughput_per_s)
     return whole, Replicas(parallel, cost)

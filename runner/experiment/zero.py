@@ -7,7 +7,7 @@ import numpy as np
 from fxpart.core.data_parallel import DataParallel
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.all_reduce import with_buckets
-from fxpart.cost.collectives import collective_time_s
+from fxpart.cost.collectives import CollectiveCurves, collective_time_s
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.prefetch import ShardedStep, sharded_step
 from fxpart.cost.problem import Problem
@@ -81,9 +81,16 @@ def sharded_graph(config: Config, graph: OpGraph, partial: IntArray) -> tuple[Op
 
 
 def with_shards(
-    config: Config, problem: Problem, evaluation: Evaluation, parallel: DataParallel
+    config: Config,
+    problem: Problem,
+    evaluation: Evaluation,
+    parallel: DataParallel,
+    curves: CollectiveCurves | None = None,
 ) -> tuple[Evaluation, ShardedStep]:
-    """Return the `evaluation` of a replica with the collectives of its shards in its times."""
+    """Return the `evaluation` of a replica with the collectives of its shards in its times.
+
+    `curves` are of the links between replicas.
+    """
     graph, n = problem.graph, parallel.n_replicas
     if config.zero >= _WEIGHTS:
         op_s = problem.costs.op_time_s[:, 0]
@@ -94,12 +101,13 @@ def with_shards(
             replicas=n,
             link=parallel.links[0],
             targets=(GATHER, SCATTER, WAIT),
+            curves=curves,
         )
     else:
         # Updated parts of the weights are gathered when all is done.
         sizes = [use.weight_bytes for use in evaluation.devices]
         seconds = [
-            collective_time_s("all_gather", size, n, link)
+            collective_time_s("all_gather", size, n, link, curves)
             for size, link in zip(sizes, parallel.links, strict=True)
         ]
         more_s = max(seconds)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar
 
-from fxpart.cost.collectives import CollectiveCurve, check_collective
+from fxpart.cost.collectives import CollectiveCurve, CollectiveCurves, check_collective
 from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
 from fxpart.cost.curves.gemm import GemmCurve
 from fxpart.errors import SpecError, nearest_names
@@ -21,8 +21,8 @@ class CurveFamily:
     gemm: GemmCurve
     attention: AttentionCurve
     decode: DecodeCurve
-    collectives: Mapping[str, CollectiveCurve] = field(default_factory=dict)
-    """By kind, between devices of one machine."""
+    collectives: CollectiveCurves = field(default_factory=dict)
+    """Between devices of one machine."""
 
 
 _KINDS: Mapping[str, type] = {
