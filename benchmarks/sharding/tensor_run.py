@@ -1,17 +1,19 @@
 """A tensor-parallel model really run: torch's own styles on the plan that its class states."""
 
 import gc
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate
+from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
+    PrepareModuleInput,
     RowwiseParallel,
+    SequenceParallel,
     parallelize_module,
 )
 
@@ -43,10 +45,13 @@ class Counted:
 def tensor_run(rank: int, size: int, spec: ModelSpec) -> Counted:
     """Return what this process counts of the model that `spec` names, split over the group."""
     with seeded(0, CPU):
-        built = build_model(spec, CPU)
+        built = build_model(replace(spec, sequence_parallel=False), CPU)
     mesh = init_device_mesh("cpu", (size,))
-    _parallelized(built.module, mesh)
-    return _counted(built.module, built.kwargs)
+    if spec.sequence_parallel:
+        _with_sequences(built.module, mesh)
+    else:
+        _parallelized(built.module, mesh)
+    return _counted(built.module, built.kwargs, has_pieces=spec.sequence_parallel)
 
 
 def whole_run(rank: int, size: int, spec: ModelSpec) -> Counted:
@@ -81,9 +86,43 @@ def _parallelized(module: nn.Module, mesh: Any) -> None:  # noqa: ANN401 - a Dev
     parallelize_module(module, mesh, {path: made[style] for path, style in styles.items()})
 
 
-def _counted(module: nn.Module, inputs: dict[str, Tensor]) -> Counted:
+def _with_sequences(module: nn.Module, mesh: Any) -> None:  # noqa: ANN401 - a DeviceMesh
+    """Split a model as torchtitan splits its Llama: norms see pieces of the sequence."""
+    styles, pieces = tensor_plan(module), Shard(1)
+    made: dict[str, ParallelStyle] = {
+        "colwise": ColwiseParallel(),
+        "rowwise": RowwiseParallel(output_layouts=pieces),
+        "colwise_gather_output": ColwiseParallel(input_layouts=pieces, output_layouts=Replicate()),
+        "embedding_rowwise": RowwiseParallel(input_layouts=Replicate(), output_layouts=pieces),
+    }
+    plan = {path: made[style] for path, style in styles.items()}
+    for path, _ in module.named_modules():
+        if path.endswith("norm"):
+            plan[path] = SequenceParallel(use_local_output=True)
+        elif path.endswith("self_attn"):
+            plan[path] = PrepareModuleInput(
+                input_kwarg_layouts={"hidden_states": pieces},
+                desired_input_kwarg_layouts={"hidden_states": Replicate()},
+            )
+        elif path.endswith("mlp"):
+            plan[path] = PrepareModuleInput(input_layouts=pieces, desired_input_layouts=Replicate())
+    parallelize_module(module, mesh, plan)
+
+
+def _sum_partial_gradients(module: nn.Module) -> None:
+    """Sum the gradients of norms, which torch leaves in parts until an optimizer reads them."""
+    for parameter in module.parameters():
+        gradient = parameter.grad
+        if isinstance(gradient, DTensor) and any(p.is_partial() for p in gradient.placements):
+            parameter.grad = gradient.redistribute(placements=[Replicate()])
+
+
+def _counted(module: nn.Module, inputs: dict[str, Tensor], *, has_pieces: bool = False) -> Counted:
     resident = [*module.parameters(), *module.buffers(), *inputs.values()]
     weights = sum(t.nbytes for t in local_parts(list(module.parameters())))
+    # Counted here: of the embeddings each process may have a piece.
+    positions = torch.arange(inputs["input_ids"].shape[1]).unsqueeze(0)
+    inputs = {**inputs, "position_ids": positions} if has_pieces else inputs
     labelled = {**inputs, "labels": inputs["input_ids"]}
     with torch.no_grad():
         module(**inputs)
@@ -98,6 +137,7 @@ def _counted(module: nn.Module, inputs: dict[str, Tensor]) -> Counted:
     with step:
         loss = module(**labelled)[0]
         loss.backward()
+        _sum_partial_gradients(module)
     (shown,) = local_parts([result])
     return Counted(
         weights,

@@ -11,11 +11,22 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-__all__ = ["all_gather", "all_reduce", "embedded_rows", "sum_gradient"]
+__all__ = [
+    "all_gather",
+    "all_reduce",
+    "embedded_rows",
+    "gather_sequence",
+    "scatter_sequence",
+    "sum_gradient",
+]
 
 _REDUCE, _GATHER = "fxpart::all_reduce", "fxpart::all_gather"
 _SUM, _JOIN = "fxpart::sum_gradient", "fxpart::joined_parts"
 _ROWS = "fxpart::embedded_rows"
+_SCATTER = "fxpart::reduce_scatter"
+_ENTER, _LEAVE = "fxpart::gathered_sequence", "fxpart::scattered_sequence"
+_SEQUENCE = 1
+"""The dimension of the positions, after the batch."""
 
 
 def all_reduce(x: Tensor, group: int) -> Tensor:
@@ -32,7 +43,23 @@ def all_gather(x: Tensor, group: int) -> Tensor:
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = torch.ops.fxpart.joined_parts(x, group)
         return result
-    return _joined(x, group)
+    return _joined(x, group, -1)
+
+
+def gather_sequence(x: Tensor, group: int) -> Tensor:
+    """Return the positions of all devices; its gradient, a part on each, is reduce-scattered."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        result: Tensor = torch.ops.fxpart.gathered_sequence(x, group)
+        return result
+    return _joined(x, group, _SEQUENCE)
+
+
+def scatter_sequence(x: Tensor, group: int) -> Tensor:
+    """Return this device's positions of the sum of `x`; its gradient is gathered."""
+    if torch.is_grad_enabled() and x.requires_grad:
+        result: Tensor = torch.ops.fxpart.scattered_sequence(x, group)
+        return result
+    return _scattered_positions(x, group)
 
 
 def sum_gradient(x: Tensor, group: int) -> Tensor:
@@ -63,6 +90,9 @@ torch.library.define(_GATHER, "(Tensor x, int group) -> Tensor")
 torch.library.define(_SUM, "(Tensor(a) x, int group) -> Tensor(a)")
 torch.library.define(_ROWS, "(Tensor ids, Tensor weight, int group, int rank) -> Tensor")
 torch.library.define(_JOIN, "(Tensor x, int group) -> Tensor")
+torch.library.define(_SCATTER, "(Tensor x, int group) -> Tensor")
+torch.library.define(_ENTER, "(Tensor x, int group) -> Tensor")
+torch.library.define(_LEAVE, "(Tensor x, int group) -> Tensor")
 
 
 @torch.library.impl(_REDUCE, "CPU")
@@ -87,7 +117,19 @@ def _gathered_shape(x: Tensor, group: int) -> Tensor:
     return x.new_empty((group, *x.shape))
 
 
+@torch.library.impl(_SCATTER, "CPU")
+def _scattered(x: Tensor, group: int) -> Tensor:
+    result = x.new_empty(x.shape[1:])
+    dist.reduce_scatter_tensor(result, x.contiguous().flatten(0, 1))
+    return result
+
+
+def _scattered_shape(x: Tensor, group: int) -> Tensor:
+    return x.new_empty(x.shape[1:])
+
+
 torch.library.register_fake(_REDUCE, _reduced_shape)
+torch.library.register_fake(_SCATTER, _scattered_shape)
 torch.library.register_fake(_GATHER, _gathered_shape)
 
 
@@ -121,15 +163,54 @@ class _JoinParts(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
         ctx.group = group
-        return _joined(x, group)
+        return _joined(x, group, -1)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         return torch.chunk(gradient, ctx.group, dim=-1)[_rank()].contiguous(), None
 
 
-def _joined(x: Tensor, group: int) -> Tensor:
-    return torch.cat(torch.unbind(torch.ops.fxpart.all_gather(x, group)), dim=-1)
+class _GatherSequence(Function):
+    """Megatron's `g`, with its gradient (Korthikanti et al., arXiv:2205.05198)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
+        ctx.group = group
+        return _joined(x, group, _SEQUENCE)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return _scattered_positions(gradient, ctx.group), None
+
+
+class _ScatterSequence(Function):
+    """Its conjugate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
+        ctx.group = group
+        return _scattered_positions(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return _joined(gradient, ctx.group, _SEQUENCE), None
+
+
+def _joined(x: Tensor, group: int, dim: int) -> Tensor:
+    parts = torch.ops.fxpart.all_gather(x, group)
+    if dim == _SEQUENCE and x.shape[0] == 1:  # they lie one after the other as they are
+        whole: Tensor = parts.reshape(1, group * x.shape[1], *x.shape[2:])
+        return whole
+    return torch.cat(torch.unbind(parts), dim=dim)
+
+
+def _scattered_positions(x: Tensor, group: int) -> Tensor:
+    if x.shape[0] == 1:
+        parts = x.reshape(group, 1, x.shape[1] // group, *x.shape[2:])
+    else:
+        parts = torch.stack(torch.chunk(x, group, dim=_SEQUENCE))
+    result: Tensor = torch.ops.fxpart.reduce_scatter(parts, group)
+    return result
 
 
 class _EmbeddedRows(Function):
@@ -175,6 +256,18 @@ def _apply_join(x: Tensor, group: int) -> Tensor:
     return result
 
 
+def _apply_enter(x: Tensor, group: int) -> Tensor:
+    result: Tensor = _GatherSequence.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _apply_leave(x: Tensor, group: int) -> Tensor:
+    result: Tensor = _ScatterSequence.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+torch.library.impl(_ENTER, "CompositeImplicitAutograd", _apply_enter)
+torch.library.impl(_LEAVE, "CompositeImplicitAutograd", _apply_leave)
 torch.library.impl(_SUM, "CompositeImplicitAutograd", _apply_sum)
 torch.library.impl(_JOIN, "CompositeImplicitAutograd", _apply_join)
 torch.library.impl(_ROWS, "CompositeImplicitAutograd", _apply_rows)

@@ -15,7 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.errors import NotApplicableError, nearest_names
-from fxpart.sharding.collectives import all_gather, all_reduce, embedded_rows, sum_gradient
+from fxpart.sharding.collectives import (
+    all_gather,
+    all_reduce,
+    embedded_rows,
+    gather_sequence,
+    scatter_sequence,
+    sum_gradient,
+)
+from fxpart.sharding.sequence import Regions, count_positions, regions_of
 from fxpart.sharding.tensor_plan import check_heads, tensor_plan
 
 __all__ = ["shard_module"]
@@ -33,10 +41,30 @@ class _Group:
     """By the id of the whole parameter, which tied modules share: its shard and the dimension."""
     wholes: list[nn.Parameter] = field(default_factory=list)
     """Keeps these, and so their ids."""
+    regions: Regions | None = None
+    """With sequence parallelism: where activations are whole. Elsewhere they are parts."""
+
+    def entered(self, x: Tensor, path: str) -> Tensor:
+        """Return the input of a layer split by columns, whose gradient is summed."""
+        if self.regions is None:
+            return sum_gradient(x, self.size)
+        # That of a region is gathered once for all its layers.
+        return x if path in self.regions.inner else gather_sequence(x, self.size)
+
+    def left(self, x: Tensor) -> Tensor:
+        """Return the sum of what each device has a part of; of a sequence this device's piece."""
+        if self.regions is None:
+            return all_reduce(x, self.size)
+        return scatter_sequence(x, self.size)
 
 
 def shard_module(
-    module: nn.Module, group: int, rank: int = 0, plan: Mapping[str, str] | None = None
+    module: nn.Module,
+    group: int,
+    rank: int = 0,
+    plan: Mapping[str, str] | None = None,
+    *,
+    sequence: bool = False,
 ) -> nn.Module:
     """Turn `module` into the part of it on device `rank` of a group of `group`, and return it.
 
@@ -45,6 +73,8 @@ def shard_module(
         group: devices of the group.
         rank: which of them.
         plan: the style of modules and parameters by path; None for `tensor_plan`.
+        sequence: whether what lies between split layers is split along the sequence (Korthikanti
+            et al., arXiv:2205.05198), as by torch's `SequenceParallel`.
 
     Raises:
         NotApplicableError: for a model without a plan, a style that is not known, or sizes that
@@ -57,6 +87,8 @@ def shard_module(
     styles = tensor_plan(module) if plan is None else dict(plan)
     parameters = dict(module.named_parameters(remove_duplicate=False))
     state = _Group(group, rank)
+    if sequence:
+        state.regions = regions_of(module, styles)
     for path, style in styles.items():
         if style not in _STYLES:
             raise NotApplicableError(
@@ -68,7 +100,25 @@ def shard_module(
             _shard(module.get_submodule(owner), name, state, style, path)
         else:
             _STYLES[style](module.get_submodule(path), state, path)
+    if state.regions is not None:
+        _split_sequence(module, state, state.regions)
     return module
+
+
+def _split_sequence(module: nn.Module, group: _Group, regions: Regions) -> None:
+    """Gather positions where a region begins; weights outside meet those of this device alone."""
+    for path in regions.paths:
+        _wrap(module.get_submodule(path), partial(_gathered_input, group))
+    for path in regions.outside:
+        _sum_weight_gradients(module.get_submodule(path), group, path)
+    count_positions(module.get_submodule(regions.embedding_owner))
+
+
+def _gathered_input(group: _Group, forward: _Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    if args:
+        return forward(gather_sequence(args[0], group.size), *args[1:], **kwargs)
+    name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+    return forward(**{**kwargs, name: gather_sequence(kwargs[name], group.size)})
 
 
 def _shard(module: nn.Module, name: str, group: _Group, style: str, path: str) -> None:
@@ -133,7 +183,7 @@ def _colwise(module: nn.Module, group: _Group, path: str) -> None:
     _shard_all(module, group, "colwise", path)
 
     def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return forward(sum_gradient(x, group.size), *args, **kwargs)
+        return forward(group.entered(x, path), *args, **kwargs)
 
     _wrap(module, run)
 
@@ -142,16 +192,18 @@ def _packed_colwise(module: nn.Module, group: _Group, path: str) -> None:
     _shard_all(module, group, "packed_colwise", path)
 
     def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return forward(sum_gradient(x, group.size), *args, **kwargs)
+        return forward(group.entered(x, path), *args, **kwargs)
 
     _wrap(module, run)
 
 
 def _colwise_gather(module: nn.Module, group: _Group, path: str) -> None:
-    _colwise(module, group, path)
+    _shard_all(module, group, "colwise", path)
 
-    def run(forward: _Forward, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
-        return all_gather(forward(*args, **kwargs), group.size)
+    def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
+        # Held until the outputs are gathered, as by the hooks of torch's `ColwiseParallel`.
+        x = group.entered(x, path)
+        return all_gather(forward(x, *args, **kwargs), group.size)
 
     _wrap(module, run)
 
@@ -162,14 +214,14 @@ def _rowwise(module: nn.Module, group: _Group, path: str) -> None:
     def run(forward: _Forward, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
         bias = module._parameters.get("bias")
         if bias is None:
-            return all_reduce(forward(*args, **kwargs), group.size)
+            return group.left(forward(*args, **kwargs))
         # Added once, to the sum.
         module._parameters["bias"] = None
         try:
-            total = all_reduce(forward(*args, **kwargs), group.size)
+            total = group.left(forward(*args, **kwargs))
         finally:
             module._parameters["bias"] = bias
-        return total + bias
+        return total + (bias if group.regions is None else sum_gradient(bias, group.size))
 
     _wrap(module, run)
 
@@ -190,7 +242,7 @@ def _embedding_rowwise(module: nn.Module, group: _Group, path: str) -> None:
 
     def run(forward: _Forward, ids: Tensor) -> Tensor:
         weight: Any = module._parameters["weight"]
-        return all_reduce(embedded_rows(ids, weight, group.size, group.rank), group.size)
+        return group.left(embedded_rows(ids, weight, group.size, group.rank))
 
     _wrap(module, run)
 

@@ -314,6 +314,8 @@ class _Sections:
     """What replicas shard of a training step: one of `fxpart.sharding.zero.STAGES`."""
     tensor_parallel: int = 1
     """Devices that share every operator, in groups of so many neighbours."""
+    sequence_parallel: bool = False
+    """Whether these also split, along the sequence, what lies between the layers they share."""
     batch_sweep: int = 64
     """With a symbolic batch, sizes from 1 to this are costed."""
     microbatches: int = 1

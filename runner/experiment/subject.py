@@ -109,6 +109,7 @@ def model_spec(config: Config) -> ModelSpec:
         cache_len=config.context_len if is_serving(config) else None,
         dtype=model.dtype,
         tensor_parallel=config.tensor_parallel,
+        sequence_parallel=config.sequence_parallel,
         loss=model.loss if is_training(config) else None,
         depends_on=tuple(model.depends_on),
     )

@@ -10,6 +10,7 @@ from fxpart.cost.collective_times import collective_bytes
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
+from runner.experiment.serving import is_serving
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
@@ -35,6 +36,8 @@ def check_split(config: Config) -> None:
     size = config.tensor_parallel
     if size < 1:
         raise SpecError(f"tensor_parallel={size} must be 1 or more")
+    if config.sequence_parallel:
+        _check_sequence(config)
     if size == 1:
         return
     rest = {
@@ -50,6 +53,19 @@ def check_split(config: Config) -> None:
                 f"tensor_parallel={size} is planned operator by operator at one size, and not run"
                 f" here; leave out {choice}, or tensor_parallel"
             )
+
+
+def _check_sequence(config: Config) -> None:
+    if config.tensor_parallel == 1:
+        raise NotApplicableError(
+            "sequence_parallel=true splits what lies between tensor-parallel layers, got"
+            " tensor_parallel=1; add tensor_parallel=2 or more"
+        )
+    if is_serving(config):
+        raise NotApplicableError(
+            f"sequence_parallel=true splits whole sequences, got phase={config.phase.name}; use"
+            " phase=training or phase=inference"
+        )
 
 
 def split_cost(problem: Problem, assignment: Assignment, groups: TensorGroups) -> TensorSplit:

@@ -145,7 +145,8 @@ def _sharded_by(config: Config) -> str:
     """Return the functions of torch that split layers or shard a step as planned."""
     engines = []
     if config.tensor_parallel > 1:
-        engines.append("parallelize_module by the plan of the model's class")
+        norms = " and SequenceParallel for its norms" if config.sequence_parallel else ""
+        engines.append(f"parallelize_module by the plan of the model's class{norms}")
     if config.zero == 1:
         engines.append("DistributedDataParallel with ZeroRedundancyOptimizer")
     if config.zero > 1:

@@ -238,6 +238,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "data_parallel": config.data_parallel,
         "all_reduce": asdict(config.all_reduce) if config.data_parallel > 1 else {},
         "tensor_parallel": config.tensor_parallel,
+        "sequence_parallel": config.sequence_parallel,
         "zero": config.zero,
         "symbolic": config.capture.symbolic,
         "batch_sweep": config.batch_sweep if config.capture.symbolic != "none" else None,

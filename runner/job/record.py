@@ -175,6 +175,8 @@ def _chosen(config: Config) -> dict[str, object]:
         kept["zero"] = config.zero
     if config.tensor_parallel > 1:
         kept["tensor_parallel"] = config.tensor_parallel
+    if config.sequence_parallel:
+        kept["sequence_parallel"] = config.sequence_parallel
     if config.capture.symbolic != "none":
         kept["capture.symbolic"] = config.capture.symbolic
     kept["reserve"] = config.reserve.name

@@ -131,3 +131,11 @@ def test_a_packed_weight_is_split_half_by_half() -> None:
         layer.weight = nn.Parameter(weight)
         shard_module(nn.Sequential(layer), 2, rank, plan={"0": "packed_colwise"})
         assert layer.weight.flatten().tolist() == rows
+
+
+def test_a_plan_with_experts_is_not_split_along_the_sequence() -> None:
+    block = nn.ModuleDict({"gate": nn.Linear(4, 4), "experts": nn.Linear(4, 4)})
+    with pytest.raises(NotApplicableError, match="plan of ModuleDict experts is moe_tp_experts"):
+        shard_module(block, 2, plan={"experts": "moe_tp_experts"}, sequence=True)
+    with pytest.raises(NotApplicableError, match="layer does not both begin by columns"):
+        shard_module(block, 2, plan={"layer.gate": "colwise"}, sequence=True)

@@ -110,6 +110,7 @@ def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
     module = _part(_moved(whole, place), spec)
     try:
         inputs = architecture_inputs(spec, module)
+        _check_pieces(spec, inputs)
         if place.type != "meta":
             inputs = drawn_inputs(module, inputs, place)
             if spec.step is not None:
@@ -132,7 +133,15 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
         return module
     from fxpart.sharding.local_module import shard_module
 
-    return shard_module(module, spec.tensor_parallel)
+    return shard_module(module, spec.tensor_parallel, sequence=spec.sequence_parallel)
+
+
+def _check_pieces(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> None:
+    """Refuse a sequence that does not come to equal pieces."""
+    if spec.sequence_parallel and "input_ids" in inputs:
+        from fxpart.sharding.sequence import check_positions
+
+        check_positions(inputs["input_ids"].shape[1], spec.tensor_parallel)
 
 
 def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # noqa: ANN401

@@ -81,6 +81,8 @@ class ModelSpec:
     """Dtype of weights and real-valued inputs, one of `DTYPES`."""
     tensor_parallel: int = 1
     """Devices that share every operator; the model is the part of one of them."""
+    sequence_parallel: bool = False
+    """Whether these also split, along the sequence, what lies between the layers they share."""
     loss: str | None = None
     """Of a training step: ``own``, what the model computes from labels, which are then among the
     inputs of an architecture that has such a loss; ``mean``, that of its outputs; or
@@ -157,6 +159,8 @@ class ModelSpec:
         }
         if self.tensor_parallel == 1:  # a whole model is what it is called without
             del fields["tensor_parallel"]
+        if not self.sequence_parallel:
+            del fields["sequence_parallel"]
         if self.factory == _TIMM:
             fields["timm"] = installed_version("timm")
         version = installed_version("transformers")

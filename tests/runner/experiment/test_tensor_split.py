@@ -1,9 +1,11 @@
 """Tensor parallelism as a run has it."""
 
 import re
+from collections import Counter
 
 import pytest
 
+from fxpart.cost.collective_times import collective_kinds
 from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import Result, model_spec, plan
 from runner.experiment.headline import headline
@@ -51,6 +53,31 @@ def test_a_group_shares_weights_and_waits_for_its_collectives() -> None:
     assert split.split is not None
     assert split_line(split.split).startswith("1 group of 4 devices; 4 collectives of 14.00 KiB")
     assert "parameters a device" in split.subject_line
+
+
+def test_a_piece_of_the_sequence_is_kept_between_layers() -> None:
+    groups = ("devices=4x16gb", "data_parallel=2", "tensor_parallel=2", "model.batch_size=4")
+    step = (*groups, "phase=training", "mode=single", "optimizer=none")
+    whole, pieces = (_planned(*step, f"sequence_parallel={on}") for on in ("false", "true"))
+    assert pieces.evaluation.devices[0].peak_bytes < whole.evaluation.devices[0].peak_bytes
+    # Of embedding, attention, MLP and head: a gather or a scatter forward, its counterpart
+    # backward, two of each of attention and MLP; the logits; the weights of three norms.
+    kinds = Counter(collective_kinds(pieces.problem.graph).values())
+    assert kinds == {"reduce_scatter": 6, "all_gather": 6 + 1, "all_reduce": 3}
+    assert "sequence_parallel=true" in pieces.subject_line
+
+
+def test_a_sequence_in_pieces_asks_for_a_group_and_whole_sequences() -> None:
+    for overrides, message in (
+        (("sequence_parallel=true",), "got tensor_parallel=1; add tensor_parallel=2"),
+        (("sequence_parallel=true", "tensor_parallel=2", "phase=decode"), "got phase=decode"),
+    ):
+        with pytest.raises(NotApplicableError, match=message):
+            check_split(read(*TINY, *overrides))
+    with pytest.raises(NotApplicableError, match=r"use model\.seq_len=16 or 18"):
+        _planned(
+            "sequence_parallel=true", "tensor_parallel=2", "model.seq_len=17", "devices=2x16gb"
+        )
 
 
 def test_a_pipeline_has_groups_as_stages() -> None:

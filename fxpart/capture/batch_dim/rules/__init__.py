@@ -52,6 +52,7 @@ from fxpart.capture.batch_dim.rules.views import (
     gathered,
     item,
     repeated,
+    scattered,
     select_backward,
     slice_backward,
     stack,
@@ -76,6 +77,7 @@ _NAMES: tuple[tuple[Rule, str], ...] = (
         " dropout_identity _conj conj resolve_conj",
     ),
     (gathered, "all_gather"),
+    (scattered, "reduce_scatter"),
     (slice_backward, "slice_backward"),
     (band, "tril triu"),
     (

@@ -13,6 +13,7 @@ __all__ = [
     "gathered",
     "item",
     "repeated",
+    "scattered",
     "select_backward",
     "slice_backward",
     "stack",
@@ -137,6 +138,12 @@ def gathered(call: Call) -> list[Layout]:
     """Return the layout of the parts of a tensor-parallel group, in a new first dimension."""
     at = call.layout(call.first())
     return [replace(at, dim=at.dim + 1) if at.is_split else at]
+
+
+def scattered(call: Call) -> list[Layout]:
+    """Return the layout of this device's part of a sum, of parts in a first dimension."""
+    at = call.layout(call.first())
+    return [replace(at, dim=at.dim - 1) if at.is_split else at]
 
 
 def select_backward(call: Call) -> list[Layout]:

@@ -1,0 +1,108 @@
+"""`regions_of`: where a sequence-parallel model has whole activations, and where pieces of them.
+
+Between two regions of tensor parallelism each device has its piece of the sequence, of the residual
+stream, norms and dropout: Korthikanti et al., Reducing activation recomputation in large
+transformer models, MLSys 2023, arXiv:2205.05198. A region is a module that begins with layers split
+by columns and ends with one split by rows, as attention and MLP do.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from fxpart.errors import NotApplicableError
+
+__all__ = ["Regions", "check_positions", "count_positions", "regions_of"]
+
+_COLUMNS = ("colwise", "packed_colwise")
+_HEADS = ("colwise_gather_output", "colwise_rep")
+_ROWS = ("rowwise", "packed_rowwise")
+_INSIDE = ("replicated_with_grad_allreduce", "replicate")
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """The modules of a model by what they see of a sequence."""
+
+    paths: tuple[str, ...]
+    """Whose input is gathered for all layers inside, and whose output is scattered."""
+    inner: frozenset[str]
+    """Layers split by columns inside of them."""
+    outside: tuple[str, ...]
+    """Modules with weights that see this device's positions alone."""
+    embedding_owner: str
+    """The module whose embedding is the first to be scattered."""
+
+
+def regions_of(module: nn.Module, styles: Mapping[str, str]) -> Regions:
+    """Return the regions of a model with a tensor-parallel plan.
+
+    Raises:
+        NotApplicableError: for a plan with other layers than these.
+
+    """
+    parameters = {name for name, _ in module.named_parameters(remove_duplicate=False)}
+    by_parent: dict[str, set[str]] = {}
+    embeddings: list[str] = []
+    for path, style in styles.items():
+        if path in parameters:
+            continue
+        parent = path.rpartition(".")[0]
+        if style in _COLUMNS or style in _ROWS:
+            by_parent.setdefault(parent, set()).add("row" if style in _ROWS else "column")
+        elif style == "embedding_rowwise":
+            embeddings.append(path)
+        elif style not in _HEADS and style not in _INSIDE:
+            raise _refused(module, f"{path} is {style}")
+    odd = next((path for path, kinds in by_parent.items() if len(kinds) < 2), None)
+    if odd is not None:
+        raise _refused(module, f"{odd} does not both begin by columns and end by rows")
+    if len(embeddings) != 1:
+        raise _refused(module, f"{len(embeddings)} embeddings are split, one is to be")
+    paths = tuple(by_parent)
+    inner = frozenset(p for p, s in styles.items() if s in _COLUMNS and p not in parameters)
+    outside = []
+    for name, part in module.named_modules():
+        is_inside = any(name == path or name.startswith(path + ".") for path in paths)
+        if part._parameters and not is_inside and name not in styles:
+            outside.append(name)
+    return Regions(paths, inner, tuple(outside), embeddings[0].rpartition(".")[0])
+
+
+def _refused(module: nn.Module, reason: str) -> NotApplicableError:
+    return NotApplicableError(
+        f"sequence_parallel=true splits what lies between attentions and MLPs, in the plan of"
+        f" {type(module).__name__} {reason}; set sequence_parallel=false"
+    )
+
+
+def check_positions(count: int, degree: int) -> None:
+    """Raise `NotApplicableError` if `degree` does not divide the positions of a sequence."""
+    if count % degree:
+        below = count - count % degree
+        near = f"{below} or {below + degree}" if below else str(degree)
+        raise NotApplicableError(
+            f"sequence_parallel=true splits {count} positions over tensor_parallel={degree}"
+            f" devices; use model.seq_len={near}"
+        )
+
+
+def count_positions(module: nn.Module) -> None:
+    """Let the model count positions by its ids: of the embeddings each device has a piece."""
+    names = list(inspect.signature(module.forward).parameters)
+    if "position_ids" not in names:
+        raise _refused(module, "positions are not among its inputs")
+    module.forward = partial(_with_positions, module.forward, names)
+
+
+def _with_positions(forward: Any, names: list[str], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    ids = given["input_ids"]
+    if given.get("position_ids") is None:
+        given["position_ids"] = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0)
+    return forward(**given)
