@@ -45,6 +45,8 @@ class DeviceSpec:
     curves: str = ""
     """The family whose kernels it runs, such as ``h100``; its curves are in the latency's settings.
     Empty: none that is known."""
+    on_host: bool = False
+    """Whether it is the host itself, of whose memory nothing is reserved."""
 
     def __post_init__(self) -> None:
         """Refuse a device that could hold or compute nothing."""

@@ -28,7 +28,8 @@ def tensor_plan(module: nn.Module) -> dict[str, str]:
     if not isinstance(stated, dict) or not stated:
         raise NotApplicableError(
             f"tensor_parallel needs a plan of which layers are split, {type(module).__name__}"
-            " states none (tp_plan); choose another model, or mode=pipeline"
+            " states none (tp_plan); choose another model, or leave out"
+            " tensor_parallel"
         )
     paths = [*(name for name, _ in module.named_modules())]
     paths += [name for name, _ in module.named_parameters(remove_duplicate=False)]

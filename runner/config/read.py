@@ -37,7 +37,9 @@ def read_config(composed: DictConfig) -> Config:
     """
     try:
         model = composed.get("model") or {}
-        # Checked before all values are resolved: a model's name may refer to either of the two.
+        # Checked before all values are resolved: a model's name may refer to them.
+        if model.get("path") == "":
+            raise SpecError("model.path is needed; give model.path=FILE, a published problem")
         if model.get("architecture") is None and model.get("factory") is None:
             raise SpecError(
                 "the model has neither an architecture nor a factory; give model.architecture=...,"

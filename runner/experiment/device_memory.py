@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fxpart.core.assignment import Assignment
-from fxpart.core.reserve import Reserve
+from fxpart.core.reserve import Interval, Reserve
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.device_memory import DeviceMemory, device_memory_of
 from fxpart.cost.evaluation import Evaluation
@@ -56,11 +56,7 @@ def device_memory(
 def _reserves(config: Config, problem: Problem) -> tuple[Reserve, ...]:
     """Return what is not for tensors on each device: nothing of those that are the host itself."""
     reserve = reserve_of(config.reserve)
-    hosts = [pool.on_host for pool in config.devices.pools]
-    return tuple(
-        Reserve() if all(hosts) or (any(hosts) and not spec.reserved_bytes) else reserve
-        for spec in problem.topology.devices
-    )
+    return tuple(Reserve() if spec.on_host else reserve for spec in problem.topology.devices)
 
 
 def _peers(config: Config, evaluation: Evaluation) -> dict[int, int]:
@@ -83,23 +79,27 @@ def with_less_memory(
 ) -> Problem:
     """Return `problem` with less memory for tensors on the kinds of device where a plan lacks some.
 
-    All devices of a kind lose the largest share that one of them lacks, since the next plan may
-    fill another of them. `evaluation` is of the plan.
+    A device may next hold less than it holds in the plan, by the share of its tensors that it has
+    no room for. All devices of a kind get the least such limit, since the next plan may fill
+    another of them. `evaluation` is of the plan.
     """
     devices = problem.topology.devices
-    lacking: dict[str, float] = {}
+    limits: dict[str, int] = {}
     for need in needs:
         missing = need.needed.expected - need.total_bytes
-        name, held = devices[need.device].name, evaluation.devices[need.device].peak_bytes
         if missing > 0:
-            lacking[name] = max(lacking.get(name, 0.0), min(1.0, missing / held))
-    less = tuple(_with_share(spec, 1.0 - lacking.get(spec.name, 0.0)) for spec in devices)
+            spec, use = devices[need.device], evaluation.devices[need.device]
+            # With a schedule the plan holds more than one input takes, which a mode goes by.
+            lacking = min(1.0, missing / max(1, need.parts["tensors"].expected))
+            left = max(1, int(min(spec.memory_bytes, use.peak_bytes) * (1.0 - lacking)))
+            limits[spec.name] = min(left, limits.get(spec.name, left))
+    less = tuple(_limited(spec, limits.get(spec.name, spec.memory_bytes)) for spec in devices)
     return replace(problem, topology=replace(problem.topology, devices=less))
 
 
-def _with_share(spec: DeviceSpec, share: float) -> DeviceSpec:
-    """Return `spec` with that share of its memory for tensors; the rest is reserved."""
-    left = max(1, int(spec.memory_bytes * share))
+def _limited(spec: DeviceSpec, most_bytes: int) -> DeviceSpec:
+    """Return `spec` with at most `most_bytes` for tensors; the rest is reserved."""
+    left = min(spec.memory_bytes, most_bytes)
     return replace(spec, memory_bytes=left, reserved_bytes=spec.total_bytes - left)
 
 
@@ -173,5 +173,5 @@ def device_memory_rows(needs: Sequence[DeviceMemory]) -> list[dict[str, object]]
     ]
 
 
-def _values(size: object) -> list[int]:
-    return [getattr(size, name) for name in ("low", "expected", "high")]
+def _values(size: Interval) -> list[int]:
+    return [size.low, size.expected, size.high]

@@ -287,6 +287,7 @@ def _fitting_plan(
 
     """
     searched, failed = problem, None
+    searched_s, curves = 0.0, tuple[Progress, ...]()
     for _ in range(_MOST_PLANS):
         begin = time.perf_counter()
         try:
@@ -296,7 +297,10 @@ def _fitting_plan(
             if failed is None:
                 raise
             raise does_not_fit(failed.device_memory) from error
-        made = _Made(assignment, time.perf_counter() - begin, tuple(curve))
+        # Of all tries together: the first plan's search is part of how the last was found.
+        curves += tuple(replace(p, seconds=searched_s + p.seconds) for p in curve)
+        searched_s += time.perf_counter() - begin
+        made = _Made(assignment, searched_s, curves)
         found = _costed(config, subject, problem, dealt, made)
         if all(need.verdict != "does not fit" for need in found.device_memory):
             return found

@@ -12,7 +12,7 @@ from runner.experiment.serving import serving_metrics
 from runner.experiment.tensor_split import split_metrics
 from runner.experiment.whole_modules import whole_metrics
 from runner.experiment.zero import zero_metrics
-from runner.output.metrics import DEVICE_METRICS, SERIES
+from runner.output.metrics import DEVICE_METRICS
 from runner.output.units import GIB
 
 __all__ = ["INFEASIBLE", "device_columns", "headline", "memory_series"]
@@ -98,4 +98,4 @@ def memory_series(result: Result) -> dict[str, list[tuple[int, float]]]:
         for profile in result.evaluation.memory
         for op, held in zip(profile.op, profile.held_bytes, strict=True)
     ]
-    return {SERIES.name: sorted(points), **search_series(result.curve)}
+    return {"memory_gib": sorted(points), **search_series(result.curve)}

@@ -49,11 +49,16 @@ def check_objective(config: Config) -> None:
         ("capture.symbolic", config.capture.symbolic, "none"),
         ("data_parallel", config.data_parallel, 1),
         ("tensor_parallel", config.tensor_parallel, 1),
+        ("weights", config.weights.name, "none"),
+        ("granularity", config.granularity, "operator"),
+        ("model.batch_size", config.model.batch_size, 1),
+        ("runtime.host_launch_s", config.runtime.host_launch_s, None),
     ):
         if value != usual:
+            use = "null" if usual is None else usual
             raise SpecError(
                 f"{key}={value} is for models, model=workload has a problem whose times are given;"
-                f" use {key}={usual}"
+                f" use {key}={use}"
             )
 
 

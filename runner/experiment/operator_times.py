@@ -49,8 +49,8 @@ def check_latency(config: Config) -> None:
             )
     if latency.source == "kernels":
         _kernel_model(latency)
-    if latency.source == "trace" and not latency.file:
-        raise SpecError(_NO_FILE)
+    if latency.source == "trace":
+        _trace_times(latency)
     if latency.source in ("kernels", "trace") and config.capture.symbolic != "none":
         raise SpecError(
             f"latency={latency.name} has times that are no polynomials, and capture.symbolic="
@@ -114,13 +114,15 @@ def _kernels(config: Config, subject: Subject, model: Mapping[str, object]) -> L
 
 
 def _traced(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
-    file = config.latency.file
-    if not file:
-        raise SpecError(_NO_FILE)
-    return TraceTimes(read_trace(Path(file)), _roofline(config.latency))
+    return _trace_times(config.latency)
 
 
-_NO_FILE = "latency=trace needs a trace of torch.profiler; name it with latency.file=trace.json"
+def _trace_times(latency: LatencyConfig) -> TraceTimes:
+    if not latency.file:
+        raise SpecError(
+            "latency=trace needs a trace of torch.profiler; name it with latency.file=trace.json"
+        )
+    return TraceTimes(read_trace(Path(latency.file)), _roofline(latency))
 
 
 def ring_curves(

@@ -81,6 +81,8 @@ def replicas_line(replicas: Replicas) -> str:
     cost, count = replicas.cost, replicas.parallel.n_replicas
     most = int(cost.busy_s.argmax())
     devices = counted(replicas.parallel.replica.n_devices, "device")
+    if not cost.reduced_bytes.any():
+        return f"{count} replicas of {devices}, which sum nothing"
     return (
         f"{count} replicas of {devices}; all-reduce of"
         f" {format_size(int(cost.reduced_bytes[most]))} on device {most} takes"

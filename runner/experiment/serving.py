@@ -50,19 +50,34 @@ def _check_few_bits(config: Config) -> None:
         f"kv_cache={config.kv_cache}": config.kv_cache != "auto",
     }
     against = {
-        f"phase={config.phase.name}": config.phase.name == "training",
-        f"execute={config.execute.name}": config.execute.name != "none",
-        f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
-        f"data_parallel={config.data_parallel}": config.data_parallel > 1,
-        f"tensor_parallel={config.tensor_parallel}": config.tensor_parallel > 1,
-        f"latency={config.latency.name}": config.latency.source != "roofline",
+        f"phase={config.phase.name}": (config.phase.name == "training", "serving, not training"),
+        f"execute={config.execute.name}": (
+            config.execute.name != "none",
+            "a plan that is not run: drawn weights are of the model's dtype",
+        ),
+        f"capture.symbolic={config.capture.symbolic}": (
+            config.capture.symbolic != "none",
+            "one size, formulas count whole dtypes",
+        ),
+        f"data_parallel={config.data_parallel}": (
+            config.data_parallel > 1,
+            "one replica, others serve texts of their own",
+        ),
+        f"tensor_parallel={config.tensor_parallel}": (
+            config.tensor_parallel > 1,
+            "whole layers, whose scales are not split",
+        ),
+        f"latency={config.latency.name}": (
+            config.latency.source != "roofline",
+            "a roofline, no kernels of few bits are measured",
+        ),
     }
     for choice in (name for name, is_set in chosen.items() if is_set):
-        for other in (name for name, is_set in against.items() if is_set):
-            raise NotApplicableError(
-                f"{choice} is planned for a pass or a step of serving at one size, and not run;"
-                f" leave out {other} or it"
-            )
+        for other, (is_set, reason) in against.items():
+            if is_set:
+                raise NotApplicableError(
+                    f"{choice} is planned for {reason}; leave out {other} or it"
+                )
 
 
 def in_few_bits(config: Config, graph: OpGraph) -> OpGraph:

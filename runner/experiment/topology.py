@@ -20,7 +20,7 @@ from runner.config.sections import (
     ReserveConfig,
 )
 
-__all__ = ["build_topology", "on_host", "reserve_of", "rounding_bytes"]
+__all__ = ["build_topology", "reserve_of", "rounding_bytes"]
 
 
 def build_topology(
@@ -69,11 +69,6 @@ def reserve_of(config: ReserveConfig) -> Reserve:
     return Reserve(**given)
 
 
-def on_host(devices: DevicesConfig) -> tuple[bool, ...]:
-    """Return of each device whether it is the host itself, of which nothing is reserved."""
-    return tuple(pool.on_host for pool in devices.pools for _ in range(pool.count))
-
-
 def rounding_bytes(devices: DevicesConfig, reserve: ReserveConfig) -> int:
     """Return what sizes are rounded up to; 1 where every device is the host itself."""
     return 1 if all(pool.on_host for pool in devices.pools) else reserve.rounding_bytes
@@ -88,6 +83,7 @@ def _device(pool: PoolConfig, node: int, reserve: Reserve) -> DeviceSpec:
         node=node,
         multiprocessors=pool.multiprocessors,
         curves=pool.curves,
+        on_host=pool.on_host,
     )
     return whole if pool.on_host else with_reserve(whole, reserve)
 

@@ -124,7 +124,9 @@ def carrier_line(
     if config.model.path is not None:
         return "nothing: it is a published problem, not a model"
     if config.zero or config.tensor_parallel > 1:
-        return f"torch's {_sharded_by(config)}; no files are written"
+        cut = "; whether the cut inside a replica runs is not checked"
+        unchecked = cut if assignment.n_partitions > 1 else ""
+        return f"torch's {_sharded_by(config)}{unchecked}; no files are written"
     local = _runs_here(config)
     if assignment.replicas > 1:
         return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"

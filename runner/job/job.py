@@ -220,8 +220,11 @@ def _open_run(config: Config, identity: JobIdentity, stack: ExitStack) -> tuple[
 
 def _show_plan(config: Config, result: Result) -> None:
     """Print the table of devices, and a line for each thing that was asked for."""
-    show(result.subject_line, device_table(result.evaluation, _group(result)), _summary(result))
-    show(f"peak:      {peak_line(result.peaks)}")
+    has_tensors = result.subject.workload is None
+    table = device_table(result.evaluation, _group(result), with_memory=has_tensors)
+    show(result.subject_line, table, _summary(result))
+    if has_tensors:
+        show(f"peak:      {peak_line(result.peaks)}")
     if result.problem.objective == "throughput":
         show(f"load:      {load_line(result.evaluation)}")
     if result.device_memory:

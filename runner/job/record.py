@@ -163,22 +163,21 @@ def _chosen(config: Config) -> dict[str, object]:
         kept["optimizer"], kept["checkpointing"] = config.optimizer.name, config.checkpointing
         if config.backward_order != "autograd":
             kept["backward_order"] = config.backward_order
-    if config.weights.name != "none":
-        kept["weights"] = config.weights.name
-    if config.kv_cache != "auto":
-        kept["kv_cache"] = config.kv_cache
-    if config.context_len is not None:
-        kept["context_len"] = config.context_len
-    if config.data_parallel > 1:
-        kept["data_parallel"] = config.data_parallel
-    if config.zero:
-        kept["zero"] = config.zero
-    if config.tensor_parallel > 1:
-        kept["tensor_parallel"] = config.tensor_parallel
-    if config.sequence_parallel:
-        kept["sequence_parallel"] = config.sequence_parallel
-    if config.capture.symbolic != "none":
-        kept["capture.symbolic"] = config.capture.symbolic
+    is_training = config.phase.name == "training"
+    unusual: dict[str, tuple[object, object]] = {
+        "weights": (config.weights.name, "none"),
+        "kv_cache": (config.kv_cache, "auto"),
+        "context_len": (config.context_len, None),
+        "data_parallel": (config.data_parallel, 1),
+        "zero": (config.zero, 0),
+        "tensor_parallel": (config.tensor_parallel, 1),
+        "sequence_parallel": (config.sequence_parallel, False),
+        "objective": (config.objective, "latency"),
+        "runtime": (config.runtime.name, "eager"),
+        "model.loss": (config.model.loss if is_training else "own", "own"),
+        "capture.symbolic": (config.capture.symbolic, "none"),
+    }
+    kept.update({key: value for key, (value, usual) in unusual.items() if value != usual})
     kept["reserve"] = config.reserve.name
     if config.schedule.name != "none":
         kept["schedule"], kept["microbatches"] = config.schedule.name, config.microbatches

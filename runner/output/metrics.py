@@ -217,12 +217,16 @@ DERIVED = (
 )
 """What reports work out of the metrics of a job."""
 
-SERIES = Metric("memory_gib", "GiB", ".3f", None,
-                "Held while an operator runs, on its device; the step is the operator's number.")
-"""What MLflow draws as a line."""
+SERIES = (
+    Metric("memory_gib", "GiB", ".3f", None,
+           "Held while an operator runs, on its device; the step is the operator's number."),
+    Metric("search_best_ms", "ms", ",.3f", None,
+           "The best that a search has found so far; the step is its time in ms.", "mode=optimal"),
+)
+"""What MLflow draws as lines."""
 # fmt: on
 
-BY_NAME = {metric.name: metric for metric in (*METRICS, *DERIVED, SERIES)}
+BY_NAME = {metric.name: metric for metric in (*METRICS, *DERIVED, *SERIES)}
 
 
 def page_columns(*, common: bool) -> dict[str, int]:
@@ -314,7 +318,7 @@ Reports work these out:
 
 {derived}
 
-MLflow draws this one as a line:
+MLflow draws these as lines:
 
 {series}
 
@@ -332,7 +336,7 @@ def metrics_page() -> str:
     return _PAGE.format(
         jobs=_metrics_table(sorted(METRICS, key=lambda metric: bool(metric.jobs))),
         derived=_metrics_table(DERIVED),
-        series=_metrics_table([SERIES]),
+        series=_metrics_table(SERIES),
         devices=_table(("column", "unit", "what it is"), devices),
     )
 

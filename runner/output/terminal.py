@@ -6,7 +6,7 @@ Rich is imported where it is used, so that `--help` does not pay for it.
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from time import monotonic
@@ -128,14 +128,15 @@ def counted(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {plural or noun + 's'}"
 
 
-def device_table(evaluation: Evaluation, group: int = 1) -> "Table":
+def device_table(evaluation: Evaluation, group: int = 1, *, with_memory: bool = True) -> "Table":
     """Return what each device holds and does.
 
     Load is the time that a device computes, also in % of the latency. A name that all devices share
     is in the title, and so is what is reserved of them: free is what is left for tensors. The state
     of an optimizer has a column where there is any. Of many idle devices only the number is shown.
     A narrow terminal lacks what is said least of all, or follows from the rest. Each row stands for
-    `group` devices alike, and says what one of them holds and does.
+    `group` devices alike, and says what one of them holds and does. Without `with_memory`, neither
+    a peak is shown nor what it leaves free: a published problem says what weights take, no more.
     """
     devices = evaluation.devices
     names = {use.name for use in devices}
@@ -148,7 +149,9 @@ def device_table(evaluation: Evaluation, group: int = 1) -> "Table":
     table = empty_table(", ".join(part for part in title if part))
     idle = sum(1 for use in devices if not use.operators)
     shown = [use for use in devices if use.operators or idle <= MOST_IDLE]
-    columns = _device_columns(evaluation, shown, with_names=not alike)
+    left_out = {"accelerator"} if alike else set()
+    left_out |= set() if with_memory else {"peak_gib", "free_gib"}
+    columns = _device_columns(evaluation, shown, left_out)
     kept = _that_fit(columns, columns_shown())
     for column in kept:
         table.add_column(column.heading, justify="right" if column.is_number else "left")
@@ -190,9 +193,9 @@ def _that_fit(columns: Sequence[_Column], width: int) -> list[_Column]:
 
 
 def _device_columns(
-    evaluation: Evaluation, shown: Sequence[DeviceUse], *, with_names: bool
+    evaluation: Evaluation, shown: Sequence[DeviceUse], left_out: Collection[str]
 ) -> list[_Column]:
-    """Return the columns with the cells of the devices `shown`."""
+    """Return the columns with the cells of the devices `shown`, without metrics `left_out`."""
     devices, latency_s = evaluation.devices, evaluation.latency_s
     units = {
         "held": size_unit(evaluation.peak_bytes),
@@ -203,7 +206,7 @@ def _device_columns(
     columns = []
     for metric in DEVICE_METRICS:
         empty = metric.optional and not any(map(metric.amount, devices))
-        if not metric.heading or empty or (metric.name == "accelerator" and not with_names):
+        if not metric.heading or empty or metric.name in left_out:
             continue
         unit = units.get(metric.scale)
         heading = f"{metric.heading}\n{unit.name}" if unit else metric.heading

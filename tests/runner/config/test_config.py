@@ -19,6 +19,7 @@ CHOICES = [
     f"{path.parent.name}={path.stem}"
     for group in GROUPS
     for path in sorted((conf_dir() / group).glob("*.yaml"))
+    if path.stem != "workload"  # needs a file: tests/runner/experiment/test_objective.py
 ]
 NEEDS = {
     "model=transformers": "model.architecture=GPT2LMHeadModel",
@@ -152,6 +153,11 @@ def test_a_wrong_key_or_type_is_refused(override: str, message: str) -> None:
 def test_a_model_that_is_nothing_yet_is_refused(choice: str) -> None:
     with pytest.raises(SpecError, match="neither an architecture nor a factory; give model"):
         read(choice)
+
+
+def test_a_published_problem_needs_its_file() -> None:
+    with pytest.raises(SpecError, match=r"^model\.path is needed; give model\.path=FILE"):
+        read("model=workload")
 
 
 def test_a_value_without_default_is_asked_for(

@@ -1,6 +1,8 @@
 """Whether devices have what a plan needs beside its tensors, and the plan that is sought if not."""
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +11,19 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.core.reserve import Interval
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.cost.evaluate import evaluate
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
-from runner.experiment.device_memory import does_not_fit, memory_line, with_less_memory
+from runner.experiment import experiment
+from runner.experiment.device_memory import (
+    device_memory,
+    does_not_fit,
+    memory_line,
+    with_less_memory,
+)
+from runner.experiment.topology import build_topology
+from tests.runner.command import OWN
+from tests.runner.composed import read
 from tests.sketch import chain, devices, problem
 
 
@@ -22,19 +35,68 @@ def _needs(device: int, allocator: int, total: int) -> DeviceMemory:
     return DeviceMemory(device, parts, total)
 
 
-def test_all_devices_of_a_kind_lose_the_share_that_one_lacks() -> None:
-    this = problem(chain(4), devices(50, 50, 50))
+def _on_three(memory_bytes: int) -> tuple[Problem, Evaluation]:
+    """Return a plan of all on the first of three devices, the third of another kind."""
+    this = problem(chain(4), devices(*[memory_bytes] * 3))
     specs = [
         replace(spec, name="same" if i < 2 else "other")
         for i, spec in enumerate(this.topology.devices)
     ]
     this = replace(this, topology=replace(this.topology, devices=tuple(specs)))
-    plan = evaluate(this, partition_by_device(this.graph, np.array([0, 0, 0, 0])))
-    peak_bytes = plan.devices[0].peak_bytes
-    less = with_less_memory(this, plan, [_needs(0, 20, 50)])
-    left = int(50 * (1 - 10 / peak_bytes))
-    assert [spec.memory_bytes for spec in less.topology.devices] == [left, left, 50]
-    assert [spec.total_bytes for spec in less.topology.devices] == [50, 50, 50]
+    return this, evaluate(this, partition_by_device(this.graph, np.array([0, 0, 0, 0])))
+
+
+def test_all_devices_of_a_kind_may_hold_less_than_the_one_that_lacks() -> None:
+    """However much of a device the tensors left free: else the next plan would be the same."""
+    this, plan = _on_three(100)
+    held = plan.devices[0].peak_bytes
+    tensors = {"tensors": Interval(held, held, held)}
+    need = DeviceMemory(0, tensors | {"context": Interval(0, 102 - held, 200)}, 100)
+    less = with_less_memory(this, plan, [need])
+    assert [spec.memory_bytes for spec in less.topology.devices] == [held - 2, held - 2, 100]
+    assert [spec.total_bytes for spec in less.topology.devices] == [100, 100, 100]
+
+
+def test_what_a_schedule_lacks_is_a_share_of_what_it_holds() -> None:
+    this, plan = _on_three(100)
+    held = plan.devices[0].peak_bytes
+    need = DeviceMemory(0, {"tensors": Interval(200, 200, 200)}, 100)
+    less = with_less_memory(this, plan, [need])
+    assert less.topology.devices[0].memory_bytes == held // 2
+
+
+def test_nothing_is_reserved_of_the_host_among_other_devices() -> None:
+    config = read("devices=1x16gb+1xcpu")
+    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
+    assert [spec.on_host for spec in topology.devices] == [False, True]
+    this = problem(chain(4), topology)
+    assignment = partition_by_device(this.graph, np.array([0, 0, 1, 1]))
+    first, second = device_memory(config, this, assignment, evaluate(this, assignment))
+    assert first.parts["context"].expected == config.reserve.context_bytes > 0
+    assert "context" not in second.parts or not second.parts["context"].expected
+
+
+def test_searches_of_plans_that_did_not_fit_count_too(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    config = read(*OWN, "devices=2x16gb", "mode=optimal", "mode.steps=4")
+    searches: list[int] = []
+
+    def needed(*arguments: Any) -> tuple[DeviceMemory, ...]:  # noqa: ANN401 - passed on
+        searches.append(1)
+        needs = device_memory(*arguments)
+        lacks = len(searches) == 1  # of two plans the first does not fit
+        return tuple(replace(need, total_bytes=need.needed.expected - lacks) for need in needs)
+
+    alone = experiment.plan(config, experiment.model_spec(config))
+    monkeypatch.setattr(experiment, "device_memory", needed)
+    both = experiment.plan(config, experiment.model_spec(config))
+    assert len(searches) == 2
+    seconds = [progress.seconds for progress in both.curve]
+    assert seconds == sorted(seconds)
+    assert len(seconds) > len(alone.curve)
+    assert both.partition_s >= seconds[-1]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from runner.experiment.headline import INFEASIBLE, device_columns, headline, mem
 from runner.experiment.measured import measured_metrics
 from runner.experiment.tensor_split import TensorSplit, split_metrics
 from runner.experiment.zero import zero_metrics
-from runner.output.metrics import DEVICE_METRICS, METRICS, SERIES
+from runner.output.metrics import DEVICE_METRICS, METRICS
 from tests.runner.command import OWN
 from tests.runner.composed import read
 from tests.runner.experiment.test_measured import PIPELINE
@@ -70,7 +70,7 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
     always = set(headline(plain)) - {"optimality_gap_pct"}
     assert always == {metric.name for metric in METRICS if not metric.jobs}
     assert set(INFEASIBLE) <= always
-    assert list(memory_series(plain)) == [SERIES.name]
+    assert list(memory_series(plain)) == ["memory_gib"]
     jobs = {
         "schedule": _planned("devices=2x16gb", "mode=pipeline", "schedule=gpipe", "microbatches=2"),
         "phase=training": _planned(

@@ -14,7 +14,7 @@ from fxpart.capture.inference.from_export import op_graph
 from fxpart.cost.calibration import Calibration, write_calibration
 from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.roofline import LatencyModel
-from fxpart.errors import SpecError
+from fxpart.errors import FxpartError, SpecError
 from runner.experiment.operator_times import check_latency, operator_times
 from runner.experiment.subject import Subject
 from runner.experiment.topology import build_topology
@@ -167,3 +167,10 @@ def test_what_curves_cannot_do_is_refused(overrides: list[str], message: str) ->
 def test_a_trace_must_be_named() -> None:
     with pytest.raises(SpecError, match=r"name it with latency\.file=trace\.json"):
         check_latency(read("latency=trace"))
+
+
+def test_a_damaged_trace_is_refused_before_a_capture(tmp_path: Path) -> None:
+    damaged = tmp_path / "trace.json"
+    damaged.write_text('{"traceEvents": [')
+    with pytest.raises(FxpartError, match=r"trace\.json"):
+        check_latency(read("latency=trace", f"latency.file={damaged}"))

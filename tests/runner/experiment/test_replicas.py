@@ -65,6 +65,10 @@ def test_a_line_and_metrics_by_hand() -> None:
         "2 replicas of 2 devices; all-reduce of 1 B on device 0 takes 2000 ms, of which 2000 ms"
         " are waited for"
     )
+    nothing = replace(replicas.cost, reduced_bytes=np.zeros(2, dtype=np.int64))
+    assert replicas_line(Replicas(replicas.parallel, nothing)) == (
+        "2 replicas of 2 devices, which sum nothing"
+    )
     assert replica_metrics(replicas) == {
         "data_parallel": 2.0,
         "all_reduce_gib": 1 / 2**30,

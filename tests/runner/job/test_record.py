@@ -133,6 +133,21 @@ def test_parameters_hold_what_was_overridden_anywhere() -> None:
     assert not {"model.config", "model.name", "tracking.uri"} & set(kept)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key", "value"),
+    [
+        (("objective=throughput",), "objective", "throughput"),
+        (("runtime=graph",), "runtime", "graph"),
+        (("phase=training", "model.loss=mean"), "model.loss", "mean"),
+    ],
+)
+def test_what_is_not_as_usual_is_a_parameter(
+    overrides: tuple[str, ...], key: str, value: str
+) -> None:
+    assert key not in parameters(read(*BASE), GPT2, ())
+    assert parameters(read(*BASE, *overrides), GPT2, ())[key] == value
+
+
 def test_parameters_say_how_a_factory_was_called() -> None:
     config = read("model=custom", "model.factory=a.b:c", "model.factory_args.depth=3")
     kept = parameters(config, GPT2, ())

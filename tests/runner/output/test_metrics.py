@@ -42,7 +42,7 @@ def test_the_page_is_what_the_command_prints() -> None:
 
 
 def test_rows_are_whole() -> None:
-    rows = (*METRICS, *DERIVED, SERIES)
+    rows = (*METRICS, *DERIVED, *SERIES)
     assert len({metric.name for metric in rows}) == len(rows) == len(BY_NAME)
     for metric in rows:
         name = metric.name.removesuffix("_low").removesuffix("_high")

@@ -42,6 +42,12 @@ def test_devices_in_a_log(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines = shown(device_table(fork().evaluation), 80, monkeypatch, capsys)
+    weights = shown(device_table(fork().evaluation, with_memory=False), 80, monkeypatch, capsys)
+    assert [word in " ".join(weights) for word in ("weights", "peak", "free")] == [
+        True,
+        *[False] * 2,
+    ]
+    assert "peak" in " ".join(lines)
     assert lines[0] == "3 devices"
     numbers = {line.split()[0]: line.split() for line in lines if line.split()[0] in {"0", "1"}}
     # id, accelerator, partitions, operators, weights, ..., load s, load %, received
