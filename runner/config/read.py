@@ -22,8 +22,9 @@ def register() -> None:
     """Give Hydra the shape; ``schema`` must stand first in the defaults of ``config.yaml``."""
     schema = OmegaConf.structured(Schema)
     # Hydra closes dictionaries against new keys. These are open, so that
-    # model.config.num_hidden_layers=4 needs no +; the model and the mode refuse wrong names.
-    for open_dict in (schema.model.config, schema.model.factory_args, schema.mode):
+    # model.config.num_hidden_layers=4 needs no +; what they are of refuses wrong names.
+    opened = (schema.model.config, schema.model.factory_args, schema.mode, schema.price_per_hour)
+    for open_dict in opened:
         OmegaConf.set_struct(open_dict, False)
     ConfigStore.instance().store(name="schema", node=schema, provider="fxpart")
 

@@ -88,6 +88,8 @@ class PoolConfig:
     """The family whose kernels it runs, of ``latency.curves``."""
     host_launch_s: float = 0.0
     """Time of the host that it comes in to start an operator on it."""
+    price_per_hour: float | None = None
+    """Of one device, in USD; None where nobody has said."""
     source: str = ""
     """Where the numbers come from."""
 
@@ -320,6 +322,8 @@ class _Sections:
     """With a symbolic batch, sizes from 1 to this are costed."""
     microbatches: int = 1
     """That a schedule runs in one step."""
+    price_per_hour: dict[str, float] = field(default_factory=dict)
+    """Of one device of each accelerator, in USD, in place of what its file says."""
     objective: str = "latency"
     """What a search makes small: ``latency`` or ``throughput``, the largest load."""
     granularity: str = "operator"

@@ -44,6 +44,7 @@ from runner.experiment.measured import Measured
 from runner.experiment.objective import check_objective, watched
 from runner.experiment.operator_times import check_latency, operator_times, ring_curves
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
+from runner.experiment.rates import check_prices, price_per_hour
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
 from runner.experiment.runtime import check_runtime, host_launch_s
@@ -90,6 +91,10 @@ class Result:
     """Time that the mode took."""
     batch_size: int = 1
     """Examples in one input, of all replicas together."""
+    tokens: int | None = None
+    """In an example of a model of texts."""
+    price_per_hour: float | None = None
+    """Of all devices, in USD, where it is known."""
     step: str | None = None
     """Which step of serving, one of `fxpart.core.phases.CACHED_STEPS`."""
     measured_on: str | None = None
@@ -237,6 +242,8 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         found.evaluation,
         found.partition_s,
         batch_size=config.model.batch_size,
+        tokens=config.model.seq_len,
+        price_per_hour=price_per_hour(config),
         step=spec.step,
         measured_on=getattr(times, "device_name", None),
         schedule=found.schedule,
@@ -436,6 +443,7 @@ def check(config: Config) -> None:
     check_replicas(config)
     check_split(config)
     check_zero(config)
+    check_prices(config)
     symbols_of(config)
     if not 1 <= config.batch_sweep <= _MOST_BATCHES:
         raise SpecError(f"batch_sweep={config.batch_sweep} must be from 1 to {_MOST_BATCHES}")

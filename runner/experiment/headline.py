@@ -7,6 +7,7 @@ from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
 from runner.experiment.objective import load_metrics, search_series
 from runner.experiment.pipeline_schedule import schedule_metrics
+from runner.experiment.rates import model_flops_utilization, rate_metrics
 from runner.experiment.replicas import replica_metrics
 from runner.experiment.serving import serving_metrics
 from runner.experiment.tensor_split import split_metrics
@@ -24,6 +25,7 @@ INFEASIBLE = {"feasible": 0.0}
 def headline(result: Result) -> dict[str, float]:
     """Return the metrics of a finished run by name."""
     e, graph = result.evaluation, result.captured.graph
+    serving = _serving_metrics(result)
     return {
         "latency_ms": e.latency_s * 1e3,
         "examples_per_s": _examples_per_s(result),
@@ -44,7 +46,8 @@ def headline(result: Result) -> dict[str, float]:
         "weights_gib": graph.total_weight_bytes / GIB,
         **(load_metrics(e) if result.problem.objective == "throughput" else {}),
         **(training_metrics(result.peaks) if result.trains else {}),
-        **_serving_metrics(result),
+        **serving,
+        **_rate_metrics(result, serving.get("tokens_per_s")),
         **(replica_metrics(result.replicas) if result.replicas else {}),
         **_collective_metrics(result),
         **(batch_metrics(result.batches) if result.batches else {}),
@@ -68,6 +71,20 @@ def _collective_metrics(result: Result) -> dict[str, float]:
     for name, value in (zero_metrics(result.shards) if result.shards else {}).items():
         values[name] = values.get(name, 0.0) + value
     return values
+
+
+def _rate_metrics(result: Result, decoded_per_s: float | None) -> dict[str, float]:
+    """Return tokens per second, MFU and prices; a decode has counted its tokens."""
+    examples_per_s = _examples_per_s(result)
+    tokens_per_s = decoded_per_s
+    if decoded_per_s is not None:  # of steps that wait for each other
+        examples_per_s = decoded_per_s
+    elif result.tokens is not None:
+        tokens_per_s = examples_per_s * result.tokens
+    utilization = model_flops_utilization(
+        result.captured.graph, result.problem.topology, examples_per_s / result.batch_size
+    )
+    return rate_metrics(examples_per_s, tokens_per_s, utilization, result.price_per_hour)
 
 
 def _examples_per_s(result: Result) -> float:

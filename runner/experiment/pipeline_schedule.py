@@ -18,7 +18,7 @@ from fxpart.schedule import (
 from fxpart.schedule.costs import PipelineCosts
 from fxpart.schedule.orders import MOST_ACTIONS
 from runner.config.sections import Config
-from runner.output.terminal import counted, rate_text
+from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
 __all__ = ["check_schedule", "schedule_line", "schedule_metrics", "scheduled"]
@@ -126,13 +126,13 @@ def _held(result: ScheduleResult, costs: PipelineCosts, device: int) -> str:
     return ", ".join(parts)
 
 
-def schedule_line(result: ScheduleResult, batch_size: int = 1) -> str:
-    """Return the outcome of a schedule in one line; a microbatch has `batch_size` examples."""
+def schedule_line(result: ScheduleResult, rate: str) -> str:
+    """Return the outcome of a schedule in one line; `rate` is the throughput as text."""
     work = "training step" if result.training else "step"
     return (
         f"{result.name}: {work} {format_s(result.step_s)} for"
         f" {counted(result.microbatches, 'microbatch', 'microbatches')},"
-        f" {rate_text(result.throughput_per_s * batch_size)},"
+        f" {rate},"
         f" bubble {result.bubble_fraction:.1%}, peak {format_size(max(result.peak_bytes))}"
     )
 

@@ -27,6 +27,7 @@ from runner.experiment.measured import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.objective import load_line
 from runner.experiment.pipeline_schedule import schedule_line
+from runner.experiment.rates import rate_line
 from runner.experiment.replicas import replicas_line
 from runner.experiment.subject import is_captured
 from runner.experiment.tensor_split import split_line
@@ -242,15 +243,19 @@ def _show_plan(config: Config, result: Result) -> None:
     if result.batches:
         show(f"batch:     {batch_line(result.batches)}")
     if result.schedule:
-        show(f"schedule:  {schedule_line(result.schedule, result.batch_size)}")
+        show(f"schedule:  {schedule_line(result.schedule, _rate(result))}")
     if result.whole:
         show(f"whole:     {whole_line(result.whole)}")
     carried_by = carrier_line(config, result.problem, result.assignment, result.whole)
     show(f"runs with: {carried_by}")
 
 
+def _rate(result: Result) -> str:
+    return rate_line(headline(result), trains=result.trains)
+
+
 def _summary(result: Result) -> str:
-    rate = None if result.schedule else headline(result)["examples_per_s"]
+    rate = None if result.schedule else _rate(result)
     return summary_line(result.evaluation, rate, with_gap=result.has_gap, group=_group(result))
 
 

@@ -30,10 +30,12 @@ __all__ = [
     "page_columns",
 ]
 
-Column = Literal["", "always", "plain", "bounded", "mixed", "scheduled", "differs", "some"]
+Column = Literal[
+    "", "always", "plain", "bounded", "mixed", "scheduled", "differs", "some", "trained", "tokens"
+]
 """When a report has a column of a metric: never, always, where no job has a schedule, where a job
 has it besides, where not all have a schedule, where all have one, where jobs differ in it, where a
-job has it."""
+job has it, where a job trains, where it is no fixed multiple of the throughput."""
 
 
 LAST_SPARE = 8
@@ -78,6 +80,7 @@ _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
 _SPLIT, _COLLECTIVES = "tensor_parallel", "tensor_parallel or zero"
 _SERVING = "phase=prefill or decode"
+_PRICE, _PRICED_TOKENS = "price_per_hour", "price_per_hour, model.seq_len"
 _THROUGHPUT = "objective=throughput"
 _SCHEDULE, _RUN, _SEARCH = "schedule", "execute", "a search of operators"
 _ONE_INPUT = "neither `schedule` nor replicas"
@@ -104,6 +107,10 @@ METRICS = (
     Metric("examples_per_s", "examples/s", ",.2f", _HIGHER,
            "Examples: of a stream of inputs, of training steps one after the other, of a schedule.",
            heading="throughput", column="some", spare=5, page=PageColumn(4, 115)),
+    Metric("mfu_pct", "%", ".1f", _HIGHER,
+           "Model FLOPs utilization: the FLOPs of the forward, and twice as many of a backward, of"
+           " the peak of all devices in that time.",
+           heading="MFU", column="trained", spare=1, page=PageColumn(16, 85)),
     Metric("schedule_peak_gib", "GiB", ".3f", _LOWER,
            "The most that any device holds in a step of the schedule.",
            _SCHEDULE, heading="peak", column="scheduled"),
@@ -163,8 +170,14 @@ METRICS = (
            "Time per output token: of one token for each text against its cache.",
            "phase=decode", heading="per token", column="some"),
     Metric("tokens_per_s", "per s", ",.2f", _HIGHER,
-           "Tokens of all texts of the batch, one step after the other.",
-           "phase=decode", heading="tokens", column="some", spare=6),
+           "Tokens of all texts of the batch: `model.seq_len` of each, or of a decode one a step.",
+           "model.seq_len", heading="tokens", column="tokens", spare=6),
+    Metric("price_per_hour", "USD", ",.2f", _LOWER, "Of all devices, idle ones too.", _PRICE),
+    Metric("price_per_million_examples", "USD", ",.4g", _LOWER,
+           "That price over `examples_per_s`.", _PRICE),
+    Metric("price_per_million_tokens", "USD", ",.4g", _LOWER,
+           "That price over `tokens_per_s`.", _PRICED_TOKENS,
+           heading="per 1M tokens", column="some", spare=5),
     Metric("data_parallel", "", ".0f", None, "Replicas that share the batch.", _REPLICAS),
     Metric("all_reduce_gib", "GiB", ".3f", _LOWER,
            "The most that any device sums over the replicas.", _REPLICAS),

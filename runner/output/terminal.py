@@ -85,26 +85,26 @@ def columns_shown() -> int:
 
 def summary_line(
     evaluation: Evaluation,
-    examples_per_s: float | None,
+    rate: str | None,
     *,
     with_gap: bool = True,
     group: int = 1,
 ) -> str:
     """Return the outcome in one line; the gap is how far latency is above the lower bound.
 
-    `examples_per_s` is None where a schedule says how many there are. Without `with_gap`, nothing
+    `rate` is the throughput as text, None where a schedule says it. Without `with_gap`, nothing
     is said of the bound: it is one of a single input, that of a schedule or of replicas would be
     another. Each device of `evaluation` stands for `group` alike.
     """
     e, times = evaluation, time_unit(evaluation.latency_s)
-    rate = "" if examples_per_s is None else f" {rate_text(examples_per_s)},"
+    throughput = "" if rate is None else f" {rate},"
     turns = f", up to {e.replicas} replicas in turn" if e.replicas > 1 else ""
     bound = (
         f", lower bound for whole operators {times.show(e.lower_bound_s)} {times.name}"
         f" (gap {e.optimality_gap:.1%})"
     )
     return (
-        f"latency {times.show(e.latency_s)} {times.name},{rate}"
+        f"latency {times.show(e.latency_s)} {times.name},{throughput}"
         f" {counted(e.partitions, 'partition')} on {e.devices_used * group} of"
         f" {counted(len(e.devices) * group, 'device')}{_idle(e)}{turns},"
         f" {format_size(e.transfer_bytes)} transferred{bound if with_gap else ''}"
@@ -117,10 +117,10 @@ def _idle(evaluation: Evaluation) -> str:
     return f" (device{'s' if len(idle) > 1 else ''} {format_ids(idle)} idle)" if idle else ""
 
 
-def rate_text(examples_per_s: float) -> str:
+def rate_text(per_s: float, noun: str = "examples") -> str:
     """Return a throughput with its unit, such as ``1.70 examples/s``."""
-    digits = ",.1f" if examples_per_s >= 10 else ".2f" if examples_per_s >= 1 else ".3g"
-    return f"{examples_per_s:{digits}} examples/s"
+    digits = ",.1f" if per_s >= 10 else ".2f" if per_s >= 1 else ".3g"
+    return f"{per_s:{digits}} {noun}/s"
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:

@@ -141,7 +141,16 @@ def _has_column(metric: Metric, done: Sequence[SweepRow], with_schedule: int) ->
         "scheduled": scheduled,
         "differs": len(values) > 1,
         "some": bool(values - {None}),
+        "trained": any(number(row, "gradients_gib") is not None for row in done),
+        "tokens": _counts_tokens(done),
     }[metric.column]
+
+
+def _counts_tokens(done: Sequence[SweepRow]) -> bool:
+    """Return whether tokens say more than examples: of a decode, and of texts of many lengths."""
+    if any(number(row, "tpot_ms") is not None for row in done):
+        return True
+    return len({row.settings.get("model.seq_len") for row in done}) > 1
 
 
 def _legible(metric: Metric, rows: Sequence[SweepRow]) -> Measure:

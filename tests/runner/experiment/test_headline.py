@@ -86,12 +86,20 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
         "objective=throughput": _planned(
             "devices=2x16gb", "mode=size_based", "objective=throughput"
         ),
+        "price_per_hour": _planned(
+            "devices=2x16gb", "mode=size_based", "price_per_hour={rtx_a4000: 1}"
+        ),
     }
     logged = {needs: set(headline(result)) - set(headline(plain)) for needs, result in jobs.items()}
     measured = replace(PIPELINE, unsplit_s=0.01, allocator_peak_bytes=(1,))
     logged["neither `schedule` nor replicas"] = set(headline(plain)) - always
     serving = logged["phase=prefill"] & logged["phase=decode"]
-    logged["phase=prefill or decode"] = serving
+    logged["phase=prefill or decode"] = serving - {"tokens_per_s"}
+    logged["model.seq_len"] = serving & {"tokens_per_s"}
+    priced = set(headline(_served("phase=decode", "price_per_hour={rtx_a4000: 1}")))
+    logged["price_per_hour, model.seq_len"] = (
+        priced - set(headline(jobs["phase=decode"])) - logged["price_per_hour"]
+    )
     logged["phase=prefill"] -= serving
     logged["phase=decode"] -= serving
     of_zero = zero_metrics(ShardedStep(0.0, 0, 0, 0.0, 0.0))

@@ -34,6 +34,9 @@ UNITS = {
     "examples_per_s": "examples/s",
     "_gib": "GiB",
     "_pct": "%",
+    "price_per_hour": "USD",
+    "price_per_million_examples": "USD",
+    "price_per_million_tokens": "USD",
 }
 
 

@@ -9,7 +9,14 @@ from dataclasses import replace
 import pytest
 
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
-from runner.output.terminal import device_table, progress, reserve_text, show, summary_line
+from runner.output.terminal import (
+    device_table,
+    progress,
+    rate_text,
+    reserve_text,
+    show,
+    summary_line,
+)
 from tests.cost.training_step import step
 from tests.runner.scene import fork, long_chain, scene
 from tests.runner.shown import shown
@@ -18,14 +25,15 @@ from tests.sketch import devices
 
 def test_summary_is_one_line() -> None:
     evaluation = replace(fork().evaluation, lower_bound_s=10.0)
-    assert summary_line(evaluation, 0.125) == (
+    assert summary_line(evaluation, rate_text(0.125)) == (
         "latency 15.00 s, 0.125 examples/s, 3 partitions on 2 of 3 devices (device 2 idle),"
         " 4 B transferred, lower bound for whole operators 10.00 s (gap 50.0%)"
     )
-    assert summary_line(evaluation, 1.0, with_gap=False).endswith(
+    assert summary_line(evaluation, rate_text(1.0), with_gap=False).endswith(
         "(device 2 idle), 4 B transferred"
     )
-    assert "15.00 s, 12.5 examples/s, 3" in summary_line(evaluation, 12.5)
+    tokens = rate_text(12.5, "tokens")
+    assert "15.00 s, 12.5 tokens/s, 3" in summary_line(evaluation, tokens)
     # A schedule has a throughput of its own, and says it.
     assert "15.00 s, 3 partitions" in summary_line(evaluation, None)
 
@@ -33,9 +41,9 @@ def test_summary_is_one_line() -> None:
 def test_summary_says_what_takes_turns() -> None:
     what = fork()
     copied = scene(what.graph, what.topology, [0, 1, 2, 2], [(0, 2), (1,), (1,)])
-    line = summary_line(copied.evaluation, 1.0)
+    line = summary_line(copied.evaluation, rate_text(1.0))
     assert "3 partitions on 3 of 3 devices, up to 2 replicas in turn, 4 B transferred" in line
-    assert "replicas" not in summary_line(what.evaluation, 1.0)
+    assert "replicas" not in summary_line(what.evaluation, rate_text(1.0))
 
 
 def test_devices_in_a_log(
