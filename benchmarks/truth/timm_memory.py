@@ -128,15 +128,21 @@ def rows(data: Path) -> Iterator[Row]:
 
 
 def fitted_rows(models: Sequence[Measured], cache_dir: Path | None = _CACHE) -> Iterator[Row]:
-    """Yield a row for each figure of `models`, in their order, of those that can be captured."""
-    reserve = _reserve()
-    predicted = []
+    """Yield a row for each figure of `models`, in their order, of those that can be captured.
+
+    The others are named, with the reason, and counted.
+    """
+    reserve, left_out = _reserve(), 0
     for model in models:
         try:
-            predicted.append((model, _predictions(model, reserve, cache_dir)))
+            needs = _predictions(model, reserve, cache_dir)
         except FxpartError as error:
             print(f"{model.model} is left out: {error}")
-    for model, needs in predicted:
+            left_out += 1
+            continue
+        if not needs:
+            print(f"{model.model} is left out: no figure grows with the batch below the card's end")
+            left_out += 1
         for size, need in needs.items():
             yield Row(
                 f"{model.model}, batch {size}",
@@ -145,6 +151,8 @@ def fitted_rows(models: Sequence[Measured], cache_dir: Path | None = _CACHE) -> 
                 "MiB",
                 held_out=model.is_held_out,
             )
+    if left_out:
+        print(f"{left_out} of {len(models)} models are left out")
 
 
 def process_mib(rows_fitted: Sequence[Row]) -> float:

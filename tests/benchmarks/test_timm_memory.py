@@ -54,11 +54,19 @@ def test_the_process_is_the_median_of_what_rows_lack() -> None:
     assert process_mib([row(-5), row(10), row(40)]) == taken + 10
 
 
-def test_models_are_predicted_by_their_steps() -> None:
+def test_models_are_predicted_by_their_steps(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("timm")
-    models = [Measured("test_vit", {8: 1700, 16: 1800, 32: 1900})]
+    models = [
+        Measured("test_vit", {8: 1700, 16: 1800, 32: 1900}),
+        Measured("no_such_net", {8: 1700, 16: 1800}),
+        Measured("test_convnext", {8: 1700, 16: 1700}),
+    ]
     rows = list(fitted_rows(models, None))
     assert [row.held_out for row in rows] == [models[0].is_held_out] * 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("no_such_net is left out: ")
+    assert lines[1].startswith("test_convnext is left out: no figure grows")
+    assert lines[2:] == ["2 of 3 models are left out"]
     predicted = [row.predicted for row in rows]
     # The smallest model there is takes little beside the process, and more for a larger batch.
     assert predicted == sorted(predicted)

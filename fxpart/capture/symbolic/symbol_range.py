@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 import sympy
 import torch
-from torch import SymInt, Tensor
+from torch import SymInt, Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.export import ExportedProgram
 
-from fxpart.capture.sizes import solved
+from fxpart.capture.sizes import Sizes, solved
 from fxpart.errors import CaptureError
 
 __all__ = ["Ranges", "guards_that_fail", "ranges_of", "symbols_of", "tightened"]
@@ -113,7 +113,45 @@ def ranges_of(
         # Torch assumes sizes of 2 or more while it traces, yet accepts 1 for the result.
         least = max([low, *(bound for bound in lows if bound > 2)])
         ranges[name] = (least, min([*tops, *([high] if high is not None else [])], default=None))
+    return _with_statistics(ranges, program, symbols)
+
+
+def _with_statistics(
+    ranges: Ranges, program: ExportedProgram, symbols: Mapping[str, sympy.Symbol]
+) -> Ranges:
+    """Return `ranges` without the sizes of 1 that leave a batch normalization one number a channel.
+
+    Torch refuses those: one number has no variance. Where several symbols would do, the last one
+    gives way.
+    """
+    norms = [
+        node
+        for body in program.graph_module.modules()
+        if isinstance(body, fx.GraphModule)
+        for node in body.graph.nodes
+        if _takes_statistics(node)
+    ]
+
+    def is_refused(at: Mapping[str, int]) -> bool:
+        sizes = Sizes({symbols[name]: number for name, number in at.items()})
+        inputs = [sizes.of(node.args[0]) for node in norms]
+        return any(x.dim() > 1 and x.numel() == x.shape[1] for x in inputs)
+
+    ranges = dict(ranges)
+    for name in reversed(list(ranges)):
+        least = {name: low for name, (low, _) in ranges.items()}
+        if least[name] == 1 and is_refused(least) and not is_refused(least | {name: 2}):
+            ranges[name] = (2, ranges[name][1])
     return ranges
+
+
+def _takes_statistics(node: fx.Node) -> bool:
+    name = str(node.target)
+    if node.op != "call_function" or "batch_norm" not in name or "backward" in name:
+        return False
+    schema = getattr(node.target, "_schema", None)
+    names = [argument.name for argument in schema.arguments] if schema else []
+    return bool({**dict(zip(names, node.args, strict=False)), **node.kwargs}.get("training", True))
 
 
 def guards_that_fail(program: ExportedProgram, numbers: Mapping[sympy.Symbol, int]) -> list[str]:

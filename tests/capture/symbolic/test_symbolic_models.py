@@ -156,6 +156,44 @@ def test_a_limit_of_the_model_is_the_range() -> None:
         symbolic.at(batch=13)
 
 
+class _Normed(nn.Module):
+    def __init__(self, *, keeps_statistics: bool) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4, track_running_stats=keeps_statistics)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x.transpose(1, -1)) * 2  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("shape", "dims", "keeps_statistics", "ranges"),
+    [
+        ((5, 4), BATCH, False, ((2, None),)),
+        ((5, 4), BATCH, True, ((1, None),)),
+        ((5, 3, 4), BATCH, False, ((1, None),)),
+        ((5, 3, 4), BOTH, False, ((1, None), (2, None))),
+    ],
+)
+def test_one_number_a_channel_has_no_variance(
+    shape: tuple[int, ...],
+    dims: Sequence[SymbolicDim],
+    keeps_statistics: bool,
+    ranges: tuple[tuple[int, int | None], ...],
+) -> None:
+    module = _Normed(keeps_statistics=keeps_statistics)
+    assert _captured(module, torch.zeros(shape), dims=dims).ranges == ranges
+    if ranges == ((2, None),):
+        # As torch has it.
+        with pytest.raises(ValueError, match="more than 1 value per channel"):
+            module(torch.zeros(1, 4))
+
+
+def test_a_training_step_begins_where_its_normalization_does() -> None:
+    module = _Normed(keeps_statistics=True).to("meta").train()
+    inputs = (torch.zeros(5, 4, device="meta"),)
+    assert symbolic_graph(module, inputs, dims=BATCH, phase="training").ranges == ((2, None),)
+
+
 class _Fixed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return x + torch.ones(5, 4, device=x.device)
