@@ -76,6 +76,16 @@ MAY_IMPORT = {
         "runner.config",
         "runner.errors",
     ),
+    "runner.recommend": (
+        "runner.sweep",
+        "runner.job",
+        "runner.experiment",
+        "runner.tracking",
+        "runner.output",
+        "runner.cli",
+        "runner.config",
+        "runner.errors",
+    ),
 }
 """Each room of the house, and the rooms of its package that it may import; what is not here is a
 front door at a root, and may import all of them."""

@@ -147,11 +147,13 @@ class Result:
         return self.subject.captured
 
 
-def plan(config: Config, spec: ModelSpec, *, may_capture: bool = True) -> Result:
+def plan(
+    config: Config, spec: ModelSpec, *, may_capture: bool = True, advises: bool = True
+) -> Result:
     """Return the placement that `config` asks for and what it costs; `spec` is its `model_spec`.
 
-    Where the model does not fit, `may_capture` says whether graphs are captured to find out what
-    would make it fit.
+    Where the model does not fit, `advises` says whether it is looked for what would make it fit,
+    and `may_capture` whether graphs are captured for that.
 
     Raises:
         FxpartError: for anything that the user can mend, such as a model that does not fit.
@@ -160,6 +162,8 @@ def plan(config: Config, spec: ModelSpec, *, may_capture: bool = True) -> Result
     try:
         return _planned(config, spec)
     except InfeasibleError as error:
+        if not advises:
+            raise
         raise with_remedy(config, error, _fitted, may_capture=may_capture) from error
 
 

@@ -1,0 +1,1 @@
+"""``python -m runner.recommend``: the best plan of a space of plans, each costed as a run would."""

@@ -1,0 +1,79 @@
+"""``python -m runner.recommend``: search plans, print the best, and keep them."""
+
+import sys
+from typing import TYPE_CHECKING
+
+from runner.cli.ending import USER_ERROR, reported
+from runner.config.paths import conf_dir, plugins_dir
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["main"]
+
+_HELP = """\
+python -m runner.recommend model=llama3_70b devices=dgx_h100
+
+Costs every plan of a space as a run costs it, and prints the best: degrees of tensor and data
+parallelism, stages, schedules, microbatches, ZeRO stages, checkpointing, modes. A setting of those
+that is given, such as mode=pipeline, is held. model.batch_size is what a replica takes at a time.
+
+recommend.objective=throughput     or latency: the time of one step, or of one input
+recommend.global_batch=null        examples of a step, of all replicas and microbatches; null: any
+recommend.rows=10                  plans that are printed and logged
+recommend.space.tensor_parallel=null, .data_parallel, .zero, .batch, .microbatches, .schedule,
+               .checkpointing, .mode: the values to try, such as [1,2,4]; null: all that go together
+
+All else is as for python -m runner; see python -m runner --help.
+"""
+_FOLDER = (
+    "hydra.run.dir=outputs/runs/${now:%Y-%m-%d_%H-%M-%S-%f}_${hydra.runtime.choices.model}"
+    "_${hydra.runtime.choices.devices}_recommend"
+)
+
+
+def main() -> int:
+    """Run the command line; return the exit code: 0, or 2 for what the user can mend."""
+    return reported(_compose_and_recommend)
+
+
+def _compose_and_recommend() -> int:
+    # As in `runner.app`: before Hydra's first look for plugins.
+    sys.path.append(str(plugins_dir()))
+    if "--help" in sys.argv[1:] or "-h" in sys.argv[1:]:
+        sys.stdout.write(_HELP)
+        return 0
+    import hydra
+
+    from runner.cli.arguments import hydra_arguments
+    from runner.cli.composing import composing, work_begins
+    from runner.config import choices
+    from runner.config.read import register
+    from runner.recommend.command import recommended, refuse_sweeps
+    from runner.recommend.request import read_request
+
+    request, others = read_request(sys.argv[1:])
+    refuse_sweeps(others)
+    register()
+    choices.register()
+    arguments = hydra_arguments(others)
+    if not any(text.startswith("hydra.run.dir=") for text in arguments):
+        arguments.append(_FOLDER)
+    sys.argv[1:] = choices.quoted_overrides(arguments)
+    errors: list[str | None] = []
+
+    @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+    def job(config: "DictConfig") -> None:
+        work_begins()
+        errors.append(recommended(config, request))
+
+    with composing():
+        job()
+    failed = [error for error in errors if error]
+    for error in failed:
+        sys.stderr.write(f"error: {error}\n")
+    return USER_ERROR if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""One recommendation, from the composed configuration to its table, files and record."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxpart.errors import FxpartError, NotApplicableError, SpecError
+from runner.cli.arguments import refuse_sweep_settings
+from runner.config.read import read_config
+from runner.config.sections import Config
+from runner.experiment.experiment import check_all
+from runner.job.identity import Choices, JobIdentity, override_values, without_elsewhere
+from runner.job.job import keep_failure
+from runner.recommend.evaluate import Candidate, evaluated
+from runner.recommend.files import write_files
+from runner.recommend.record import logged
+from runner.recommend.request import Request
+from runner.recommend.space import KEYS, Plan, Refusals, plans
+from runner.recommend.table import none_fits, show_outcome
+from runner.sweep.composition import SweepLoad, compose_one
+from runner.tracking.open_tracker import open_tracker
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+__all__ = ["Shared", "recommended", "refuse_sweeps"]
+
+_OF_A_SWEEP = ("-m", "--multirun")
+_ALONE = ("experiment", "rerun", "execute")
+_BATCH = "model.batch_size"
+
+
+def refuse_sweeps(arguments: Sequence[str]) -> None:
+    """Raise `SpecError` for what makes sense of one run, or of a sweep, alone."""
+    for text in arguments:
+        key, _, value = text.partition("=")
+        if text in _OF_A_SWEEP:
+            raise SpecError(
+                f"{text} is of a sweep; python -m runner.recommend tries many plans by itself, give"
+                " one command after the other"
+            )
+        if key in _ALONE and value not in ("none", "null"):
+            raise SpecError(f"{text} is of python -m runner; leave it out of a recommendation")
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Shared:
+    """What all plans of a space have in common."""
+
+    config: Config
+    overrides: tuple[str, ...]
+    """As typed, without settings of the space."""
+    load: SweepLoad
+    """Composes the run of a plan."""
+    batch: int
+    """Examples that a replica takes at a time, where the space has no others."""
+
+
+def recommended(composed: "DictConfig", request: Request) -> str | None:
+    """Recommend a plan; return what was wrong in one line, None where nothing was."""
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.get()
+    identity = JobIdentity(
+        choices=Choices.of(hydra.runtime.choices, None),
+        overrides=tuple(hydra.overrides.task),
+        folder=Path(hydra.runtime.output_dir),
+        root=Path.cwd(),
+    )
+    config: Config | None = None
+    try:
+        config = read_config(composed)
+        _recommended(composed, config, request, identity)
+    except FxpartError as error:
+        return keep_failure(config, identity, error).error
+    return None
+
+
+def _recommended(
+    composed: "DictConfig", config: Config, request: Request, identity: JobIdentity
+) -> None:
+    refuse_sweep_settings(config)
+    shared, typed = _shared(composed, config, identity.overrides, request)
+    check_all(shared.config)
+    refusals = Refusals({})
+    candidates = _candidates(shared, plans(shared.config, shared.batch, request, typed, refusals))
+    asked = {**vars(request.space), **{name: [value] for name, value in typed.items()}}
+    _refuse_left_out(asked, [candidate.plan for candidate in candidates], refusals)
+    tracker = open_tracker(config.tracking, identity.root)  # before the work: one may be gone
+    outcome = evaluated(candidates, request, refusals)
+    _refuse_left_out(asked, outcome.plans, refusals)
+    if not outcome.ranking:
+        raise none_fits(outcome)
+    command = without_elsewhere(shared.overrides)
+    write_files(identity.folder, command, request, outcome)
+    show_outcome(command, request, outcome, identity.folder)
+    logged(tracker, command, request, outcome, identity)
+
+
+def _shared(
+    composed: "DictConfig", config: Config, overrides: Sequence[str], request: Request
+) -> tuple[Shared, Mapping[str, object]]:
+    """Return what all plans share, and the settings of the space that were typed, by name.
+
+    Raises:
+        SpecError: for a setting that is typed and has a list of values to try, too.
+
+    """
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict
+
+    master = composed.copy()
+    with open_dict(master):
+        master.hydra = HydraConfig.get()
+    load = SweepLoad(GlobalHydra.instance().config_loader(), master)
+    values = {
+        **{key: getattr(config, key, None) for key in KEYS.values()},
+        "mode": config.mode.name,
+        "schedule": config.schedule.name,
+    }
+    names = {key: name for name, key in KEYS.items()}
+    kept: list[str] = []
+    typed: dict[str, object] = {}
+    for override in overrides:
+        key = next(iter(override_values([override])))
+        if key in names and key != _BATCH:
+            typed[names[key]] = values[key]
+            if getattr(request.space, names[key]) is not None:
+                raise SpecError(
+                    f"{override} holds what recommend.space.{names[key]} tries; leave out one"
+                )
+        # The mode's options may stand beside it.
+        if key not in names or key == "mode":
+            kept.append(override)
+    base = compose_one(load, kept)
+    if base.config is None:
+        raise SpecError(base.error or "")
+    return Shared(base.config, tuple(kept), load, config.model.batch_size), typed
+
+
+def _candidates(shared: Shared, space: Sequence[Plan]) -> list[Candidate]:
+    """Return the runs of the plans."""
+    has_mode = any(override.startswith("mode=") for override in shared.overrides)
+    candidates = []
+    for plan in space:
+        overrides = plan.overrides(shared.config, has_mode=has_mode)
+        run = compose_one(shared.load, [*shared.overrides, *overrides])
+        if run.config is None:
+            raise SpecError(run.error or "")
+        candidates.append(Candidate(plan, overrides, run.config, run.choices))
+    return candidates
+
+
+def _refuse_left_out(
+    asked: Mapping[str, Sequence[object] | None], space: Sequence[Plan], refusals: Refusals
+) -> None:
+    """Raise the reason why a value that was asked for is in no plan."""
+    for name, values in asked.items():
+        for value in values or ():
+            if any(getattr(plan, name) == value for plan in space):
+                continue
+            reason = refusals.reasons.get((name, value))
+            if reason is not None:
+                raise reason
+            raise NotApplicableError(
+                f"{KEYS[name]}={value} is in no plan of this space; widen the space, or leave it"
+                " out"
+            )
+    if not space:
+        raise next(iter(refusals.reasons.values()), None) or NotApplicableError(
+            "no plan goes with these settings; leave out some of them"
+        )

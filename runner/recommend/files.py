@@ -1,0 +1,112 @@
+"""The files of a recommendation: `recommend.json`, and a plot of throughput against memory."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from runner.output.plot import TEXT, Panel, frame, legend, mark, scale_of
+from runner.output.svg import Drawing
+from runner.output.text_files import write_json, write_text
+from runner.output.units import GIB
+from runner.recommend.evaluate import Costed, Outcome
+from runner.recommend.request import Request
+from runner.recommend.table import habit_lines, proof, run_command
+
+__all__ = ["JSON_FILE", "PLOT_FILE", "document", "plot", "write_files"]
+
+JSON_FILE, PLOT_FILE = "recommend.json", "recommend.svg"
+_SCHEMA, _VERSION = "fxpart.recommend", 1
+_WIDTH, _HEIGHT, _LEFT, _TOP, _LEGEND, _BELOW = 680.0, 400.0, 66.0, 34.0, 150.0, 48.0
+_KINDS = 7
+"""Kinds of plans with a mark of their own; more share the last."""
+
+
+def write_files(folder: Path, command: Sequence[str], request: Request, outcome: Outcome) -> None:
+    """Write both files to `folder`. Raises `CacheError` where it cannot be written."""
+    write_json(folder / JSON_FILE, document(command, request, outcome))
+    write_text(folder / PLOT_FILE, plot(outcome))
+
+
+def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict[str, object]:
+    """Return all plans of the space as plain values, the best first, then those that do not fit."""
+    return {
+        "schema": _SCHEMA,
+        "version": _VERSION,
+        "request": asdict(request),
+        "proved": proof(request, outcome),
+        "habits": list(habit_lines(request, outcome)),
+        "plans": [
+            {
+                "command": run_command(command, costed.candidate),
+                "overrides": costed.candidate.overrides,
+                **asdict(costed.candidate.plan),
+                "metrics": _reproduced(costed),
+                "time_shares": costed.shares,
+                "limit": costed.limit,
+                "devices_used": costed.devices_used,
+                "tokens_per_s": costed.tokens_per_s,
+            }
+            for costed in outcome.ranking
+        ],
+        "unfit": [
+            {
+                "command": run_command(command, candidate),
+                "overrides": candidate.overrides,
+                **asdict(candidate.plan),
+                "error": str(error),
+            }
+            for candidate, error in outcome.unfit
+        ],
+    }
+
+
+def _reproduced(costed: Costed) -> dict[str, float]:
+    """Return the metrics that the same plan has each time: all but how long the search took."""
+    return {k: v for k, v in costed.metrics.items() if k not in ("capture_s", "partition_s")}
+
+
+def plot(outcome: Outcome) -> str:
+    """Return throughput against memory of the fullest device as SVG; solid is on the frontier."""
+    ranking = outcome.ranking
+    drawing = Drawing("throughput against memory")
+    panel = Panel(
+        _LEFT,
+        _TOP,
+        _WIDTH - _LEFT - _LEGEND,
+        _HEIGHT - _TOP - _BELOW,
+        scale_of([costed.memory_bytes / GIB for costed in ranking]),
+        scale_of([costed.examples_per_s for costed in ranking]),
+    )
+    frame(drawing, panel, "memory of the fullest device, GiB", "examples/s")
+    kinds = list(dict.fromkeys(_kind(costed) for costed in ranking))
+    for costed in reversed(ranking):
+        place = panel.place(costed.memory_bytes / GIB, costed.examples_per_s)
+        index = min(kinds.index(_kind(costed)), _KINDS - 1)
+        tip = (
+            f"{' '.join(costed.candidate.overrides)}\n{costed.examples_per_s:,.2f} examples/s,"
+            f" {costed.memory_bytes / GIB:.1f} GiB, {costed.limit}"
+        )
+        size = 6.5 if costed is ranking[0] else 4.5
+        mark(drawing, place, index, tip, solid=_on_frontier(costed, ranking), size=size)
+    side = panel.right + 16
+    names = kinds if len(kinds) <= _KINDS else [*kinds[: _KINDS - 1], "others"]
+    drawing.text(side, _TOP + 8, "tensor x data x stages", size=TEXT)
+    legend(drawing, side, _TOP + 28, names)
+    return drawing.svg(_WIDTH, _HEIGHT)
+
+
+def _kind(costed: Costed) -> str:
+    plan = costed.candidate.plan
+    return f"{plan.tensor_parallel} x {plan.data_parallel} x {plan.groups}"
+
+
+def _on_frontier(costed: Costed, ranking: Sequence[Costed]) -> bool:
+    """Return whether no other plan has as much throughput with less memory, or the reverse."""
+    return not any(
+        other.examples_per_s >= costed.examples_per_s
+        and other.memory_bytes <= costed.memory_bytes
+        and (
+            other.examples_per_s > costed.examples_per_s or other.memory_bytes < costed.memory_bytes
+        )
+        for other in ranking
+    )

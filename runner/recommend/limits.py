@@ -1,0 +1,75 @@
+"""What limits a plan: where the time of its busiest device goes."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.collective_times import collective_kinds
+from runner.config.sections import Config
+from runner.experiment.experiment import Result
+
+__all__ = ["limit_of", "time_shares"]
+
+
+def limit_of(shares: Mapping[str, float]) -> str:
+    """Return the largest of `time_shares`, such as ``compute 78%``."""
+    name, share = max(shares.items(), key=lambda item: item[1])
+    return f"{name} {share:.0%}"
+
+
+def time_shares(config: Config, result: Result) -> dict[str, float]:
+    """Return the shares of a step, or of a stream's time for one input, on the busiest device.
+
+    ``compute`` and ``memory`` are operators that the roofline has bound by arithmetic or by the
+    device's own memory; ``links`` are collectives and transfers that are waited for; ``host`` is
+    the wait for operators to be started; ``waiting`` is for other devices.
+    """
+    schedule, evaluation = result.schedule, result.evaluation
+    costs, device_of = result.problem.costs, result.assignment.device_of
+    n_devices = result.problem.topology.n_devices
+    own_s = costs.op_time_s[np.arange(len(device_of)), device_of]
+    busy_s = np.bincount(device_of, weights=own_s, minlength=n_devices)
+    device = int(busy_s.argmax())
+    ops = np.flatnonzero(device_of == device)
+    times = schedule.microbatches if schedule else 1
+    parts = {
+        name: seconds * times
+        for name, seconds in _of_operators(config, result, device, ops).items()
+    }
+    if schedule:
+        total_s = schedule.step_s
+    elif result.trains or (config.objective == "latency" and evaluation.devices_used == 1):
+        total_s = evaluation.latency_s
+    else:
+        total_s = evaluation.load_s
+    if result.shards:
+        parts["links"] += result.shards.exposed_s
+    if result.replicas:
+        parts["links"] += float(result.replicas.cost.exposed_s[device])
+    left_s = max(0.0, total_s - sum(parts.values()))
+    launches_s = float(costs.issue_s[-1]) * times
+    parts["host"] = min(left_s, max(0.0, launches_s - float(own_s.sum()) * times))
+    left_s -= parts["host"]
+    if schedule or result.trains or not evaluation.transfer_bytes:
+        parts["waiting"] = left_s
+    else:  # of a stream, a link is the busiest of all
+        parts["links"] += left_s
+    return {name: seconds / total_s if total_s else 0.0 for name, seconds in parts.items()}
+
+
+def _of_operators(config: Config, result: Result, device: int, ops: IntArray) -> dict[str, float]:
+    """Return the seconds of `ops`, which `device` runs, by what bounds them."""
+    graph, spec = result.problem.graph, result.problem.topology.devices[device]
+    seconds: FloatArray = result.problem.costs.op_time_s[ops, device]
+    rates = np.array([spec.rate_for(graph.dtypes[op]) for op in ops.tolist()])
+    compute_s = graph.flops[ops] / (rates * config.latency.compute_efficiency)
+    bandwidth = spec.memory_bandwidth_bytes_per_s * config.latency.bandwidth_efficiency
+    memory_s = graph.moved_bytes[ops] / bandwidth
+    exchanged = np.isin(ops, list(collective_kinds(graph)))
+    computes = ~exchanged & (compute_s >= memory_s)
+    return {
+        "compute": float(seconds[computes].sum()),
+        "memory": float(seconds[~exchanged & ~computes].sum()),
+        "links": float(seconds[exchanged].sum()),
+    }

@@ -1,0 +1,90 @@
+"""A recommendation in the tracker: a run of its own, with one below it for each of the best."""
+
+import json
+import secrets
+import shlex
+from collections.abc import Sequence
+
+from runner.job.identity import JobIdentity, SweepIds
+from runner.job.record import environment_tags, job_tags, parameters, run_name
+from runner.output.terminal import progress
+from runner.recommend.evaluate import Costed, Outcome
+from runner.recommend.files import JSON_FILE, PLOT_FILE
+from runner.recommend.request import Request
+from runner.recommend.space import KEYS
+from runner.recommend.table import proof
+from runner.tracking.tracker import Tracker, announce_page
+
+__all__ = ["logged"]
+
+_SHOWN_ALONE = ("examples_per_s", "latency_ms", "device_memory_gib")
+
+
+def logged(
+    tracker: Tracker,
+    command: Sequence[str],
+    request: Request,
+    outcome: Outcome,
+    identity: JobIdentity,
+) -> None:
+    """Log the best plans as the runs of a sweep, and announce where they are compared.
+
+    They have no files, and so no key by which a sweep would take them for its jobs.
+    """
+    with progress("logging to MLflow"):
+        sweep = secrets.token_hex(8)
+        best = outcome.ranking[: request.rows]
+        swept = tuple(
+            key
+            for name, key in KEYS.items()
+            if len({getattr(costed.candidate.plan, name) for costed in best}) > 1
+        )
+        typed = shlex.join(command)
+        parent = tracker.start_sweep(
+            f"recommend: {typed}"[:100],
+            {
+                "kind": "sweep",
+                "sweep_id": sweep,
+                "swept": json.dumps(swept),
+                "folder": str(identity.folder),
+                "overrides": json.dumps(identity.overrides),
+                "command": f"python -m runner.recommend {typed}",
+                "question": f"Which plan has the best {request.objective}?",
+                **environment_tags(),
+            },
+        )
+        for costed in best:
+            _log_plan(tracker, command, costed, identity, SweepIds(sweep, parent, swept))
+        first = outcome.ranking[0].metrics
+        tracker.log_sweep(
+            parent,
+            metrics={
+                "plans": float(outcome.total),
+                "plans_that_fit": float(len(outcome.ranking)),
+                **{name: first[name] for name in _SHOWN_ALONE if name in first},
+            },
+            tags={"mlflow.note.content": proof(request, outcome)},
+            files=[identity.folder / JSON_FILE, identity.folder / PLOT_FILE],
+        )
+        tracker.finish_sweep(parent)
+    announce_page(tracker.comparison_page(parent))
+
+
+def _log_plan(
+    tracker: Tracker,
+    command: Sequence[str],
+    costed: Costed,
+    identity: JobIdentity,
+    ids: SweepIds,
+) -> None:
+    candidate = costed.candidate
+    overrides = (*command, *candidate.overrides)
+    job = JobIdentity(candidate.choices, overrides, identity.folder, identity.root, ids)
+    with tracker.start(
+        run_name(candidate.choices, overrides, ids.swept),
+        parameters(candidate.config, candidate.choices, overrides),
+        job_tags(candidate.config, job),
+        ids.parent_run,
+    ) as log:
+        # Seven digits, as `runner.job.job` logs them.
+        log.log(metrics={name: float(f"{value:.7g}") for name, value in costed.metrics.items()})

@@ -1,0 +1,253 @@
+"""The plans that are tried: which degrees, stages, batches and modes go together."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from fxpart.core.data_parallel import split_topology
+from fxpart.core.tensor_groups import tensor_groups
+from fxpart.core.topology import Topology
+from fxpart.errors import NotApplicableError
+from runner.config.sections import Config
+from runner.experiment.topology import build_topology
+from runner.experiment.training import is_training
+from runner.recommend.request import Request
+
+__all__ = ["KEYS", "Plan", "Refusals", "plans"]
+
+KEYS = {
+    "tensor_parallel": "tensor_parallel",
+    "data_parallel": "data_parallel",
+    "zero": "zero",
+    "batch": "model.batch_size",
+    "microbatches": "microbatches",
+    "schedule": "schedule",
+    "checkpointing": "checkpointing",
+    "mode": "mode",
+}
+"""What each setting of the space is called on the command line."""
+_MICROBATCHES = (8, 32)
+"""Of a step whose batch is free: a few, and so many that a pipeline is hardly ever empty."""
+_BATCHES = (1, 2, 4)
+"""With a given batch, a microbatch has so many times `model.batch_size` examples."""
+_WEIGHTS = 2
+"""The ZeRO stage from which a replica has to be one device, or one tensor-parallel group."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One point of the space."""
+
+    tensor_parallel: int
+    data_parallel: int
+    groups: int
+    """Devices of a replica, or tensor-parallel groups of them."""
+    mode: str
+    schedule: str
+    microbatches: int
+    batch: int
+    """Examples that a replica takes at a time."""
+    zero: int
+    checkpointing: str
+
+    @property
+    def batch_size(self) -> int:
+        """Examples that all replicas take at a time: ``model.batch_size`` of its run."""
+        return self.batch * self.data_parallel
+
+    @property
+    def examples(self) -> int:
+        """Examples of a step, or of one input of all replicas."""
+        return self.batch_size * self.microbatches
+
+    def overrides(self, base: Config, *, has_mode: bool) -> tuple[str, ...]:
+        """Return what makes this plan of a run with the configuration `base`.
+
+        With `has_mode` that has the plan's mode already.
+        """
+        settings: dict[str, tuple[object, object]] = {
+            "tensor_parallel": (self.tensor_parallel, base.tensor_parallel),
+            "data_parallel": (self.data_parallel, base.data_parallel),
+            "zero": (self.zero, base.zero),
+            "model.batch_size": (self.batch_size, base.model.batch_size),
+            "schedule": (self.schedule, base.schedule.name),
+            "microbatches": (self.microbatches, base.microbatches),
+            "checkpointing": (self.checkpointing, base.checkpointing),
+        }
+        changed = [f"{key}={value}" for key, (value, usual) in settings.items() if value != usual]
+        return (*([] if has_mode else [f"mode={self.mode}"]), *changed)
+
+
+@dataclass(slots=True)
+class Refusals:
+    """Why values that were asked for by name are in no plan: by setting and value."""
+
+    reasons: dict[tuple[str, object], NotApplicableError]
+
+    def add(self, plan: Plan, error: NotApplicableError) -> None:
+        """Note `error` for each value of `plan` that has no reason yet."""
+        for name in KEYS:
+            self.reasons.setdefault((name, getattr(plan, name)), error)
+
+
+def plans(
+    config: Config,
+    usual_batch: int,
+    request: Request,
+    typed: Mapping[str, object],
+    refusals: Refusals,
+) -> list[Plan]:
+    """Return the space, plans that share a captured graph next to each other.
+
+    Args:
+        config: the run that all plans vary.
+        usual_batch: examples that a replica takes at a time, where no other number is asked for.
+        request: what is asked for.
+        typed: values of settings in `KEYS` that were given as overrides, each the only one tried.
+        refusals: takes the reasons why degrees are left out.
+
+    """
+    axes: dict[str, list[object] | None] = {
+        name: [typed[name]] if name in typed else getattr(request.space, name) for name in KEYS
+    }
+    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
+    settings = _Settings(request, usual_batch, topology, axes, is_training(config))
+    found: dict[Plan, None] = {}
+    for degrees in _degrees(config, settings, refusals):
+        for plan in _of_degrees(settings, degrees):
+            found.setdefault(plan)
+    order = ("checkpointing", "tensor_parallel", "data_parallel", "zero", "batch")
+    return sorted(found, key=lambda plan: tuple(getattr(plan, name) for name in order))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Settings:
+    """What a space is made from."""
+
+    request: Request
+    usual_batch: int
+    topology: Topology
+    axes: Mapping[str, list[object] | None]
+    """The values that are asked for, by setting; None for all that go."""
+    trains: bool
+
+    def numbers(self, name: str) -> list[int]:
+        """Return the values of a setting; none where all are tried."""
+        return [value for value in self.axes[name] or () if isinstance(value, int)]
+
+    def words(self, name: str) -> list[str]:
+        return [str(value) for value in self.axes[name] or ()]
+
+
+def _degrees(config: Config, settings: _Settings, refusals: Refusals) -> Iterator[Plan]:
+    """Yield the degrees that devices and heads can have, as plans whose rest is still open."""
+    topology = settings.topology
+    divisors = [d for d in range(1, topology.n_devices + 1) if topology.n_devices % d == 0]
+    for tensor, data in product(
+        settings.numbers("tensor_parallel") or divisors,
+        settings.numbers("data_parallel") or divisors,
+    ):
+        batch = settings.request.global_batch
+        if batch is not None and batch % data:
+            refusals.reasons["data_parallel", data] = NotApplicableError(
+                f"data_parallel={data} must divide recommend.global_batch={batch}; use"
+                f" {_nearest(data, [batch])}"
+            )
+            continue
+        try:
+            _check_heads(config, tensor)
+            groups = tensor_groups(topology, tensor)
+        except NotApplicableError as error:
+            refusals.reasons.setdefault(("tensor_parallel", tensor), error)
+            continue
+        try:
+            parallel = split_topology(groups.topology, data)
+        except NotApplicableError as error:
+            refusals.reasons.setdefault(("data_parallel", data), error)
+            continue
+        yield Plan(tensor, data, parallel.replica.n_devices, "", "none", 1, 1, 0, "none")
+
+
+def _check_heads(config: Config, degree: int) -> None:
+    """Raise `NotApplicableError` where a stated number of heads is not divided.
+
+    So much is known before any capture, which refuses the rest.
+    """
+    stated = {
+        name: heads
+        for name in ("num_attention_heads", "num_key_value_heads", "n_head")
+        if isinstance(heads := config.model.config.get(name), int)
+    }
+    for name, heads in stated.items():
+        if heads % degree:
+            raise NotApplicableError(
+                f"tensor_parallel={degree} must divide model.config.{name}={heads}; use"
+                f" {_nearest(degree, list(stated.values()))}"
+            )
+
+
+def _nearest(degree: int, counts: Sequence[int]) -> str:
+    """Return the degrees next to `degree`, below and above, that divide all of `counts`."""
+    fitting = [d for d in range(1, min(counts) + 1) if not any(n % d for n in counts)]
+    near = [d for d in fitting if d < degree][-1:] + [d for d in fitting if d > degree][:1]
+    return " or ".join(map(str, near))
+
+
+def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
+    """Yield the plans with the degrees of `degrees`."""
+    zeros = [0]
+    if settings.trains and degrees.data_parallel > 1:
+        zeros = [0, 1, 2, 3] if degrees.groups == 1 else [0, 1]
+    for mode, schedule, zero, recomputed in product(
+        settings.words("mode") or _modes(settings, degrees),
+        settings.words("schedule") or (["none", "1f1b", "gpipe"] if settings.trains else ["none"]),
+        settings.numbers("zero") or zeros,
+        settings.words("checkpointing") or (["none", "block"] if settings.trains else ["none"]),
+    ):
+        if zero >= _WEIGHTS and degrees.groups > 1:
+            continue
+        if schedule != "none" and not _takes_turns(mode, schedule, degrees):
+            continue
+        plan = replace(degrees, mode=mode, schedule=schedule, zero=zero, checkpointing=recomputed)
+        yield from _with_batches(settings, plan)
+
+
+def _takes_turns(mode: str, schedule: str, degrees: Plan) -> bool:
+    """Return whether a schedule says anything of a plan: of one stage they are all the same."""
+    if degrees.groups == 1:
+        return mode == "single" and schedule == "1f1b"
+    return mode == "pipeline"
+
+
+def _modes(settings: _Settings, degrees: Plan) -> list[str]:
+    """Return the modes that may be the best on a replica's devices."""
+    if degrees.groups == 1:
+        return ["single"]
+    alike = len({(spec.memory_bytes, spec.name) for spec in settings.topology.devices}) == 1
+    latency_counts = settings.request.objective == "latency" and not settings.trains
+    if degrees.data_parallel == 1 and (not alike or latency_counts):
+        return ["single", "size_based", "pipeline", "kl_based"]
+    return ["single", "pipeline"]
+
+
+def _with_batches(settings: _Settings, plan: Plan) -> Iterator[Plan]:
+    """Yield `plan` with each size and number of microbatches that makes the batch asked for."""
+    usual, asked = settings.usual_batch, settings.request.global_batch
+    given, counts = settings.numbers("batch"), settings.numbers("microbatches")
+    scheduled = plan.schedule != "none"
+    if asked is None:
+        for batch in given or [usual]:
+            if scheduled:
+                for count in counts or _MICROBATCHES:
+                    yield replace(plan, batch=batch, microbatches=count)
+            elif not counts or 1 in counts:
+                yield replace(plan, batch=batch)
+        return
+    share = asked // plan.data_parallel
+    if not scheduled:
+        if (not given or share in given) and (not counts or 1 in counts):
+            yield replace(plan, batch=share)
+        return
+    for batch in given or sorted({usual * times for times in _BATCHES}):
+        if share % batch == 0 and (not counts or share // batch in counts):
+            yield replace(plan, batch=batch, microbatches=share // batch)

@@ -1,0 +1,168 @@
+"""What a recommendation prints: the best plans, how far habits are from them, what was proved."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fxpart.errors import FxpartError, InfeasibleError
+from runner.config.paths import shown_path
+from runner.output.terminal import add_numbers, counted, empty_table, rate_text, show
+from runner.output.units import GIB, format_s, format_size, time_unit
+from runner.recommend.evaluate import Candidate, Costed, Outcome
+from runner.recommend.request import Request
+from runner.recommend.space import Plan
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["habit_lines", "none_fits", "proof", "run_command", "show_outcome"]
+
+_FSDP = 3
+"""The ZeRO stage of FSDP2."""
+
+
+def show_outcome(command: Sequence[str], request: Request, outcome: Outcome, folder: Path) -> None:
+    """Print the best plans, the command of the best, how habits compare, and what was proved.
+
+    `command` are the overrides that all plans share.
+    """
+    best = outcome.ranking[0]
+    shown = outcome.ranking[: request.rows]
+    show(best.subject_line, _table(shown))
+    # Below the table: no terminal is as wide.
+    for index, costed in enumerate(shown):
+        show(f"{index + 1:>3}  {' '.join(costed.candidate.overrides)}")
+    show("")
+    show(f"best:      {run_command(command, best.candidate)}")
+    for line in habit_lines(request, outcome):
+        show(f"habit:     {line}")
+    show(f"proved:    {proof(request, outcome)}", f"files:     {shown_path(folder)}")
+
+
+def run_command(command: Sequence[str], candidate: Candidate) -> str:
+    """Return what runs a plan alone."""
+    return shlex.join(["python", "-m", "runner", *command, *candidate.overrides])
+
+
+def _table(ranking: Sequence[Costed]) -> "Table":
+    table = empty_table("")
+    unit = time_unit(max(plan.latency_s for plan in ranking))
+    with_tokens = ranking[0].tokens_per_s is not None
+    tokens = ["tokens\n/s"] if with_tokens else []
+    add_numbers(table, "", "examples\n/s", *tokens, f"latency\n{unit.name}", "memory\nGiB", "on")
+    table.add_column("most of the time")
+    for index, plan in enumerate(ranking):
+        table.add_row(
+            str(index + 1),
+            f"{plan.examples_per_s:,.2f}",
+            *([f"{plan.tokens_per_s:,.0f}"] if with_tokens else []),
+            unit.show(plan.latency_s),
+            f"{plan.memory_bytes / GIB:.1f}",
+            str(plan.devices_used),
+            plan.limit,
+        )
+    return table
+
+
+def proof(request: Request, outcome: Outcome) -> str:
+    """Return what is known of the whole space."""
+    best = {"throughput": "the most examples a second", "latency": "the least latency"}
+    unfit = len(outcome.unfit)
+    fit = f", of which {unfit} {'does' if unfit == 1 else 'do'} not fit" if unfit else ""
+    return (
+        f"all {counted(outcome.total, 'plan')} of the space were costed{fit}; the first has"
+        f" {best[request.objective]}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Habit:
+    """Plans that people use without a search."""
+
+    name: str
+    setting: str
+    value: int
+    """It is in the space only if this setting may have this value."""
+    plans: list[Plan]
+
+
+def habit_lines(request: Request, outcome: Outcome) -> Iterator[str]:
+    """Yield how plans that people use by habit compare with the best."""
+    for habit in _habits(outcome):
+        fitting = [costed for costed in outcome.ranking if costed.candidate.plan in habit.plans]
+        refused = [error for candidate, error in outcome.unfit if candidate.plan in habit.plans]
+        reason = outcome.refusals.reasons.get((habit.setting, habit.value))
+        if fitting:
+            yield f"{habit.name}: {_beside(request, outcome.ranking[0], fitting[0])}"
+        elif refused:
+            yield f"{habit.name}: does not fit: {_needs(refused[0])}"
+        elif reason is not None:
+            yield f"{habit.name}: not possible: {_needs(reason)}"
+
+
+def _habits(outcome: Outcome) -> Iterator[_Habit]:
+    space = outcome.plans
+    n = max(plan.tensor_parallel * plan.data_parallel * plan.groups for plan in space)
+    if n == 1:
+        return
+    yield _Habit(
+        f"all tensor parallel (tensor_parallel={n})",
+        "tensor_parallel",
+        n,
+        [plan for plan in space if plan.tensor_parallel == n],
+    )
+    replicas = [plan for plan in space if plan.data_parallel == n]
+    for zero in sorted({plan.zero for plan in replicas} & {0, _FSDP}, reverse=True):
+        name = f"all replicas (data_parallel={n}{f' zero={zero}' if zero else ''})"
+        of_stage = [plan for plan in replicas if plan.zero == zero]
+        yield _Habit(name, "data_parallel", n, of_stage)
+    stages = [plan for plan in space if plan.groups == n and plan.mode == "pipeline"]
+    yield _Habit(f"all stages (mode=pipeline on {n})", "mode", n, stages)
+
+
+def _beside(request: Request, best: Costed, habit: Costed) -> str:
+    if habit is best:
+        return "is the best"
+    if request.objective == "latency":
+        more = habit.latency_s / best.latency_s - 1.0
+        amount, words = format_s(habit.latency_s), f"{more:+.1%}"
+    else:
+        less = habit.examples_per_s / best.examples_per_s - 1.0
+        amount, words = rate_text(habit.examples_per_s), f"{less:+.1%}"
+    return (
+        f"{amount} ({words}), {format_size(habit.memory_bytes)}; its time is {_parts(habit)}, the"
+        f" best plan's {_parts(best)}"
+    )
+
+
+def _parts(plan: Costed) -> str:
+    """Return the shares of the time that count, the largest first."""
+    large = sorted(
+        ((share, name) for name, share in plan.shares.items() if share >= 0.05), reverse=True
+    )
+    return ", ".join(f"{name} {share:.0%}" for share, name in large)
+
+
+def _needs(error: FxpartError) -> str:
+    return str(error).split(";", maxsplit=1)[0]
+
+
+def none_fits(outcome: Outcome) -> InfeasibleError:
+    """Return the error where no plan fits: with the one that lacks least, where that is known."""
+
+    def lacking(item: tuple[Candidate, InfeasibleError]) -> float:
+        error = item[1]
+        if not error.needed_bytes or not error.available_bytes:
+            return float("inf")
+        return error.needed_bytes / error.available_bytes
+
+    candidate, error = min(outcome.unfit, key=lacking)
+    return InfeasibleError(
+        f"none of {counted(outcome.total, 'plan')} fits; nearest is"
+        f" {' '.join(candidate.overrides)}: {_needs(error)}; take larger or more devices, or a"
+        " smaller batch",
+        needed_bytes=error.needed_bytes,
+        available_bytes=error.available_bytes,
+    )

@@ -1,0 +1,180 @@
+"""``python -m runner.recommend`` as a user gives it: its best is the best of all single runs."""
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fxpart.errors import InfeasibleError, NotApplicableError
+from runner.config.sections import Config, ModeConfig, ScheduleConfig
+from runner.experiment.experiment import model_spec, plan
+from runner.experiment.headline import headline
+from tests.runner.command import Done, run, tracked_runs
+from tests.runner.composed import read
+
+TINY = (
+    "model=llama2_7b",
+    "model.config.num_hidden_layers=1",
+    "model.config.hidden_size=64",
+    "model.config.intermediate_size=176",
+    "model.config.num_attention_heads=8",
+    "model.config.num_key_value_heads=4",
+    "model.config.vocab_size=256",
+    "model.seq_len=16",
+    "reserve=none",
+)
+TRAINING = (*TINY, "phase=training", "devices=2x16gb")
+TIMES = ("capture_s", "partition_s")
+
+
+def _recommended(folder: Path, *arguments: str) -> Done:
+    return run(folder, *arguments, program=("-m", "runner.recommend"))
+
+
+def _document(folder: Path) -> dict[str, Any]:
+    """Return the `recommend.json` of the latest recommendation."""
+    path = max(folder.glob("outputs/runs/*_recommend/recommend.json"))
+    document: dict[str, Any] = json.loads(path.read_text())
+    return document
+
+
+def _overrides(command: str) -> list[str]:
+    words = shlex.split(command)
+    assert words[:3] == ["python", "-m", "runner"]
+    return words[3:]
+
+
+def _costs(config: Config) -> dict[str, float]:
+    values = headline(plan(config, model_spec(config), advises=False))
+    return {name: value for name, value in values.items() if name not in TIMES}
+
+
+def _everything(base: Config, microbatches: Sequence[int]) -> Iterator[Config]:
+    """Yield all combinations, made without the command's own space."""
+    for tensor, data, zero, schedule, count, mode in product(
+        (1, 2), (1, 2), range(4), ("none", "1f1b", "gpipe"), microbatches, ("single", "pipeline")
+    ):
+        options = {"schedule": schedule, "microbatches": count} if mode == "pipeline" else {}
+        yield replace(
+            base,
+            model=replace(base.model, batch_size=data),
+            tensor_parallel=tensor,
+            data_parallel=data,
+            zero=zero,
+            schedule=ScheduleConfig(schedule),
+            microbatches=count,
+            mode=ModeConfig(mode, options),
+        )
+
+
+def test_the_best_is_that_of_all_single_runs(folder: Path, store: Path) -> None:
+    assert store.is_file()
+    small = ("recommend.space.checkpointing=[none]", "recommend.space.microbatches=[1,4]")
+    done = _recommended(folder, *TRAINING, *small)
+    assert done.code == 0, done.err
+    document = _document(folder)
+    # Each plan is what a run of its command is, to the last digit.
+    for row in document["plans"]:
+        assert _costs(read(*_overrides(row["command"]))) == row["metrics"]
+    speeds = [row["metrics"]["examples_per_s"] for row in document["plans"]]
+    assert speeds == sorted(speeds, reverse=True)
+    # No combination is faster, whether the space has it or not.
+    tried = []
+    for config in _everything(read(*TRAINING), (1, 4)):
+        try:
+            tried.append(_costs(config)["examples_per_s"])
+        except (InfeasibleError, NotApplicableError):
+            continue
+    assert len(tried) > len(speeds) > 10
+    assert max(tried) == speeds[0]
+    assert set(speeds) <= set(tried)
+    _check_printed(done, document)
+    _check_tracked(folder, document)
+
+
+def _check_printed(done: Done, document: dict[str, Any]) -> None:
+    assert document["plans"][0]["command"] in done.out
+    best_ten = [" ".join(row["overrides"]) for row in document["plans"][:10]]
+    listed = re.findall(r"^ +\d+  (mode=.*)$", done.out, re.MULTILINE)
+    assert listed == best_ten
+    plans = len(document["plans"]) + len(document["unfit"])
+    assert f"proved:    all {plans} plans of the space were costed; the first" in done.out
+    assert len(re.findall(r"^habit: ", done.out, re.MULTILINE)) == 4
+
+
+def _check_tracked(folder: Path, document: dict[str, Any]) -> None:
+    (parent,) = tracked_runs(folder, "tags.kind = 'sweep'")
+    assert parent.info.status == "FINISHED"
+    assert parent.data.metrics["plans"] == len(document["plans"])
+    children = tracked_runs(folder, "tags.kind = 'run'")
+    assert all(child.data.tags["mlflow.parentRunId"] == parent.info.run_id for child in children)
+    speeds = sorted((child.data.metrics["examples_per_s"] for child in children), reverse=True)
+    best_ten = [row["metrics"]["examples_per_s"] for row in document["plans"][:10]]
+    assert speeds == pytest.approx(best_ten, rel=1e-6)
+    # What is in no file of a run is no result that a sweep would take for one of its jobs.
+    assert not any("config_key" in child.data.tags for child in children)
+
+
+def test_a_typed_setting_is_held_and_a_global_batch_is_kept(folder: Path) -> None:
+    typed = ("tensor_parallel=2", "recommend.global_batch=4", "recommend.objective=latency")
+    command = (*TINY, "devices=4x16gb", "tracking=none", *typed)
+    done = _recommended(folder, *command)
+    assert done.code == 0, done.err
+    text = max(folder.glob("outputs/runs/*_recommend/recommend.json")).read_text()
+    plans = json.loads(text)["plans"]
+    assert {row["tensor_parallel"] for row in plans} == {2}
+    assert {row["data_parallel"] for row in plans} == {1, 2}
+    assert {row["data_parallel"] * row["batch"] * row["microbatches"] for row in plans} == {4}
+    assert {row["mode"] for row in plans} >= {"single", "pipeline", "kl_based", "size_based"}
+    latencies = [row["metrics"]["latency_ms"] for row in plans]
+    assert latencies == sorted(latencies)
+    # The same command makes the same file.
+    assert _recommended(folder, *command).code == 0
+    files = sorted(folder.glob("outputs/runs/*_recommend/recommend.json"))
+    assert [file.read_text() for file in files] == [text, text]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ("recommend.space.tensor_parallel=[4]", "devices=6x16gb"),
+            "must divide the number of devices, there are 6; use 3 or 6",
+        ),
+        (("recommend.space.data_parallel=[3]",), "data_parallel=3 needs as many equal parts"),
+        (
+            ("recommend.space.tensor_parallel=[8]", "devices=8x16gb"),
+            "must divide model.config.num_key_value_heads=4; use 4",
+        ),
+        (("recommend.space.zero=[3]",), "zero=3 shards a training step over replicas"),
+        (("zero=1", "recommend.space.zero=[1]"), "zero=1 holds what recommend.space.zero tries"),
+        (
+            ("recommend.global_batch=3", "recommend.space.data_parallel=[2]"),
+            "must divide recommend.global_batch=3; use 1 or 3",
+        ),
+        (("model.seq_len=-1",), "model.seq_len"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_one_line(
+    folder: Path, arguments: Sequence[str], line: str
+) -> None:
+    done = _recommended(folder, *TINY, "devices=4x16gb", "tracking=none", *arguments)
+    assert done.code == 2
+    assert line in done.error
+    assert not list(folder.glob("outputs/runs/*"))
+
+
+def test_where_nothing_fits_the_nearest_is_named(folder: Path, store: Path) -> None:
+    assert store.is_file()
+    done = _recommended(folder, *TINY, "devices=2x0.05mb")
+    assert done.code == 2
+    assert re.match(r"none of \d+ plans fits; nearest is mode=", done.error)
+    (failed,) = tracked_runs(folder)
+    assert failed.info.status == "FAILED"
+    assert not list(folder.glob("outputs/runs/*"))
