@@ -3,5 +3,14 @@
 from fxpart.plan_export.carriers import Carriers, carriers
 from fxpart.plan_export.device_map import DeviceMap, device_map
 from fxpart.plan_export.split_points import SplitPlace, split_points
+from fxpart.plan_export.tiered_map import tiered_device_map
 
-__all__ = ["Carriers", "DeviceMap", "SplitPlace", "carriers", "device_map", "split_points"]
+__all__ = [
+    "Carriers",
+    "DeviceMap",
+    "SplitPlace",
+    "carriers",
+    "device_map",
+    "split_points",
+    "tiered_device_map",
+]

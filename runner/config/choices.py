@@ -27,10 +27,12 @@ from fxpart.core.device_spec import DEVICE_GRAMMAR
 from fxpart.errors import SpecError, nearest_names
 from runner.config.paths import conf_dirs, user_conf_dir
 from runner.config.specs import (
+    TIER_FOLDER,
     TRANSFER_GRAMMAR,
     accelerator_files,
     device_pools,
     looks_like_rate,
+    tiers_in,
     transfer_rate,
 )
 
@@ -63,7 +65,9 @@ class UnknownChoiceError(SpecError, ConfigCompositionException):
 
 
 def _devices(spec: str) -> dict[str, Any]:
-    return {"spec": spec, "pools": device_pools(spec), "nodes": None, "between_nodes": None}
+    devices, tiers = tiers_in(spec)
+    pools = device_pools(devices)
+    return {"spec": spec, "pools": pools, "tiers": tiers, "nodes": None, "between_nodes": None}
 
 
 _MAKERS: dict[str, Callable[[str], dict[str, Any]]] = {
@@ -147,7 +151,7 @@ def register() -> None:
     OmegaConf.register_new_resolver("fxpart_experiments", experiments_text, replace=True)
 
 
-_SPEC_START = re.compile(r"[-+.\d]|.*\+")
+_SPEC_START = re.compile(r"[-+.\d]|.*\+|(host|nvme)\d", re.IGNORECASE)
 
 
 def _is_our_group(group: str) -> bool:
@@ -206,7 +210,7 @@ def choices_text() -> str:
     for folder in conf_dirs():
         for path in folder.glob("*/**/*.yaml"):
             group, _, name = path.relative_to(folder).with_suffix("").as_posix().partition("/")
-            if group not in (_ACCELERATORS, _EXPERIMENTS, "hydra"):
+            if group not in (_ACCELERATORS, TIER_FOLDER, _EXPERIMENTS, "hydra"):
                 names.setdefault(group, set()).add(name)
     return "".join(f"{group}: {', '.join(sorted(names[group]))}\n" for group in sorted(names))
 

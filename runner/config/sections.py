@@ -18,6 +18,7 @@ __all__ = [
     "LinkConfig",
     "ModeConfig",
     "ModelConfig",
+    "OffloadConfig",
     "OptimizerConfig",
     "PairConfig",
     "PhaseConfig",
@@ -25,6 +26,7 @@ __all__ = [
     "ReserveConfig",
     "ScheduleConfig",
     "Schema",
+    "TierConfig",
     "TrackingConfig",
     "WeightsConfig",
 ]
@@ -113,6 +115,41 @@ class PairConfig(LinkConfig):
 
 
 @dataclass
+class TierConfig:
+    """A memory beside the devices, in which weights may lie."""
+
+    name: str = MISSING
+    kind: str = MISSING
+    """``host`` or ``disk``."""
+    memory_bytes: int = MISSING
+    bytes_per_s: float | None = None
+    """Rate at which a disk is read; that of the host is that of the devices' links."""
+    flops_per_s: dict[str, float] = field(default_factory=dict)
+    """Of what computes beside it, by dtype name; empty for nothing."""
+    memory_bandwidth_bytes_per_s: float | None = None
+    """Of what computes beside it."""
+    source: str = ""
+    """Where the numbers come from."""
+
+
+@dataclass
+class OffloadConfig:
+    """How modules run whose weights lie in a tier, as in `fxpart.core.tiers.OffloadOptions`."""
+
+    name: str = "auto"
+    stream: bool = True
+    overlap: bool = True
+    on_host: bool = True
+    host_bytes_per_s: float | None = None
+    pinned_bytes: int | None = None
+    pinned_share: float = 1.0
+    pageable_share: float = 1.0
+    copy_latency_s: float = 0.0
+    source: str = ""
+    """Where the numbers come from."""
+
+
+@dataclass
 class DevicesConfig:
     """What the model is cut over."""
 
@@ -125,6 +162,8 @@ class DevicesConfig:
     """The link between machines; `transfer_rate` if left out."""
     pairs: list[PairConfig] = field(default_factory=list)
     """Links of two devices of their own, in place of those above."""
+    tiers: list[TierConfig] = field(default_factory=list)
+    """Memory beside them: of the host, and a disk."""
     saturate_host: bool = False
     """Whether the placement is copied onto idle devices, as often as it fits."""
 
@@ -301,6 +340,7 @@ class _Sections:
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
     all_reduce: AllReduceConfig = field(default_factory=AllReduceConfig)
+    offload: OffloadConfig = field(default_factory=OffloadConfig)
     kv_cache: str = "auto"
     """What a cache keeps keys and values in: one of `fxpart.core.few_bits.CACHE_DTYPES`, or
     ``auto`` for the model's own dtype."""

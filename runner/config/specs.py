@@ -21,14 +21,18 @@ from fxpart.support.regular_file import regular_status
 from runner.config.paths import conf_dir, user_conf_dir
 
 __all__ = [
+    "TIER_FOLDER",
     "TRANSFER_GRAMMAR",
     "accelerator_files",
     "device_pools",
     "looks_like_rate",
     "read_accelerator",
+    "tiers_in",
     "transfer_rate",
 ]
 
+TIER_FOLDER = "tier"
+"""Of ``conf/``: what a host and a disk in a spec are taken to be; it is no group of choices."""
 _CLASS_BYTES = 2**30
 """A card sold as 16 GB holds up to 16 GiB: 16gib is of the same class as 16gb."""
 _NEEDED = ("memory", "flops_per_s", "memory_bandwidth_bytes_per_s", "source")
@@ -184,6 +188,44 @@ def _accelerator_of_class(memory_bytes: int, table: Mapping[str, Mapping[str, An
     }
     at_least = [size for size in classes if size >= memory_bytes]
     return classes[min(at_least) if at_least else max(classes)]
+
+
+# Tiers.
+
+_TIER = re.compile(r"(?:(\d+)x)?(host|nvme)(\d[\w.]*)")
+_KINDS = {"host": "host", "nvme": "disk"}
+
+
+def tiers_in(spec: str) -> tuple[str, list[dict[str, Any]]]:
+    """Return `spec` without its tiers, such as ``host64gb`` and ``nvme500gb``, and those.
+
+    Raises:
+        SpecError: for a tier that is counted, or of a size that cannot be read, or tiers alone.
+
+    """
+    parts = [part.strip() for part in spec.lower().split("+")]
+    matches = [_TIER.fullmatch(part) for part in parts]
+    tiers = [_tier(spec, part, match) for part, match in zip(parts, matches, strict=True) if match]
+    rest = [part for part, match in zip(parts, matches, strict=True) if not match]
+    if tiers and not rest:
+        raise SpecError(
+            f"devices={spec} are tiers, which hold weights for devices; add one, such as"
+            f" 1x24gb+{spec}"
+        )
+    return ("+".join(rest) if tiers else spec), tiers
+
+
+def _tier(spec: str, part: str, match: re.Match[str]) -> dict[str, Any]:
+    count, name, size = match.groups()
+    if count is not None:
+        raise SpecError(f"devices={spec}: {part} is one tier; write {name}{size}")
+    try:
+        memory_bytes = parse_size_bytes(size)
+    except SpecError as error:
+        raise SpecError(f"devices={spec}: {part}: {error}") from None
+    entry = OmegaConf.to_container(OmegaConf.load(conf_dir() / TIER_FOLDER / f"{name}.yaml"))
+    assert isinstance(entry, dict)
+    return {"name": part, "kind": _KINDS[name], "memory_bytes": memory_bytes, **entry}
 
 
 # Transfer rates.

@@ -75,7 +75,9 @@ def _ranks(config: Config) -> int:
 
 
 def with_less_memory(
-    problem: Problem, evaluation: Evaluation, needs: Sequence[DeviceMemory]
+    problem: Problem,
+    evaluation: Evaluation,
+    needs: Sequence[DeviceMemory],
 ) -> Problem:
     """Return `problem` with less memory for tensors on the kinds of device where a plan lacks some.
 
@@ -86,6 +88,8 @@ def with_less_memory(
     devices = problem.topology.devices
     limits: dict[str, int] = {}
     for need in needs:
+        if need.device >= len(devices):  # the host, whose memory is counted beside the plan
+            continue
         missing = need.needed.expected - need.total_bytes
         if missing > 0:
             spec, use = devices[need.device], evaluation.devices[need.device]

@@ -32,6 +32,7 @@ from fxpart.cost.tables import LatencySource
 from fxpart.cost.trace import TraceTimes
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import Place
+from fxpart.placement.offload.plan import Offloaded
 from fxpart.placement.optimal.mode import Progress
 from fxpart.placement.saturate import saturate
 from fxpart.schedule import ScheduleResult
@@ -42,6 +43,7 @@ from runner.experiment.carry_out import carry_out, check_execute
 from runner.experiment.device_memory import device_memory, does_not_fit, with_less_memory
 from runner.experiment.measured import Measured
 from runner.experiment.objective import check_objective, watched
+from runner.experiment.offload import check_offload, offloaded
 from runner.experiment.operator_times import check_latency, operator_times, ring_curves
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.rates import check_prices, price_per_hour
@@ -119,6 +121,8 @@ class Result:
     """What tensor parallelism costs; every device of `evaluation` then stands for a group."""
     curve: tuple[Progress, ...] = ()
     """How `mode=optimal` went on."""
+    offloaded: Offloaded | None = None
+    """Which weights lie in tiers beside the devices, where the devices do not hold all."""
     times_note: str = ""
     """Where the times come from, if a plan that is carried out here has them from elsewhere."""
 
@@ -236,9 +240,12 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
     count = counted(problem.graph.n_ops, "operator")
     with progress(f"placing {count} with {config.mode.name}{compiles}"):
-        found = _fitting_plan(config, subject, problem, dealt, place)
+        found = _fitting_plan(config, subject, problem, dealt, place=place, times=times)
         assignment, replicas = found.assignment, found.replicas
-        whole = whole_modules(config, problem, assignment, place)
+        # Streamed weights count nothing in the problem that was placed.
+        whole = None if found.offloaded else whole_modules(config, problem, assignment, place)
+    if found.offloaded:
+        problem = found.offloaded.problem
     return Result(
         subject,
         problem,
@@ -260,6 +267,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         shards=found.shards,
         split=split_cost(problem, assignment, dealt.groups) if dealt.groups.size > 1 else None,
         curve=found.curve,
+        offloaded=found.offloaded,
     )
 
 
@@ -269,6 +277,7 @@ class _Made(NamedTuple):
     assignment: Assignment
     partition_s: float
     curve: tuple[Progress, ...]
+    offloaded: Offloaded | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -283,10 +292,17 @@ class _Plan:
     device_memory: tuple[DeviceMemory, ...]
     curve: tuple[Progress, ...]
     shards: ShardedStep | None
+    offloaded: Offloaded | None
 
 
 def _fitting_plan(
-    config: Config, subject: Subject, problem: Problem, dealt: _Dealt, place: Place
+    config: Config,
+    subject: Subject,
+    problem: Problem,
+    dealt: _Dealt,
+    *,
+    place: Place,
+    times: LatencySource,
 ) -> _Plan:
     """Return a plan whose devices hold what it needs beside tensors, too.
 
@@ -303,7 +319,8 @@ def _fitting_plan(
         begin = time.perf_counter()
         try:
             with watched(shown=not quiet()) as curve:
-                assignment = _placed(config, searched, place)
+                in_tiers = offloaded(config, searched, times, place)
+                assignment = in_tiers.assignment if in_tiers else _placed(config, searched, place)
         except InfeasibleError as error:
             if failed is None:
                 raise
@@ -311,7 +328,7 @@ def _fitting_plan(
         # Of all tries together: the first plan's search is part of how the last was found.
         curves += tuple(replace(p, seconds=searched_s + p.seconds) for p in curve)
         searched_s += time.perf_counter() - begin
-        made = _Made(assignment, searched_s, curves)
+        made = _Made(assignment, searched_s, curves, in_tiers)
         found = _costed(config, subject, problem, dealt, made)
         if all(need.verdict != "does not fit" for need in found.device_memory):
             return found
@@ -325,8 +342,11 @@ def _costed(
     config: Config, subject: Subject, problem: Problem, dealt: _Dealt, made: _Made
 ) -> _Plan:
     """Return what a placement costs."""
-    assignment = made.assignment
-    evaluation, replicas = evaluate(problem, assignment), None
+    assignment, replicas = made.assignment, None
+    if made.offloaded:
+        problem, evaluation = made.offloaded.problem, made.offloaded.evaluation
+    else:
+        evaluation = evaluate(problem, assignment)
     if subject.partial is not None:
         evaluation, replicas = with_sums(
             config,
@@ -349,7 +369,15 @@ def _costed(
         else ()
     )
     return _Plan(
-        assignment, made.partition_s, evaluation, replicas, schedule, needs, made.curve, shards
+        assignment,
+        made.partition_s,
+        evaluation,
+        replicas,
+        schedule,
+        needs,
+        made.curve,
+        shards,
+        made.offloaded,
     )
 
 
@@ -444,6 +472,7 @@ def check(config: Config) -> None:
     check_objective(config)
     check_training(config)
     check_serving(config)
+    check_offload(config)
     check_replicas(config)
     check_split(config)
     check_zero(config)

@@ -6,6 +6,7 @@ from runner.experiment.experiment import Result
 from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
 from runner.experiment.objective import load_metrics, search_series
+from runner.experiment.offload import offload_metrics
 from runner.experiment.pipeline_schedule import schedule_metrics
 from runner.experiment.rates import model_flops_utilization, rate_metrics
 from runner.experiment.replicas import replica_metrics
@@ -50,6 +51,7 @@ def headline(result: Result) -> dict[str, float]:
         **_rate_metrics(result, serving.get("tokens_per_s")),
         **(replica_metrics(result.replicas) if result.replicas else {}),
         **_collective_metrics(result),
+        **(offload_metrics(result.offloaded) if result.offloaded else {}),
         **(batch_metrics(result.batches) if result.batches else {}),
         **(schedule_metrics(result.schedule) if result.schedule else {}),
         **(whole_metrics(result.whole) if result.whole else {}),

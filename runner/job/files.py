@@ -22,6 +22,7 @@ from runner.experiment.device_memory import device_memory_rows
 from runner.experiment.experiment import Result
 from runner.experiment.headline import INFEASIBLE, headline
 from runner.experiment.memory_report import peak_rows, tensor_columns
+from runner.experiment.offload import offload_document, offloaded_map
 from runner.job.batch_files import write_batch_files
 from runner.job.identity import JobIdentity, without_elsewhere
 from runner.output.figures import wants_figures, wants_traces, write_figures
@@ -175,7 +176,10 @@ def write_plan(
     with progress("writing files"):
         write_assignment(folder / ASSIGNMENT_FILE, graph, result.problem.topology, placed, named)
         write_table(folder / "largest_tensors.csv", tensor_columns(result.peaks))
-        if result.split is None and result.shards is None:  # what reads these splits no layer
+        if result.offloaded:
+            write_json(folder / "device_map.json", offloaded_map(result.offloaded, graph))
+            write_json(folder / "offload.json", offload_document(result.offloaded))
+        elif result.split is None and result.shards is None:  # what reads these splits no layer
             write_plan_files(folder, graph, placed)
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)

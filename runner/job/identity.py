@@ -233,6 +233,9 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         if config.weights.name != "none"
         else {},
         "kv_cache": config.kv_cache,
+        "offload": {k: v for k, v in asdict(config.offload).items() if k not in ("name", "source")}
+        if config.devices.tiers
+        else {},
         "training": _training_numbers(config),
         "reserve": {k: v for k, v in asdict(config.reserve).items() if k not in ("name", "source")},
         "data_parallel": config.data_parallel,
@@ -286,12 +289,17 @@ def _training_numbers(config: Config) -> dict[str, object]:
 
 def _device_numbers(devices: DevicesConfig) -> dict[str, object]:
     pools = [asdict(pool) for pool in devices.pools]
+    tiers = [
+        {k: v for k, v in asdict(tier).items() if k not in ("name", "source")}
+        for tier in devices.tiers
+    ]
     return {
         "pools": [{k: v for k, v in pool.items() if k not in ("name", "source")} for pool in pools],
         "nodes": devices.nodes,
         "between_nodes": devices.between_nodes and _link_numbers(devices.between_nodes),
         "pairs": [{"devices": pair.devices, **_link_numbers(pair)} for pair in devices.pairs],
         "saturate_host": devices.saturate_host,
+        **({"tiers": tiers} if tiers else {}),
     }
 
 

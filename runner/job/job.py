@@ -26,6 +26,7 @@ from runner.experiment.headline import INFEASIBLE, device_columns, headline, mem
 from runner.experiment.measured import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
 from runner.experiment.objective import load_line
+from runner.experiment.offload import carried_by, offload_line
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.rates import rate_line
 from runner.experiment.replicas import replicas_line
@@ -238,6 +239,8 @@ def _show_plan(config: Config, result: Result) -> None:
         show(f"tensor:    {split_line(result.split)}")
     if result.shards:
         show(f"zero:      {zero_line(config.zero, result.shards)}")
+    if result.offloaded:
+        show(f"tiers:     {offload_line(result.offloaded)}")
     if result.replicas:
         show(f"replicas:  {replicas_line(result.replicas)}")
     if result.batches:
@@ -246,8 +249,12 @@ def _show_plan(config: Config, result: Result) -> None:
         show(f"schedule:  {schedule_line(result.schedule, _rate(result))}")
     if result.whole:
         show(f"whole:     {whole_line(result.whole)}")
-    carried_by = carrier_line(config, result.problem, result.assignment, result.whole)
-    show(f"runs with: {carried_by}")
+    tools = (
+        carried_by(result.offloaded)
+        if result.offloaded
+        else carrier_line(config, result.problem, result.assignment, result.whole)
+    )
+    show(f"runs with: {tools}")
 
 
 def _rate(result: Result) -> str:

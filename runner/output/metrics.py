@@ -79,6 +79,7 @@ _LOWER: Literal["lower"] = "lower"
 _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
 _SPLIT, _COLLECTIVES = "tensor_parallel", "tensor_parallel or zero"
+_TIERS = "a tier, such as `+host64gb`"
 _SERVING = "phase=prefill or decode"
 _PRICE, _PRICED_TOKENS = "price_per_hour", "price_per_hour, model.seq_len"
 _THROUGHPUT = "objective=throughput"
@@ -178,6 +179,16 @@ METRICS = (
     Metric("price_per_million_tokens", "USD", ",.4g", _LOWER,
            "That price over `tokens_per_s`.", _PRICED_TOKENS,
            heading="per 1M tokens", column="some", spare=5),
+    Metric("streamed_gib", "GiB", ".3f", _LOWER,
+           "Weights that are copied to devices from a tier for one input.", _TIERS,
+           heading="streamed", column="some", spare=6),
+    Metric("hosted_gib", "GiB", ".3f", None, "What the host holds for modules that run there.",
+           _TIERS),
+    Metric("host_memory_gib", "GiB", ".3f", _LOWER,
+           "What the host holds in all: that, and streamed weights.", _TIERS),
+    Metric("disk_gib", "GiB", ".3f", _LOWER, "Streamed weights that lie on the disk.", _TIERS),
+    Metric("copy_wait_ms", "ms", ",.3f", _LOWER,
+           "By how much the copies make the latency longer.", _TIERS),
     Metric("data_parallel", "", ".0f", None, "Replicas that share the batch.", _REPLICAS),
     Metric("all_reduce_gib", "GiB", ".3f", _LOWER,
            "The most that any device sums over the replicas.", _REPLICAS),

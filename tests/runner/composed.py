@@ -17,6 +17,7 @@ GROUPS = (
     "latency",
     "mode",
     "model",
+    "offload",
     "optimizer",
     "phase",
     "reserve",

@@ -81,6 +81,9 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
             "devices=2x16gb", "mode=size_based", "capture.symbolic=batch", "model.batch_size=2"
         ),
         "a search of operators": _planned("devices=2x16gb"),
+        "a tier, such as `+host64gb`": _planned(
+            "devices=1x0.03mb+host1mb", "mode=size_based", "offload=accelerate"
+        ),
         "phase=prefill": _served("phase=prefill"),
         "phase=decode": _served("phase=decode", "context_len=8"),
         "objective=throughput": _planned(

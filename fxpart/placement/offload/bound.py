@@ -1,0 +1,81 @@
+"""A latency that no plan for these devices and tiers beats."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.bounds import lower_bound_s
+from fxpart.placement.offload.machine import Machine
+
+__all__ = ["bound_s"]
+
+
+def bound_s(machine: Machine) -> float:
+    """Return a latency that no plan for these devices and tiers beats.
+
+    The bound of the devices with room for all; and what does not fit must be copied over all
+    links at once, or be used on the host in the order that costs it least (a fractional
+    knapsack), while the devices compute.
+    """
+    base = machine.with_host if machine.computes else machine.problem
+    total = machine.problem.graph.total_weight_bytes + int(
+        machine.problem.graph.value_alloc_bytes.sum()
+    )
+    roomy = tuple(
+        replace(spec, memory_bytes=max(spec.memory_bytes, total), reserved_bytes=0)
+        for spec in base.topology.devices
+    )
+    free = replace(base, topology=replace(base.topology, devices=roomy))
+    excess = machine.problem.graph.total_weight_bytes - int(
+        machine.problem.topology.memory_bytes.sum()
+    )
+    rate = 0.0
+    if machine.options.stream:
+        links = machine.link[0] * machine.problem.topology.n_devices
+        share = max(machine.options.pinned_share, machine.options.pageable_share)
+        rate = min(links * share, machine.options.host_bytes_per_s or np.inf)
+    sizes = machine.problem.graph.weight_bytes
+    from_disk_s = 0.0
+    if machine.tiers.disk and machine.tiers.disk.bytes_per_s:
+        beyond = max(0, excess - machine.tiers.host.memory_bytes)
+        from_disk_s = beyond / machine.tiers.disk.bytes_per_s
+    copied_s = _least_s(excess, rate, sizes, _weight_s(machine))
+    return max(lower_bound_s(free), copied_s, from_disk_s)
+
+
+def _weight_s(machine: Machine) -> FloatArray:
+    """Return the time on the host of what uses each weight, shape (W,).
+
+    The time of an operator is shared by its weights, by their bytes.
+    """
+    graph = machine.problem.graph
+    if not machine.computes:
+        return np.full(len(graph.weight_names), np.inf)
+    users, size = graph.users, np.maximum(graph.weight_bytes[graph.uses], 1)
+    of_op = np.zeros(graph.n_ops)
+    np.add.at(of_op, users, size)
+    seconds = np.zeros(len(graph.weight_names))
+    times = machine.with_host.costs.op_time_s[:, -1]
+    np.add.at(seconds, graph.uses, times[users] * size / of_op[users])
+    return seconds
+
+
+def _least_s(excess: int, rate: float, sizes: IntArray, host_s: FloatArray) -> float:
+    """Return the least time in which `excess` bytes are copied at `rate` or used on the host."""
+    if excess <= 0:
+        return 0.0
+    most = excess / rate if rate > 0 else np.inf
+    usable = np.isfinite(host_s)
+    order = np.argsort(host_s[usable] / np.maximum(sizes[usable], 1), kind="stable")
+    spent_s = np.concatenate([[0.0], np.cumsum(host_s[usable][order])])
+    done = np.concatenate([[0.0], np.cumsum(sizes[usable][order], dtype=np.float64)])
+    # What both do by a time grows in straight pieces: the first piece that reaches it decides.
+    for index in range(1, len(done)):
+        if spent_s[index] * rate + done[index] >= excess:
+            before = spent_s[index - 1] * rate + done[index - 1]
+            step_s = spent_s[index] - spent_s[index - 1]
+            step = rate * step_s + done[index] - done[index - 1]
+            return float(spent_s[index - 1] + step_s * max(0.0, excess - before) / step)
+    rest = excess - done[-1]
+    return float(min(most, rest / rate)) if rate > 0 else float(spent_s[-1])

@@ -1,0 +1,115 @@
+"""`Machine`: a model, the devices and the tiers beside them, before anything is chosen."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from fxpart.core.graph import FloatArray, IntArray, OpGraph
+from fxpart.core.tiers import OffloadOptions, Tiers
+from fxpart.core.topology import Topology
+from fxpart.cost.problem import Problem
+from fxpart.cost.tables import cost_tables
+from fxpart.placement.offload.units import Unit, units_of
+
+__all__ = ["BoolArray", "HostTimes", "Machine"]
+
+_PART = 6
+"""Units are divided that take more than so large a part of a device."""
+_SMALL = 1e-3
+"""Share of all that may be offloaded below which a unit is offloaded last."""
+
+BoolArray = npt.NDArray[np.bool_]
+HostTimes = Callable[[OpGraph, Topology], FloatArray]
+"""Times of operators on a topology that has the host as its last device, shape (n, D + 1)."""
+
+
+# Without slots, for the cached properties.
+@dataclass(frozen=True, eq=False)
+class Machine:
+    """What offloaded modules may be copied from, run on, and take there."""
+
+    problem: Problem
+    """The model on the devices alone."""
+    tiers: Tiers
+    options: OffloadOptions
+    link: tuple[float, float]
+    """Bytes per second and latency in seconds of the link between the host and each device."""
+    host_times: HostTimes | None
+    """None where the host does not compute."""
+
+    @property
+    def computes(self) -> bool:
+        """Whether modules may run on the host."""
+        has_processor = self.tiers.host.processor is not None
+        return self.options.on_host and has_processor and self.host_times is not None
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """What may be offloaded, in graph order."""
+        least = int(self.problem.topology.memory_bytes.min())
+        return units_of(self.problem.graph, least // _PART)
+
+    @cached_property
+    def with_host(self) -> Problem:
+        """The model on the devices and the host."""
+        topology, graph = self.problem.topology, self.problem.graph
+        host = self.tiers.host.processor
+        if host is None or self.host_times is None:
+            return self.problem
+        rate, latency = self.link
+        wider = Topology(
+            (*topology.devices, host),
+            np.pad(topology.bytes_per_s, ((0, 1), (0, 1)), constant_values=rate),
+            np.pad(topology.latency_s, ((0, 1), (0, 1)), constant_values=latency),
+            topology.host_launch_s,
+        )
+        np.fill_diagonal(wider.bytes_per_s, np.inf)
+        np.fill_diagonal(wider.latency_s, 0.0)
+        times = _Times(self.host_times)
+        costs = cost_tables(graph, self.problem.memory, wider, times)
+        return replace(self.problem, topology=wider, costs=costs)
+
+    @cached_property
+    def sizes(self) -> IntArray:
+        """Bytes of each unit's weights."""
+        return np.array([unit.weight_bytes for unit in self.units], dtype=np.int64)
+
+    @property
+    def is_small(self) -> BoolArray:
+        """Whether a unit makes so little room that it is offloaded last, such as a norm."""
+        small: BoolArray = self.sizes < _SMALL * self.sizes.sum()
+        return small
+
+    @cached_property
+    def device_s(self) -> FloatArray:
+        """Time of each unit on the fastest device."""
+        times = self.problem.costs.op_time_s.min(axis=1)
+        return np.array([float(times[unit.ops].sum()) for unit in self.units])
+
+    @cached_property
+    def host_s(self) -> FloatArray:
+        """Time of each unit on the host; infinite where that does not compute."""
+        if not self.computes:
+            return np.full(len(self.units), np.inf)
+        times = self.with_host.costs.op_time_s[:, -1]
+        return np.array([float(times[unit.ops].sum()) for unit in self.units])
+
+    @cached_property
+    def copy_s(self) -> FloatArray:
+        """Time of the copy of each unit's weights from the host."""
+        share = self.options.pinned_share if self.options.overlap else self.options.pageable_share
+        return self.sizes / (self.link[0] * share)
+
+
+@dataclass(frozen=True, slots=True)
+class _Times:
+    """A function as a `LatencySource`."""
+
+    function: Callable[[OpGraph, Topology], FloatArray]
+
+    def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
+        """Return the time of each operator on each device in seconds, shape (n, D)."""
+        return self.function(graph, topology)

@@ -1,0 +1,348 @@
+"""Which modules of a model that the devices do not hold run with their weights in a tier, and how.
+
+A module is *streamed*, its weights copied to a device for as long as it runs, or runs on the host.
+A tier is no device to a mode: what is offloaded is chosen first, least time a byte first and no
+more than must be, then the mode places all on the devices, and what runs on the host goes there.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import IntArray
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.tiers import OffloadOptions, Tiers
+from fxpart.core.topology import DeviceSpec
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
+from fxpart.cost.problem import Problem
+from fxpart.cost.streams import Copy, Source, Streams, copies_of, run_copies, with_streams
+from fxpart.cost.tables import memory_tables
+from fxpart.errors import InfeasibleError, show_bytes
+from fxpart.placement.offload.bound import bound_s
+from fxpart.placement.offload.machine import BoolArray, HostTimes, Machine
+from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, Unit
+from fxpart.placement.offload.ways import ways_of
+from fxpart.placement.search.fill import place_all
+
+__all__ = ["Offloaded", "finished", "offload"]
+
+_SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
+"""Of what is offloaded, the shares that are tried to be streamed."""
+_TRIES = 12
+"""Halvings of what is offloaded until no less of it fits."""
+
+Place = Callable[[Problem], Assignment]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Offloaded:
+    """A plan for devices and tiers."""
+
+    problem: Problem
+    """Of the devices, and after them the host if any module runs there. Streamed weights count
+    nothing in it."""
+    assignment: Assignment
+    evaluation: Evaluation
+    units: tuple[Unit, ...]
+    ways: IntArray
+    """`RESIDENT`, `STREAMED` or `HOSTED` for each unit."""
+    on_disk: BoolArray
+    """Whether each unit's weights lie on the disk."""
+    copies: tuple[Copy, ...]
+    waited_s: float
+    """By how much copies make the latency longer."""
+    hosted_bytes: int
+    """What the host needs for the modules that run there."""
+    devices: tuple[DeviceSpec, ...]
+    """Those beside the tiers."""
+
+    def stored_bytes(self, *, disk: bool = False) -> int:
+        """Return the bytes of streamed weights in the host's memory, or on the disk."""
+        chosen = (self.ways == STREAMED) & (self.on_disk == disk)
+        return sum(u.weight_bytes for u, is_in in zip(self.units, chosen, strict=True) if is_in)
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes that are copied to devices for one input."""
+        return sum(copy.size_bytes for copy in self.copies)
+
+
+def offload(
+    problem: Problem,
+    tiers: Tiers,
+    options: OffloadOptions,
+    *,
+    link: tuple[float, float],
+    host_times: HostTimes | None,
+    place: Place,
+) -> Offloaded:
+    """Return a plan for a model that the devices of `problem` do not hold.
+
+    Args:
+        problem: the model on the devices alone.
+        tiers: where weights may lie.
+        options: how offloaded modules may run.
+        link: bytes per second and latency in seconds of the link of a device to the host.
+        host_times: times of operators on a topology that has the host as its last device; None
+            where it does not compute.
+        place: the mode.
+
+    Raises:
+        InfeasibleError: when the tiers are full, or the devices cannot hold what must be there.
+
+    """
+    machine = Machine(problem, tiers, options, link, host_times)
+    shares = _SHARES if machine.computes and options.stream else (float(options.stream),)
+    best: tuple[float, IntArray] | None = None
+    refused: InfeasibleError | None = None
+    for share in shares:
+        try:
+            ways, latency_s = _least_offloaded(machine, share)
+        except InfeasibleError as error:
+            refused = refused or error
+            continue
+        if best is None or latency_s < best[0]:
+            best = (latency_s, ways)
+    if best is None:
+        assert refused is not None
+        raise refused
+    return finished(machine, best[1], place)
+
+
+def _least_offloaded(machine: Machine, share: float) -> tuple[IntArray, float]:
+    """Return the least that must be offloaded, and the latency of a plain placement with it.
+
+    Raises:
+        InfeasibleError: where even with all of it offloaded nothing fits.
+
+    """
+    total = int(machine.sizes.sum())
+    room = int(machine.problem.topology.memory_bytes.sum())
+    low, high = max(0, machine.problem.graph.total_weight_bytes - room), total
+    fitting: tuple[IntArray, IntArray] | None = None
+    target, smallest = high, int(machine.sizes.min(initial=total))
+    for _ in range(_TRIES):
+        ways = ways_of(machine, target, share)
+        device_of = place_all(*_searched(machine, ways))
+        if device_of is not None:
+            fitting, high = (ways, device_of), target
+        elif target == total:
+            break
+        else:
+            low = target
+        if high - low <= smallest // 2:
+            break
+        target = (low + high) // 2
+    if fitting is None:
+        raise _does_not_fit(machine)
+    ways, device_of = fitting[0], _on_host(machine, *fitting)
+    on_disk = _stored(machine, ways, device_of)
+    final, copies, streams = _costed(machine, ways, on_disk, device_of)
+    timed, _ = run_copies(final.costs, device_of, copies, streams)
+    latency_s, _ = schedule(timed, device_of, schedule_log(timed))
+    return ways, float(latency_s)
+
+
+def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
+    """Return the plan with the mode's own placement."""
+    problem, _ = _searched(machine, ways)
+    device_of = _on_host(machine, ways, place(problem).device_of)
+    on_disk = _stored(machine, ways, device_of)
+    final, copies, streams = _costed(machine, ways, on_disk, device_of)
+    assignment = partition_by_device(final.graph, device_of)
+    evaluation = with_streams(final, assignment, copies, streams, bound_s(machine))
+    without, _ = schedule(final.costs, device_of, schedule_log(final.costs))
+    return Offloaded(
+        final,
+        assignment,
+        evaluation,
+        machine.units,
+        ways,
+        on_disk,
+        tuple(copies),
+        evaluation.latency_s - float(without),
+        _host_bytes(machine, device_of),
+        machine.problem.topology.devices,
+    )
+
+
+def _searched(machine: Machine, ways: IntArray) -> tuple[Problem, list[int]]:
+    """Return what a mode places, and what each device has for it.
+
+    Offloaded weights count nothing, nor does the cache of modules on the host; the time that
+    a copy is waited for is in that of the first operator which needs it.
+    """
+    graph, base = machine.problem.graph, machine.problem
+    gone, hosted = _in_tiers(machine, ways), _hosted_ops(machine, ways)
+    kept = np.where(gone, 0, graph.weight_bytes)
+    read_elsewhere = np.zeros(graph.n_values, dtype=np.bool_)
+    read_elsewhere[graph.reads[~hosted[graph.readers]]] = True
+    inputs = (graph.value_producer < 0) & ~read_elsewhere
+    bare = replace(
+        graph,
+        weight_bytes=kept,
+        value_alloc_bytes=np.where(inputs, 0, graph.value_alloc_bytes),
+    )
+    times = base.costs.op_time_s.copy()
+    if hosted.any():
+        times[hosted] = machine.with_host.costs.op_time_s[hosted, -1:]
+    since, previous = 0.0, -1
+    op_s = times.min(axis=1)
+    for index in np.flatnonzero(ways == STREAMED).tolist():
+        unit = machine.units[index]
+        first = int(unit.ops[0])
+        if machine.options.overlap and previous >= 0:
+            since = float(op_s[previous:first].sum())
+        times[first] += max(0.0, float(machine.copy_s[index]) - since)
+        previous = first
+    room = _most_buffer(machine, ways)
+    less = tuple(
+        replace(
+            spec,
+            memory_bytes=max(1, spec.memory_bytes - room),
+            reserved_bytes=spec.total_bytes - max(1, spec.memory_bytes - room),
+        )
+        for spec in base.topology.devices
+    )
+    topology = replace(base.topology, devices=less)
+    costs = base.costs._replace(op_time_s=times)
+    problem = replace(base, graph=bare, topology=topology, costs=costs, memory=memory_tables(bare))
+    return problem, topology.memory_bytes.tolist()
+
+
+def _most_buffer(machine: Machine, ways: IntArray) -> int:
+    """Return the room for copies that any device may need."""
+    streamed = [machine.units[i] for i in np.flatnonzero(ways == STREAMED).tolist()]
+    if not machine.options.overlap:
+        return max((unit.largest_bytes for unit in streamed), default=0)
+    sizes = [0, *(unit.weight_bytes for unit in streamed)]
+    return max((a + b for a, b in pairwise(sizes)), default=0)
+
+
+def _in_tiers(machine: Machine, ways: IntArray) -> BoolArray:
+    """Return which weights lie in a tier, shape (W,)."""
+    gone = np.zeros(len(machine.problem.graph.weight_names), dtype=np.bool_)
+    for unit in np.flatnonzero(ways != RESIDENT).tolist():
+        gone[machine.units[unit].weights] = True
+    return gone
+
+
+def _hosted_ops(machine: Machine, ways: IntArray) -> BoolArray:
+    """Return which operators run on the host: of hosted units, and who must stay with them."""
+    hosted = np.zeros(machine.problem.graph.n_ops, dtype=np.bool_)
+    for unit in np.flatnonzero(ways == HOSTED).tolist():
+        hosted[machine.units[unit].ops] = True
+    group = machine.problem.graph.group
+    together = np.zeros_like(hosted)
+    together[group[hosted]] = True
+    return together[group]
+
+
+def _on_host(machine: Machine, ways: IntArray, device_of: IntArray) -> IntArray:
+    """Return the placement with hosted operators on the host."""
+    return np.where(_hosted_ops(machine, ways), machine.problem.topology.n_devices, device_of)
+
+
+def _host_bytes(machine: Machine, device_of: IntArray) -> int:
+    """Return what the host holds for modules that run there."""
+    host = machine.problem.topology.n_devices
+    change = np.empty(len(device_of) + 1, dtype=np.int64)
+    return int(peak_on_device(machine.problem.memory, device_of, host, change))
+
+
+def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
+    """Return which units' weights lie on the disk: the last, where the host is full.
+
+    Raises:
+        InfeasibleError: where the disk is full too, or there is none.
+
+    """
+    host, disk = machine.tiers.host, machine.tiers.disk
+    on_disk = np.zeros(len(machine.units), dtype=np.bool_)
+    left = host.memory_bytes - _host_bytes(machine, device_of)
+    kept = disk.memory_bytes if disk else 0
+    needed = int(machine.sizes[ways != RESIDENT].sum())
+    streamed = np.flatnonzero(ways == STREAMED)
+    if disk and int(machine.sizes[streamed].sum()) > left:
+        left -= _most_buffer(machine, ways)  # what is read from the disk passes through
+    for unit in streamed.tolist():
+        size = int(machine.sizes[unit])
+        if size <= left:
+            left -= size
+            continue
+        on_disk[unit] = True
+        kept -= size
+    if left < 0 or kept < 0:
+        names = [f"{tier.name} {show_bytes(tier.memory_bytes)}" for tier in (host, disk) if tier]
+        raise InfeasibleError(
+            f"weights of {show_bytes(needed)} must lie in tiers, which are full:"
+            f" {', '.join(names)}; give more host memory, a disk such as +nvme500gb, or more"
+            " devices",
+            needed_bytes=needed,
+            available_bytes=host.memory_bytes + (disk.memory_bytes if disk else 0),
+        )
+    return on_disk
+
+
+def _costed(
+    machine: Machine, ways: IntArray, on_disk: BoolArray, device_of: IntArray
+) -> tuple[Problem, list[Copy], Streams]:
+    """Return the devices, and the host if anything runs there; and what is copied, and how."""
+    hosted = bool((ways == HOSTED).any())
+    base = machine.with_host if hosted else machine.problem
+    unit_of = np.full(len(base.graph.weight_names), -1, dtype=np.int64)
+    for unit in np.flatnonzero(ways == STREAMED).tolist():
+        unit_of[machine.units[unit].weights] = unit
+    bare = replace(base.graph, weight_bytes=np.where(unit_of >= 0, 0, base.graph.weight_bytes))
+    problem = replace(base, graph=bare, memory=memory_tables(bare))
+    options, rate = machine.options, machine.link[0]
+    copies = copies_of(
+        base.graph, base.graph.weight_bytes, device_of, unit_of, _sources(machine, ways, on_disk)
+    )
+    devices = problem.topology.n_devices
+    disk = machine.tiers.disk
+    streams = Streams(
+        np.full(devices, rate),
+        np.full(devices, machine.link[1] + options.copy_latency_s),
+        overlap=options.overlap,
+        host_bytes_per_s=options.host_bytes_per_s or np.inf,
+        disk_bytes_per_s=float(disk.bytes_per_s or np.inf) if disk else np.inf,
+    )
+    return problem, copies, streams
+
+
+def _sources(machine: Machine, ways: IntArray, on_disk: BoolArray) -> list[Source]:
+    """Return where each unit's weights lie: pinned memory as far as it goes."""
+    options = machine.options
+    pinned = machine.tiers.host.memory_bytes if options.overlap else 0
+    if options.pinned_bytes is not None:
+        pinned = min(pinned, options.pinned_bytes)
+    sources = []
+    for unit, way in enumerate(ways.tolist()):
+        size = int(machine.sizes[unit])
+        is_pinned = way == STREAMED and size <= pinned
+        if is_pinned and not on_disk[unit]:
+            pinned -= size
+        share = options.pinned_share if is_pinned else options.pageable_share
+        sources.append(Source(share, bool(on_disk[unit])))
+    return sources
+
+
+def _does_not_fit(machine: Machine) -> InfeasibleError:
+    """Return the error where not even weights that lie elsewhere make room."""
+    n = machine.problem.graph.n_ops
+    bare, capacity = _searched(machine, np.full(len(machine.units), STREAMED, dtype=np.int64))
+    everywhere = np.zeros(n, dtype=np.int64)
+    held = peak_on_device(bare.memory, everywhere, 0, np.empty(n + 1, dtype=np.int64))
+    return InfeasibleError(
+        f"with all weights that can be in tiers, tensors of {show_bytes(int(held))} and room"
+        f" for copies of {show_bytes(_most_buffer(machine, np.full(len(machine.units), STREAMED)))}"
+        f" do not fit the devices' {show_bytes(sum(capacity))}; take larger devices, a smaller"
+        " batch or a shorter context",
+        needed_bytes=int(held),
+        available_bytes=sum(capacity),
+    )

@@ -1,0 +1,77 @@
+"""What becomes of each unit where so many bytes must be offloaded: least time a byte first."""
+
+import numpy as np
+
+from fxpart.core.graph import IntArray
+from fxpart.core.module_paths import block_of
+from fxpart.placement.offload.machine import Machine
+from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
+
+__all__ = ["ways_of"]
+
+_HOST_SHARE = 0.9
+"""Of the host's memory, the most for weights that are used there; the rest is for what is passed
+through it, for caches and for tensors."""
+_FREE = 0.1
+"""Share of the time of a copy below which a unit goes to the host first, such as an embedding."""
+
+
+def ways_of(machine: Machine, target_bytes: int, share: float) -> IntArray:
+    """Return what becomes of each unit where so many bytes are offloaded, so far as there are.
+
+    Of what does not go to the host for nothing, `share` is streamed, or more where the host has no
+    room for the rest: some of each stretch, so that copies run while the host computes.
+    """
+    ways = np.full(len(machine.units), RESIDENT, dtype=np.int64)
+    left = target_bytes
+    room = _HOST_SHARE * machine.tiers.host.memory_bytes if machine.options.stream else np.inf
+    if machine.computes:
+        cheap = machine.host_s - machine.device_s < _FREE * machine.copy_s
+        for unit in (i for i in _host_order(machine) if cheap[i] and not machine.is_small[i]):
+            size = int(machine.sizes[unit])
+            if left > 0 and size <= room:
+                ways[unit] = HOSTED
+                left -= size
+                room -= size
+    share = max(share, 1.0 - room / left) if left > 0 else share
+    order = _stream_order(machine) if share >= 1 else _host_order(machine)
+    streamed, total = 0, 0
+    for unit in order:
+        size = int(machine.sizes[unit])
+        if ways[unit] != RESIDENT or total >= left:
+            continue
+        total += size
+        ways[unit] = HOSTED
+        if machine.options.stream and streamed + size / 2 < share * total:
+            ways[unit] = STREAMED
+            streamed += size
+    return ways
+
+
+def _stream_order(machine: Machine) -> list[int]:
+    """Units in the order in which they are streamed: blocks far apart, others last.
+
+    Without overlap the last blocks come first, as accelerate fills devices in order.
+    """
+    is_block = [
+        bool(block_of(unit.path)) and not machine.is_small[i]
+        for i, unit in enumerate(machine.units)
+    ]
+    blocks = [i for i, is_one in enumerate(is_block) if is_one]
+    others = [i for i, is_one in enumerate(is_block) if not is_one]
+    others.sort(key=lambda i: bool(machine.is_small[i]))
+    if not machine.options.overlap:
+        return [*reversed(blocks), *reversed(others)]
+    # Van der Corput's sequence: any beginning of it is spread evenly.
+    bits = max(1, (len(blocks) - 1).bit_length())
+    spread = sorted(range(len(blocks)), key=lambda i: int(f"{i:0{bits}b}"[::-1], 2))
+    return [*(blocks[i] for i in spread), *others]
+
+
+def _host_order(machine: Machine) -> list[int]:
+    """Units in the order in which they go to the host: least time a byte first."""
+    more_s = np.maximum(machine.host_s - machine.device_s, 0.0) / np.maximum(machine.sizes, 1)
+    rounded = [float(f"{ratio:.1e}") for ratio in more_s.tolist()]
+    return sorted(
+        range(len(machine.units)), key=lambda i: (bool(machine.is_small[i]), rounded[i], i)
+    )

@@ -1,0 +1,218 @@
+"""Weights that lie in the host's memory or on a disk: what is asked for, and what is said of it."""
+
+import numpy as np
+
+from fxpart.core.graph import OpGraph
+from fxpart.core.module_paths import block_of
+from fxpart.core.tiers import OffloadOptions, Tier, Tiers, tiers_of
+from fxpart.core.topology import DeviceSpec
+from fxpart.cost.problem import Problem
+from fxpart.cost.tables import LatencySource
+from fxpart.errors import NotApplicableError, SpecError
+from fxpart.placement import Place
+from fxpart.placement.offload.plan import Offloaded, offload
+from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
+from fxpart.placement.search.fill import place_all
+from fxpart.plan_export import tiered_device_map
+from runner.config.sections import Config, TierConfig
+from runner.output.terminal import counted
+from runner.output.units import GIB, format_s, format_size
+
+__all__ = [
+    "carried_by",
+    "check_offload",
+    "configured_tiers",
+    "offload_document",
+    "offload_line",
+    "offload_metrics",
+    "offloaded",
+    "offloaded_map",
+]
+
+_SOURCES = ("roofline", "kernels")
+"""Sources of times that know more than one kind of device."""
+
+
+def configured_tiers(config: Config) -> Tiers | None:
+    """Return the tiers beside the devices; None where there are none.
+
+    Raises:
+        SpecError: for tiers that make no sense.
+
+    """
+    return tiers_of([_tier(tier) for tier in config.devices.tiers])
+
+
+def _tier(tier: TierConfig) -> Tier:
+    processor = None
+    if tier.flops_per_s and tier.memory_bandwidth_bytes_per_s:
+        processor = DeviceSpec(
+            name=tier.name,
+            memory_bytes=tier.memory_bytes,
+            flops_per_s=dict(tier.flops_per_s),
+            memory_bandwidth_bytes_per_s=tier.memory_bandwidth_bytes_per_s,
+            on_host=True,
+        )
+    return Tier(tier.name, tier.kind, tier.memory_bytes, tier.bytes_per_s, processor)
+
+
+def _options(config: Config) -> OffloadOptions:
+    fields = {name: getattr(config.offload, name) for name in OffloadOptions.__slots__}
+    return OffloadOptions(**fields)
+
+
+def check_offload(config: Config) -> None:
+    """Refuse tiers that make no sense, or beside what does not stream.
+
+    Raises:
+        SpecError: with what to write instead.
+
+    """
+    options = _options(config)
+    tiers = configured_tiers(config)
+    if tiers is None:
+        return
+    if options.on_host and not options.stream and tiers.host.processor is None:
+        raise SpecError(
+            f"offload={options.name} computes on the host, and tier {tiers.host.name} states no"
+            " flops_per_s and memory_bandwidth_bytes_per_s; give them, or use offload=prefetch"
+        )
+    against = {
+        f"phase={config.phase.name}": config.phase.name == "training",
+        f"schedule={config.schedule.name}": config.schedule.name != "none",
+        f"execute={config.execute.name}": config.execute.name != "none",
+        f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
+        f"data_parallel={config.data_parallel}": config.data_parallel > 1,
+        f"tensor_parallel={config.tensor_parallel}": config.tensor_parallel > 1,
+        "devices.saturate_host=true": config.devices.saturate_host,
+        "model.path": config.model.path is not None,
+        "devices.nodes": len(set(config.devices.nodes or ())) > 1,
+    }
+    for other in (name for name, is_set in against.items() if is_set):
+        raise NotApplicableError(
+            f"tier {tiers.host.name} holds weights of a pass or a step of serving on one machine"
+            f" at one size; leave out {other} or the tier"
+        )
+
+
+def offloaded(
+    config: Config, problem: Problem, times: LatencySource, place: Place
+) -> Offloaded | None:
+    """Return the plan with weights in tiers; None where there are none, or devices hold all.
+
+    Raises:
+        InfeasibleError: where the tiers are full, or the devices cannot hold what must be there.
+
+    """
+    tiers = configured_tiers(config)
+    if tiers is None:
+        return None
+    if place_all(problem, problem.topology.memory_bytes.tolist()) is not None:
+        return None
+    link = config.transfer_rate
+    return offload(
+        problem,
+        tiers,
+        _options(config),
+        link=(link.bytes_per_s, link.latency_s),
+        host_times=times.op_time_s if config.latency.source in _SOURCES else None,
+        place=place,
+    )
+
+
+# What is said of it.
+
+
+def offload_line(found: Offloaded) -> str:
+    """Return in one line what lies where, and what it costs."""
+    parts = []
+    for way, text in ((STREAMED, "streamed"), (HOSTED, "on the host")):
+        chosen = found.ways == way
+        if chosen.any():
+            size = sum(u.weight_bytes for u, c in zip(found.units, chosen, strict=True) if c)
+            names = _names([u.path for u, c in zip(found.units, chosen, strict=True) if c])
+            parts.append(f"{text} {format_size(size)} of {names}")
+    if found.streamed_bytes:
+        parts.append(f"{format_s(found.waited_s)} waited for copies")
+    if disk := found.stored_bytes(disk=True):
+        parts.append(f"{format_size(disk)} from the disk")
+    return ", ".join(parts)
+
+
+def _names(paths: list[str]) -> str:
+    """Return module paths shortly: ``model.layers (12 of them), lm_head``."""
+    of_list: dict[str, list[str]] = {}
+    for path in paths:
+        block = block_of(path)
+        of_list.setdefault(block.rpartition(".")[0] if block else path, []).append(path)
+    shown = [
+        inside[0] if len(inside) == 1 else f"{counted(len(inside), 'module')} in {name}"
+        for name, inside in of_list.items()
+    ]
+    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+
+
+def offload_metrics(found: Offloaded) -> dict[str, float]:
+    """Return the metrics of tiers by name."""
+    return {
+        "streamed_gib": found.streamed_bytes / GIB,
+        "hosted_gib": found.hosted_bytes / GIB,
+        "host_memory_gib": (found.hosted_bytes + found.stored_bytes()) / GIB,
+        "disk_gib": found.stored_bytes(disk=True) / GIB,
+        "copy_wait_ms": found.waited_s * 1e3,
+    }
+
+
+def offload_document(found: Offloaded) -> dict[str, object]:
+    """Return where each unit's weights lie and what becomes of them, as plain values."""
+    words = np.array(["resident", "streamed", "hosted"])[found.ways].tolist()
+    return {
+        "units": [
+            {
+                "module": unit.path,
+                "way": way,
+                "tier": _tier_word(way, is_on_disk=bool(on_disk)),
+                "weight_bytes": unit.weight_bytes,
+            }
+            for unit, way, on_disk in zip(found.units, words, found.on_disk, strict=True)
+        ],
+        "copies": [
+            {
+                "module": found.units[copy.unit].path,
+                "device": copy.device,
+                "bytes": copy.size_bytes,
+                "from": "disk" if copy.source.from_disk else "host",
+            }
+            for copy in found.copies
+        ],
+    }
+
+
+def offloaded_map(found: Offloaded, graph: OpGraph) -> dict[str, int | str]:
+    """Return the plan as accelerate's `device_map`; `graph` is the captured model.
+
+    What is to run on the host is on ``cpu`` too, where accelerate only keeps it.
+    """
+    on_host = found.assignment.device_of >= len(found.devices)
+    words = {
+        op: "disk" if on_disk else "cpu"
+        for unit, way, on_disk in zip(found.units, found.ways, found.on_disk, strict=True)
+        if way != RESIDENT
+        for op in unit.ops.tolist()
+    }
+    words |= dict.fromkeys(np.flatnonzero(on_host).tolist(), "cpu")
+    return tiered_device_map(graph, np.where(on_host, 0, found.assignment.device_of), words)
+
+
+def carried_by(found: Offloaded) -> str:
+    """Return what can carry the plan out."""
+    streams = "accelerate (device_map.json with cpu and disk, which copies a module and waits)"
+    if not (found.ways == HOSTED).any():
+        return streams
+    return f"{streams}; what is planned on the host, llama.cpp runs there and accelerate copies"
+
+
+def _tier_word(way: str, *, is_on_disk: bool) -> str | None:
+    if way == "resident":
+        return None
+    return "disk" if is_on_disk else "host"

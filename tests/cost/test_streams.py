@@ -1,0 +1,128 @@
+"""Copies of weights beside the simulated schedule: by hand, over links of 1 byte a second."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from fxpart.core.graph import OpGraph
+from fxpart.core.partitions import partition_by_device
+from fxpart.cost.kernels import schedule, schedule_log
+from fxpart.cost.streams import (
+    Copy,
+    Source,
+    Streams,
+    buffer_bytes,
+    copies_of,
+    run_copies,
+    with_streams,
+)
+from tests.sketch import Sketch, devices, problem
+
+HERE, DISK = Source(), Source(from_disk=True)
+
+
+def layers(*seconds: int) -> OpGraph:
+    """Return layers in a row that take so many seconds on a device of 1 FLOP/s."""
+    sketch = Sketch()
+    value = sketch.input(0)
+    for i, flops in enumerate(seconds):
+        value = sketch.op([value], 0, [sketch.weight(4)], flops, module=f"layers.{i}")
+    return sketch.graph(value)
+
+
+def streams(count: int = 1, **settings: float | bool) -> Streams:
+    return Streams(np.ones(count), np.zeros(count), **settings)  # type: ignore[arg-type]
+
+
+def latency_s(
+    graph: OpGraph, copies: Sequence[Copy], how: Streams, device_of: Sequence[int] | None = None
+) -> float:
+    placed = np.array(device_of or [0] * graph.n_ops, dtype=np.int64)
+    costs = problem(graph, devices(*[100] * len(how.link_bytes_per_s))).costs
+    timed, _ = run_copies(costs, placed, copies, how)
+    return float(schedule(timed, placed, schedule_log(timed))[0])
+
+
+def streamed(graph: OpGraph, *ops: int, source: Source = HERE) -> list[Copy]:
+    """Return the copies of the 4 bytes of each of those layers to the first device."""
+    return [Copy(op, 0, 4, op, op, source) for op in ops]
+
+
+@pytest.mark.parametrize(
+    ("first_s", "overlap", "expected_s"),
+    [
+        (2, False, 2 + 4 + 3),
+        (2, True, 4 + 3),  # the copy takes longer than the first layer
+        (6, True, 6 + 3),  # the copy is hidden behind it
+        (6, False, 6 + 4 + 3),
+    ],
+)
+def test_two_layers_of_which_the_second_is_streamed(
+    first_s: int, overlap: bool, expected_s: float
+) -> None:
+    graph = layers(first_s, 3)
+    assert latency_s(graph, streamed(graph, 1), streams(overlap=overlap)) == expected_s
+
+
+def test_the_third_copy_waits_for_room() -> None:
+    graph = layers(10, 10, 10)
+    copies = streamed(graph, 0, 1, 2)
+    # Copies at 0 to 4 and 4 to 8; the third when the first layer is done, at 14 to 18.
+    placed = np.zeros(3, dtype=np.int64)
+    costs = problem(graph, devices(100)).costs
+    _, runs = run_copies(costs, placed, copies, streams())
+    assert runs == [(0, 4), (4, 8), (14, 18)]
+    assert latency_s(graph, copies, streams()) == 4 + 3 * 10
+    quick = layers(1, 1, 1)
+    # All copies are needed sooner than they are there: 12 s of copies and the last layer.
+    assert latency_s(quick, streamed(quick, 0, 1, 2), streams()) == 12 + 1
+
+
+@pytest.mark.parametrize(("root", "expected_s"), [(np.inf, 5), (2.0, 7), (1.0, 9)])
+def test_devices_share_a_root(root: float, expected_s: float) -> None:
+    sketch = Sketch()
+    value = sketch.input(0)
+    ends = [sketch.op([value], 0, [sketch.weight(4)], 1, module=f"layers.{i}") for i in (0, 1)]
+    graph = sketch.graph(*ends)
+    copies = [Copy(0, 0, 4, 0, 0), Copy(1, 1, 4, 1, 1)]
+    # A root of 2 bytes a second lets the second copy begin when half of its time has gone by.
+    how = streams(2, host_bytes_per_s=root)
+    assert latency_s(graph, copies, how, [0, 1]) == expected_s
+
+
+def test_a_disk_is_slower_than_the_link_and_pageable_memory_too() -> None:
+    graph = layers(1, 1)
+    from_disk = streamed(graph, 1, source=DISK)
+    assert latency_s(graph, from_disk, streams(disk_bytes_per_s=0.5)) == 8 + 1
+    pageable = streamed(graph, 1, source=Source(share=0.25))
+    assert latency_s(graph, pageable, streams(overlap=False)) == 1 + 16 + 1
+
+
+def test_a_unit_is_copied_to_each_device_that_uses_it() -> None:
+    graph = layers(1, 1, 1)
+    unit_of = np.array([-1, 0, 0], dtype=np.int64)
+    sizes = graph.weight_bytes
+    together = copies_of(graph, sizes, np.zeros(3, dtype=np.int64), unit_of, [HERE])
+    assert together == [Copy(0, 0, 8, 1, 2)]
+    apart = copies_of(graph, sizes, np.array([0, 0, 1]), unit_of, [HERE])
+    assert apart == [Copy(0, 0, 4, 1, 1), Copy(0, 1, 4, 2, 2)]
+    assert buffer_bytes(apart, 2, overlap=True).tolist() == [4, 4]
+
+
+def test_room_is_for_two_in_a_row_with_overlap() -> None:
+    copies = [Copy(i, 0, size, i, i) for i, size in enumerate([4, 6, 3, 8])]
+    assert buffer_bytes(copies, 1, overlap=True).tolist() == [11]
+    assert buffer_bytes(copies, 1, overlap=False).tolist() == [8]
+
+
+def test_an_evaluation_counts_the_room_and_the_links() -> None:
+    graph = layers(2, 3)
+    task, placed = problem(graph, devices(100)), np.zeros(2, dtype=np.int64)
+    found = with_streams(
+        task, partition_by_device(graph, placed), streamed(graph, 0, 1), streams(), 1.5
+    )
+    assert (found.latency_s, found.lower_bound_s) == (8 + 3, 1.5)
+    # A stream of inputs keeps the link busy for 8 s each, the device for 5.
+    assert found.throughput_per_s == 1 / 8
+    assert found.devices[0].peak_bytes == 8 + 8  # the weights of the problem, and room for two

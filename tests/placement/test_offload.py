@@ -1,0 +1,209 @@
+"""What is offloaded, and how: known answers, and a bound that no way beats."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+
+from fxpart.core.graph import FloatArray, OpGraph
+from fxpart.core.tiers import OffloadOptions, Tier, Tiers, tiers_of
+from fxpart.core.topology import DeviceSpec, Topology
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import InfeasibleError, SpecError
+from fxpart.placement.kl_based import kl_based
+from fxpart.placement.offload.bound import bound_s
+from fxpart.placement.offload.machine import Machine
+from fxpart.placement.offload.plan import Offloaded, finished, offload
+from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, units_of
+from fxpart.placement.size_based import size_based
+from tests.sketch import Sketch, devices, problem
+
+AUTO = OffloadOptions()
+PREFETCH = OffloadOptions("prefetch", on_host=False)
+SERIAL = OffloadOptions("accelerate", overlap=False, on_host=False)
+
+
+def blocks(count: int, weight: int = 10, flops: int = 4) -> OpGraph:
+    sketch = Sketch()
+    value = sketch.input(0)
+    for i in range(count):
+        value = sketch.op([value], 1, [sketch.weight(weight)], flops, module=f"layers.{i}.linear")
+    return sketch.graph(value)
+
+
+def host(memory_bytes: int = 1000, speed: float | None = None) -> Tier:
+    processor = DeviceSpec("host", memory_bytes, {"float32": speed}, 1e9) if speed else None
+    return Tier("host", "host", memory_bytes, processor=processor)
+
+
+def times(graph: OpGraph, topology: Topology) -> FloatArray:
+    return LatencyModel().op_time_s(graph, topology)
+
+
+def offloaded(
+    graph: OpGraph,
+    topology: Topology,
+    tiers: Tiers,
+    options: OffloadOptions = AUTO,
+    link_bytes_per_s: float = 1.0,
+) -> Offloaded:
+    return offload(
+        problem(graph, topology),
+        tiers,
+        options,
+        link=(link_bytes_per_s, 0.0),
+        host_times=times,
+        place=size_based,
+    )
+
+
+def test_only_what_does_not_fit_is_streamed_and_there_is_room_for_it() -> None:
+    # Of 6 blocks of 10 bytes on 45: 2 rooms for copies of 10 leave room for 2 blocks and values.
+    found = offloaded(blocks(6), devices(45), Tiers(host()), PREFETCH)
+    assert (found.ways == STREAMED).sum() == 4
+    assert found.evaluation.devices[0].peak_bytes <= 45
+    assert found.evaluation.devices[0].weight_bytes == 20
+    assert found.streamed_bytes == found.stored_bytes() == 40
+    # Without overlap one room does.
+    serial = offloaded(blocks(6), devices(45), Tiers(host()), SERIAL)
+    assert (serial.ways == STREAMED).sum() == 3
+    assert serial.evaluation.latency_s == 6 * 4 + 3 * 10
+    assert serial.waited_s == 30
+
+
+def test_copies_are_spread_over_the_model_with_overlap() -> None:
+    found = offloaded(blocks(16), devices(145), Tiers(host()), PREFETCH)
+    streamed = np.flatnonzero(found.ways == STREAMED)
+    assert len(streamed) == 4
+    assert np.diff(streamed).min() > 1
+    # 40 s of copies hide behind 64 s of computing, but for the first.
+    assert found.waited_s <= 10
+
+
+@pytest.mark.parametrize(("speed", "way"), [(100.0, HOSTED), (1e-3, STREAMED)])
+def test_the_cheaper_of_copying_and_the_host_is_taken(speed: float, way: int) -> None:
+    found = offloaded(blocks(6), devices(45), Tiers(host(speed=speed)))
+    assert set(found.ways.tolist()) == {RESIDENT, way}
+    on_host = found.assignment.device_of == 1
+    assert on_host.any() == (way == HOSTED)
+    if way == HOSTED:  # whose weights then count there
+        assert found.evaluation.devices[1].weight_bytes == 10 * on_host.sum()
+        assert found.streamed_bytes == 0
+
+
+def test_the_disk_takes_what_the_host_does_not_hold() -> None:
+    disk = Tier("disk", "disk", 100, bytes_per_s=0.5)
+    found = offloaded(blocks(8), devices(45), Tiers(host(50), disk), PREFETCH)
+    # 6 blocks are streamed; the host has room for 3 beside that for what passes through.
+    assert found.stored_bytes() == 30
+    assert found.stored_bytes(disk=True) == 30
+    assert {copy.source.from_disk for copy in found.copies} == {True, False}
+    # 30 bytes come at half a byte a second.
+    assert found.evaluation.latency_s >= 60
+
+
+def test_full_tiers_are_an_error() -> None:
+    with pytest.raises(InfeasibleError, match="tiers, which are full: host 30 B"):
+        offloaded(blocks(8), devices(45), Tiers(host(30)), PREFETCH)
+    with pytest.raises(InfeasibleError, match="room for copies of 200 B"):
+        offloaded(blocks(8, weight=100), devices(45), Tiers(host()), PREFETCH)
+
+
+def test_every_way_to_offload_is_above_the_bound() -> None:
+    """All ways of 4 blocks, costed one by one, beside the bound and the plan."""
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        sketch = Sketch()
+        value = sketch.input(0)
+        for i in range(4):
+            size, flops = (int(x) for x in rng.integers(1, 20, size=2))
+            uses = [sketch.weight(size)]
+            value = sketch.op([value], 1, uses, flops, module=f"layers.{i}.linear")
+        graph = sketch.graph(value)
+        tiers = Tiers(host(speed=float(rng.uniform(0.2, 1.0))))
+        topology = devices(graph.total_weight_bytes * 2 // 3)
+        machine = Machine(problem(graph, topology), tiers, AUTO, (2.0, 0.0), times)
+        least = np.inf
+        for ways in product((RESIDENT, STREAMED, HOSTED), repeat=4):
+            chosen = np.array(ways, dtype=np.int64)
+            try:
+                found = finished(machine, chosen, size_based)
+            except InfeasibleError:
+                continue
+            if found.evaluation.devices[0].peak_bytes <= topology.memory_bytes[0]:
+                least = min(least, found.evaluation.latency_s)
+        bound = bound_s(machine)
+        assert 0 < bound <= least
+        try:
+            plan = offloaded(graph, topology, tiers, link_bytes_per_s=2.0)
+        except InfeasibleError:
+            continue
+        assert least <= plan.evaluation.latency_s <= 3 * least
+        assert plan.evaluation.lower_bound_s == bound
+
+
+def test_the_bound_knows_what_must_be_copied() -> None:
+    found = offloaded(blocks(20, flops=1), devices(45, 45), Tiers(host()), PREFETCH)
+    # 110 bytes do not fit, and come over two links.
+    assert found.evaluation.lower_bound_s == 110 / 2
+    shared = OffloadOptions("prefetch", on_host=False, host_bytes_per_s=1.0)
+    found = offloaded(blocks(20, flops=1), devices(45, 45), Tiers(host()), shared)
+    assert found.evaluation.lower_bound_s == 110
+
+
+def test_pinned_memory_goes_as_far_as_it_is_allowed() -> None:
+    options = OffloadOptions("prefetch", on_host=False, pageable_share=0.5, pinned_bytes=20)
+    found = offloaded(blocks(6), devices(45), Tiers(host()), options)
+    assert sorted(copy.source.share for copy in found.copies) == [0.5, 0.5, 1.0, 1.0]
+
+
+def test_units_are_blocks_and_modules_beside_them() -> None:
+    sketch = Sketch()
+    ids, shared = sketch.input(1), sketch.weight(50)
+    value = sketch.op([ids], 1, [shared], module="embed")
+    for i in range(2):
+        for part in ("attention", "mlp"):
+            value = sketch.op([value], 1, [sketch.weight(30)], 1, module=f"layers.{i}.{part}")
+    value = sketch.op([value], 1, [sketch.weight(7)], module="norm")
+    graph = sketch.graph(sketch.op([value], 1, [shared], module="head"))
+    # The embedding is tied to the head: it stays.
+    assert [(u.path, u.weight_bytes) for u in units_of(graph, 100)] == [
+        ("layers.0", 60),
+        ("layers.1", 60),
+        ("norm", 7),
+    ]
+    assert [unit.path for unit in units_of(graph, 40)] == [
+        "layers.0.attention",
+        "layers.0.mlp",
+        "layers.1.attention",
+        "layers.1.mlp",
+        "norm",
+    ]
+
+
+def test_a_search_places_what_is_left() -> None:
+    task = problem(blocks(12), devices(45, 45))
+    found = offload(
+        task, Tiers(host()), PREFETCH, link=(1.0, 0.0), host_times=times, place=kl_based
+    )
+    memory = task.topology.memory_bytes.tolist()
+    for use, most in zip(found.evaluation.devices, memory, strict=True):
+        assert use.peak_bytes <= most
+
+
+def test_tiers_that_make_no_sense_are_refused() -> None:
+    disk = Tier("nvme1gb", "disk", 10**9, 1e9)
+    assert tiers_of([]) is None
+    assert tiers_of([disk, host()]) == Tiers(host(), disk)
+    with pytest.raises(SpecError, match=r"nvme1gb has no link to a device.*add it"):
+        tiers_of([disk])
+    with pytest.raises(SpecError, match="nvme has no link: its bytes_per_s is None"):
+        tiers_of([host(), Tier("nvme", "disk", 1)])
+    with pytest.raises(SpecError, match="both of kind host"):
+        tiers_of([host(), host()])
+    with pytest.raises(SpecError, match="of kind tape"):
+        tiers_of([Tier("t", "tape", 1)])
+    with pytest.raises(SpecError, match=r"offload\.pinned_share=0\.0"):
+        OffloadOptions(pinned_share=0.0)
+    with pytest.raises(SpecError, match="neither streams nor computes"):
+        OffloadOptions("none", stream=False, on_host=False)

@@ -1,0 +1,129 @@
+"""Tiers as a user writes them, what is refused, and what a run says and leaves behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import FxpartError
+from runner.experiment.experiment import Result, check_all, model_spec, plan
+from runner.experiment.headline import headline
+from runner.experiment.offload import configured_tiers, offload_line
+from runner.job.files import write_plan
+from runner.job.identity import Choices, JobIdentity, inputs_key
+from tests.runner.command import OWN
+from tests.runner.composed import composed, read
+from tests.runner.refused import refused_line
+
+TINY = (*OWN, "mode=size_based")
+"""Six layers of 16,640 bytes."""
+KIB = 2**10
+
+
+def planned(*overrides: str) -> Result:
+    config = read(*TINY, *overrides)
+    return plan(config, model_spec(config))
+
+
+@pytest.fixture
+def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_tiers_stand_among_the_devices() -> None:
+    config = read("devices=host64gb+2x24gb+nvme0.5tb")
+    tiers = configured_tiers(config)
+    assert [pool.count for pool in config.devices.pools] == [2]
+    assert tiers is not None
+    assert tiers.host.memory_bytes == 64 * 10**9
+    assert tiers.host.processor is not None
+    assert tiers.disk is not None
+    assert (tiers.disk.memory_bytes, tiers.disk.bytes_per_s) == (500 * 10**9, 7e9)
+    assert configured_tiers(read("devices=2x24gb")) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ("host64gb", "are tiers, which hold weights for devices; add one"),
+        ("1x24gb+2xhost64gb", "2xhost64gb is one tier; write host64gb"),
+        ("1x24gb+host64", "host64: size '64' has no unit"),
+        ("1x24gb+nvme9xb", "nvme9xb: size '9xb' has the unknown unit 'xb'"),
+    ],
+)
+def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
+    assert line in refused_line(lambda: composed(f"devices={spec}"))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["devices=1x24gb+nvme1tb"], "nvme1tb has no link to a device"),
+        (["devices=1x24gb+host1gb+host2gb"], "both of kind host; join them"),
+        (["devices=1x24gb+host64gb", "phase=training"], "leave out phase=training or the tier"),
+        (["devices=2x24gb+host64gb", "tensor_parallel=2"], "leave out tensor_parallel=2"),
+        (
+            ["devices=2x24gb+host64gb", "mode=pipeline", "schedule=gpipe", "microbatches=2"],
+            "leave out schedule=gpipe",
+        ),
+        (["devices=2x24gb+host64gb", "offload.pinned_share=2"], "offload.pinned_share=2.0 must"),
+    ],
+)
+def test_what_cannot_stream_is_refused_in_one_line(overrides: list[str], line: str) -> None:
+    with pytest.raises(FxpartError) as refused:
+        check_all(read("model=gpt2", *overrides))
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_does_not_fit_is_streamed_and_said(here: Path) -> None:
+    result = planned("devices=1x0.07mb+host1mb", "offload=prefetch")
+    metrics = headline(result)
+    # Of six layers, room for two copies and values leaves room for one or two.
+    assert metrics["streamed_gib"] * 2**30 in (4 * 16640, 5 * 16640)
+    assert metrics["host_memory_gib"] == metrics["streamed_gib"]
+    assert metrics["peak_memory_gib"] * 2**30 <= 70_000
+    assert metrics["lower_bound_ms"] <= metrics["latency_ms"]
+    # The copies take about as long as they do over the link, at the share that they reach.
+    copies_s = metrics["streamed_gib"] * 2**30 / (31.5e9 * 0.8)
+    assert metrics["latency_ms"] / 1e3 >= copies_s
+    assert result.offloaded is not None
+    assert "streamed 65.00 KiB of 4 modules" in offload_line(result.offloaded)
+
+
+def test_a_model_that_fits_leaves_the_tiers_alone(here: Path) -> None:
+    result = planned("devices=1x1gb+host1gb")
+    assert result.offloaded is None
+    assert headline(result) | {"partition_s": 0, "capture_s": 0} == headline(
+        planned("devices=1x1gb")
+    ) | {"partition_s": 0, "capture_s": 0}
+
+
+def test_the_map_and_the_tiers_of_modules_are_written(here: Path) -> None:
+    overrides = ("devices=1x0.05mb+host0.06mb+nvme1mb", "offload=accelerate")
+    config, result = read(*TINY, *overrides), planned(*overrides)
+    identity = JobIdentity(Choices("tiny", "size_based", "d", "l"), (), here / "out", here)
+    write_plan(config, identity, result, model_spec(config).key())
+    entries = json.loads((here / "out" / "device_map.json").read_text())
+    document = json.loads((here / "out" / "offload.json").read_text())
+    tiers = {unit["module"]: unit["tier"] for unit in document["units"]}
+    assert {"host", "disk", None} == set(tiers.values())
+    words = {"host": "cpu", "disk": "disk", None: 0}
+    assert entries == {module.split(".")[0]: words[tier] for module, tier in tiers.items()}
+    assert [copy["bytes"] for copy in document["copies"]] == [16640] * len(document["copies"])
+
+
+def test_the_key_of_a_job_knows_its_tiers_and_how_they_are_used(here: Path) -> None:
+    keys = [
+        inputs_key(config, model_spec(config).key())
+        for config in (
+            read(*TINY, "devices=1x1gb"),
+            read(*TINY, "devices=1x1gb", "offload=prefetch"),  # which has nothing to do
+            read(*TINY, "devices=1x1gb+host1gb"),
+            read(*TINY, "devices=1x1gb+host2gb"),
+            read(*TINY, "devices=1x1gb+host1gb", "offload=prefetch"),
+        )
+    ]
+    assert keys[0] == keys[1]
+    assert len(set(keys)) == 4
