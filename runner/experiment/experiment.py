@@ -26,10 +26,8 @@ from fxpart.cost.kernels import schedule as schedule_loop
 from fxpart.cost.peak_tensors import DevicePeak, device_peaks
 from fxpart.cost.prefetch import ShardedStep
 from fxpart.cost.problem import Problem, make_problem
-from fxpart.cost.profile import OperatorProfile
 from fxpart.cost.symbolic.sweep import Sums
 from fxpart.cost.tables import LatencySource
-from fxpart.cost.trace import TraceTimes
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import Place
 from fxpart.placement.offload.plan import Offloaded
@@ -44,7 +42,13 @@ from runner.experiment.device_memory import device_memory, does_not_fit, with_le
 from runner.experiment.measured import Measured
 from runner.experiment.objective import check_objective, watched
 from runner.experiment.offload import check_offload, offloaded
-from runner.experiment.operator_times import check_latency, operator_times, ring_curves
+from runner.experiment.operator_times import (
+    check_latency,
+    operator_times,
+    ring_curves,
+    roofline_note,
+    source_note,
+)
 from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.rates import check_prices, price_per_hour
 from runner.experiment.remedy import with_remedy
@@ -72,8 +76,6 @@ __all__ = ["Result", "carried_out", "check", "check_all", "model_spec", "plan"]
 
 _MOST_BATCHES = 2**14
 """Of a sweep over batch sizes: each is a row of its table."""
-_BUSY = 0.1
-"""Share of a measurement's time from which on other work is worth a sentence."""
 _MOST_PLANS = 4
 """Tries to find one that fits with what it needs beside tensors."""
 LARGEST = 100
@@ -263,7 +265,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         batches=_batches(config, subject, problem, assignment, times=times, replicas=replicas),
         whole=whole,
         subject_line=subject_line(config, subject.unconverted or subject.captured.graph),
-        times_note=_source_note(config, times, problem) or _times_note(config),
+        times_note=source_note(config, times, problem.graph) or roofline_note(config),
         shards=found.shards,
         split=split_cost(problem, assignment, dealt.groups) if dealt.groups.size > 1 else None,
         curve=found.curve,
@@ -378,29 +380,6 @@ def _costed(
         made.curve,
         shards,
         made.offloaded,
-    )
-
-
-def _source_note(config: Config, times: LatencySource, problem: Problem) -> str:
-    """Return how many operators a trace has, or that a measurement was disturbed."""
-    if isinstance(times, TraceTimes):
-        return f"of {config.latency.file}: {times.coverage(problem.graph).sentence()}"
-    if isinstance(times, OperatorProfile) and times.lost_share > _BUSY:
-        return (
-            f"other work had the processor for {times.lost_share:.0%} of the measurement; operators"
-            " are charged for their own processor time"
-        )
-    return ""
-
-
-def _times_note(config: Config) -> str:
-    """Return that what is run here is predicted for another machine, where that is so."""
-    if config.execute.name == "none" or config.latency.source != "roofline":
-        return ""
-    names = ", ".join(dict.fromkeys(pool.name for pool in config.devices.pools))
-    return (
-        f"of a roofline of {names}, not of this machine, on which the plan is run;"
-        " latency=profiled measures its operators here"
     )
 
 

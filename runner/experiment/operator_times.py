@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from fxpart.capture.captured import step_key
-from fxpart.core.graph import IntArray
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.cost.calibration import read_calibration
 from fxpart.cost.collectives import CollectiveCurves
@@ -26,10 +26,14 @@ __all__ = [
     "is_measured",
     "operator_times",
     "ring_curves",
+    "roofline_note",
+    "source_note",
 ]
 
 MOST_MEASURED = {"repeats": 10_000, "threads": 1024}
 """Most runs of what is timed, and most threads: the system has no room for many more."""
+_BUSY = 0.1
+"""Share of a measurement's time from which on other work is worth a sentence."""
 _MOST_LOST = 0.3
 """Share of the time of several threads that other work may have; a single one has its own clock."""
 
@@ -224,3 +228,26 @@ SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencyS
     "trace": _traced,
 }
 """The values of ``latency.source``."""
+
+
+def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
+    """Return how many operators a trace has, or that a measurement was disturbed."""
+    if isinstance(times, TraceTimes):
+        return f"of {config.latency.file}: {times.coverage(graph).sentence()}"
+    if isinstance(times, OperatorProfile) and times.lost_share > _BUSY:
+        return (
+            f"other work had the processor for {times.lost_share:.0%} of the measurement; operators"
+            " are charged for their own processor time"
+        )
+    return ""
+
+
+def roofline_note(config: Config) -> str:
+    """Return that what is run here is predicted for another machine, where that is so."""
+    if config.execute.name == "none" or config.latency.source != "roofline":
+        return ""
+    names = ", ".join(dict.fromkeys(pool.name for pool in config.devices.pools))
+    return (
+        f"of a roofline of {names}, not of this machine, on which the plan is run;"
+        " latency=profiled measures its operators here"
+    )
