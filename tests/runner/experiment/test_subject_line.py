@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from fxpart.cost.profile import OperatorProfile
-from runner.experiment.experiment import _source_note, _times_note
+from runner.experiment.operator_times import roofline_note, source_note
 from runner.experiment.subject_line import count_parameters, subject_line
 from tests.runner.composed import read
-from tests.sketch import chain, devices, problem
+from tests.sketch import chain
 
 
 def test_the_line_says_all_that_was_planned() -> None:
@@ -55,7 +55,7 @@ def test_the_line_says_all_that_was_planned() -> None:
     ],
 )
 def test_times_of_another_machine_are_called_so(overrides: list[str], said: str) -> None:
-    note = _times_note(read("devices=2x16gb", *overrides))
+    note = roofline_note(read("devices=2x16gb", *overrides))
     assert note.startswith(said)
     assert bool(note) is bool(said)
     assert ("latency=profiled" in note) is bool(said)
@@ -65,7 +65,6 @@ def test_times_of_another_machine_are_called_so(overrides: list[str], said: str)
 def test_a_disturbed_measurement_is_said(lost_share: float, note: str) -> None:
     graph = chain(2)
     profile = OperatorProfile(np.ones(2), np.ones(2, dtype=np.int64), "cpu", 2, lost_share)
-    of_chain = problem(graph, devices(1000))
-    said = _source_note(read("latency=profiled"), profile, of_chain)
+    said = source_note(read("latency=profiled"), profile, graph)
     assert note in said
     assert bool(said) is bool(note)
