@@ -55,6 +55,7 @@ bench: $(TESTS)
 	$(BIN)/python -m benchmarks.scale
 	$(BIN)/python -m benchmarks.candidates
 	$(BIN)/python -m benchmarks.same_answer
+	$(BIN)/python -m benchmarks.random_problems
 	$(BIN)/python -m benchmarks.split_cut
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.memory_profile

@@ -5,12 +5,13 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.all_placements import best_of_all
 from fxpart.cost.memory_bound import memory_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables
 from fxpart.support.compiled import compiled, inlined
 
-__all__ = ["critical_path_s", "load_bound_s", "lower_bound_s"]
+__all__ = ["Bounds", "best_bounds", "critical_path_s", "load_bound_s", "lower_bound_s"]
 
 
 class AncestorRoom(NamedTuple):
@@ -199,6 +200,26 @@ def _alone_s(issue_s: FloatArray, time_s: FloatArray) -> float:
     for issued, taken in zip(issue_s.tolist(), time_s.tolist(), strict=True):
         done_s = max(done_s, issued) + taken
     return done_s
+
+
+class Bounds(NamedTuple):
+    """What no placement of whole operators that fits can beat, in s."""
+
+    latency_s: float
+    load_s: float
+    """Of the largest load of any device or link, without replicas."""
+
+
+def best_bounds(problem: Problem) -> Bounds:
+    """Return the best bounds known: the optimum itself where there are few placements.
+
+    Of a published problem, no bound of the latency.
+    """
+    best = best_of_all(problem)
+    if best is not None and best.latency_of.min() >= 0:
+        return Bounds(best.latency_s, best.load_s)
+    latency_s = lower_bound_s(problem) if problem.workload is None else 0.0
+    return Bounds(latency_s, load_bound_s(problem))
 
 
 def lower_bound_s(problem: Problem) -> float:

@@ -14,7 +14,7 @@ from fxpart.cost.blocking import (
     sample_bound_s,
     sample_latency_s,
 )
-from fxpart.cost.bounds import critical_path_s, load_bound_s, lower_bound_s
+from fxpart.cost.bounds import best_bounds, critical_path_s, load_bound_s
 from fxpart.cost.evaluation import DeviceUse, Evaluation, MemoryProfile, Transfers
 from fxpart.cost.holding import Holding, holding
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
@@ -52,12 +52,13 @@ def evaluate(problem: Problem, assignment: Assignment) -> Evaluation:
     transfers = _transfers(log, count)
     load = _load(costs, assignment, transfers, device_of)
     device_holding = holding(problem.memory, assignment, devices)
+    bounds = best_bounds(problem)
     evaluation = Evaluation(
         latency_s=float(latency),
         throughput_per_s=1.0 / load.busiest_s if load.busiest_s > 0 else float("inf"),
         critical_path_s=float(critical_path_s(costs, device_of)),
-        load_bound_s=load_bound_s(problem),
-        lower_bound_s=lower_bound_s(problem) if problem.workload is None else 0.0,
+        load_bound_s=bounds.load_s if assignment.rounds == 1 else load_bound_s(problem),
+        lower_bound_s=bounds.latency_s,
         transfer_bytes=load.sent_bytes,
         partitions=assignment.n_partitions,
         rounds=assignment.rounds,

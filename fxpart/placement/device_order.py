@@ -23,6 +23,7 @@ __all__ = [
     "moved",
     "on_devices",
     "speed_order",
+    "used_weight_bytes",
     "useful_devices",
 ]
 
@@ -113,7 +114,7 @@ def choices_of_devices(
     kinds = device_kinds(problem)
     _, kind_of, counts = np.unique(kinds, return_inverse=True, return_counts=True)
     within_kind = np.array([int((kinds[:d] == kinds[d]).sum()) for d in range(len(kinds))])
-    weights, sizes = int(problem.memory.weight_bytes.sum()), problem.topology.memory_bytes
+    weights, sizes = used_weight_bytes(problem), problem.topology.memory_bytes
     waiting, known = [counts], {tuple(counts.tolist())}
     for count in waiting:
         chosen = np.flatnonzero(within_kind < count[kind_of])
@@ -129,6 +130,12 @@ def choices_of_devices(
             if tuple(fewer.tolist()) not in known and len(known) < most:
                 known.add(tuple(fewer.tolist()))
                 waiting.append(fewer)
+
+
+def used_weight_bytes(problem: Problem) -> int:
+    """Return the bytes of the weights that any operator uses: devices have room for no less."""
+    used = np.unique(problem.memory.uses)
+    return int(problem.memory.weight_bytes[used].sum())
 
 
 def useful_devices(problem: Problem) -> IntArray:

@@ -34,7 +34,8 @@ def kl_based(problem: Problem, options: SearchOptions | None = None) -> Assignme
 
     """
     chosen = options or SearchOptions()
-    return toward_objective(problem, steadily(problem, lambda some: _searched(some, chosen)))
+    placed = steadily(problem, lambda some: _searched(some, chosen), chosen.min_gain)
+    return toward_objective(problem, placed)
 
 
 def _searched(problem: Problem, options: SearchOptions) -> Assignment:

@@ -15,7 +15,7 @@ from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.workload import Workload
 from fxpart.cost.blocking import sample_bound_s
-from fxpart.cost.bounds import load_bound_s, lower_bound_s
+from fxpart.cost.bounds import best_bounds, load_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
 from fxpart.placement.cost_aware import cost_aware
@@ -156,8 +156,8 @@ def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray],
     if workload is None:
         search = ModelSearch(problem, STARTS, seed)
         search.round()  # without a first placement there is nothing to return
-        latency = problem.objective == "latency"
-        bound_s = lower_bound_s(problem) if latency else load_bound_s(problem)
+        bounds = best_bounds(problem)
+        bound_s = bounds.latency_s if problem.objective == "latency" else bounds.load_s
         return search, lambda: search.elite[0], bound_s
     if problem.objective == "latency":
         pieces = PieceSearch(workload, seed)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
+from fxpart.cost.all_placements import best_of_all
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, NotApplicableError
@@ -62,7 +63,10 @@ class ModelSearch:
     def round(self) -> None:
         """Ask the next mode, or try once more from what is there."""
         number, self._round = self._round, self._round + 1
-        if number < len(self.starts):
+        best_placements = best_of_all(self.problem) if number == 0 else None
+        if best_placements is not None and best_placements.latency_of.min() >= 0:
+            self.take(best_placements.of(self.problem.objective))
+        elif number < len(self.starts):
             with suppress(InfeasibleError, NotApplicableError):
                 self.take(self.starts[number](self.problem).device_of)
         elif self.elite:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fxpart.core.graph import IntArray
+from fxpart.cost.all_placements import are_few
 from fxpart.cost.kernels import peak_on_device
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import MemoryTables
+from fxpart.placement.device_order import used_weight_bytes
 from fxpart.placement.search.units import Units, atomic_units, contiguous_units
 from fxpart.support.compiled import compiled
 
@@ -72,10 +74,6 @@ _MOST_TRIALS = 200_000
 """Largest product of groups and devices for which a second packing is tried: some seconds."""
 
 
-_MOST_PLACEMENTS = 300_000
-"""Placements up to which all are looked at: some tenths of a second, as of 9 groups on 4."""
-
-
 def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | None:
     """Return the device of each operator, or None when no room is found for all.
 
@@ -84,7 +82,7 @@ def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | Non
     fails, all groups are placed so, those with the largest weights first (best fit decreasing); or,
     where there are few, in every way until one fits.
     """
-    if int(problem.memory.weight_bytes.sum()) > sum(capacity_bytes):
+    if used_weight_bytes(problem) > sum(capacity_bytes):
         return None
     device_of, _, left = fill_in_order(
         problem.memory, contiguous_units(problem.graph), capacity_bytes
@@ -96,7 +94,7 @@ def place_all(problem: Problem, capacity_bytes: Sequence[int]) -> IntArray | Non
     rest = [group for group in groups if device_of[group[0]] == UNPLACED]
     if _place(problem, device_of, rest, capacity_bytes):
         return device_of
-    if len(capacity_bytes) ** len(groups) <= _MOST_PLACEMENTS:
+    if are_few(problem, len(groups)):
         # Of few operators all placements are looked at, so that none is refused that fits.
         capacity = np.array(capacity_bytes, dtype=np.int64)
         fits = _first_that_fits(problem.memory, start, ops, capacity, device_of)

@@ -11,6 +11,8 @@ from dataclasses import replace
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
+from fxpart.core.partitions import partition_by_device
+from fxpart.cost.all_placements import BestOfAll, best_of_all
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement.device_order import choices_of_devices, moved, on_devices, useful_devices
@@ -29,17 +31,23 @@ _ROUNDING = 1e-9
 Search = Callable[[Problem], Assignment]
 
 
-def steadily(problem: Problem, search: Search) -> Assignment:
+def steadily(problem: Problem, search: Search, min_gain: float) -> Assignment:
     """Return the fastest plan that `search` finds on all devices or, of a small model, on fewer.
 
+    Where there are few placements, the best of all for what is asked, unless the latency of what
+    the search finds is above that by `min_gain` at most.
+
     Raises:
-        InfeasibleError: where the search does on all devices.
+        InfeasibleError: where the search does on all devices, or no placement fits.
 
     """
+    best = best_of_all(problem)
+    if best is not None:
+        return _best_or_near(problem, best, search, min_gain)
     useful = useful_devices(problem)
     if len(useful) < problem.topology.n_devices:
         try:
-            found = steadily(on_devices(problem, useful.tolist()), search)
+            found = steadily(on_devices(problem, useful.tolist()), search, min_gain)
         except InfeasibleError:
             raise does_not_fit(problem) from None
         return moved(found, useful.tolist())
@@ -61,6 +69,18 @@ def steadily(problem: Problem, search: Search) -> Assignment:
 
     choices_of_devices(problem, tried, max(1, _MOST_DEVICES // problem.topology.n_devices))
     return best
+
+
+def _best_or_near(problem: Problem, best: BestOfAll, search: Search, min_gain: float) -> Assignment:
+    device_of = best.of(problem.objective)
+    if device_of.min() < 0:
+        raise does_not_fit(problem)
+    if problem.objective == "latency":
+        with suppress(InfeasibleError):
+            placed = search(problem)
+            if latency_of(problem, placed.device_of) * (1 - min_gain) <= best.latency_s:
+                return placed
+    return partition_by_device(problem.graph, device_of)
 
 
 def _with_slow_links(problem: Problem) -> Problem:
