@@ -1,5 +1,6 @@
 """The best of all placements, where there are few: an exact answer, and a bound that is met."""
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ class BestOfAll(NamedTuple):
 
 def are_few(problem: Problem, units: int) -> bool:
     """Return whether all placements of so many units are looked at in half a second."""
-    return problem.graph.n_ops * problem.topology.n_devices**units <= _MOST
+    devices = problem.topology.n_devices
+    return math.log(problem.graph.n_ops) + units * math.log(devices) <= math.log(_MOST)
 
 
 @lru_cache(maxsize=4)

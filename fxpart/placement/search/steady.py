@@ -41,9 +41,9 @@ def steadily(problem: Problem, search: Search, min_gain: float) -> Assignment:
         InfeasibleError: where the search does on all devices, or no placement fits.
 
     """
-    best = best_of_all(problem)
-    if best is not None:
-        return _best_or_near(problem, best, search, min_gain)
+    exact = best_of_all(problem)
+    if exact is not None:
+        return _best_or_near(problem, exact, search, min_gain)
     useful = useful_devices(problem)
     if len(useful) < problem.topology.n_devices:
         try:
