@@ -1,6 +1,6 @@
 """Published placement problems: what `mode=optimal` finds, beside the best values known.
 
-    python -m benchmarks.workloads --data FOLDER [--time-limit-s 10] [--only NAME ...]
+    python -m benchmarks.workloads --data FOLDER [--time-limit-s 10] [--only NAME ...] [--modes ...]
 
 FOLDER has the problems as JSON in `throughput/` and `latency/`, and a README.md whose tables say
 what is known: their rows are read, nothing of them is kept here. A problem without a row is solved
@@ -9,6 +9,7 @@ piece.
 """
 
 import argparse
+import itertools
 import math
 import sys
 import time
@@ -21,7 +22,8 @@ from fxpart.capture.models.workload import read_workload
 from fxpart.core.workload import workload_graph, workload_topology
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.problem import Problem, make_problem
-from fxpart.placement import OptimalOptions, optimal
+from fxpart.errors import InfeasibleError
+from fxpart.placement import make_mode
 
 __all__ = ["Known", "main", "read_known", "workload_problem"]
 
@@ -68,10 +70,14 @@ class _Solved:
     cpu_s: float
 
 
-def _solved(path: Path, objective: str, options: OptimalOptions) -> _Solved:
+def _solved(path: Path, objective: str, mode: str, options: dict[str, object]) -> _Solved | None:
+    """Return what `mode` finds, None where it refuses the problem."""
     begin = time.process_time()
     problem = workload_problem(path, objective)
-    evaluation = evaluate(problem, optimal(problem, options))
+    try:
+        evaluation = evaluate(problem, make_mode(mode, options)(problem))
+    except InfeasibleError:
+        return None
     seconds = time.process_time() - begin
     if objective == "latency":
         return _Solved(evaluation.latency_s * 1e3, evaluation.lower_bound_s * 1e3, seconds)
@@ -79,17 +85,23 @@ def _solved(path: Path, objective: str, options: OptimalOptions) -> _Solved:
 
 
 def _rows(
-    arguments: argparse.Namespace, objective: str, known: dict[tuple[str, str], Known]
+    arguments: argparse.Namespace,
+    objective: str,
+    mode: str,
+    known: dict[tuple[str, str], Known],
 ) -> Iterator[tuple[list[str], float | None]]:
     """Yield a line of the table for each problem, and its value over the best known one."""
     paths = sorted((arguments.data / objective).glob("*.json"))
     for path in paths[:1]:  # compiles the loops, which is not to count
-        _solved(path, objective, OptimalOptions(steps=1))
+        _solved(path, objective, mode, {"steps": 1} if mode == "optimal" else {})
     for path in paths:
         if arguments.only and path.stem not in arguments.only:
             continue
-        options = OptimalOptions(time_limit_s=arguments.time_limit_s, seed=arguments.seed)
-        solved = _solved(path, objective, options)
+        options = {"time_limit_s": arguments.time_limit_s, "seed": arguments.seed}
+        solved = _solved(path, objective, mode, options if mode == "optimal" else {})
+        if solved is None:
+            yield [path.stem, "refused"] + [""] * 6, None
+            continue
         row = known.get((objective, path.stem))
         line = [path.stem, f"{solved.value_ms:.3f}", f"{solved.bound_ms:.2f}"]
         over = None if row is None else solved.value_ms / row.best
@@ -112,23 +124,26 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--time-limit-s", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--modes", nargs="+", default=["optimal"])
     arguments = parser.parse_args(argv)
     if not arguments.data.is_dir():
         print(f"skipped: there is no folder {arguments.data} with published problems")
         return
     known = read_known(arguments.data / "README.md")
-    for objective in OBJECTIVES:
-        done = list(_rows(arguments, objective, known))
+    for objective, mode in itertools.product(OBJECTIVES, arguments.modes):
+        done = list(_rows(arguments, objective, mode, known))
         if not done:
             print(f"{objective}: no problems in {arguments.data / objective}")
             continue
         heading = ["", "value", "bound", "known bound", "best known", _HEADINGS[objective]]
         lines = [line for line, _ in done]
-        print(f"\n{objective}, ms; {arguments.time_limit_s:g} s a problem\n")
+        limit = f"; {arguments.time_limit_s:g} s a problem" if mode == "optimal" else ""
+        print(f"\n{objective}, ms, mode={mode}{limit}\n")
         print(table([*heading, "over best known", "CPU s"], lines))
         ratios = [over for _, over in done if over is not None]
         if ratios:
-            print(f"\ngeometric mean over best known: {_geometric_mean(ratios):.4f}")
+            mean = _geometric_mean(ratios)
+            print(f"\nover best known: geometric mean {mean:.4f}, worst {max(ratios):.4f}")
 
 
 if __name__ == "__main__":

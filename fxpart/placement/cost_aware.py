@@ -17,6 +17,7 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement.device_order import fastest_first
 from fxpart.placement.infeasible import does_not_fit
+from fxpart.placement.published.search import placed_in_steps
 from fxpart.placement.search.list_scheduling import list_placement
 from fxpart.placement.search.pairwise import EXACT_UNITS, combine_pairs
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
@@ -27,18 +28,29 @@ from fxpart.placement.size_based import size_based
 
 __all__ = ["cost_aware"]
 
+_STEPS = 6
+"""Of the search of a published problem, after which its plan is returned: about a second each."""
 
-@fastest_first
+
 def cost_aware(problem: Problem, options: SearchOptions | None = None) -> Assignment:
     """Return a placement whose simulated latency is not above that of `size_based`. Deterministic.
 
     Nor above that of pairs combined word for word, in a graph of up to `EXACT_UNITS` units.
 
+    Of a published problem, whose cost model is another, the best after a few steps of the search
+    of `mode=optimal`.
+
     Raises:
         InfeasibleError: when no start is found.
 
     """
-    chosen = options or SearchOptions()
+    if problem.workload is not None:
+        return placed_in_steps(problem, _STEPS)
+    return _placed(problem, options or SearchOptions())
+
+
+@fastest_first
+def _placed(problem: Problem, chosen: SearchOptions) -> Assignment:
     placed = steadily(problem, lambda some: _searched(some, chosen), chosen.min_gain)
     return toward_objective(problem, placed)
 

@@ -13,6 +13,7 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
 from fxpart.placement.device_order import fastest_first
+from fxpart.placement.published.search import placed_in_steps
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
 from fxpart.placement.search.steady import steadily
 from fxpart.placement.search.throughput import toward_objective
@@ -21,19 +22,30 @@ from fxpart.placement.size_based import size_based
 
 __all__ = ["kl_based"]
 
+_STEPS = 2
+"""Of the search of a published problem, after which its plan is returned: about a second each."""
 
-@fastest_first
+
 def kl_based(problem: Problem, options: SearchOptions | None = None) -> Assignment:
     """Return a placement whose simulated latency is never above that of `size_based`.
 
     Where one device holds the whole model, the search starts from the fastest such device if that
     is better: devices that differ in speed cannot be left one operator at a time. Deterministic.
 
+    Of a published problem, whose cost model is another, the best after a few steps of the search
+    of `mode=optimal`.
+
     Raises:
         InfeasibleError: when `size_based` finds no start.
 
     """
-    chosen = options or SearchOptions()
+    if problem.workload is not None:
+        return placed_in_steps(problem, _STEPS)
+    return _placed(problem, options or SearchOptions())
+
+
+@fastest_first
+def _placed(problem: Problem, chosen: SearchOptions) -> Assignment:
     placed = steadily(problem, lambda some: _searched(some, chosen), chosen.min_gain)
     return toward_objective(problem, placed)
 

@@ -36,7 +36,7 @@ def test_it_prints_a_table_for_each_objective(
     for row, best in zip(rows, (4.0, 20.0), strict=True):
         assert float(row[1]) / best == pytest.approx(float(row[6]), abs=1e-3)
         assert float(row[2]) <= float(row[1])
-    assert printed.count("geometric mean over best known") == 2
+    assert printed.count("over best known: geometric mean") == 2
 
 
 def test_without_the_folder_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

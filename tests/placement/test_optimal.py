@@ -12,9 +12,9 @@ from fxpart.cost.blocking import device_loads_s, sample_latency_s
 from fxpart.cost.evaluate import evaluate
 from fxpart.errors import CycleError, InfeasibleError, SpecError
 from fxpart.placement import OptimalOptions, make_mode, optimal
-from fxpart.placement.optimal.anneal import anneal_loads
-from fxpart.placement.optimal.loads import fresh
 from fxpart.placement.optimal.mode import WATCHER, Progress
+from fxpart.placement.published.anneal import anneal_loads
+from fxpart.placement.published.loads import fresh
 from fxpart.placement.search.load_tables import loads_of, unit_tables
 from tests.placement.workloads import (
     document,
@@ -59,6 +59,20 @@ def test_it_finds_what_brute_force_does(tmp_path: Path, seed: int, objective: st
     assert value == pytest.approx(least, rel=1e-9)
     bound = evaluation.lower_bound_s if objective == "latency" else evaluation.load_bound_s
     assert 0 < bound <= least * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])
+@pytest.mark.parametrize("objective", ["throughput", "latency"])
+def test_searches_of_models_know_the_published_cost_model(
+    tmp_path: Path, objective: str, mode: str
+) -> None:
+    for seed in range(4):
+        workload = workload_at(tmp_path, document(seed), 1 if objective == "latency" else None)
+        cost = sample_s if objective == "latency" else largest_load_s
+        least = min(cost(workload, p) for p in placements(workload) if fits(workload, p))
+        placed = tuple(make_mode(mode)(problem_of(workload, objective)).device_of.tolist())
+        assert fits(workload, placed)
+        assert cost(workload, placed) <= least * 1.001
 
 
 def test_one_accelerator_takes_all_its_operators_and_moves_nothing(tmp_path: Path) -> None:

@@ -6,14 +6,10 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Protocol
-
-import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
-from fxpart.core.workload import Workload
 from fxpart.cost.blocking import sample_bound_s
 from fxpart.cost.bounds import best_bounds, load_bound_s
 from fxpart.cost.problem import Problem
@@ -21,12 +17,9 @@ from fxpart.errors import SpecError
 from fxpart.placement.cost_aware import cost_aware
 from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.kl_based import kl_based
-from fxpart.placement.optimal.loads import LoadSearch, best_stretches
 from fxpart.placement.optimal.model_search import ModelSearch
-from fxpart.placement.optimal.pieces import PieceSearch
-from fxpart.placement.optimal.rows import rows
 from fxpart.placement.pipeline import pipeline
-from fxpart.placement.search.load_tables import unit_tables
+from fxpart.placement.published.search import Search, begun
 from fxpart.placement.single import single
 from fxpart.placement.size_based import size_based
 
@@ -81,24 +74,6 @@ class OptimalOptions:
             raise SpecError(f"mode.steps must be 1 to {_MOST_STEPS}, or null, got {steps!r}")
         if not 0 <= self.seed < 2**31:
             raise SpecError(f"mode.seed must be 0 to {2**31 - 1}, got {self.seed}")
-
-
-class Search(Protocol):
-    """A search that goes on a step at a time, the same for a seed."""
-
-    @property
-    def best_s(self) -> float:
-        """What is to be small, of the best placement so far; infinite before there is one."""
-        ...
-
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether there is no placement to go on from, and none will be found."""
-        ...
-
-    def round(self) -> None:
-        """Search on for a step."""
-        ...
 
 
 def optimal(problem: Problem, options: OptimalOptions | None = None) -> Assignment:
@@ -159,18 +134,7 @@ def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray],
         bounds = best_bounds(problem)
         bound_s = bounds.latency_s if problem.objective == "latency" else bounds.load_s
         return search, lambda: search.elite[0], bound_s
+    bound_s = load_bound_s(problem)
     if problem.objective == "latency":
-        pieces = PieceSearch(workload, seed)
-        return pieces, lambda: _devices(workload, pieces.elite[0]), sample_bound_s(workload)
-    tables, unit_of = unit_tables(workload)
-    loads = LoadSearch(tables, seed)
-    lines = rows(workload.sources, workload.targets, workload.is_backward, unit_of, seed)
-    start = best_stretches(tables, lines)
-    if start is not None:
-        loads.take(start)
-    return loads, lambda: loads.elite[0][unit_of], load_bound_s(problem)
-
-
-def _devices(workload: Workload, pieces: IntArray) -> IntArray:
-    """Return the device of each operator; those on the CPU have a core each, so any number."""
-    return np.where(pieces < 0, workload.accelerators, pieces)
+        bound_s = sample_bound_s(workload)
+    return *begun(workload, problem.objective, seed), bound_s

@@ -10,7 +10,7 @@ from fxpart.cost.all_placements import best_of_all
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, NotApplicableError
-from fxpart.placement.optimal.elite import Elite
+from fxpart.placement.search.elite import Elite
 from fxpart.placement.search.local_search import SearchTables
 from fxpart.placement.search.refine import (
     SearchOptions,

@@ -8,9 +8,9 @@ import numpy as np
 from fxpart.core.graph import FloatArray, IntArray, csr, grouped
 from fxpart.core.workload import Workload
 from fxpart.cost.blocking import latency_of_pieces
-from fxpart.placement.optimal.elite import Elite
-from fxpart.placement.optimal.rows import rows
+from fxpart.placement.published.rows import rows
 from fxpart.placement.search.coarsen import levels
+from fxpart.placement.search.elite import Elite
 from fxpart.placement.search.load_tables import LoadTables, unit_tables
 from fxpart.support.compiled import compiled
 from fxpart.support.random_numbers import below, chance, share

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fxpart.core.graph import IntArray
-from fxpart.placement.optimal.anneal import anneal_loads
-from fxpart.placement.optimal.elite import Elite
-from fxpart.placement.optimal.stretches import least_stretches
+from fxpart.placement.published.anneal import anneal_loads
+from fxpart.placement.published.stretches import least_stretches
 from fxpart.placement.search.coarsen import levels
+from fxpart.placement.search.elite import Elite
 from fxpart.placement.search.load_tables import LoadTables, loads_of
 
 __all__ = ["LoadSearch", "best_stretches", "fresh"]

@@ -1,0 +1,1 @@
+"""Searches of published placement problems, under their own cost model."""
