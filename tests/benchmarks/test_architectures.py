@@ -12,10 +12,10 @@ def test_one_that_works_is_placed_at_two_layers() -> None:
     assert 20 * DEPTH < outcome.operators < 40 * DEPTH
 
 
-def test_one_that_needs_values_is_refused_with_the_input() -> None:
-    outcome = judge("Qwen3VLVisionModel")
+def test_one_whose_input_is_not_known_is_refused_with_it() -> None:
+    outcome = judge("MimiDecoderModel")
     assert outcome.status == "inputs"
-    assert "needs grid_thw" in outcome.reason
+    assert "needs latents" in outcome.reason
 
 
 def test_one_whose_configuration_has_no_defaults_is_refused_when_built() -> None:

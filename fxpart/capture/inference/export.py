@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.inference.eager_lifetimes import watching_python
+from fxpart.capture.inference.known_values import with_known_values
 from fxpart.capture.models.user_code import user_errors, user_line
 from fxpart.errors import CaptureError, one_line
 
@@ -81,11 +82,13 @@ def _none(position_ids: object) -> None:
 _BRANCHES = (
     "the model branches on the values of a tensor, or makes tensors whose size depends on them"
 )
+_READS = "the model reads tensor values while it runs; take its branches from shapes"
 _HINTS = (
     ("data-dependent", _BRANCHES),
     ("DataDependent", _BRANCHES),
     ("SymInt", _BRANCHES),
-    ("meta tensor", "the model reads tensor values while it runs; take its branches from shapes"),
+    ("meta tensor", _READS),
+    ("unallocated storage", _READS),
     ("expected scalar type", "the model mixes dtypes; set model.dtype=float32"),
     ("found at least two devices", "create every tensor on the default device, not on cpu"),
 )
@@ -159,7 +162,9 @@ def export_program(
     where its buffers are, else where its inputs are. Every call node of the result carries the path
     of the module it comes from. `dynamic_shapes` says which sizes of the inputs are symbols, as
     `torch.export.export` takes it. Attention of transformers models is that of a run, see
-    `unmasked_attention`.
+    `unmasked_attention`. Where values decide shapes, it is exported again with those that are known
+    (`fxpart.capture.inference.known_values`): of small tensors that the model makes itself, and of
+    its tokens.
 
     Raises:
         CaptureError: when the model cannot be exported; the message names the cause and, where
@@ -167,6 +172,58 @@ def export_program(
 
     """
     inputs = dict(kwargs or {})
+    export = partial(_exported, module, args, inputs, dynamic_shapes)
+    failed = program = None
+    try:
+        program = export()
+        if dynamic_shapes is not None or not _has_unknown_sizes(program):
+            return program
+    except CaptureError as error:
+        if dynamic_shapes is not None or not _by_values(error):
+            raise
+        failed = error
+    try:
+        with with_known_values(module, _known_inputs(module, inputs)):
+            return export()
+    except CaptureError:
+        if program is not None:
+            return program  # whose sizes are refused where they are needed
+        raise failed or AssertionError from None
+
+
+def _known_inputs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the values of whole numbers among `inputs`; of a model on meta, such as it may get."""
+    whole = {
+        name: value
+        for name, value in inputs.items()
+        if isinstance(value, Tensor) and not value.is_floating_point()
+    }
+    known = {name: value.cpu() for name, value in whole.items() if value.device.type != "meta"}
+    if not type(module).__module__.startswith("transformers."):
+        return known
+    from fxpart.capture.models.inputs import ordinary_inputs
+
+    return ordinary_inputs(module, whole) | known
+
+
+def _by_values(error: CaptureError) -> bool:
+    """Return whether shapes that values decide are why a model was not exported."""
+    return any(hint in str(error) for hint in (_BRANCHES, _READS))
+
+
+def _has_unknown_sizes(program: torch.export.ExportedProgram) -> bool:
+    return any(
+        isinstance(node.meta.get("val"), torch.SymInt | torch.SymBool | torch.SymFloat)
+        for node in program.graph.nodes
+    )
+
+
+def _exported(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    inputs: dict[str, Any],
+    dynamic_shapes: Any,  # noqa: ANN401
+) -> torch.export.ExportedProgram:
     tensors = (t for t in tree_leaves((args, inputs)) if isinstance(t, Tensor))
     first = next(chain(module.parameters(), module.buffers(), tensors), None)
     device = torch.device("meta") if first is None else first.device

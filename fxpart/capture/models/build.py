@@ -152,6 +152,7 @@ def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # n
         CaptureError: for a cache that cannot be captured.
 
     """
+    from fxpart.capture.models.image_grids import grid_values, with_grids
     from fxpart.capture.models.inputs import example_inputs
 
     if spec.step is not None:
@@ -160,7 +161,10 @@ def architecture_inputs(spec: ModelSpec, module: Any) -> dict[str, Tensor]:  # n
         return prepare_step(module, spec)
     dtype: torch.dtype = getattr(torch, spec.dtype)
     has_labels = spec.loss == "own"
-    return example_inputs(module, spec.batch_size, spec.seq_len, dtype, labels=has_labels)
+    inputs = example_inputs(module, spec.batch_size, spec.seq_len, dtype, labels=has_labels)
+    if grids := grid_values(module, spec.batch_size):
+        with_grids(module, grids)
+    return inputs
 
 
 _SPEC_FIELDS = ("batch_size", "dtype", "seq_len")

@@ -13,6 +13,7 @@ from typing import Any
 from torch import nn
 from transformers.models.auto import modeling_auto
 
+from fxpart.capture.models.image_grids import has_grid, patch_sizes
 from fxpart.errors import SpecError
 
 __all__ = [
@@ -30,6 +31,8 @@ _DEFAULT_IMAGE_SIZE = 224
 _DEFAULT_FRAMES = 16
 _DEFAULT_AUDIO_SAMPLES = 160_000
 """Ten seconds at 16 kHz, the rate that speech models are trained at."""
+_REGIONS = 36
+"""Of an image, that a detector has found for LXMERT: as its authors take."""
 _CHOICES = 2
 """Of a model that picks one of several texts."""
 _DEFAULT_SPECTROGRAM = 1024
@@ -168,7 +171,17 @@ def _pixels(request: Request) -> tuple[int, ...]:
         case _:
             height = width = 0
     channels = channels if type(channels) is int else 3
-    return channels, int(height or _DEFAULT_IMAGE_SIZE), int(width or _DEFAULT_IMAGE_SIZE)
+    window = _window(config)
+    sides = (int(side or _DEFAULT_IMAGE_SIZE) for side in (height, width))
+    height, width = (max(side // window, 1) * window for side in sides)
+    return channels, height, width
+
+
+def _window(config: Any) -> int:  # noqa: ANN401
+    """Return the pixels that images are made of multiples of: of patches in windows, else 1."""
+    windows = part_setting(config, ("num_windows",), _IMAGE)
+    patch = part_setting(config, ("patch_size",), _IMAGE)
+    return windows * patch if type(windows) is int and type(patch) is int else 1
 
 
 def _frames(request: Request, otherwise: int) -> int:
@@ -227,7 +240,11 @@ def _is_one_of(request: Request, task: str) -> bool:
 
 def _token_shape(name: str, request: Request) -> Shape:
     choices = (_CHOICES,) if _is_one_of(request, "MULTIPLE_CHOICE") else ()
-    sizes = (request.batch_size, *choices, _tokens(name, request))
+    rows = request.batch_size
+    books = getattr(getattr(request.model.config, "decoder", None), "num_codebooks", None)
+    if name.startswith("decoder_") and type(books) is int:
+        rows *= books  # MusicGen's: a row for each code book
+    sizes = (rows, *choices, _tokens(name, request))
     return Shape(sizes, is_real=False, uses_seq_len=True)
 
 
@@ -258,6 +275,8 @@ _DOCUMENTED = {
     "height": ("image_size",),
     "width": ("image_size",),
 }
+_PATCHES = ("hidden_states", "pixel_values", "pixel_values_videos")
+"""Names of inputs that are rows of patches where there is a grid of them."""
 _WHOLE_NUMBERS = ("ids", "timesteps", "freq", "padding")
 _VALUES_DECIDE = ("grid", "spatial_shapes", "structure", "sizes", "_thw", "marks", "num_")
 """In names of inputs whose values, not their shapes, decide what the model computes."""
@@ -273,6 +292,8 @@ def input_shape(name: str, request: Request) -> Shape:
     """
     if is_tokens(name):
         return _token_shape(name, request)
+    if name in _PATCHES and has_grid(request.model):
+        return Shape(patch_sizes(request.model, request.batch_size))
     rule = _RULES.get(name)
     if rule is not None:
         return rule(name, request)
@@ -291,6 +312,8 @@ def _size(word: str, name: str, request: Request) -> int:
         return request.batch_size
     if word.isdecimal():
         return int(word)
+    if word == "num_visual_features":
+        return _REGIONS
     word = word.removeprefix("config.").removeprefix("self.")
     value = part_setting(request.model.config, _DOCUMENTED.get(word, (word,)), ())
     if type(value) is int and value > 0:

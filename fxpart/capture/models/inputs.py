@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fxpart.capture.models.image_grids import GRIDS
 from fxpart.capture.models.input_shapes import (
     Request,
     input_shape,
@@ -17,7 +18,7 @@ from fxpart.capture.models.input_shapes import (
 from fxpart.capture.models.labels import drawn_labels, label_inputs
 from fxpart.errors import SpecError
 
-__all__ = ["drawn_inputs", "example_inputs", "positions"]
+__all__ = ["drawn_inputs", "example_inputs", "ordinary_inputs", "positions"]
 
 # By kind of input in transformers' `input_modalities`, the input that brings it.
 _MODALITIES = {
@@ -39,6 +40,8 @@ _PIECES = (
     "pixel_position_ids",
     "spatial_shapes",
 )
+# What models refuse to run without although it has a default.
+_NEEDED = ("visual_feats", "visual_pos", "image_embeds_position_mask")
 _PLACEHOLDERS = (
     "audio_token_id",
     "audio_token_index",
@@ -69,7 +72,9 @@ def _needed(model: Any) -> Iterator[str]:  # noqa: ANN401
     """
     parameters = _parameters(model)
     yield from (name for name in _main_inputs(model) if name in parameters)
-    yield from (n for n, p in parameters.items() if p.default is inspect.Parameter.empty)
+    needed = (n for n, p in parameters.items() if p.default is inspect.Parameter.empty)
+    yield from (name for name in needed if name not in GRIDS)  # which the model is given
+    yield from (name for name in _NEEDED if name in parameters)
     if "decoder_input_ids" in parameters:
         yield "decoder_input_ids"
     modalities = getattr(model, "input_modalities", ())
@@ -153,7 +158,7 @@ def drawn_inputs(
 
     """
     labels = drawn_labels(model, inputs, device)
-    return {
+    drawn = {
         name: labels[name]
         if name in labels
         else torch.randn(like.shape, dtype=like.dtype, device=device)
@@ -161,6 +166,49 @@ def drawn_inputs(
         else torch.randint(_values(model, name), like.shape, dtype=like.dtype, device=device)
         for name, like in inputs.items()
     }
+    return {
+        name: _with_separators(model, name, value) if is_tokens(name) else value
+        for name, value in drawn.items()
+    }
+
+
+def ordinary_inputs(
+    model: Any,  # noqa: ANN401
+    inputs: Mapping[str, Tensor],
+) -> dict[str, Tensor]:
+    """Return values on the CPU for the whole numbers among `inputs`, such as a model may get.
+
+    Tokens are all of one that is not special, but for those that a head looks for.
+    """
+    return {
+        name: _with_separators(model, name, torch.full(like.shape, _ORDINARY, dtype=like.dtype))
+        if is_tokens(name)
+        else torch.zeros(like.shape, dtype=like.dtype)
+        for name, like in inputs.items()
+        if not like.is_floating_point()
+    }
+
+
+_ORDINARY = 7
+"""A token that is not special in any configuration's defaults."""
+
+
+def _with_separators(model: Any, name: str, tokens: Tensor) -> Tensor:  # noqa: ANN401
+    """Return `tokens` with those that heads look for: ends, separators, the place of a question."""
+    config = text_config(model.config)
+    if name != "input_ids":
+        return tokens
+    length, kind = tokens.shape[-1], type(model).__name__
+    end, separator = (getattr(config, f"{which}_token_id", None) for which in ("eos", "sep"))
+    asked = getattr(config, "question_token_id", None)
+    if kind.endswith("ForSequenceClassification") and config.is_encoder_decoder and end is not None:
+        tokens[..., -1] = end
+    if kind.endswith("ForQuestionAnswering") and separator is not None:
+        for place in (length // 4, length // 4 + 1, length - 1):
+            tokens[..., place] = separator
+    if asked is not None:
+        tokens[..., length // 4] = asked
+    return tokens
 
 
 def _values(model: Any, name: str) -> int:  # noqa: ANN401

@@ -1,0 +1,78 @@
+"""Images that come as rows of patches, with a grid that says how many: ``grid_thw``.
+
+The vision models of Qwen-VL, GLM-V and others take the patches of all images in one tensor, and
+their time, height and width in patches in another, whose values decide shapes. Those are given to
+the model once and for all: they are a part of what is captured, as its configuration is.
+"""
+
+import inspect
+from collections.abc import Mapping
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["GRIDS", "grid_values", "has_grid", "patch_sizes", "with_grids"]
+
+GRIDS = ("grid_thw", "image_grid_thw")
+"""Names of inputs that say how many patches images have."""
+_SIDE = 448
+"""Pixels of an image's side where a configuration says none."""
+
+
+def has_grid(model: nn.Module) -> bool:
+    """Return whether `model` cannot be called without a grid."""
+    parameters = inspect.signature(model.forward).parameters
+    return any(n in parameters and parameters[n].default is inspect.Parameter.empty for n in GRIDS)
+
+
+def _setting(model: Any, names: tuple[str, ...], otherwise: int) -> int:  # noqa: ANN401 - untyped
+    config = getattr(model.config, "vision_config", model.config)
+    values = [getattr(config, name, None) for name in names]
+    return next((value for value in values if type(value) is int), otherwise)
+
+
+def _grid(model: Any) -> tuple[int, int, int]:  # noqa: ANN401
+    """Return the patches of an image in time, height and width: whole windows that are merged."""
+    patch = _setting(model, ("patch_size",), 14)
+    merged = _setting(model, ("spatial_merge_size", "merge_size"), 1)
+    side = _setting(model, ("image_size",), _SIDE) // (patch * merged) * merged
+    return 1, max(side, merged), max(side, merged)
+
+
+def patch_sizes(model: nn.Module, batch_size: int) -> tuple[int, int]:
+    """Return the shape of the patches of an image for each text: their number, and their size.
+
+    A patch has what the first layer reads at once.
+    """
+    time, height, width = _grid(model)
+    first = next(m for m in model.modules() if isinstance(m, nn.Linear | nn.Conv2d | nn.Conv3d))
+    return batch_size * time * height * width, first.weight[0].numel()
+
+
+def grid_values(model: nn.Module, batch_size: int) -> dict[str, list[list[int]]]:
+    """Return the grids that `model` cannot be called without, by name, a row for each image."""
+    if not has_grid(model):
+        return {}
+    parameters = inspect.signature(model.forward).parameters
+    return {name: [list(_grid(model))] * batch_size for name in GRIDS if name in parameters}
+
+
+def with_grids(model: nn.Module, grids: Mapping[str, list[list[int]]]) -> None:
+    """Let `model` be called with these `grids` from now on, on the device of its parameters."""
+    forward = model.forward
+    place = next(model.parameters()).device
+
+    @wraps(forward)
+    def forward_with_grids(*args: object, **kwargs: object) -> object:
+        made: dict[str, Tensor] = {
+            name: torch.tensor(rows, device=place) for name, rows in grids.items()
+        }
+        return forward(*args, **{**made, **kwargs})
+
+    # What states its inputs by it says that it needs no grid any more.
+    signature = inspect.signature(forward)
+    left = [p for name, p in signature.parameters.items() if name not in grids]
+    vars(forward_with_grids)["__signature__"] = signature.replace(parameters=left)
+    model.forward = forward_with_grids

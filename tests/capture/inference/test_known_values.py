@@ -1,0 +1,125 @@
+"""Models whose shapes values decide: exported with the values that are known, and as they run."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from fxpart.capture.api import capture_graph
+from fxpart.capture.inference.export import export_program
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.errors import CaptureError
+
+
+class Windows(nn.Module):
+    """Goes over images as models of Qwen-VL do: their sizes are values of a small tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> tuple[Any, ...]:
+        grid = torch.tensor([[1, 4, 6], [1, 2, 2]])
+        lengths = torch.repeat_interleave(grid[:, 1] * grid[:, 2], grid[:, 0]).cumsum(0)
+        columns = [torch.arange(h).unsqueeze(1).expand(-1, int(w)).flatten() for _, h, w in grid]
+        position = torch.cat(columns)
+        y = self.layer(x)
+        if (position == 3).any():
+            y = y * 2
+        kept = torch.ones(28, dtype=torch.bool)
+        kept[3:5] = False
+        pieces = torch.split(y, grid.prod(-1).tolist())
+        again = torch.repeat_interleave(y, position, dim=0)
+        return y[position > 0], [piece.sum() for piece in pieces], y[kept], lengths, again
+
+
+class Selecting(nn.Module):
+    """Keeps the rows that its layer makes positive, by a mask that is known at first."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        mask = torch.zeros(4, dtype=torch.bool)
+        view = mask[:2]
+        mask.copy_(self.layer(x).sum(1) > 0)
+        return x[mask], x[:2][view]
+
+
+def _sizes(program: torch.export.ExportedProgram) -> list[tuple[object, ...]]:
+    results = program.graph.output_node().args[0]
+    return [tuple(node.meta["val"].shape) for node in tree_leaves(results)]
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_sizes_by_known_values_are_numbers_and_results_those_of_a_run(device: str) -> None:
+    with torch.device(device):
+        module, x = Windows(), torch.randn(28, 8)
+    program = export_program(module, (x,))
+    assert _sizes(program) == [(20, 8), (), (), (26, 8), (2,), (38, 8)]
+    assert "forward" not in vars(module)
+    if device == "cpu":
+        found, real = (tree_leaves(run(x)) for run in (program.module(), module))
+        assert all(map(torch.equal, found, real))
+
+
+def test_what_a_layer_computes_stays_unknown() -> None:
+    """The mask, and its view, are no longer what they were when the module made them."""
+    program = export_program(Selecting(nn.Linear(8, 8)), (torch.randn(4, 8),))
+    rows = [sizes[0] for sizes in _sizes(program)]
+    assert [isinstance(count, torch.SymInt) for count in rows] == [True, True]
+    with pytest.raises(CaptureError, match="whose size depends on them") as refused:
+        capture_graph(Selecting(nn.Linear(8, 8)), (torch.randn(4, 8),))
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config"),
+    [
+        (
+            "PLBartForSequenceClassification",
+            {
+                "encoder_layers": 1,
+                "decoder_layers": 1,
+                "d_model": 16,
+                "encoder_attention_heads": 2,
+                "decoder_attention_heads": 2,
+                "encoder_ffn_dim": 16,
+                "decoder_ffn_dim": 16,
+                "vocab_size": 2000,
+            },
+        ),
+        (
+            "Qwen3VLVisionModel",
+            {
+                "depth": 1,
+                "hidden_size": 16,
+                "num_heads": 2,
+                "intermediate_size": 16,
+                "out_hidden_size": 16,
+                "patch_size": 112,
+                "deepstack_visual_indexes": [0],
+            },
+        ),
+    ],
+)
+def test_models_of_transformers_export_as_they_run(
+    architecture: str, config: dict[str, Any]
+) -> None:
+    """Ends and separators of texts, and grids of patches, are as the model gets them."""
+    is_text = architecture != "Qwen3VLVisionModel"
+    spec = ModelSpec(architecture, architecture, config=config, seq_len=16 if is_text else None)
+    meta = build_model(spec)
+    torch.manual_seed(0)
+    real = build_model(spec, torch.device("cpu"))
+    graph, program = (export_program(b.module, b.args, b.kwargs) for b in (meta, real))
+    assert _sizes(graph) == _sizes(program)
+    with torch.no_grad():
+        expected = tree_leaves(dict(real.module(**real.kwargs)))
+        found = tree_leaves(dict(program.module()(**real.kwargs)))
+    pairs = zip(found, expected, strict=True)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in pairs if isinstance(a, Tensor))
