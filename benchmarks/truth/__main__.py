@@ -21,6 +21,8 @@ from benchmarks.truth import (
     kernel_decode,
     kernel_gemm,
     kernels_interpolated,
+    megatron_b200,
+    megatron_b200_time,
     timm_memory,
 )
 from benchmarks.truth.picture import picture
@@ -55,6 +57,8 @@ SETS: tuple[TruthSet, ...] = (
     collectives_ring,
     timm_memory,
     gpt_fast,
+    megatron_b200,
+    megatron_b200_time,
 )
 
 

@@ -126,6 +126,8 @@ class Optimizer:
     the step: torch.optim takes no other."""
     implementation: str = "for_loop"
     """One of `IMPLEMENTATIONS`: which tensors an update makes on the way."""
+    main_gradients: bool = False
+    """Whether gradients are added up in float32 beside the weights, and so need no cast."""
 
     def __post_init__(self) -> None:
         """Refuse names that do not exist."""
@@ -177,7 +179,8 @@ def with_optimizer(graph: OpGraph, optimizer: Optimizer) -> OpGraph:
     _refuse_untrained(graph, optimizer)
     trained = _trained(graph)
     sizes, rule = _sizes(trained, optimizer), optimizer.rule
-    graph = _with_casts(graph, trained, sizes)
+    if not optimizer.main_gradients:
+        graph = _with_casts(graph, trained, sizes)
     at_once = optimizer.implementation == "foreach" and rule.has_scratch
     count, has_master = len(trained.names), sizes.has_master > 0
     updated = _with_operators(
@@ -188,7 +191,7 @@ def with_optimizer(graph: OpGraph, optimizer: Optimizer) -> OpGraph:
             target=UPDATE + optimizer.name,
             dtypes=tuple(np.where(has_master, "float32", trained.dtypes).tolist()),
             moved_bytes=moved_bytes(rule, sizes),
-            reads=_gradients(graph, has_master),
+            reads=_gradients(graph, has_master & (not optimizer.main_gradients)),
             partner=trained.partner,
             uses=graph.gradient_weights,
             made_bytes=scratch_bytes(rule, sizes, at_once=at_once),

@@ -25,6 +25,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 PARTS = {
     "tensors": "what the plan holds at its peak, as the allocator rounds it",
+    "kept gradients": "of a weight of each shape, that Transformer Engine returns and keeps",
     "kernel workspaces": "of the operator that runs then: cuDNN's convolutions",
     "allocator": "segments that torch's allocator keeps beyond what it hands out",
     "library workspaces": "of cuBLAS, for each handle and stream",
@@ -90,6 +91,7 @@ def device_memory_of(
     *,
     tensor_bytes: Mapping[int, int],
     peers: Mapping[int, int],
+    kept_bytes: Mapping[int, int] | None = None,
 ) -> tuple[DeviceMemory, ...]:
     """Return what each device that computes needs, in the order of logical ids.
 
@@ -101,6 +103,7 @@ def device_memory_of(
             input takes, as of microbatches in flight, the allocator keeps as large a share as
             with one.
         peers: with how many devices each exchanges tensors, where processes do so.
+        kept_bytes: what an engine keeps on each device beside the plan's tensors, if it does.
 
     """
     needs = []
@@ -118,7 +121,10 @@ def device_memory_of(
         of_torch = _parts_of_torch(
             problem.graph, held, is_here, reserve, (tensor_bytes[device], room_bytes)
         )
-        parts = {part: size for part, size in (of_torch | parts).items() if size.high}
+        kept = (kept_bytes or {}).get(device, 0)
+        of_torch["kept gradients"] = Interval(kept, kept, kept)
+        every = of_torch | parts
+        parts = {part: every[part] for part in PARTS if part in every and every[part].high}
         needs.append(DeviceMemory(device, parts, total_bytes))
     return tuple(needs)
 

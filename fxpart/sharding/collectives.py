@@ -25,6 +25,8 @@ _SUM, _JOIN = "fxpart::sum_gradient", "fxpart::joined_parts"
 _ROWS = "fxpart::embedded_rows"
 _SCATTER = "fxpart::reduce_scatter"
 _ENTER, _LEAVE = "fxpart::gathered_sequence", "fxpart::scattered_sequence"
+_AGAIN, _GATHER_AGAIN = "fxpart::gathered_again", "fxpart::all_gather.again"
+_IN_PLACE, _SCATTER_IN_PLACE = "fxpart::scattered_in_place", "fxpart::reduce_scatter.in_place"
 _SEQUENCE = 1
 """The dimension of the positions, after the batch."""
 
@@ -46,16 +48,28 @@ def all_gather(x: Tensor, group: int) -> Tensor:
     return _joined(x, group, -1)
 
 
-def gather_sequence(x: Tensor, group: int) -> Tensor:
-    """Return the positions of all devices; its gradient, a part on each, is reduce-scattered."""
+def gather_sequence(x: Tensor, group: int, *, again: bool = False) -> Tensor:
+    """Return the positions of all devices; its gradient, a part on each, is reduce-scattered.
+
+    With `again` a captured step gathers once more for the backward, and keeps the piece alone.
+    """
+    if again:
+        whole: Tensor = torch.ops.fxpart.gathered_again(x, group)
+        return whole
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = torch.ops.fxpart.gathered_sequence(x, group)
         return result
     return _joined(x, group, _SEQUENCE)
 
 
-def scatter_sequence(x: Tensor, group: int) -> Tensor:
-    """Return this device's positions of the sum of `x`; its gradient is gathered."""
+def scatter_sequence(x: Tensor, group: int, *, in_place: bool = False) -> Tensor:
+    """Return this device's positions of the sum of `x`; its gradient is gathered.
+
+    With `in_place` nothing is copied, as where positions come before the batch.
+    """
+    if in_place:
+        piece: Tensor = torch.ops.fxpart.scattered_in_place(x, group)
+        return piece
     if torch.is_grad_enabled() and x.requires_grad:
         result: Tensor = torch.ops.fxpart.scattered_sequence(x, group)
         return result
@@ -70,12 +84,15 @@ def sum_gradient(x: Tensor, group: int) -> Tensor:
     return result
 
 
-def embedded_rows(ids: Tensor, weight: Tensor, group: int, rank: int) -> Tensor:
+def embedded_rows(
+    ids: Tensor, weight: Tensor, group: int, rank: int, *, whole_gradient: bool = True
+) -> Tensor:
     """Return the rows of `weight`, this device's part of a table, and zeros for `ids` elsewhere.
 
-    Its gradient is computed for the whole table, of which the part is a view: so do DTensors.
+    Its gradient is computed for the whole table, of which the part is a view, as DTensors do; or
+    else for the part.
     """
-    if torch.is_grad_enabled() and weight.requires_grad:
+    if whole_gradient and torch.is_grad_enabled() and weight.requires_grad:
         result: Tensor = torch.ops.fxpart.embedded_rows(ids, weight, group, rank)
         return result
     return _looked_up(ids, weight, rank)
@@ -93,6 +110,10 @@ torch.library.define(_JOIN, "(Tensor x, int group) -> Tensor")
 torch.library.define(_SCATTER, "(Tensor x, int group) -> Tensor")
 torch.library.define(_ENTER, "(Tensor x, int group) -> Tensor")
 torch.library.define(_LEAVE, "(Tensor x, int group) -> Tensor")
+torch.library.define(_AGAIN, "(Tensor x, int group) -> Tensor")
+torch.library.define(_GATHER_AGAIN, "(Tensor x, int group) -> Tensor")
+torch.library.define(_IN_PLACE, "(Tensor x, int group) -> Tensor")
+torch.library.define(_SCATTER_IN_PLACE, "(Tensor x, int group) -> Tensor")
 
 
 @torch.library.impl(_REDUCE, "CPU")
@@ -128,6 +149,30 @@ def _scattered_shape(x: Tensor, group: int) -> Tensor:
     return x.new_empty(x.shape[1:])
 
 
+@torch.library.impl(_GATHER_AGAIN, "CPU")
+def _gathered_positions(x: Tensor, group: int) -> Tensor:
+    parts = torch.ops.fxpart.all_gather.default(x, group)
+    return torch.cat(torch.unbind(parts), dim=_SEQUENCE)
+
+
+def _gathered_positions_shape(x: Tensor, group: int) -> Tensor:
+    # Megatron has positions before the batch, where parts lie one after the other as they are.
+    return x.new_empty((x.shape[0], group * x.shape[_SEQUENCE], *x.shape[2:]))
+
+
+@torch.library.impl(_SCATTER_IN_PLACE, "CPU")
+def _scattered_sequence(x: Tensor, group: int) -> Tensor:
+    parts = torch.stack(torch.chunk(x, group, dim=_SEQUENCE))
+    piece: Tensor = torch.ops.fxpart.reduce_scatter.default(parts, group)
+    return piece
+
+
+def _scattered_sequence_shape(x: Tensor, group: int) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[_SEQUENCE] // group, *x.shape[2:]))
+
+
+torch.library.register_fake(_SCATTER_IN_PLACE, _scattered_sequence_shape)
+torch.library.register_fake(_GATHER_AGAIN, _gathered_positions_shape)
 torch.library.register_fake(_REDUCE, _reduced_shape)
 torch.library.register_fake(_SCATTER, _scattered_shape)
 torch.library.register_fake(_GATHER, _gathered_shape)
@@ -181,6 +226,34 @@ class _GatherSequence(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         return _scattered_positions(gradient, ctx.group), None
+
+
+class _GatherAgain(Function):
+    """The same by the operator that a captured step repeats in its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
+        ctx.group = group
+        whole: Tensor = torch.ops.fxpart.all_gather.again(x, group)
+        return whole
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return torch.ops.fxpart.reduce_scatter.in_place(gradient, ctx.group), None
+
+
+class _ScatterInPlace(Function):
+    """Its conjugate."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
+        ctx.group = group
+        piece: Tensor = torch.ops.fxpart.reduce_scatter.in_place(x, group)
+        return piece
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        return torch.ops.fxpart.all_gather.again(gradient, ctx.group), None
 
 
 class _ScatterSequence(Function):
@@ -266,6 +339,20 @@ def _apply_leave(x: Tensor, group: int) -> Tensor:
     return result
 
 
+def _apply_in_place(x: Tensor, group: int) -> Tensor:
+    result: Tensor = _ScatterInPlace.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+torch.library.impl(_IN_PLACE, "CompositeImplicitAutograd", _apply_in_place)
+
+
+def _apply_again(x: Tensor, group: int) -> Tensor:
+    result: Tensor = _GatherAgain.apply(x, group)  # type: ignore[no-untyped-call]
+    return result
+
+
+torch.library.impl(_AGAIN, "CompositeImplicitAutograd", _apply_again)
 torch.library.impl(_ENTER, "CompositeImplicitAutograd", _apply_enter)
 torch.library.impl(_LEAVE, "CompositeImplicitAutograd", _apply_leave)
 torch.library.impl(_SUM, "CompositeImplicitAutograd", _apply_sum)

@@ -41,6 +41,9 @@ class _Group:
     """By the id of the whole parameter, which tied modules share: its shard and the dimension."""
     wholes: list[nn.Parameter] = field(default_factory=list)
     """Keeps these, and so their ids."""
+    is_megatron: bool = False
+    """Whether the head's outputs stay where they are, for a loss that is split as they are, and
+    positions come before the batch, so that pieces of a sequence are not copied together."""
     regions: Regions | None = None
     """With sequence parallelism: where activations are whole. Elsewhere they are parts."""
 
@@ -49,13 +52,17 @@ class _Group:
         if self.regions is None:
             return sum_gradient(x, self.size)
         # That of a region is gathered once for all its layers.
-        return x if path in self.regions.inner else gather_sequence(x, self.size)
+        return x if path in self.regions.inner else self.gathered(x)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """Return the whole of a sequence of which each device has a piece."""
+        return gather_sequence(x, self.size, again=self.is_megatron)
 
     def left(self, x: Tensor) -> Tensor:
         """Return the sum of what each device has a part of; of a sequence this device's piece."""
         if self.regions is None:
             return all_reduce(x, self.size)
-        return scatter_sequence(x, self.size)
+        return scatter_sequence(x, self.size, in_place=self.is_megatron)
 
 
 def shard_module(
@@ -65,6 +72,7 @@ def shard_module(
     plan: Mapping[str, str] | None = None,
     *,
     sequence: bool = False,
+    megatron: bool = False,
 ) -> nn.Module:
     """Turn `module` into the part of it on device `rank` of a group of `group`, and return it.
 
@@ -75,6 +83,8 @@ def shard_module(
         plan: the style of modules and parameters by path; None for `tensor_plan`.
         sequence: whether what lies between split layers is split along the sequence (Korthikanti
             et al., arXiv:2205.05198), as by torch's `SequenceParallel`.
+        megatron: whether pieces of a sequence are gathered once more in the backward, in place of
+            keeping the whole, and the loss is computed on parts of the vocabulary.
 
     Raises:
         NotApplicableError: for a model without a plan, a style that is not known, or sizes that
@@ -86,7 +96,7 @@ def shard_module(
     check_heads(module, group)
     styles = tensor_plan(module) if plan is None else dict(plan)
     parameters = dict(module.named_parameters(remove_duplicate=False))
-    state = _Group(group, rank)
+    state = _Group(group, rank, is_megatron=megatron)
     if sequence:
         state.regions = regions_of(module, styles)
     for path, style in styles.items():
@@ -116,9 +126,9 @@ def _split_sequence(module: nn.Module, group: _Group, regions: Regions) -> None:
 
 def _gathered_input(group: _Group, forward: _Forward, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     if args:
-        return forward(gather_sequence(args[0], group.size), *args[1:], **kwargs)
+        return forward(group.gathered(args[0]), *args[1:], **kwargs)
     name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
-    return forward(**{**kwargs, name: gather_sequence(kwargs[name], group.size)})
+    return forward(**{**kwargs, name: group.gathered(kwargs[name])})
 
 
 def _shard(module: nn.Module, name: str, group: _Group, style: str, path: str) -> None:
@@ -203,7 +213,8 @@ def _colwise_gather(module: nn.Module, group: _Group, path: str) -> None:
     def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
         # Held until the outputs are gathered, as by the hooks of torch's `ColwiseParallel`.
         x = group.entered(x, path)
-        return all_gather(forward(x, *args, **kwargs), group.size)
+        part = forward(x, *args, **kwargs)
+        return part if group.is_megatron else all_gather(part, group.size)
 
     _wrap(module, run)
 
@@ -242,7 +253,10 @@ def _embedding_rowwise(module: nn.Module, group: _Group, path: str) -> None:
 
     def run(forward: _Forward, ids: Tensor) -> Tensor:
         weight: Any = module._parameters["weight"]
-        return group.left(embedded_rows(ids, weight, group.size, group.rank))
+        rows = embedded_rows(
+            ids, weight, group.size, group.rank, whole_gradient=not group.is_megatron
+        )
+        return group.left(rows)
 
     _wrap(module, run)
 

@@ -358,6 +358,8 @@ class _Sections:
     """Devices that share every operator, in groups of so many neighbours."""
     sequence_parallel: bool = False
     """Whether these also split, along the sequence, what lies between the layers they share."""
+    engine: str = "torch"
+    """What runs a training step: one of `fxpart.capture.models.spec.ENGINES`."""
     batch_sweep: int = 64
     """With a symbolic batch, sizes from 1 to this are costed."""
     microbatches: int = 1

@@ -11,8 +11,10 @@ from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
+from fxpart.sharding.main_gradients import kept_gradient_bytes
 from runner.config.sections import Config
 from runner.experiment.topology import reserve_of
+from runner.experiment.training import is_megatron
 from runner.output.units import GIB, size_unit
 
 __all__ = [
@@ -50,7 +52,16 @@ def device_memory(
         _reserves(config, problem),
         tensor_bytes=held,
         peers=_peers(config, evaluation) if schedule or _ranks(config) else {},
+        kept_bytes=_kept_gradients(problem, assignment) if is_megatron(config) else {},
     )
+
+
+def _kept_gradients(problem: Problem, assignment: Assignment) -> dict[int, int]:
+    home = assignment.device_of
+    return {
+        device: kept_gradient_bytes(problem.graph, home, device)
+        for device in range(problem.topology.n_devices)
+    }
 
 
 def _reserves(config: Config, problem: Problem) -> tuple[Reserve, ...]:

@@ -68,7 +68,7 @@ from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.whole_modules import WholeModules, whole_modules
-from runner.experiment.zero import check_shard_devices, check_zero, with_shards
+from runner.experiment.zero import check_shard_devices, check_zero, gather_times_s, with_shards
 from runner.output.figures import check_figures
 from runner.output.terminal import counted, progress, quiet
 
@@ -360,10 +360,13 @@ def _costed(
             curves=dealt.curves,
         )
     shards: ShardedStep | None = None
+    gathers_s: list[float] = []
     if config.zero:
+        if config.zero == 1:
+            gathers_s = gather_times_s(evaluation, dealt.parallel, dealt.curves)
         evaluation, shards = with_shards(config, problem, evaluation, dealt.parallel, dealt.curves)
     sums = replicas.cost if replicas else None
-    schedule = scheduled(config, problem, assignment, sums)
+    schedule = scheduled(config, problem, assignment, sums, gathers_s)
     # A published problem has sizes of its own, and devices that are no real ones.
     needs = (
         device_memory(config, problem, assignment, evaluation, schedule)

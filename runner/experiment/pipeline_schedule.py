@@ -1,5 +1,6 @@
 """The schedule of a pipeline that a configuration asks for."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fxpart.core.assignment import Assignment
@@ -50,12 +51,17 @@ def check_schedule(config: Config) -> None:
 
 
 def scheduled(
-    config: Config, problem: Problem, assignment: Assignment, sums: AllReduce | None = None
+    config: Config,
+    problem: Problem,
+    assignment: Assignment,
+    sums: AllReduce | None = None,
+    gathers_s: Sequence[float] = (),
 ) -> ScheduleResult | None:
     """Return the simulated pipeline, or None without a schedule.
 
     `sums` is what replicas sum: gradients and results once a step, when a device has run all;
-    values inside the model for each microbatch, in its forward.
+    values inside the model for each microbatch, in its forward. `gathers_s` is what each device
+    takes to gather the weights that other replicas have updated, after its own updates.
 
     Raises:
         SpecError: for an assignment that is no chain of stages.
@@ -68,6 +74,8 @@ def scheduled(
     costs = stage_costs(problem, assignment)
     if sums is not None:
         costs = _with_sums(costs, sums)
+    if gathers_s:
+        costs = _with_gathers(costs, gathers_s)
     result = simulate_schedule(name, costs, config.microbatches)
     memory_bytes = problem.topology.memory_bytes
     for device, peak in zip(result.devices, result.peak_bytes, strict=True):
@@ -83,6 +91,16 @@ def _with_sums(costs: PipelineCosts, sums: AllReduce) -> PipelineCosts:
     for device in dict.fromkeys(stage.device for stage in stages):
         first = next(i for i, stage in enumerate(stages) if stage.device == device)
         stages[first] = replace(stages[first], within_s=within_s[device], reduce_s=reduce_s[device])
+    return replace(costs, stages=tuple(stages))
+
+
+def _with_gathers(costs: PipelineCosts, gathers_s: Sequence[float]) -> PipelineCosts:
+    """Return `costs` with the gathers of each device after the updates of its last stage."""
+    stages = list(costs.stages)
+    last = {stage.device: number for number, stage in enumerate(stages)}
+    for device, number in last.items():
+        update_s = stages[number].update_s + gathers_s[device]
+        stages[number] = replace(stages[number], update_s=update_s)
     return replace(costs, stages=tuple(stages))
 
 

@@ -30,11 +30,12 @@ from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.core.workload import Workload
 from fxpart.cost.all_reduce import partial_values, with_buckets
 from fxpart.errors import CaptureError, SpecError, nearest_names
+from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.objective import published_graph
 from runner.experiment.serving import in_few_bits, is_serving
-from runner.experiment.training import is_training, optimizer_of, step_options
+from runner.experiment.training import is_megatron, is_training, optimizer_of, step_options
 from runner.experiment.zero import sharded_graph
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ def model_spec(config: Config) -> ModelSpec:
         dtype=model.dtype,
         tensor_parallel=config.tensor_parallel,
         sequence_parallel=config.sequence_parallel,
+        engine=config.engine,
         loss=model.loss if is_training(config) else None,
         depends_on=tuple(model.depends_on),
     )
@@ -311,6 +313,8 @@ def _sharded_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic) -
 def _as_run(config: Config, graph: OpGraph) -> OpGraph:
     """Return `graph` with its updates, and held as ``runtime`` says."""
     graph = graph if config.runtime.name == "eager" else without_python(graph)
+    if is_megatron(config) and config.zero == 0:
+        graph, _ = with_main_gradients(graph)
     return with_optimizer(graph, optimizer_of(config)) if is_training(config) else graph
 
 

@@ -38,6 +38,8 @@ def subject_line(config: Config, graph: OpGraph) -> str:
         parts.append(f"tensor_parallel={config.tensor_parallel}")
     if config.sequence_parallel:
         parts.append("sequence_parallel=true")
+    if config.engine != "torch":
+        parts.append(f"engine={config.engine}")
     if config.data_parallel > 1:
         sharded = f", zero={config.zero}" if config.zero else ""
         parts.append(f"{config.data_parallel} replicas{sharded}")

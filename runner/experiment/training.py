@@ -8,6 +8,7 @@ from runner.config.sections import Config
 __all__ = [
     "backward_engine",
     "check_training",
+    "is_megatron",
     "is_training",
     "left_out_here",
     "optimizer_of",
@@ -27,6 +28,11 @@ def is_training(config: Config) -> bool:
     return config.phase.name == "training"
 
 
+def is_megatron(config: Config) -> bool:
+    """Return whether a training step is that of Megatron-LM."""
+    return config.engine == "megatron"
+
+
 def optimizer_of(config: Config) -> Optimizer:
     """Return what updates the weights.
 
@@ -38,7 +44,8 @@ def optimizer_of(config: Config) -> Optimizer:
     return Optimizer(
         name=chosen.name,
         state_dtype=chosen.state_dtype,
-        master_weights=chosen.master_weights,
+        master_weights=chosen.master_weights or is_megatron(config),
+        main_gradients=is_megatron(config),
         implementation=chosen.implementation,
     )
 
@@ -67,6 +74,8 @@ def backward_engine(backward_order: str) -> str:
 def check_training(config: Config) -> None:
     """Raise `SpecError` for parts of a training step that do not exist or do not go together."""
     optimizer_of(config)
+    if is_megatron(config):
+        _check_megatron(config)
     options = step_options(config)
     if options.backward_order != "autograd":
         _check_order(config)
@@ -79,6 +88,34 @@ def check_training(config: Config) -> None:
         return
     if config.execute.name != "none":
         _refuse_what_is_not_run(config)
+
+
+def _check_megatron(config: Config) -> None:
+    """Refuse what Megatron-LM does not do, or is not planned of it."""
+    wrong = {
+        f"phase={config.phase.name}": ("phase=training", is_training(config)),
+        f"model.loss={config.model.loss}": ("model.loss=own", config.model.loss == "own"),
+        f"data_parallel={config.data_parallel} zero={config.zero}": (
+            "zero=1",
+            config.data_parallel == 1 or config.zero == 1,
+        ),
+        f"execute={config.execute.name}": ("execute=none", config.execute.name == "none"),
+        f"capture.symbolic={config.capture.symbolic}": (
+            "capture.symbolic=none",
+            config.capture.symbolic == "none",
+        ),
+        f"tensor_parallel={config.tensor_parallel} without sequence_parallel": (
+            "sequence_parallel=true",
+            config.tensor_parallel == 1 or config.sequence_parallel,
+        ),
+        "optimizer=none": ("optimizer=adamw", config.optimizer.name != "none"),
+    }
+    for got, (fitting, is_so) in wrong.items():
+        if not is_so:
+            raise NotApplicableError(
+                f"engine=megatron is planned as a training step with its distributed optimizer, got"
+                f" {got}; use {fitting}, or engine=torch"
+            )
 
 
 def _check_order(config: Config) -> None:

@@ -12,14 +12,17 @@ from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.prefetch import ShardedStep, sharded_step
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
+from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.sharding.zero import GATHER, SCATTER, STAGES, WAIT, with_zero
 from runner.config.sections import Config
+from runner.experiment.training import is_megatron
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
 __all__ = [
     "check_shard_devices",
     "check_zero",
+    "gather_times_s",
     "sharded_graph",
     "with_shards",
     "zero_line",
@@ -52,10 +55,10 @@ def check_zero(config: Config) -> None:
             f"zero={stage} is planned for one size, got capture.symbolic="
             f"{config.capture.symbolic}; leave out one of the two"
         )
-    if config.schedule.name != "none":
+    if config.schedule.name != "none" and stage >= _WEIGHTS:
         raise NotApplicableError(
-            f"zero={stage} is planned for a step without microbatches, got schedule="
-            f"{config.schedule.name}; leave out one of the two"
+            f"zero={stage} gathers weights for a step without microbatches, got schedule="
+            f"{config.schedule.name}; use zero=1, which goes with it, or leave out the schedule"
         )
 
 
@@ -71,7 +74,10 @@ def check_shard_devices(config: Config, parallel: DataParallel) -> None:
 
 def sharded_graph(config: Config, graph: OpGraph, partial: IntArray) -> tuple[OpGraph, IntArray]:
     """Return the step, without updates yet, with its shards, and what replicas still sum."""
-    if config.zero < _WEIGHTS and not config.all_reduce.gradient_as_bucket_view:
+    if is_megatron(config):
+        graph, value_of = with_main_gradients(graph)
+        partial = value_of[partial]
+    elif config.zero < _WEIGHTS and not config.all_reduce.gradient_as_bucket_view:
         graph = with_buckets(graph, partial)
     sharded = with_zero(graph, config.zero, config.data_parallel)
     left = partial
@@ -104,17 +110,22 @@ def with_shards(
             curves=curves,
         )
     else:
-        # Updated parts of the weights are gathered when all is done.
         sizes = [use.weight_bytes for use in evaluation.devices]
-        seconds = [
-            collective_time_s("all_gather", size, n, link, curves)
-            for size, link in zip(sizes, parallel.links, strict=True)
-        ]
-        more_s = max(seconds)
+        more_s = max(gather_times_s(evaluation, parallel, curves))
         latency_s = evaluation.latency_s + more_s
         step = ShardedStep(latency_s, 1, max(sizes), more_s, more_s)
     throughput_per_s = 1.0 / step.latency_s
     return replace(evaluation, latency_s=step.latency_s, throughput_per_s=throughput_per_s), step
+
+
+def gather_times_s(
+    evaluation: Evaluation, parallel: DataParallel, curves: CollectiveCurves | None
+) -> list[float]:
+    """Return what it takes each device to gather updated parts of its weights, when all is done."""
+    return [
+        collective_time_s("all_gather", use.weight_bytes, parallel.n_replicas, link, curves)
+        for use, link in zip(evaluation.devices, parallel.links, strict=True)
+    ]
 
 
 def zero_line(stage: int, step: ShardedStep) -> str:

@@ -242,6 +242,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "all_reduce": asdict(config.all_reduce) if config.data_parallel > 1 else {},
         "tensor_parallel": config.tensor_parallel,
         "sequence_parallel": config.sequence_parallel,
+        "engine": config.engine,
         "zero": config.zero,
         "symbolic": config.capture.symbolic,
         "batch_sweep": config.batch_sweep if config.capture.symbolic != "none" else None,

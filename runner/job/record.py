@@ -172,6 +172,7 @@ def _chosen(config: Config) -> dict[str, object]:
         "zero": (config.zero, 0),
         "tensor_parallel": (config.tensor_parallel, 1),
         "sequence_parallel": (config.sequence_parallel, False),
+        "engine": (config.engine, "torch"),
         "objective": (config.objective, "latency"),
         "runtime": (config.runtime.name, "eager"),
         "model.loss": (config.model.loss if is_training else "own", "own"),

@@ -129,11 +129,21 @@ def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
 
 def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
     """Return the part of `module` that one device runs."""
+    is_megatron = spec.engine == "megatron"
+    if is_megatron:
+        from fxpart.sharding.megatron import as_megatron
+
+        module = as_megatron(module, spec.tensor_parallel)
     if spec.tensor_parallel == 1:
         return module
     from fxpart.sharding.local_module import shard_module
 
-    return shard_module(module, spec.tensor_parallel, sequence=spec.sequence_parallel)
+    return shard_module(
+        module,
+        spec.tensor_parallel,
+        sequence=spec.sequence_parallel,
+        megatron=is_megatron,
+    )
 
 
 def _check_pieces(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> None:

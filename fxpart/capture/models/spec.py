@@ -13,10 +13,14 @@ from fxpart.core.phases import CACHED_STEPS
 from fxpart.errors import SpecError, nearest_names
 from fxpart.support.host import installed_version
 
-__all__ = ["DTYPES", "LOSSES", "ModelSpec", "timm_spec"]
+__all__ = ["DTYPES", "ENGINES", "LOSSES", "ModelSpec", "timm_spec"]
 
 LOSSES = ("own", "mean")
 """What a training step may start its backward from, beside a function of the user's."""
+
+ENGINES = ("torch", "megatron")
+"""``torch``: the model's own Python. ``megatron``: the fused kernels of Megatron-LM, and what that
+keeps (`fxpart.sharding.megatron`)."""
 
 _TIMM = "fxpart.capture.models.timm_model:timm_model"
 _LOSS = "model.loss"
@@ -83,6 +87,8 @@ class ModelSpec:
     """Devices that share every operator; the model is the part of one of them."""
     sequence_parallel: bool = False
     """Whether these also split, along the sequence, what lies between the layers they share."""
+    engine: str = "torch"
+    """What runs the model, one of `ENGINES`."""
     loss: str | None = None
     """Of a training step: ``own``, what the model computes from labels, which are then among the
     inputs of an architecture that has such a loss; ``mean``, that of its outputs; or
@@ -115,6 +121,8 @@ class ModelSpec:
         _positive(self.batch_size, "model.batch_size")
         _positive(self.tensor_parallel, "tensor_parallel")
         self._check_step()
+        if self.engine not in ENGINES:
+            raise SpecError(f"engine={self.engine}: {nearest_names(self.engine, ENGINES)}")
         if self.dtype not in DTYPES:
             raise SpecError(f"dtype={self.dtype} is not known; {nearest_names(self.dtype, DTYPES)}")
         for name in ("config", "factory_args"):
@@ -161,6 +169,8 @@ class ModelSpec:
             del fields["tensor_parallel"]
         if not self.sequence_parallel:
             del fields["sequence_parallel"]
+        if self.engine == "torch":
+            del fields["engine"]
         if self.factory == _TIMM:
             fields["timm"] = installed_version("timm")
         version = installed_version("transformers")

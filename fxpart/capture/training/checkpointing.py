@@ -20,7 +20,7 @@ from fxpart.capture.calls import storage_key, written_operands
 from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
 from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER
 
-__all__ = ["BlockRun", "StepNodes", "checkpoint_blocks"]
+__all__ = ["BlockRun", "StepNodes", "checkpoint_blocks", "fake_value"]
 
 
 _NO_BLOCK = -1
@@ -275,7 +275,7 @@ def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Nod
             copies[node] = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
             copies[node].meta = {
                 **node.meta,
-                "val": _fake_value(copies[node], nodes.mode),
+                "val": fake_value(copies[node], nodes.mode),
                 FORWARD: node.meta[ORDER],
                 EXPORTED: None,
                 CALL: NO_CALL,
@@ -288,7 +288,7 @@ def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Nod
                 reader.replace_input_with(node, copies[node])
 
 
-def _fake_value(node: fx.Node, mode: FakeTensorMode) -> object:
+def fake_value(node: fx.Node, mode: FakeTensorMode) -> object:
     """Return the fake value of a call, in new storages."""
     assert callable(node.target), "only calls are recomputed"
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda i: i.meta["val"])

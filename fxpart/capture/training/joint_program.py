@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from fxpart.capture.calls import place_in_memory
 from fxpart.capture.training.backward_order import delay_weight_gradients
 from fxpart.capture.training.checkpointing import checkpoint_blocks
+from fxpart.capture.training.gather_again import gather_again
 from fxpart.capture.training.joint_trace import StepTrace, cpu_twin, trace_step
 from fxpart.core.phases import StepOptions
 from fxpart.errors import CaptureError
@@ -55,6 +56,7 @@ def joint_program(
     step = trace_step(program, inputs.tensors, inputs.tensor_of, mode, options)
     if blocks:
         checkpoint_blocks(step.graph_module.graph, blocks)
+    gather_again(step.graph_module.graph)
     if options.backward_order == "late_weight_gradients":
         nodes = step.graph_module.graph.find_nodes(op="placeholder")
         kinds = [spec.kind for spec in inputs.specs]

@@ -10,6 +10,7 @@ from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import Result, model_spec, plan
 from runner.experiment.headline import headline
 from runner.experiment.tensor_split import check_split, split_line
+from runner.experiment.training import check_training
 from runner.experiment.zero import check_zero, zero_line
 from runner.output.units import GIB
 from tests.runner.composed import read
@@ -148,6 +149,59 @@ def test_shards_of_replicas_are_held_and_waited_for(
     assert zero_line(stage, result.shards).startswith(f"stage {stage}: {count}")
 
 
+def test_updated_parts_are_gathered_at_the_end_of_a_schedule(
+    plain_step: tuple[tuple[str, ...], Result],
+) -> None:
+    step, _ = plain_step
+    pipeline = (*step, "devices=2x16gb", "schedule=1f1b", "microbatches=2")
+    whole, parts = (_planned(*pipeline, f"zero={stage}") for stage in (0, 1))
+    assert whole.schedule is not None
+    assert parts.schedule is not None
+    assert parts.shards is not None
+    (update,) = parts.schedule.updates
+    updates_s = parts.problem.costs.op_time_s[parts.problem.graph.is_update, 0].sum()
+    assert update.finish_s - update.start_s == pytest.approx(updates_s + parts.shards.collective_s)
+    assert parts.schedule.step_s == update.finish_s
+    saved_gib = headline(whole)["optimizer_state_gib"] - headline(parts)["optimizer_state_gib"]
+    saved_bytes = whole.schedule.peak_bytes[0] - parts.schedule.peak_bytes[0]
+    # Updates have less to allocate, too.
+    assert saved_bytes >= saved_gib * GIB > 0
+
+
+def test_a_step_of_megatron_on_every_kind_of_parallelism() -> None:
+    layout = ("devices=8x16gb", "tensor_parallel=2", "sequence_parallel=true", "data_parallel=2")
+    step = ("phase=training", "model.batch_size=2", "schedule=1f1b", "microbatches=4")
+    more = ("model.config.num_hidden_layers=2", "mode=equal_layers", "zero=1", "engine=megatron")
+    result = _planned(*layout, *step, *more)
+    assert result.schedule is not None
+    assert len(result.schedule.peak_bytes) == 2
+    assert result.replicas is not None
+    assert "engine=megatron" in result.subject_line
+    # Of bfloat16 weights: float32 gradients, a half each of a copy and two states.
+    graph = result.problem.graph
+    state_bytes, weight_bytes = graph.weight_state_bytes.sum(), graph.weight_bytes.sum()
+    assert state_bytes == pytest.approx(weight_bytes / 2 * (4 + 12 / 2), rel=0.02)
+    kept = [need.parts["kept gradients"].expected for need in result.device_memory]
+    # A block's, split over two devices; norms are not.
+    block_bytes = 2 * ((64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * 176) // 2 + 2 * 64)
+    assert kept == [block_bytes] * 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("phase=inference",), "got phase=inference; use phase=training"),
+        (("model.loss=mean",), "got model.loss=mean; use model.loss=own"),
+        (("data_parallel=2",), "got data_parallel=2 zero=0; use zero=1"),
+        (("tensor_parallel=2",), "use sequence_parallel=true"),
+        (("optimizer=none",), "got optimizer=none; use optimizer=adamw"),
+    ],
+)
+def test_megatron_is_planned_as_a_whole_step(overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(NotApplicableError, match=re.escape(message)):
+        check_training(read(*TINY, "engine=megatron", "phase=training", *overrides))
+
+
 @pytest.mark.parametrize("stage", [2, 3])
 def test_shards_of_weights_in_replicas_of_several_devices_are_refused_before_a_capture(
     stage: int,
@@ -168,8 +222,8 @@ def test_shards_of_weights_in_replicas_of_several_devices_are_refused_before_a_c
             "zero=1 shards the optimizer's state, got optimizer=none; use optimizer=adamw",
         ),
         (
-            ("zero=1", "phase=training", "data_parallel=2", "schedule=gpipe", "microbatches=2"),
-            "got schedule=gpipe",
+            ("zero=2", "phase=training", "data_parallel=2", "schedule=gpipe", "microbatches=2"),
+            "got schedule=gpipe; use zero=1, which goes with it",
         ),
     ],
 )

@@ -137,13 +137,16 @@ def stack(call: Call) -> list[Layout]:
 def gathered(call: Call) -> list[Layout]:
     """Return the layout of the parts of a tensor-parallel group, in a new first dimension."""
     at = call.layout(call.first())
-    return [replace(at, dim=at.dim + 1) if at.is_split else at]
+    # Gathered along a dimension that is there, or in a new first one.
+    stays = len(call.sizes(call.first())) == call.rank()
+    return [replace(at, dim=at.dim + 1) if at.is_split and not stays else at]
 
 
 def scattered(call: Call) -> list[Layout]:
-    """Return the layout of this device's part of a sum, of parts in a first dimension."""
+    """Return the layout of this device's part of a sum, of parts in a first dimension or along."""
     at = call.layout(call.first())
-    return [replace(at, dim=at.dim - 1) if at.is_split else at]
+    stays = len(call.sizes(call.first())) == call.rank()
+    return [replace(at, dim=at.dim - 1) if at.is_split and not stays else at]
 
 
 def select_backward(call: Call) -> list[Layout]:

@@ -1,0 +1,158 @@
+"""Bytes that each of eight B200s allocates in a step of Megatron-LM, beside the plan of it.
+
+    python -m benchmarks.truth --data FOLDER --set megatron_b200 megatron_b200_time
+
+The steps are planned by the command's own functions: a Llama of transformers at the size of a case,
+``engine=megatron``, one sequence a microbatch. What is counted is what torch's allocator hands out:
+tensors, the gradients that Transformer Engine keeps, and cuBLAS's workspaces. Nothing is fitted.
+Left out, by name, are cases with experts, context parallelism or several chunks on a device.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.truth.megatron_steps import parallel_overrides, planned_step
+from benchmarks.truth.row import Row
+from runner.experiment.experiment import Result
+
+__all__ = ["NAME", "SOURCE", "Case", "cases", "planned_cases", "rows"]
+
+NAME = "megatron_b200"
+SOURCE = "MooreThreads/SimuMax docs/b200 (Apache-2.0), Megatron-LM on eight B200, bytes allocated"
+FILE = "megatron_b200.json"
+_ALLOCATED = ("tensors", "kept gradients", "kernel workspaces", "library workspaces")
+_MIB = 2**20
+_DEVICES = 8
+_SEQUENCE = 4096
+"""Positions of a sequence where the name of a case has no other number."""
+_SIZES: Mapping[str, tuple[str, ...]] = {
+    "llama3-8b": (
+        "model.config.hidden_size=4096",
+        "model.config.intermediate_size=14336",
+        "model.config.num_attention_heads=32",
+    ),
+    "llama3-70b": (),
+    "llama3-405b": (
+        "model.config.hidden_size=16384",
+        "model.config.intermediate_size=53248",
+        "model.config.num_attention_heads=128",
+    ),
+}
+"""What the published configuration of a model changes of that of Llama-3-70B."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One measured run."""
+
+    name: str
+    model: str
+    layers: int
+    microbatches: int
+    sequence: int
+    degrees: Mapping[str, int]
+    """By ``tp``, ``pp``, ``ep``, ``cp``; what is not there is 1."""
+    chunks: int
+    """Of the model on a device, of an interleaved pipeline."""
+    step_ms: float
+    allocated_mib: tuple[float, ...]
+    """By rank."""
+
+    @property
+    def data_parallel(self) -> int:
+        """Return the replicas that share the devices."""
+        return _DEVICES // self._of("tp") // self._of("pp") // self._of("cp")
+
+    @property
+    def left_out(self) -> str:
+        """Return why no plan is made of it, empty where one is."""
+        if self.model not in _SIZES:
+            return f"{self.model}, experts"
+        if self._of("cp") > 1:
+            return "context parallelism"
+        return "several chunks a device" if self.chunks > 1 else ""
+
+    def _of(self, degree: str) -> int:
+        return self.degrees.get(degree, 1)
+
+    def overrides(self) -> tuple[str, ...]:
+        """Return the overrides of the command that plan it."""
+        data = self.data_parallel
+        return (
+            "model=llama3_70b",
+            *_SIZES[self.model],
+            f"model.config.num_hidden_layers={self.layers}",
+            f"model.seq_len={self.sequence}",
+            f"model.batch_size={data}",
+            f"microbatches={self.microbatches}",
+            "transfer_rate=nvlink5",
+            *parallel_overrides(self._of("tp"), self._of("pp"), data, "b200"),
+        )
+
+
+def cases(data: Path) -> list[Case]:
+    """Return the cases of the file.
+
+    Raises:
+        FileNotFoundError: without the file.
+
+    """
+    with (data / FILE).open(encoding="utf-8") as file:
+        return [_case(point) for point in json.load(file)]
+
+
+def _case(point: Mapping[str, object]) -> Case:
+    name, plan = str(point["case"]), str(point["parallel"])
+    sequence = re.search(r"seq(\d+)", name)
+    by_rank = point["peak_memory_by_rank_mb"]
+    assert isinstance(by_rank, Mapping)
+    ranks = sorted(by_rank, key=int)
+    return Case(
+        name=name,
+        model=str(point["model"]),
+        layers=int(str(point["layer_num"])),
+        microbatches=int(str(point["mbc"])),
+        sequence=int(sequence[1]) if sequence else _SEQUENCE,
+        degrees={kind: int(n) for kind, n in re.findall(r"(tp|pp|ep|cp)(\d+)", plan)},
+        chunks=int(str(point.get("vp_size") or 1)),
+        step_ms=float(str(point["real_ms"])),
+        allocated_mib=tuple(float(by_rank[rank]["max_allocated_mb"]) for rank in ranks),
+    )
+
+
+def planned_cases(data: Path) -> Iterator[tuple[Case, Result]]:
+    """Yield the cases that can be planned, and their plans; say which cannot."""
+    every = cases(data)
+    left_out = [case for case in every if case.left_out]
+    if left_out:
+        names = "; ".join(f"{case.name} ({case.left_out})" for case in left_out)
+        print(f"{len(left_out)} of {len(every)} cases are left out: {names}")
+    for case in sorted(every, key=lambda case: (case.model, str(case.degrees), case.name)):
+        if not case.left_out:
+            yield case, planned_step(case.overrides())
+
+
+def allocated_mib(result: Result) -> list[float]:
+    """Return what each device of a pipeline allocates, stage by stage."""
+    return [
+        sum(need.parts[part].expected for part in _ALLOCATED if part in need.parts) / _MIB
+        for need in result.device_memory
+    ]
+
+
+def rows(data: Path) -> Iterator[Row]:
+    """Yield a row for each rank of each case.
+
+    Raises:
+        FileNotFoundError: without the file.
+
+    """
+    for case, result in planned_cases(data):
+        by_stage = allocated_mib(result)
+        each = len(case.allocated_mib) // len(by_stage)
+        for rank, measured in enumerate(case.allocated_mib):
+            predicted = by_stage[rank // each]
+            yield Row(f"{case.name}, rank {rank}", predicted, measured, "MiB", held_out=True)

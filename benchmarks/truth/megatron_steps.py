@@ -1,0 +1,60 @@
+"""Training steps of Megatron-LM as the command plans them, for sets that measured such steps."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from hydra import compose, initialize_config_dir
+
+from fxpart.schedule import ScheduleResult
+from runner.config import choices
+from runner.config import read as registered
+from runner.config.paths import conf_dir
+from runner.config.read import read_config
+from runner.experiment.experiment import Result, model_spec, plan
+
+__all__ = ["parallel_overrides", "planned_step", "schedule_of"]
+
+_MEGATRON = (
+    "engine=megatron",
+    "phase=training",
+    "phase.train_mode=true",
+    "optimizer=adamw",
+    "optimizer.implementation=fused",
+    "schedule=1f1b",
+    "mode=equal_layers",
+    "latency=kernels",
+    "tracking=none",
+)
+
+
+@lru_cache(maxsize=64)
+def planned_step(overrides: tuple[str, ...]) -> Result:
+    """Return the step that ``python -m runner`` plans with `overrides` and those of Megatron-LM.
+
+    Raises:
+        FxpartError: for a step that cannot be planned.
+
+    """
+    registered.register()
+    choices.register()
+    quoted = choices.quoted_overrides((*_MEGATRON, *overrides))
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = read_config(compose("config", overrides=quoted))
+    return plan(config, model_spec(config))
+
+
+def schedule_of(result: Result) -> ScheduleResult:
+    """Return the pipeline of a planned step."""
+    assert result.schedule is not None, "every step here has microbatches"
+    return result.schedule
+
+
+def parallel_overrides(tensor: int, pipeline: int, data: int, device: str) -> Sequence[str]:
+    """Return the overrides for so many devices of one machine."""
+    return (
+        f"devices={tensor * pipeline * data}x{device}",
+        f"tensor_parallel={tensor}",
+        f"sequence_parallel={str(tensor > 1).lower()}",
+        f"data_parallel={data}",
+        f"zero={int(data > 1)}",
+    )

@@ -1,0 +1,73 @@
+"""`gather_again`: gathers of a forward that are repeated for its backward, not kept.
+
+Of a sequence in pieces Megatron-LM saves the piece, and gathers it once more where the gradient of
+a weight needs the whole (Korthikanti et al., arXiv:2205.05198, section 4.2.2).
+"""
+
+from torch import fx
+
+from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
+from fxpart.capture.training.checkpointing import StepNodes, fake_value
+from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER
+
+__all__ = ["gather_again"]
+
+
+def gather_again(graph: fx.Graph) -> None:
+    """Change a training step to repeat its ``fxpart::all_gather.again`` in the backward."""
+    gathers = [
+        node
+        for node in graph.nodes
+        if getattr(node.target, "name", str)() == "fxpart::all_gather.again"
+        and node.meta.get(FORWARD) is None
+    ]
+    if not gathers:
+        return
+    nodes = StepNodes(graph, ())
+    for gather in gathers:
+        _repeat(graph, nodes, gather)
+    graph.lint()
+
+
+def _repeat(graph: fx.Graph, nodes: StepNodes, gather: fx.Node) -> None:
+    (storage,) = nodes.storages(gather)
+    # The gather, and the views of what it makes.
+    parts = [
+        node
+        for node in nodes.position
+        if node.op == "call_function"
+        and node.meta.get(FORWARD) is None
+        and storage in nodes.storages(node)
+    ]
+    readers = {
+        user
+        for node in parts
+        for user in node.users
+        if user.op == "call_function" and user.meta.get(FORWARD) is not None
+    }
+    if not readers:
+        return
+    copies: dict[fx.Node, fx.Node] = {}
+    with graph.inserting_before(min(readers, key=nodes.position.__getitem__)):
+        for node in parts:
+            args = fx.node.map_arg(node.args, lambda i: copies.get(i, i))
+            name = f"{node.name}_again"
+            copies[node] = graph.create_node(
+                node.op, node.target, args, node.kwargs, name, node.type
+            )
+            copies[node].meta = {
+                **node.meta,
+                "val": fake_value(copies[node], nodes.mode),
+                FORWARD: node.meta[ORDER],
+                EXPORTED: None,
+                CALL: NO_CALL,
+                FORMULA: None,
+                BLOCK: None,
+            }
+    for reader in readers:
+        for node in reader.all_input_nodes:
+            if node in copies:
+                reader.replace_input_with(node, copies[node])
+    for copy in reversed(list(copies.values())):
+        if not copy.users:
+            graph.erase_node(copy)

@@ -1,0 +1,101 @@
+"""Gradients that are added up in float32 as they are made, as Megatron-LM does.
+
+The product that makes the gradient of a weight adds it to a buffer (``main_grad``), so that it is
+never there by itself; of the embedding and the head, which other kernels make, it is for a moment.
+Transformer Engine still returns a tensor for each shape of a weight, which it keeps.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.core.module_paths import block_of
+from fxpart.core.weight_state import with_state
+from fxpart.errors import SpecError
+
+__all__ = ["kept_gradient_bytes", "with_main_gradients"]
+
+_MAIN_ITEMSIZE = 4
+_ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def with_main_gradients(graph: OpGraph) -> tuple[OpGraph, IntArray]:
+    """Return the step `graph`, without updates yet, that adds gradients up beside its weights.
+
+    And what each of its values is now, shape (V,).
+
+    Raises:
+        SpecError: for a gradient that no operator makes, or of another dtype.
+
+    """
+    made = graph.gradient_values
+    makers = graph.value_producer[made]
+    if (makers < 0).any():
+        raise SpecError("a gradient is an input of the graph; engine=megatron needs a's")
+    dtypes = [graph.dtypes[op] for op in makers.tolist()]
+    odd = next((dtype for dtype in dtypes if dtype not in _ITEMSIZE), None)
+    if odd is not None:
+        raise SpecError(f"engine=megatron adds up gradients of real numbers, one is {odd}")
+    itemsize = np.array([_ITEMSIZE[dtype] for dtype in dtypes], dtype=np.int64)
+    main_bytes = graph.value_bytes[made] // itemsize * _MAIN_ITEMSIZE
+    graph = with_state(graph, graph.gradient_weights, [main_bytes])
+    roots = _roots(graph, made)
+    names = [graph.weight_names[weight] for weight in graph.gradient_weights.tolist()]
+    alone = np.array([not block_of(name) for name in names], dtype=np.bool_)
+    sizes = graph.value_alloc_bytes.copy()
+    for_a_moment = sizes[roots[alone]]
+    sizes[roots] = 0
+    whole = replace(graph, value_alloc_bytes=sizes)
+    return _with_moments(whole, graph.value_producer[roots[alone]], for_a_moment)
+
+
+def _roots(graph: OpGraph, values: IntArray) -> IntArray:
+    """Return the value that allocated the storage of each."""
+    roots = values.copy()
+    while (graph.value_base[roots] >= 0).any():
+        roots = np.where(graph.value_base[roots] >= 0, graph.value_base[roots], roots)
+    return roots
+
+
+def _with_moments(graph: OpGraph, makers: IntArray, sizes: IntArray) -> tuple[OpGraph, IntArray]:
+    """Return `graph` with values that are there while the operators `makers` run."""
+    count, n = len(makers), graph.n_values
+    # A value stands among those of its maker.
+    order = np.argsort(np.concatenate([graph.value_producer, makers]), kind="stable")
+    number = np.empty_like(order)
+    number[order] = np.arange(len(order))
+    old, none = number[:n], np.full(count, -1)
+    base = np.where(graph.value_base >= 0, old[graph.value_base], -1)
+    names = (*graph.value_names, *(f"{graph.names[op]}.moment" for op in makers.tolist()))
+    held = graph.value_held
+    if len(held):
+        held = np.concatenate([held, none])[order]
+    zeros = np.zeros(count, dtype=np.int64)
+    whole = replace(
+        graph,
+        value_names=tuple(names[i] for i in order.tolist()),
+        value_producer=np.concatenate([graph.value_producer, makers])[order],
+        value_bytes=np.concatenate([graph.value_bytes, sizes])[order],
+        value_alloc_bytes=np.concatenate([graph.value_alloc_bytes, sizes])[order],
+        value_base=np.concatenate([base, none])[order],
+        value_is_output=np.concatenate([graph.value_is_output, zeros.astype(np.bool_)])[order],
+        reads=old[graph.reads],
+        gradient_values=old[graph.gradient_values],
+        value_held=held,
+    )
+    return whole, old
+
+
+def kept_gradient_bytes(graph: OpGraph, device_of: IntArray, device: int) -> int:
+    """Return what Transformer Engine keeps: a gradient of each shape of a weight on `device`.
+
+    The weights of a block differ in shape, and blocks are alike: that is a block's, the largest.
+    """
+    makers = graph.value_producer[graph.gradient_values]
+    blocks: dict[str, int] = {}
+    for weight, maker in zip(graph.gradient_weights.tolist(), makers.tolist(), strict=True):
+        block = block_of(graph.weight_names[weight])
+        if block and device_of[maker] == device:
+            blocks[block] = blocks.get(block, 0) + int(graph.weight_bytes[weight])
+    return max(blocks.values(), default=0)

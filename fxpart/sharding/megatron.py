@@ -1,0 +1,66 @@
+"""`as_megatron`: a model of transformers with the kernels that Megatron-LM runs it with."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxpart.errors import NotApplicableError
+from fxpart.sharding.fused import gated, rms_norm, vocabulary_losses
+
+__all__ = ["as_megatron"]
+
+_EPS = ("variance_epsilon", "eps")
+
+
+def as_megatron(module: nn.Module, group: int = 1, rank: int = 0) -> nn.Module:
+    """Let `module`, a causal language model, run fused norms, gates and loss, and return it.
+
+    Its logits are those of this device's part of the vocabulary. The loss is the mean over all
+    positions that have a next one: labels leave none out.
+
+    Raises:
+        NotApplicableError: for a model without a head and a loss of its own.
+
+    """
+    head: Any = getattr(module, "lm_head", None)
+    if not isinstance(head, nn.Linear) or not hasattr(module, "loss_function"):
+        raise NotApplicableError(
+            "engine=megatron trains causal language models of transformers (lm_head),"
+            f" {type(module).__name__} is none; set engine=torch"
+        )
+    for part in module.modules():
+        parts = dict(part.named_children())
+        eps = next((getattr(part, name) for name in _EPS if hasattr(part, name)), None)
+        if type(part).__name__.endswith("RMSNorm") and isinstance(eps, float):
+            part.forward = partial(_normed, part, eps)
+        elif _is_silu(parts.get("act_fn")) and {"gate_proj", "up_proj"} <= set(parts):
+            part.forward = partial(_gated, part)
+    module.loss_function = partial(_mean_loss, group, rank)  # type: ignore[assignment]
+    return module
+
+
+def _is_silu(activation: nn.Module | None) -> bool:
+    return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
+
+
+def _normed(norm: Any, eps: float, x: Tensor) -> Tensor:  # noqa: ANN401
+    return rms_norm(x, norm.weight, eps)
+
+
+def _gated(mlp: Any, x: Tensor) -> Tensor:  # noqa: ANN401
+    result: Tensor = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x)))
+    return result
+
+
+def _mean_loss(
+    group: int,
+    rank: int,
+    logits: Tensor,
+    labels: Tensor,
+    **_: Any,  # noqa: ANN401
+) -> Tensor:
+    targets = torch.nn.functional.pad(labels, (0, 1), value=-1)[:, 1:]
+    losses = vocabulary_losses(logits, targets, group, rank)
+    return losses.sum(-1).mean() / (labels.shape[1] - 1)

@@ -1,0 +1,102 @@
+"""The step of Megatron-LM: its kernels, its pieces of a sequence, its gradients in float32."""
+
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from benchmarks.memory_case import peak_bytes
+from fxpart.capture.models.build import build_model
+from fxpart.capture.training.joint import joint_graph
+from fxpart.core.graph import OpGraph
+from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.cost.collective_times import collective_bytes, collective_kinds
+from fxpart.errors import NotApplicableError, SpecError
+from fxpart.execution.device import seeded
+from fxpart.sharding.main_gradients import kept_gradient_bytes, with_main_gradients
+from fxpart.sharding.megatron import as_megatron
+from fxpart.sharding.zero import with_zero
+from tests.sharding.test_local_module import HIDDEN, INNER, TOKENS, VOCABULARY, llama
+
+CPU = torch.device("cpu")
+
+
+def _step(engine: str, tensor_parallel: int, dtype: str = "float32") -> OpGraph:
+    spec = replace(
+        llama(tensor_parallel),
+        engine=engine,
+        sequence_parallel=tensor_parallel > 1,
+        dtype=dtype,
+    )
+    built = build_model(spec)
+    return joint_graph(built.module, (), {**built.kwargs, "labels": built.kwargs["input_ids"]})
+
+
+@pytest.fixture(scope="module")
+def split_step() -> OpGraph:
+    """Return the step of one of two devices."""
+    return _step("megatron", 2)
+
+
+def test_fused_kernels_have_the_results_and_gradients_of_the_models_own() -> None:
+    with seeded(0, CPU):
+        built = build_model(llama(1), CPU)
+    module, inputs = built.module, {**built.kwargs, "labels": built.kwargs["input_ids"]}
+    found = []
+    for run in (module, as_megatron(module)):
+        module.zero_grad()
+        loss = run(**inputs)[0]
+        loss.backward()
+        gradients = [p.grad for p in run.parameters() if p.grad is not None]
+        found.append((loss.item(), [gradient.numpy().copy() for gradient in gradients]))
+    (plain_loss, plain), (fused_loss, fused) = found
+    assert fused_loss == pytest.approx(plain_loss, rel=1e-6)
+    assert len(plain) == len(list(module.parameters()))
+    for one, other in zip(plain, fused, strict=True):
+        np.testing.assert_allclose(other, one, atol=1e-6)
+
+
+def test_pieces_of_a_sequence_are_gathered_again_in_the_backward(split_step: OpGraph) -> None:
+    kinds, sizes = collective_kinds(split_step), collective_bytes(split_step)
+    hidden_bytes = TOKENS * HIDDEN * 4
+    counted = Counter((kind, sizes[op]) for op, kind in kinds.items())
+    # Embedding, attention and MLP end in a scatter, whose gradient is gathered; attention, MLP and
+    # the head begin with a gather, which is done again, and whose gradient is scattered.
+    assert counted == {
+        ("reduce_scatter", hidden_bytes): 6,
+        ("all_gather", hidden_bytes): 9,
+        ("all_reduce", HIDDEN * 4): 3,
+    }
+    # Outputs of the head stay in parts, and so does the gradient of the table.
+    assert split_step.value_bytes.max() == VOCABULARY // 2 * HIDDEN * 4
+    # What torch's engine keeps: whole inputs of products, and logits.
+    assert peak_bytes(split_step) < peak_bytes(_step("torch", 2))
+
+
+def test_gradients_are_added_up_in_float32_and_shared_by_zero() -> None:
+    graph = _step("megatron", 1, "bfloat16")
+    numbers = int(graph.weight_bytes[graph.gradient_weights].sum()) // 2
+    main, value_of = with_main_gradients(graph)
+    assert main.weight_state_bytes.sum() == 4 * numbers
+    assert (main.value_bytes[value_of] == graph.value_bytes).all()
+    assert peak_bytes(main) - 4 * numbers < peak_bytes(graph)
+    optimizer = Optimizer("adamw", master_weights=True, main_gradients=True, implementation="fused")
+    sharded = with_optimizer(with_zero(main, 1, 2).graph, optimizer)
+    # The copy and two states, a half each, and a count of steps.
+    steps_bytes = 4 * len(graph.gradient_weights)
+    assert sharded.weight_state_bytes.sum() == numbers * (4 + 12 // 2) + steps_bytes
+    assert not any(target.startswith("optimizer.cast") for target in sharded.targets)
+    home = np.zeros(sharded.n_ops, dtype=np.int64)
+    block_numbers = HIDDEN * (2 * HIDDEN + 2 * HIDDEN // 2 + 3 * INNER + 2)
+    assert kept_gradient_bytes(sharded, home, 0) == 2 * block_numbers
+    assert kept_gradient_bytes(sharded, home, 1) == 0
+
+
+def test_a_model_without_a_head_is_refused() -> None:
+    with pytest.raises(NotApplicableError, match="Linear is none; set engine=torch"):
+        as_megatron(nn.Linear(2, 2))
+    with pytest.raises(SpecError, match="engine=deepspeed: there are: megatron, torch"):
+        replace(llama(1), engine="deepspeed")
