@@ -2,15 +2,20 @@
 
 from fxpart.plan_export.carriers import Carriers, carriers
 from fxpart.plan_export.device_map import DeviceMap, device_map
+from fxpart.plan_export.engines import EngineFiles, EnginePlan, engine_files, stages_of
 from fxpart.plan_export.split_points import SplitPlace, split_points
 from fxpart.plan_export.tiered_map import tiered_device_map
 
 __all__ = [
     "Carriers",
     "DeviceMap",
+    "EngineFiles",
+    "EnginePlan",
     "SplitPlace",
     "carriers",
     "device_map",
+    "engine_files",
     "split_points",
+    "stages_of",
     "tiered_device_map",
 ]

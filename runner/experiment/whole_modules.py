@@ -14,6 +14,7 @@ from fxpart.placement import Place
 from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers
 from runner.config.sections import Config
+from runner.experiment.engines import engines_note
 from runner.experiment.training import backward_engine, is_training, left_out_here
 from runner.output.terminal import counted
 from runner.output.units import format_s
@@ -121,12 +122,19 @@ def carrier_line(
 
     `whole` is the plan of whole modules beside it, if one was looked for.
     """
+    line = _torch_line(config, problem, assignment, whole)
+    return line + engines_note(config, problem.graph, assignment)
+
+
+def _torch_line(
+    config: Config, problem: Problem, assignment: Assignment, whole: WholeModules | None
+) -> str:
     if config.model.path is not None:
         return "nothing: it is a published problem, not a model"
     if config.zero or config.tensor_parallel > 1:
         cut = "; whether the cut inside a replica runs is not checked"
         unchecked = cut if assignment.n_partitions > 1 else ""
-        return f"torch's {_sharded_by(config)}{unchecked}; no files are written"
+        return f"torch's {_sharded_by(config)}{unchecked}"
     local = _runs_here(config)
     if assignment.replicas > 1:
         return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"

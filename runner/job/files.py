@@ -19,6 +19,7 @@ from fxpart.support.whole_file import write_whole
 from runner.config.passwords import without_password
 from runner.config.sections import Config
 from runner.experiment.device_memory import device_memory_rows
+from runner.experiment.engines import files_for_engines
 from runner.experiment.experiment import Result
 from runner.experiment.headline import INFEASIBLE, headline
 from runner.experiment.memory_report import peak_rows, tensor_columns
@@ -51,6 +52,7 @@ __all__ = [
     "named_files",
     "read_inputs",
     "with_file",
+    "write_engine_files",
     "write_finished",
     "write_inputs",
     "write_plan",
@@ -181,6 +183,7 @@ def write_plan(
             write_json(folder / "offload.json", offload_document(result.offloaded))
         elif result.split is None and result.shards is None:  # what reads these splits no layer
             write_plan_files(folder, graph, placed)
+        write_engine_files(folder, config, graph, placed)
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)
         in_sweep = identity.sweep is not None
@@ -225,6 +228,18 @@ def write_plan_files(folder: Path, graph: OpGraph, assignment: Assignment) -> No
         return
     with suppress(SpecError):  # most plans cut inside of modules: then there are no such points
         write_json(folder / "split_points.json", split_points(graph, assignment))
+
+
+def write_engine_files(
+    folder: Path, config: Config, graph: OpGraph, assignment: Assignment
+) -> None:
+    """Write what engines start from, each in its own words, as far as they can carry the plan out.
+
+    Raises `CacheError` when the place cannot be written.
+    """
+    files = files_for_engines(config, graph, assignment)
+    for engine, text in files.texts.items() if files else ():
+        write_text(folder / engine.file, text)
 
 
 def _write_config(config: Config, identity: JobIdentity) -> None:

@@ -1,0 +1,70 @@
+"""Plans as files that engines start from: degrees, stages, batches, checkpointing.
+
+An engine is a function from `EnginePlan` to text, which refuses what the engine cannot carry out.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from fxpart.errors import SpecError
+from fxpart.plan_export.engines.accelerate_fsdp import accelerate_yaml
+from fxpart.plan_export.engines.deepspeed import deepspeed_json
+from fxpart.plan_export.engines.llama_cpp import llama_cpp_command
+from fxpart.plan_export.engines.megatron import megatron_arguments
+from fxpart.plan_export.engines.plan import EnginePlan, Stages, stages_of
+from fxpart.plan_export.engines.torchtitan import torchtitan_toml
+from fxpart.plan_export.engines.vllm import vllm_command
+
+__all__ = ["ENGINES", "Engine", "EngineFiles", "EnginePlan", "Stages", "engine_files", "stages_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What runs a plan from a file of its own."""
+
+    name: str
+    file: str
+    trains: bool
+    """Whether it is for training, else for serving."""
+    texts_only: bool
+    """Whether its models are causal language models alone."""
+    pipelines: bool
+    """Whether it runs any."""
+    write: Callable[[EnginePlan], str]
+    """Returns the file's text. Raises `SpecError` with a short reason."""
+
+
+ENGINES = (
+    Engine("torchtitan", "torchtitan.toml", True, True, True, torchtitan_toml),
+    Engine("accelerate", "accelerate.yaml", True, False, False, accelerate_yaml),
+    Engine("DeepSpeed", "deepspeed.json", True, False, False, deepspeed_json),
+    Engine("Megatron-LM", "megatron_args.txt", True, True, True, megatron_arguments),
+    Engine("vLLM", "vllm.sh", False, True, True, vllm_command),
+    Engine("llama.cpp", "llama_cpp.sh", False, True, True, llama_cpp_command),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFiles:
+    """The files of a plan."""
+
+    texts: Mapping[Engine, str]
+    refusals: Mapping[Engine, str]
+    """Why others have none, in a few words."""
+
+
+def engine_files(plan: EnginePlan) -> EngineFiles:
+    """Return what the engines for such a plan start from; one device trains without any."""
+    is_text = (plan.architecture or "").endswith("ForCausalLM")
+    texts, refusals = dict[Engine, str](), dict[Engine, str]()
+    for engine in ENGINES:
+        suits = engine.pipelines or plan.stages.count == 1
+        if engine.trains != plan.training or (engine.texts_only and not is_text) or not suits:
+            continue
+        if plan.training and plan.devices == 1:
+            continue
+        try:
+            texts[engine] = engine.write(plan)
+        except SpecError as error:
+            refusals[engine] = str(error)
+    return EngineFiles(texts, refusals)

@@ -1,0 +1,57 @@
+"""A plan as the configuration of ``accelerate launch``: replicas, or FSDP2."""
+
+from fxpart.errors import SpecError
+from fxpart.plan_export.engines.plan import EnginePlan
+
+__all__ = ["accelerate_yaml"]
+
+
+def accelerate_yaml(plan: EnginePlan) -> str:
+    """Return the file for ``accelerate launch --config_file``.
+
+    Raises:
+        SpecError: for what it cannot carry out.
+
+    """
+    if plan.zero == 1:
+        raise SpecError("it has no ZeRO-1 but DeepSpeed's")
+    if plan.sequence_parallel:
+        raise SpecError("its tensor parallelism does not cut the sequence")
+    if plan.tensor_parallel > 1 and not plan.zero:
+        raise SpecError("its tensor parallelism is with zero=2 or 3")
+    values: dict[str, object] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "distributed_type": "FSDP" if plan.zero else "MULTI_GPU",
+        "mixed_precision": "no",  # weights have the dtype that they are loaded in
+        "num_machines": plan.machines,
+        "num_processes": plan.devices,
+    }
+    lines = [f"{key}: {_yaml(value)}" for key, value in values.items()]
+    if plan.zero:
+        # Without a class, accelerate wraps what the model's class says, `_no_split_modules`.
+        lines += _section(
+            "fsdp_config",
+            {
+                "fsdp_version": 2,
+                "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+                "fsdp_reshard_after_forward": plan.zero > 2,
+                "fsdp_activation_checkpointing": plan.checkpointing == "block",
+                "fsdp_offload_params": False,
+                "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+            },
+        )
+    if plan.tensor_parallel > 1:
+        sizes = {"dp_shard_size": plan.data_parallel, "tp_size": plan.tensor_parallel}
+        prefixed = {f"parallelism_config_{key}": size for key, size in sizes.items()}
+        lines += _section("parallelism_config", prefixed)
+    return "\n".join(lines) + "\n"
+
+
+def _section(title: str, values: dict[str, object] | dict[str, int]) -> list[str]:
+    return [f"{title}:", *(f"  {key}: {_yaml(value)}" for key, value in values.items())]
+
+
+def _yaml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"'{value}'" if value == "no" else str(value)  # a bare no is false

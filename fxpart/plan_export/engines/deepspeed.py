@@ -1,0 +1,38 @@
+"""A plan as DeepSpeed's JSON."""
+
+import json
+
+from fxpart.errors import SpecError
+from fxpart.plan_export.engines.plan import EnginePlan
+
+__all__ = ["deepspeed_json"]
+
+
+def deepspeed_json(plan: EnginePlan) -> str:
+    """Return the file for ``deepspeed.initialize(config=...)``, or transformers' ``--deepspeed``.
+
+    Raises:
+        SpecError: for what it cannot carry out.
+
+    """
+    if plan.tensor_parallel > 1:
+        raise SpecError("it leaves tensor parallelism to the model")
+    if plan.zero == 2:
+        raise SpecError("its stage 2 keeps weights whole; use zero=1 or 3")
+    if plan.dtype == "bfloat16" and plan.same_dtype and not plan.zero:
+        raise SpecError("its stage 0 keeps weights of 16 bits in float32 too")
+    values: dict[str, object] = {
+        "train_batch_size": plan.batch_size * plan.data_parallel,
+        "train_micro_batch_size_per_gpu": plan.batch_size,
+        "gradient_accumulation_steps": 1,
+        "zero_optimization": {"stage": plan.zero},
+    }
+    if plan.dtype == "bfloat16":
+        values["bf16"] = {
+            "enabled": True,
+            "bf16_master_weights_and_grads": plan.same_dtype,
+            "bf16_optimizer_states": plan.same_dtype,
+        }
+    if plan.dtype == "float16":
+        values["fp16"] = {"enabled": True, "fp16_master_weights_and_grads": plan.same_dtype}
+    return json.dumps(values, indent=2) + "\n"

@@ -1,0 +1,45 @@
+"""A plan as a command of llama.cpp."""
+
+from fxpart.errors import SpecError
+from fxpart.plan_export.engines.plan import EnginePlan
+
+__all__ = ["llama_cpp_command"]
+
+_CACHE = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}
+
+
+def llama_cpp_command(plan: EnginePlan) -> str:
+    """Return a shell script that serves the GGUF file that it is given.
+
+    With ``--split-mode layer`` the layers and then the output go to the devices in turn, in
+    proportion to ``--tensor-split``, so that whole numbers which add up to both are met exactly.
+
+    Raises:
+        SpecError: for what llama.cpp cannot carry out.
+
+    """
+    if plan.data_parallel > 1 or plan.sequence_parallel:
+        raise SpecError("it runs one replica")
+    if plan.cache not in ("auto", "bf16") or plan.dtype not in _CACHE:
+        raise SpecError(f"it has no cache in {plan.cache if plan.cache != 'auto' else plan.dtype}")
+    if plan.tensor_parallel > 1 and plan.stages.count > 1:
+        raise SpecError("it splits by layer or by tensor, not both")
+    split = [*plan.stages.layers[:-1], plan.stages.layers[-1] + 1]
+    mode = "layer"
+    if plan.tensor_parallel > 1:
+        split, mode = [1] * plan.tensor_parallel, "tensor"
+    cache = _CACHE[plan.dtype] if plan.cache == "auto" else plan.cache
+    arguments: dict[str, object] = {"n-gpu-layers": 999}
+    if len(split) > 1:
+        arguments |= {"split-mode": mode, "tensor-split": ",".join(map(str, split))}
+    arguments |= {"cache-type-k": cache, "cache-type-v": cache, "parallel": plan.batch_size}
+    if plan.tokens:
+        arguments["ctx-size"] = plan.tokens * plan.batch_size  # shared by all
+    order = plan.device_order()
+    environment = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, order))}"] if order else []
+    lines = ["#!/bin/sh", "# sh llama_cpp.sh MODEL.gguf"]
+    if plan.weights != "none":
+        lines.append(f"# planned with weights={plan.weights}: take a GGUF file of that size")
+    command = " ".join([*environment, 'exec llama-server --model "${1:?a GGUF file}"'])
+    lines.append(" \\\n    ".join([command, *(f"--{k} {v}" for k, v in arguments.items())]))
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,80 @@
+"""A plan as arguments of Megatron-LM's ``pretrain_gpt.py``."""
+
+from fxpart.errors import SpecError
+from fxpart.plan_export.engines.plan import EnginePlan
+
+__all__ = ["megatron_arguments"]
+
+
+def megatron_arguments(plan: EnginePlan) -> str:
+    """Return the arguments, one a line, for ``pretrain_gpt.py $(cat megatron_args.txt)``.
+
+    Raises:
+        SpecError: for what it cannot carry out.
+
+    """
+    if plan.zero > 1:
+        raise SpecError("its distributed optimizer is zero=1")
+    if plan.schedule == "gpipe":
+        raise SpecError("its schedules are 1f1b and interleaved")
+    if plan.architecture != "LlamaForCausalLM":
+        raise SpecError("only Llama is put into its arguments")
+    if plan.optimizer not in ("adam", "adamw") or (plan.same_dtype and plan.dtype != "float32"):
+        raise SpecError("its Adam is with optimizer.master_weights=true")
+    arguments: list[tuple[str, object]] = [
+        *_model_arguments(plan),
+        ("tensor-model-parallel-size", plan.tensor_parallel),
+        ("pipeline-model-parallel-size", plan.stages.ranks),
+        ("micro-batch-size", plan.batch_size),
+        ("global-batch-size", plan.batch_size * plan.data_parallel * plan.microbatches),
+    ]
+    if plan.stages.count > 1:
+        arguments.append(("pipeline-model-parallel-layout", _layout(plan.stages.layers)))
+    flags = {
+        "sequence-parallel": plan.sequence_parallel,
+        "use-distributed-optimizer": plan.zero == 1,
+        "bf16": plan.dtype == "bfloat16",
+        "fp16": plan.dtype == "float16",
+    }
+    lines = [f"--{key} {value}".rstrip() for key, value in arguments]
+    lines += [f"--{flag}" for flag, is_set in flags.items() if is_set]
+    if plan.checkpointing == "block":
+        lines += ["--recompute-granularity full", "--recompute-method uniform"]
+        lines.append("--recompute-num-layers 1")
+    return "\n".join(lines) + "\n"
+
+
+def _layout(layers: tuple[int, ...]) -> str:
+    """Return the stages as ``Ettt|tttt|ttL``: embedding, layers, loss."""
+    return f"E{'|'.join('t' * count for count in layers)}L"
+
+
+def _model_arguments(plan: EnginePlan) -> list[tuple[str, object]]:
+    """Return the model's own arguments; flags are pairs with an empty value."""
+    model = plan.model
+    names = {
+        "num-layers": "num_hidden_layers",
+        "hidden-size": "hidden_size",
+        "ffn-hidden-size": "intermediate_size",
+        "num-attention-heads": "num_attention_heads",
+        "max-position-embeddings": "max_position_embeddings",
+        "vocab-size": "vocab_size",
+    }
+    missing = [key for key in names.values() if key not in model]
+    if missing or not plan.tokens:
+        raise SpecError("the model's configuration does not state all its sizes")
+    found: list[tuple[str, object]] = [(name, model[key]) for name, key in names.items()]
+    found.append(("seq-length", plan.tokens))
+    heads = model.get("num_key_value_heads", model["num_attention_heads"])
+    if heads != model["num_attention_heads"]:
+        found += [("group-query-attention", ""), ("num-query-groups", heads)]
+    if not model.get("tie_word_embeddings", False):
+        found.append(("untie-embeddings-and-output-weights", ""))
+    found += [("normalization", "RMSNorm"), ("position-embedding-type", "rope")]
+    if "rms_norm_eps" in model:
+        found.append(("norm-epsilon", model["rms_norm_eps"]))
+    if isinstance(theta := model.get("rope_theta"), int | float):
+        found.append(("rotary-base", int(theta)))
+    found += [("swiglu", ""), ("disable-bias-linear", "")]
+    found += [("attention-dropout", "0.0"), ("hidden-dropout", "0.0")]
+    return found

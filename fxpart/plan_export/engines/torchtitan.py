@@ -1,0 +1,102 @@
+"""A plan as torchtitan's TOML: ``torchtitan.config.job_config`` of its releases 0.2."""
+
+import json
+
+from fxpart.errors import SpecError
+from fxpart.plan_export.engines.plan import EnginePlan
+
+__all__ = ["torchtitan_toml"]
+
+_FLAVORS = {
+    # (class of transformers, vocabulary, hidden size, layers, heads of keys): name and flavor
+    ("LlamaForCausalLM", 128256, 4096, 32, 8): ("llama3", "8B"),
+    ("LlamaForCausalLM", 128256, 8192, 80, 8): ("llama3", "70B"),
+    ("LlamaForCausalLM", 128256, 16384, 126, 8): ("llama3", "405B"),
+    ("Qwen3ForCausalLM", 151936, 4096, 36, 8): ("qwen3", "8B"),
+    ("Qwen3ForCausalLM", 151936, 5120, 40, 8): ("qwen3", "14B"),
+    ("Qwen3ForCausalLM", 151936, 5120, 64, 8): ("qwen3", "32B"),
+}
+_SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+_OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
+_RESHARD = {0: "default", 2: "never", 3: "always"}
+
+
+def torchtitan_toml(plan: EnginePlan) -> str:
+    """Return the file for ``-m torchtitan.train --job.config_file``.
+
+    Raises:
+        SpecError: for what torchtitan cannot carry out.
+
+    """
+    name, flavor = _flavor(plan)
+    _refuse(plan)
+    if plan.stages.count > 1 and name != "llama3":
+        raise SpecError(f"it has no pipeline for {name}")
+    sharded = plan.zero > 0
+    sections: dict[str, dict[str, object]] = {
+        "model": {"name": name, "flavor": flavor},
+        "optimizer": {
+            "name": _OPTIMIZERS[plan.optimizer],
+            "implementation": plan.implementation.replace("_", "-"),
+        },
+        "training": {
+            "local_batch_size": plan.batch_size * plan.microbatches,
+            **({"seq_len": plan.tokens} if plan.tokens else {}),
+            "dtype": plan.dtype,
+            "mixed_precision_param": plan.dtype,
+        },
+        "parallelism": {
+            "data_parallel_replicate_degree": 1 if sharded else plan.data_parallel,
+            "data_parallel_shard_degree": plan.data_parallel if sharded else 1,
+            "fsdp_reshard_after_forward": _RESHARD[plan.zero],
+            "tensor_parallel_degree": plan.tensor_parallel,
+            "pipeline_parallel_degree": plan.stages.ranks,
+            **(_pipeline(plan) if plan.stages.count > 1 else {}),
+        },
+        "activation_checkpoint": {"mode": "full" if plan.checkpointing == "block" else "none"},
+    }
+    lines = [
+        f"# torchrun --nproc_per_node=... -m torchtitan.train, {plan.devices} processes in all"
+    ]
+    for title, values in sections.items():
+        lines += ["", f"[{title}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _flavor(plan: EnginePlan) -> tuple[str, str]:
+    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_key_value_heads")
+    sizes = (plan.architecture, *(plan.model.get(key) for key in keys))
+    for known, flavor in _FLAVORS.items():
+        if known == sizes:
+            return flavor
+    raise SpecError("it has no flavor of these sizes")
+
+
+def _refuse(plan: EnginePlan) -> None:
+    """Refuse what its configuration has no word for."""
+    if plan.zero == 1:
+        raise SpecError("it has no ZeRO-1")
+    if plan.data_parallel > 1 and not plan.zero and plan.devices > plan.data_parallel:
+        raise SpecError("it replicates no groups or pipelines; use zero=3")
+    if plan.tensor_parallel > 1 and not plan.sequence_parallel:
+        raise SpecError("its tensor parallelism is with sequence_parallel=true")
+    if plan.stages.count > 1 and plan.schedule not in _SCHEDULES:
+        raise SpecError("it needs schedule=1f1b, gpipe or interleaved")
+    if plan.optimizer not in _OPTIMIZERS or not plan.same_dtype:
+        raise SpecError("it has Adam and AdamW in the dtype of the weights")
+
+
+def _pipeline(plan: EnginePlan) -> dict[str, object]:
+    """Return the modules of each stage by torchtitan's names, and the schedule."""
+    stages: list[list[str]] = []
+    first = 0
+    for layers in plan.stages.layers:
+        stages.append([f"layers.{index}" for index in range(first, first + layers)])
+        first += layers
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "output"]
+    return {
+        "module_fqns_per_model_part": stages,
+        "pipeline_parallel_schedule": _SCHEDULES[plan.schedule],
+        "pipeline_parallel_microbatch_size": plan.batch_size,
+    }

@@ -1,0 +1,44 @@
+"""A plan as a command of vLLM."""
+
+from fxpart.errors import SpecError
+from fxpart.plan_export.engines.plan import EnginePlan
+
+__all__ = ["vllm_command"]
+
+_ON_LOADING = {"fp8": "fp8", "nf4": "bitsandbytes"}
+"""Layouts that vLLM makes of 16-bit weights; others it finds in the checkpoint."""
+
+
+def vllm_command(plan: EnginePlan) -> str:
+    """Return a shell script that serves the model that it is given.
+
+    Raises:
+        SpecError: for what vLLM cannot carry out.
+
+    """
+    if plan.sequence_parallel:
+        raise SpecError("its sequence parallelism is a pass of its compiler")
+    order, layers = plan.device_order(), plan.stages.layers
+    environment = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, order))}"] if order else []
+    if plan.stages.count > 1:
+        environment.append(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, layers))}")
+    arguments: dict[str, object] = {
+        "tensor-parallel-size": plan.tensor_parallel,
+        "pipeline-parallel-size": plan.stages.count,
+        "dtype": plan.dtype,
+        "max-num-seqs": plan.batch_size,
+    }
+    if plan.data_parallel > 1:
+        arguments["data-parallel-size"] = plan.data_parallel
+    if plan.tokens:
+        arguments["max-model-len"] = plan.tokens
+    if plan.weights in _ON_LOADING:
+        arguments["quantization"] = _ON_LOADING[plan.weights]
+    if plan.cache == "fp8":
+        arguments["kv-cache-dtype"] = "fp8"
+    lines = ["#!/bin/sh", "# sh vllm.sh MODEL: a folder, or a name on the hub"]
+    if plan.weights != "none" and plan.weights not in _ON_LOADING:
+        lines.append(f"# planned with weights={plan.weights}: MODEL must have been quantized so")
+    command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
+    lines.append(" \\\n    ".join([command, *(f"--{k} {v}" for k, v in arguments.items())]))
+    return "\n".join(lines) + "\n"

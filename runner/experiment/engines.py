@@ -1,0 +1,84 @@
+"""What engines can start from: a plan as files of torchtitan, DeepSpeed, vLLM and others."""
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.graph import OpGraph
+from fxpart.core.module_paths import block_of
+from fxpart.errors import SpecError
+from fxpart.plan_export import EngineFiles, EnginePlan, engine_files, stages_of
+from fxpart.plan_export.engines import Stages
+from runner.config.sections import Config
+from runner.experiment.serving import is_serving
+from runner.experiment.training import is_training
+
+__all__ = ["engines_note", "files_for_engines"]
+
+
+def files_for_engines(config: Config, graph: OpGraph, assignment: Assignment) -> EngineFiles | None:
+    """Return the files of a plan, None for one that is no row of stages of whole layers."""
+    if config.model.path is not None or assignment.replicas > 1:
+        return None
+    if config.backward_order != "autograd" or config.model.library != "transformers":
+        return None
+    try:
+        stages = stages_of(graph, assignment)
+    except SpecError:
+        return None
+    plan = _engine_plan(config, stages)
+    alone = plan.devices == 1 and not is_serving(config)
+    return None if alone else engine_files(plan)
+
+
+def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
+    model, optimizer = config.model, config.optimizer
+    tokens = config.context_len if is_serving(config) else None
+    return EnginePlan(
+        training=is_training(config),
+        stages=stages,
+        architecture=model.architecture,
+        model=model.config,
+        dtype=model.dtype,
+        batch_size=model.batch_size // config.data_parallel,
+        tokens=tokens or model.seq_len,
+        data_parallel=config.data_parallel,
+        zero=config.zero,
+        tensor_parallel=config.tensor_parallel,
+        sequence_parallel=config.sequence_parallel,
+        schedule=config.schedule.name,
+        microbatches=config.microbatches,
+        checkpointing=config.checkpointing,
+        optimizer=optimizer.name,
+        implementation=optimizer.implementation,
+        same_dtype=not optimizer.master_weights and optimizer.state_dtype in (None, model.dtype),
+        weights=config.weights.name,
+        cache=config.kv_cache,
+        machines=len(set(config.devices.nodes or [0])),
+    )
+
+
+def engines_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
+    """Return what engines start from, and why others cannot, to stand behind other carriers."""
+    files = files_for_engines(config, graph, assignment)
+    if files is None:
+        return _layers_note(config, graph, assignment)
+    names = [f"{engine.name} ({engine.file})" for engine in files.texts]
+    note = "".join(f", {name}" for name in names)
+    if config.phase.name == "inference":  # of which engines for serving are only a part
+        return note
+    reasons = dict.fromkeys(files.refusals.values())
+    for reason in reasons:
+        refusing = [engine.name for engine, why in files.refusals.items() if why == reason]
+        note += f"; not {' or '.join(refusing)}: {reason}"
+    return note
+
+
+def _layers_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
+    """Return why a pipeline has no files of engines, which take whole layers."""
+    is_text = (config.model.architecture or "").endswith("ForCausalLM")
+    if config.mode.name != "pipeline" or not is_text or config.phase.name == "inference":
+        return ""
+    try:
+        stages_of(graph, assignment)
+    except SpecError as error:
+        depth = max(block_of(module).count(".") + 1 for module in graph.modules)
+        return f"; no files of engines: {error}; add granularity={depth}"
+    return ""

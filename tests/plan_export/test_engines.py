@@ -1,0 +1,263 @@
+"""Files of engines: read by the engine's own reader where one installs here, else by hand."""
+
+import json
+import os
+import shutil
+import subprocess
+import tomllib
+from bisect import bisect_right
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fxpart.core.graph import OpGraph
+from fxpart.errors import SpecError
+from fxpart.plan_export.engines import ENGINES, EnginePlan, Stages, engine_files, stages_of
+from tests.plan_export.scene import on_devices
+from tests.sketch import Sketch
+
+LLAMA = {
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}
+WHOLE = Stages((32,), (0,))
+TRAINING = EnginePlan(True, WHOLE, "LlamaForCausalLM", LLAMA, tokens=2048)
+SERVING = replace(TRAINING, training=False, batch_size=4)
+SHARDED = replace(TRAINING, data_parallel=8, zero=3, batch_size=2, checkpointing="block")
+PIPELINE = replace(
+    TRAINING, stages=Stages((10, 12, 10), (0, 1, 2)), schedule="1f1b", microbatches=8
+)
+MASTER = replace(TRAINING, same_dtype=False)
+
+
+def _text(plan: EnginePlan, name: str) -> str:
+    return {engine.name: text for engine, text in engine_files(plan).texts.items()}[name]
+
+
+def _blocks(layers: int) -> OpGraph:
+    """Return an embedding, layers of two modules, and a head."""
+    sketch = Sketch()
+    value = sketch.op([sketch.input(1)], 1, [], 1, module="embed")
+    for layer in range(layers):
+        for part in ("attention", "mlp"):
+            value = sketch.op([value], 1, [], 1, module=f"model.layers.{layer}.{part}")
+    value = sketch.op([value], 1, [], 1, module="head")
+    return sketch.graph(value)
+
+
+def test_stages_are_counted_in_whole_layers() -> None:
+    graph = _blocks(3)
+    whole = stages_of(graph, on_devices(graph, 0, 0, 0, 1, 1, 1, 1, 1))
+    assert whole == Stages((1, 2), (0, 1))
+    assert stages_of(graph, on_devices(graph, *[1] * 8)) == Stages((3,), (1,))
+    with pytest.raises(SpecError, match=r"stage 1 begins inside model\.layers\.1"):
+        stages_of(graph, on_devices(graph, 0, 0, 0, 0, 1, 1, 1, 1))
+    with pytest.raises(SpecError, match="stage 1 has no whole layer"):
+        stages_of(graph, on_devices(graph, *[0] * 7, 1))
+
+
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+@pytest.mark.parametrize("zero", [2, 3])
+def test_accelerate_launches_fsdp2_as_planned(
+    zero: int, tensor_parallel: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerate import FullyShardedDataParallelPlugin, ParallelismConfig
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    path = tmp_path / "accelerate.yaml"
+    plan = replace(SHARDED, zero=zero, tensor_parallel=tensor_parallel)
+    path.write_text(_text(plan, "accelerate"))
+    arguments = launch_command_parser().parse_args([f"--config_file={path}", "train.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    assert arguments.use_fsdp
+    assert arguments.num_processes == 8 * tensor_parallel
+    assert arguments.mixed_precision == "no"
+    for name, value in prepare_multi_gpu_env(arguments).items():
+        if name.startswith(("FSDP", "PARALLELISM")):
+            monkeypatch.setenv(name, value)
+    plugin = FullyShardedDataParallelPlugin()
+    assert plugin.fsdp_version == 2
+    assert plugin.reshard_after_forward is (zero == 3)
+    assert plugin.activation_checkpointing
+    if tensor_parallel > 1:
+        sizes = ParallelismConfig()
+        assert (sizes.tp_size, sizes.dp_shard_size) == (2, 8)
+
+
+def test_accelerate_launches_replicas(tmp_path: Path) -> None:
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(_text(replace(TRAINING, data_parallel=4, machines=2), "accelerate"))
+    config = load_config_from_file(str(path))
+    assert (config.distributed_type, config.num_processes) == ("MULTI_GPU", 4)
+    assert (config.num_machines, config.fsdp_config) == (2, {})
+
+
+@pytest.mark.parametrize("zero", [1, 3])
+def test_deepspeed_has_the_stage_and_the_dtypes(zero: int, tmp_path: Path) -> None:
+    from accelerate.utils.deepspeed import HfDeepSpeedConfig
+
+    path = tmp_path / "deepspeed.json"
+    path.write_text(_text(replace(SHARDED, zero=zero), "DeepSpeed"))
+    config = HfDeepSpeedConfig(str(path))
+    assert config.is_zero3() is (zero == 3)
+    assert config.is_zero2() is False
+    assert config.get_value("train_batch_size") == 16
+    assert config.is_true("bf16.bf16_master_weights_and_grads")
+    master = json.loads(_text(replace(SHARDED, zero=zero, same_dtype=False), "DeepSpeed"))
+    assert not master["bf16"]["bf16_master_weights_and_grads"]
+
+
+def test_torchtitan_has_the_degrees_and_the_modules_of_each_stage() -> None:
+    read = tomllib.loads(_text(SHARDED, "torchtitan"))
+    assert read["model"] == {"name": "llama3", "flavor": "8B"}
+    assert read["activation_checkpoint"] == {"mode": "full"}
+    parallelism = read["parallelism"]
+    assert parallelism["data_parallel_shard_degree"] == 8
+    assert parallelism["data_parallel_replicate_degree"] == 1
+    assert parallelism["fsdp_reshard_after_forward"] == "always"
+    assert "pipeline_parallel_schedule" not in parallelism
+    read = tomllib.loads(_text(PIPELINE, "torchtitan"))
+    parts = read["parallelism"]["module_fqns_per_model_part"]
+    modules = ["tok_embeddings", *(f"layers.{index}" for index in range(32)), "norm", "output"]
+    assert [module for part in parts for module in part] == modules
+    assert list(map(len, parts)) == [11, 12, 12]
+    assert read["parallelism"]["pipeline_parallel_schedule"] == "1F1B"
+    assert read["training"]["local_batch_size"] == 8
+    assert read["parallelism"]["pipeline_parallel_microbatch_size"] == 1
+
+
+def test_megatron_has_the_layers_of_each_chunk_in_turn() -> None:
+    stages = Stages((7, 9, 8, 8), (0, 1, 0, 1))
+    plan = replace(
+        MASTER,
+        stages=stages,
+        schedule="interleaved",
+        microbatches=6,
+        data_parallel=2,
+        zero=1,
+        tensor_parallel=4,
+        sequence_parallel=True,
+    )
+    lines = _text(plan, "Megatron-LM").splitlines()
+    arguments = dict((*line.split(maxsplit=1), "")[:2] for line in lines)
+    layout = arguments["--pipeline-model-parallel-layout"].split("|")
+    assert [chunk.count("t") for chunk in layout] == list(stages.layers)
+    assert (layout[0][0], layout[-1][-1]) == ("E", "L")
+    assert arguments["--pipeline-model-parallel-size"] == "2"
+    assert arguments["--tensor-model-parallel-size"] == "4"
+    assert arguments["--global-batch-size"] == "12"
+    assert arguments["--num-query-groups"] == "8"
+    assert {"--sequence-parallel", "--use-distributed-optimizer", "--bf16"} <= set(lines)
+    assert "--recompute-granularity" not in arguments
+
+
+def _run(text: str, program: str, folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Run a script with a program that says its arguments, and return these and its variables."""
+    script, recorder = folder / "script.sh", folder / program
+    script.write_text(text)
+    recorder.write_text('#!/bin/sh\nprintf "%s\\n" "$@"; echo ---; env\n')
+    recorder.chmod(0o755)
+    shell = shutil.which("sh")
+    assert shell
+    path = f"{folder}{os.pathsep}{os.environ['PATH']}"
+    run = subprocess.run(
+        [shell, script, "a model"], env={"PATH": path}, capture_output=True, text=True, check=True
+    )
+    arguments, _, variables = run.stdout.partition("---\n")
+    pairs = (line.partition("=") for line in variables.splitlines())
+    return arguments.splitlines(), {name: value for name, _, value in pairs}
+
+
+def test_vllm_is_called_with_the_layers_of_each_stage(tmp_path: Path) -> None:
+    plan = replace(SERVING, stages=Stages((11, 11, 10), (2, 0, 1)), cache="fp8", weights="nf4")
+    arguments, variables = _run(_text(plan, "vLLM"), "vllm", tmp_path)
+    assert arguments[:2] == ["serve", "a model"]
+    given = dict(zip(arguments[2::2], arguments[3::2], strict=True))
+    assert given["--pipeline-parallel-size"] == "3"
+    assert given["--tensor-parallel-size"] == "1"
+    assert given["--max-model-len"] == "2048"
+    assert given["--max-num-seqs"] == "4"
+    assert given["--quantization"] == "bitsandbytes"
+    assert given["--kv-cache-dtype"] == "fp8"
+    assert variables["VLLM_PP_LAYER_PARTITION"] == "11,11,10"
+    assert variables["CUDA_VISIBLE_DEVICES"] == "2,0,1"
+    tensor = replace(SERVING, tensor_parallel=4)
+    arguments, variables = _run(_text(tensor, "vLLM"), "vllm", tmp_path)
+    assert arguments[arguments.index("--tensor-parallel-size") + 1] == "4"
+    assert "CUDA_VISIBLE_DEVICES" not in variables
+
+
+@pytest.mark.parametrize("layers", [(32,), (1, 31), (11, 10, 11), (7, 9, 8, 8), (3, 5, 4, 6, 14)])
+def test_llama_cpp_puts_every_layer_where_it_is_planned(
+    layers: tuple[int, ...], tmp_path: Path
+) -> None:
+    plan = replace(SERVING, stages=Stages(layers, tuple(range(len(layers)))))
+    arguments, _ = _run(_text(plan, "llama.cpp"), "llama-server", tmp_path)
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    assert given["--model"] == "a model"
+    assert given["--ctx-size"] == "8192"
+    if len(layers) == 1:
+        assert "--tensor-split" not in given
+        return
+    # As llama_model::load_tensors: the first point above the share of the layers so far.
+    split = np.array(given["--tensor-split"].split(","), dtype=np.float32)
+    points = (np.cumsum(split) / split.sum()).tolist()
+    of_layer = [
+        bisect_right(points, float(np.float32(layer) / np.float32(33))) for layer in range(33)
+    ]
+    assert np.bincount(of_layer[:-1]).tolist() == list(layers)
+    assert of_layer[-1] == len(layers) - 1  # the output
+
+
+REFUSED = [
+    (replace(SHARDED, zero=2), "DeepSpeed", "keeps weights whole"),
+    (replace(SHARDED, zero=1), "torchtitan", "no ZeRO-1"),
+    (replace(SHARDED, zero=1), "accelerate", "no ZeRO-1"),
+    (SHARDED, "Megatron-LM", "zero=1"),
+    (replace(SHARDED, tensor_parallel=2), "torchtitan", "sequence_parallel=true"),
+    (replace(SHARDED, tensor_parallel=2, sequence_parallel=True), "accelerate", "not cut"),
+    (replace(TRAINING, data_parallel=2, tensor_parallel=2), "accelerate", "zero=2 or 3"),
+    (replace(PIPELINE, data_parallel=2), "torchtitan", "replicates no groups or pipelines"),
+    (replace(PIPELINE, schedule="none"), "torchtitan", "schedule=1f1b"),
+    (replace(PIPELINE, model={**LLAMA, "vocab_size": 1}), "torchtitan", "no flavor"),
+    (replace(PIPELINE, optimizer="sgd"), "torchtitan", "Adam"),
+    (PIPELINE, "Megatron-LM", "master_weights=true"),
+    (replace(PIPELINE, schedule="gpipe"), "Megatron-LM", "1f1b"),
+    (replace(PIPELINE, same_dtype=False, model={}), "Megatron-LM", "does not state all its sizes"),
+    (replace(SERVING, cache="fp8"), "llama.cpp", "no cache in fp8"),
+    (replace(SERVING, data_parallel=2), "llama.cpp", "one replica"),
+]
+
+
+@pytest.mark.parametrize(("plan", "name", "reason"), REFUSED)
+def test_what_an_engine_cannot_carry_out_has_no_file(
+    plan: EnginePlan, name: str, reason: str
+) -> None:
+    files = engine_files(plan)
+    assert name not in {engine.name for engine in files.texts}
+    (refusal,) = [why for engine, why in files.refusals.items() if engine.name == name]
+    assert reason in refusal
+
+
+def test_engines_are_asked_for_what_they_are_for() -> None:
+    assert engine_files(TRAINING).texts == {}  # one device
+    for plan in (SHARDED, PIPELINE, SERVING):
+        files = engine_files(plan)
+        asked = {*files.texts, *files.refusals}
+        assert {engine.trains for engine in asked} == {plan.training}
+        assert plan.stages.count == 1 or all(engine.pipelines for engine in asked)
+    images = replace(SHARDED, architecture="ViTForImageClassification")
+    assert [engine.name for engine in engine_files(images).texts] == ["accelerate", "DeepSpeed"]
+    assert len({engine.file for engine in ENGINES}) == len(ENGINES)

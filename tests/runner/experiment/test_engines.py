@@ -1,0 +1,74 @@
+"""Which engines a run's plan is written for, and what its line says."""
+
+from pathlib import Path
+
+import numpy as np
+
+from fxpart.core.graph import OpGraph
+from fxpart.core.partitions import partition_by_device
+from runner.experiment.engines import engines_note, files_for_engines
+from runner.job.files import write_engine_files
+from tests.runner.composed import read
+from tests.sketch import Sketch
+
+
+def _layers(count: int) -> OpGraph:
+    """Return layers of two modules each."""
+    sketch = Sketch()
+    value = sketch.input(1)
+    for layer in range(count):
+        for part in ("self_attn", "mlp"):
+            value = sketch.op([value], 1, [], 1, module=f"model.layers.{layer}.{part}")
+    return sketch.graph(value)
+
+
+GRAPH = _layers(32)
+TRAINING = ("model=llama3_1_8b", "phase=training", "devices=8xh100")
+STAGES = ("mode=pipeline", "schedule=1f1b", "microbatches=4")
+
+
+def _note(ends: int, *overrides: str) -> str:
+    """Return the line for a plan whose first stage has the operators up to `ends`."""
+    placed = partition_by_device(GRAPH, np.arange(GRAPH.n_ops) // ends)
+    return engines_note(read(*overrides), GRAPH, placed)
+
+
+def test_a_sharded_step_is_written_for_three_engines(tmp_path: Path) -> None:
+    config = read(*TRAINING, "data_parallel=8", "zero=3", "model.batch_size=16", "mode=single")
+    placed = partition_by_device(GRAPH, np.zeros(GRAPH.n_ops, dtype=np.int64))
+    write_engine_files(tmp_path, config, GRAPH, placed)
+    written = sorted(path.name for path in tmp_path.iterdir())
+    assert written == ["accelerate.yaml", "deepspeed.json", "torchtitan.toml"]
+    assert "local_batch_size = 2\n" in (tmp_path / "torchtitan.toml").read_text()
+    assert engines_note(config, GRAPH, placed) == (
+        ", torchtitan (torchtitan.toml), accelerate (accelerate.yaml), DeepSpeed (deepspeed.json)"
+        "; not Megatron-LM: its distributed optimizer is zero=1"
+    )
+
+
+def test_a_pipeline_leaves_in_whole_layers() -> None:
+    assert _note(32, *TRAINING, *STAGES, "optimizer.master_weights=true") == (
+        ", Megatron-LM (megatron_args.txt)"
+        "; not torchtitan: it has Adam and AdamW in the dtype of the weights"
+    )
+    note = _note(33, *TRAINING, *STAGES)
+    assert note == "; no files of engines: stage 1 begins inside model.layers.16; add granularity=3"
+    # A pass without a cache is no step of an engine: nothing is said of what does not fit.
+    assert _note(33, "model=llama3_1_8b", "mode=pipeline", "devices=2xh100") == ""
+
+
+def test_a_step_of_serving_leaves_for_vllm_and_llama_cpp() -> None:
+    decode = ("model=llama3_1_8b", "phase=decode", "context_len=4096", "devices=2xh100")
+    assert _note(30, *decode) == ", vLLM (vllm.sh), llama.cpp (llama_cpp.sh)"
+    placed = partition_by_device(GRAPH, (np.arange(GRAPH.n_ops) >= 30).astype(np.int64))
+    files = files_for_engines(read(*decode), GRAPH, placed)
+    assert files is not None
+    command = {engine.name: text for engine, text in files.texts.items()}["vLLM"]
+    assert "VLLM_PP_LAYER_PARTITION=15,17 " in command
+    assert "--max-model-len 4096" in command
+
+
+def test_replicas_in_turn_and_published_problems_leave_for_no_engine() -> None:
+    late = "backward_order=late_weight_gradients"
+    assert _note(64, *TRAINING, "data_parallel=8", "zero=3", "model.batch_size=8", late) == ""
+    assert _note(64, *TRAINING) == ""  # one device
