@@ -151,7 +151,7 @@ def test_megatron_has_the_layers_of_each_chunk_in_turn() -> None:
         sequence_parallel=True,
     )
     lines = _text(plan, "Megatron-LM").splitlines()
-    arguments = dict((*line.split(maxsplit=1), "")[:2] for line in lines)
+    arguments = {name: value for name, _, value in (line.partition(" ") for line in lines)}
     layout = arguments["--pipeline-model-parallel-layout"].split("|")
     assert [chunk.count("t") for chunk in layout] == list(stages.layers)
     assert (layout[0][0], layout[-1][-1]) == ("E", "L")

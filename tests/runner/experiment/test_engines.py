@@ -68,7 +68,9 @@ def test_a_step_of_serving_leaves_for_vllm_and_llama_cpp() -> None:
     assert "--max-model-len 4096" in command
 
 
-def test_replicas_in_turn_and_published_problems_leave_for_no_engine() -> None:
+def test_what_no_engine_does_alike_leaves_for_none() -> None:
     late = "backward_order=late_weight_gradients"
     assert _note(64, *TRAINING, "data_parallel=8", "zero=3", "model.batch_size=8", late) == ""
     assert _note(64, *TRAINING) == ""  # one device
+    tiers = ("model=llama3_1_8b", "phase=decode", "devices=2x16gb+host64gb")
+    assert _note(32, *tiers) == ""
