@@ -25,7 +25,7 @@ from fxpart.capture.symbolic.dims import SymbolicDim
 from fxpart.core.granularity import check_level
 from fxpart.core.graph import OpGraph
 from fxpart.core.phases import StepOptions, check_phase
-from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.core.symbolic_graph import SymbolicGraph, with_constant_symbol
 from fxpart.errors import CaptureError, SpecError, nearest_names
 
 if TYPE_CHECKING:
@@ -45,10 +45,12 @@ __all__ = [
 
 SYMBOLIC = {"none": (), "batch": ("batch",), "batch_and_seq_len": ("batch", "seq_len")}
 """What ``capture.symbolic`` may be, and the symbols that it names."""
-_FIELDS = {"batch": "batch_size", "seq_len": "seq_len"}
+_FIELDS = {"batch": "batch_size", "seq_len": "seq_len", "context_len": "cache_len"}
 """The field of `ModelSpec` that each symbol takes the place of."""
 _EXAMPLE = 4
 """What each symbol is, or is near, in the example inputs of the capture that all sizes share."""
+_EXAMPLE_CONTEXTS = (2**14, _EXAMPLE)
+"""What a context is: beyond the windows of most models, and below them."""
 _USUAL = StepOptions()
 
 
@@ -198,14 +200,17 @@ def captured_symbolic(
     check_phase(phase)
     begin = time.perf_counter()
     near = _SymbolicCapture(spec, symbols, cache_dir, phase, train_mode, options)
-    shared = near.for_every_size()
-    kept = None
-    for capture in (near, shared):
+    examples = _EXAMPLE_CONTEXTS if "context_len" in symbols else (_EXAMPLE,)
+    missing = []
+    for capture in (near, *(near.for_every_size(example) for example in examples)):
         kept = capture.read()
         if kept is not None and _holds(kept, spec):
             return CapturedSymbolic(kept, time.perf_counter() - begin, from_cache=True)
-    # What is kept now is the shared one, which does not hold.
-    symbolic = _shared_capture(shared, spec) if kept is None else None
+        if kept is None and capture is not near:
+            missing.append(capture)
+    # What is kept of those that all sizes share does not hold.
+    made = (_shared_capture(shared, spec) for shared in missing)
+    symbolic = next((graph for graph in made if graph is not None), None)
     if symbolic is None:
         symbolic = near.capture()
     return CapturedSymbolic(symbolic, time.perf_counter() - begin, from_cache=False)
@@ -222,25 +227,29 @@ class _SymbolicCapture:
     phase: str
     train_mode: bool
     options: StepOptions
-    is_shared: bool = False
-    """Whether it is the capture that all sizes share."""
+    shared_at: int | None = None
+    """Of a capture that all sizes share, the context in its example inputs, if it has one."""
 
-    def for_every_size(self) -> "_SymbolicCapture":
-        """Return the capture that all sizes share."""
+    def for_every_size(self, context_len: int) -> "_SymbolicCapture":
+        """Return the capture that all sizes share; its example has a cache of `context_len`."""
         spec = self.spec
         if "batch" in self.symbols:
             spec = replace(spec, batch_size=_EXAMPLE)
         if "seq_len" in self.symbols and spec.seq_len is not None:
             spec = replace(spec, seq_len=_EXAMPLE)
-        return replace(self, spec=spec, is_shared=True)
+        if "context_len" in self.symbols and spec.cache_len is not None:
+            spec = replace(spec, cache_len=context_len)
+        return replace(self, spec=spec, shared_at=context_len)
 
     def path(self) -> Path | None:
         """Return where it is kept, None without a cache."""
         if self.cache_dir is None:
             return None
         model = {**self.spec.key(), "symbols": list(self.symbols)}
-        if self.is_shared:
+        if self.shared_at is not None:
             model |= {_FIELDS[symbol]: symbol for symbol in self.symbols}
+        if self.shared_at is not None and "context_len" in self.symbols:
+            model |= {"example_context_len": self.shared_at}
         step = step_key(self.phase, train_mode=self.train_mode, options=self.options)
         key = cache_key(model, "operator", self.phase, step, symbolic=True)
         return cached_path(self.cache_dir, key)
@@ -272,12 +281,16 @@ class _SymbolicCapture:
                 dims=inputs.dims,
                 phase=self.phase,
                 options=self.options,
-                ranges=inputs.ranges,
+                ranges={
+                    name: r for name, r in inputs.ranges.items() if name not in inputs.constant
+                },
             )
         symbolic = fitted_graph(program)
         report = analyze_batch_dims(program.program, _batch_dims(program, inputs.dims))
         dims = value_batch_dims(report, symbolic.graph.value_names)
         symbolic = replace(symbolic, value_batch_dim=dims)
+        for name, value in inputs.constant.items():
+            symbolic = with_constant_symbol(symbolic, name, value, inputs.ranges[name])
         if path is not None:
             write_symbolic(path, symbolic)
         return symbolic

@@ -17,12 +17,20 @@ import numpy.typing as npt
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["CACHE_DTYPES", "WeightFormat", "with_cache_dtype", "with_few_bits"]
+__all__ = [
+    "CACHE_DTYPES",
+    "WeightFormat",
+    "with_cache_dtype",
+    "with_chosen_experts",
+    "with_few_bits",
+]
 
 CACHE_DTYPES = {"bf16": 2, "fp8": 1}
 """What keys and values may be kept in, and the bytes of a number; ``fp8`` with a scale for each
 tensor, as vLLM keeps them, which is not counted."""
 _PRODUCTS = ("linear", "mm", "addmm", "bmm", "matmul", "_grouped_mm", "grouped_mm_fallback")
+_EXPERTS = ("_grouped_mm", "grouped_mm_fallback")
+"""Those of rows, each with the weight of its expert."""
 _KEPT = ("_keys", "_values")
 """What the name of an input of a cache ends in that holds keys or values."""
 _ITEM_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -119,6 +127,30 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
         moved[product.op] -= round(share * before) - round(share * after / layout.read_share)
         targets[product.op] = f"{layout.name}.{_name(graph, product.op)}.default"
     return replace(graph, weight_bytes=weight_bytes, moved_bytes=moved, targets=tuple(targets))
+
+
+def with_chosen_experts(graph: OpGraph) -> OpGraph:
+    """Return `graph` with no more experts read than rows are sent to them.
+
+    A capture with a symbolic batch counts all of them as read: the smaller of two numbers is no
+    polynomial of sizes.
+    """
+    routed = [op for op in range(graph.n_ops) if _name(graph, op) in _EXPERTS]
+    if not routed:
+        return graph
+    moved, behind = graph.moved_bytes.copy(), _weights_behind(graph)
+    for op in routed:
+        weights = [
+            *(behind[v] for v in graph.reads_of(op).tolist() if v in behind),
+            *graph.uses_of(op).tolist(),
+        ]
+        for weight in weights:
+            product = _product(graph, op, weight, behind)
+            if product is not None:
+                expert_bytes = int(graph.weight_bytes[weight]) // product.matrices
+                moved[op] -= max(0, product.matrices - product.inputs) * expert_bytes
+                break
+    return replace(graph, moved_bytes=moved)
 
 
 def with_cache_dtype(graph: OpGraph, dtype: str) -> OpGraph:

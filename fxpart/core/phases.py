@@ -17,9 +17,9 @@ CACHED_STEPS = ("prefill", "decode")
 """``prefill``: a pass over a prompt that writes the cache. ``decode``: one token for each text,
 against its cache."""
 
-PHASES = ("inference", "training", *CACHED_STEPS)
+PHASES = ("inference", "training", *CACHED_STEPS, "generate")
 """``inference``: one pass forward. ``training``: forward, loss and backward of a step. The others
-are steps of serving."""
+are steps of serving, and ``generate`` is both of them on one placement."""
 
 CHECKPOINTING = ("none", "block")
 """What a training step computes again instead of keeping. ``none``: nothing. ``block``: what is

@@ -14,7 +14,7 @@ import numpy as np
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["OF_OPERATORS", "OF_VALUES", "SymbolicGraph", "on_graph"]
+__all__ = ["OF_OPERATORS", "OF_VALUES", "SymbolicGraph", "on_graph", "with_constant_symbol"]
 
 OF_OPERATORS = ("flops", "moved_bytes")
 """Fields of `OpGraph` that grow with the symbols, one row an operator."""
@@ -195,4 +195,21 @@ def on_graph(symbolic: SymbolicGraph, graph: OpGraph) -> SymbolicGraph:
         exponents=exponents,
         coefficients=coefficients,
         value_batch_dim=np.append(symbolic.value_batch_dim, np.full(added, -1)),
+    )
+
+
+def with_constant_symbol(
+    symbolic: SymbolicGraph, name: str, at: int, limits: tuple[int, int | None]
+) -> SymbolicGraph:
+    """Return `symbolic` with a last symbol that no size depends on, valid within `limits`."""
+    known = symbolic.ranges or ((1, None),) * len(symbolic.symbols)
+    least = symbolic.exact_from or (1,) * len(symbolic.symbols)
+    none = np.zeros((len(symbolic.exponents), 1), dtype=np.int64)
+    return replace(
+        symbolic,
+        symbols=(*symbolic.symbols, name),
+        captured_at=(*symbolic.captured_at, at),
+        exponents=np.hstack([symbolic.exponents, none]),
+        ranges=(*known, limits),
+        exact_from=(*least, 1),
     )

@@ -346,6 +346,10 @@ class _Sections:
     ``auto`` for the model's own dtype."""
     context_len: int | None = None
     """Of serving: tokens that the cache has room for; None for those of the prompt."""
+    prompt_len: int | None = None
+    """Of ``phase=generate``: tokens of each prompt."""
+    output_len: int | None = None
+    """Of ``phase=generate``: tokens that are generated for each prompt."""
     checkpointing: str = "none"
     """Of a training step: ``none``, or ``block`` to compute blocks again in the backward."""
     backward_order: str = "autograd"

@@ -1,6 +1,6 @@
 """What each device needs beside the tensors of a plan, and whether it has that."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fxpart.core.assignment import Assignment
@@ -21,8 +21,10 @@ __all__ = [
     "device_memory",
     "device_memory_metrics",
     "device_memory_rows",
+    "device_needs",
     "does_not_fit",
     "memory_line",
+    "partners",
     "tightest",
     "with_less_memory",
 ]
@@ -46,12 +48,23 @@ def device_memory(
     held = {use.logical_id: use.peak_bytes for use in evaluation.devices if use.partitions}
     if schedule:
         held |= dict(zip(schedule.devices, schedule.peak_bytes, strict=True))
+    return device_needs(config, problem, assignment, held, partners(config, evaluation, schedule))
+
+
+def device_needs(
+    config: Config,
+    problem: Problem,
+    assignment: Assignment,
+    held_bytes: Mapping[int, int],
+    peers: Mapping[int, int],
+) -> tuple[DeviceMemory, ...]:
+    """Return what `device_memory` does, of tensors at the peak and `partners` that are known."""
     return device_memory_of(
         problem,
         assignment,
         _reserves(config, problem),
-        tensor_bytes=held,
-        peers=_peers(config, evaluation) if schedule or _ranks(config) else {},
+        tensor_bytes=held_bytes,
+        peers=peers,
         kept_bytes=_kept_gradients(problem, assignment) if is_megatron(config) else {},
     )
 
@@ -62,6 +75,13 @@ def _kept_gradients(problem: Problem, assignment: Assignment) -> dict[int, int]:
         device: kept_gradient_bytes(problem.graph, home, device)
         for device in range(problem.topology.n_devices)
     }
+
+
+def partners(
+    config: Config, evaluation: Evaluation, schedule: ScheduleResult | None = None
+) -> dict[int, int]:
+    """Return with how many devices each exchanges tensors, where processes do so."""
+    return _peers(config, evaluation) if schedule or _ranks(config) else {}
 
 
 def _reserves(config: Config, problem: Problem) -> tuple[Reserve, ...]:

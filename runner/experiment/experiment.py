@@ -38,7 +38,13 @@ from fxpart.support.compiled import is_kept
 from runner.config.sections import Config
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out, check_execute
-from runner.experiment.device_memory import device_memory, does_not_fit, with_less_memory
+from runner.experiment.device_memory import (
+    device_memory,
+    does_not_fit,
+    partners,
+    with_less_memory,
+)
+from runner.experiment.generation import Generation, GenerationPlan, generation
 from runner.experiment.measured import Measured
 from runner.experiment.objective import check_objective, watched
 from runner.experiment.offload import check_offload, offloaded
@@ -125,6 +131,8 @@ class Result:
     """How `mode=optimal` went on."""
     offloaded: Offloaded | None = None
     """Which weights lie in tiers beside the devices, where the devices do not hold all."""
+    generation: Generation | None = None
+    """Of ``phase=generate``: what prompts and decode take; `evaluation` is of the last decode."""
     times_note: str = ""
     """Where the times come from, if a plan that is carried out here has them from elsewhere."""
 
@@ -243,17 +251,17 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     count = counted(problem.graph.n_ops, "operator")
     with progress(f"placing {count} with {config.mode.name}{compiles}"):
         found = _fitting_plan(config, subject, problem, dealt, place=place, times=times)
-        assignment, replicas = found.assignment, found.replicas
+        assignment, replicas = found.made.assignment, found.replicas
         # Streamed weights count nothing in the problem that was placed.
-        whole = None if found.offloaded else whole_modules(config, problem, assignment, place)
-    if found.offloaded:
-        problem = found.offloaded.problem
+        whole = None if found.made.offloaded else whole_modules(config, problem, assignment, place)
+    if found.made.offloaded:
+        problem = found.made.offloaded.problem
     return Result(
         subject,
         problem,
         assignment,
         found.evaluation,
-        found.partition_s,
+        found.made.partition_s,
         batch_size=config.model.batch_size,
         tokens=config.model.seq_len,
         price_per_hour=price_per_hour(config),
@@ -268,8 +276,9 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         times_note=source_note(config, times, problem.graph) or roofline_note(config),
         shards=found.shards,
         split=split_cost(problem, assignment, dealt.groups) if dealt.groups.size > 1 else None,
-        curve=found.curve,
-        offloaded=found.offloaded,
+        curve=found.made.curve,
+        offloaded=found.made.offloaded,
+        generation=generation(found.both_steps) if found.both_steps else None,
     )
 
 
@@ -286,15 +295,14 @@ class _Made(NamedTuple):
 class _Plan:
     """A placement with what it costs."""
 
-    assignment: Assignment
-    partition_s: float
+    made: _Made
     evaluation: Evaluation
     replicas: Replicas | None
     schedule: ScheduleResult | None
     device_memory: tuple[DeviceMemory, ...]
-    curve: tuple[Progress, ...]
     shards: ShardedStep | None
-    offloaded: Offloaded | None
+    both_steps: GenerationPlan | None
+    """Of ``phase=generate``."""
 
 
 def _fitting_plan(
@@ -331,7 +339,7 @@ def _fitting_plan(
         curves += tuple(replace(p, seconds=searched_s + p.seconds) for p in curve)
         searched_s += time.perf_counter() - begin
         made = _Made(assignment, searched_s, curves, in_tiers)
-        found = _costed(config, subject, problem, dealt, made)
+        found = _costed(config, subject, problem, dealt, times=times, made=made)
         if all(need.verdict != "does not fit" for need in found.device_memory):
             return found
         failed = found
@@ -341,7 +349,13 @@ def _fitting_plan(
 
 
 def _costed(
-    config: Config, subject: Subject, problem: Problem, dealt: _Dealt, made: _Made
+    config: Config,
+    subject: Subject,
+    problem: Problem,
+    dealt: _Dealt,
+    *,
+    times: LatencySource,
+    made: _Made,
 ) -> _Plan:
     """Return what a placement costs."""
     assignment, replicas = made.assignment, None
@@ -373,17 +387,12 @@ def _costed(
         if subject.workload is None
         else ()
     )
-    return _Plan(
-        assignment,
-        made.partition_s,
-        evaluation,
-        replicas,
-        schedule,
-        needs,
-        made.curve,
-        shards,
-        made.offloaded,
-    )
+    both_steps = None
+    if subject.steps is not None:
+        peers = partners(config, evaluation)
+        both_steps = GenerationPlan(config, subject.steps, problem, assignment, times, peers)
+        needs = both_steps.needs()
+    return _Plan(made, evaluation, replicas, schedule, needs, shards, both_steps)
 
 
 def _batches(

@@ -3,6 +3,7 @@
 from runner.experiment.batch_report import batch_metrics
 from runner.experiment.device_memory import device_memory_metrics
 from runner.experiment.experiment import Result
+from runner.experiment.generation import generation_metrics
 from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
 from runner.experiment.objective import load_metrics, search_series
@@ -64,7 +65,8 @@ def _serving_metrics(result: Result) -> dict[str, float]:
         return {}
     replicas = result.replicas.parallel.n_replicas if result.replicas else 1
     alike = replicas * (result.split.size if result.split else 1)
-    return serving_metrics(result.step, result.batch_size, result.evaluation, alike=alike)
+    values = serving_metrics(result.step, result.batch_size, result.evaluation, alike=alike)
+    return values | (generation_metrics(result.generation) if result.generation else {})
 
 
 def _collective_metrics(result: Result) -> dict[str, float]:

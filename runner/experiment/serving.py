@@ -8,12 +8,21 @@ from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
 from runner.output.units import GIB
 
-__all__ = ["check_serving", "in_few_bits", "is_serving", "serving_metrics"]
+__all__ = ["check_serving", "generates", "in_few_bits", "is_serving", "serving_metrics"]
+
+GENERATE = "generate"
+_LEAST_OUTPUT = 2
+"""Tokens: the first comes from the prompt, so that of one there is no time per token."""
 
 
 def is_serving(config: Config) -> bool:
-    """Return whether a step with a cache is planned."""
-    return config.phase.name in CACHED_STEPS
+    """Return whether a step with a cache is planned, or both."""
+    return config.phase.name in CACHED_STEPS or generates(config)
+
+
+def generates(config: Config) -> bool:
+    """Return whether prompts and the decode of their continuations are planned together."""
+    return config.phase.name == GENERATE
 
 
 def check_serving(config: Config) -> None:
@@ -24,6 +33,7 @@ def check_serving(config: Config) -> None:
 
     """
     _check_few_bits(config)
+    _check_generate(config)
     if config.context_len is None:
         return
     if not is_serving(config):
@@ -33,6 +43,42 @@ def check_serving(config: Config) -> None:
         )
     if config.context_len < 1:
         raise SpecError(f"context_len={config.context_len} must be a whole number, 1 or more")
+
+
+def _check_generate(config: Config) -> None:
+    """Refuse lengths without a generation, and a generation with what is planned for one step."""
+    lengths = {"prompt_len": config.prompt_len, "output_len": config.output_len}
+    if not generates(config):
+        for name, length in lengths.items():
+            if length is not None:
+                raise NotApplicableError(
+                    f"{name}={length} is of a generation, got phase={config.phase.name}; add"
+                    " phase=generate"
+                )
+        return
+    for name, least in (("prompt_len", 1), ("output_len", _LEAST_OUTPUT)):
+        length = lengths[name]
+        if length is None or length < least:
+            raise SpecError(
+                f"{name}={'null' if length is None else length} must be a whole number, {least} or"
+                " more, with phase=generate"
+            )
+    against = {
+        f"context_len={config.context_len}": config.context_len is not None,
+        f"execute={config.execute.name}": config.execute.name != "none",
+        f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
+        f"capture.level={config.capture.level}": config.capture.level != "operator",
+        f"data_parallel={config.data_parallel}": config.data_parallel > 1,
+        f"schedule={config.schedule.name}": config.schedule.name != "none",
+        "devices.saturate_host=true": config.devices.saturate_host,
+        "tiers of memory beside the devices": bool(config.devices.tiers),
+        f"latency={config.latency.name}": config.latency.source not in ("roofline", "kernels"),
+    }
+    for other in (name for name, is_set in against.items() if is_set):
+        raise NotApplicableError(
+            f"phase=generate plans prompts and decode at once, with a cache of prompt_len +"
+            f" output_len tokens; leave out {other}, or use phase=prefill and phase=decode"
+        )
 
 
 def _check_few_bits(config: Config) -> None:

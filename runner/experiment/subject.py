@@ -34,7 +34,8 @@ from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.objective import published_graph
-from runner.experiment.serving import in_few_bits, is_serving
+from runner.experiment.serving import generates, in_few_bits, is_serving
+from runner.experiment.serving_steps import ServingSteps, serving_steps
 from runner.experiment.training import is_megatron, is_training, optimizer_of, step_options
 from runner.experiment.zero import sharded_graph
 
@@ -85,6 +86,8 @@ class Subject:
     """The graph before its weights and cache were laid out in few bits, where they were."""
     partial: IntArray | None = None
     """With several replicas, the values that they sum."""
+    steps: ServingSteps | None = None
+    """Of a generation, both steps at any size; `captured` is the last decode."""
 
 
 def model_spec(config: Config) -> ModelSpec:
@@ -106,8 +109,8 @@ def model_spec(config: Config) -> ModelSpec:
         **made,
         batch_size=share_of_batch(model.batch_size, config.data_parallel),
         seq_len=model.seq_len,
-        step=config.phase.name if is_serving(config) else None,
-        cache_len=config.context_len if is_serving(config) else None,
+        step=_step(config),
+        cache_len=_cache_len(config),
         dtype=model.dtype,
         tensor_parallel=config.tensor_parallel,
         sequence_parallel=config.sequence_parallel,
@@ -115,6 +118,18 @@ def model_spec(config: Config) -> ModelSpec:
         loss=model.loss if is_training(config) else None,
         depends_on=tuple(model.depends_on),
     )
+
+
+def _step(config: Config) -> str | None:
+    if generates(config):
+        return "decode"
+    return config.phase.name if is_serving(config) else None
+
+
+def _cache_len(config: Config) -> int | None:
+    if generates(config):
+        return (config.prompt_len or 0) + (config.output_len or 0)
+    return config.context_len if is_serving(config) else None
 
 
 _kept: OrderedDict[str, Subject] = OrderedDict()
@@ -197,6 +212,8 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
 
     """
     phase, cache = config.phase.name, config.capture
+    if generates(config):
+        return _generation_subject(config, spec)
     if config.execute.name == "none":
         symbols = symbols_of(config)
         if symbols:
@@ -219,6 +236,18 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
     graph = _as_run(config, real.graph)
     captured = CapturedGraph(graph, time.perf_counter() - begin, from_cache=False)
     return Subject(captured, lambda: real.program, real)
+
+
+def _generation_subject(config: Config, spec: ModelSpec) -> Subject:
+    steps = serving_steps(config, spec)
+    assert spec.cache_len is not None, "a generation has a length"
+    graph = steps.decode(spec.batch_size, spec.cache_len)
+    return Subject(
+        CapturedGraph(graph, steps.seconds, steps.from_cache),
+        lambda: _program(config, spec),
+        unconverted=steps.unconverted(spec.batch_size, spec.cache_len),
+        steps=steps,
+    )
 
 
 def _training_step(config: Config, real: "RealModel", begin: float) -> Subject:
@@ -339,6 +368,8 @@ def is_captured(config: Config, spec: ModelSpec) -> bool:
     """
     cache = config.capture
     if config.execute.name != "none" or not cache.use_cache or symbols_of(config):
+        return False
+    if generates(config):
         return False
     return graph_path(
         spec,

@@ -7,6 +7,7 @@ import numpy as np
 from fxpart.core.graph import OpGraph
 from fxpart.cost.storage_kinds import short_name
 from runner.config.sections import Config
+from runner.experiment.serving import generates
 from runner.output.terminal import counted
 
 __all__ = ["count_parameters", "subject_line"]
@@ -22,7 +23,7 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     """
     model = config.model
     against_cache = config.phase.name == "decode" and config.context_len is not None
-    length = None if against_cache else model.seq_len
+    length = None if against_cache or generates(config) else model.seq_len
     parameters, dtype = count_parameters(graph)
     parts = [
         model.name,
@@ -56,6 +57,8 @@ def _weights(config: Config, dtype: str) -> str:
 
 def _phase(config: Config, graph: OpGraph) -> str:
     if config.phase.name != "training":
+        if generates(config):
+            return f"{config.output_len} tokens after prompts of {config.prompt_len}"
         room = f" against {config.context_len} tokens" if config.context_len else ""
         return f"{config.phase.name}{room}"
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"

@@ -236,6 +236,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "offload": {k: v for k, v in asdict(config.offload).items() if k not in ("name", "source")}
         if config.devices.tiers
         else {},
+        "lengths": [config.prompt_len, config.output_len],
         "training": _training_numbers(config),
         "reserve": {k: v for k, v in asdict(config.reserve).items() if k not in ("name", "source")},
         "data_parallel": config.data_parallel,

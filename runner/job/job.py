@@ -22,6 +22,7 @@ from runner.experiment.batch_report import batch_line
 from runner.experiment.carry_out import STAGES_FOLDER
 from runner.experiment.device_memory import memory_line
 from runner.experiment.experiment import Result, carried_out, model_spec, plan
+from runner.experiment.generation import generation_lines
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
@@ -245,6 +246,7 @@ def _show_plan(config: Config, result: Result) -> None:
         show(f"replicas:  {replicas_line(result.replicas)}")
     if result.batches:
         show(f"batch:     {batch_line(result.batches)}")
+    show(*_generation_lines(result))
     if result.schedule:
         show(f"schedule:  {schedule_line(result.schedule, _rate(result))}")
     if result.whole:
@@ -255,6 +257,13 @@ def _show_plan(config: Config, result: Result) -> None:
         else carrier_line(config, result.problem, result.assignment, result.whole)
     )
     show(f"runs with: {tools}")
+
+
+def _generation_lines(result: Result) -> tuple[str, ...]:
+    if result.generation is None:
+        return ()
+    times, holds = generation_lines(result.generation, result.evaluation)
+    return (f"generate:  {times}", f"cache:     {holds}")
 
 
 def _rate(result: Result) -> str:

@@ -168,6 +168,8 @@ def _chosen(config: Config) -> dict[str, object]:
         "weights": (config.weights.name, "none"),
         "kv_cache": (config.kv_cache, "auto"),
         "context_len": (config.context_len, None),
+        "prompt_len": (config.prompt_len, None),
+        "output_len": (config.output_len, None),
         "data_parallel": (config.data_parallel, 1),
         "zero": (config.zero, 0),
         "tensor_parallel": (config.tensor_parallel, 1),

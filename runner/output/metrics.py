@@ -80,8 +80,8 @@ _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
 _SPLIT, _COLLECTIVES = "tensor_parallel", "tensor_parallel or zero"
 _TIERS = "a tier, such as `+host64gb`"
-_SERVING = "phase=prefill or decode"
 _PRICE, _PRICED_TOKENS = "price_per_hour", "price_per_hour, model.seq_len"
+_SERVING, _GENERATE = "phase=prefill, decode or generate", "phase=generate"
 _THROUGHPUT = "objective=throughput"
 _SCHEDULE, _RUN, _SEARCH = "schedule", "execute", "a search of operators"
 _ONE_INPUT = "neither `schedule` nor replicas"
@@ -166,13 +166,21 @@ METRICS = (
            _SERVING, heading="cache", column="some", spare=6),
     Metric("ttft_ms", "ms", ",.3f", _LOWER,
            "Time to the first token: of the pass over a prompt that fills the cache.",
-           "phase=prefill", heading="first token", column="some"),
+           "phase=prefill or generate", heading="first token", column="some"),
     Metric("tpot_ms", "ms", ",.3f", _LOWER,
-           "Time per output token: of one token for each text against its cache.",
-           "phase=decode", heading="per token", column="some"),
+           "Time per output token: of one token for each text against its cache; of a generation"
+           " the mean.",
+           "phase=decode or generate", heading="per token", column="some"),
     Metric("tokens_per_s", "per s", ",.2f", _HIGHER,
-           "Tokens of all texts of the batch: `model.seq_len` of each, or of a decode one a step.",
+           "Tokens of all texts of the batch: `model.seq_len` of each, or of a decode one a"
+           " step; those of a generation over its whole time.",
            "model.seq_len", heading="tokens", column="tokens", spare=6),
+    Metric("max_batch", "", ".0f", _HIGHER,
+           "The most texts of prompt_len + output_len tokens that the plan holds.",
+           _GENERATE, heading="max batch", column="some", spare=6),
+    Metric("max_context", "", ",.0f", _HIGHER,
+           "The most tokens of each text of the batch that the plan holds, prompts as they are.",
+           _GENERATE, heading="max context", column="some", spare=6),
     Metric("price_per_hour", "USD", ",.2f", _LOWER, "Of all devices, idle ones too.", _PRICE),
     Metric("price_per_million_examples", "USD", ",.4g", _LOWER,
            "That price over `examples_per_s`.", _PRICE),

@@ -22,7 +22,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.graph import CACHE
 from fxpart.errors import CaptureError, FxpartError, SpecError, one_line
 
-__all__ = ["cache_room", "fill_counters", "prepare_step"]
+__all__ = ["cache_room", "context_range", "fill_counters", "prepare_step"]
 
 _PARAMETERS = ("past_key_values", "cache_params", "state")
 """What a model calls the cache that its ``forward`` takes."""
@@ -30,6 +30,8 @@ _COUNTER = "cumulative_length"
 _COUNT = "cached_tokens_"
 """What the name of an input begins with that says how many tokens a layer's cache holds."""
 _EXPERTS = "_experts_implementation"
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+"""Fields of a configuration: tokens beyond which some layers' caches grow no more."""
 _DEFAULT_ROOM = 512
 _PROMPT = 2
 """Tokens of the pass in which a model shows what it keeps; more change no shape but a length."""
@@ -123,6 +125,20 @@ def cache_room(model: Any, spec: ModelSpec) -> int:  # noqa: ANN401
     return room
 
 
+def context_range(model: Any, context_len: int) -> tuple[int, int | None]:  # noqa: ANN401
+    """Return the contexts in which every tensor of the cache grows, or not, as at `context_len`.
+
+    Caches of a window grow up to it; within the range sizes are one formula in the context.
+    """
+    most, config = _positions(model), text_config(model.config)
+    windows = sorted(
+        {n for name in _WINDOWS if isinstance(n := getattr(config, name, None), int) and n > 0}
+    )
+    least = max((n for n in windows if n <= context_len), default=0)
+    ends = [n - 1 for n in windows if n > context_len]
+    return max(_PROMPT, least), min([*ends, *([most] if most else [])], default=None)
+
+
 def fill_counters(inputs: dict[str, Tensor], step: str, room: int) -> None:
     """Set the counts of tokens in a cache, among `inputs` with values, to what `step` begins at."""
     for name, tensor in inputs.items():
@@ -188,13 +204,19 @@ class _Cache:
     slots: list[_Slot]
     encoder_states: Tensor | None
     """What the encoder made of the inputs."""
+    unfilled: frozenset[int]
+    """Layers of a window, by number, that have not as many tokens as that yet."""
 
     def begin(self, device: torch.device, *, is_full: bool, room: int) -> None:
         """Set what layers keep in Python: that all places but the last are taken, or none is."""
-        for layer in self.layers:
+        for index, layer in enumerate(self.layers):
             layer.device = device
             if hasattr(layer, "cumulative_length_int"):
-                layer.cumulative_length_int = room - 1 if is_full else 0
+                taken = room - 1
+                if index in self.unfilled:  # its tensors may have a symbol for a size
+                    layer.max_cache_len = layer.keys.shape[-2]
+                    taken = layer.max_cache_len - 1
+                layer.cumulative_length_int = taken if is_full else 0
             elif hasattr(layer, _COUNTER):
                 # Numbers, not tensors, let attention to an empty cache be causal without a mask.
                 if not is_full:
@@ -239,7 +261,15 @@ def _shown_cache(model: Any, name: str, usual: dict[str, Tensor], room: int) -> 
     kept = given.get(name, getattr(result, name, None))
     layers = _layers(kept)
     slots = list(_slots(kept, layers))
-    return _Cache(kept, layers, slots, getattr(result, "encoder_last_hidden_state", None))
+    unfilled = frozenset(
+        index
+        for index, layer in enumerate(layers)
+        if hasattr(layer, "cumulative_length_int")
+        and isinstance(layer.keys, Tensor)
+        and layer.keys.shape[-2] >= room
+    )
+    states = getattr(result, "encoder_last_hidden_state", None)
+    return _Cache(kept, layers, slots, states, unfilled)
 
 
 def _run_on_meta(model: Any, inputs: dict[str, Any]) -> Any:  # noqa: ANN401

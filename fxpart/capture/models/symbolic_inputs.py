@@ -8,14 +8,16 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.models.build import BuiltModel, architecture_inputs, build_model
+from fxpart.capture.models.cached_step import context_range
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.symbolic.dims import Shape, SymbolicDim, affine_dims
 from fxpart.errors import CaptureError, SpecError, nearest_names
 
 __all__ = ["SYMBOLS", "SymbolicInputs", "symbolic_inputs"]
 
-SYMBOLS = ("batch", "seq_len")
-"""What may be symbolic: `ModelSpec.batch_size`, `ModelSpec.seq_len`."""
+SYMBOLS = ("batch", "seq_len", "context_len")
+"""What may be symbolic: `ModelSpec.batch_size`, `ModelSpec.seq_len`, `ModelSpec.cache_len`."""
+_FIELDS = {"batch": "batch_size", "seq_len": "seq_len", "context_len": "cache_len"}
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -27,6 +29,8 @@ class SymbolicInputs:
     """Of all the symbols that were asked for, in their order."""
     ranges: dict[str, tuple[int, int | None]]
     """The smallest and largest value of each symbol that the model has room for."""
+    constant: dict[str, int]
+    """The value of a context that no input grows with, as of a recurrence's state."""
 
 
 def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> SymbolicInputs:
@@ -47,17 +51,21 @@ def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> Sy
     ranges: dict[str, tuple[int, int | None]] = dict.fromkeys(symbols, (1, None))
     if "seq_len" in symbols:
         ranges["seq_len"] = (1, _positions(spec, first.module))
+    if "context_len" in symbols:
+        ranges["context_len"] = context_range(first.module, spec.cache_len or 0)
     dims: list[SymbolicDim] = []
     for name in symbols:
-        at = _near(_size(spec, name), ranges[name][1])
+        at = _near(_size(spec, name), *ranges[name])
         others = {value: _inputs(_resized(spec, name, value), first.module) for value in at}
         _check_weights(spec, name, first, others)
         dims += affine_dims(name, {value: _shapes(other) for value, other in others.items()})
     _check_dims(spec, symbols, dims)
     sample, taken = spec, _sizes(first, dims)
     for name in symbols:
-        sample = _resized(sample, name, _apart(_size(spec, name), ranges[name][1], taken))
-    return SymbolicInputs(_inputs(sample, first.module), tuple(dims), ranges)
+        sample = _resized(sample, name, _apart(_size(spec, name), ranges[name], taken))
+    grows = {dim.symbol for dim in dims}
+    constant = {name: _size(sample, name) for name in symbols if name not in grows}
+    return SymbolicInputs(_inputs(sample, first.module), tuple(dims), ranges, constant)
 
 
 def _check(spec: ModelSpec, symbols: Sequence[str]) -> None:
@@ -71,11 +79,16 @@ def _check(spec: ModelSpec, symbols: Sequence[str]) -> None:
             f"model {spec.name} states no sequence length that could be symbolic; set"
             " model.seq_len, or make the batch alone symbolic"
         )
+    if "context_len" in symbols and (spec.step != "decode" or spec.cache_len is None):
+        raise SpecError(
+            f"model {spec.name} is captured without a cache of a stated length that could be"
+            " symbolic; set phase=decode and context_len"
+        )
 
 
 def _check_dims(spec: ModelSpec, symbols: Sequence[str], dims: Sequence[SymbolicDim]) -> None:
     for name in symbols:
-        if not any(dim.symbol == name for dim in dims):
+        if name != "context_len" and not any(dim.symbol == name for dim in dims):
             raise SpecError(f"no input of model {spec.name} grows with {name}; it is not symbolic")
     places = [(dim.leaf, dim.dim) for dim in dims]
     if len(set(places)) < len(places):
@@ -141,25 +154,27 @@ def _positions(spec: ModelSpec, module: nn.Module) -> int | None:
 
 
 def _size(spec: ModelSpec, name: str) -> int:
-    return spec.batch_size if name == "batch" else spec.seq_len or 1
+    return int(getattr(spec, _FIELDS[name]) or 1)
 
 
 def _resized(spec: ModelSpec, name: str, value: int) -> ModelSpec:
-    return replace(spec, batch_size=value) if name == "batch" else replace(spec, seq_len=value)
+    sizes: dict[str, Any] = {_FIELDS[name]: value}
+    return replace(spec, **sizes)
 
 
-def _apart(size: int, most: int | None, taken: set[int]) -> int:
-    """Return a number near `size`, from 2 to `most`, that is not in `taken`; add it there."""
-    wanted = max(2, size)
+def _apart(size: int, limits: tuple[int, int | None], taken: set[int]) -> int:
+    """Return a number near `size`, of 2 or more within `limits`, not in `taken`; add it there."""
+    least, most = max(2, limits[0]), limits[1]
+    wanted = max(least, size)
     span = range(wanted, wanted + len(taken) + 1)
-    below = range(wanted, 1, -1)
+    below = range(wanted, least - 1, -1)
     candidates = [v for v in (*span, *below) if v not in taken and (most is None or v <= most)]
     chosen = candidates[0] if candidates else wanted
     taken.add(chosen)
     return chosen
 
 
-def _near(value: int, most: int | None) -> list[int]:
+def _near(value: int, least: int, most: int | None) -> list[int]:
     """Return three values to compare the inputs at."""
     last = value + 2 if most is None else min(value + 2, most)
-    return [max(last - step, 1) for step in (2, 1, 0)]
+    return [max(last - step, least) for step in (2, 1, 0)]

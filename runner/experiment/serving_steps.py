@@ -1,0 +1,141 @@
+"""The steps that generate text, at any batch and context: captured once in symbols for all."""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from threading import Lock
+
+import numpy as np
+
+from fxpart.capture.captured import captured_symbolic
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.few_bits import with_chosen_experts
+from fxpart.core.graph import OpGraph, without_python
+from fxpart.core.symbolic_graph import SymbolicGraph
+from fxpart.errors import SpecError
+from fxpart.support.digest import stable_digest
+from runner.config.sections import Config
+from runner.experiment.serving import in_few_bits
+
+__all__ = ["ServingSteps", "serving_steps"]
+
+_MOST_KEPT = 4
+"""Models whose captures are kept in memory."""
+_DECODE, _PREFILL = ("batch", "context_len"), ("batch", "seq_len")
+
+
+@dataclass(eq=False, slots=True)
+class ServingSteps:
+    """The decode of a token and the pass over a prompt of one model, as its weights are laid out.
+
+    A capture that does not hold for a size, as beyond a window, is joined by one that does.
+    """
+
+    config: Config
+    spec: ModelSpec
+    """Of the decode."""
+    seconds: float = 0.0
+    """Time that captures, and reading them, took so far."""
+    from_cache: bool = True
+    """Whether none was captured now."""
+    _known: dict[str, list[SymbolicGraph]] = field(default_factory=dict)
+
+    def decode(self, batch: int, context_len: int) -> OpGraph:
+        """Return the decode of a token for each of `batch` texts against `context_len` tokens.
+
+        Raises:
+            FxpartError: for more tokens than the model has positions for, and for a model that
+                cannot be captured.
+
+        """
+        graph = self._at("decode", _DECODE, batch, context_len)
+        return self._laid_out(graph)
+
+    def unconverted(self, batch: int, context_len: int) -> OpGraph:
+        """Return `decode` with weights and cache of the model's own dtype."""
+        return self._at("decode", _DECODE, batch, context_len)
+
+    def prefill(self, batch: int, prompt_len: int, decode: OpGraph) -> OpGraph:
+        """Return the pass over prompts that fills the first places of the cache of `decode`.
+
+        It attends to the prompt alone, whatever room the cache has; `decode` is of the same batch.
+        """
+        graph = self._laid_out(self._at("prefill", _PREFILL, batch, prompt_len))
+        return _with_cache_of(graph, decode)
+
+    def end_of_range(self, batch: int, context_len: int) -> int | None:
+        """Return the longest context that the capture for these sizes holds for, None for any."""
+        *_, (_, high) = self._piece("decode", _DECODE, batch, context_len).ranges
+        return high
+
+    def _laid_out(self, graph: OpGraph) -> OpGraph:
+        return in_few_bits(self.config, graph)
+
+    def _at(self, step: str, symbols: tuple[str, str], batch: int, length: int) -> OpGraph:
+        symbolic = self._piece(step, symbols, batch, length)
+        graph = symbolic.at(**dict(zip(symbols, (batch, length), strict=True)))
+        if self.config.runtime.name != "eager":
+            graph = without_python(graph)
+        return with_chosen_experts(graph)
+
+    def _piece(self, step: str, symbols: tuple[str, str], batch: int, length: int) -> SymbolicGraph:
+        """Return a capture that holds for these sizes, made now if none is known."""
+        sizes = dict(zip(symbols, (batch, length), strict=True))
+        pieces = self._known.setdefault(step, [])
+        for piece in pieces:
+            if _holds(piece, sizes):
+                return piece
+        cache = self.config.capture
+        folder = Path(cache.cache_dir) if cache.use_cache else None
+        prompt, context = (length, None) if step == "prefill" else (self.spec.seq_len, length)
+        spec = replace(self.spec, step=step, batch_size=batch, seq_len=prompt, cache_len=context)
+        captured = captured_symbolic(spec, symbols, folder, step)
+        captured.symbolic.check_sizes(sizes)
+        self.seconds += captured.seconds
+        self.from_cache &= captured.from_cache
+        pieces.append(captured.symbolic)
+        return captured.symbolic
+
+
+def _holds(piece: SymbolicGraph, sizes: dict[str, int]) -> bool:
+    try:
+        piece.check_sizes(sizes)
+    except SpecError:
+        return False
+    return True
+
+
+def _with_cache_of(graph: OpGraph, decode: OpGraph) -> OpGraph:
+    """Return `graph` with the inputs of a cache as large as they are in `decode`."""
+    room = {
+        decode.value_names[value]: (
+            int(decode.value_bytes[value]),
+            int(decode.value_alloc_bytes[value]),
+        )
+        for value in np.flatnonzero(decode.value_is_cache).tolist()
+    }
+    value_bytes, alloc_bytes = graph.value_bytes.copy(), graph.value_alloc_bytes.copy()
+    for value in np.flatnonzero(graph.value_is_cache).tolist():
+        if graph.value_names[value] in room:
+            value_bytes[value], alloc_bytes[value] = room[graph.value_names[value]]
+    return replace(graph, value_bytes=value_bytes, value_alloc_bytes=alloc_bytes)
+
+
+_pieces: OrderedDict[str, dict[str, list[SymbolicGraph]]] = OrderedDict()
+"""Captures of the latest models, by what decides them beside sizes."""
+_lock = Lock()
+_SIZES = ("batch_size", "seq_len", "cache_len", "step")
+
+
+def serving_steps(config: Config, spec: ModelSpec) -> ServingSteps:
+    """Return the steps of the model that `spec` names, with what this process captured before."""
+    if not config.capture.use_cache:
+        return ServingSteps(config, spec)
+    model = {name: value for name, value in spec.key().items() if name not in _SIZES}
+    key = stable_digest({"model": model, "cache_dir": config.capture.cache_dir})
+    with _lock:
+        known = _pieces.setdefault(key, {})
+        _pieces.move_to_end(key)
+        while len(_pieces) > _MOST_KEPT:
+            _pieces.popitem(last=False)
+    return ServingSteps(config, spec, _known=known)

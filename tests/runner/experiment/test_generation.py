@@ -1,0 +1,145 @@
+"""A generation on one placement, against runs of each of its steps and of the sizes it says fit."""
+
+from pathlib import Path
+
+import pytest
+
+from fxpart.errors import FxpartError, InfeasibleError
+from runner.experiment.experiment import Result, check_all, model_spec, plan
+from runner.experiment.generation import generation_lines
+from runner.experiment.headline import headline
+from tests.runner.composed import read
+
+_SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "vocab_size": 64,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 4096,
+}
+
+
+def _overrides(*overrides: str, architecture: str = "LlamaForCausalLM") -> list[str]:
+    return [
+        "model=transformers",
+        f"model.architecture={architecture}",
+        *(f"+model.config.{key}={value}" for key, value in _SMALL.items()),
+        "devices=1x0.2mb",
+        "reserve=none",
+        "mode=single",
+        *overrides,
+    ]
+
+
+def _planned(*overrides: str, architecture: str = "LlamaForCausalLM") -> Result:
+    config = read(*_overrides(*overrides, architecture=architecture))
+    return plan(config, model_spec(config))
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+def _lengths(prompt_len: int, output_len: int) -> tuple[str, ...]:
+    return ("phase=generate", f"prompt_len={prompt_len}", f"output_len={output_len}")
+
+
+def test_its_times_are_those_of_captures_of_each_step_at_one_size() -> None:
+    sizes = ("model.batch_size=3", "devices=1x1gb")
+    # Three tokens are sent to at most six of eight experts, which a symbolic batch cannot say.
+    metrics = headline(_planned(*_lengths(20, 3), *sizes, architecture="MixtralForCausalLM"))
+
+    def alone(*overrides: str) -> dict[str, float]:
+        return headline(_planned(*sizes, *overrides, architecture="MixtralForCausalLM"))
+
+    prefill = alone("phase=prefill", "model.seq_len=20")
+    assert metrics["ttft_ms"] == pytest.approx(prefill["latency_ms"], rel=1e-9)
+    first, second, last = (alone("phase=decode", f"context_len={n}") for n in (21, 22, 23))
+    assert metrics["tpot_ms"] == pytest.approx(
+        (first["latency_ms"] + second["latency_ms"]) / 2, rel=1e-4
+    )
+    total_s = (metrics["ttft_ms"] + 2 * metrics["tpot_ms"]) / 1e3
+    assert metrics["tokens_per_s"] == pytest.approx(3 * 3 / total_s)
+    assert metrics["latency_ms"] == pytest.approx(last["latency_ms"], rel=1e-9)
+    for same in ("kv_cache_gib", "peak_memory_gib", "weights_gib"):
+        assert metrics[same] == last[same]
+
+
+@pytest.mark.parametrize("reserve", ["reserve=none", "reserve=cuda"])
+def test_the_sizes_it_says_fit_are_the_last_that_do(reserve: str) -> None:
+    device = "devices=1x0.2mb" if reserve == "reserve=none" else "devices=1x650mb"
+    texts = 2 if reserve == "reserve=none" else 700
+    sizes = (reserve, device)
+    made = _planned(*_lengths(20, 5), *sizes, f"model.batch_size={texts}").generation
+    assert made is not None
+    assert made.max_batch > texts
+    assert made.max_context > 25
+    _planned(*_lengths(20, made.max_context - 20), *sizes, f"model.batch_size={texts}")
+    with pytest.raises(InfeasibleError):
+        _planned(*_lengths(20, made.max_context - 19), *sizes, f"model.batch_size={texts}")
+    _planned(*_lengths(20, 5), *sizes, f"model.batch_size={made.max_batch}")
+    with pytest.raises(InfeasibleError):
+        _planned(*_lengths(20, 5), *sizes, f"model.batch_size={made.max_batch + 1}")
+
+
+def test_a_context_ends_with_the_model_where_memory_does_not() -> None:
+    made = _planned(*_lengths(20, 5), "devices=1x1gb")
+    assert made.generation is not None
+    assert made.generation.max_context == 4096
+    assert "4,096 (the model's longest)" in generation_lines(made.generation, made.evaluation)[1]
+
+
+def test_a_window_is_passed_on_the_way_to_the_longest_context() -> None:
+    sizes = (
+        "devices=1x0.3mb",
+        "+model.config.sliding_window=64",
+        "+model.config.layer_types=[sliding_attention,full_attention]",
+        "+model.config.head_dim=8",
+        "model.config.max_position_embeddings=100000",
+    )
+
+    def planned(output_len: int) -> Result:
+        return _planned(*_lengths(20, output_len), *sizes, architecture="Gemma3ForCausalLM")
+
+    made = planned(5).generation
+    assert made is not None
+    assert 64 < made.max_context < 100000
+    planned(made.max_context - 20)
+    with pytest.raises(InfeasibleError):
+        planned(made.max_context - 19)
+
+
+def test_both_steps_of_several_devices_have_their_weights_in_one_place() -> None:
+    made = _planned(*_lengths(20, 5), "mode=equal_layers", "devices=2x0.2mb")
+    metrics = headline(made)
+    prefill = headline(
+        _planned("phase=prefill", "model.seq_len=20", "mode=equal_layers", "devices=2x0.2mb")
+    )
+    assert metrics["ttft_ms"] == pytest.approx(prefill["latency_ms"], rel=0.02)
+    assert all(use.weight_bytes and use.cache_bytes for use in made.evaluation.devices)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("phase=generate", "output_len=8"), "prompt_len=null must be a whole number, 1 or more"),
+        (_lengths(20, 1), "output_len=1 must be a whole number, 2 or more"),
+        (("phase=decode", "context_len=8", "output_len=8"), "add phase=generate"),
+        ((*_lengths(20, 5), "context_len=30"), "leave out context_len=30"),
+        ((*_lengths(20, 5), "schedule=gpipe", "mode=pipeline"), "leave out schedule=gpipe"),
+        ((*_lengths(20, 5), "capture.symbolic=batch"), "leave out capture.symbolic=batch"),
+    ],
+)
+def test_lengths_that_make_no_generation_are_refused(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(FxpartError, match=message):
+        check_all(read(*_overrides(*overrides)))
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused() -> None:
+    with pytest.raises(FxpartError, match="more than the 4096 positions"):
+        _planned(*_lengths(4090, 10))
