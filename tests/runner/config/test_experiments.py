@@ -101,7 +101,7 @@ def test_questions_are_what_the_files_say(tmp_path: Path, monkeypatch: pytest.Mo
     assert texts["mine/quoted"] == "Which: this?"
     assert texts["mine/silent"] == ""
     text = experiments_text()
-    assert "\nmine/quoted     Which: this?\n" in text
+    assert "\nmine/quoted       Which: this?\n" in text
     assert max(map(len, text.splitlines())) <= 100
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from fxpart.cost.prefetch import ShardedStep
 from runner.experiment.experiment import Result, model_spec, plan
+from runner.experiment.generation import Generation, generation_metrics
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_metrics
 from runner.experiment.tensor_split import TensorSplit, split_metrics
@@ -97,14 +98,17 @@ def test_all_metrics_are_in_the_table(folder: Path, monkeypatch: pytest.MonkeyPa
     measured = replace(PIPELINE, unsplit_s=0.01, allocator_peak_bytes=(1,))
     logged["neither `schedule` nor replicas"] = set(headline(plain)) - always
     serving = logged["phase=prefill"] & logged["phase=decode"]
-    logged["phase=prefill or decode"] = serving - {"tokens_per_s"}
+    logged["phase=prefill, decode or generate"] = serving - {"tokens_per_s"}
     logged["model.seq_len"] = serving & {"tokens_per_s"}
     priced = set(headline(_served("phase=decode", "price_per_hour={rtx_a4000: 1}")))
     logged["price_per_hour, model.seq_len"] = (
         priced - set(headline(jobs["phase=decode"])) - logged["price_per_hour"]
     )
-    logged["phase=prefill"] -= serving
-    logged["phase=decode"] -= serving
+    steps = logged.pop("phase=prefill") | logged.pop("phase=decode")
+    generated = set(generation_metrics(Generation(1, 1, 2, 0.1, 0.1, 1, 1)))
+    logged["phase=prefill or generate"] = {"ttft_ms"} & steps & generated
+    logged["phase=decode or generate"] = {"tpot_ms"} & steps & generated
+    logged["phase=generate"] = generated - steps
     of_zero = zero_metrics(ShardedStep(0.0, 0, 0, 0.0, 0.0))
     logged["tensor_parallel or zero"] = set(of_zero)
     logged["tensor_parallel"] = set(split_metrics(TensorSplit(2, 1, 0, 0, 0.0))) - set(of_zero)
