@@ -178,15 +178,11 @@ torch.library.register_fake(_SCATTER, _scattered_shape)
 torch.library.register_fake(_GATHER, _gathered_shape)
 
 
-def _keep_group(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
-    ctx.group = inputs[1]
-
-
 def _same(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
     return gradient, None
 
 
-torch.library.register_autograd(_REDUCE, _same, setup_context=_keep_group)
+torch.library.register_autograd(_REDUCE, _same)
 
 
 class _SumGradient(Function):

@@ -189,17 +189,8 @@ def _shard_all(module: nn.Module, group: _Group, style: str, path: str) -> None:
         _shard(module, name, group, style, f"{path}.{name}")
 
 
-def _colwise(module: nn.Module, group: _Group, path: str) -> None:
-    _shard_all(module, group, "colwise", path)
-
-    def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        return forward(group.entered(x, path), *args, **kwargs)
-
-    _wrap(module, run)
-
-
-def _packed_colwise(module: nn.Module, group: _Group, path: str) -> None:
-    _shard_all(module, group, "packed_colwise", path)
+def _colwise(module: nn.Module, group: _Group, path: str, style: str = "colwise") -> None:
+    _shard_all(module, group, style, path)
 
     def run(forward: _Forward, x: Tensor, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
         return forward(group.entered(x, path), *args, **kwargs)
@@ -219,8 +210,8 @@ def _colwise_gather(module: nn.Module, group: _Group, path: str) -> None:
     _wrap(module, run)
 
 
-def _rowwise(module: nn.Module, group: _Group, path: str) -> None:
-    _shard_all(module, group, "rowwise", path)
+def _rowwise(module: nn.Module, group: _Group, path: str, style: str = "rowwise") -> None:
+    _shard_all(module, group, style, path)
 
     def run(forward: _Forward, *args: Any, **kwargs: Any) -> Tensor:  # noqa: ANN401
         bias = module._parameters.get("bias")
@@ -303,8 +294,9 @@ _STYLES: Mapping[str, Callable[[nn.Module, _Group, str], None]] = {
     "colwise": _colwise,
     "colwise_gather_output": _colwise_gather,
     "colwise_rep": _colwise_gather,
-    "packed_colwise": _packed_colwise,
+    "packed_colwise": partial(_colwise, style="packed_colwise"),
     "rowwise": _rowwise,
+    "packed_rowwise": partial(_rowwise, style="packed_rowwise"),
     "rowwise_split_input": _rowwise_split_input,
     "rowwise_rep": _rowwise_split_input,
     "embedding_rowwise": _embedding_rowwise,

@@ -311,19 +311,19 @@ class _Columns:
                 self._add(inserted, list(inserted.makes))
             if op < self.graph.n_ops:
                 self._add(op, list(range(starts[op], starts[op + 1])))
-        self.value_of = {_key(value): number for number, value in enumerate(self.values)}
+        self.value_of = {value: number for number, value in enumerate(self.values)}
 
     def _add(self, op: int | _Op, made: Sequence[int | _Made]) -> None:
         number = len(self.ops)
         self.ops.append(op)
-        self.number_of[_key(op)] = number
+        self.number_of[op] = number
         if isinstance(op, _Op) and op.target == GATHER and not op.is_backward:
             self.gather_of[op.block.name] = number
         self.values.extend(made)
         self.producers.extend([number] * len(made))
 
     def numbers(self, values: Iterable[int | _Made]) -> list[int]:
-        return list(dict.fromkeys(self.value_of[_key(value)] for value in values))
+        return list(dict.fromkeys(self.value_of[value] for value in values))
 
     def reads(self, op: int | _Op) -> list[int]:
         if isinstance(op, _Op):
@@ -345,10 +345,6 @@ class _Columns:
         if isinstance(op, _Op):
             return self.gather_of[op.block.name] if op.is_backward else number
         return self.number_of[int(self.graph.forward_of[op])]
-
-
-def _key(of: object) -> object:
-    return of if isinstance(of, int) else id(of)
 
 
 def _rebuilt(sharding: _Sharding) -> Sharded:
@@ -399,7 +395,7 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
             of_values(lambda v: v.alloc_bytes, graph.value_alloc_bytes.tolist())
         ),
         value_base=np.array(
-            [-1 if base == -1 else columns.value_of[_key(base)] for base in bases], dtype=np.int64
+            [-1 if base == -1 else columns.value_of[base] for base in bases], dtype=np.int64
         ),
         value_is_output=np.array(of_values(lambda v: v.stays, stays), dtype=np.bool_),
         read_start=read_start,

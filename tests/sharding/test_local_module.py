@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from fxpart.errors import NotApplicableError, SpecError
 from fxpart.sharding.local_module import shard_module
 from tests.sketch import devices
 
+CPU = torch.device("cpu")
 HIDDEN, INNER, VOCABULARY, TOKENS = 64, 176, 256, 2 * 8
 
 
@@ -55,6 +57,24 @@ def test_the_parts_of_a_llama_by_hand() -> None:
         elif not name.endswith("norm.weight"):
             expected[0] //= 2
         assert list(split[name]) == expected, name
+
+
+def test_experts_whose_halves_lie_side_by_side_are_split_each() -> None:
+    """Of Llama 4 columns are the last dimension: those of gates, then those of what they let by."""
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    inner = {"intermediate_size": 4, "intermediate_size_mlp": 8, "num_local_experts": 3}
+    config = {**sizes, **inner, "num_hidden_layers": 1, "vocab_size": 32, "pad_token_id": 0}
+    spec = ModelSpec("llama4", "Llama4ForCausalLM", config=config, batch_size=2, seq_len=8)
+    wholes, parts = (
+        [p for _, p in build_model(replace(spec, tensor_parallel=n), CPU).module.named_parameters()]
+        for n in (1, 2)
+    )
+    (whole,) = [p for p in wholes if p.shape == (3, 16, 8)]
+    assert [p.shape for p in parts if p.dim() == 3] == [(3, 16, 4), (3, 2, 16)]
+    owner = nn.Module()
+    owner.packed = nn.Parameter(whole.detach().clone())
+    shard_module(owner, 2, rank=1, plan={"packed": "packed_rowwise"})
+    assert torch.equal(owner.packed, whole[..., [2, 3, 6, 7]])
 
 
 def test_collectives_of_a_forward_and_of_a_step_by_hand() -> None:

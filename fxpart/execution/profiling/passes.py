@@ -95,6 +95,9 @@ class Timed(NamedTuple):
 
     result: Any
     seconds: float
+    """As it counts."""
+    taken_s: float
+    """As the clock on the wall has it."""
     lost_s: float
     """How long other work had the processor meanwhile, as far as the clocks tell."""
 
@@ -103,7 +106,8 @@ def _timed_call(device: torch.device, box: list[Call]) -> Timed:
     """Return the one call in `box` with its result and time; empties `box`.
 
     Two clocks run on a CPU. Where this thread had the processor for a good part less than the call
-    took, others had it, and the thread's own time counts: that of a machine without them.
+    took, others had it, and the thread's own time counts: that of a machine without them. Of
+    several threads its clock tells the loss alone: it knows nothing of what the others computed.
 
     The call is taken out of the box so that arguments without another reference are freed within
     the measured time, as in a real run.
@@ -120,9 +124,11 @@ def _timed_call(device: torch.device, box: list[Call]) -> Timed:
         taken_s = time.perf_counter() - begin
         own_s = time.thread_time() - began_own
         if _OWN_CLOCK_IS_FINE and own_s < _UNDISTURBED * taken_s:
-            return Timed(result, own_s, taken_s - own_s)
-        return Timed(result, taken_s, 0.0)
-    return Timed(*_timed_on_gpu(device, box), 0.0)
+            alone = torch.get_num_threads() == 1
+            return Timed(result, own_s if alone else taken_s, taken_s, taken_s - own_s)
+        return Timed(result, taken_s, taken_s, 0.0)
+    result, seconds = _timed_on_gpu(device, box)
+    return Timed(result, seconds, seconds, 0.0)
 
 
 def _timed_on_gpu(device: torch.device, box: list[Call]) -> tuple[Any, float]:
@@ -154,10 +160,10 @@ class Measured:
 
     seconds: dict[str, list[float]] = field(default_factory=dict)
     executed: int = 0
-    own_s: float = 0.0
-    """Time of all calls, as it counts."""
+    taken_s: float = 0.0
+    """Time that all calls took."""
     lost_s: float = 0.0
-    """Time beside it that other work had the processor."""
+    """Time of it that other work had the processor."""
 
 
 def measure(
@@ -210,7 +216,7 @@ def _one_pass(
         else:
             timed = _run(run, values, placeholders)
             measured.executed += 1
-            measured.own_s += timed.seconds
+            measured.taken_s += timed.taken_s
             measured.lost_s += timed.lost_s
             if run.is_measured and not late:
                 times.append(timed.seconds)
