@@ -23,6 +23,7 @@ from benchmarks.truth import (
     kernels_interpolated,
     megatron_b200,
     megatron_b200_time,
+    offload,
     timm_memory,
 )
 from benchmarks.truth.picture import picture
@@ -59,6 +60,7 @@ SETS: tuple[TruthSet, ...] = (
     gpt_fast,
     megatron_b200,
     megatron_b200_time,
+    offload,
 )
 
 

@@ -64,10 +64,17 @@ class Streams:
     disk_bytes_per_s: float = np.inf
 
     def rate(self, copy: Copy) -> float:
-        """Return the bytes per second of a copy by itself."""
+        """Return the bytes per second of a copy by itself.
+
+        Without overlap what comes from a disk is first read, and then copied.
+        """
         link = float(self.link_bytes_per_s[copy.device]) * copy.source.share
-        disk = self.disk_bytes_per_s if copy.source.from_disk else np.inf
-        return float(min(link, self.host_bytes_per_s, disk))
+        link = min(link, self.host_bytes_per_s)
+        if not copy.source.from_disk:
+            return link
+        if self.overlap:
+            return min(link, self.disk_bytes_per_s)
+        return 1.0 / (1.0 / link + 1.0 / self.disk_bytes_per_s)
 
     def copy_s(self, copy: Copy) -> float:
         """Return the time of a copy by itself."""

@@ -178,7 +178,7 @@ def offload_document(found: Offloaded) -> dict[str, object]:
         ],
         "copies": [
             {
-                "module": found.units[copy.unit].path,
+                "module": found.copied[copy.unit],
                 "device": copy.device,
                 "bytes": copy.size_bytes,
                 "from": "disk" if copy.source.from_disk else "host",

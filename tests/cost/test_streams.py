@@ -95,6 +95,8 @@ def test_a_disk_is_slower_than_the_link_and_pageable_memory_too() -> None:
     graph = layers(1, 1)
     from_disk = streamed(graph, 1, source=DISK)
     assert latency_s(graph, from_disk, streams(disk_bytes_per_s=0.5)) == 8 + 1
+    # A device that waits has it read first: at half a byte and then at one byte a second.
+    assert latency_s(graph, from_disk, streams(overlap=False, disk_bytes_per_s=0.5)) == 1 + 12 + 1
     pageable = streamed(graph, 1, source=Source(share=0.25))
     assert latency_s(graph, pageable, streams(overlap=False)) == 1 + 16 + 1
 

@@ -8,11 +8,13 @@ more than must be, then the mode places all on the devices, and what runs on the
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
+from fxpart.core.module_paths import owner
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.tiers import OffloadOptions, Tiers
 from fxpart.core.topology import DeviceSpec
@@ -53,6 +55,8 @@ class Offloaded:
     on_disk: BoolArray
     """Whether each unit's weights lie on the disk."""
     copies: tuple[Copy, ...]
+    copied: tuple[str, ...]
+    """The modules that the copies number as units."""
     waited_s: float
     """By how much copies make the latency longer."""
     hosted_bytes: int
@@ -141,7 +145,7 @@ def _least_offloaded(machine: Machine, share: float) -> tuple[IntArray, float]:
         raise _does_not_fit(machine)
     ways, device_of = fitting[0], _on_host(machine, *fitting)
     on_disk = _stored(machine, ways, device_of)
-    final, copies, streams = _costed(machine, ways, on_disk, device_of)
+    final, copies, streams, _ = _costed(machine, ways, on_disk, device_of)
     timed, _ = run_copies(final.costs, device_of, copies, streams)
     latency_s, _ = schedule(timed, device_of, schedule_log(timed))
     return ways, float(latency_s)
@@ -152,7 +156,7 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
     problem, _ = _searched(machine, ways)
     device_of = _on_host(machine, ways, place(problem).device_of)
     on_disk = _stored(machine, ways, device_of)
-    final, copies, streams = _costed(machine, ways, on_disk, device_of)
+    final, copies, streams, parts = _costed(machine, ways, on_disk, device_of)
     assignment = partition_by_device(final.graph, device_of)
     evaluation = with_streams(final, assignment, copies, streams, bound_s(machine))
     without, _ = schedule(final.costs, device_of, schedule_log(final.costs))
@@ -164,6 +168,7 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
         ways,
         on_disk,
         tuple(copies),
+        tuple(parts),
         evaluation.latency_s - float(without),
         _host_bytes(machine, device_of),
         machine.problem.topology.devices,
@@ -288,21 +293,25 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
     return on_disk
 
 
-def _costed(
-    machine: Machine, ways: IntArray, on_disk: BoolArray, device_of: IntArray
-) -> tuple[Problem, list[Copy], Streams]:
+class _Costed(NamedTuple):
+    """A plan whose times are still to be simulated."""
+
+    problem: Problem
+    copies: list[Copy]
+    streams: Streams
+    parts: list[str]
+    """The modules that `Copy.unit` numbers."""
+
+
+def _costed(machine: Machine, ways: IntArray, on_disk: BoolArray, device_of: IntArray) -> _Costed:
     """Return the devices, and the host if anything runs there; and what is copied, and how."""
     hosted = bool((ways == HOSTED).any())
     base = machine.with_host if hosted else machine.problem
-    unit_of = np.full(len(base.graph.weight_names), -1, dtype=np.int64)
-    for unit in np.flatnonzero(ways == STREAMED).tolist():
-        unit_of[machine.units[unit].weights] = unit
-    bare = replace(base.graph, weight_bytes=np.where(unit_of >= 0, 0, base.graph.weight_bytes))
+    parts, part_of, sources = _parts(machine, ways, on_disk)
+    bare = replace(base.graph, weight_bytes=np.where(part_of >= 0, 0, base.graph.weight_bytes))
     problem = replace(base, graph=bare, memory=memory_tables(bare))
     options, rate = machine.options, machine.link[0]
-    copies = copies_of(
-        base.graph, base.graph.weight_bytes, device_of, unit_of, _sources(machine, ways, on_disk)
-    )
+    copies = copies_of(base.graph, base.graph.weight_bytes, device_of, part_of, sources)
     devices = problem.topology.n_devices
     disk = machine.tiers.disk
     streams = Streams(
@@ -312,7 +321,29 @@ def _costed(
         host_bytes_per_s=options.host_bytes_per_s or np.inf,
         disk_bytes_per_s=float(disk.bytes_per_s or np.inf) if disk else np.inf,
     )
-    return problem, copies, streams
+    return _Costed(problem, copies, streams, parts)
+
+
+def _parts(
+    machine: Machine, ways: IntArray, on_disk: BoolArray
+) -> tuple[list[str], IntArray, list[Source]]:
+    """Return the modules that are copied at once, that of each weight (W,), and where they lie.
+
+    With overlap whole units; else each module that holds weights itself, when it is called.
+    """
+    names = machine.problem.graph.weight_names
+    part_of = np.full(len(names), -1, dtype=np.int64)
+    parts: dict[str, int] = {}
+    sources: list[Source] = []
+    of_unit = _sources(machine, ways, on_disk)
+    for unit in np.flatnonzero(ways == STREAMED).tolist():
+        for weight in machine.units[unit].weights.tolist():
+            path = machine.units[unit].path if machine.options.overlap else owner(names[weight])
+            if path not in parts:
+                parts[path] = len(parts)
+                sources.append(of_unit[unit])
+            part_of[weight] = parts[path]
+    return list(parts), part_of, sources
 
 
 def _sources(machine: Machine, ways: IntArray, on_disk: BoolArray) -> list[Source]:

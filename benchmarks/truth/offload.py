@@ -1,0 +1,253 @@
+"""Accelerate's table of large models on two Titan RTX, and OPT-30B on a T4, with offload.
+
+A row of the table is costed for the map that accelerate's own `infer_auto_device_map` makes of the
+memory that was free there: weights and tensors of each device, and a token of a decode, copies
+included. "GB" of that table are 1000 MiB: so the weights of OPT-30B on its second device and on
+the CPU are what is stated. A token is a pass over one token: OPT has no graph with a cache here
+(transformers 5.23 sizes a tensor of its positions by a mask's values), and reading the cache takes
+little beside copies of weights.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.truth.row import Row
+from fxpart.capture.captured import captured_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.graph import OpGraph
+from fxpart.core.module_paths import covering
+from fxpart.core.partitions import partition_by_device
+from fxpart.core.tiers import OffloadOptions, Tier, Tiers
+from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.problem import Problem, make_problem
+from fxpart.cost.roofline import LatencyModel
+from fxpart.cost.streams import Source, Streams, copies_of, with_streams
+from fxpart.cost.tables import memory_tables
+from fxpart.placement.offload.plan import offload
+from fxpart.placement.size_based import size_based
+
+__all__ = ["NAME", "SOURCE", "rows"]
+
+NAME = "offload"
+SOURCE = (
+    "huggingface/accelerate benchmarks/big_model_inference@16cb6eb (Apache-2.0), two Titan RTX;"
+    " FMInference/FlexLLMGen README.md@004ffef (Apache-2.0), HF Accelerate on a T4"
+)
+
+_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
+    "GPT-J-6B": ("GPTJForCausalLM", {}),
+    "GPT-NeoX-20B": ("GPTNeoXForCausalLM", {}),
+    "OPT-6.7B": (
+        "OPTForCausalLM",
+        {
+            "hidden_size": 4096,
+            "word_embed_proj_dim": 4096,
+            "ffn_dim": 16384,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+        },
+    ),
+    "OPT-30B": (
+        "OPTForCausalLM",
+        {
+            "hidden_size": 7168,
+            "word_embed_proj_dim": 7168,
+            "ffn_dim": 28672,
+            "num_hidden_layers": 48,
+            "num_attention_heads": 56,
+        },
+    ),
+    "OPT-175B": (
+        "OPTForCausalLM",
+        {
+            "hidden_size": 12288,
+            "word_embed_proj_dim": 12288,
+            "ffn_dim": 49152,
+            "num_hidden_layers": 96,
+            "num_attention_heads": 96,
+        },
+    ),
+}
+"""By the name of a row, the class and what differs from its defaults, as published."""
+_DTYPES = {"fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+_MIB = 2**20
+_TITAN = DeviceSpec(
+    "titan_rtx",
+    memory_bytes=24_217 * _MIB,
+    flops_per_s={"float32": 16.3e12, "float16": 65.2e12},  # fp16 with float32 accumulation
+    memory_bandwidth_bytes_per_s=672e9,
+)  # NVIDIA Titan RTX, specifications
+_T4 = DeviceSpec(
+    "t4",
+    memory_bytes=16 * 10**9,
+    flops_per_s={"float32": 8.1e12, "float16": 65e12},
+    memory_bandwidth_bytes_per_s=320e9,
+)
+_FREE_MIB = {0: 23_000, 1: 23_000, "cpu": 27_000}
+"""What accelerate found free of 24,217 MiB of each device and of 32 GB: fitted to the split of the
+rows that are shown (it takes whole layers, so that 22,700 to 23,200 and 26,200 to 27,900 do)."""
+_PCIE3 = Link(15.75e9, 10e-6)
+_PAGEABLE = 0.3
+"""Share of a link that copies from pageable memory reach, as in conf/offload: fitted to the two
+rows that are shown with a time and copies."""
+_DISK_BYTES_PER_S = 3.5e9
+"""Of a solid-state disk on PCI Express 3.0 x4, as rated; which one it was is not said."""
+_ROOFLINE = LatencyModel(compute_efficiency=0.7, bandwidth_efficiency=0.8, op_overhead_s=5e-6)
+_CONTEXT_BYTES = 2**29  # conf/reserve
+_LAUNCH_S = 25e-6  # conf/accelerator: eager models
+
+
+def rows(data: Path) -> Iterator[Row]:
+    """Yield rows for the time of a token, the memory of each device, and tokens per second."""
+    with (data / "measured.json").open(encoding="utf-8") as file:
+        points = json.load(file)
+    for point in points:
+        if point["model"] not in _MODELS or point["dtype"] not in _DTYPES:
+            continue
+        label = f"{point['model']} {point['dtype']}"
+        if "huggingface/accelerate" in point["source"]:
+            yield from _of_table(point, label)
+        elif "FlexLLMGen" in point["source"] and "HF Accelerate" in point["parallel"]:
+            predicted = _generated_per_s(point)
+            is_fitted = label == "OPT-30B fp16"
+            yield Row(label, predicted, point["value"], "tokens/s", held_out=not is_fitted)
+
+
+def _of_table(point: Mapping[str, Any], label: str) -> Iterator[Row]:
+    found, on_cpu = _token(point["model"], point["dtype"])
+    is_fitted = (point["model"], point["dtype"]) == ("GPT-NeoX-20B", "fp32")
+    if point["metric"] == "time_per_token":
+        yield Row(label, found.latency_s, point["value"], "s", held_out=not is_fitted)
+        return
+    # The rows that are shown are what was put there: what is copied for a while is not in them.
+    held = [*(use.weight_bytes for use in found.devices), on_cpu]
+    for name, size, measured in zip(("0", "1", "cpu"), held, point["value"], strict=True):
+        if measured:
+            # The split itself follows from what is said to have been free.
+            row = f"{label} memory of {name}"
+            yield Row(row, size / _MIB / 1000, measured, "1000 MiB", held_out=False)
+
+
+def _token(model: str, dtype: str) -> tuple[Evaluation, int]:
+    """Return what a token costs under accelerate's own map, and the bytes on the CPU."""
+    spec = _spec(model, dtype, batch=1, length=1)
+    graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
+    entries = _accelerate_map(spec)
+    places = [entries.get(covering(path, entries) or "", 0) for path in _paths(graph)]
+    # What lies elsewhere runs on the first device.
+    homes = np.array([place if isinstance(place, int) else 0 for place in places], dtype=np.int64)
+    device_of = homes[graph.group]
+    unit_of, modules = _units(graph, entries)
+    topology = uniform_topology((_TITAN, _TITAN), _PCIE3)
+    problem = _problem(graph, replace(topology, host_launch_s=_LAUNCH_S))
+    sources = [Source(_PAGEABLE, from_disk=entries[module] == "disk") for module in modules]
+    streams = Streams(
+        np.full(2, _PCIE3.bytes_per_s),
+        np.full(2, _PCIE3.latency_s),
+        overlap=False,
+        disk_bytes_per_s=_DISK_BYTES_PER_S,
+    )
+    bare = replace(graph, weight_bytes=np.where(unit_of >= 0, 0, graph.weight_bytes))
+    found = with_streams(
+        replace(problem, graph=bare, memory=memory_tables(bare)),
+        partition_by_device(graph, device_of),
+        copies_of(graph, graph.weight_bytes, device_of, unit_of, sources),
+        streams,
+        0.0,
+    )
+    on_cpu = [unit for unit, module in enumerate(modules) if entries[module] == "cpu"]
+    return found, int(graph.weight_bytes[np.isin(unit_of, on_cpu)].sum())
+
+
+def _spec(model: str, dtype: str, *, batch: int, length: int) -> ModelSpec:
+    architecture, config = _MODELS[model]
+    return ModelSpec(
+        name=model,
+        architecture=architecture,
+        config=config,
+        batch_size=batch,
+        seq_len=length,
+        dtype=_DTYPES[dtype],
+    )
+
+
+def _problem(graph: OpGraph, topology: Topology) -> Problem:
+    return make_problem(graph, topology, _ROOFLINE)
+
+
+def _accelerate_map(spec: ModelSpec) -> dict[str, int | str]:
+    """Return the map that accelerate makes of what was free."""
+    from accelerate import infer_auto_device_map
+
+    module = build_model(spec).module
+    found: dict[str, int | str] = infer_auto_device_map(
+        module,
+        {place: size * _MIB for place, size in _FREE_MIB.items()},
+        no_split_module_classes=module._no_split_modules,
+    )
+    return found
+
+
+def _paths(graph: OpGraph) -> list[str]:
+    """Return the module of each operator; of one that uses weights, that of the first."""
+    paths = list(graph.modules)
+    for weight, op in zip(graph.uses.tolist(), graph.users.tolist(), strict=True):
+        name = graph.weight_names[weight]
+        paths[op] = max(paths[op], name.rpartition(".")[0], key=len)
+    return paths
+
+
+def _units(graph: OpGraph, entries: Mapping[str, int | str]) -> tuple[Any, list[str]]:
+    """Return the module of each weight that is not on a device, -1 of others, and their entries."""
+    unit_of = np.full(len(graph.weight_names), -1, dtype=np.int64)
+    units: dict[str, int] = {}
+    places: list[str] = []
+    for weight, name in enumerate(graph.weight_names):
+        entry = covering(name, entries)
+        if entry is not None and isinstance(entries[entry], str):
+            owner = name.rpartition(".")[0]
+            if owner not in units:
+                units[owner] = len(units)
+                places.append(entry)
+            unit_of[weight] = units[owner]
+    return unit_of, places
+
+
+def _generated_per_s(point: Mapping[str, Any]) -> float:
+    """Return the tokens per second of prompt and output together, by our own plan of streams."""
+    prompt, output = (int(word) for word in point["seq"].split() if word.isdigit())
+    batch, (_, config) = point["batch"], _MODELS[point["model"]]
+    layers, width = config["num_hidden_layers"], config["hidden_size"]
+    cache_bytes = 2 * 2 * layers * width * batch * (prompt + output)  # keys, values; 2 bytes each
+    seconds = [
+        _streamed_s(_spec(point["model"], point["dtype"], batch=batch, length=n), cache_bytes)
+        for n in (prompt, 1)
+    ]
+    return float(batch * output / (seconds[0] + (output - 1) * seconds[1]))
+
+
+def _streamed_s(spec: ModelSpec, cache_bytes: int) -> float:
+    graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
+    device = replace(_T4, memory_bytes=_T4.memory_bytes - cache_bytes - _CONTEXT_BYTES)
+    topology = replace(uniform_topology((device,), _PCIE3), host_launch_s=_LAUNCH_S)
+    options = OffloadOptions(
+        "accelerate", overlap=False, on_host=False, pageable_share=_PAGEABLE
+    )  # conf/offload/accelerate.yaml
+    found = offload(
+        _problem(graph, topology),
+        Tiers(
+            Tier("host", "host", 208 * 10**9), Tier("disk", "disk", 1500 * 10**9, _DISK_BYTES_PER_S)
+        ),
+        options,
+        link=(_PCIE3.bytes_per_s, _PCIE3.latency_s),
+        host_times=None,
+        place=size_based,
+    )
+    return found.evaluation.latency_s
