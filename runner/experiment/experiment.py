@@ -78,7 +78,15 @@ from runner.experiment.zero import check_shard_devices, check_zero, gather_times
 from runner.output.figures import check_figures
 from runner.output.terminal import counted, progress, quiet
 
-__all__ = ["Result", "carried_out", "check", "check_all", "model_spec", "plan"]
+__all__ = [
+    "Result",
+    "carried_out",
+    "check",
+    "check_all",
+    "model_spec",
+    "plan",
+    "problem_of",
+]
 
 _MOST_BATCHES = 2**14
 """Of a sweep over batch sizes: each is a row of its table."""
@@ -191,7 +199,7 @@ def _fitted(config: Config) -> ScheduleResult | None:
     check(config)
     spec = model_spec(config)
     subject = shared_subject(config, spec)
-    problem, _, _ = _problem(config, subject, spec)
+    problem, _, _ = problem_of(config, subject, spec)
     place = chosen_mode(config.mode)
     return scheduled(config, problem, place(problem))
 
@@ -207,7 +215,7 @@ class _Dealt(NamedTuple):
     """Of the links between replicas."""
 
 
-def _problem(
+def problem_of(
     config: Config, subject: Subject, spec: ModelSpec
 ) -> tuple[Problem, LatencySource, _Dealt]:
     """Return what is placed, where its times come from, and how devices are dealt out."""
@@ -246,7 +254,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
     check_shard_devices(config, _dealt_out(config).parallel)
     with progress(f"capturing {spec.name}"):
         subject = shared_subject(config, spec)
-    problem, times, dealt = _problem(config, subject, spec)
+    problem, times, dealt = problem_of(config, subject, spec)
     compiles = "" if is_kept(schedule_loop) else ", its loops compiled for once"
     count = counted(problem.graph.n_ops, "operator")
     with progress(f"placing {count} with {config.mode.name}{compiles}"):

@@ -1,6 +1,7 @@
 """What each plan of a space costs, by the functions that a run costs it with."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -8,15 +9,17 @@ from fxpart.errors import InfeasibleError, NotApplicableError
 from runner.config.sections import Config
 from runner.experiment.experiment import check, model_spec, plan
 from runner.experiment.headline import headline
+from runner.experiment.training import is_training
 from runner.job.identity import Choices
 from runner.output.countdown import Countdown
 from runner.output.terminal import counted, without_progress
 from runner.output.units import GIB
+from runner.recommend.bounds import Bounds, bounds_of, least_step_s
 from runner.recommend.limits import limit_of, time_shares
 from runner.recommend.request import Request
 from runner.recommend.space import Plan, Refusals
 
-__all__ = ["Candidate", "Costed", "Outcome", "evaluated", "ranked"]
+__all__ = ["Candidate", "Costed", "Outcome", "evaluated"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -48,12 +51,8 @@ class Costed:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens of the prompts or texts; of a decode one of each text. None without texts."""
-        config = self.candidate.config
-        if config.phase.name == "decode":
-            return self.examples_per_s
-        length = config.model.seq_len
-        return None if length is None else self.examples_per_s * length
+        """None of a model without texts."""
+        return self.metrics.get("tokens_per_s")
 
     @property
     def latency_s(self) -> float:
@@ -85,13 +84,16 @@ class Outcome:
     """Those that fit, the best first."""
     unfit: tuple[tuple[Candidate, InfeasibleError], ...] = ()
     """Those that do not, in the order of the space."""
+    bounded: tuple[tuple[Candidate, float], ...] = ()
+    """Those that were not costed, since not even their bounds are among the best: with the most
+    examples per second, or the least latency in seconds, that each could have."""
     refusals: Refusals = field(default_factory=lambda: Refusals({}))
     """Why values are in no plan."""
 
     @property
     def total(self) -> int:
         """Plans of the space."""
-        return len(self.ranking) + len(self.unfit)
+        return len(self.ranking) + len(self.unfit) + len(self.bounded)
 
     @property
     def plans(self) -> list[Plan]:
@@ -99,56 +101,111 @@ class Outcome:
         return [
             *(costed.candidate.plan for costed in self.ranking),
             *(candidate.plan for candidate, _ in self.unfit),
+            *(candidate.plan for candidate, _ in self.bounded),
         ]
 
 
-def evaluated(candidates: Sequence[Candidate], request: Request, refusals: Refusals) -> Outcome:
-    """Return what all `candidates` cost; what does not apply to the model is left out.
+def evaluated(
+    candidates: Sequence[Candidate], request: Request, refusals: Refusals, *, prunes: bool = True
+) -> Outcome:
+    """Return what the `candidates` cost; what does not apply to the model is left out.
+
+    With `prunes`, a plan that cannot be among the `request.rows` best by its bound is not costed.
 
     Raises:
         FxpartError: for a model that cannot be captured.
 
     """
+    # A tier's host may compute, too, which is in no bound.
+    prunes = prunes and not any(candidate.config.devices.tiers for candidate in candidates)
     countdown = Countdown("plans", len(candidates))
-    costed: list[Costed] = []
-    unfit: list[tuple[Candidate, InfeasibleError]] = []
+    search = _Search(request, refusals)
     countdown.start()
     try:
         for index, candidate in enumerate(candidates):
             try:
-                costed.append(_costed(candidate, refusals))
-            except InfeasibleError as error:
-                unfit.append((candidate, error))
+                search.add(candidate, prunes=prunes)
             except NotApplicableError as error:
                 refusals.add(candidate.plan, error)
-            tally = f"{index + 1} of {counted(len(candidates), 'plan')} costed"
+            tally = f"{index + 1} of {counted(len(candidates), 'plan')} looked at"
             countdown.add(partial(str, tally))
     finally:
         countdown.stop()
-    return Outcome(tuple(ranked(costed, request.objective)), tuple(unfit), refusals)
+    return search.outcome()
 
 
-def ranked(costed: Iterable[Costed], objective: str) -> list[Costed]:
-    """Return the plans, the best first: of equal ones the faster, then the smaller."""
-    by: Mapping[str, Callable[[Costed], tuple[float, ...]]] = {
-        "throughput": lambda plan: (-plan.examples_per_s, plan.latency_s),
-        "latency": lambda plan: (plan.latency_s, -plan.examples_per_s),
-    }
-    return sorted(costed, key=lambda plan: (*by[objective](plan), plan.memory_bytes))
+_ORDER: Mapping[str, Callable[[Costed], tuple[float, float]]] = {
+    "throughput": lambda costed: (-costed.examples_per_s, costed.latency_s),
+    "latency": lambda costed: (costed.latency_s, -costed.examples_per_s),
+}
+"""What is smallest of the best plan, by objective."""
+_ROUNDING = 1e-9
+"""A bound and a cost are sums in different order."""
 
 
-def _costed(candidate: Candidate, refusals: Refusals) -> Costed:
-    config = candidate.config
-    split = ("capture", candidate.plan.tensor_parallel)
-    if split in refusals.reasons:  # no second capture of a model that cannot be split so
-        raise refusals.reasons[split]
-    check(config)
-    with without_progress():
+class _Search:
+    """Plans costed so far."""
+
+    def __init__(self, request: Request, refusals: Refusals) -> None:
+        self._request, self._refusals = request, refusals
+        self._key = _ORDER[request.objective]
+        self._best: list[float] = []
+        """The first part of the keys of the best so far, rising."""
+        self._costed: list[Costed] = []
+        self._unfit: list[tuple[Candidate, InfeasibleError]] = []
+        self._bounded: list[tuple[Candidate, float]] = []
+        self._bounds: dict[tuple[object, ...], Bounds] = {}
+
+    def add(self, candidate: Candidate, *, prunes: bool) -> None:
+        """Cost a plan, unless its bound is worse than what is known.
+
+        Raises:
+            FxpartError: for what cannot be planned; not for what does not fit.
+
+        """
+        split = ("capture", candidate.plan.tensor_parallel)
+        if split in self._refusals.reasons:  # no second capture of a model that cannot be split so
+            raise self._refusals.reasons[split]
+        check(candidate.config)
         try:
-            result = plan(config, model_spec(config), may_capture=False, advises=False)
+            with without_progress():
+                if prunes and len(self._best) >= self._request.rows:
+                    least = self._least(candidate)
+                    if least > self._best[self._request.rows - 1]:
+                        self._bounded.append((candidate, abs(least)))
+                        return
+                costed = _costed(candidate)
+        except InfeasibleError as error:
+            self._unfit.append((candidate, error))
+            return
         except NotApplicableError as error:
             if str(error).startswith("tensor_parallel"):
-                refusals.reasons[split] = error
+                self._refusals.reasons[split] = error
             raise
+        self._costed.append(costed)
+        insort(self._best, self._key(costed)[0])
+
+    def _least(self, candidate: Candidate) -> float:
+        """Return what the first part of the plan's key cannot be below."""
+        plan, config = candidate.plan, candidate.config
+        shared = ("tensor_parallel", "data_parallel", "zero", "checkpointing", "batch")
+        key = tuple(getattr(plan, name) for name in shared)
+        if key not in self._bounds:
+            self._bounds[key] = bounds_of(config)
+        by_latency = self._request.objective == "latency"
+        streams = not (by_latency or is_training(config))
+        least_s = least_step_s(plan, self._bounds[key], streams=streams) * (1.0 - _ROUNDING)
+        return least_s if by_latency else -plan.examples / least_s if least_s else -float("inf")
+
+    def outcome(self) -> Outcome:
+        """Return all that was found."""
+        ranking = sorted(self._costed, key=lambda plan: (*self._key(plan), plan.memory_bytes))
+        unfit, bounded = tuple(self._unfit), tuple(self._bounded)
+        return Outcome(tuple(ranking), unfit, bounded, self._refusals)
+
+
+def _costed(candidate: Candidate) -> Costed:
+    config = candidate.config
+    result = plan(config, model_spec(config), may_capture=False, advises=False)
     shares = time_shares(config, result)
     return Costed(candidate, headline(result), result.subject_line, shares)

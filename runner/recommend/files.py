@@ -57,6 +57,15 @@ def document(command: Sequence[str], request: Request, outcome: Outcome) -> dict
             }
             for candidate, error in outcome.unfit
         ],
+        "bounded": [
+            {
+                "command": run_command(command, candidate),
+                "overrides": candidate.overrides,
+                **asdict(candidate.plan),
+                "bound": bound,
+            }
+            for candidate, bound in outcome.bounded
+        ],
     }
 
 

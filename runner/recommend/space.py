@@ -116,8 +116,21 @@ def plans(
     for degrees in _degrees(config, settings, refusals):
         for plan in _of_degrees(settings, degrees):
             found.setdefault(plan)
-    order = ("checkpointing", "tensor_parallel", "data_parallel", "zero", "batch")
-    return sorted(found, key=lambda plan: tuple(getattr(plan, name) for name in order))
+    return sorted(found, key=_order)
+
+
+def _order(plan: Plan) -> tuple[object, ...]:
+    """Return what plans are sorted by: those of one graph together, the likely best first."""
+    return (
+        plan.checkpointing != "none",
+        plan.tensor_parallel,
+        plan.data_parallel,
+        plan.zero,
+        plan.batch,
+        -plan.microbatches,
+        plan.schedule,
+        plan.mode,
+    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -69,11 +69,15 @@ def _table(ranking: Sequence[Costed]) -> "Table":
 def proof(request: Request, outcome: Outcome) -> str:
     """Return what is known of the whole space."""
     best = {"throughput": "the most examples a second", "latency": "the least latency"}
-    unfit = len(outcome.unfit)
+    unfit, bounded = len(outcome.unfit), len(outcome.bounded)
+    costed = outcome.total - bounded
     fit = f", of which {unfit} {'does' if unfit == 1 else 'do'} not fit" if unfit else ""
+    first = f"the first has {best[request.objective]} of the space"
+    if not bounded:
+        return f"all {counted(outcome.total, 'plan')} of the space were costed{fit}; {first}"
     return (
-        f"all {counted(outcome.total, 'plan')} of the space were costed{fit}; the first has"
-        f" {best[request.objective]}"
+        f"{costed} of {counted(outcome.total, 'plan')} were costed{fit}; {bounded} cannot be among"
+        f" the best {request.rows} on any placement, by their operators' times; {first}"
     )
 
 
@@ -93,9 +97,12 @@ def habit_lines(request: Request, outcome: Outcome) -> Iterator[str]:
     for habit in _habits(outcome):
         fitting = [costed for costed in outcome.ranking if costed.candidate.plan in habit.plans]
         refused = [error for candidate, error in outcome.unfit if candidate.plan in habit.plans]
+        bounds = [bound for candidate, bound in outcome.bounded if candidate.plan in habit.plans]
         reason = outcome.refusals.reasons.get((habit.setting, habit.value))
         if fitting:
             yield f"{habit.name}: {_beside(request, outcome.ranking[0], fitting[0])}"
+        elif bounds:
+            yield f"{habit.name}: {_bounded(request, outcome.ranking[0], bounds)}"
         elif refused:
             yield f"{habit.name}: does not fit: {_needs(refused[0])}"
         elif reason is not None:
@@ -135,6 +142,15 @@ def _beside(request: Request, best: Costed, habit: Costed) -> str:
         f"{amount} ({words}), {format_size(habit.memory_bytes)}; its time is {_parts(habit)}, the"
         f" best plan's {_parts(best)}"
     )
+
+
+def _bounded(request: Request, best: Costed, bounds: Sequence[float]) -> str:
+    """Return the best that plans could be that were not costed."""
+    if request.objective == "latency":
+        least_s = min(bounds)
+        return f"at least {format_s(least_s)} ({least_s / best.latency_s - 1.0:+.1%}), not costed"
+    most = max(bounds)
+    return f"at most {rate_text(most)} ({most / best.examples_per_s - 1.0:+.1%}), not costed"
 
 
 def _parts(plan: Costed) -> str:
