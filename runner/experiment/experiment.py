@@ -78,15 +78,7 @@ from runner.experiment.zero import check_shard_devices, check_zero, gather_times
 from runner.output.figures import check_figures
 from runner.output.terminal import counted, progress, quiet
 
-__all__ = [
-    "Result",
-    "carried_out",
-    "check",
-    "check_all",
-    "model_spec",
-    "plan",
-    "problem_of",
-]
+__all__ = ["Result", "carried_out", "check", "check_all", "model_spec", "plan", "problem_of"]
 
 _MOST_BATCHES = 2**14
 """Of a sweep over batch sizes: each is a row of its table."""
