@@ -1,37 +1,59 @@
-"""gpt-fast's tokens per second at batch 1 on one A100, beside a decode of the same model.
+"""gpt-fast's tokens per second at batch 1 on A100s, beside a decode of the same model.
 
 gpt-fast runs `torch.compile` with CUDA graphs: what is no product is fused into one, so a token
-takes the sum of its products and attention by the roofline, each with a kernel's own time.
+takes the sum of its products, attention and collectives, each with a kernel's own time. It splits
+layers over the devices of a machine, and no embedding and no head. All layers of these models are
+alike, so a model of a few says what all take.
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from omegaconf import OmegaConf
 
 from benchmarks.truth.row import Row
 from fxpart.capture.captured import captured_graph
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.few_bits import WeightFormat, with_few_bits
-from fxpart.core.graph import OpGraph
+from fxpart.core.graph import FloatArray, OpGraph
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
+from fxpart.cost.collective_times import collective_bytes, collective_kinds
+from fxpart.cost.collectives import CollectiveCurves, collective_time_s
+from fxpart.cost.curves.family import family_from
 from fxpart.cost.roofline import LatencyModel, op_time_s
 from runner.config.paths import conf_dir
 
 __all__ = ["NAME", "SOURCE", "rows"]
 
 NAME = "gpt_fast"
-SOURCE = "pytorch-labs/gpt-fast README.md@32971d3 (BSD-3), batch 1, prompt 5, 200 tokens, one A100"
+SOURCE = "pytorch-labs/gpt-fast README.md@32971d3 (BSD-3), batch 1, prompt 5, 200 tokens, A100 80GB"
 
-_MODELS = {
+_LLAMA_2 = {"vocab_size": 32000, "rope_theta": 10000.0}
+_405B = {
+    "hidden_size": 16384,
+    "intermediate_size": 53248,
+    "num_hidden_layers": 126,
+    "num_attention_heads": 128,
+}
+_MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "Llama-2-7B": ("llama2_7b", {}),
-    "Llama-2-70B": ("llama3_70b", {"vocab_size": 32000, "rope_theta": 10000.0}),
+    "Llama-2-13B": ("llama2_13b", {}),
+    "Llama-2-70B": ("llama3_70b", _LLAMA_2),
+    "Llama-3-8B": ("llama3_1_8b", {}),
     "Llama-3.1-8B": ("llama3_1_8b", {}),
+    "Llama-3-70B": ("llama3_70b", {}),
+    "Llama-3.1-70B": ("llama3_70b", {}),
+    "Llama-3.1-405B": ("llama3_70b", _405B),
     "Mixtral-8x7B": ("mixtral_8x7b", {}),
 }
 """By the name of a row, the preset and what of its configuration differs."""
-_LAYOUTS = {"bf16": ("none", {}), "int8": ("int8", {}), "int4-g32": ("int4", {"group_size": 32})}
+_NVLINK = Link(300e9)  # conf/transfer_rate/nvlink3
+_LAYERS = (2, 4)
+"""Of the models that are captured."""
+_HEAD = "lm_head"
 _CONTEXT = 5 + 200 // 2
 """Tokens in the cache halfway."""
 _KERNELS = LatencyModel(
@@ -40,45 +62,81 @@ _KERNELS = LatencyModel(
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each model and layout of weights on one device."""
+    """Yield a row for each model, layout of weights and number of devices.
+
+    What no preset describes is named on stderr.
+    """
     with (data / "measured.json").open(encoding="utf-8") as file:
         points = json.load(file)
     for point in points:
-        measures_one = point["n_devices"] == 1 and point["metric"] == "tokens_per_s"
-        if "gpt-fast" in point["source"] and measures_one:
-            seconds = _token_s(point["model"], point["dtype"])
-            label = f"{point['model']} {point['dtype']}"
-            # The read_share of a layout of few bits is fitted to its row of this set.
-            is_fitted = point["dtype"] != "bf16"
-            yield Row(label, 1 / seconds, point["value"], "tokens/s", held_out=not is_fitted)
+        if "gpt-fast" not in point["source"] or point["metric"] != "tokens_per_s":
+            continue
+        model, dtype, devices = point["model"], point["dtype"], int(point["n_devices"])
+        label = f"{model} {dtype} on {devices}"
+        if model not in _MODELS or "A100" not in point["hardware"]:
+            print(f"{NAME}: {label} of {point['hardware']} is not known here", file=sys.stderr)
+            continue
+        # The read_share of a layout of few bits is fitted to its row of one device.
+        held_out = dtype == "bf16" or devices > 1
+        seconds = _token_s(model, dtype, devices)
+        yield Row(label, 1 / seconds, point["value"], "tokens/s", held_out=held_out)
 
 
-def _token_s(model: str, dtype: str) -> float:
-    graph = _graph(model, dtype)
-    link = Link(1e9)
-    times = op_time_s(graph, uniform_topology((_a100(),), link), _KERNELS)[:, 0]
-    return float(times[graph.flops > 0].sum())
+def _token_s(model: str, dtype: str, devices: int) -> float:
+    """Return the time of one token over `devices`: of all layers, and of the head on each."""
+    few, more = _LAYERS
+    in_few_s, in_more_s = (_layers_s(_graph(model, dtype, devices, n), devices) for n in _LAYERS)
+    preset, changed = _MODELS[model]
+    layers = {**_yaml("model", preset)["config"], **changed}["num_hidden_layers"]
+    of_layer_s = (in_more_s - in_few_s) / (more - few)
+    whole = _graph(model, dtype, 1, few)
+    head = [op for op, module in enumerate(whole.modules) if module == _HEAD and whole.flops[op]]
+    return in_few_s + (layers - few) * of_layer_s + float(_times(whole)[head].sum())
 
 
-def _graph(model: str, dtype: str) -> OpGraph:
+def _layers_s(graph: OpGraph, devices: int) -> float:
+    """Return the time of products, attention and collectives outside of the head."""
+    outside = np.array([module != _HEAD for module in graph.modules])
+    seconds = float(_times(graph)[outside & (graph.flops > 0)].sum())
+    kinds, curves = collective_kinds(graph), _collectives()
+    for op, size_bytes in collective_bytes(graph).items():
+        if outside[op]:
+            seconds += collective_time_s(kinds[op], size_bytes, devices, _NVLINK, curves)
+    return seconds
+
+
+def _times(graph: OpGraph) -> FloatArray:
+    times: FloatArray = op_time_s(graph, uniform_topology((_a100(),), _NVLINK), _KERNELS)[:, 0]
+    return times
+
+
+def _graph(model: str, dtype: str, devices: int, layers: int) -> OpGraph:
     preset, changed = _MODELS[model]
     fields = _yaml("model", preset)
     spec = ModelSpec(
         name=model,
         architecture=fields["architecture"],
-        config={**fields["config"], **changed},
+        config={**fields["config"], **changed, "num_hidden_layers": layers},
         step="decode",
         cache_len=_CONTEXT,
         dtype="bfloat16",
+        tensor_parallel=devices,
     )
     graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
-    layout, settings = _LAYOUTS[dtype]
-    if layout == "none":
+    layout, _, group = dtype.partition("-g")
+    if layout == "bf16":
         return graph
     # gpt-fast converts every linear layer, that of the scores too.
-    chosen = {**_yaml("weights", layout), **settings, "keep": ()}
+    chosen = {**_yaml("weights", layout), "keep": ()}
     chosen.pop("source")
+    if group:
+        chosen["group_size"] = int(group)
     return with_few_bits(graph, WeightFormat(**chosen))
+
+
+def _collectives() -> CollectiveCurves | None:
+    curves = _yaml("latency", "kernels")["curves"]["a100"]
+    return family_from("a100", curves).collectives
 
 
 def _yaml(group: str, name: str) -> dict:  # type: ignore[type-arg]
