@@ -31,8 +31,8 @@ __all__ = ["NAME", "SOURCE", "rows"]
 NAME = "gpt_fast"
 SOURCE = "pytorch-labs/gpt-fast README.md@32971d3 (BSD-3), batch 1, prompt 5, 200 tokens, A100 80GB"
 
-_LLAMA_2 = {"vocab_size": 32000, "rope_theta": 10000.0}
-_405B = {
+_LLAMA_2: dict[str, object] = {"vocab_size": 32000, "rope_theta": 10000.0}
+_405B: dict[str, object] = {
     "hidden_size": 16384,
     "intermediate_size": 53248,
     "num_hidden_layers": 126,
@@ -87,7 +87,7 @@ def _token_s(model: str, dtype: str, devices: int) -> float:
     few, more = _LAYERS
     in_few_s, in_more_s = (_layers_s(_graph(model, dtype, devices, n), devices) for n in _LAYERS)
     preset, changed = _MODELS[model]
-    layers = {**_yaml("model", preset)["config"], **changed}["num_hidden_layers"]
+    layers = int({**_yaml("model", preset)["config"], **changed}["num_hidden_layers"])
     of_layer_s = (in_more_s - in_few_s) / (more - few)
     whole = _graph(model, dtype, 1, few)
     head = [op for op, module in enumerate(whole.modules) if module == _HEAD and whole.flops[op]]
