@@ -24,6 +24,8 @@ from fxpart.cost.evaluate import evaluate
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement import make_mode
+from fxpart.placement.optimal.mode import WATCHER, Progress
+from runner.experiment.objective import with_proven_bound
 
 __all__ = ["Known", "main", "read_known", "workload_problem"]
 
@@ -74,10 +76,15 @@ def _solved(path: Path, objective: str, mode: str, options: dict[str, object]) -
     """Return what `mode` finds, None where it refuses the problem."""
     begin = time.process_time()
     problem = workload_problem(path, objective)
+    curve: list[Progress] = []
+    token = WATCHER.set(curve.append)
     try:
         evaluation = evaluate(problem, make_mode(mode, options)(problem))
     except InfeasibleError:
         return None
+    finally:
+        WATCHER.reset(token)
+    evaluation = with_proven_bound(evaluation, objective, curve)
     seconds = time.process_time() - begin
     if objective == "latency":
         return _Solved(evaluation.latency_s * 1e3, evaluation.lower_bound_s * 1e3, seconds)

@@ -208,6 +208,8 @@ class Bounds(NamedTuple):
     latency_s: float
     load_s: float
     """Of the largest load of any device or link, without replicas."""
+    name: str
+    """What proves both."""
 
 
 def best_bounds(problem: Problem) -> Bounds:
@@ -217,9 +219,9 @@ def best_bounds(problem: Problem) -> Bounds:
     """
     best = best_of_all(problem)
     if best is not None and best.latency_of.min() >= 0:
-        return Bounds(best.latency_s, best.load_s)
+        return Bounds(best.latency_s, best.load_s, "all placements")
     latency_s = lower_bound_s(problem) if problem.workload is None else 0.0
-    return Bounds(latency_s, load_bound_s(problem))
+    return Bounds(latency_s, load_bound_s(problem), "work, paths and memory")
 
 
 def lower_bound_s(problem: Problem) -> float:

@@ -46,7 +46,7 @@ from runner.experiment.device_memory import (
 )
 from runner.experiment.generation import Generation, GenerationPlan, generation
 from runner.experiment.measured import Measured
-from runner.experiment.objective import check_objective, watched
+from runner.experiment.objective import check_objective, watched, with_proven_bound
 from runner.experiment.offload import check_offload, offloaded
 from runner.experiment.operator_times import (
     check_latency,
@@ -363,6 +363,8 @@ def _costed(
         problem, evaluation = made.offloaded.problem, made.offloaded.evaluation
     else:
         evaluation = evaluate(problem, assignment)
+    if problem.workload is not None:
+        evaluation = with_proven_bound(evaluation, problem.objective, made.curve)
     if subject.partial is not None:
         evaluation, replicas = with_sums(
             config,

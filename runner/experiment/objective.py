@@ -2,8 +2,9 @@
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from fxpart.capture.captured import CapturedGraph
@@ -22,6 +23,7 @@ __all__ = [
     "published_graph",
     "search_series",
     "watched",
+    "with_proven_bound",
 ]
 
 _SHOWN_EVERY_S = 1.0
@@ -89,6 +91,19 @@ def load_metrics(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
+def with_proven_bound(
+    evaluation: Evaluation, objective: str, curve: Sequence[Progress]
+) -> Evaluation:
+    """Return an evaluation with the bound that a search of the same problem proved, if higher."""
+    if not curve:
+        return evaluation
+    if objective == "throughput":
+        proven_s = max(evaluation.load_bound_s, curve[-1].bound_s)
+        return replace(evaluation, load_bound_s=proven_s)
+    proven_s = max(evaluation.lower_bound_s, curve[-1].bound_s)
+    return replace(evaluation, lower_bound_s=proven_s)
+
+
 def load_line(evaluation: Evaluation) -> str:
     """Return the largest load and how far it is above its bound."""
     return (
@@ -123,10 +138,10 @@ def watched(*, shown: bool) -> Iterator[list[Progress]]:
 
 
 def progress_text(progress: Progress) -> str:
-    """Return such as ``after 3.1 s: 51.39 ms, bound 50.98 ms, gap 0.8%``."""
+    """Return such as ``after 3.1 s: 51.39 ms, bound 50.98 ms (work), gap 0.80%``."""
     return (
         f"after {progress.seconds:.1f} s: {format_s(progress.best_s)}, bound"
-        f" {format_s(progress.bound_s)}, gap {progress.gap:.1%}"
+        f" {format_s(progress.bound_s)} ({progress.bound_by}), gap {progress.gap:.2%}"
     )
 
 

@@ -75,6 +75,26 @@ def test_searches_of_models_know_the_published_cost_model(
         assert cost(workload, placed) <= least * 1.001
 
 
+def test_the_configuration_bound_holds_and_closes_the_search(tmp_path: Path) -> None:
+    higher = 0
+    for seed in range(8):
+        workload = workload_at(tmp_path, document(seed), None)
+        least = min(largest_load_s(workload, p) for p in placements(workload) if fits(workload, p))
+        problem = problem_of(workload, "throughput")
+        seen: list[Progress] = []
+        token = WATCHER.set(seen.append)
+        try:
+            optimal(problem, OptimalOptions(steps=60))
+        finally:
+            WATCHER.reset(token)
+        assert seen[-1].bound_s <= least * (1 + 1e-9)
+        higher += seen[-1].bound_s > seen[0].bound_s
+        assert seen[-1].gap <= 1e-5
+        assert seen[-1].step < 60
+        assert (seen[-1].bound_by == "configuration LP") == (seen[-1].bound_s > seen[0].bound_s)
+    assert higher >= 3
+
+
 def test_one_accelerator_takes_all_its_operators_and_moves_nothing(tmp_path: Path) -> None:
     content = document(0) | {"maxFPGAs": 1, "maxSizePerFPGA": 1e9}
     workload = workload_at(tmp_path, content, None)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
-from fxpart.cost.blocking import sample_bound_s
-from fxpart.cost.bounds import best_bounds, load_bound_s
+from fxpart.cost.bounds import best_bounds
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
 from fxpart.placement.cost_aware import cost_aware
@@ -19,7 +18,7 @@ from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.kl_based import kl_based
 from fxpart.placement.optimal.model_search import ModelSearch
 from fxpart.placement.pipeline import pipeline
-from fxpart.placement.published.search import Search, begun
+from fxpart.placement.published.search import KnownBound, Proof, Search, begun
 from fxpart.placement.single import single
 from fxpart.placement.size_based import size_based
 
@@ -27,6 +26,8 @@ __all__ = ["WATCHER", "OptimalOptions", "Progress", "Search", "optimal"]
 
 STARTS = (size_based, single, pipeline, kl_based, cost_aware)
 _ROUNDING = 1e-9
+_PROVING = 0.25
+"""Share of the time in which the bound is raised."""
 _MOST_S, _MOST_STEPS = 1e7, 10**9
 
 
@@ -41,6 +42,8 @@ class Progress:
     """The latency, or the largest load, of the best placement so far."""
     bound_s: float
     """That of no placement is less."""
+    bound_by: str
+    """What proves the bound."""
 
     @property
     def gap(self) -> float:
@@ -88,9 +91,9 @@ def optimal(problem: Problem, options: OptimalOptions | None = None) -> Assignme
     """
     chosen = options or OptimalOptions()
     begin = time.monotonic()
-    search, device_of, bound_s = _begun(problem, chosen.seed)
+    search, device_of, proof = _begun(problem, chosen.seed)
     try:
-        _run(search, bound_s, chosen, begin)
+        _run(search, proof, chosen, begin)
     except KeyboardInterrupt:
         if not math.isfinite(search.best_s):
             raise
@@ -100,16 +103,28 @@ def optimal(problem: Problem, options: OptimalOptions | None = None) -> Assignme
     return partition_by_device(problem.graph, device_of())
 
 
-def _run(search: Search, bound_s: float, options: OptimalOptions, begin: float) -> None:
+def _run(search: Search, proof: Proof, options: OptimalOptions, begin: float) -> None:
     watcher = WATCHER.get()
-    step, shown_s = 0, math.inf
+    step, shown_s, proving_s = 0, math.inf, 0.0
 
     def tell() -> None:
         if watcher:
-            watcher(Progress(time.monotonic() - begin, step, search.best_s, bound_s))
+            seconds = time.monotonic() - begin
+            watcher(Progress(seconds, step, search.best_s, proof.bound_s, proof.name))
+
+    def prove() -> float:
+        """Try to raise the bound, unless that has had its share of the time; return the time."""
+        since, bound_s, limit_s = time.monotonic(), proof.bound_s, math.inf
+        if options.steps is None:
+            limit_s = _PROVING * (since - begin) - proving_s
+        if not proof.is_done and limit_s > 0:
+            proof.step(limit_s)
+            if proof.bound_s > bound_s:
+                tell()
+        return time.monotonic() - since
 
     tell()
-    while search.best_s > bound_s * (1 + _ROUNDING):
+    while search.best_s > proof.bound_s * (1 + proof.tolerance):
         if options.steps is not None:
             if step >= options.steps:
                 break
@@ -122,10 +137,11 @@ def _run(search: Search, bound_s: float, options: OptimalOptions, begin: float) 
         if search.best_s < shown_s * (1 - _ROUNDING):
             shown_s = search.best_s
             tell()
+        proving_s += prove()
     tell()
 
 
-def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray], float]:
+def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray], Proof]:
     """Return the search for a problem, the devices of its best placement, and a bound."""
     workload = problem.workload
     if workload is None:
@@ -133,8 +149,5 @@ def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray],
         search.round()  # without a first placement there is nothing to return
         bounds = best_bounds(problem)
         bound_s = bounds.latency_s if problem.objective == "latency" else bounds.load_s
-        return search, lambda: search.elite[0], bound_s
-    bound_s = load_bound_s(problem)
-    if problem.objective == "latency":
-        bound_s = sample_bound_s(workload)
-    return *begun(workload, problem.objective, seed), bound_s
+        return search, lambda: search.elite[0], KnownBound(bound_s, bounds.name)
+    return begun(problem, workload, seed)

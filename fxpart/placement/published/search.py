@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -10,14 +11,17 @@ from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.workload import Workload
+from fxpart.cost.blocking import sample_bound_s
+from fxpart.cost.bounds import load_bound_s
 from fxpart.cost.problem import Problem
+from fxpart.placement.published.load_bound import ConfigurationBound
 from fxpart.placement.published.loads import LoadSearch, best_stretches
 from fxpart.placement.published.pieces import PieceSearch
 from fxpart.placement.published.rows import rows
 from fxpart.placement.search.load_tables import unit_tables
 from fxpart.placement.size_based import size_based
 
-__all__ = ["Search", "begun", "placed_in_steps"]
+__all__ = ["KnownBound", "Proof", "Search", "begun", "placed_in_steps"]
 
 
 class Search(Protocol):
@@ -38,18 +42,63 @@ class Search(Protocol):
         ...
 
 
-def begun(workload: Workload, objective: str, seed: int) -> tuple[Search, Callable[[], IntArray]]:
-    """Return a search that has its starts, and what returns its best placement (n,)."""
-    if objective == "latency":
+class Proof(Protocol):
+    """A bound that may rise, a step at a time."""
+
+    @property
+    def bound_s(self) -> float:
+        """What no placement beats."""
+        ...
+
+    @property
+    def name(self) -> str:
+        """What proves it."""
+        ...
+
+    @property
+    def tolerance(self) -> float:
+        """Share that the best may be above it and count as proven."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it will not rise any more."""
+        ...
+
+    def step(self, limit_s: float) -> None:
+        """Try to raise it, for about so long."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class KnownBound:
+    """A bound that stays as it is."""
+
+    bound_s: float
+    name: str
+    tolerance: float = 1e-9
+    is_done: bool = True
+
+    def step(self, limit_s: float) -> None:
+        """Do nothing."""
+
+
+def begun(
+    problem: Problem, workload: Workload, seed: int
+) -> tuple[Search, Callable[[], IntArray], Proof]:
+    """Return a search that has its starts, what returns its best placement (n,), and a bound."""
+    if problem.objective == "latency":
         pieces = PieceSearch(workload, seed)
-        return pieces, lambda: _devices(workload, pieces.elite[0])
+        longest = KnownBound(sample_bound_s(workload), "longest path")
+        return pieces, lambda: _devices(workload, pieces.elite[0]), longest
     tables, unit_of = unit_tables(workload)
     loads = LoadSearch(tables, seed)
     lines = rows(workload.sources, workload.targets, workload.is_backward, unit_of, seed)
     start = best_stretches(tables, lines)
     if start is not None:
         loads.take(start)
-    return loads, lambda: loads.elite[0][unit_of]
+    proof = ConfigurationBound(loads, load_bound_s(problem))
+    return loads, lambda: loads.elite[0][unit_of], proof
 
 
 def placed_in_steps(problem: Problem, steps: int) -> Assignment:
@@ -62,7 +111,7 @@ def placed_in_steps(problem: Problem, steps: int) -> Assignment:
 
     """
     assert problem.workload is not None
-    search, device_of = begun(problem.workload, problem.objective, seed=0)
+    search, device_of, _ = begun(problem, problem.workload, seed=0)
     for _ in range(steps):
         if not search.is_exhausted:
             search.round()
