@@ -8,7 +8,7 @@ from fxpart.plan_export import EngineFiles, EnginePlan, engine_files, stages_of
 from fxpart.plan_export.engines import Stages
 from runner.config.sections import Config
 from runner.experiment.serving import is_serving
-from runner.experiment.training import is_training
+from runner.experiment.training import is_megatron, is_training
 
 __all__ = ["engines_note", "files_for_engines"]
 
@@ -51,6 +51,7 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
         optimizer=optimizer.name,
         implementation=optimizer.implementation,
         same_dtype=not optimizer.master_weights and optimizer.state_dtype in (None, model.dtype),
+        megatron=is_megatron(config),
         weights=config.weights.name,
         cache=config.kv_cache,
         machines=len(set(config.devices.nodes or [0])),

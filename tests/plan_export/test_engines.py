@@ -36,7 +36,7 @@ SHARDED = replace(TRAINING, data_parallel=8, zero=3, batch_size=2, checkpointing
 PIPELINE = replace(
     TRAINING, stages=Stages((10, 12, 10), (0, 1, 2)), schedule="1f1b", microbatches=8
 )
-MASTER = replace(TRAINING, same_dtype=False)
+MEGATRON = replace(TRAINING, megatron=True, same_dtype=False)
 
 
 def _text(plan: EnginePlan, name: str) -> str:
@@ -141,7 +141,7 @@ def test_torchtitan_has_the_degrees_and_the_modules_of_each_stage() -> None:
 def test_megatron_has_the_layers_of_each_chunk_in_turn() -> None:
     stages = Stages((7, 9, 8, 8), (0, 1, 0, 1))
     plan = replace(
-        MASTER,
+        MEGATRON,
         stages=stages,
         schedule="interleaved",
         microbatches=6,
@@ -233,9 +233,9 @@ REFUSED = [
     (replace(PIPELINE, schedule="none"), "torchtitan", "schedule=1f1b"),
     (replace(PIPELINE, model={**LLAMA, "vocab_size": 1}), "torchtitan", "no flavor"),
     (replace(PIPELINE, optimizer="sgd"), "torchtitan", "Adam"),
-    (PIPELINE, "Megatron-LM", "master_weights=true"),
-    (replace(PIPELINE, schedule="gpipe"), "Megatron-LM", "1f1b"),
-    (replace(PIPELINE, same_dtype=False, model={}), "Megatron-LM", "does not state all its sizes"),
+    (PIPELINE, "Megatron-LM", "engine=megatron"),
+    (replace(PIPELINE, megatron=True, schedule="gpipe"), "Megatron-LM", "1f1b"),
+    (replace(PIPELINE, megatron=True, model={}), "Megatron-LM", "does not state all its sizes"),
     (replace(SERVING, cache="fp8"), "llama.cpp", "no cache in fp8"),
     (replace(SERVING, data_parallel=2), "llama.cpp", "one replica"),
 ]
@@ -258,6 +258,9 @@ def test_engines_are_asked_for_what_they_are_for() -> None:
         asked = {*files.texts, *files.refusals}
         assert {engine.trains for engine in asked} == {plan.training}
         assert plan.stages.count == 1 or all(engine.pipelines for engine in asked)
+    alone = engine_files(replace(PIPELINE, megatron=True))
+    assert [engine.name for engine in alone.texts] == ["Megatron-LM"]
+    assert not alone.refusals
     images = replace(SHARDED, architecture="ViTForImageClassification")
     assert [engine.name for engine in engine_files(images).texts] == ["accelerate", "DeepSpeed"]
     assert len({engine.file for engine in ENGINES}) == len(ENGINES)

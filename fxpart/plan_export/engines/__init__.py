@@ -55,11 +55,14 @@ class EngineFiles:
 
 def engine_files(plan: EnginePlan) -> EngineFiles:
     """Return what the engines for such a plan start from; one device trains without any."""
+    asked = [engine for engine in ENGINES if engine.trains == plan.training]
+    if plan.megatron:
+        asked = [engine for engine in asked if engine.write is megatron_arguments]
     is_text = (plan.architecture or "").endswith("ForCausalLM")
     texts, refusals = dict[Engine, str](), dict[Engine, str]()
-    for engine in ENGINES:
+    for engine in asked:
         suits = engine.pipelines or plan.stages.count == 1
-        if engine.trains != plan.training or (engine.texts_only and not is_text) or not suits:
+        if (engine.texts_only and not is_text) or not suits:
             continue
         if plan.training and plan.devices == 1:
             continue

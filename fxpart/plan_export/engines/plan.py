@@ -64,6 +64,8 @@ class EnginePlan:
     """Of the optimizer: ``for_loop``, ``foreach`` or ``fused``."""
     same_dtype: bool = True
     """Whether the optimizer keeps state and weights in the dtype of the model only."""
+    megatron: bool = False
+    """Whether the step is planned as Megatron-LM computes it."""
     weights: str = "none"
     """The layout of weights in few bits, as in ``conf/weights``."""
     cache: str = "auto"

@@ -47,9 +47,9 @@ def test_a_sharded_step_is_written_for_three_engines(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_leaves_in_whole_layers() -> None:
-    assert _note(32, *TRAINING, *STAGES, "optimizer.master_weights=true") == (
-        ", Megatron-LM (megatron_args.txt)"
-        "; not torchtitan: it has Adam and AdamW in the dtype of the weights"
+    assert _note(32, *TRAINING, *STAGES, "engine=megatron") == ", Megatron-LM (megatron_args.txt)"
+    assert _note(32, *TRAINING, *STAGES) == (
+        ", torchtitan (torchtitan.toml); not Megatron-LM: its step is planned with engine=megatron"
     )
     note = _note(33, *TRAINING, *STAGES)
     assert note == "; no files of engines: stage 1 begins inside model.layers.16; add granularity=3"
