@@ -15,7 +15,12 @@ from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers
 from runner.config.sections import Config
 from runner.experiment.engines import engines_note
-from runner.experiment.training import backward_engine, is_training, left_out_here
+from runner.experiment.training import (
+    backward_engine,
+    is_megatron,
+    is_training,
+    left_out_here,
+)
 from runner.output.terminal import counted
 from runner.output.units import format_s
 
@@ -122,8 +127,10 @@ def carrier_line(
 
     `whole` is the plan of whole modules beside it, if one was looked for.
     """
-    line = _torch_line(config, problem, assignment, whole)
-    return line + engines_note(config, problem.graph, assignment)
+    note = engines_note(config, problem.graph, assignment)
+    if is_megatron(config):  # whose step torch does not run
+        return note.removeprefix(", ").removeprefix("; ") or "nothing yet"
+    return _torch_line(config, problem, assignment, whole) + note
 
 
 def _torch_line(

@@ -1,12 +1,15 @@
 """Accelerate itself accepts the maps and carries them out."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from accelerate.utils import check_device_map, find_tied_parameters
 
 from fxpart.core.granularity import group_operators
@@ -15,7 +18,7 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.placement import make_mode
-from fxpart.plan_export import DeviceMap, device_map
+from fxpart.plan_export import DeviceMap, device_map, tiered_device_map
 from tests.plan_export.scene import SPECS, random_plan, scene
 from tests.sketch import devices
 
@@ -115,3 +118,35 @@ def compare(name: str, mapped: DeviceMap, seen: dict[str, list[int]]) -> int:
     once = {path: calls[0] for path, calls in seen.items() if len(calls) == 1 and path in last}
     assert once == {path: int(mapped.device_of[last[path]]) for path in once}
     return len(once)
+
+
+def test_the_script_of_the_docs_loads_real_weights_where_they_are_planned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In tiers alone: a device that has a number would be a GPU."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = dict(SPECS["llama"].config)
+    original = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    original.save_pretrained(tmp_path / "llama")
+    _, graph = scene("llama")
+    tier_of = {
+        op: "disk" if module.startswith("model.layers.1") else "cpu"
+        for op, module in enumerate(graph.modules)
+    }
+    entries = tiered_device_map(graph, np.zeros(graph.n_ops, dtype=np.int64), tier_of)
+    assert set(entries.values()) == {"cpu", "disk"}
+    (tmp_path / "device_map.json").write_text(json.dumps(entries))
+    page = (ROOT / "docs" / "execution.md").read_text()
+    (block,) = re.findall(r"```python\n# place.py\n(.*?)```", page, re.DOTALL)
+    assert len(block.splitlines()) <= 15
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["place.py", ".", "llama"])
+    scope: dict[str, Any] = {}
+    exec(compile(block, "place.py", "exec"), scope)
+    assert any((tmp_path / "offload").glob("model.layers.1*"))
+    tokens = torch.arange(8).reshape(1, 8)
+    with torch.no_grad():
+        placed, expected = (run(tokens).logits for run in (scope["model"], original))
+    assert torch.allclose(placed, expected, atol=1e-6)

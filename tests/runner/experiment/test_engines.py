@@ -7,9 +7,10 @@ import numpy as np
 from fxpart.core.graph import OpGraph
 from fxpart.core.partitions import partition_by_device
 from runner.experiment.engines import engines_note, files_for_engines
+from runner.experiment.whole_modules import carrier_line
 from runner.job.files import write_engine_files
 from tests.runner.composed import read
-from tests.sketch import Sketch
+from tests.sketch import Sketch, devices, problem
 
 
 def _layers(count: int) -> OpGraph:
@@ -74,3 +75,12 @@ def test_what_no_engine_does_alike_leaves_for_none() -> None:
     assert _note(64, *TRAINING) == ""  # one device
     tiers = ("model=llama3_1_8b", "phase=decode", "devices=2x16gb+host64gb")
     assert _note(32, *tiers) == ""
+
+
+def test_a_step_of_megatron_is_run_by_megatron_alone() -> None:
+    config = read(*TRAINING, *STAGES, "engine=megatron")
+    this = problem(GRAPH, devices(10**6, 10**6))
+    placed = partition_by_device(GRAPH, np.arange(GRAPH.n_ops) // 32)
+    assert carrier_line(config, this, placed, None) == "Megatron-LM (megatron_args.txt)"
+    inside = partition_by_device(GRAPH, np.arange(GRAPH.n_ops) // 33)
+    assert carrier_line(config, this, inside, None).startswith("no files of engines: stage 1")
