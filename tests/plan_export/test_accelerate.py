@@ -128,7 +128,7 @@ def test_the_script_of_the_docs_loads_real_weights_where_they_are_planned(
 
     torch.manual_seed(0)
     sizes: dict[str, Any] = dict(SPECS["llama"].config)
-    original = LlamaForCausalLM(LlamaConfig(**sizes)).eval()
+    original = LlamaForCausalLM(LlamaConfig(**sizes))
     original.save_pretrained(tmp_path / "llama")
     _, graph = scene("llama")
     tier_of = {
