@@ -25,6 +25,7 @@ from benchmarks.truth import (
     megatron_b200_time,
     offload,
     timm_memory,
+    vtrain,
 )
 from benchmarks.truth.picture import picture
 from benchmarks.truth.row import HEADS, Row, summary
@@ -61,6 +62,7 @@ SETS: tuple[TruthSet, ...] = (
     megatron_b200,
     megatron_b200_time,
     offload,
+    vtrain,
 )
 
 

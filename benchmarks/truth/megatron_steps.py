@@ -49,12 +49,14 @@ def schedule_of(result: Result) -> ScheduleResult:
     return result.schedule
 
 
-def parallel_overrides(tensor: int, pipeline: int, data: int, device: str) -> Sequence[str]:
-    """Return the overrides for so many devices of one machine."""
+def parallel_overrides(
+    tensor: int, pipeline: int, data: int, device: str, *, has_pieces: bool = True
+) -> Sequence[str]:
+    """Return the overrides for so many devices of one machine; with pieces of sequences, or not."""
     return (
         f"devices={tensor * pipeline * data}x{device}",
         f"tensor_parallel={tensor}",
-        f"sequence_parallel={str(tensor > 1).lower()}",
+        f"sequence_parallel={str(has_pieces and tensor > 1).lower()}",
         f"data_parallel={data}",
         f"zero={int(data > 1)}",
     )

@@ -104,10 +104,6 @@ def _check_megatron(config: Config) -> None:
             "capture.symbolic=none",
             config.capture.symbolic == "none",
         ),
-        f"tensor_parallel={config.tensor_parallel} without sequence_parallel": (
-            "sequence_parallel=true",
-            config.tensor_parallel == 1 or config.sequence_parallel,
-        ),
         "optimizer=none": ("optimizer=adamw", config.optimizer.name != "none"),
     }
     for got, (fitting, is_so) in wrong.items():

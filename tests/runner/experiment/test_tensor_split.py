@@ -193,7 +193,6 @@ def test_a_step_of_megatron_on_every_kind_of_parallelism() -> None:
         (("phase=inference",), "got phase=inference; use phase=training"),
         (("model.loss=mean",), "got model.loss=mean; use model.loss=own"),
         (("data_parallel=2",), "got data_parallel=2 zero=0; use zero=1"),
-        (("tensor_parallel=2",), "use sequence_parallel=true"),
         (("optimizer=none",), "got optimizer=none; use optimizer=adamw"),
     ],
 )

@@ -1,0 +1,47 @@
+"""Published training steps of Megatron-LM are read by the names and fields that they have."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.truth.megatron_b200 import FILE, cases
+from benchmarks.truth.vtrain import plans
+from runner.config.read import read_config
+from tests.runner.composed import composed
+
+
+def _point(case: str, parallel: str, **fields: object) -> dict[str, object]:
+    ranks = {str(rank): {"max_allocated_mb": 100.0 + rank} for rank in (10, 2)}
+    usual = {"model": "llama3-70b", "layer_num": 6, "mbc": 4, "vp_size": 1, "real_ms": 5.0}
+    return {**usual, "case": case, "parallel": parallel, "peak_memory_by_rank_mb": ranks, **fields}
+
+
+def test_a_case_says_its_degrees_and_what_plans_it(tmp_path: Path) -> None:
+    points = [
+        _point("llama3_70b_l6_tp2_pp2_dp2_mbc4_seq8192_cef", "tp2pp2"),
+        _point("mixtral", "tp1ep8pp1", model="mixtral_8x7b"),
+        _point("llama3_405b", "tp2cp4pp1", model="llama3-405b"),
+        _point("llama3_8b", "tp1pp2", model="llama3-8b", vp_size=2),
+    ]
+    (tmp_path / FILE).write_text(json.dumps(points))
+    first, *others = cases(tmp_path)
+    assert first.left_out == ""
+    assert first.allocated_mib == (102.0, 110.0)  # by rank, not by text
+    config = read_config(composed(*first.overrides()))
+    degrees = config.tensor_parallel, config.sequence_parallel, config.data_parallel, config.zero
+    assert degrees == (2, True, 2, 1)
+    assert (config.model.seq_len, config.model.batch_size, config.microbatches) == (8192, 2, 4)
+    assert config.model.config["num_hidden_layers"] == 6
+    assert sum(pool.count for pool in config.devices.pools) == 8
+    reasons = [case.left_out for case in others]
+    assert reasons == ["mixtral_8x7b, experts", "context parallelism", "several chunks a device"]
+
+
+def test_a_plan_of_vtrain_has_its_microbatches(tmp_path: Path) -> None:
+    head = "gpus,global batch,micro batch,hidden,heads,layers,sequence,tp,dp,pp,ms\n"
+    (tmp_path / "vtrain_single.csv").write_text(head + "8,64,4,1024,16,24,1024,2,2,2,219.7\n")
+    (plan,) = plans(tmp_path)
+    assert plan.microbatches == 8
+    assert plan.label == "h1024 l24 b64/4 tp2 dp2 pp2"
+    assert plan.iteration_ms == pytest.approx(219.7)
