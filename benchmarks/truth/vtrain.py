@@ -4,9 +4,10 @@
 
 The steps are planned by the command's own functions with ``latency=kernels``. One number is fitted,
 to a tenth of the rows: what the host takes to start an operator, since most of these models are so
-small that it decides. A GPT is a Starcoder2 of transformers, which has its layers (biases, LayerNorm, GELU, as many
-keys as heads); attention is not fused, as in 2022; float16 is likely, and not stated. Stages are
-alike, so that a step of n layers a stage takes t1 + (n - 1) (t2 - t1), of steps with 1 and 2.
+small that it decides. A GPT is a Starcoder2 of transformers, which has its layers (biases,
+LayerNorm, GELU, as many keys as heads); attention is not fused, as in 2022; float16 is likely, and
+not stated. Stages are alike, so that a step of n layers a stage takes t1 + (n - 1) (t2 - t1), of
+steps with 1 and 2.
 """
 
 import argparse
