@@ -351,7 +351,7 @@ class _Sections:
     output_len: int | None = None
     """Of ``phase=generate``: tokens that are generated for each prompt."""
     checkpointing: str = "none"
-    """Of a training step: ``none``, or ``block`` to compute blocks again in the backward."""
+    """Of a training step: one of `fxpart.core.phases.CHECKPOINTING`."""
     backward_order: str = "autograd"
     """Of a training step: one of `fxpart.core.phases.BACKWARD_ORDERS`."""
     data_parallel: int = 1

@@ -4,6 +4,9 @@ Between forward and backward a block keeps its inputs; the other values that its
 recomputed right before the first formula of the block's backward that needs any of them. That is
 when `torch.utils.checkpoint` does it too, and like there it stops when all values are available.
 
+A selective run keeps the results of fused attention, and of every second matrix product, too; these
+are kept until the block's backward is through, even where nobody reads them.
+
 Reference: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016,
 arXiv:1604.06174.
 """
@@ -18,7 +21,14 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.calls import storage_key, written_operands
 from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
-from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER
+from fxpart.capture.training.joint_labels import (
+    BLOCK,
+    EXPORTED,
+    FORMULA,
+    FORWARD,
+    ORDER,
+    SAVED,
+)
 
 __all__ = ["BlockRun", "StepNodes", "checkpoint_blocks", "fake_value"]
 
@@ -169,7 +179,7 @@ def _calls(graph: fx.Graph) -> Iterator[fx.Node]:
     return (node for node in graph.nodes if node.op == "call_function")
 
 
-def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str]) -> None:
+def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, selective: bool = False) -> None:
     """Change a training step to recompute the values inside of `blocks`, paths of modules.
 
     A value that is read outside its block is kept. So is one that cannot be recomputed since one of
@@ -181,9 +191,15 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str]) -> None:
     Args:
         graph: as `fxpart.capture.training.joint_trace.trace_step` makes it; it is changed.
         blocks: paths that are not nested.
+        selective: keep what `torch.utils.checkpoint` keeps by torchtitan's policy
+            ``selective_ac_option="op"``: fused attention and, of the products ``mm`` of a block,
+            the first, the third and so on.
 
     """
     nodes = StepNodes(graph, blocks)
+    for run in nodes.runs if selective else ():
+        for node in _saved_by_policy(run):
+            node.meta[SAVED] = run.number
     plans: list[tuple[BlockRun, list[fx.Node]]] = []
     # Later blocks first: they decide which results of earlier ones are kept.
     for run in reversed(nodes.runs):
@@ -209,7 +225,9 @@ class _Plan:
 
     def again(self) -> list[fx.Node]:
         """Return the nodes to recompute, in order."""
+        saved = [node for node in self.run.nodes if SAVED in node.meta]
         self.kept = self.nodes.needed_outside(self.run)
+        self.kept.update(key for node in saved for key in self.nodes.storages(node))
         while True:
             chosen = self._closure()
             stuck = [node for node in chosen if self._is_stuck(node)]
@@ -260,6 +278,13 @@ class _Plan:
             for key in kept
             for writer in self.nodes.writers.get(key, ())
         )
+
+
+def _saved_by_policy(run: BlockRun) -> list[fx.Node]:
+    """Return the calls of a run whose results a selective checkpoint keeps."""
+    products = [node for node in run.nodes if node.target is torch.ops.aten.mm.default]
+    attentions = [node for node in run.nodes if "_scaled_dot_product" in str(node.target)]
+    return [*products[::2], *attentions]
 
 
 def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Node]) -> None:

@@ -76,7 +76,7 @@ def repeated_blocks(module: nn.Module) -> tuple[str, ...]:
         pending += reversed(inner)
     if not blocks:
         raise SpecError(
-            f"checkpointing=block found no repeated blocks in {type(module).__name__}: no"
+            f"checkpointing found no repeated blocks in {type(module).__name__}: no"
             " ModuleList or Sequential of it has two members of one class; set checkpointing=none"
         )
     order = {name: position for position, (name, _) in enumerate(module.named_modules())}
@@ -212,7 +212,7 @@ def joint_programs(
     dynamic_shapes: Any = None,  # noqa: ANN401 - as torch.export takes it
 ) -> JointProgram:
     """Return the step of `joint_capture` without its arrays."""
-    blocks = repeated_blocks(module) if options.checkpointing == "block" else ()
+    blocks = repeated_blocks(module) if options.checkpointing != "none" else ()
     with user_errors(partial(capture_failure, module)):
         try:
             with quiet(), torch.enable_grad():

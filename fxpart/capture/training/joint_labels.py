@@ -10,7 +10,17 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
 
-__all__ = ["BLOCK", "EXPORTED", "FORMULA", "FORWARD", "NOWHERE", "ORDER", "Label", "Labels"]
+__all__ = [
+    "BLOCK",
+    "EXPORTED",
+    "FORMULA",
+    "FORWARD",
+    "NOWHERE",
+    "ORDER",
+    "SAVED",
+    "Label",
+    "Labels",
+]
 
 BLOCK = "fxpart_block"
 """Key of a node's ``meta``, only in the backward of a checkpointed block: the number of the run
@@ -27,6 +37,11 @@ node computes; None in the forward."""
 FORMULA = "fxpart_formula"
 """Key of a node's ``meta``: number of the formula of autograd that made it; None for others, such
 as sums of gradients between two formulas."""
+
+
+SAVED = "fxpart_saved"
+"""Key of a node's ``meta``, only in the forward of a checkpointed block: the number of the run
+through it for which its result is kept, whoever reads it. See `checkpoint_blocks`."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)

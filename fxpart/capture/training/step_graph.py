@@ -12,7 +12,7 @@ import numpy as np
 from torch import fx
 from torch.export import ExportedProgram
 
-from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER
+from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER, SAVED
 from fxpart.core.granularity import join_groups
 from fxpart.core.graph import OpGraph, csr
 
@@ -53,7 +53,10 @@ def with_formula_lifetimes(graph: OpGraph, formula: Sequence[int | None]) -> OpG
 
 
 def with_block_lifetimes(
-    graph: OpGraph, again: Sequence[int | None], saving: Sequence[int | None]
+    graph: OpGraph,
+    again: Sequence[int | None],
+    saving: Sequence[int | None],
+    saved: Sequence[int | None] = (),
 ) -> OpGraph:
     """Return `graph` in which formulas of a block's backward also read the inputs of the block.
 
@@ -67,6 +70,7 @@ def with_block_lifetimes(
         again: for each recomputed operator the number of its run through a block; None for others.
         saving: for each operator of a formula that saved values of such a run the number of the
             run; None for others.
+        saved: for each operator whose results are kept for such a run its number; None for others.
 
     """
     group = graph.group.tolist()
@@ -79,6 +83,11 @@ def with_block_lifetimes(
         if end is not None:
             outside = [v for v in rows[op] if producer[v] < 0 or again[producer[v]] != number]
             extra.setdefault(end, []).extend(outside)
+    for value, op in enumerate(producer if saved else ()):
+        number = saved[op] if op >= 0 else None
+        end = None if number is None else last.get((number, group[op]))
+        if end is not None:
+            extra.setdefault(end, []).append(value)
     for op, values in extra.items():
         rows[op] = list(dict.fromkeys([*rows[op], *values]))
     start, reads = csr(rows)
@@ -102,7 +111,8 @@ def step_graph(graph: OpGraph, program: ExportedProgram, gradients: Mapping[str,
     # A recomputed operator belongs to no formula.
     again = [None if of is not None else run for run, of in zip(block, formula, strict=True)]
     saving = [None if of is None else run for run, of in zip(block, formula, strict=True)]
-    extended = with_block_lifetimes(extended, again, saving)
+    saved = [node.meta.get(SAVED) for node in calls]
+    extended = with_block_lifetimes(extended, again, saving, saved)
     return _with_gradients(extended, gradients)
 
 

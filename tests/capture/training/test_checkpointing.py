@@ -1,12 +1,21 @@
 """Checkpointed steps: the same gradients, and less kept."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 from fxpart.capture.training.joint import JointCapture, StepOptions, joint_capture
 from fxpart.core.graph import OpGraph
@@ -67,6 +76,71 @@ class _Wide(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.down(torch.tanh(self.up(x)))  # type: ignore[no-any-return]
+
+
+class _Products(nn.Module):
+    """Four products in a row, the last without a bias to hide in, and attention between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines = nn.ModuleDict({n: nn.Linear(16, 16, bias=False) for n in "abcd"})
+
+    def forward(self, x: Tensor) -> Tensor:
+        q = self.lines["a"](x)
+        k = self.lines["b"](x).sin()
+        y = nn.functional.scaled_dot_product_attention(*(t[:, None] for t in (q, k, q)))[:, 0]
+        return x + self.lines["d"](self.lines["c"](y).tanh())  # type: ignore[no-any-return]
+
+
+def test_a_selective_step_keeps_attention_and_every_second_product() -> None:
+    module, x = _Stack(_Products), torch.randn(8, 32, 16)
+    plain, checked, whole = (
+        joint_capture(module, (x,), options=replace(BLOCK, checkpointing=checkpointing))
+        for checkpointing in ("none", "selective", "block")
+    )
+    _same(plain, checked, module, {"x": x})
+    # Torch's own `create_selective_checkpoint_contexts` runs as many calls in a step.
+    assert _calls_of_a_step(module, x) == {
+        name: sum(target.split(".")[1:2] == [name] for target in checked.graph.targets)
+        for name in ("mm", "tanh", "sin")
+    }
+    assert not any("attention" in name for name in _again(checked))
+    assert any("attention" in name for name in _again(whole))
+
+
+def _policy() -> Callable[..., CheckpointPolicy]:
+    """Return the policy of torchtitan's ``selective_ac_option="op"``, for one block."""
+    counts: Counter[bool] = Counter()
+
+    def policy(ctx: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:  # noqa: ANN401
+        is_product = func == torch.ops.aten.mm.default
+        counts[ctx.is_recompute] += is_product
+        saved = is_product and counts[ctx.is_recompute] % 2 == 1
+        saved |= "_scaled_dot_product" in str(func)
+        return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return policy
+
+
+def _calls_of_a_step(module: _Stack, x: Tensor) -> dict[str, int]:
+    """Return how often torch runs some operators in a step with selective checkpoints."""
+    y = x
+    with _Counting() as counting:
+        for block in module.blocks:
+            contexts = partial(create_selective_checkpoint_contexts, _policy())
+            y = checkpoint(block, y, use_reentrant=False, context_fn=contexts)
+        y.mean().backward()
+    return {name: counting.counts[name] for name in ("mm", "tanh", "sin")}
+
+
+class _Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
+        self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_small_step_by_hand() -> None:
