@@ -16,6 +16,7 @@ from benchmarks.text_table import markdown, table
 from benchmarks.truth import (
     collectives,
     collectives_ring,
+    end_to_end,
     gpt_fast,
     kernel_attention,
     kernel_decode,
@@ -58,6 +59,7 @@ SETS: tuple[TruthSet, ...] = (
     collectives,
     collectives_ring,
     timm_memory,
+    end_to_end,
     gpt_fast,
     megatron_b200,
     megatron_b200_time,

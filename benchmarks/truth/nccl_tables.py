@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from benchmarks.truth.kernel_tables import is_held_out, kernel_label
 from fxpart.core.graph import FloatArray
-from fxpart.cost.collectives import COLLECTIVES
+from fxpart.cost.collectives import COLLECTIVES, wire_bytes
 from fxpart.cost.curves.tables import read_columns
 
 __all__ = ["KINDS", "LINK_BYTES_PER_S", "Messages", "read_messages"]
@@ -47,7 +47,7 @@ def read_messages(data: Path, prefix: str, kind: str) -> Messages:
     dtypes, elements = columns["nccl_dtype"].tolist(), columns["message_size"]
     size = elements.astype(np.float64) * [_ELEMENT_BYTES[dtype] for dtype in dtypes]
     ranks = columns["num_gpus"].astype(np.float64)
-    wire = COLLECTIVES[kind] * (ranks - 1) / ranks * size
+    wire = np.array([wire_bytes(kind, *message) for message in zip(size, ranks, strict=True)])
     rows = zip(dtypes, columns["num_gpus"].tolist(), elements.tolist(), strict=True)
     labels = [kernel_label(prefix, kind, *row) for row in rows]
     held_out = np.array([is_held_out(label) for label in labels], dtype=np.bool_)

@@ -252,8 +252,10 @@ class OpGraph:
     @property
     def value_is_cache(self) -> npt.NDArray[np.bool_]:
         """Whether a value is an input that is kept from one token to the next. Length V."""
-        named = np.array([name.startswith(CACHE) for name in self.value_names], dtype=np.bool_)
-        return named & (self.value_producer < 0)
+        is_cache = np.zeros(self.n_values, dtype=np.bool_)
+        for value in np.flatnonzero(self.value_producer < 0).tolist():
+            is_cache[value] = self.value_names[value].startswith(CACHE)
+        return is_cache
 
     @property
     def is_backward(self) -> npt.NDArray[np.bool_]:

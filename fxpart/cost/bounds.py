@@ -196,10 +196,8 @@ def _alone_s(issue_s: FloatArray, time_s: FloatArray) -> float:
     """Return the latency of a model on one device."""
     if issue_s[-1] <= 0.0:
         return float(time_s.sum())
-    done_s = 0.0
-    for issued, taken in zip(issue_s.tolist(), time_s.tolist(), strict=True):
-        done_s = max(done_s, issued) + taken
-    return done_s
+    rest_s = time_s[::-1].cumsum()[::-1]
+    return float((issue_s + rest_s).max())
 
 
 class Bounds(NamedTuple):

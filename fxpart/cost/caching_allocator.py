@@ -90,15 +90,14 @@ class CachingAllocator:
         self.allocated_bytes -= block.size_bytes
         block.is_free = True
         free = self._free[block.is_small]
-        for first, second in ((address, block.after), (block.before, address)):
-            if first is None or second is None:
-                continue
-            if not (self._blocks[first].is_free and self._blocks[second].is_free):
-                continue
-            other = second if first == address else first
-            del free[bisect_left(free, (self._blocks[other].size_bytes, other))]
-            self._join(first, second)
-            address = first
+        after, before = block.after, block.before
+        if after is not None and self._blocks[after].is_free:
+            del free[bisect_left(free, (self._blocks[after].size_bytes, after))]
+            self._join(address, after)
+        if before is not None and self._blocks[before].is_free:
+            del free[bisect_left(free, (self._blocks[before].size_bytes, before))]
+            self._join(before, address)
+            address = before
         insort(free, (self._blocks[address].size_bytes, address))
 
     def _new_segment(self, size: int) -> int:

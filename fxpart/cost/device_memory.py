@@ -19,7 +19,7 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.reservation import reservation
 from fxpart.cost.storage_kinds import Storages
 
-__all__ = ["PARTS", "DeviceMemory", "Verdict", "device_memory_of", "workspace_bytes"]
+__all__ = ["PARTS", "DeviceMemory", "Verdict", "convolution_bytes", "device_memory_of"]
 
 BoolArray = npt.NDArray[np.bool_]
 
@@ -107,6 +107,8 @@ def device_memory_of(
 
     """
     needs = []
+    takes_workspace = any(r.caching_allocator or r.convolution_workspace for r in reserves)
+    convolved = convolution_bytes(problem.graph) if takes_workspace else np.zeros(1, np.int64)
     for device, device_of, storages, op in storages_at_peak(problem, assignment):
         reserve = reserves[device]
         parts = {
@@ -117,9 +119,9 @@ def device_memory_of(
         total_bytes = problem.topology.devices[device].total_bytes
         room_bytes = total_bytes - sum(size.expected for size in parts.values())
         held = _Held(storages, int(storages.size_bytes[storages.at(op)].sum()))
-        is_here = device_of == device
+        convolved_here = np.where(device_of == device, convolved, 0)
         of_torch = _parts_of_torch(
-            problem.graph, held, is_here, reserve, (tensor_bytes[device], room_bytes)
+            problem.graph, held, convolved_here, reserve, (tensor_bytes[device], room_bytes)
         )
         kept = (kept_bytes or {}).get(device, 0)
         of_torch["kept gradients"] = Interval(kept, kept, kept)
@@ -140,7 +142,7 @@ class _Held:
 def _parts_of_torch(
     graph: OpGraph,
     held: _Held,
-    is_here: BoolArray,
+    convolved: IntArray,
     reserve: Reserve,
     sizes_bytes: tuple[int, int],
 ) -> dict[str, Interval]:
@@ -149,7 +151,7 @@ def _parts_of_torch(
     Args:
         graph: its sizes are those that the allocator rounds to.
         held: by one input.
-        is_here: which operators are on the device; shape (n,).
+        convolved: `convolution_bytes` of the operators on the device, 0 for the others.
         reserve: what is known of the parts.
         sizes_bytes: the tensors of the plan at their peak, and the room that there is for them.
 
@@ -159,7 +161,7 @@ def _parts_of_torch(
     if not (reserve.caching_allocator or reserve.convolution_workspace):
         return parts
     low, expected, high = (
-        np.where(is_here, workspace_bytes(graph, share), 0) for share in reserve.convolution_shares
+        (share * convolved).astype(np.int64) for share in reserve.convolution_shares
     )
     limit_bytes = room - max(0, tensors - held.peak_bytes)
     run = reservation(graph, held.storages, expected, limit_bytes)
@@ -176,17 +178,15 @@ def _parts_of_torch(
     return parts
 
 
-def workspace_bytes(graph: OpGraph, share: float) -> IntArray:
-    """Return what each operator takes while it runs, beside its results; shape (n,).
+def convolution_bytes(graph: OpGraph) -> IntArray:
+    """Return of each operator the bytes that its workspace is a multiple of; shape (n,).
 
-    A convolution whose windows overlap, forward or backward, takes `share` of the bytes that it
-    reads and writes: cuDNN copies what it reads and makes into the layout of matrix units, or into
-    Winograd's tiles. One that reads each number once is a matrix product, and one of single
-    channels runs in place. All other operators have their temporaries in the graph, or none of
-    note.
+    They are what a convolution whose windows overlap, forward or backward, reads and writes: cuDNN
+    copies that into the layout of matrix units, or into Winograd's tiles. One that reads each
+    number once is a matrix product, and one of single channels runs in place. All other operators
+    have their temporaries in the graph, or none of note.
     """
-    sizes = np.where(_windows_overlap(graph), share * graph.moved_bytes, 0.0)
-    return sizes.astype(np.int64)
+    return np.where(_windows_overlap(graph), graph.moved_bytes, 0)
 
 
 def _windows_overlap(graph: OpGraph) -> BoolArray:

@@ -14,7 +14,9 @@ __all__ = ["Reservation", "reservation"]
 
 _STEPS = 2
 """After as many, a step takes what the one before it gave back."""
-_WEIGHT, _STATE, _INPUT = (KINDS.index(kind) for kind in ("weight", "optimizer state", "input"))
+_WEIGHT, _STATE, _CACHE, _INPUT = map(
+    KINDS.index, ("weight", "optimizer state", "kv cache", "input")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,10 @@ def reservation(
 ) -> Reservation:
     """Return what the allocator takes to run `graph` twice with the `storages` of one device.
 
-    The inputs, gradients and results of a step are given back as the next one begins; what an
-    optimizer keeps is made by its first update. Each operator makes its results, has its workspace
-    while it runs, and then what it was the last to read is given back. O(storages x free blocks).
+    Weights and caches stay. The inputs, gradients and results of a step are given back as the next
+    one begins; what an optimizer keeps is made by its first update. Each operator makes its
+    results, has its workspace while it runs, and then what it was the last to read is given back.
+    O(storages x free blocks).
 
     Args:
         graph: what runs.
@@ -77,7 +80,7 @@ class _Run:
         for index, kind in enumerate(storages.kind.tolist()):
             if not self._size[index]:
                 continue
-            if kind == _WEIGHT:
+            if kind in (_WEIGHT, _CACHE):
                 self._take(index)
             elif kind == _STATE:
                 self._states.append(index)

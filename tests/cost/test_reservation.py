@@ -1,5 +1,6 @@
 """What the allocator reserves for a graph, and what a device needs in all."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -9,9 +10,11 @@ from torch import nn
 
 from fxpart.capture.training.joint import joint_graph
 from fxpart.core.assignment import Assignment
+from fxpart.core.graph import CACHE
 from fxpart.core.optimizer import Optimizer, with_optimizer
 from fxpart.core.reserve import Interval, Reserve, rounded
-from fxpart.cost.device_memory import DeviceMemory, device_memory_of, workspace_bytes
+from fxpart.cost.caching_allocator import CachingAllocator
+from fxpart.cost.device_memory import DeviceMemory, convolution_bytes, device_memory_of
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.peak_tensors import storages_at_peak
 from fxpart.cost.problem import Problem
@@ -77,6 +80,40 @@ def test_the_state_of_an_optimizer_comes_with_the_first_update() -> None:
     assert run.reserved_bytes == run.allocated_bytes == 30 * MIB
 
 
+def test_a_cache_stays_from_one_step_to_the_next() -> None:
+    # A cache of 30 MiB, and a value of 20 MiB that would fit where it was given back.
+    sketch = Sketch()
+    cache = sketch.input(30 * MIB)
+    value = sketch.op([cache], 20 * MIB, [sketch.weight(10 * MIB)])
+    graph = sketch.graph(sketch.op([value], 20 * MIB))
+    names = (f"{CACHE}keys", *graph.value_names[1:])
+    run_of = []
+    for named in (graph, replace(graph, value_names=names)):
+        task = problem(named, devices(10**9))
+        ((_, _, storages, _),) = storages_at_peak(task, _whole(task))
+        taken = _Addresses()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CachingAllocator, "allocate", taken.noting(CachingAllocator.allocate))
+            reservation(named, storages, np.zeros(named.n_ops, dtype=np.int64))
+        run_of.append(taken.sizes.count(30 * MIB))
+    # An input is made anew for each of two steps.
+    assert run_of == [2, 1]
+
+
+class _Addresses:
+    """The sizes that an allocator was asked for."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+
+    def noting(self, allocate: Callable[..., int]) -> Callable[..., int]:
+        def noted(allocator: CachingAllocator, size_bytes: int) -> int:
+            self.sizes.append(size_bytes)
+            return allocate(allocator, size_bytes)
+
+        return noted
+
+
 def _convolution(moved_bytes: int) -> Problem:
     # A window of 3 x 3: as many products as reads of the input, the weight and the result say.
     flops = int(2 * (9 * 20 * 10 * 20 * MIB**3 / 4**3) ** 0.5)
@@ -91,7 +128,7 @@ def _convolution(moved_bytes: int) -> Problem:
 
 def test_a_workspace_lies_there_while_its_convolution_runs() -> None:
     task = _convolution(50 * MIB)
-    assert workspace_bytes(task.graph, 2.0).tolist() == [0, 100 * MIB, 0]
+    assert convolution_bytes(task.graph).tolist() == [0, 50 * MIB, 0]
     reserve = Reserve(convolution_workspace=2.0, convolution_workspace_range=(0.0, 1.5))
     parts = _needs(task, _whole(task), reserve).parts
     # 30 of weights, and the values read and made.
@@ -123,7 +160,7 @@ def test_convolutions_whose_windows_overlap_take_workspaces_both_ways(
     is_convolution = ["convolution" in target for target in graph.targets]
     assert sum(is_convolution) == 2
     wanted = np.where(is_convolution, graph.moved_bytes if takes else 0, 0)
-    assert workspace_bytes(graph, 1.0).tolist() == wanted.tolist()
+    assert convolution_bytes(graph).tolist() == wanted.tolist()
 
 
 def test_every_part_of_a_device_is_named_and_adds_up() -> None:

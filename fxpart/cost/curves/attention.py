@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.graph import FloatArray
-from fxpart.cost.curves.gemm import Rates
+from fxpart.cost.curves.gemm import Rates, smooth_maximum
 
 __all__ = ["AttentionCurve", "Attentions", "DecodeCurve"]
 
@@ -104,7 +104,7 @@ class AttentionCurve:
         cache_s = np.where(
             writes, cache / (self.cache_share * rates.bytes_per_s), -self.cache_launch_s
         )
-        return self.launch_s + _smooth_maximum(self.sharpness, total, longest, memory) + cache_s
+        return self.launch_s + smooth_maximum(self.sharpness, total, longest, memory) + cache_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +159,5 @@ class DecodeCurve:
             + np.where((sharing > 1) & (calls.key_heads > 1) & (calls.batch > 1), self.copy_s, 0.0)
             - np.where(calls.cache_bytes > 0, 0.0, self.cache_launch_s)
         )
-        busy = _smooth_maximum(self.sharpness, reading, memory, computing)
+        busy = smooth_maximum(self.sharpness, reading, memory, computing)
         return fixed + busy + passed / (self.memory_share * rates.bytes_per_s)
-
-
-def _smooth_maximum(sharpness: float, *parts: FloatArray) -> FloatArray:
-    """Return the p-norm of positive times, scaled so that none of their powers is lost."""
-    most = np.maximum.reduce(parts)
-    total: FloatArray = most * sum((part / most) ** sharpness for part in parts) ** (1 / sharpness)
-    return total

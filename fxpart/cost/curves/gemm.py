@@ -14,10 +14,19 @@ import numpy as np
 
 from fxpart.core.graph import FloatArray
 
-__all__ = ["GemmCurve", "Products", "Rates"]
+__all__ = ["GemmCurve", "Products", "Rates", "smooth_maximum"]
 
-_TILES = ((16, 64), (32, 64), (64, 32), (64, 64), (128, 64), (64, 128), (128, 128))
-_LARGE_TILES = ((256, 128), (128, 256))
+_TILES = (
+    (16, 64),
+    (32, 64),
+    (64, 32),
+    (64, 64),
+    (128, 64),
+    (64, 128),
+    (128, 128),
+    (256, 128),
+    (128, 256),
+)
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 _STEP_OF_K = 64
 """What a tile advances along k at a time."""
@@ -81,7 +90,7 @@ class GemmCurve:
             return np.zeros(0)
         shapes = Products(*(rows[:, [column]] for column in range(len(products))))
         best = np.full(len(rows), np.inf)
-        for tile in (*_TILES, *_LARGE_TILES):
+        for tile in _TILES:
             cut = self._cut(shapes, tile, rates._replace(flops_per_s=rows[:, [-1]]))
             best = np.minimum(best, cut.min(axis=1))
         seconds: FloatArray = self.launch_s + best[place.reshape(-1)]
@@ -105,13 +114,15 @@ class GemmCurve:
         memory = (operands + results * of.result_bytes) / (self.memory_share * bandwidth)
         cache_rate = self.cache_share * bandwidth
         cache = pieces * (high + wide) * depth * of.operand_bytes / cache_rate
-        p = self.sharpness
-        # Scaled by the largest, for powers of such small numbers leave what floats hold.
-        most = np.maximum(np.maximum(computing, memory), cache)
-        smooth = most * ((computing / most) ** p + (memory / most) ** p + (cache / most) ** p) ** (
-            1 / p
-        )
+        smooth = smooth_maximum(self.sharpness, computing, *np.broadcast_arrays(memory, cache))
         # Parts are kept in float32, and written and read.
         adding = np.where(splits > 1, self.split_s + splits * results * 8 / cache_rate, 0.0)
         # A split whose last part has nothing to do is none.
         return np.where(depth * (splits - 1) >= of.k, np.inf, smooth + adding)
+
+
+def smooth_maximum(sharpness: float, *parts: FloatArray) -> FloatArray:
+    """Return the p-norm of positive times, scaled so that none of their powers is lost."""
+    most = np.maximum.reduce(parts)
+    total: FloatArray = most * sum((part / most) ** sharpness for part in parts) ** (1 / sharpness)
+    return total

@@ -16,6 +16,8 @@ __all__ = ["Shapes", "shapes_of"]
 
 _BITS = {"float64": 64, "complex64": 64, "float32": 32, "int32": 32, "int64": 64, "complex128": 128}
 _FEW_BITS = ("float8", "int8", "uint8")
+_OF_MATRICES = ("mm", "addmm", "linear")
+"""Products that are one each."""
 _NEAR = 0.01
 """How far a number of products may be from a whole one: sizes in bytes are exact, storages not."""
 
@@ -26,7 +28,8 @@ class Shapes(NamedTuple):
     product_ops: IntArray
     products: Products
     product_calls: IntArray
-    """How many such products the operator is: 2 of the backward of a convolution."""
+    """How many such products the operator is: 2 of the backward of a convolution, 1 where its input
+    needs no gradient."""
     attention_ops: IntArray
     attentions: Attentions
     is_backward: IntArray
@@ -50,9 +53,12 @@ def shapes_of(graph: OpGraph) -> Shapes:
         made_one = made[op] < graph.n_values and graph.value_producer[made[op]] == op
         result = float(graph.value_bytes[made[op]]) / element if made_one else 0.0
         if "convolution_backward" in target and weights + reads[1:]:
-            # Gradients of the input and of the weight: each as long as the forward.
-            shape = _convolution(flops / 2, reads[0], weights or reads[1:])
-            products.append((op, 2, *shape, element))
+            # Gradients of the input, unless nobody needs it, and of the weight: each as long as the
+            # forward.
+            forward = float(graph.flops[graph.forward_of[op]]) or flops / 2
+            count = min(2, max(1, round(flops / forward)))
+            shape = _convolution(flops / count, reads[0], weights or reads[1:])
+            products.append((op, count, *shape, element))
         elif "conv" in target:
             products.append((op, 1, *_convolution(flops, result, weights or reads[1:]), element))
         else:
@@ -73,6 +79,7 @@ def _product(
     if "baddbmm" in target and len(reads) + len(weights) > 2:
         reads = reads[1:]  # what is added
     sizes = [*reads, *weights]
+    name = target.split(".")[-2] if "." in target else target
     if result <= 0:
         side = (flops / 2) ** (1 / 3)
         return 1.0, side, side, side
@@ -85,6 +92,8 @@ def _product(
     for left, right in sorted(pairs, key=lambda pair: -pair[0] * pair[1]):
         batch = left * right / (k * k * result)
         whole = max(1.0, float(round(batch)))
+        if name in _OF_MATRICES and whole > 1:
+            continue  # one of the two is a bias
         if abs(batch - whole) <= _NEAR * whole and left and right:
             best = (whole, left / (whole * k), right / (whole * k), k)
             break

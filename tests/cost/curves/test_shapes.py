@@ -10,6 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fxpart.capture import capture
+from fxpart.capture.training.joint import joint_graph
 from fxpart.cost.curves.shapes import shapes_of
 
 Shape = tuple[int, ...]
@@ -75,6 +76,53 @@ def test_products_are_those_that_run() -> None:
         expected[b, *sorted((m, n)), k] += count
     assert captured == expected
     assert len(captured) == 6
+
+
+def test_a_bias_is_no_operand() -> None:
+    # The bias and the weight have as many elements as two products of (1, 1024) with (1024, 1024).
+    shapes = shapes_of(capture(nn.Linear(1024, 2048), (torch.zeros(1, 1024),)).graph)
+    assert [column.tolist() for column in shapes.products[:1]] == [[1]]
+    assert sorted(float(column[0]) for column in shapes.products[1:3]) == [1, 2048]
+    assert shapes.products.k.tolist() == [1024]
+
+
+class _Step(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(8, 16, 3), nn.Conv2d(16, 4, 3)
+        self.line = nn.Linear(24, 40)
+
+    def forward(self, image: Tensor, x: Tensor, q: Tensor) -> Tensor:
+        y = self.second(self.first(image))
+        keys = q * self.line.bias[:16]
+        attended = scaled_dot_product_attention(keys, keys, keys, is_causal=True)
+        return y.mean() + self.line(x).mean() + attended.mean()
+
+
+def test_a_backward_has_the_shapes_of_its_gradients() -> None:
+    inputs = (torch.zeros(2, 8, 34, 34), torch.zeros(3, 5, 24), torch.zeros(2, 4, 6, 16))
+    graph = joint_graph(_Step(), inputs)
+    shapes = shapes_of(graph)
+    rows = zip(*(column.tolist() for column in shapes.products[:4]), strict=True)
+    backward = {
+        (graph.targets[op].split(".")[1], count, b, m, n, k)
+        for op, count, (b, m, n, k) in zip(
+            shapes.product_ops.tolist(), shapes.product_calls.tolist(), rows, strict=True
+        )
+        if graph.is_backward[op]
+    }
+    # The image needs no gradient: the first convolution's backward is one product.
+    assert ("convolution_backward", 1, 1, 2 * 32 * 32, 16, 8 * 9) in backward
+    assert ("convolution_backward", 2, 1, 2 * 30 * 30, 4, 16 * 9) in backward
+    # Of the weight alone: (40, 15) with (15, 24).
+    assert [sorted(row[3:5]) for row in backward if row[0] == "mm"] == [[24, 40]]
+    assert [row[5] for row in backward if row[0] == "mm"] == [15]
+    assert shapes.is_backward.tolist() == [0, 1]
+    calls = shapes.attentions
+    assert calls.keys.tolist() == calls.queries.tolist() == [6, 6]
+    assert (
+        (calls.batch * calls.heads).tolist() == (calls.batch * calls.key_heads).tolist() == [8, 8]
+    )
 
 
 class _Attention(nn.Module):

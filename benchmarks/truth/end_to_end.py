@@ -1,0 +1,266 @@
+"""Published training steps of sharded data parallelism, beside what a run of fxpart predicts.
+
+Rows of `measured.json` that engines on torch's FSDP were measured for. A row's fields become the
+overrides of a run: ``mode=single data_parallel=N zero=3 latency=kernels``. Rows that no run
+expresses are named with the reason, and counted. Nothing here is fitted to any row.
+
+- ``bf16``, ``amp_bf16``: weights are kept in float32 and computed with in bfloat16, which is
+  ``optimizer.master_weights=true``; ``bf16 pure``: all in bfloat16.
+- MPT is GPT-2's block without biases; transformers' own MPT computes attention as products, the
+  engine that was measured by one kernel.
+- Of accumulated microbatches each is a step of its own.
+- Memory is what torch's allocator reserved.
+- A card whose power is limited to fewer watts than the H100's 700 computes at the square root of
+  that share of its peak: an assumption, for a clock takes power with its square to its cube.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from benchmarks.truth.row import Row
+from fxpart.cost.device_memory import DeviceMemory
+from fxpart.errors import FxpartError
+from runner.config import choices
+from runner.config.paths import conf_dir
+from runner.config.read import read_config, register
+from runner.config.sections import Config, LinkConfig
+from runner.experiment.experiment import model_spec, plan
+
+__all__ = ["NAME", "SOURCE", "Inexpressible", "Run", "rows", "run_of"]
+
+NAME = "training steps on FSDP"
+SOURCE = "pytorch/torchtitan (BSD-3) and mosaicml/llm-foundry (Apache-2.0), as their benchmarks say"
+_FILE = "measured.json"
+_ENGINES = ("pytorch/torchtitan", "mosaicml/llm-foundry")
+_GIB = 2**30
+_NODE = 8
+"""Devices of a machine."""
+_WATTS = {"h100": 700.0, "h200": 700.0, "a100": 400.0}
+"""Of the SXM cards' data sheets."""
+_LINKS = {"h100": "nvlink4", "h200": "nvlink4", "a100": "nvlink3"}
+_CHECKPOINTING = {"none": "none", "selective": "selective", "full": "block"}
+_RESERVED = ("tensors", "kernel workspaces", "allocator", "library workspaces")
+"""Parts of a device's memory that torch's allocator has."""
+_LLAMA = {
+    "8b": ("model=llama3_1_8b",),
+    "70b": ("model=llama3_70b",),
+    "405b": (
+        "model=llama3_70b",
+        "model.config.hidden_size=16384",
+        "model.config.intermediate_size=53248",
+        "model.config.num_hidden_layers=126",
+        "model.config.num_attention_heads=128",
+    ),
+}
+_MPT = {
+    "125m": (768, 12, 12),
+    "350m": (1024, 24, 16),
+    "760m": (1536, 24, 12),
+    "1b": (2048, 24, 16),
+    "3b": (2560, 32, 20),
+    "7b": (4096, 32, 32),
+    "13b": (5120, 40, 40),
+    "30b": (7168, 48, 56),
+    "70b": (8192, 80, 64),
+}
+"""Width, layers and heads; scripts/train/yamls/pretrain of llm-foundry."""
+
+
+class Inexpressible(Exception):  # noqa: N818 - it is a reason, and no mistake
+    """Why no run of fxpart is what was measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The run that a published row is a figure of."""
+
+    overrides: tuple[str, ...]
+    memory_bytes: int | None
+    """Of a device; None for what the accelerator's file says."""
+    bytes_per_s: float | None
+    """Of its memory; likewise."""
+    compute_share: float
+    """Of the file's peaks."""
+    tokens: int
+    """Of a step of one device."""
+
+
+def rows(data: Path) -> Iterator[Row]:
+    """Yield a row for each figure that a run expresses.
+
+    Raises:
+        FileNotFoundError: where `data` does not hold the file.
+
+    """
+    with (data / _FILE).open(encoding="utf-8") as file:
+        points = json.load(file)
+    left_out: Counter[str] = Counter()
+    for point in points:
+        if not any(engine in point["source"] for engine in _ENGINES):
+            continue
+        try:
+            run = run_of(point)
+            predicted = _predicted(run, point["metric"])
+        except (Inexpressible, FxpartError) as error:
+            print(f"{_label(point)} is left out: {error}")
+            left_out[point["metric"]] += 1
+            continue
+        yield Row(_label(point), predicted, float(point["value"]), point["unit"], held_out=True)
+    if left_out:
+        print(f"{left_out.total()} rows are left out: {dict(left_out)}")
+
+
+def _label(point: Mapping[str, Any]) -> str:
+    names = ("model", "hardware", "dtype", "batch", "seq", "parallel", "activation_checkpointing")
+    return " ".join(str(point.get(name, "")) for name in (*names, "metric"))
+
+
+def run_of(point: Mapping[str, Any]) -> Run:
+    """Return the run that `point` is a figure of.
+
+    Raises:
+        Inexpressible: where there is none.
+
+    """
+    hardware = str(point["hardware"])
+    name = re.match(r"(?:DGX-)?(h100|h200|a100)", hardware, re.IGNORECASE)
+    if name is None or point["phase"] != "train":
+        raise Inexpressible(f"{point['phase']} on {hardware} is no training step on known devices")
+    family = name[1].lower()
+    gigabytes = re.search(r"(\d+) ?GB\b", hardware)
+    accelerator = f"a100_{gigabytes[1] if gigabytes else 80}gb" if family == "a100" else family
+    rate, watts = re.search(r"([\d.]+) ?TB/s", hardware), re.search(r"(\d+) ?W\b", hardware)
+    power = float(watts[1]) / _WATTS[family] if watts else 1.0
+    replicas = _replicas(str(point["parallel"]), int(point["n_devices"]))
+    batch, seq_len = _batch(str(point["batch"])), int(point["seq"])
+    overrides = (
+        *_model(str(point["model"]), seq_len),
+        f"model.batch_size={batch * replicas}",
+        f"model.seq_len={seq_len}",
+        *_devices(accelerator, family, replicas),
+        f"checkpointing={_checkpointing(point)}",
+        *_numbers(str(point["dtype"])),
+        "phase=training",
+        f"data_parallel={replicas}",
+        "zero=3",
+        "mode=single",
+        "latency=kernels",
+        "tracking=none",
+    )
+    memory_bytes = int(gigabytes[1]) * 10**9 if gigabytes else None
+    bytes_per_s = float(rate[1]) * 1e12 if rate else None
+    share = min(1.0, math.sqrt(power))
+    return Run(overrides, memory_bytes, bytes_per_s, share, batch * seq_len)
+
+
+def _replicas(parallel: str, n_devices: int) -> int:
+    """Return over how many devices FSDP shards, where nothing else is done."""
+    size = re.match(r"FSDP(?: FULL_SHARD)?=(\d+)\b(.*)", parallel)
+    if size is None or int(size[1]) != n_devices:
+        raise Inexpressible(f"{parallel} on {n_devices} devices is more than FSDP")
+    if size[2].replace("CP=1", "").strip():
+        raise Inexpressible(f"nothing stands for {size[2].strip()}")
+    if n_devices > _NODE and n_devices % _NODE:
+        raise Inexpressible(f"{n_devices} devices are no whole machines of {_NODE}")
+    return n_devices
+
+
+def _batch(text: str) -> int:
+    size = re.match(r"(?:local|micro) (\d+)", text)
+    if size is None:
+        raise Inexpressible(f"batch {text} is not stated for a device")
+    return int(size[1])
+
+
+def _model(name: str, seq_len: int) -> tuple[str, ...]:
+    llama = re.fullmatch(r"llama-3(?:\.\d)?-(\w+)", name.lower())
+    if llama and llama[1] in _LLAMA:
+        return _LLAMA[llama[1]]
+    mpt = re.fullmatch(r"mpt-(\w+)", name.lower())
+    if mpt is None or mpt[1] not in _MPT:
+        raise Inexpressible(f"{name} has no configuration here")
+    width, layers, heads = _MPT[mpt[1]]
+    return (
+        "model=gpt2",
+        f"model.name={mpt[0]}",
+        f"model.config.n_embd={width}",
+        f"model.config.n_layer={layers}",
+        f"model.config.n_head={heads}",
+        f"model.config.n_positions={seq_len}",
+        "model.config.vocab_size=50368",
+        "model.config.activation_function=gelu",
+        *(f"+model.config.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")),
+    )
+
+
+def _devices(accelerator: str, family: str, replicas: int) -> tuple[str, ...]:
+    link = f"transfer_rate={_LINKS[family]}"
+    machines = replicas // _NODE
+    if machines <= 1:
+        return f"devices={replicas}x{accelerator}", link
+    pools = "+".join([f"{_NODE}x{accelerator}"] * machines)
+    return (
+        f"devices={pools}",
+        f"devices.nodes={list(range(machines))}".replace(" ", ""),
+        link,
+    )
+
+
+def _checkpointing(point: Mapping[str, Any]) -> str:
+    stated = point.get("activation_checkpointing")
+    if stated not in _CHECKPOINTING:
+        raise Inexpressible(f"activation checkpointing {stated} is not known")
+    return _CHECKPOINTING[stated]
+
+
+def _numbers(dtype: str) -> tuple[str, ...]:
+    if dtype not in ("bf16", "amp_bf16", "bf16 pure"):
+        raise Inexpressible(f"products are in {dtype}")
+    master = "false" if dtype.endswith("pure") else "true"
+    return "model.dtype=bfloat16", f"optimizer.master_weights={master}"
+
+
+def _predicted(run: Run, metric: str) -> float:
+    latency_s, memory = _planned(run)
+    if metric == "tokens_per_s_per_gpu":
+        return run.tokens / latency_s
+    if metric == "peak_memory":
+        parts = [size.expected for part, size in memory.parts.items() if part in _RESERVED]
+        return sum(parts) / _GIB
+    raise Inexpressible(f"{metric} is not predicted")
+
+
+@cache
+def _planned(run: Run) -> tuple[float, DeviceMemory]:
+    """Return the time of a step, and what the device needs that needs most."""
+    config = _config(run)
+    result = plan(config, model_spec(config))
+    most = max(result.device_memory, key=lambda need: need.needed.expected)
+    return result.evaluation.latency_s, most
+
+
+def _config(run: Run) -> Config:
+    register()
+    choices.register()
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        config = read_config(compose("config", overrides=choices.quoted_overrides(run.overrides)))
+    # One adapter of 400 Gbit/s for each device.
+    far = OmegaConf.load(conf_dir() / "transfer_rate" / "infiniband_ndr.yaml")
+    between = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(LinkConfig), far))
+    assert isinstance(between, LinkConfig)
+    config.devices.between_nodes = between if config.devices.nodes else None
+    for pool in config.devices.pools:
+        pool.memory_bytes = run.memory_bytes or pool.memory_bytes
+        pool.memory_bandwidth_bytes_per_s = run.bytes_per_s or pool.memory_bandwidth_bytes_per_s
+        pool.flops_per_s = {k: rate * run.compute_share for k, rate in pool.flops_per_s.items()}
+    return config
