@@ -18,6 +18,7 @@ import numpy.typing as npt
 from benchmarks.truth.kernel_tables import DEVICES, Curve, Kernels, read_kernels
 from benchmarks.truth.nccl_tables import KINDS, Messages, read_messages
 from fxpart.core.graph import FloatArray
+from fxpart.core.topology import DeviceSpec
 from fxpart.cost.collectives import CollectiveCurve
 from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
 from fxpart.cost.curves.gemm import GemmCurve
@@ -192,10 +193,14 @@ curves:
 """
 
 
-def _yaml(families: dict[str, dict[str, Fitted[Any]]]) -> str:
+def _yaml(
+    families: dict[str, dict[str, Fitted[Any]]], measured_on: dict[str, dict[str, float]]
+) -> str:
     lines = [_HEAD.rstrip("\n")]
     for family, curves in families.items():
         lines.append(f"  {family}:")
+        rates = ", ".join(f"{name}: {rate:.4g}" for name, rate in measured_on[family].items())
+        lines.append(f"    measured_on: {{{rates}}}")
         within = ""
         for place, fitted in curves.items():
             group, _, kind = place.rpartition(".")
@@ -205,6 +210,14 @@ def _yaml(families: dict[str, dict[str, Fitted[Any]]]) -> str:
             lines.append(f"{indent}{kind}:  # {fitted.note}")
             lines += [f"{indent}  {name}: {value}" for name, value in asdict(fitted.curve).items()]
     return "\n".join(lines) + "\n"
+
+
+def _rates(device: DeviceSpec) -> dict[str, float]:
+    return {
+        "flops_per_s": device.rate_for("bfloat16"),
+        "bytes_per_s": device.memory_bandwidth_bytes_per_s,
+        "multiprocessors": device.multiprocessors,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -219,7 +232,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         families[device.curves] = family(data, prefix)
         for place, fitted in families[device.curves].items():
             print(f"{device.curves} {place}: {fitted.note}")
-    asked.output.write_text(_yaml(families))
+    measured_on = {device.curves: _rates(device) for device in DEVICES.values()}
+    asked.output.write_text(_yaml(families, measured_on))
 
 
 if __name__ == "__main__":

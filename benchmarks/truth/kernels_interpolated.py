@@ -1,4 +1,4 @@
-"""Kernels of all dtypes, held out, beside what is interpolated between the other rows."""
+"""Kernels in 16 bits, held out, beside what is interpolated between the other rows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +11,7 @@ from fxpart.cost.curves.tables import KINDS, Residuals
 __all__ = ["NAME", "SOURCE", "rows"]
 
 NAME = "kernels, by latency.tables"
-SOURCE = "ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, 16 and 8 bits"
-_DTYPES = {"gemm": ("bfloat16", "fp8", "fp8_block")}
+SOURCE = "ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, 16 bits"
 
 
 def rows(data: Path) -> Iterator[Row]:
@@ -20,13 +19,12 @@ def rows(data: Path) -> Iterator[Row]:
     for prefix, device in DEVICES.items():
         for kind, name in KINDS.items():
             curve = getattr(FAMILIES[device.curves], name)
-            for dtype in _DTYPES.get(kind, ("bfloat16", "fp8")):
-                kernels = read_kernels(data, prefix, kind, dtype)
-                predicted = curve.seconds(kernels.calls, kernels.rates)
-                kept = ~kernels.held_out
-                known = type(kernels.calls)(*(column[kept] for column in kernels.calls))
-                residuals = Residuals.of(known, kernels.seconds[kept], predicted[kept])
-                yield from _held_out(kernels, predicted * residuals.factor(kernels.calls))
+            kernels = read_kernels(data, prefix, kind, "bfloat16")
+            predicted = curve.seconds(kernels.calls, kernels.rates)
+            kept = ~kernels.held_out
+            known = type(kernels.calls)(*(column[kept] for column in kernels.calls))
+            residuals = Residuals.of(known, kernels.seconds[kept], predicted[kept])
+            yield from _held_out(kernels, predicted * residuals.factor(kernels.calls))
 
 
 def _held_out(kernels: Kernels, predicted: FloatArray) -> Iterator[Row]:

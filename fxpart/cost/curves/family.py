@@ -1,12 +1,13 @@
 """`CurveFamily`: the curves of one family of devices, and how they are read from settings."""
 
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from fxpart.cost.collectives import CollectiveCurve, CollectiveCurves, check_collective
 from fxpart.cost.curves.attention import AttentionCurve, DecodeCurve
-from fxpart.cost.curves.gemm import GemmCurve
+from fxpart.cost.curves.gemm import GemmCurve, Rates
 from fxpart.errors import SpecError, nearest_names
 
 __all__ = ["CurveFamily", "family_from"]
@@ -23,6 +24,8 @@ class CurveFamily:
     decode: DecodeCurve
     collectives: CollectiveCurves = field(default_factory=dict)
     """Between devices of one machine."""
+    measured_on: Rates | None = None
+    """Of the device that the curves are fitted to, in bfloat16; None where nobody says."""
 
 
 _KINDS: Mapping[str, type] = {
@@ -40,7 +43,7 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
 
     """
     place = f"latency.curves.{name}"
-    _refuse_others(place, settings, (*_KINDS, "collectives"))
+    _refuse_others(place, settings, (*_KINDS, "collectives", "measured_on"))
     curves = {
         kind: _curve(f"{place}.{kind}", make, settings.get(kind)) for kind, make in _KINDS.items()
     }
@@ -51,11 +54,13 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
         kind: _curve(f"{place}.collectives.{kind}", CollectiveCurve, numbers)
         for kind, numbers in stated.items()
     }
-    return CurveFamily(**curves, collectives=collectives)
+    rates = settings.get("measured_on")
+    measured_on = None if rates is None else _curve(f"{place}.measured_on", Rates, rates)
+    return CurveFamily(**curves, collectives=collectives, measured_on=measured_on)
 
 
 def _curve(place: str, make: Callable[..., _Curve], settings: object) -> _Curve:
-    names = [f.name for f in fields(make)]  # type: ignore[arg-type]
+    names = list(inspect.signature(make).parameters)
     if not isinstance(settings, Mapping):
         raise SpecError(f"{place} is missing; it states {', '.join(names)}")
     _refuse_others(place, settings, names)
@@ -66,7 +71,8 @@ def _curve(place: str, make: Callable[..., _Curve], settings: object) -> _Curve:
         value = float(number) if plain else -1.0  # type: ignore[arg-type]
         if not 0 <= value < float("inf"):
             raise SpecError(f"{place}.{name} must be a number of at least 0, is {number}")
-        if value == 0 and not name.endswith("_s") and name != "packs_groups":
+        is_time = name.endswith("_s") and not name.endswith("per_s")
+        if value == 0 and not is_time and name != "packs_groups":
             raise SpecError(f"{place}.{name} must be more than 0")
         numbers[name] = value
     return make(**numbers)

@@ -33,14 +33,15 @@ class KernelModel:
     families: Mapping[str, CurveFamily]
     roofline: LatencyModel
     tables: Path | None = None
-    """A folder of measured kernels (`fxpart.cost.curves.tables`). Devices that are named after
-    their family take their 16-bit kernels from it, interpolated."""
+    """A folder of measured kernels (`fxpart.cost.curves.tables`): devices take the 16-bit kernels
+    of their family from it, interpolated, as far from the curves as on the measured device."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D).
 
         Raises:
-            SpecError: for a device whose family has no curves, or no tables where there are some.
+            SpecError: for a device whose family has no curves; with tables, for one whose family
+                has none, or does not say what they were measured on.
 
         """
         times = self.roofline.op_time_s(graph, topology)
@@ -54,17 +55,13 @@ class KernelModel:
                 device.curves,
                 device.multiprocessors,
                 device.memory_bandwidth_bytes_per_s,
+                *sorted(device.flops_per_s.items()),
             )
-            kind += (device.name.startswith(device.curves), *sorted(device.flops_per_s.items()))
             if kind in seen:
                 times[:, column] = times[:, seen[kind]]
                 continue
             shapes = shapes or shapes_of(graph)
-            residuals: Mapping[str, Residuals] = {}
-            if self.tables and device.name.startswith(device.curves):
-                peak = device.rate_for("bfloat16")
-                of_device = Rates(peak, device.memory_bandwidth_bytes_per_s, device.multiprocessors)
-                residuals = read_tables(self.tables, device.curves, family, of_device)
+            residuals = read_tables(self.tables, device.curves, family) if self.tables else {}
             _place(times[:, column], graph, shapes, (device, family, residuals))
             seen[kind] = column
         return times

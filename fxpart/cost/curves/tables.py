@@ -8,7 +8,7 @@ nearest rows in the logarithms of all sizes; far from every row it fades, and th
 
 from dataclasses import dataclass
 from errno import ENOENT
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fxpart.core.graph import FloatArray
-from fxpart.cost.curves.attention import Attentions
+from fxpart.cost.curves.attention import AttentionCurve, Attentions, DecodeCurve
 from fxpart.cost.curves.family import CurveFamily
-from fxpart.cost.curves.gemm import Products, Rates
+from fxpart.cost.curves.gemm import GemmCurve, Products, Rates
 from fxpart.errors import SpecError, one_line
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def read_columns(path: Path) -> dict[str, npt.NDArray[Any]]:
         raise SpecError(f"reading {path} needs pyarrow; install it") from error
     try:
         read = pyarrow.parquet.read_table(path)
-        return {name: np.array(read[name].to_pylist()) for name in read.column_names}
+        return {name: read[name].to_numpy() for name in read.column_names}
     except (pa.ArrowException, OSError, ValueError) as error:
         raise SpecError(f"{path} is no table in parquet ({one_line(error)})") from error
 
@@ -128,33 +128,52 @@ def _attentions(sizes: dict[str, FloatArray], dtype: str) -> Attentions:
     )
 
 
-def read_tables(
-    folder: Path, family: str, curves: CurveFamily, rates: Rates
-) -> dict[str, "Residuals"]:
+def read_tables(folder: Path, family: str, curves: CurveFamily) -> dict[str, "Residuals"]:
     """Return how far the family's 16-bit kernels in a folder are from its curves, by curve.
+
+    A file is read once, until it is another one.
 
     Args:
         folder: of the parquet files; those of the family begin with its name.
         family: such as ``h100``.
         curves: of the family.
-        rates: of the device that was measured, in bfloat16.
 
     Raises:
-        SpecError: for a folder without a table of the family, or a damaged one.
+        SpecError: for a folder without a table of the family, or a damaged one, and for a family
+            that does not say on which device it was measured.
 
     """
+    if curves.measured_on is None:
+        raise SpecError(
+            f"latency.tables={folder} needs the rates of the device of {family} that was measured:"
+            f" state latency.curves.{family}.measured_on"
+        )
     residuals: dict[str, Residuals] = {}
     for kind, name in KINDS.items():
         for path in sorted(folder.glob(f"{family}_*{kind}.parquet"))[:1]:
-            measured = measured_calls(path, kind, "bfloat16")
-            predicted = getattr(curves, name).seconds(measured.calls, rates)
-            residuals[name] = Residuals.of(measured.calls, measured.seconds, predicted)
+            version = path.stat().st_mtime_ns, path.stat().st_size
+            residuals[name] = _residuals(
+                path, version, kind, getattr(curves, name), curves.measured_on
+            )
     if not residuals:
         raise SpecError(
             f"latency.tables={folder} has no table of {family}; name a folder with files such as"
             f" {family}_sxm_gemm.parquet"
         )
     return residuals
+
+
+@lru_cache(maxsize=16)
+def _residuals(
+    path: Path,
+    version: tuple[int, int],  # a file that was changed is another one
+    kind: str,
+    curve: GemmCurve | AttentionCurve | DecodeCurve,
+    rates: Rates,
+) -> "Residuals":
+    measured = measured_calls(path, kind, "bfloat16")
+    predicted = curve.seconds(measured.calls, rates)
+    return Residuals.of(measured.calls, measured.seconds, predicted)
 
 
 # Without slots, for the cached property.

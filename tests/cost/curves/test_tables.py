@@ -1,5 +1,6 @@
 """Measured tables: exact where a row is, the curve where none is near; damaged ones are refused."""
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
-from fxpart.cost.curves.family import family_from
+from fxpart.cost.curves.family import CurveFamily, family_from
 from fxpart.cost.curves.gemm import Products, Rates
 from fxpart.cost.curves.model import KernelModel
 from fxpart.cost.curves.tables import Residuals, measured_calls, read_tables
@@ -40,27 +41,59 @@ def test_a_row_is_met_and_far_from_all_the_curve_is_left() -> None:
     assert far == pytest.approx(1, abs=0.02)
 
 
-def test_a_device_takes_the_tables_of_its_family_in_16_bits_only(tmp_path: Path) -> None:
+def _family(**more: object) -> CurveFamily:
+    rates = dict(zip(Rates._fields, RATES, strict=True))
+    return family_from("f", {**settings(), "measured_on": rates, **more})
+
+
+def _device(name: str, *, share: float = 1.0, curves: str = "f") -> DeviceSpec:
+    rates = {"bfloat16": 1e6 * share, "float32": 1e6}
+    return DeviceSpec(name, 10**9, rates, 1e6 * share, 0, 0, 4, curves)
+
+
+def test_devices_take_the_tables_of_their_family_in_16_bits_only(tmp_path: Path) -> None:
     _table(tmp_path / "f_sxm_gemm.parquet")
-    family = family_from("f", settings())
-    topology = uniform_topology(
-        tuple(
-            DeviceSpec(name, 10**9, {"bfloat16": 1e6, "float32": 1e6}, 1e6, 0, 0, 4, "f")
-            for name in ("f_80gb", "another")
-        ),
-        Link(1e9),
-    )
-    curves = KernelModel({"f": family}, LatencyModel())
-    tables = KernelModel({"f": family}, LatencyModel(), tmp_path)
+    # Whatever it is called; a slow one is as far from its curve as the measured one.
+    devices = (_device("f_80gb"), _device("another"), _device("f_slow", share=0.01))
+    topology = uniform_topology(devices, Link(1e9))
+    curves = KernelModel({"f": _family()}, LatencyModel())
+    tables = KernelModel({"f": _family()}, LatencyModel(), tmp_path)
     in_16_bits, in_32_bits = graph_of_a_product("bfloat16"), graph_of_a_product("float32")
     plain = curves.op_time_s(in_16_bits, topology)
     measured = tables.op_time_s(in_16_bits, topology)
-    assert measured[0, 0] == pytest.approx(5.0, rel=1e-3)
+    assert measured[0, :2] == pytest.approx([5.0, 5.0], rel=1e-3)
     assert plain[0, 0] < 3
-    assert measured[0, 1] == plain[0, 1]
+    assert plain[0, 2] > 2 * plain[0, 0]
+    assert measured[0] / plain[0] == pytest.approx([5.0 / plain[0, 0]] * 3, rel=1e-3)
     assert measured[1].tolist() == plain[1].tolist()
     single = tables.op_time_s(in_32_bits, topology)
     assert single.tolist() == curves.op_time_s(in_32_bits, topology).tolist()
+
+
+def test_a_table_is_read_once_until_it_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = _table(tmp_path / "f_sxm_gemm.parquet")
+    reads: list[object] = []
+    read_table = pyarrow.parquet.read_table
+    monkeypatch.setattr(
+        pyarrow.parquet, "read_table", lambda file: reads.append(file) or read_table(file)
+    )
+    first, again = (read_tables(tmp_path, "f", _family())["gemm"] for _ in range(2))
+    assert first is again
+    assert len(reads) == 1
+    _table(path, latency=[2500.0])
+    os.utime(path, ns=(1, 1))
+    other = read_tables(tmp_path, "f", _family())["gemm"]
+    assert other.log_ratio == pytest.approx(first.log_ratio - np.log(2))
+
+
+def test_tables_of_unknown_devices_are_refused(tmp_path: Path) -> None:
+    _table(tmp_path / "f_sxm_gemm.parquet")
+    with pytest.raises(SpecError, match=r"state latency\.curves\.f\.measured_on"):
+        read_tables(tmp_path, "f", family_from("f", settings()))
+    with pytest.raises(SpecError, match=r"f\.measured_on\.bytes_per_s must be more than 0"):
+        _family(measured_on={"flops_per_s": 1, "bytes_per_s": 0, "multiprocessors": 1})
 
 
 def test_rows_of_another_dtype_are_left_out(tmp_path: Path) -> None:
@@ -105,14 +138,14 @@ def test_a_damaged_table_is_refused(
     path = tmp_path / "f_gemm.parquet"
     pyarrow.parquet.write_table(pa.table(whole), path)
     with pytest.raises(SpecError, match=message):
-        read_tables(tmp_path, "f", family_from("f", settings()), RATES)
+        read_tables(tmp_path, "f", _family())
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
-    family = family_from("f", settings())
+    family = _family()
     with pytest.raises(SpecError, match=r"has no table of f; .* such as f_sxm_gemm\.parquet"):
-        read_tables(tmp_path, "f", family, RATES)
+        read_tables(tmp_path, "f", family)
     (tmp_path / "f_gemm.parquet").write_text("m,n,k")
     with pytest.raises(SpecError, match="is no table in parquet"):
-        read_tables(tmp_path, "f", family, RATES)
+        read_tables(tmp_path, "f", family)
     assert family.gemm == GEMM
