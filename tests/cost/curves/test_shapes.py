@@ -96,7 +96,8 @@ class _Step(nn.Module):
         y = self.second(self.first(image))
         keys = q * self.line.bias[:16]
         attended = scaled_dot_product_attention(keys, keys, keys, is_causal=True)
-        return y.mean() + self.line(x).mean() + attended.mean()
+        loss: Tensor = y.mean() + self.line(x).mean() + attended.mean()
+        return loss
 
 
 def test_a_backward_has_the_shapes_of_its_gradients() -> None:

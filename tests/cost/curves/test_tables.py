@@ -74,11 +74,14 @@ def test_a_table_is_read_once_until_it_is_another_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _table(tmp_path / "f_sxm_gemm.parquet")
-    reads: list[object] = []
+    reads: list[Path] = []
     read_table = pyarrow.parquet.read_table
-    monkeypatch.setattr(
-        pyarrow.parquet, "read_table", lambda file: reads.append(file) or read_table(file)
-    )
+
+    def counted(file: Path) -> pa.Table:
+        reads.append(file)
+        return read_table(file)
+
+    monkeypatch.setattr(pyarrow.parquet, "read_table", counted)
     first, again = (read_tables(tmp_path, "f", _family())["gemm"] for _ in range(2))
     assert first is again
     assert len(reads) == 1
