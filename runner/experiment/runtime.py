@@ -2,8 +2,9 @@
 
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
+from runner.output.units import format_s
 
-__all__ = ["RUNTIMES", "check_runtime", "host_launch_s"]
+__all__ = ["RUNTIMES", "check_runtime", "host_launch_s", "host_line"]
 
 RUNTIMES = ("eager", "graph")
 """The values of ``runtime.name``."""
@@ -27,3 +28,16 @@ def host_launch_s(config: Config) -> float:
     if config.runtime.host_launch_s is not None:
         return config.runtime.host_launch_s
     return max((pool.host_launch_s for pool in config.devices.pools), default=0.0)
+
+
+def host_line(issued_s: float, latency_s: float, operators: int) -> str:
+    """Return that the host decides how long a pass takes, where starting its operators does.
+
+    `issued_s` is when the host has started the last of them.
+    """
+    if issued_s < latency_s / 2:
+        return ""
+    return (
+        f"takes {format_s(issued_s)} to start {operators:,} operators one by one; runtime=graph has"
+        " them started at once"
+    )

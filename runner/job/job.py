@@ -31,6 +31,7 @@ from runner.experiment.offload import carried_by, offload_line
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.rates import rate_line
 from runner.experiment.replicas import replicas_line
+from runner.experiment.runtime import host_line
 from runner.experiment.subject import is_captured
 from runner.experiment.tensor_split import split_line
 from runner.experiment.whole_modules import carrier_line, whole_line
@@ -232,10 +233,8 @@ def _show_plan(config: Config, result: Result) -> None:
         show(f"load:      {load_line(result.evaluation)}")
     if result.device_memory:
         show(f"memory:    {memory_line(result.device_memory)}")
-    if result.measured_on:
-        show(f"times:     of operators on {result.measured_on}, the same for every device")
-    if result.times_note:
-        show(f"times:     {result.times_note}")
+    for line in _times_lines(result):
+        show(line)
     if result.split:
         show(f"tensor:    {split_line(result.split)}")
     if result.shards:
@@ -268,6 +267,19 @@ def _generation_lines(result: Result) -> tuple[str, ...]:
 
 def _rate(result: Result) -> str:
     return rate_line(headline(result), trains=result.trains)
+
+
+def _times_lines(result: Result) -> Iterator[str]:
+    """Yield where times come from, and that the host decides if it does in a pass by itself."""
+    if result.measured_on:
+        yield f"times:     of operators on {result.measured_on}, the same for every device"
+    if result.times_note:
+        yield f"times:     {result.times_note}"
+    issue_s = result.problem.costs.issue_s.tolist()
+    if result.schedule is None and any(issue_s):
+        started = len(set(issue_s) - {0.0})
+        if by_host := host_line(issue_s[-1], result.evaluation.latency_s, started):
+            yield f"host:      {by_host}"
 
 
 def _summary(result: Result) -> str:

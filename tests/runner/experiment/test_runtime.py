@@ -4,7 +4,7 @@ import pytest
 
 from fxpart.errors import SpecError
 from runner.experiment.experiment import check, model_spec, plan
-from runner.experiment.runtime import host_launch_s
+from runner.experiment.runtime import host_launch_s, host_line
 from runner.experiment.subject_line import is_mean_of_outputs
 from tests.runner.composed import read
 
@@ -29,6 +29,13 @@ def test_eager_holds_more_and_waits_for_the_host() -> None:
     assert found.evaluation.latency_s == pytest.approx(operators * host_launch_s(eager), rel=0.05)
     assert plain.evaluation.latency_s < found.evaluation.latency_s / 3
     assert found.evaluation.lower_bound_s == found.evaluation.latency_s
+
+
+def test_a_host_that_decides_is_told() -> None:
+    assert host_line(0.49, 1.0, 10) == ""
+    assert host_line(0.0356, 0.04, 1924) == (
+        "takes 35.60 ms to start 1,924 operators one by one; runtime=graph has them started at once"
+    )
 
 
 def test_a_published_class_is_trained_on_its_own_loss() -> None:
