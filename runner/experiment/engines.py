@@ -7,7 +7,7 @@ from fxpart.errors import SpecError
 from fxpart.plan_export import EngineFiles, EnginePlan, engine_files, stages_of
 from fxpart.plan_export.engines import Stages
 from runner.config.sections import Config
-from runner.experiment.serving import is_serving
+from runner.experiment.serving import generates, is_serving
 from runner.experiment.training import is_megatron, is_training
 
 __all__ = ["engines_note", "files_for_engines"]
@@ -33,6 +33,8 @@ def files_for_engines(config: Config, graph: OpGraph, assignment: Assignment) ->
 def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
     model, optimizer = config.model, config.optimizer
     tokens = config.context_len if is_serving(config) else None
+    if generates(config):
+        tokens = (config.prompt_len or 0) + (config.output_len or 0)
     return EnginePlan(
         training=is_training(config),
         stages=stages,

@@ -79,14 +79,15 @@ def _collective_metrics(result: Result) -> dict[str, float]:
 
 def _rate_metrics(result: Result, decoded_per_s: float | None) -> dict[str, float]:
     """Return tokens per second, MFU and prices; a decode has counted its tokens."""
-    examples_per_s = _examples_per_s(result)
-    tokens_per_s = decoded_per_s
-    if decoded_per_s is not None:  # of steps that wait for each other
-        examples_per_s = decoded_per_s
+    examples_per_s, tokens_per_s = _examples_per_s(result), decoded_per_s
+    steps_per_s = examples_per_s / result.batch_size
+    if decoded_per_s is not None:  # its steps wait for each other
+        latency_s = result.evaluation.latency_s
+        steps_per_s = 1.0 / latency_s if latency_s else float("inf")
     elif result.tokens is not None:
         tokens_per_s = examples_per_s * result.tokens
     utilization = model_flops_utilization(
-        result.captured.graph, result.problem.topology, examples_per_s / result.batch_size
+        result.captured.graph, result.problem.topology, steps_per_s
     )
     return rate_metrics(examples_per_s, tokens_per_s, utilization, result.price_per_hour)
 

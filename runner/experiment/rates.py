@@ -38,6 +38,8 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
         for dtype, count in flops.items()
         if count
     }
+    if not peak:  # nothing that counts: a published problem, or a model of sums
+        return 0.0
     passes = 1 if forward.all() else 1 + _BACKWARD
     return passes * inputs_per_s * sum(flops[dtype] / rate for dtype, rate in peak.items())
 
@@ -73,7 +75,7 @@ def rate_metrics(
     metrics: dict[str, float] = {}
     if tokens_per_s is not None:
         metrics["tokens_per_s"] = tokens_per_s
-    if utilization:  # a published problem has no FLOPs
+    if utilization:
         metrics["mfu_pct"] = utilization * 100
     if price is None:
         return metrics

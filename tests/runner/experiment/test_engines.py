@@ -67,6 +67,10 @@ def test_a_step_of_serving_leaves_for_vllm_and_llama_cpp() -> None:
     command = {engine.name: text for engine, text in files.texts.items()}["vLLM"]
     assert "VLLM_PP_LAYER_PARTITION=15,17 " in command
     assert "--max-model-len 4096" in command
+    generate = ("phase=generate", "prompt_len=1000", "output_len=24")
+    files = files_for_engines(read("model=llama3_1_8b", *generate, "devices=2xh100"), GRAPH, placed)
+    assert files is not None
+    assert all("1024" in text for text in files.texts.values())
 
 
 def test_what_no_engine_does_alike_leaves_for_none() -> None:
