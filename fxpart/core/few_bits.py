@@ -117,10 +117,13 @@ def with_few_bits(graph: OpGraph, layout: WeightFormat) -> OpGraph:
         )
     weight_bytes, moved = graph.weight_bytes.copy(), graph.moved_bytes.copy()
     targets = list(graph.targets)
+    laid_out: dict[int, int] = {}
     for product in products:
         before = int(graph.weight_bytes[product.weight])
-        after = product.matrices * layout.bytes_of(product.rows, product.columns)
-        weight_bytes[product.weight] = after
+        if product.weight not in laid_out:  # a backward has the other way round as its rows
+            size = layout.bytes_of(product.rows, product.columns)
+            laid_out[product.weight] = product.matrices * size
+        weight_bytes[product.weight] = after = laid_out[product.weight]
         # Of experts only those are read that a token is sent to.
         share = min(1.0, product.inputs / product.matrices)
         # A slower kernel takes as long as if it read more.
@@ -226,7 +229,7 @@ def _convertible(graph: OpGraph, layout: WeightFormat) -> list[_Product]:
         minlength=graph.n_ops,
     )
     products: dict[int, list[_Product]] = {}
-    refused: set[int] = set()
+    refused = set(graph.gradient_weights.tolist())  # what is trained stays as it is
     for op in range(graph.n_ops):
         direct = graph.uses_of(op).tolist()
         read = graph.reads_of(op).tolist()

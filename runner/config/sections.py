@@ -14,6 +14,7 @@ __all__ = [
     "Config",
     "DevicesConfig",
     "ExecuteConfig",
+    "FinetuneConfig",
     "LatencyConfig",
     "LinkConfig",
     "ModeConfig",
@@ -280,6 +281,19 @@ class WeightsConfig:
 
 
 @dataclass
+class FinetuneConfig:
+    """What of the model a training step trains: all, or adapters of peft beside frozen weights."""
+
+    name: str = "none"
+    """``none`` or ``lora``."""
+    rank: int = 8
+    alpha: float = 16.0
+    dropout: float = 0.0
+    targets: list[str] = field(default_factory=list)
+    """Names of layers, ``all-linear``, or none for those that peft knows of the architecture."""
+
+
+@dataclass
 class ScheduleConfig:
     """How the stages of a pipeline take turns."""
 
@@ -339,6 +353,7 @@ class _Sections:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     reserve: ReserveConfig = field(default_factory=ReserveConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
+    finetune: FinetuneConfig = field(default_factory=FinetuneConfig)
     all_reduce: AllReduceConfig = field(default_factory=AllReduceConfig)
     offload: OffloadConfig = field(default_factory=OffloadConfig)
     kv_cache: str = "auto"

@@ -96,7 +96,10 @@ def _check_few_bits(config: Config) -> None:
         f"kv_cache={config.kv_cache}": config.kv_cache != "auto",
     }
     against = {
-        f"phase={config.phase.name}": (config.phase.name == "training", "serving, not training"),
+        f"phase={config.phase.name}": (
+            config.phase.name == "training" and config.finetune.name == "none",
+            "serving, and for frozen weights of finetune=lora",
+        ),
         f"execute={config.execute.name}": (
             config.execute.name != "none",
             "a plan that is not run: drawn weights are of the model's dtype",

@@ -36,7 +36,13 @@ from runner.config.sections import Config
 from runner.experiment.objective import published_graph
 from runner.experiment.serving import generates, in_few_bits, is_serving
 from runner.experiment.serving_steps import ServingSteps, serving_steps
-from runner.experiment.training import is_megatron, is_training, optimizer_of, step_options
+from runner.experiment.training import (
+    finetunes,
+    is_megatron,
+    is_training,
+    optimizer_of,
+    step_options,
+)
 from runner.experiment.zero import sharded_graph
 
 if TYPE_CHECKING:
@@ -116,8 +122,15 @@ def model_spec(config: Config) -> ModelSpec:
         sequence_parallel=config.sequence_parallel,
         engine=config.engine,
         loss=model.loss if is_training(config) else None,
+        lora=_lora(config),
         depends_on=tuple(model.depends_on),
     )
+
+
+def _lora(config: Config) -> dict[str, object]:
+    if not (finetunes(config) and is_training(config)):
+        return {}
+    return {name: value for name, value in asdict(config.finetune).items() if name != "name"}
 
 
 def _step(config: Config) -> str | None:

@@ -61,10 +61,11 @@ def _phase(config: Config, graph: OpGraph) -> str:
             return f"{config.output_len} tokens after prompts of {config.prompt_len}"
         room = f" against {config.context_len} tokens" if config.context_len else ""
         return f"{config.phase.name}{room}"
+    tuned = "" if config.finetune.name == "none" else f" of {config.finetune.name} adapters"
     updates = "" if config.optimizer.name == "none" else f" with {config.optimizer.name}"
     again = "" if config.checkpointing == "none" else f", checkpointing={config.checkpointing}"
     loss = " of the mean of outputs" if is_mean_of_outputs(graph) else ""
-    return f"{config.phase.name}{loss}{updates}{again}"
+    return f"{config.phase.name}{tuned}{loss}{updates}{again}"
 
 
 def is_mean_of_outputs(graph: OpGraph) -> bool:

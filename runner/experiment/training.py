@@ -2,12 +2,13 @@
 
 from fxpart.core.optimizer import Optimizer
 from fxpart.core.phases import StepOptions
-from fxpart.errors import NotApplicableError, SpecError
+from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
 
 __all__ = [
     "backward_engine",
     "check_training",
+    "finetunes",
     "is_megatron",
     "is_training",
     "left_out_here",
@@ -15,6 +16,7 @@ __all__ = [
     "step_options",
 ]
 
+_FINETUNES = ("none", "lora")
 _ENGINES = {
     "late_weight_gradients": (
         "a zero-bubble schedule of torch.distributed.pipelining (ScheduleInterleavedZeroBubble,"
@@ -50,6 +52,39 @@ def optimizer_of(config: Config) -> Optimizer:
     )
 
 
+def finetunes(config: Config) -> bool:
+    """Return whether adapters are trained and all else is frozen."""
+    return config.finetune.name != "none"
+
+
+def _check_finetune(config: Config) -> None:
+    """Raise `SpecError` for a way of fine-tuning that does not exist, or that is not planned."""
+    chosen, name = config.finetune, f"finetune={config.finetune.name}"
+    if chosen.name not in _FINETUNES:
+        raise SpecError(f"{name} does not exist; {nearest_names(chosen.name, _FINETUNES)}")
+    if not finetunes(config):
+        return
+    if not is_training(config):
+        raise NotApplicableError(
+            f"{name} is of a training step, got phase={config.phase.name}; add phase=training"
+        )
+    if chosen.rank < 1 or not 0 <= chosen.dropout < 1:
+        raise SpecError(
+            f"finetune.rank={chosen.rank} must be 1 or more, and finetune.dropout={chosen.dropout}"
+            " at least 0 and below 1"
+        )
+    against = {
+        f"execute={config.execute.name}": config.execute.name != "none",
+        f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
+        f"data_parallel={config.data_parallel}": config.data_parallel > 1,
+        f"tensor_parallel={config.tensor_parallel}": config.tensor_parallel > 1,
+    }
+    for other in (name for name, is_set in against.items() if is_set):
+        raise NotApplicableError(
+            f"{name} is planned for one replica of whole layers at one size; leave out {other}"
+        )
+
+
 def step_options(config: Config) -> StepOptions:
     """Return how a training step is captured.
 
@@ -76,6 +111,7 @@ def check_training(config: Config) -> None:
     optimizer_of(config)
     if is_megatron(config):
         _check_megatron(config)
+    _check_finetune(config)
     options = step_options(config)
     if options.backward_order != "autograd":
         _check_order(config)

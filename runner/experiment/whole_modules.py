@@ -175,8 +175,8 @@ def _runs_here(config: Config) -> list[str]:
     """Return by which choice the runner could carry the plan out here."""
     if config.execute.name != "none":
         return [f"execute={config.execute.name}"]
-    if config.phase.name == "generate":
-        return []  # one step at a time is run
+    if config.phase.name == "generate" or config.finetune.name != "none":
+        return []  # one step at a time is run, and of a step all weights are trained
     plannable = config.capture.level == "operator" and config.capture.symbolic == "none"
     if config.weights.name != "none" or config.kv_cache != "auto":
         return []  # drawn weights are those of the model's dtype

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
+from fxpart.capture.models.adapters import add_adapters
 from fxpart.capture.models.factory_source import (
     factory_as_imported,
     imported_function,
@@ -59,6 +60,8 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
 
     With `ModelSpec.tensor_parallel` it is the part of one device (`fxpart.sharding`).
 
+    With `ModelSpec.lora` it has peft's adapters, and nothing else is trained.
+
     Raises:
         SpecError: for a name, a configuration or a shape that does not exist, and for a model that
             cannot be split over so many devices.
@@ -66,6 +69,8 @@ def build_model(spec: ModelSpec, device: torch.device | None = None) -> BuiltMod
 
     """
     built = _without_loss(spec, META if device is None else device)
+    if spec.lora:
+        add_adapters(built.module, spec.lora)
     if spec.loss_function is not None:
         _compute_loss(built.module, spec.loss_function)
     return built

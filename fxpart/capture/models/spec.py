@@ -94,6 +94,9 @@ class ModelSpec:
     inputs of an architecture that has such a loss; ``mean``, that of its outputs; or
     ``package.module:function``, called with the model's result and its inputs by name. None: the
     model is called without labels."""
+    lora: Mapping[str, object] = field(default_factory=dict)
+    """Of a training step: peft's adapters, ``rank``, ``alpha``, ``dropout`` and ``targets``, beside
+    which all weights are frozen; empty where all are trained."""
     depends_on: Sequence[str] = ()
     """Files that the factory reads, or imports by names made at run time; a list or a tuple."""
 
@@ -125,7 +128,7 @@ class ModelSpec:
             raise SpecError(f"engine={self.engine}: {nearest_names(self.engine, ENGINES)}")
         if self.dtype not in DTYPES:
             raise SpecError(f"dtype={self.dtype} is not known; {nearest_names(self.dtype, DTYPES)}")
-        for name in ("config", "factory_args"):
+        for name in ("config", "factory_args", "lora"):
             object.__setattr__(self, name, _plain(getattr(self, name), name))
         object.__setattr__(self, "depends_on", tuple(files))
 
@@ -171,6 +174,10 @@ class ModelSpec:
             del fields["sequence_parallel"]
         if self.engine == "torch":
             del fields["engine"]
+        if self.lora:
+            fields["peft"] = installed_version("peft")
+        else:
+            del fields["lora"]
         if self.factory == _TIMM:
             fields["timm"] = installed_version("timm")
         version = installed_version("transformers")

@@ -1,0 +1,110 @@
+"""A fine-tuning step has gradients and states of its adapters alone, as peft's own run has."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from fxpart.core.few_bits import WeightFormat
+from fxpart.errors import FxpartError
+from runner.experiment.experiment import Result, check_all, model_spec, plan
+from tests.runner.composed import read
+
+_SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "vocab_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+def _overrides(*overrides: str) -> list[str]:
+    return [
+        "model=transformers",
+        "model.architecture=LlamaForCausalLM",
+        *(f"+model.config.{key}={value}" for key, value in _SMALL.items()),
+        "model.dtype=bfloat16",
+        "model.batch_size=2",
+        "model.seq_len=16",
+        "phase=training",
+        "devices=1x1gb",
+        "reserve=none",
+        "mode=single",
+        *overrides,
+    ]
+
+
+def _planned(*overrides: str) -> Result:
+    config = read(*_overrides(*overrides))
+    return plan(config, model_spec(config))
+
+
+@pytest.fixture(autouse=True)
+def _in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_only_adapters_have_gradients_and_states() -> None:
+    peft = pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    graph = _planned("finetune=lora", "finetune.rank=4").captured.graph
+    model = LlamaForCausalLM(LlamaConfig.from_dict(_SMALL)).to(torch.bfloat16)
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    tokens = torch.randint(0, 96, (2, 16))
+    tuned(input_ids=tokens, labels=tokens).loss.backward()
+    trained = [weight for weight in tuned.parameters() if weight.grad is not None]
+    assert len(graph.gradient_values) == len(trained) == 8
+    gradient_bytes = sum(weight.grad.nbytes for weight in trained)
+    assert graph.weight_bytes[graph.gradient_weights].sum() == gradient_bytes
+    optimizer = torch.optim.AdamW(trained)
+    optimizer.step()
+    kept = (t for state in optimizer.state.values() for t in state.values() if t.dim())
+    assert graph.weight_state_bytes.sum() == pytest.approx(sum(t.nbytes for t in kept), rel=0.01)
+    frozen = sum(weight.nbytes for weight in tuned.parameters() if not weight.requires_grad)
+    assert sum(weight.nbytes for weight in tuned.parameters()) - gradient_bytes == frozen
+
+
+def test_frozen_weights_may_have_few_bits_and_adapters_keep_theirs() -> None:
+    pytest.importorskip("peft")
+    whole = _planned("finetune=lora").captured.graph
+    few = _planned("finetune=lora", "weights=nf4").captured.graph
+    layout = WeightFormat("nf4", 4, 64, group_bytes=4.0)
+    changed = {
+        name: (int(before), int(after))
+        for name, before, after in zip(
+            whole.weight_names, whole.weight_bytes, few.weight_bytes, strict=True
+        )
+        if before != after
+    }
+    assert len(changed) == 2 * 7
+    assert not [name for name in changed if "lora" in name]
+    gate = next(name for name in changed if "layers.0.mlp.gate_proj" in name)
+    assert changed[gate][0] == 2 * 64 * 128
+    assert changed[gate][1] == pytest.approx(layout.bytes_of(128, 64), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("finetune=lora", "phase=inference"), "add phase=training"),
+        (("finetune=lora", "finetune.rank=0"), "finetune.rank=0 must be 1 or more"),
+        (("finetune=lora", "data_parallel=2"), "leave out data_parallel=2"),
+        (("weights=nf4",), "leave out phase=training"),
+    ],
+)
+def test_adapters_that_are_not_planned_are_refused(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(FxpartError, match=message):
+        check_all(read(*_overrides(*overrides)))
+
+
+def test_without_peft_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(FxpartError, match=r"pip install 'fxpart\[peft\]'"):
+        _planned("finetune=lora", "finetune.rank=3")
