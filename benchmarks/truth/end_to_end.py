@@ -8,6 +8,7 @@ expresses are named with the reason, and counted. Nothing here is fitted to any 
   ``optimizer.master_weights=true``; ``bf16 pure``: all in bfloat16.
 - MPT is GPT-2's block without biases; transformers' own MPT computes attention as products, the
   engine that was measured by one kernel.
+- ``torch.compile`` is taken for ``runtime=graph``, which fuses nothing.
 - Of accumulated microbatches each is a step of its own.
 - Memory is what torch's allocator reserved.
 - A card whose power is limited to fewer watts than the H100's 700 computes at the square root of
@@ -141,7 +142,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
     accelerator = f"a100_{gigabytes[1] if gigabytes else 80}gb" if family == "a100" else family
     rate, watts = re.search(r"([\d.]+) ?TB/s", hardware), re.search(r"(\d+) ?W\b", hardware)
     power = float(watts[1]) / _WATTS[family] if watts else 1.0
-    replicas = _replicas(str(point["parallel"]), int(point["n_devices"]))
+    replicas, runtime = _replicas(str(point["parallel"]), int(point["n_devices"]))
     batch, seq_len = _batch(str(point["batch"])), int(point["seq"])
     overrides = (
         *_model(str(point["model"]), seq_len),
@@ -153,6 +154,7 @@ def run_of(point: Mapping[str, Any]) -> Run:
         "phase=training",
         f"data_parallel={replicas}",
         "zero=3",
+        f"runtime={runtime}",
         "mode=single",
         "latency=kernels",
         "tracking=none",
@@ -163,16 +165,17 @@ def run_of(point: Mapping[str, Any]) -> Run:
     return Run(overrides, memory_bytes, bytes_per_s, share, batch * seq_len)
 
 
-def _replicas(parallel: str, n_devices: int) -> int:
-    """Return over how many devices FSDP shards, where nothing else is done."""
+def _replicas(parallel: str, n_devices: int) -> tuple[int, str]:
+    """Return over how many devices FSDP shards, where nothing else is done, and what runs it."""
     size = re.match(r"FSDP(?: FULL_SHARD)?=(\d+)\b(.*)", parallel)
     if size is None or int(size[1]) != n_devices:
         raise Inexpressible(f"{parallel} on {n_devices} devices is more than FSDP")
-    if size[2].replace("CP=1", "").strip():
-        raise Inexpressible(f"nothing stands for {size[2].strip()}")
+    rest = size[2].replace("CP=1", "").strip()
+    if rest not in ("", "torch.compile"):
+        raise Inexpressible(f"nothing stands for {rest}")
     if n_devices > _NODE and n_devices % _NODE:
         raise Inexpressible(f"{n_devices} devices are no whole machines of {_NODE}")
-    return n_devices
+    return n_devices, "graph" if rest else "eager"
 
 
 def _batch(text: str) -> int:

@@ -47,6 +47,9 @@ def test_a_row_becomes_a_run() -> None:
         POINT | {"hardware": "A100-40GB", "dtype": "bf16 pure", "batch": "micro 4 accum 2"}
     )
     assert plain.compute_share == 1
+    assert "runtime=eager" in plain.overrides
+    compiled = run_of(POINT | {"parallel": "FSDP=16 CP=1 torch.compile"})
+    assert "runtime=graph" in compiled.overrides
     assert "devices=8xa100_40gb+8xa100_40gb" in plain.overrides
     assert "optimizer.master_weights=false" in plain.overrides
     assert plain.tokens == 4 * 8192
@@ -55,7 +58,7 @@ def test_a_row_becomes_a_run() -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"parallel": "FSDP=16 torch.compile"}, "nothing stands for torch.compile"),
+        ({"parallel": "FSDP=16 asyncTP torch.compile"}, "nothing stands for asyncTP torch.compile"),
         ({"parallel": "FSDP=2 TP=8"}, "is more than FSDP"),
         ({"dtype": "float8 linears"}, "products are in float8 linears"),
         ({"activation_checkpointing": None}, "activation checkpointing None is not known"),
@@ -86,7 +89,7 @@ def test_rows_are_planned_or_named(
     points = [
         tiny,
         tiny | {"metric": "peak_memory", "value": 0.1, "unit": "GiB"},
-        tiny | {"parallel": "FSDP=2 torch.compile"},
+        tiny | {"parallel": "FSDP=2 CP=2"},
         POINT | {"source": "another engine"},
     ]
     (tmp_path / "measured.json").write_text(json.dumps(points))
@@ -98,5 +101,5 @@ def test_rows_are_planned_or_named(
     assert 1.5 * weights < memory.predicted < 30 * weights
     said = capsys.readouterr().out
     assert "MPT-tiny" in said
-    assert "nothing stands for torch.compile" in said
+    assert "nothing stands for CP=2" in said
     assert "1 rows are left out: {'tokens_per_s_per_gpu': 1}" in said
