@@ -46,8 +46,12 @@ class Costed:
 
     @property
     def examples_per_s(self) -> float:
-        """The throughput, of all replicas together."""
-        return self.metrics["examples_per_s"]
+        """The throughput, of all replicas together; of a decode a text's next token waits for it.
+
+        Several batches in turn on the stages of a decode would need a cache each.
+        """
+        decodes = self.candidate.config.phase.name == "decode"
+        return self.metrics["tokens_per_s" if decodes else "examples_per_s"]
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -174,7 +178,7 @@ class _Search:
                     if least > self._best[self._request.rows - 1]:
                         self._bounded.append((candidate, abs(least)))
                         return
-                costed = _costed(candidate)
+                costed = _costed(candidate, streams=self._streams(candidate.config))
         except InfeasibleError as error:
             self._unfit.append((candidate, error))
             return
@@ -192,10 +196,16 @@ class _Search:
         key = tuple(getattr(plan, name) for name in shared)
         if key not in self._bounds:
             self._bounds[key] = bounds_of(config)
-        by_latency = self._request.objective == "latency"
-        streams = not (by_latency or is_training(config))
-        least_s = least_step_s(plan, self._bounds[key], streams=streams) * (1.0 - _ROUNDING)
-        return least_s if by_latency else -plan.examples / least_s if least_s else -float("inf")
+        least_s = least_step_s(plan, self._bounds[key], streams=self._streams(config))
+        least_s *= 1.0 - _ROUNDING
+        if self._request.objective == "latency":
+            return least_s
+        return -plan.examples / least_s if least_s else -float("inf")
+
+    def _streams(self, config: Config) -> bool:
+        """Return whether inputs follow each other before the one before has ended."""
+        waits = is_training(config) or config.phase.name == "decode"
+        return self._request.objective == "throughput" and not waits
 
     def outcome(self) -> Outcome:
         """Return all that was found."""
@@ -204,8 +214,8 @@ class _Search:
         return Outcome(tuple(ranking), unfit, bounded, self._refusals)
 
 
-def _costed(candidate: Candidate) -> Costed:
+def _costed(candidate: Candidate, *, streams: bool) -> Costed:
     config = candidate.config
     result = plan(config, model_spec(config), may_capture=False, advises=False)
-    shares = time_shares(config, result)
+    shares = time_shares(config, result, streams=streams)
     return Costed(candidate, headline(result), result.subject_line, shares)

@@ -18,8 +18,10 @@ def limit_of(shares: Mapping[str, float]) -> str:
     return f"{name} {share:.0%}"
 
 
-def time_shares(config: Config, result: Result) -> dict[str, float]:
-    """Return the shares of a step, or of a stream's time for one input, on the busiest device.
+def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, float]:
+    """Return the shares of the time of a step or input on the busiest device.
+
+    With `streams` that is the time from one input of a stream to the next.
 
     ``compute`` and ``memory`` are operators that the roofline has bound by arithmetic or by the
     device's own memory; ``links`` are collectives and transfers that are waited for; ``host`` is
@@ -37,24 +39,22 @@ def time_shares(config: Config, result: Result) -> dict[str, float]:
         name: seconds * times
         for name, seconds in _of_operators(config, result, device, ops).items()
     }
+    total_s = evaluation.load_s if streams else evaluation.latency_s
     if schedule:
         total_s = schedule.step_s
-    elif result.trains or (config.objective == "latency" and evaluation.devices_used == 1):
-        total_s = evaluation.latency_s
-    else:
-        total_s = evaluation.load_s
     if result.shards:
         parts["links"] += result.shards.exposed_s
     if result.replicas:
         parts["links"] += float(result.replicas.cost.exposed_s[device])
     left_s = max(0.0, total_s - sum(parts.values()))
     launches_s = float(costs.issue_s[-1]) * times
-    parts["host"] = min(left_s, max(0.0, launches_s - float(own_s.sum()) * times))
+    behind_s = max(0.0, launches_s - float(own_s.sum()) * times)
+    # There is nothing else that one device waits for.
+    parts["host"] = left_s if evaluation.devices_used == 1 else min(left_s, behind_s)
     left_s -= parts["host"]
-    if schedule or result.trains or not evaluation.transfer_bytes:
-        parts["waiting"] = left_s
-    else:  # of a stream, a link is the busiest of all
-        parts["links"] += left_s
+    # A stream whose devices all wait has a link that is busier than they are.
+    parts["waiting"], queued_s = (0.0, left_s) if streams and not schedule else (left_s, 0.0)
+    parts["links"] += queued_s
     return {name: seconds / total_s if total_s else 0.0 for name, seconds in parts.items()}
 
 

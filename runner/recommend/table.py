@@ -51,13 +51,16 @@ def _table(ranking: Sequence[Costed]) -> "Table":
     unit = time_unit(max(plan.latency_s for plan in ranking))
     with_tokens = ranking[0].tokens_per_s is not None
     tokens = ["tokens\n/s"] if with_tokens else []
-    add_numbers(table, "", "examples\n/s", *tokens, f"latency\n{unit.name}", "memory\nGiB", "on")
+    add_numbers(
+        table, "", "examples\n/s", *tokens, "MFU\n%", f"latency\n{unit.name}", "memory\nGiB", "on"
+    )
     table.add_column("most of the time")
     for index, plan in enumerate(ranking):
         table.add_row(
             str(index + 1),
             f"{plan.examples_per_s:,.2f}",
             *([f"{plan.tokens_per_s:,.0f}"] if with_tokens else []),
+            f"{plan.metrics.get('mfu_pct', 0.0):.0f}",
             unit.show(plan.latency_s),
             f"{plan.memory_bytes / GIB:.1f}",
             str(plan.devices_used),
