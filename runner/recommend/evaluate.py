@@ -76,8 +76,8 @@ class Costed:
 
     @property
     def limit(self) -> str:
-        """What most of the time goes into."""
-        return limit_of(self.shares)
+        """The two things that most of the time goes into."""
+        return limit_of(self.shares, 2)
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -12,10 +12,16 @@ from runner.experiment.experiment import Result
 __all__ = ["limit_of", "time_shares"]
 
 
-def limit_of(shares: Mapping[str, float]) -> str:
-    """Return the largest of `time_shares`, such as ``compute 78%``."""
-    name, share = max(shares.items(), key=lambda item: item[1])
-    return f"{name} {share:.0%}"
+_ROUNDING = 1e-9
+_WORTH_A_WORD = 0.05
+
+
+def limit_of(shares: Mapping[str, float], most: int | None = None) -> str:
+    """Return the `most` largest of `time_shares`, such as ``compute 69%, host 17%``, or all."""
+    large = sorted(
+        ((-share, name) for name, share in shares.items() if share >= _WORTH_A_WORD),
+    )
+    return ", ".join(f"{name} {-share:.0%}" for share, name in large[:most])
 
 
 def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, float]:
@@ -48,13 +54,16 @@ def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, f
         parts["links"] += float(result.replicas.cost.exposed_s[device])
     left_s = max(0.0, total_s - sum(parts.values()))
     launches_s = float(costs.issue_s[-1]) * times
-    behind_s = max(0.0, launches_s - float(own_s.sum()) * times)
-    # There is nothing else that one device waits for.
-    parts["host"] = left_s if evaluation.devices_used == 1 else min(left_s, behind_s)
-    left_s -= parts["host"]
-    # A stream whose devices all wait has a link that is busier than they are.
-    parts["waiting"], queued_s = (0.0, left_s) if streams and not schedule else (left_s, 0.0)
-    parts["links"] += queued_s
+    if evaluation.devices_used == 1 or (streams and launches_s >= total_s * (1.0 - _ROUNDING)):
+        # There is nothing else that one device waits for, or the host is busier than any.
+        parts["host"], parts["waiting"] = left_s, 0.0
+    elif streams:  # a link is busier than any device
+        parts["host"], parts["waiting"] = 0.0, 0.0
+        parts["links"] += left_s
+    else:
+        behind_s = max(0.0, launches_s - float(own_s.sum()) * times)
+        parts["host"] = min(left_s, behind_s)
+        parts["waiting"] = left_s - parts["host"]
     return {name: seconds / total_s if total_s else 0.0 for name, seconds in parts.items()}
 
 

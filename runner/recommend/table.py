@@ -11,6 +11,7 @@ from runner.config.paths import shown_path
 from runner.output.terminal import add_numbers, counted, empty_table, rate_text, show
 from runner.output.units import GIB, format_s, format_size, time_unit
 from runner.recommend.evaluate import Candidate, Costed, Outcome
+from runner.recommend.limits import limit_of
 from runner.recommend.request import Request
 from runner.recommend.space import Plan
 
@@ -142,8 +143,8 @@ def _beside(request: Request, best: Costed, habit: Costed) -> str:
         less = habit.examples_per_s / best.examples_per_s - 1.0
         amount, words = rate_text(habit.examples_per_s), f"{less:+.1%}"
     return (
-        f"{amount} ({words}), {format_size(habit.memory_bytes)}; its time is {_parts(habit)}, the"
-        f" best plan's {_parts(best)}"
+        f"{amount} ({words}), {format_size(habit.memory_bytes)}; its time is"
+        f" {limit_of(habit.shares)}, the best plan's {limit_of(best.shares)}"
     )
 
 
@@ -154,14 +155,6 @@ def _bounded(request: Request, best: Costed, bounds: Sequence[float]) -> str:
         return f"at least {format_s(least_s)} ({least_s / best.latency_s - 1.0:+.1%}), not costed"
     most = max(bounds)
     return f"at most {rate_text(most)} ({most / best.examples_per_s - 1.0:+.1%}), not costed"
-
-
-def _parts(plan: Costed) -> str:
-    """Return the shares of the time that count, the largest first."""
-    large = sorted(
-        ((share, name) for name, share in plan.shares.items() if share >= 0.05), reverse=True
-    )
-    return ", ".join(f"{name} {share:.0%}" for share, name in large)
 
 
 def _needs(error: FxpartError) -> str:

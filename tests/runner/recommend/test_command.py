@@ -82,6 +82,7 @@ def test_the_best_is_that_of_all_single_runs(folder: Path, store: Path) -> None:
     # Each plan is what a run of its command is, to the last digit.
     for row in document["plans"]:
         assert _costs(read(*_overrides(row["command"]))) == row["metrics"]
+        assert sum(row["time_shares"].values()) == pytest.approx(1.0, abs=1e-6)
     speeds = [row["metrics"]["examples_per_s"] for row in document["plans"]]
     assert speeds == sorted(speeds, reverse=True)
     # What was left out by a bound is below it, and not among the best.

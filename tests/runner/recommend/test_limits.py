@@ -1,0 +1,37 @@
+"""Where the time of a plan goes."""
+
+import pytest
+
+from runner.experiment.experiment import model_spec, plan
+from runner.recommend.limits import limit_of, time_shares
+from tests.runner.composed import read
+from tests.runner.recommend.test_command import TINY
+
+
+def _shares(*overrides: str, streams: bool = True) -> dict[str, float]:
+    config = read(*TINY, "capture.use_cache=false", *overrides)
+    result = plan(config, model_spec(config))
+    shares = time_shares(config, result, streams=streams)
+    assert sum(shares.values()) == pytest.approx(1.0)
+    return shares
+
+
+def test_a_slow_host_limits_a_stream_of_small_operators() -> None:
+    shares = _shares("mode=pipeline", "devices=2x16gb", "runtime.host_launch_s=0.01")
+    assert shares["host"] > 0.9
+    assert limit_of(shares, 1).startswith("host ")
+    assert _shares("mode=single", "devices=1x16gb", "runtime.host_launch_s=0")["host"] == 0.0
+
+
+def test_slow_links_limit_what_is_split() -> None:
+    split = ("mode=single", "devices=2x16gb", "tensor_parallel=2", "runtime.host_launch_s=0")
+    assert _shares(*split, "transfer_rate=1e4", streams=False)["links"] > 0.9
+    assert _shares(*split, "transfer_rate.bytes_per_s=1e15", "transfer_rate.latency_s=0")[
+        "links"
+    ] == pytest.approx(0.0, abs=0.01)
+
+
+def test_the_largest_shares_are_named() -> None:
+    shares = {"compute": 0.5, "memory": 0.3, "links": 0.17, "host": 0.03}
+    assert limit_of(shares) == "compute 50%, memory 30%, links 17%"
+    assert limit_of(shares, 1) == "compute 50%"
