@@ -64,7 +64,9 @@ def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, f
         behind_s = max(0.0, launches_s - float(own_s.sum()) * times)
         parts["host"] = min(left_s, behind_s)
         parts["waiting"] = left_s - parts["host"]
-    return {name: seconds / total_s if total_s else 0.0 for name, seconds in parts.items()}
+    # Sums of gradients and gathers of weights may be waited for at the same time.
+    whole_s = sum(parts.values())
+    return {name: seconds / whole_s if whole_s else 0.0 for name, seconds in parts.items()}
 
 
 def _of_operators(config: Config, result: Result, device: int, ops: IntArray) -> dict[str, float]:
