@@ -5,7 +5,8 @@ differ in speed and memory, with a link of its own between each pair; 500 unless
 Memory is tight: devices together have 1 to 3 times what the model takes on one. Brute force
 simulates every placement that fits. `refused` counts problems that have a placement and were
 refused, `equal` optimal plans, `worst` how far above the optimum a plan is at most. ``bound`` is
-the bound over the optimum, which is never above 1. Of throughput, values are largest loads.
+the bound over the optimum, which is never above 1; `formula` is that of larger problems, of which
+not all placements are looked at. Of throughput, values are largest loads.
 """
 
 import argparse
@@ -20,6 +21,7 @@ import numpy as np
 from benchmarks.text_table import table
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import Link, with_pair_links
+from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import OBJECTIVES, Problem
@@ -164,7 +166,9 @@ def main(argv: list[str] | None = None) -> None:
         task = random_problem(seed)
         least = brute_force(task)
         solvable += math.isfinite(least["latency"])
-        for objective in OBJECTIVES:
+        for objective, formula in zip(OBJECTIVES, (lower_bound_s, load_bound_s), strict=True):
+            if 0 < least[objective] < math.inf:
+                bounds[f"{objective}, formula"].append(formula(task) / least[objective])
             asked = replace(task, objective=objective)
             if math.isinf(least[objective]):
                 continue

@@ -233,7 +233,8 @@ def lower_bound_s(problem: Problem) -> float:
     model, which for equal devices gives work / D.
     """
     t, order = problem.costs, group_order(problem.graph.group)
-    time_s = np.ascontiguousarray(t.op_time_s.min(axis=1))
+    possible_s = _possible_s(problem)
+    time_s = np.ascontiguousarray(possible_s.min(axis=1))
     devices = t.op_time_s.shape[1]
     if devices == 1:
         return _alone_s(t.issue_s, time_s)
@@ -241,11 +242,7 @@ def lower_bound_s(problem: Problem) -> float:
     cheapest_s = t.link_latency_s[apart].min() + t.value_bytes * t.s_per_byte[apart].min()
     path = float(_path_bound_s(t, order, time_s, cheapest_s))
     path = max(path, memory_bound_s(problem, order.before, time_s, cheapest_s))
-    totals = t.op_time_s.sum(axis=0)
-    if not (totals > 0).all():
-        return path
-    share = (1.0 / totals) / (1.0 / totals).sum()
-    return max(path, float((t.op_time_s * share).min(axis=1).sum()))
+    return max(path, _work_bound_s(t.op_time_s, possible_s))
 
 
 def load_bound_s(problem: Problem) -> float:
@@ -254,10 +251,57 @@ def load_bound_s(problem: Problem) -> float:
     Some device has the longest of the operators, and with shares of the devices as in
     `lower_bound_s` all have at least the sum over operators of the least ``share_d * time_d``.
     """
-    time_s = problem.costs.op_time_s
-    longest = float(time_s.min(axis=1).max())
-    totals = time_s.sum(axis=0)
+    possible_s = _possible_s(problem)
+    # Those of a group are on one device.
+    together_s = np.zeros_like(possible_s)
+    np.add.at(together_s, problem.graph.group, possible_s)
+    longest = float(together_s.min(axis=1).max())
+    return max(longest, _work_bound_s(problem.costs.op_time_s, possible_s))
+
+
+def _work_bound_s(op_time_s: FloatArray, possible_s: FloatArray) -> float:
+    """Return the bound from work with shares by speed, 0 where some device takes no time."""
+    totals = op_time_s.sum(axis=0)
     if not (totals > 0).all():
-        return longest
+        return 0.0
     share = (1.0 / totals) / (1.0 / totals).sum()
-    return max(longest, float((time_s * share).min(axis=1).sum()))
+    return float((possible_s * share).min(axis=1).sum())
+
+
+def _possible_s(problem: Problem) -> FloatArray:
+    """Return the times of operators (n, D), infinite where a group does not fit a device.
+
+    Where it fits nowhere, all its times are as they are: what such a placement costs is no matter.
+    """
+    group, times = problem.graph.group, problem.costs.op_time_s
+    needed = _needed_bytes(problem)
+    of_group = np.zeros(len(group), dtype=np.int64)
+    np.maximum.at(of_group, group, needed)
+    fits = of_group[group][:, None] <= problem.topology.memory_bytes[None, :]
+    somewhere = np.asarray(fits.any(axis=1))
+    return np.where(fits | ~somewhere[:, None], times, np.inf)
+
+
+def _needed_bytes(problem: Problem) -> IntArray:
+    """Return bytes that a device holds for certain while it runs each operator. Shape (n,).
+
+    The weights of its group and the model's inputs that the group reads; what the operator makes,
+    and what it reads unless that is a view, whose storage may be another's.
+    """
+    graph, m = problem.graph, problem.memory
+    reader = np.repeat(np.arange(graph.n_ops), np.diff(m.read_start))
+    is_input = m.producer[m.reads] < 0
+    stays = np.zeros(graph.n_ops, dtype=np.int64)
+    for ops, items, item_bytes in (
+        (graph.users, m.uses, m.weight_bytes),
+        (reader[is_input], m.reads[is_input], m.alloc_bytes),
+    ):
+        once = np.unique(np.stack([graph.group[ops], items], axis=1), axis=0)
+        np.add.at(stays, once[:, 0], item_bytes[once[:, 1]])
+    alive = np.zeros(graph.n_ops, dtype=np.int64)
+    read = ~is_input & (m.base[m.reads] < 0)
+    values = m.reads[read]
+    np.add.at(alive, reader[read], np.minimum(m.alloc_bytes[values], m.value_bytes[values]))
+    made = np.flatnonzero((m.producer >= 0) & (m.base < 0))
+    np.add.at(alive, m.producer[made], m.alloc_bytes[made])
+    return np.asarray(stays[graph.group] + alive, dtype=np.int64)

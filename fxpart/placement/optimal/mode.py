@@ -14,6 +14,7 @@ from fxpart.cost.bounds import best_bounds
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
 from fxpart.placement.cost_aware import cost_aware
+from fxpart.placement.equal_layers import equal_layers
 from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.kl_based import kl_based
 from fxpart.placement.optimal.model_search import ModelSearch
@@ -24,7 +25,8 @@ from fxpart.placement.size_based import size_based
 
 __all__ = ["WATCHER", "OptimalOptions", "Progress", "Search", "optimal"]
 
-STARTS = (size_based, single, pipeline, kl_based, cost_aware)
+STARTS = (size_based, single, equal_layers, pipeline, cost_aware, kl_based)
+"""Modes that are asked first, the quick ones before the slow, for where time is short."""
 _ROUNDING = 1e-9
 _PROVING = 0.25
 """Share of the time in which the bound is raised."""
