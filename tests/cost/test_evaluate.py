@@ -234,8 +234,9 @@ def test_lower_bound_counts_what_fits_no_fast_device() -> None:
     graph = chain(6)
     speeds = [4.0, 1.0]
     assert _bound_s(problem(graph, devices(99, 99, speeds=speeds))) == 1.5
-    # No operator fits on the fast device; the first counts as if it did.
-    assert _bound_s(problem(graph, devices(9, 99, speeds=speeds))) == 0.25 + 5
+    # No operator fits on the fast device, by its weight of 10 or with a result of 1.
+    assert _bound_s(problem(graph, devices(9, 99, speeds=speeds))) == 6
+    assert _bound_s(problem(graph, devices(10, 99, speeds=speeds))) == 6
     # Four do. The bound knows of a transfer, not that the device is full after it.
     most = problem(graph, devices(45, 45, speeds=speeds))
     assert _bound_s(most) == 1.5 + 1
