@@ -33,7 +33,7 @@ _FEW = 32
 """Rows among other sets, drawn by chance: each takes two captures of a few seconds."""
 _SEED = 0
 _HOST_LAUNCH_S = 36e-6
-"""Of Megatron-DeepSpeed's Python on that machine, fitted to five rows that are not held out."""
+"""Of Megatron-DeepSpeed's Python on that machine, fitted to eight rows that are not held out."""
 _VOCABULARY = 51200
 """GPT-2's, as Megatron rounds it up."""
 
