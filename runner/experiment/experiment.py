@@ -6,7 +6,7 @@
 
 import time
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,7 +47,7 @@ from runner.experiment.device_memory import (
 from runner.experiment.generation import Generation, GenerationPlan, generation
 from runner.experiment.measured import Measured
 from runner.experiment.objective import check_objective, watched, with_proven_bound
-from runner.experiment.offload import check_offload, offloaded
+from runner.experiment.offload import check_offload, placed
 from runner.experiment.operator_times import (
     check_latency,
     operator_times,
@@ -324,13 +324,13 @@ def _fitting_plan(
 
     """
     searched, failed = problem, None
+    with_copies = partial(_placed, config, place)
     searched_s, curves = 0.0, tuple[Progress, ...]()
     for _ in range(_MOST_PLANS):
         begin = time.perf_counter()
         try:
             with watched(shown=not quiet()) as curve:
-                in_tiers = offloaded(config, searched, times, place)
-                assignment = in_tiers.assignment if in_tiers else _placed(config, searched, place)
+                assignment, in_tiers = placed(config, searched, times, with_copies)
         except InfeasibleError as error:
             if failed is None:
                 raise
@@ -491,6 +491,6 @@ def check_all(config: Config) -> None:
     build_topology(config.devices, config.transfer_rate, config.reserve)
 
 
-def _placed(config: Config, problem: Problem, place: Place) -> Assignment:
+def _placed(config: Config, place: Place, problem: Problem) -> Assignment:
     assignment = place(problem)
     return saturate(problem, assignment) if config.devices.saturate_host else assignment

@@ -1,14 +1,17 @@
 """Weights that lie in the host's memory or on a disk: what is asked for, and what is said of it."""
 
+from contextlib import suppress
+
 import numpy as np
 
+from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.module_paths import block_of
 from fxpart.core.tiers import OffloadOptions, Tier, Tiers, tiers_of
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import LatencySource
-from fxpart.errors import NotApplicableError, SpecError
+from fxpart.errors import InfeasibleError, NotApplicableError, SpecError
 from fxpart.placement import Place
 from fxpart.placement.offload.plan import Offloaded, offload
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED
@@ -25,8 +28,8 @@ __all__ = [
     "offload_document",
     "offload_line",
     "offload_metrics",
-    "offloaded",
     "offloaded_map",
+    "placed",
 ]
 
 _SOURCES = ("roofline", "kernels")
@@ -95,22 +98,25 @@ def check_offload(config: Config) -> None:
         )
 
 
-def offloaded(
+def placed(
     config: Config, problem: Problem, times: LatencySource, place: Place
-) -> Offloaded | None:
-    """Return the plan with weights in tiers; None where there are none, or devices hold all.
+) -> tuple[Assignment, Offloaded | None]:
+    """Return the placement of a mode, and which weights lie in tiers where the devices need that.
 
     Raises:
-        InfeasibleError: where the tiers are full, or the devices cannot hold what must be there.
+        InfeasibleError: where there are no tiers or they are full, or the devices cannot hold what
+            must be there.
 
     """
     tiers = configured_tiers(config)
     if tiers is None:
-        return None
+        return place(problem), None
     if place_all(problem, problem.topology.memory_bytes.tolist()) is not None:
-        return None
+        # A mode that keeps modules together, or to one device, may still find no room.
+        with suppress(InfeasibleError):
+            return place(problem), None
     link = config.transfer_rate
-    return offload(
+    found = offload(
         problem,
         tiers,
         _options(config),
@@ -118,6 +124,7 @@ def offloaded(
         host_times=times.op_time_s if config.latency.source in _SOURCES else None,
         place=place,
     )
+    return found.assignment, found
 
 
 # What is said of it.

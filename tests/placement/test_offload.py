@@ -10,7 +10,7 @@ from fxpart.core.tiers import OffloadOptions, Tier, Tiers, tiers_of
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import InfeasibleError, SpecError
-from fxpart.placement.kl_based import kl_based
+from fxpart.placement import MODES, make_mode
 from fxpart.placement.offload.bound import bound_s
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import Offloaded, finished, offload
@@ -181,16 +181,6 @@ def test_units_are_blocks_and_modules_beside_them() -> None:
     ]
 
 
-def test_a_search_places_what_is_left() -> None:
-    task = problem(blocks(12), devices(45, 45))
-    found = offload(
-        task, Tiers(host()), PREFETCH, link=(1.0, 0.0), host_times=times, place=kl_based
-    )
-    memory = task.topology.memory_bytes.tolist()
-    for use, most in zip(found.evaluation.devices, memory, strict=True):
-        assert use.peak_bytes <= most
-
-
 def test_tiers_that_make_no_sense_are_refused() -> None:
     disk = Tier("nvme1gb", "disk", 10**9, 1e9)
     assert tiers_of([]) is None
@@ -207,3 +197,22 @@ def test_tiers_that_make_no_sense_are_refused() -> None:
         OffloadOptions(pinned_share=0.0)
     with pytest.raises(SpecError, match="neither streams nor computes"):
         OffloadOptions("none", stream=False, on_host=False)
+
+
+@pytest.mark.parametrize("mode", sorted(set(MODES) - {"aot_based", "custom", "sparse_nn"}))
+def test_every_mode_of_a_chain_places_what_is_left(mode: str) -> None:
+    options = {"steps": 20} if mode == "optimal" else {}
+    task = problem(blocks(12), devices(45, 45))
+    found = offload(
+        task,
+        Tiers(host()),
+        PREFETCH,
+        link=(1.0, 0.0),
+        host_times=times,
+        place=make_mode(mode, options),
+    )
+    memory = task.topology.memory_bytes.tolist()
+    for use, most in zip(found.evaluation.devices, memory, strict=True):
+        assert use.peak_bytes <= most
+    # A device holds two blocks beside room for two copies.
+    assert (found.ways == STREAMED).sum() >= (10 if mode == "single" else 8)

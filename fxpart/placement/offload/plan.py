@@ -34,6 +34,8 @@ __all__ = ["Offloaded", "finished", "offload"]
 
 _SHARES = (0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 """Of what is offloaded, the shares that are tried to be streamed."""
+_STEPS = 9
+"""Amounts that are tried to be offloaded where a mode needs more than filling devices does."""
 _TRIES = 12
 """Halvings of what is offloaded until no less of it fits."""
 
@@ -101,24 +103,40 @@ def offload(
     """
     machine = Machine(problem, tiers, options, link, host_times)
     shares = _SHARES if machine.computes and options.stream else (float(options.stream),)
-    best: tuple[float, IntArray] | None = None
+    found: list[tuple[float, int, float]] = []
     refused: InfeasibleError | None = None
     for share in shares:
         try:
-            ways, latency_s = _least_offloaded(machine, share)
+            latency_s, target_bytes = _least_offloaded(machine, share)
         except InfeasibleError as error:
             refused = refused or error
-            continue
-        if best is None or latency_s < best[0]:
-            best = (latency_s, ways)
-    if best is None:
+        else:
+            found.append((latency_s, target_bytes, share))
+    if not found:
         assert refused is not None
         raise refused
-    return finished(machine, best[1], place)
+    _, target_bytes, share = min(found)
+    return _placed(machine, target_bytes, share, place)
 
 
-def _least_offloaded(machine: Machine, share: float) -> tuple[IntArray, float]:
-    """Return the least that must be offloaded, and the latency of a plain placement with it.
+def _placed(machine: Machine, least_bytes: int, share: float, place: Place) -> Offloaded:
+    """Return the plan of the mode, which may need more to be offloaded than `least_bytes`.
+
+    Such as `single`, or stages that are cut at modules.
+    """
+    total = int(machine.sizes.sum())
+    targets = np.unique(np.linspace(least_bytes, total, _STEPS).astype(np.int64)).tolist()
+    for target_bytes in targets:
+        try:
+            return finished(machine, ways_of(machine, target_bytes, share), place)
+        except InfeasibleError:
+            if target_bytes == total:
+                raise
+    raise AssertionError("the last target is all of it")
+
+
+def _least_offloaded(machine: Machine, share: float) -> tuple[float, int]:
+    """Return the latency of a plain placement with the least offloaded that must be, and how much.
 
     Raises:
         InfeasibleError: where even with all of it offloaded nothing fits.
@@ -127,13 +145,13 @@ def _least_offloaded(machine: Machine, share: float) -> tuple[IntArray, float]:
     total = int(machine.sizes.sum())
     room = int(machine.problem.topology.memory_bytes.sum())
     low, high = max(0, machine.problem.graph.total_weight_bytes - room), total
-    fitting: tuple[IntArray, IntArray] | None = None
+    fitting: tuple[IntArray, IntArray, int] | None = None
     target, smallest = high, int(machine.sizes.min(initial=total))
     for _ in range(_TRIES):
         ways = ways_of(machine, target, share)
         device_of = place_all(*_searched(machine, ways))
         if device_of is not None:
-            fitting, high = (ways, device_of), target
+            fitting, high = (ways, device_of, target), target
         elif target == total:
             break
         else:
@@ -143,12 +161,13 @@ def _least_offloaded(machine: Machine, share: float) -> tuple[IntArray, float]:
         target = (low + high) // 2
     if fitting is None:
         raise _does_not_fit(machine)
-    ways, device_of = fitting[0], _on_host(machine, *fitting)
+    ways, device_of, target = fitting
+    device_of = _on_host(machine, ways, device_of)
     on_disk = _stored(machine, ways, device_of)
     final, copies, streams, _ = _costed(machine, ways, on_disk, device_of)
     timed, _ = run_copies(final.costs, device_of, copies, streams)
     latency_s, _ = schedule(timed, device_of, schedule_log(timed))
-    return ways, float(latency_s)
+    return float(latency_s), target
 
 
 def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
