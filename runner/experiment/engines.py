@@ -1,13 +1,16 @@
 """What engines can start from: a plan as files of torchtitan, DeepSpeed, vLLM and others."""
 
 from fxpart.core.assignment import Assignment
+from fxpart.core.data_parallel import split_topology
 from fxpart.core.graph import OpGraph
 from fxpart.core.module_paths import block_of
+from fxpart.core.tensor_groups import tensor_groups
 from fxpart.errors import SpecError
 from fxpart.plan_export import EngineFiles, EnginePlan, engine_files, stages_of
 from fxpart.plan_export.engines import Stages
 from runner.config.sections import Config
 from runner.experiment.serving import generates, is_serving
+from runner.experiment.topology import build_topology
 from runner.experiment.training import is_megatron, is_training
 
 __all__ = ["engines_note", "files_for_engines"]
@@ -57,7 +60,18 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
         weights=config.weights.name,
         cache=config.kv_cache,
         machines=len(set(config.devices.nodes or [0])),
+        replicas=_replicas(config),
     )
+
+
+def _replicas(config: Config) -> tuple[tuple[int, ...], ...]:
+    """Return which devices, or tensor-parallel groups, those of each replica are."""
+    if config.data_parallel == 1:
+        return ()
+    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
+    groups = tensor_groups(topology, config.tensor_parallel)
+    rings = split_topology(groups.topology, config.data_parallel).rings
+    return tuple(tuple(ring) for ring in rings.tolist())
 
 
 def engines_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:

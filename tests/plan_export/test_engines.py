@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from fxpart.core.graph import OpGraph
+from fxpart.core.phases import CHECKPOINTING
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines import ENGINES, EnginePlan, Stages, engine_files, stages_of
 from tests.plan_export.scene import on_devices
@@ -221,6 +222,103 @@ def test_llama_cpp_puts_every_layer_where_it_is_planned(
     assert of_layer[-1] == len(layers) - 1  # the output
 
 
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING)
+def test_every_way_of_checkpointing_leaves_as_it_is_planned(checkpointing: str) -> None:
+    sharded = engine_files(replace(SHARDED, checkpointing=checkpointing))
+    megatron = engine_files(replace(MEGATRON, tensor_parallel=2, checkpointing=checkpointing))
+    texts = {engine.name: text for engine, text in {**sharded.texts, **megatron.texts}.items()}
+    modes = {"block": {"mode": "full"}, "none": {"mode": "none"}}
+    every_second = {"mode": "selective", "selective_ac_option": "op"}
+    section = tomllib.loads(texts["torchtitan"])["activation_checkpoint"]
+    assert section == modes.get(checkpointing, every_second)
+    if checkpointing == "selective":
+        refusals = {
+            engine.name: why for engine, why in {**sharded.refusals, **megatron.refusals}.items()
+        }
+        assert (
+            refusals["accelerate"]
+            == refusals["Megatron-LM"]
+            == "its checkpointing is block or none"
+        )
+        return
+    is_block = checkpointing == "block"
+    assert f"fsdp_activation_checkpointing: {str(is_block).lower()}\n" in texts["accelerate"]
+    assert ("--recompute-granularity full" in texts["Megatron-LM"]) is is_block
+
+
+def test_a_step_of_microbatches_without_stages_adds_gradients_up() -> None:
+    plan = replace(SHARDED, schedule="1f1b", microbatches=4)
+    files = engine_files(plan)
+    texts = {engine.name: text for engine, text in files.texts.items()}
+    sizes = tomllib.loads(texts["torchtitan"])["training"]
+    assert (sizes["local_batch_size"], sizes["global_batch_size"]) == (2, 64)
+    read = json.loads(texts["DeepSpeed"])
+    assert read["train_micro_batch_size_per_gpu"] == 2
+    assert read["gradient_accumulation_steps"] == 4
+    assert read["train_batch_size"] == 2 * 4 * 8  # DeepSpeed refuses another product
+    assert "accelerate" not in texts
+    whole = tomllib.loads(_text(SHARDED, "torchtitan"))["training"]
+    assert "global_batch_size" not in whole
+
+
+DEALT = replace(SHARDED, data_parallel=2, stages=Stages((32,), (1,)), replicas=((0, 2), (1, 3)))
+
+
+def test_ranks_are_on_the_devices_of_every_replica(tmp_path: Path) -> None:
+    stages = Stages((20, 12), (1, 0))
+    serving = replace(SERVING, stages=stages, data_parallel=2, replicas=((0, 2), (1, 3)))
+    _, variables = _run(_text(serving, "vLLM"), "vllm", tmp_path)
+    assert variables["CUDA_VISIBLE_DEVICES"] == "2,0,3,1"
+    pairs = replace(serving, tensor_parallel=2, data_parallel=1, replicas=())
+    _, variables = _run(_text(pairs, "vLLM"), "vllm", tmp_path)
+    assert variables["CUDA_VISIBLE_DEVICES"] == "2,3,0,1"
+    # Ranks of torchtitan go through replicas before stages.
+    dealt = replace(PIPELINE, stages=stages, data_parallel=2, zero=3, replicas=((0, 2), (1, 3)))
+    assert "# CUDA_VISIBLE_DEVICES=2,3,0,1 torchrun" in _text(dealt, "torchtitan")
+    in_turn = replace(dealt, stages=Stages((20, 12), (0, 1)))
+    assert "CUDA_VISIBLE_DEVICES" not in _text(in_turn, "torchtitan")
+    blocks = replace(in_turn, replicas=((0, 1), (2, 3)))
+    assert "# CUDA_VISIBLE_DEVICES=0,2,1,3 torchrun" in _text(blocks, "torchtitan")
+
+
+def test_accelerate_launches_on_the_devices_of_the_plan(tmp_path: Path) -> None:
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(_text(DEALT, "accelerate"))
+    arguments = launch_command_parser().parse_args([f"--config_file={path}", "train.py"])
+    arguments, _, _ = _validate_launch_command(arguments)
+    assert prepare_multi_gpu_env(arguments)["CUDA_VISIBLE_DEVICES"] == "2,3"
+
+
+def test_megatron_is_told_which_ranks_are_a_replica() -> None:
+    plan = replace(
+        MEGATRON, stages=Stages((16, 16), (0, 1)), data_parallel=2, replicas=((0, 1), (2, 3))
+    )
+    assert "--use-tp-pp-dp-mapping" in _text(plan, "Megatron-LM").splitlines()
+    dealt = replace(plan, replicas=((0, 2), (1, 3)))
+    assert "--use-tp-pp-dp-mapping" not in _text(dealt, "Megatron-LM").splitlines()
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"intermediate_size": 8192},
+        {"num_attention_heads": 64},
+        {"head_dim": 64},
+        {"attention_bias": True},
+        {"mlp_bias": True},
+        {"tie_word_embeddings": True},
+        {"hidden_act": "gelu"},
+    ],
+)
+def test_a_model_of_other_sizes_has_no_flavor(changed: dict[str, object]) -> None:
+    files = engine_files(replace(SHARDED, model={**LLAMA, **changed}))
+    refusals = {engine.name: why for engine, why in files.refusals.items()}
+    assert refusals["torchtitan"] == "it has no flavor of these sizes"
+
+
 REFUSED = [
     (replace(SHARDED, zero=2), "DeepSpeed", "keeps weights whole"),
     (replace(SHARDED, zero=1), "torchtitan", "no ZeRO-1"),
@@ -236,6 +334,27 @@ REFUSED = [
     (PIPELINE, "Megatron-LM", "engine=megatron"),
     (replace(PIPELINE, megatron=True, schedule="gpipe"), "Megatron-LM", "1f1b"),
     (replace(PIPELINE, megatron=True, model={}), "Megatron-LM", "does not state all its sizes"),
+    (replace(PIPELINE, megatron=True, model={**LLAMA, "head_dim": 64}), "Megatron-LM", "head_dim"),
+    (
+        replace(PIPELINE, megatron=True, model={**LLAMA, "mlp_bias": True}),
+        "Megatron-LM",
+        "mlp_bias=true",
+    ),
+    (
+        replace(PIPELINE, megatron=True, model={**LLAMA, "attention_bias": True}),
+        "Megatron-LM",
+        "attention_bias=true",
+    ),
+    (
+        replace(PIPELINE, megatron=True, model={**LLAMA, "hidden_act": "gelu"}),
+        "Megatron-LM",
+        "hidden_act=silu",
+    ),
+    (replace(SHARDED, schedule="1f1b", microbatches=4), "accelerate", "microbatches"),
+    (DEALT, "DeepSpeed", "names no devices"),
+    (replace(DEALT, zero=1, megatron=True), "Megatron-LM", "name no devices"),
+    (replace(DEALT, machines=2), "accelerate", "other devices than planned"),
+    (replace(DEALT, machines=2), "torchtitan", "other devices than planned"),
     (replace(SERVING, cache="fp8"), "llama.cpp", "no cache in fp8"),
     (replace(SERVING, data_parallel=2), "llama.cpp", "one replica"),
 ]

@@ -19,6 +19,10 @@ def accelerate_yaml(plan: EnginePlan) -> str:
         raise SpecError("its tensor parallelism does not cut the sequence")
     if plan.tensor_parallel > 1 and not plan.zero:
         raise SpecError("its tensor parallelism is with zero=2 or 3")
+    if plan.checkpointing == "selective":
+        raise SpecError("its checkpointing is block or none")
+    if plan.microbatches > 1:
+        raise SpecError("its file has no word for microbatches")
     values: dict[str, object] = {
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": "FSDP" if plan.zero else "MULTI_GPU",
@@ -26,6 +30,8 @@ def accelerate_yaml(plan: EnginePlan) -> str:
         "num_machines": plan.machines,
         "num_processes": plan.devices,
     }
+    if order := plan.visible_devices():
+        values["gpu_ids"] = order
     lines = [f"{key}: {_yaml(value)}" for key, value in values.items()]
     if plan.zero:
         # Without a class, accelerate wraps what the model's class says, `_no_split_modules`.
@@ -54,4 +60,5 @@ def _section(title: str, values: dict[str, object] | dict[str, int]) -> list[str
 def _yaml(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"'{value}'" if value == "no" else str(value)  # a bare no is false
+    # A bare no is false, and other readers take 0,2 for a number.
+    return f"'{value}'" if value == "no" or "," in str(value) else str(value)

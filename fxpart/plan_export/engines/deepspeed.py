@@ -21,10 +21,12 @@ def deepspeed_json(plan: EnginePlan) -> str:
         raise SpecError("its stage 2 keeps weights whole; use zero=1 or 3")
     if plan.dtype == "bfloat16" and plan.same_dtype and not plan.zero:
         raise SpecError("its stage 0 keeps weights of 16 bits in float32 too")
+    if plan.device_order():
+        raise SpecError("its file names no devices, and takes them in turn")
     values: dict[str, object] = {
-        "train_batch_size": plan.batch_size * plan.data_parallel,
+        "train_batch_size": plan.batch_size * plan.data_parallel * plan.microbatches,
         "train_micro_batch_size_per_gpu": plan.batch_size,
-        "gradient_accumulation_steps": 1,
+        "gradient_accumulation_steps": plan.microbatches,
         "zero_optimization": {"stage": plan.zero},
     }
     if plan.dtype == "bfloat16":

@@ -35,8 +35,8 @@ def llama_cpp_command(plan: EnginePlan) -> str:
     arguments |= {"cache-type-k": cache, "cache-type-v": cache, "parallel": plan.batch_size}
     if plan.tokens:
         arguments["ctx-size"] = plan.tokens * plan.batch_size  # shared by all
-    order = plan.device_order()
-    environment = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, order))}"] if order else []
+    order = plan.visible_devices()
+    environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
     lines = ["#!/bin/sh", "# sh llama_cpp.sh MODEL.gguf"]
     if plan.weights != "none":
         lines.append(f"# planned with weights={plan.weights}: take a GGUF file of that size")

@@ -23,6 +23,11 @@ def megatron_arguments(plan: EnginePlan) -> str:
         raise SpecError("only Llama is put into its arguments")
     if plan.optimizer not in ("adam", "adamw"):
         raise SpecError("its optimizer is Adam")
+    if plan.checkpointing == "selective":
+        raise SpecError("its checkpointing is block or none")
+    stages_first = plan.device_order(stages_first=True) is None
+    if not stages_first and plan.device_order():
+        raise SpecError("its arguments name no devices, and take them in turn")
     arguments: list[tuple[str, object]] = [
         *_model_arguments(plan),
         ("tensor-model-parallel-size", plan.tensor_parallel),
@@ -33,6 +38,7 @@ def megatron_arguments(plan: EnginePlan) -> str:
     if plan.stages.count > 1:
         arguments.append(("pipeline-model-parallel-layout", _layout(plan.stages.layers)))
     flags = {
+        "use-tp-pp-dp-mapping": not stages_first,
         "sequence-parallel": plan.sequence_parallel,
         "use-distributed-optimizer": plan.zero == 1,
         "bf16": plan.dtype == "bfloat16",
@@ -65,11 +71,19 @@ def _model_arguments(plan: EnginePlan) -> list[tuple[str, object]]:
     missing = [key for key in names.values() if key not in model]
     if missing or not plan.tokens:
         raise SpecError("the model's configuration does not state all its sizes")
+    for key in ("attention_bias", "mlp_bias"):
+        if model.get(key):
+            raise SpecError(f"{key}=true is not put into its arguments")
+    if model.get("hidden_act", "silu") != "silu":
+        raise SpecError("only hidden_act=silu is put into its arguments")
+    heads, size = model["num_attention_heads"], model.get("head_dim")
+    if isinstance(size, int) and isinstance(heads, int) and size * heads != model["hidden_size"]:
+        raise SpecError("only a head_dim of hidden_size over heads is put into its arguments")
     found: list[tuple[str, object]] = [(name, model[key]) for name, key in names.items()]
     found.append(("seq-length", plan.tokens))
-    heads = model.get("num_key_value_heads", model["num_attention_heads"])
-    if heads != model["num_attention_heads"]:
-        found += [("group-query-attention", ""), ("num-query-groups", heads)]
+    groups = model.get("num_key_value_heads", heads)
+    if groups != heads:
+        found += [("group-query-attention", ""), ("num-query-groups", groups)]
     if not model.get("tie_word_embeddings", False):
         found.append(("untie-embeddings-and-output-weights", ""))
     found += [("normalization", "RMSNorm"), ("position-embedding-type", "rope")]

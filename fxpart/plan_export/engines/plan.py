@@ -71,18 +71,42 @@ class EnginePlan:
     cache: str = "auto"
     """The dtype of a cache."""
     machines: int = 1
+    replicas: tuple[tuple[int, ...], ...] = ()
+    """For each replica, which of all devices, or groups, the devices of `stages` are; empty where
+    the replicas have as many as there are stages, one after another."""
 
     @property
     def devices(self) -> int:
         """Devices of the whole plan."""
         return self.data_parallel * self.tensor_parallel * self.stages.ranks
 
-    def device_order(self) -> tuple[int, ...] | None:
-        """Return the devices of the stages in turn; None where that is their own order."""
-        size = self.tensor_parallel
+    def device_order(self, *, stages_first: bool = False) -> tuple[int, ...] | None:
+        """Return the devices of an engine's ranks in turn; None where that is their own order.
+
+        Ranks count the devices of a group first, then stages, then replicas; with `stages_first`
+        replicas before stages, so that the first ranks are those of the first stage.
+        """
+        size, width = self.tensor_parallel, max(self.stages.devices) + 1
         turns = dict.fromkeys(self.stages.devices)
-        order = tuple(group * size + i for group in turns for i in range(size))
+        replicas = self.replicas or [
+            range(width * replica, width * (replica + 1)) for replica in range(self.data_parallel)
+        ]
+        groups = [[replica[stage] for stage in turns] for replica in replicas]
+        rows = zip(*groups, strict=True) if stages_first else groups
+        order = tuple(group * size + i for row in rows for group in row for i in range(size))
         return None if order == tuple(range(len(order))) else order
+
+    def visible_devices(self, *, stages_first: bool = False) -> str | None:
+        """Return the `device_order` as ``CUDA_VISIBLE_DEVICES`` has it.
+
+        Raises:
+            SpecError: for an order over several machines, which none of them can be told.
+
+        """
+        order = self.device_order(stages_first=stages_first)
+        if order and self.machines > 1:
+            raise SpecError("its ranks would be on other devices than planned")
+        return ",".join(map(str, order)) if order else None
 
 
 def stages_of(graph: OpGraph, assignment: Assignment) -> Stages:

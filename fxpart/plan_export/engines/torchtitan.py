@@ -8,13 +8,34 @@ from fxpart.plan_export.engines.plan import EnginePlan
 __all__ = ["torchtitan_toml"]
 
 _FLAVORS = {
-    # (class of transformers, vocabulary, hidden size, layers, heads of keys): name and flavor
-    ("LlamaForCausalLM", 128256, 4096, 32, 8): ("llama3", "8B"),
-    ("LlamaForCausalLM", 128256, 8192, 80, 8): ("llama3", "70B"),
-    ("LlamaForCausalLM", 128256, 16384, 126, 8): ("llama3", "405B"),
-    ("Qwen3ForCausalLM", 151936, 4096, 36, 8): ("qwen3", "8B"),
-    ("Qwen3ForCausalLM", 151936, 5120, 40, 8): ("qwen3", "14B"),
-    ("Qwen3ForCausalLM", 151936, 5120, 64, 8): ("qwen3", "32B"),
+    # The class of transformers and its `_SIZES`: name and flavor
+    ("LlamaForCausalLM", 128256, 4096, 14336, 32, 32, 8): ("llama3", "8B"),
+    ("LlamaForCausalLM", 128256, 8192, 28672, 80, 64, 8): ("llama3", "70B"),
+    ("LlamaForCausalLM", 128256, 16384, 53248, 126, 128, 8): ("llama3", "405B"),
+    ("Qwen3ForCausalLM", 151936, 4096, 12288, 36, 32, 8): ("qwen3", "8B"),
+    ("Qwen3ForCausalLM", 151936, 5120, 17408, 40, 40, 8): ("qwen3", "14B"),
+    ("Qwen3ForCausalLM", 151936, 5120, 25600, 64, 64, 8): ("qwen3", "32B"),
+}
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+_ALIKE = {
+    "head_dim": 128,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "hidden_act": "silu",
+}
+"""What all flavors have, and transformers' classes of these sizes where nothing is stated."""
+_CHECKPOINTING: dict[str, dict[str, object]] = {
+    "none": {"mode": "none"},
+    "block": {"mode": "full"},
+    "selective": {"mode": "selective", "selective_ac_option": "op"},
 }
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
@@ -32,7 +53,7 @@ def torchtitan_toml(plan: EnginePlan) -> str:
     _refuse(plan)
     if plan.stages.count > 1 and name != "llama3":
         raise SpecError(f"it has no pipeline for {name}")
-    sharded = plan.zero > 0
+    sharded, order = plan.zero > 0, plan.visible_devices(stages_first=True)
     sections: dict[str, dict[str, object]] = {
         "model": {"name": name, "flavor": flavor},
         "optimizer": {
@@ -40,7 +61,7 @@ def torchtitan_toml(plan: EnginePlan) -> str:
             "implementation": plan.implementation.replace("_", "-"),
         },
         "training": {
-            "local_batch_size": plan.batch_size * plan.microbatches,
+            **_batch_sizes(plan),
             **({"seq_len": plan.tokens} if plan.tokens else {}),
             "dtype": plan.dtype,
             "mixed_precision_param": plan.dtype,
@@ -53,21 +74,21 @@ def torchtitan_toml(plan: EnginePlan) -> str:
             "pipeline_parallel_degree": plan.stages.ranks,
             **(_pipeline(plan) if plan.stages.count > 1 else {}),
         },
-        "activation_checkpoint": {"mode": "full" if plan.checkpointing == "block" else "none"},
+        "activation_checkpoint": _CHECKPOINTING[plan.checkpointing],
     }
-    lines = [
-        f"# torchrun --nproc_per_node=... -m torchtitan.train, {plan.devices} processes in all"
-    ]
+    launch = f"# {f'CUDA_VISIBLE_DEVICES={order} ' if order else ''}torchrun --nproc_per_node=..."
+    lines = [f"{launch} -m torchtitan.train, {plan.devices} processes in all"]
     for title, values in sections.items():
         lines += ["", f"[{title}]", *(f"{key} = {json.dumps(v)}" for key, v in values.items())]
     return "\n".join(lines) + "\n"
 
 
 def _flavor(plan: EnginePlan) -> tuple[str, str]:
-    keys = ("vocab_size", "hidden_size", "num_hidden_layers", "num_key_value_heads")
-    sizes = (plan.architecture, *(plan.model.get(key) for key in keys))
+    sizes = (plan.architecture, *(plan.model.get(key) for key in _SIZES))
+    stated = {key: plan.model.get(key) for key in _ALIKE}
+    alike = all(value in (None, _ALIKE[key]) for key, value in stated.items())
     for known, flavor in _FLAVORS.items():
-        if known == sizes:
+        if known == sizes and alike:
             return flavor
     raise SpecError("it has no flavor of these sizes")
 
@@ -84,6 +105,14 @@ def _refuse(plan: EnginePlan) -> None:
         raise SpecError("it needs schedule=1f1b, gpipe or interleaved")
     if plan.optimizer not in _OPTIMIZERS or not plan.same_dtype:
         raise SpecError("it has Adam and AdamW in the dtype of the weights")
+
+
+def _batch_sizes(plan: EnginePlan) -> dict[str, object]:
+    """Return what a pipeline cuts into microbatches; else gradients of the rest are added up."""
+    if plan.stages.count > 1 or plan.microbatches == 1:
+        return {"local_batch_size": plan.batch_size * plan.microbatches}
+    together = plan.batch_size * plan.data_parallel * plan.microbatches
+    return {"local_batch_size": plan.batch_size, "global_batch_size": together}
 
 
 def _pipeline(plan: EnginePlan) -> dict[str, object]:

@@ -18,8 +18,8 @@ def vllm_command(plan: EnginePlan) -> str:
     """
     if plan.sequence_parallel:
         raise SpecError("its sequence parallelism is a pass of its compiler")
-    order, layers = plan.device_order(), plan.stages.layers
-    environment = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, order))}"] if order else []
+    order, layers = plan.visible_devices(), plan.stages.layers
+    environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
     if plan.stages.count > 1:
         environment.append(f"VLLM_PP_LAYER_PARTITION={','.join(map(str, layers))}")
     arguments: dict[str, object] = {

@@ -73,6 +73,17 @@ def test_a_step_of_serving_leaves_for_vllm_and_llama_cpp() -> None:
     assert all("1024" in text for text in files.texts.values())
 
 
+def test_the_devices_of_every_replica_are_named() -> None:
+    """Each replica has a fast device, which the first stage is on, and a slow one."""
+    mixed = ("model=llama3_1_8b", "phase=prefill", "devices=2xt4+2xh100", "data_parallel=2")
+    placed = partition_by_device(GRAPH, (np.arange(GRAPH.n_ops) < 30).astype(np.int64))
+    files = files_for_engines(read(*mixed, "model.batch_size=2"), GRAPH, placed)
+    assert files is not None
+    command = {engine.name: text for engine, text in files.texts.items()}["vLLM"]
+    assert "CUDA_VISIBLE_DEVICES=2,0,3,1 " in command
+    assert "--data-parallel-size 2" in command
+
+
 def test_what_no_engine_does_alike_leaves_for_none() -> None:
     late = "backward_order=late_weight_gradients"
     assert _note(64, *TRAINING, "data_parallel=8", "zero=3", "model.batch_size=8", late) == ""
