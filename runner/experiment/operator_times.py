@@ -32,6 +32,8 @@ __all__ = [
 
 MOST_MEASURED = {"repeats": 10_000, "threads": 1024}
 """Most runs of what is timed, and most threads: the system has no room for many more."""
+_MOST_LOST = 0.3
+"""Share of the time of several threads that other work may have; a single one has its own clock."""
 _BUSY = 0.1
 """Share of a measurement's time from which on other work is worth a sentence."""
 
@@ -214,6 +216,7 @@ def _measured(latency: LatencyConfig, subject: Subject, cache_dir: Path | None) 
             device=latency.device,
             cache_dir=cache_dir,
             repeats=latency.repeats,
+            most_lost=_MOST_LOST,
         )
 
 

@@ -14,6 +14,7 @@ from runner.config.sections import Config
 GROUPS = (
     "devices",
     "execute",
+    "finetune",
     "latency",
     "mode",
     "model",

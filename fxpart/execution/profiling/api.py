@@ -140,6 +140,7 @@ def profile_operators(
     cache_dir: Path | None = None,
     repeats: int = 5,
     budget_s: float = 120.0,
+    most_lost: float = 1.0,
 ) -> OperatorProfile:
     """Return the time of each operator of `program`, measured on this machine's `device`.
 
@@ -160,7 +161,8 @@ def profile_operators(
 
     Other work on the processor is noticed by two clocks: then a single thread's own time counts,
     and `OperatorProfile.lost_share` says how much of the time others had. Several threads wait for
-    each other, so that their times are refused where others had much of it.
+    each other: where others had more than the share `most_lost` of the time of several, it is
+    refused and not kept.
 
     Raises:
         SpecError: for a missing device, no repeats, a graph of another program, symbolic sizes, or
@@ -181,7 +183,7 @@ def profile_operators(
     if any(step.signature not in known for step in steps):
         measured = measure(steps, placeholders_of(program, target), repeats + 1, known, deadline_s)
         lost = measured.lost_s / max(measured.taken_s, 1e-9)
-        _refuse_busy(target, lost)
+        _refuse_busy(target, lost, most_lost)
         executed, fresh = measured.executed, _entries(steps, measured.seconds)
     if path and fresh:
         write_times(path, fresh)
@@ -195,17 +197,13 @@ def profile_operators(
     )
 
 
-_MOST_LOST = 0.3
-"""Share of the time of several threads that other work may have; a single one has its own clock."""
-
-
-def _refuse_busy(device: torch.device, lost: float) -> None:
+def _refuse_busy(device: torch.device, lost: float, most_lost: float) -> None:
     """Refuse times of several threads of which other work had the processor for a share `lost`.
 
     Of a single thread its own clock tells what it would have taken; several wait for each other.
     """
     threads = torch.get_num_threads()
-    if device.type == "cpu" and threads > 1 and lost > _MOST_LOST:
+    if device.type == "cpu" and threads > 1 and lost > most_lost:
         raise SpecError(
             f"other work had the processor for {lost:.0%} of the time that was measured with"
             f" {threads} threads; measure when the machine is idle, or with latency.threads=1"

@@ -13,7 +13,6 @@ from fxpart.capture.inference.from_export import op_graph
 from fxpart.cost.profile import OperatorProfile
 from fxpart.errors import SpecError
 from fxpart.execution.device import torch_threads
-from fxpart.execution.profiling import api
 from fxpart.execution.profiling.api import profile_operators
 
 PAUSE_S = 0.05
@@ -40,10 +39,10 @@ class _Paused(nn.Module):
         return torch.ops.fxpart_busy.pause(torch.relu(x))  # type: ignore[no-any-return]
 
 
-def _profile(model: nn.Module, threads: int) -> OperatorProfile:
+def _profile(model: nn.Module, threads: int, most_lost: float = 0.3) -> OperatorProfile:
     program = export_program(model, (torch.zeros(64, 64),))
     with torch_threads(threads):
-        return profile_operators(program, op_graph(program), repeats=1)
+        return profile_operators(program, op_graph(program), repeats=1, most_lost=most_lost)
 
 
 @pytest.mark.usefixtures("interrupted")
@@ -61,12 +60,9 @@ def test_several_threads_on_a_busy_machine_are_refused() -> None:
 
 
 @pytest.mark.usefixtures("interrupted")
-def test_of_several_threads_the_time_that_was_taken_counts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_of_several_threads_the_time_that_was_taken_counts() -> None:
     """The main thread's clock stands still while it waits for the others."""
-    monkeypatch.setattr(api, "_MOST_LOST", 1.0)
-    profile = _profile(_Paused(), 2)
+    profile = _profile(_Paused(), 2, most_lost=1.0)
     assert profile.seconds.max() >= PAUSE_S
     assert profile.lost_share > 0.5
 

@@ -10,7 +10,7 @@ from tests.runner.composed import read
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ("phase=training", "weights=int8 is planned for serving, not training"),
+        ("phase=training", "int8 is planned for serving, and for frozen weights of finetune=lora"),
         ("data_parallel=2", "one replica, others serve texts of their own; leave out data_par"),
         ("tensor_parallel=2", "whole layers, whose scales are not split; leave out tensor_par"),
         ("latency=profiled", "a roofline, no kernels of few bits are measured; leave out latency="),
