@@ -3,11 +3,11 @@
     python -m benchmarks.truth.fit_kernels --data FOLDER --output conf/latency/kernels.yaml
 
 Half of the rows are held out; the error that stands beside each curve is theirs. The same tables
-give the same curves.
+give the same curves. Families of the file that are not measured stay in it as they are.
 """
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.truth.kernel_tables import DEVICES, Curve, Kernels, read_kernels
-from benchmarks.truth.nccl_tables import KINDS, Messages, read_messages
+from benchmarks.truth.nccl_tables import KINDS, LINK_BYTES_PER_S, Messages, read_messages
 from fxpart.core.graph import FloatArray
 from fxpart.core.topology import DeviceSpec
 from fxpart.cost.collectives import CollectiveCurve
@@ -89,6 +89,14 @@ class Fitted(NamedTuple, Generic[_Any]):
 
     curve: _Any
     note: str
+
+
+class _Measured(NamedTuple):
+    """The curves of a family, and what they were measured on."""
+
+    device: DeviceSpec
+    link_bytes_per_s: float
+    curves: dict[str, Fitted[Any]]
 
 
 def _fit(
@@ -181,7 +189,8 @@ _HEAD = """\
 # How long kernels take by shape, dtype and device: a few coefficients a kind, fitted to measured
 # times, and carried to other devices by their peaks and multiprocessors (fxpart/cost/curves).
 # What has no curve, and devices without one, take the roofline's coefficients below.
-# Written by python -m benchmarks.truth.fit_kernels --data FOLDER --output this file.
+# Written by python -m benchmarks.truth.fit_kernels --data FOLDER --output this file, which keeps
+# the families that are not measured as they are. Collectives hold on links of link_bytes_per_s.
 # Measured: ai-dynamo/aiconfigurator, systems data (Apache-2.0), A100 and H100 SXM, bfloat16.
 name: kernels
 source: kernels
@@ -193,16 +202,15 @@ curves:
 """
 
 
-def _yaml(
-    families: dict[str, dict[str, Fitted[Any]]], measured_on: dict[str, dict[str, float]]
-) -> str:
+def _yaml(families: Mapping[str, _Measured]) -> str:
     lines = [_HEAD.rstrip("\n")]
-    for family, curves in families.items():
-        lines.append(f"  {family}:")
-        rates = ", ".join(f"{name}: {rate:.4g}" for name, rate in measured_on[family].items())
+    for name, family in families.items():
+        lines.append(f"  {name}:")
+        rates = ", ".join(f"{kind}: {rate:.4g}" for kind, rate in _rates(family.device).items())
         lines.append(f"    measured_on: {{{rates}}}")
+        lines.append(f"    link_bytes_per_s: {family.link_bytes_per_s:.4g}")
         within = ""
-        for place, fitted in curves.items():
+        for place, fitted in family.curves.items():
             group, _, kind = place.rpartition(".")
             if group and group != within:
                 lines.append(f"    {group}:")
@@ -210,6 +218,19 @@ def _yaml(
             lines.append(f"{indent}{kind}:  # {fitted.note}")
             lines += [f"{indent}  {name}: {value}" for name, value in asdict(fitted.curve).items()]
     return "\n".join(lines) + "\n"
+
+
+def _other_families(text: str, measured: Container[str]) -> str:
+    """Return the lines of a file's families that are not `measured`, and comments above them."""
+    kept, pending, is_kept = "", "", False
+    for line in text.partition("\ncurves:\n")[2].splitlines(keepends=True):
+        if line.startswith("  #"):
+            pending += line
+            continue
+        if not line.startswith("   "):
+            is_kept = line.strip().rstrip(":") not in measured
+        kept, pending = kept + (pending + line if is_kept else ""), ""
+    return kept
 
 
 def _rates(device: DeviceSpec) -> dict[str, float]:
@@ -227,13 +248,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, required=True, help="the YAML file to write")
     asked = parser.parse_args(arguments)
     data = asked.data / "truth" if (asked.data / "truth").is_dir() else asked.data
-    families: dict[str, dict[str, Fitted[Any]]] = {}
+    families: dict[str, _Measured] = {}
     for prefix, device in DEVICES.items():
-        families[device.curves] = family(data, prefix)
-        for place, fitted in families[device.curves].items():
+        curves = family(data, prefix)
+        families[device.curves] = _Measured(device, LINK_BYTES_PER_S[prefix], curves)
+        for place, fitted in curves.items():
             print(f"{device.curves} {place}: {fitted.note}")
-    measured_on = {device.curves: _rates(device) for device in DEVICES.values()}
-    asked.output.write_text(_yaml(families, measured_on))
+    before = asked.output.read_text() if asked.output.exists() else ""
+    asked.output.write_text(_yaml(families) + _other_families(before, families))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import numpy as np
+
 from fxpart.capture.captured import step_key
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import Topology
@@ -134,8 +136,9 @@ def ring_curves(
 ) -> CollectiveCurves | None:
     """Return what NCCL makes of the links of `rings`, where that was measured.
 
-    That is with ``latency=kernels``, between devices of one family in one machine. In other rings,
-    which None stands for, collectives go at the rates of their links.
+    That is with ``latency=kernels``, between devices of one family in one machine, on links of the
+    rate that was measured. In other rings, which None stands for, collectives go at the rates of
+    their links.
 
     Args:
         latency: the source of times.
@@ -152,7 +155,13 @@ def ring_curves(
     model = _kernel_model(latency)
     if len(families) > 1 or not families <= set(model.families):
         return None
-    return model.families[families.pop()].collectives
+    family = model.families[families.pop()]
+    rates = topology.bytes_per_s[rings, np.roll(rings, -1, axis=1)]
+    # A ring of one has no links: the rate of a device to itself is infinite.
+    links = rates[np.isfinite(rates)]
+    if family.link_bytes_per_s is None or not np.allclose(links, family.link_bytes_per_s):
+        return None
+    return family.collectives
 
 
 def _kernel_model(latency: LatencyConfig) -> KernelModel:

@@ -15,6 +15,7 @@ from benchmarks.truth.kernel_tables import DEVICES, FAMILIES, Kernels, is_held_o
 from fxpart.cost.collectives import CollectiveCurve
 from fxpart.cost.curves.family import family_from
 from fxpart.cost.curves.gemm import Rates
+from runner.config.paths import conf_dir
 
 
 def _planted(folder: Path) -> None:
@@ -51,10 +52,17 @@ def test_a_planted_curve_is_found_again(
     monkeypatch.setattr(fit_kernels, "family", family)
     monkeypatch.setattr(fit_kernels, "DEVICES", {"h100_sxm": DEVICES["h100_sxm"]})
     output = tmp_path / "kernels.yaml"
+    before = (conf_dir() / "latency" / "kernels.yaml").read_text()
+    output.write_text(before)
     fit_kernels.main(["--data", str(tmp_path), "--output", str(output)])
     assert "h100 gemm: " in capsys.readouterr().out
     written = OmegaConf.load(output)
     assert written.source == "kernels"
+    # What is not measured stays, its comment too.
+    by_hand = before[before.index("  # By hand") :]
+    assert output.read_text().endswith(by_hand)
+    assert output.read_text().count("link_bytes_per_s: ") == len(written.curves)
+    assert written.curves.a100 == OmegaConf.create(before).curves.a100
     read = family_from("h100", written.curves.h100)
     kernels = read_kernels(tmp_path, "h100_sxm", "gemm", "bfloat16")
     error = read.gemm.seconds(kernels.calls, kernels.rates) / kernels.seconds - 1

@@ -23,7 +23,9 @@ class CurveFamily:
     attention: AttentionCurve
     decode: DecodeCurve
     collectives: CollectiveCurves = field(default_factory=dict)
-    """Between devices of one machine."""
+    """Between devices of one machine whose links have `link_bytes_per_s`."""
+    link_bytes_per_s: float | None = None
+    """One way, of the links that `collectives` are of; None where there are none."""
     measured_on: Rates | None = None
     """Of the device that the curves are fitted to, in bfloat16; None where nobody says."""
 
@@ -39,11 +41,12 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
     """Return the curves that ``latency.curves.<name>`` states.
 
     Raises:
-        SpecError: for a curve that is missing or unknown, or a coefficient that is not its own.
+        SpecError: for a curve that is missing or unknown, a coefficient that is not its own, or
+            collectives without the rate of their links.
 
     """
     place = f"latency.curves.{name}"
-    _refuse_others(place, settings, (*_KINDS, "collectives", "measured_on"))
+    _refuse_others(place, settings, (*_KINDS, "collectives", "link_bytes_per_s", "measured_on"))
     curves = {
         kind: _curve(f"{place}.{kind}", make, settings.get(kind)) for kind, make in _KINDS.items()
     }
@@ -54,9 +57,22 @@ def family_from(name: str, settings: Mapping[str, Any]) -> CurveFamily:
         kind: _curve(f"{place}.collectives.{kind}", CollectiveCurve, numbers)
         for kind, numbers in stated.items()
     }
+    link_bytes_per_s = settings.get("link_bytes_per_s")
+    if collectives and link_bytes_per_s is None:
+        raise SpecError(
+            f"{place}.collectives are of one kind of link; state its rate one way, such as"
+            f" {place}.link_bytes_per_s=300e9"
+        )
+    if link_bytes_per_s is not None:
+        link_bytes_per_s = _number(f"{place}.link_bytes_per_s", link_bytes_per_s)
     rates = settings.get("measured_on")
     measured_on = None if rates is None else _curve(f"{place}.measured_on", Rates, rates)
-    return CurveFamily(**curves, collectives=collectives, measured_on=measured_on)
+    return CurveFamily(
+        **curves,
+        collectives=collectives,
+        link_bytes_per_s=link_bytes_per_s,
+        measured_on=measured_on,
+    )
 
 
 def _curve(place: str, make: Callable[..., _Curve], settings: object) -> _Curve:
@@ -66,16 +82,20 @@ def _curve(place: str, make: Callable[..., _Curve], settings: object) -> _Curve:
     _refuse_others(place, settings, names)
     numbers: dict[str, float] = {}
     for name in names:
-        number = settings.get(name)
-        plain = isinstance(number, int | float) and not isinstance(number, bool)
-        value = float(number) if plain else -1.0  # type: ignore[arg-type]
-        if not 0 <= value < float("inf"):
-            raise SpecError(f"{place}.{name} must be a number of at least 0, is {number}")
         is_time = name.endswith("_s") and not name.endswith("per_s")
-        if value == 0 and not is_time and name != "packs_groups":
-            raise SpecError(f"{place}.{name} must be more than 0")
-        numbers[name] = value
+        may_be_0 = is_time or name == "packs_groups"
+        numbers[name] = _number(f"{place}.{name}", settings.get(name), may_be_0=may_be_0)
     return make(**numbers)
+
+
+def _number(place: str, number: object, *, may_be_0: bool = False) -> float:
+    plain = isinstance(number, int | float) and not isinstance(number, bool)
+    value = float(number) if plain else -1.0  # type: ignore[arg-type]
+    if not 0 <= value < float("inf"):
+        raise SpecError(f"{place} must be a number of at least 0, is {number}")
+    if value == 0 and not may_be_0:
+        raise SpecError(f"{place} must be more than 0")
+    return value
 
 
 def _refuse_others(place: str, settings: Mapping[str, Any], known: Any) -> None:  # noqa: ANN401

@@ -190,6 +190,16 @@ def test_a_coefficient_that_is_none_is_refused(
         family_from("f", stated)
 
 
+def test_collectives_state_the_rate_of_their_links() -> None:
+    curve = {"launch_s": 1e-6, "hop_s": 1e-6, "ramp_s": 1e-6, "share": 0.5}
+    stated = {**settings(), "collectives": {"all_reduce": curve}}
+    with pytest.raises(SpecError, match=r"such as latency\.curves\.f\.link_bytes_per_s=300e9"):
+        family_from("f", stated)
+    assert family_from("f", {**stated, "link_bytes_per_s": 300e9}).link_bytes_per_s == 300e9
+    with pytest.raises(SpecError, match=r"f\.link_bytes_per_s must be more than 0"):
+        family_from("f", {**stated, "link_bytes_per_s": 0})
+
+
 def test_a_curve_that_is_missing_is_named() -> None:
     stated = settings()
     del stated["decode"]

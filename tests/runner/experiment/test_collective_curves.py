@@ -89,14 +89,20 @@ def test_sums_and_shards_of_kernels_take_what_was_measured(cache: tuple[str, ...
         ("devices=2xa100_80gb+2xh100",),
         ("devices=4xcpu",),
         ("devices=2xa100_80gb+2xa100_80gb", "devices.nodes=[0,1]"),
+        ("devices=4xa100_80gb", "transfer_rate=pcie4"),
+        ("devices=4xrtx_4090", "transfer_rate=pcie4"),
+        (
+            "devices=4xa100_80gb",
+            "+devices.pairs=[{devices: [0, 1], bytes_per_s: 25e9, latency_s: 1e-5}]",
+        ),
     ],
 )
 def test_rings_that_were_not_measured_go_at_their_links_rates(devices: tuple[str, ...]) -> None:
-    config = read(*TINY, *devices, "latency=kernels", "transfer_rate=nvlink3")
+    config = read(*TINY, "latency=kernels", "transfer_rate=nvlink3", *devices)
     topology = build_topology(config.devices, config.transfer_rate)
     whole = np.arange(4)[None, :]
     assert ring_curves(config.latency, topology, whole) is None
-    roofline = read(*TINY, "devices=4xa100_80gb")
+    roofline = read(*TINY, "devices=4xa100_80gb", "transfer_rate=nvlink3")
     alike = build_topology(roofline.devices, roofline.transfer_rate)
     assert ring_curves(roofline.latency, alike, whole) is None
     known = ring_curves(config.latency, alike, whole)
