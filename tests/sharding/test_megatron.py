@@ -13,6 +13,7 @@ from fxpart.capture.models.build import build_model
 from fxpart.capture.training.joint import joint_graph
 from fxpart.core.graph import OpGraph
 from fxpart.core.optimizer import Optimizer, with_optimizer
+from fxpart.core.phases import StepOptions
 from fxpart.cost.collective_times import collective_bytes, collective_kinds
 from fxpart.errors import NotApplicableError, SpecError
 from fxpart.execution.device import seeded
@@ -24,15 +25,22 @@ from tests.sharding.test_local_module import HIDDEN, INNER, TOKENS, VOCABULARY, 
 CPU = torch.device("cpu")
 
 
-def _step(engine: str, tensor_parallel: int, dtype: str = "float32") -> OpGraph:
+def _step(
+    engine: str,
+    tensor_parallel: int,
+    dtype: str = "float32",
+    checkpointing: str = "none",
+    layers: int = 1,
+) -> OpGraph:
     spec = replace(
-        llama(tensor_parallel),
+        llama(tensor_parallel, num_hidden_layers=layers),
         engine=engine,
         sequence_parallel=tensor_parallel > 1,
         dtype=dtype,
     )
     built = build_model(spec)
-    return joint_graph(built.module, (), {**built.kwargs, "labels": built.kwargs["input_ids"]})
+    inputs = {**built.kwargs, "labels": built.kwargs["input_ids"]}
+    return joint_graph(built.module, (), inputs, StepOptions(checkpointing))
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +82,23 @@ def test_pieces_of_a_sequence_are_gathered_again_in_the_backward(split_step: OpG
     assert split_step.value_bytes.max() == VOCABULARY // 2 * HIDDEN * 4
     # What torch's engine keeps: whole inputs of products, and logits.
     assert peak_bytes(split_step) < peak_bytes(_step("torch", 2))
+
+
+def test_a_recomputed_block_gathers_its_pieces_again_too() -> None:
+    kinds = Counter(collective_kinds(_step("megatron", 2, layers=2)).values())
+    assert kinds == {"reduce_scatter": 10, "all_gather": 15, "all_reduce": 5}
+    again = Counter(collective_kinds(_step("megatron", 2, "float32", "block", 2)).values())
+    # Of each block: two gathers, and the scatter between them. The last scatter is not needed.
+    assert again == {"reduce_scatter": 10 + 2, "all_gather": 15 + 4, "all_reduce": 5}
+
+
+def test_a_selective_checkpoint_keeps_scattered_sums() -> None:
+    whole, selective = (
+        Counter(collective_kinds(_step("torch", 2, "float32", how, 2)).values())
+        for how in ("none", "selective")
+    )
+    assert selective["reduce_scatter"] == whole["reduce_scatter"]
+    assert selective["all_gather"] == whole["all_gather"] + 4
 
 
 def test_gradients_are_added_up_in_float32_and_shared_by_zero() -> None:

@@ -4,8 +4,9 @@ Between forward and backward a block keeps its inputs; the other values that its
 recomputed right before the first formula of the block's backward that needs any of them. That is
 when `torch.utils.checkpoint` does it too, and like there it stops when all values are available.
 
-A selective run keeps the results of fused attention, and of every second matrix product, too; these
-are kept until the block's backward is through, even where nobody reads them.
+A selective run keeps the results of fused attention, of every second matrix product, and of sums
+that are scattered, too; these are kept until the block's backward is through, even where nobody
+reads them.
 
 Reference: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016,
 arXiv:1604.06174.
@@ -192,8 +193,8 @@ def checkpoint_blocks(graph: fx.Graph, blocks: Sequence[str], *, selective: bool
         graph: as `fxpart.capture.training.joint_trace.trace_step` makes it; it is changed.
         blocks: paths that are not nested.
         selective: keep what `torch.utils.checkpoint` keeps by torchtitan's policy
-            ``selective_ac_option="op"``: fused attention and, of the products ``mm`` of a block,
-            the first, the third and so on.
+            ``selective_ac_option="op"``: fused attention, ``reduce_scatter`` and, of the products
+            ``mm`` of a block, the first, the third and so on.
 
     """
     nodes = StepNodes(graph, blocks)
@@ -284,7 +285,8 @@ def _saved_by_policy(run: BlockRun) -> list[fx.Node]:
     """Return the calls of a run whose results a selective checkpoint keeps."""
     products = [node for node in run.nodes if node.target is torch.ops.aten.mm.default]
     attentions = [node for node in run.nodes if "_scaled_dot_product" in str(node.target)]
-    return [*products[::2], *attentions]
+    sums = [n for n in run.nodes if getattr(n.target, "name", str)() == "fxpart::reduce_scatter"]
+    return [*products[::2], *attentions, *sums]
 
 
 def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Node]) -> None:

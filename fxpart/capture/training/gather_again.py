@@ -1,7 +1,8 @@
 """`gather_again`: gathers of a forward that are repeated for its backward, not kept.
 
 Of a sequence in pieces Megatron-LM saves the piece, and gathers it once more where the gradient of
-a weight needs the whole (Korthikanti et al., arXiv:2205.05198, section 4.2.2).
+a weight needs the whole (Korthikanti et al., arXiv:2205.05198, section 4.2.2). A checkpointed block
+runs its forward once more, which gathers and saves pieces as the first one did.
 """
 
 from torch import fx
@@ -19,7 +20,7 @@ def gather_again(graph: fx.Graph) -> None:
         node
         for node in graph.nodes
         if getattr(node.target, "name", str)() == "fxpart::all_gather.again"
-        and node.meta.get(FORWARD) is None
+        and (_is_forward(node) or _is_recomputed(node))
     ]
     if not gathers:
         return
@@ -29,6 +30,22 @@ def gather_again(graph: fx.Graph) -> None:
     graph.lint()
 
 
+def _is_forward(node: fx.Node) -> bool:
+    return node.meta.get(FORWARD) is None
+
+
+def _is_recomputed(node: fx.Node) -> bool:
+    """Return whether a node is of a checkpointed block's second forward."""
+    return not _is_forward(node) and node.meta[FORWARD] == node.meta[ORDER]
+
+
+def _is_later(reader: fx.Node, gather: fx.Node) -> bool:
+    """Return whether `reader` comes when the forward that `gather` is of is through."""
+    if _is_forward(gather):
+        return not _is_forward(reader)
+    return not _is_recomputed(reader)
+
+
 def _repeat(graph: fx.Graph, nodes: StepNodes, gather: fx.Node) -> None:
     (storage,) = nodes.storages(gather)
     # The gather, and the views of what it makes.
@@ -36,14 +53,14 @@ def _repeat(graph: fx.Graph, nodes: StepNodes, gather: fx.Node) -> None:
         node
         for node in nodes.position
         if node.op == "call_function"
-        and node.meta.get(FORWARD) is None
+        and (_is_forward(node) or _is_recomputed(node))
         and storage in nodes.storages(node)
     ]
     readers = {
         user
         for node in parts
         for user in node.users
-        if user.op == "call_function" and user.meta.get(FORWARD) is not None
+        if user.op == "call_function" and _is_later(user, gather)
     }
     if not readers:
         return
