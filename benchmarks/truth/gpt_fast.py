@@ -1,32 +1,29 @@
-"""gpt-fast's tokens per second at batch 1 on A100s, beside a decode of the same model.
+"""gpt-fast's tokens per second at batch 1 on A100s, beside runs that decode the same models.
 
-gpt-fast runs `torch.compile` with CUDA graphs: what is no product is fused into one, so a token
-takes the sum of its products, attention and collectives, each with a kernel's own time. It splits
-layers over the devices of a machine, and no embedding and no head. All layers of these models are
-alike, so a model of a few says what all take.
+    python -m benchmarks.truth --data FOLDER --set gpt_fast
+
+A row is a run of the command: ``phase=decode runtime=graph mode=single``, ``latency=kernels``, and
+the roofline for weights of few bits, of which no kernels are measured. ``runtime=graph`` starts all
+operators at once as a CUDA graph does, and fuses nothing, which `torch.compile` does. The card was
+limited to 330 W, which no run here knows of. All layers of these models are alike: a token of n
+layers takes t2 + (n - 2) / 2 (t4 - t2), of runs with 2 and 4.
 """
 
 import json
-import sys
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 from omegaconf import OmegaConf
 
+from benchmarks.truth.planned_run import planned_run
 from benchmarks.truth.row import Row
-from fxpart.capture.captured import captured_graph
-from fxpart.capture.models.spec import ModelSpec
-from fxpart.core.few_bits import WeightFormat, with_few_bits
-from fxpart.core.graph import FloatArray, OpGraph
-from fxpart.core.topology import DeviceSpec, Link, uniform_topology
-from fxpart.cost.collective_times import collective_bytes, collective_kinds
-from fxpart.cost.collectives import CollectiveCurves, collective_time_s
-from fxpart.cost.curves.family import family_from
-from fxpart.cost.roofline import LatencyModel, op_time_s
+from fxpart.errors import FxpartError
 from runner.config.paths import conf_dir
 
-__all__ = ["NAME", "SOURCE", "rows"]
+__all__ = ["CONTEXT", "MODELS", "NAME", "SOURCE", "Point", "points", "rows"]
 
 NAME = "gpt_fast"
 SOURCE = "pytorch-labs/gpt-fast README.md@32971d3 (BSD-3), batch 1, prompt 5, 200 tokens, A100 80GB"
@@ -38,7 +35,7 @@ _405B: dict[str, object] = {
     "num_hidden_layers": 126,
     "num_attention_heads": 128,
 }
-_MODELS: dict[str, tuple[str, dict[str, object]]] = {
+MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "Llama-2-7B": ("llama2_7b", {}),
     "Llama-2-13B": ("llama2_13b", {}),
     "Llama-2-70B": ("llama3_70b", _LLAMA_2),
@@ -50,106 +47,106 @@ _MODELS: dict[str, tuple[str, dict[str, object]]] = {
     "Mixtral-8x7B": ("mixtral_8x7b", {}),
 }
 """By the name of a row, the preset and what of its configuration differs."""
-_NVLINK = Link(300e9)  # conf/transfer_rate/nvlink3
-_LAYERS = (2, 4)
-"""Of the models that are captured."""
-_HEAD = "lm_head"
-_CONTEXT = 5 + 200 // 2
+CONTEXT = 5 + 200 // 2
 """Tokens in the cache halfway."""
-_KERNELS = LatencyModel(
-    compute_efficiency=0.7, bandwidth_efficiency=0.8, op_overhead_s=2e-6
-)  # conf/latency: roofline's shares, and kernels' time of a kernel that does next to nothing
+_LAYERS = (2, 4)
+"""Of the models that are planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One measured decode."""
+
+    model: str
+    dtype: str
+    """``bf16``, or a layout of few bits, with its group: ``int4-g32``."""
+    devices: int
+    tokens_per_s: float
+
+    @property
+    def label(self) -> str:
+        """Return what tells the row from others."""
+        return f"{self.model} {self.dtype} on {self.devices}"
+
+    def token_s(self) -> float:
+        """Return the predicted time of a token.
+
+        Raises:
+            FxpartError: for a run that cannot be planned.
+
+        """
+        few, more = _LAYERS
+        few_s, more_s = (planned_run(self._overrides(n)).evaluation.latency_s for n in _LAYERS)
+        preset, changed = MODELS[self.model]
+        shipped = OmegaConf.load(conf_dir() / "model" / f"{preset}.yaml").config
+        layers = int({**shipped, **changed}["num_hidden_layers"])
+        return few_s + (layers - few) / (more - few) * (more_s - few_s)
+
+    def _overrides(self, layers: int) -> tuple[str, ...]:
+        preset, changed = MODELS[self.model]
+        config = {**changed, "num_hidden_layers": layers}
+        layout, _, group = self.dtype.partition("-g")
+        few_bits = (f"weights={layout}", "weights.keep=[]")  # the linear layer of the scores too
+        return (
+            f"model={preset}",
+            *(f"++model.config.{name}={value}" for name, value in config.items()),
+            "phase=decode",
+            f"context_len={CONTEXT}",
+            f"devices={self.devices}xa100_80gb",
+            f"tensor_parallel={self.devices}",
+            "transfer_rate=nvlink3",
+            "runtime=graph",
+            "mode=single",
+            *(("latency=kernels",) if layout == "bf16" else few_bits),
+            *((f"weights.group_size={group}",) if group else ()),
+        )
+
+
+def points(data: Path) -> list[Point]:
+    """Return the rows that a preset describes; the others are named with the reason, and counted.
+
+    Raises:
+        FileNotFoundError: without the file.
+
+    """
+    with (data / "measured.json").open(encoding="utf-8") as file:
+        published = [point for point in json.load(file) if "gpt-fast" in point["source"]]
+    reasons = [_reason(point) for point in published]
+    for point, reason in zip(published, reasons, strict=True):
+        if reason:
+            print(f"{_point(point).label} of {point['hardware']} is left out: {reason}")
+    if left_out := Counter(filter(None, reasons)):
+        print(f"{left_out.total()} of {len(published)} rows are left out: {dict(left_out)}")
+    return [_point(p) for p, reason in zip(published, reasons, strict=True) if not reason]
+
+
+def _reason(point: Mapping[str, Any]) -> str:
+    """Return why no run stands for a published row, empty where one does."""
+    if point["metric"] != "tokens_per_s":
+        return f"{point['metric']} has no relative error"
+    if point["model"] not in MODELS:
+        return "no preset describes the model"
+    return "" if "A100" in point["hardware"] else "not on A100s"
+
+
+def _point(fields: Mapping[str, Any]) -> Point:
+    devices, value = int(fields["n_devices"]), float(fields["value"])
+    return Point(fields["model"], fields["dtype"], devices, value)
 
 
 def rows(data: Path) -> Iterator[Row]:
     """Yield a row for each model, layout of weights and number of devices.
 
-    What no preset describes is named on stderr.
+    Raises:
+        FileNotFoundError: without the file.
+
     """
-    with (data / "measured.json").open(encoding="utf-8") as file:
-        points = json.load(file)
-    for point in points:
-        if "gpt-fast" not in point["source"] or point["metric"] != "tokens_per_s":
-            continue
-        model, dtype, devices = point["model"], point["dtype"], int(point["n_devices"])
-        label = f"{model} {dtype} on {devices}"
-        if model not in _MODELS or "A100" not in point["hardware"]:
-            print(f"{NAME}: {label} of {point['hardware']} is not known here", file=sys.stderr)
+    for point in points(data):
+        try:
+            predicted = 1 / point.token_s()
+        except FxpartError as error:
+            print(f"{point.label} is left out: {error}")
             continue
         # The read_share of a layout of few bits is fitted to its row of one device.
-        held_out = dtype == "bf16" or devices > 1
-        seconds = _token_s(model, dtype, devices)
-        yield Row(label, 1 / seconds, point["value"], "tokens/s", held_out=held_out)
-
-
-def _token_s(model: str, dtype: str, devices: int) -> float:
-    """Return the time of one token over `devices`: of all layers, and of the head on each."""
-    few, more = _LAYERS
-    in_few_s, in_more_s = (_layers_s(_graph(model, dtype, devices, n), devices) for n in _LAYERS)
-    preset, changed = _MODELS[model]
-    layers = int({**_yaml("model", preset)["config"], **changed}["num_hidden_layers"])
-    of_layer_s = (in_more_s - in_few_s) / (more - few)
-    whole = _graph(model, dtype, 1, few)
-    head = [op for op, module in enumerate(whole.modules) if module == _HEAD and whole.flops[op]]
-    return in_few_s + (layers - few) * of_layer_s + float(_times(whole)[head].sum())
-
-
-def _layers_s(graph: OpGraph, devices: int) -> float:
-    """Return the time of products, attention and collectives outside of the head."""
-    outside = np.array([module != _HEAD for module in graph.modules])
-    seconds = float(_times(graph)[outside & (graph.flops > 0)].sum())
-    kinds, curves = collective_kinds(graph), _collectives()
-    for op, size_bytes in collective_bytes(graph).items():
-        if outside[op]:
-            seconds += collective_time_s(kinds[op], size_bytes, devices, _NVLINK, curves)
-    return seconds
-
-
-def _times(graph: OpGraph) -> FloatArray:
-    times: FloatArray = op_time_s(graph, uniform_topology((_a100(),), _NVLINK), _KERNELS)[:, 0]
-    return times
-
-
-def _graph(model: str, dtype: str, devices: int, layers: int) -> OpGraph:
-    preset, changed = _MODELS[model]
-    fields = _yaml("model", preset)
-    spec = ModelSpec(
-        name=model,
-        architecture=fields["architecture"],
-        config={**fields["config"], **changed, "num_hidden_layers": layers},
-        step="decode",
-        cache_len=_CONTEXT,
-        dtype="bfloat16",
-        tensor_parallel=devices,
-    )
-    graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
-    layout, _, group = dtype.partition("-g")
-    if layout == "bf16":
-        return graph
-    # gpt-fast converts every linear layer, that of the scores too.
-    chosen = {**_yaml("weights", layout), "keep": ()}
-    chosen.pop("source")
-    if group:
-        chosen["group_size"] = int(group)
-    return with_few_bits(graph, WeightFormat(**chosen))
-
-
-def _collectives() -> CollectiveCurves | None:
-    curves = _yaml("latency", "kernels")["curves"]["a100"]
-    return family_from("a100", curves).collectives
-
-
-def _yaml(group: str, name: str) -> dict:  # type: ignore[type-arg]
-    fields = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{name}.yaml"))
-    assert isinstance(fields, dict)
-    return fields
-
-
-def _a100() -> DeviceSpec:
-    fields = _yaml("accelerator", "a100_80gb")
-    return DeviceSpec(
-        "a100_80gb",
-        memory_bytes=80 * 10**9,
-        flops_per_s={k: float(v) for k, v in fields["flops_per_s"].items()},
-        memory_bandwidth_bytes_per_s=float(fields["memory_bandwidth_bytes_per_s"]),
-    )
+        held_out = point.dtype == "bf16" or point.devices > 1
+        yield Row(point.label, predicted, point.tokens_per_s, "tokens/s", held_out=held_out)

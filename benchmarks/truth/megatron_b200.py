@@ -68,6 +68,14 @@ class Case:
         return _DEVICES // self._of("tp") // self._of("pp") // self._of("cp")
 
     @property
+    def kept(self) -> str:
+        """Return what the memory of a run depends on."""
+        in_flight = min(self.microbatches, self._of("pp"))
+        degrees = " ".join(f"{kind}{self._of(kind)}" for kind in ("tp", "pp", "ep", "cp"))
+        shape = f"l{self.layers} seq{self.sequence} {degrees} chunks{self.chunks}"
+        return f"{self.model} {shape}, {in_flight} in flight"
+
+    @property
     def is_held_out(self) -> bool:
         """Whether no time is fitted to it: half of all models and degrees, by their names."""
         name = f"{self.model} tp{self._of('tp')} pp{self._of('pp')}"
@@ -151,15 +159,24 @@ def allocated_mib(result: Result) -> list[float]:
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield a row for each rank of each case.
+    """Yield a row for each stage of each model and degrees: the rank of it that allocates most.
+
+    Ranks of a stage allocate the same, and so do runs with as many microbatches in flight.
 
     Raises:
         FileNotFoundError: without the file.
 
     """
+    measured: dict[tuple[str, int], float] = {}
+    predicted: dict[tuple[str, int], float] = {}
     for case, result in planned_cases(data):
         by_stage = allocated_mib(result)
         each = len(case.allocated_mib) // len(by_stage)
-        for rank, measured in enumerate(case.allocated_mib):
-            predicted = by_stage[rank // each]
-            yield Row(f"{case.name}, rank {rank}", predicted, measured, "MiB", held_out=True)
+        for stage, size in enumerate(by_stage):
+            key = (case.kept, stage)
+            most = max(case.allocated_mib[stage * each : (stage + 1) * each])
+            measured[key] = max(most, measured.get(key, 0.0))
+            predicted[key] = max(size, predicted.get(key, 0.0))
+    for (kept, stage), size in measured.items():
+        label = f"{kept}, stage {stage}"
+        yield Row(label, predicted[kept, stage], size, "MiB", held_out=True)

@@ -3,14 +3,9 @@
 from collections.abc import Sequence
 from functools import lru_cache
 
-from hydra import compose, initialize_config_dir
-
+from benchmarks.truth.planned_run import planned_run
 from fxpart.schedule import ScheduleResult
-from runner.config import choices
-from runner.config import read as registered
-from runner.config.paths import conf_dir
-from runner.config.read import read_config
-from runner.experiment.experiment import Result, model_spec, plan
+from runner.experiment.experiment import Result
 
 __all__ = ["parallel_overrides", "planned_step", "schedule_of"]
 
@@ -23,7 +18,6 @@ _MEGATRON = (
     "schedule=1f1b",
     "mode=equal_layers",
     "latency=kernels",
-    "tracking=none",
 )
 
 
@@ -35,12 +29,7 @@ def planned_step(overrides: tuple[str, ...]) -> Result:
         FxpartError: for a step that cannot be planned.
 
     """
-    registered.register()
-    choices.register()
-    quoted = choices.quoted_overrides((*_MEGATRON, *overrides))
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        config = read_config(compose("config", overrides=quoted))
-    return plan(config, model_spec(config))
+    return planned_run((*_MEGATRON, *overrides))
 
 
 def schedule_of(result: Result) -> ScheduleResult:

@@ -9,6 +9,7 @@ little beside copies of weights.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,8 @@ SOURCE = (
     " FMInference/FlexLLMGen README.md@004ffef (Apache-2.0), HF Accelerate on a T4"
 )
 
+_TABLE = "huggingface/accelerate"
+_PUBLISHERS = (_TABLE, "FlexLLMGen")
 _MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "GPT-J-6B": ("GPTJForCausalLM", {}),
     "GPT-NeoX-20B": ("GPTNeoXForCausalLM", {}),
@@ -105,19 +108,41 @@ _LAUNCH_S = 25e-6  # conf/accelerator: eager models
 
 
 def rows(data: Path) -> Iterator[Row]:
-    """Yield rows for the time of a token, the memory of each device, and tokens per second."""
+    """Yield rows for the time of a token, the memory of each device, and tokens per second.
+
+    What no map of accelerate's is made of is named with the reason, and counted.
+
+    Raises:
+        FileNotFoundError: without the file.
+
+    """
     with (data / "measured.json").open(encoding="utf-8") as file:
         points = json.load(file)
+    left_out: Counter[str] = Counter()
     for point in points:
-        if point["model"] not in _MODELS or point["dtype"] not in _DTYPES:
+        if not any(name in point["source"] for name in _PUBLISHERS):
             continue
         label = f"{point['model']} {point['dtype']}"
-        if "huggingface/accelerate" in point["source"]:
+        if reason := _left_out(point):
+            print(f"{label}, {point['parallel']}, is left out: {reason}")
+            left_out[reason] += 1
+        elif _TABLE in point["source"]:
             yield from _of_table(point, label)
-        elif "FlexLLMGen" in point["source"] and "HF Accelerate" in point["parallel"]:
+        else:
             predicted = _generated_per_s(point)
             is_fitted = label == "OPT-30B fp16"
             yield Row(label, predicted, point["value"], "tokens/s", held_out=not is_fitted)
+    if left_out:
+        print(f"{left_out.total()} rows are left out: {dict(left_out)}")
+
+
+def _left_out(point: Mapping[str, Any]) -> str:
+    """Return why no row is made of a published one, empty where one is."""
+    if _TABLE not in point["source"] and "HF Accelerate" not in point["parallel"]:
+        return "FlexGen keeps the cache in the host's memory"
+    if point["model"] not in _MODELS:
+        return "no configuration of the model stands here"
+    return "" if point["dtype"] in _DTYPES else "no such numbers stand here"
 
 
 def _of_table(point: Mapping[str, Any], label: str) -> Iterator[Row]:

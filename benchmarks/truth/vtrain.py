@@ -146,7 +146,10 @@ def rows(data: Path, sample: int | None = _FEW) -> Iterator[Row]:
         FileNotFoundError: without the file.
 
     """
-    for plan in plans(data, sample):
+    drawn, every = plans(data, sample), plans(data)
+    if len(drawn) < len(every):
+        print(f"{NAME}: {len(drawn)} of {len(every)} rows, drawn by chance")
+    for plan in drawn:
         try:
             predicted_ms = plan.step_s() * 1e3
         except FxpartError as error:
@@ -169,7 +172,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(
                 f"{row.label:44} {row.predicted:8.1f} {row.measured:8.1f} {100 * row.error:+6.1f} %"
             )
-    print(table(["vtrain", *HEADS], [["all", *summary(every)]]))
+    parts = {"all": every, "held out": [row for row in every if row.held_out]}
+    print(table(["vtrain", *HEADS], [[name, *summary(part)] for name, part in parts.items()]))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""gpt-fast's rows: what is alike is captured once, and what is not known here is named."""
+"""gpt-fast's rows are runs of the command, and what has none is named."""
 
 import json
 from pathlib import Path
@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.truth import gpt_fast
+from benchmarks.truth.planned_run import planned_run
 
-_TINY = {
+TINY = {
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 5,
@@ -17,7 +18,7 @@ _TINY = {
 }
 
 
-def _point(**fields: object) -> dict[str, object]:
+def point(**fields: object) -> dict[str, object]:
     known = {
         "model": "tiny",
         "hardware": "A100-80GB",
@@ -28,27 +29,41 @@ def _point(**fields: object) -> dict[str, object]:
     return {"source": "github: gpt-fast", "metric": "tokens_per_s", **known, **fields}
 
 
-def test_a_few_layers_say_what_all_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpt_fast._MODELS, "tiny", ("llama3_1_8b", _TINY))
-    (tmp_path / "measured.json").write_text(json.dumps([_point()]))
+@pytest.mark.parametrize("dtype", ["bf16", "int4-g32"])
+def test_a_row_is_what_the_command_plans_of_all_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str
+) -> None:
+    monkeypatch.setitem(gpt_fast.MODELS, "tiny", ("llama3_1_8b", TINY))
+    (tmp_path / "measured.json").write_text(json.dumps([point(dtype=dtype)]))
     (row,) = gpt_fast.rows(tmp_path)
-    whole = gpt_fast._graph("tiny", "bf16", 1, 5)
-    assert 1 / row.predicted == pytest.approx(gpt_fast._times(whole)[whole.flops > 0].sum())
+    few_bits = ("weights=int4", "weights.keep=[]", "weights.group_size=32")
+    overrides = (
+        "model=llama3_1_8b",
+        *(f"model.config.{name}={size}" for name, size in TINY.items()),
+        "phase=decode",
+        "context_len=105",
+        "devices=1xa100_80gb",
+        "runtime=graph",
+        "mode=single",
+        *(few_bits if dtype != "bf16" else ("latency=kernels",)),
+    )
+    token_s = planned_run(overrides).evaluation.latency_s
+    assert 1 / row.predicted == pytest.approx(token_s, rel=1e-6)
+    assert row.held_out == (dtype == "bf16")
 
 
-def test_devices_share_layers_and_sum_twice_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpt_fast._MODELS, "tiny", ("llama3_1_8b", _TINY))
-    # Each sum of 128 bytes takes the launch and a hop of NCCL on an A100, some 10 us.
-    alone_s, split_s = (gpt_fast._token_s("tiny", "bf16", n) for n in (1, 2))
-    assert split_s - alone_s == pytest.approx(10 * 10e-6, rel=0.2)
-
-
-def test_what_no_preset_describes_is_named(
+def test_what_has_no_run_is_named_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    points = [_point(model="Strange-3B"), _point(model="Llama-2-7B", hardware="MI-250x")]
+    known = {"model": "Llama-2-7B"}
+    points = [
+        point(model="Strange-3B"),
+        point(**known, hardware="MI-250x"),
+        point(**known, metric="fits", value=False),
+    ]
     (tmp_path / "measured.json").write_text(json.dumps(points))
     assert not list(gpt_fast.rows(tmp_path))
-    told = capsys.readouterr().err
-    assert "Strange-3B bf16 on 1" in told
-    assert "MI-250x" in told
+    told = capsys.readouterr().out
+    assert "Strange-3B bf16 on 1 of A100-80GB is left out: no preset" in told
+    assert "MI-250x is left out" in told
+    assert "3 of 3 rows are left out" in told

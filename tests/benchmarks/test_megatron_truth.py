@@ -1,10 +1,13 @@
 """Published training steps of Megatron-LM are read by the names and fields that they have."""
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.truth import megatron_b200, vtrain
 from benchmarks.truth.megatron_b200 import FILE, cases
 from benchmarks.truth.vtrain import plans
 from runner.config.read import read_config
@@ -36,6 +39,33 @@ def test_a_case_says_its_degrees_and_what_plans_it(tmp_path: Path) -> None:
     assert sum(pool.count for pool in config.devices.pools) == 8
     reasons = [case.left_out for case in others]
     assert reasons == ["mixtral_8x7b, experts", "context parallelism", "several chunks a device"]
+
+
+def test_ranks_of_a_stage_and_more_microbatches_are_one_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = {str(rank): {"max_allocated_mb": 100.0 + (rank > 3)} for rank in range(8)}
+    common: dict[str, Any] = {"parallel": "tp2pp2", "peak_memory_by_rank_mb": ranks}
+    points = [_point("few", **common), _point("more", **common, mbc=32)]
+    (tmp_path / FILE).write_text(json.dumps([*points, _point("one", **common, mbc=1)]))
+    monkeypatch.setattr(megatron_b200, "planned_step", lambda _: None)
+    monkeypatch.setattr(megatron_b200, "allocated_mib", lambda _: [100.0, 100.0])
+    every = list(megatron_b200.rows(tmp_path))
+    assert [row.measured for row in every] == [100.0, 101.0] * 2
+    assert len({row.label for row in every}) == 4
+
+
+def test_a_sample_of_vtrain_says_of_how_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    head = "gpus,global batch,micro batch,hidden,heads,layers,sequence,tp,dp,pp,ms\n"
+    lines = [f"8,64,4,1024,16,{layers},1024,2,2,2,200" for layers in range(8, 28, 2)]
+    (tmp_path / "vtrain_single.csv").write_text(head + "\n".join(lines) + "\n")
+    monkeypatch.setattr(vtrain.Plan, "step_s", lambda _: 0.2)
+    vtrain.main(["--data", str(tmp_path), "--sample", "6"])
+    told = capsys.readouterr().out
+    assert "6 of 10 rows, drawn by chance" in told
+    assert re.search(r"^held out +[1-6] ", told, re.MULTILINE)
 
 
 def test_a_plan_of_vtrain_has_its_microbatches(tmp_path: Path) -> None:

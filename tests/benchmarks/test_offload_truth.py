@@ -37,6 +37,22 @@ RUN = {
 }
 
 
+def test_what_is_left_out_is_named_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = [
+        {**TABLE, "model": "T0pp (11B)", "metric": "time_per_token", "value": 1.0},
+        {**RUN, "model": "OPT-30B", "parallel": "FlexGen CPU"},
+        {**RUN, "source": "github: another"},
+    ]
+    (tmp_path / "measured.json").write_text(json.dumps(points))
+    assert not list(offload.rows(tmp_path))
+    told = capsys.readouterr().out
+    assert "T0pp (11B) fp32, device_map auto + CPU offload + disk offload, is left out: no" in told
+    assert "OPT-30B fp16, FlexGen CPU, is left out" in told
+    assert "2 rows are left out" in told
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_memory_is_that_of_the_modules_in_accelerates_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
