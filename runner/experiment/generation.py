@@ -61,9 +61,14 @@ class Generation:
         return self.ttft_s + (self.output_len - 1) * self.tpot_s
 
     @property
+    def texts_per_s(self) -> float:
+        """Texts, each with all its tokens: the caches of the next batch need the room of these."""
+        return self.texts / self.total_s if self.total_s else float("inf")
+
+    @property
     def tokens_per_s(self) -> float:
         """Tokens generated for all texts, over the whole time."""
-        return self.texts * self.output_len / self.total_s if self.total_s else float("inf")
+        return self.texts_per_s * self.output_len
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -89,11 +89,18 @@ def _rate_metrics(result: Result, decoded_per_s: float | None) -> dict[str, floa
     utilization = model_flops_utilization(
         result.captured.graph, result.problem.topology, steps_per_s
     )
-    return rate_metrics(examples_per_s, tokens_per_s, utilization, result.price_per_hour)
+    # A decode makes tokens: several batches in turn on its stages would need a cache each.
+    whole_per_s = None if result.step == "decode" and not result.generation else examples_per_s
+    return rate_metrics(whole_per_s, tokens_per_s, utilization, result.price_per_hour)
 
 
 def _examples_per_s(result: Result) -> float:
-    """Return the throughput: of a stream of inputs, or of one training step after the other."""
+    """Return the throughput: of a stream of inputs, or of one step or generation after the other.
+
+    An example of a generation is a text, from its prompt to its last token.
+    """
+    if result.generation:
+        return result.generation.texts_per_s
     if result.schedule:  # runs microbatches, each of the batch size
         return result.schedule.throughput_per_s * result.batch_size
     evaluation = result.evaluation

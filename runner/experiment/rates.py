@@ -69,7 +69,10 @@ def price_per_hour(config: Config) -> float | None:
 
 
 def rate_metrics(
-    examples_per_s: float, tokens_per_s: float | None, utilization: float, price: float | None
+    examples_per_s: float | None,
+    tokens_per_s: float | None,
+    utilization: float,
+    price: float | None,
 ) -> dict[str, float]:
     """Return the metrics that follow from the throughput; `price` is `price_per_hour`."""
     metrics: dict[str, float] = {}

@@ -30,6 +30,7 @@ from runner.config.sections import (
     TrackingConfig,
 )
 from runner.experiment.experiment import model_spec
+from runner.experiment.rates import price_per_hour
 from runner.experiment.user_mode import SETTING
 
 __all__ = [
@@ -237,6 +238,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         if config.devices.tiers
         else {},
         "lengths": [config.prompt_len, config.output_len],
+        "price": price_per_hour(config),
         "training": _training_numbers(config),
         "reserve": {k: v for k, v in asdict(config.reserve).items() if k not in ("name", "source")},
         "data_parallel": config.data_parallel,

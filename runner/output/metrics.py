@@ -106,7 +106,8 @@ METRICS = (
     Metric("memory_is_tight", "", ".0f", _LOWER,
            "1 where some device holds what is expected and not the most that it may be."),
     Metric("examples_per_s", "examples/s", ",.2f", _HIGHER,
-           "Examples: of a stream of inputs, of training steps one after the other, of a schedule.",
+           "Examples: of a stream of inputs, of training steps one after the other, of a schedule;"
+           " texts of generations one after the other.",
            heading="throughput", column="some", spare=5, page=PageColumn(4, 115)),
     Metric("mfu_pct", "%", ".1f", _HIGHER,
            "Model FLOPs utilization: the FLOPs of the forward, and twice as many of a backward, of"
@@ -183,7 +184,8 @@ METRICS = (
            _GENERATE, heading="max context", column="some", spare=6),
     Metric("price_per_hour", "USD", ",.2f", _LOWER, "Of all devices, idle ones too.", _PRICE),
     Metric("price_per_million_examples", "USD", ",.4g", _LOWER,
-           "That price over `examples_per_s`.", _PRICE),
+           "That price over `examples_per_s`; of a decode, which makes tokens, there is none.",
+           _PRICE),
     Metric("price_per_million_tokens", "USD", ",.4g", _LOWER,
            "That price over `tokens_per_s`.", _PRICED_TOKENS,
            heading="per 1M tokens", column="some", spare=5),

@@ -9,6 +9,7 @@ from fxpart.errors import InfeasibleError, NotApplicableError
 from runner.config.sections import Config
 from runner.experiment.experiment import check, model_spec, plan
 from runner.experiment.headline import headline
+from runner.experiment.serving import generates
 from runner.experiment.training import is_training
 from runner.job.identity import Choices
 from runner.output.countdown import Countdown
@@ -60,7 +61,10 @@ class Costed:
 
     @property
     def latency_s(self) -> float:
-        """Of a step with its microbatches, or of one input."""
+        """Of a step with its microbatches, of one input, or of a whole generation."""
+        config = self.candidate.config
+        if generates(config):
+            return config.model.batch_size / self.examples_per_s
         return self.metrics.get("step_ms", self.metrics["latency_ms"]) / 1e3
 
     @property
@@ -120,8 +124,10 @@ def evaluated(
         FxpartError: for a model that cannot be captured.
 
     """
-    # A tier's host may compute, too, which is in no bound.
-    prunes = prunes and not any(candidate.config.devices.tiers for candidate in candidates)
+    # A tier's host may compute, too, which is in no bound; nor are the prompts of a generation.
+    prunes = prunes and not any(
+        candidate.config.devices.tiers or generates(candidate.config) for candidate in candidates
+    )
     countdown = Countdown("plans", len(candidates))
     search = _Search(request, refusals)
     countdown.start()
@@ -204,7 +210,7 @@ class _Search:
 
     def _streams(self, config: Config) -> bool:
         """Return whether inputs follow each other before the one before has ended."""
-        waits = is_training(config) or config.phase.name == "decode"
+        waits = is_training(config) or config.phase.name == "decode" or generates(config)
         return self._request.objective == "throughput" and not waits
 
     def outcome(self) -> Outcome:

@@ -63,6 +63,7 @@ def test_its_times_are_those_of_captures_of_each_step_at_one_size() -> None:
     )
     total_s = (metrics["ttft_ms"] + 2 * metrics["tpot_ms"]) / 1e3
     assert metrics["tokens_per_s"] == pytest.approx(3 * 3 / total_s)
+    assert metrics["examples_per_s"] == pytest.approx(3 / total_s)
     assert metrics["latency_ms"] == pytest.approx(last["latency_ms"], rel=1e-9)
     for same in ("kv_cache_gib", "peak_memory_gib", "weights_gib"):
         assert metrics[same] == last[same]

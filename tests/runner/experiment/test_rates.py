@@ -76,6 +76,16 @@ def test_a_price_is_of_all_devices_and_of_tokens() -> None:
     assert not any(name.startswith("price") for name in unknown)
 
 
+def test_a_stream_of_decodes_makes_no_token_cheaper() -> None:
+    pipeline = ("devices=2xa100_40gb", "mode=pipeline", "price_per_hour={a100_40gb: 3}")
+    metrics = _metrics(*pipeline, "phase=decode", "context_len=8")
+    per_token = 6 / 3600 / (4 / (metrics["latency_ms"] / 1e3))
+    assert metrics["price_per_million_tokens"] == pytest.approx(per_token * 1e6)
+    assert "price_per_million_examples" not in metrics
+    made = _metrics(*pipeline, "phase=generate", "prompt_len=8", "output_len=5")
+    assert made["price_per_million_examples"] == pytest.approx(5 * made["price_per_million_tokens"])
+
+
 def test_a_price_is_of_the_file_of_the_accelerator(folder: Path) -> None:
     own = folder / "conf" / "accelerator" / "mine.yaml"
     own.parent.mkdir(parents=True)

@@ -52,6 +52,7 @@ def key_of(config: Config) -> str:
         "granularity=2",
         "devices.saturate_host=true",
         "mode=cost_aware",
+        "price_per_hour={rtx_a4000: 3}",
     ],
 )
 def test_what_decides_the_result_changes_the_key(override: str) -> None:
