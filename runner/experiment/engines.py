@@ -11,7 +11,7 @@ from fxpart.plan_export.engines import Stages
 from runner.config.sections import Config
 from runner.experiment.serving import generates, is_serving
 from runner.experiment.topology import build_topology
-from runner.experiment.training import is_megatron, is_training
+from runner.experiment.training import finetunes, is_megatron, is_training
 
 __all__ = ["engines_note", "files_for_engines"]
 
@@ -19,6 +19,8 @@ __all__ = ["engines_note", "files_for_engines"]
 def files_for_engines(config: Config, graph: OpGraph, assignment: Assignment) -> EngineFiles | None:
     """Return the files of a plan, None for one that is no row of stages of whole layers."""
     if config.model.path is not None or assignment.replicas > 1:
+        return None
+    if finetunes(config):  # the files say nothing of adapters and frozen weights
         return None
     if config.devices.tiers:  # what lies there is streamed in other ways than engines do
         return None
@@ -95,6 +97,8 @@ def _layers_note(config: Config, graph: OpGraph, assignment: Assignment) -> str:
     is_text = (config.model.architecture or "").endswith("ForCausalLM")
     if config.mode.name != "pipeline" or not is_text or config.phase.name == "inference":
         return ""
+    if finetunes(config):
+        return "; no files of engines: adapters are in none of them"
     try:
         stages_of(graph, assignment)
     except SpecError as error:

@@ -1,9 +1,11 @@
 """What people compare plans by: tokens per second, MFU, and money."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from fxpart.core.graph import OpGraph
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.core.topology import Topology
 from fxpart.errors import SpecError, nearest_names
 from runner.config.sections import Config
@@ -14,6 +16,10 @@ __all__ = ["check_prices", "model_flops_utilization", "price_per_hour", "rate_li
 
 _BACKWARD = 2
 """FLOPs of a backward beside those of its forward: a product for each of the two operands."""
+_BACKWARD_OF_FROZEN = 1
+"""The same of a weight that is not trained, whose gradient is not computed."""
+_FROZEN, _TRAINED = 1, 2
+"""Weights without a gradient; one at least that has it."""
 
 
 def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: float) -> float:
@@ -21,7 +27,8 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
 
     Those are the matrix products, convolutions and attention of the forward, and twice as many for
     a backward, however much is computed again: Chowdhery et al.: PaLM, appendix B,
-    arXiv:2204.02311. Each dtype counts at its own peak, and devices that wait count too.
+    arXiv:2204.02311. Frozen weights have no gradient, so that their backward is as many. Each
+    dtype counts at its own peak, and devices that wait count too.
 
     Args:
         graph: what `topology` computes of one input.
@@ -31,7 +38,8 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
     """
     forward = ~graph.is_backward
     flops: dict[str, int] = defaultdict(int)
-    for dtype, count in zip(graph.dtypes, (graph.flops * forward).tolist(), strict=True):
+    counted = graph.flops * forward * (1 if forward.all() else 1 + _backward_passes(graph))
+    for dtype, count in zip(graph.dtypes, counted.tolist(), strict=True):
         flops[dtype] += count
     peak = {
         dtype: sum(device.rate_for(dtype) for device in topology.devices)
@@ -40,8 +48,32 @@ def model_flops_utilization(graph: OpGraph, topology: Topology, inputs_per_s: fl
     }
     if not peak:  # nothing that counts: a published problem, or a model of sums
         return 0.0
-    passes = 1 if forward.all() else 1 + _BACKWARD
-    return passes * inputs_per_s * sum(flops[dtype] / rate for dtype, rate in peak.items())
+    return inputs_per_s * sum(flops[dtype] / rate for dtype, rate in peak.items())
+
+
+def _backward_passes(graph: OpGraph) -> IntArray:
+    """Return the FLOPs of the backward of each operator, in those of its forward."""
+    passes = np.full(graph.n_ops, _BACKWARD)
+    trained = np.isin(graph.uses, graph.gradient_weights)
+    if trained.all():
+        return passes
+    uses = np.where(trained, _TRAINED, _FROZEN).tolist()
+    producers = graph.value_producer[graph.reads].tolist()
+    made: list[int] = []
+    """What each operator's results are made of, where that is weights alone, as a transpose's."""
+    for op, (read, use) in enumerate(
+        zip(_slices(graph.read_start), _slices(graph.use_start), strict=True)
+    ):
+        of_reads = [made[maker] if maker >= 0 else 0 for maker in producers[read]]
+        most = max(of_reads + uses[use], default=0)
+        if most == _FROZEN:
+            passes[op] = _BACKWARD_OF_FROZEN
+        made.append(most if all(of_reads) else 0)
+    return passes
+
+
+def _slices(starts: IntArray) -> Iterator[slice]:
+    return map(slice, starts[:-1].tolist(), starts[1:].tolist())
 
 
 def check_prices(config: Config) -> None:

@@ -141,6 +141,7 @@ def _check_megatron(config: Config) -> None:
             config.capture.symbolic == "none",
         ),
         "optimizer=none": ("optimizer=adamw", config.optimizer.name != "none"),
+        f"finetune={config.finetune.name}": ("finetune=none", not finetunes(config)),
     }
     for got, (fitting, is_so) in wrong.items():
         if not is_so:

@@ -110,8 +110,8 @@ METRICS = (
            " texts of generations one after the other.",
            heading="throughput", column="some", spare=5, page=PageColumn(4, 115)),
     Metric("mfu_pct", "%", ".1f", _HIGHER,
-           "Model FLOPs utilization: the FLOPs of the forward, and twice as many of a backward, of"
-           " the peak of all devices in that time.",
+           "Model FLOPs utilization: the FLOPs of the forward, and twice as many of a backward (of"
+           " frozen weights as many), of the peak of all devices in that time.",
            heading="MFU", column="trained", spare=1, page=PageColumn(16, 85)),
     Metric("schedule_peak_gib", "GiB", ".3f", _LOWER,
            "The most that any device holds in a step of the schedule.",

@@ -31,20 +31,20 @@ def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, f
 
     ``compute`` and ``memory`` are operators that the roofline has bound by arithmetic or by the
     device's own memory; ``links`` are collectives and transfers that are waited for; ``host`` is
-    the wait for operators to be started; ``waiting`` is for other devices.
+    the wait for operators to be started; ``waiting`` is for other devices. Transfers are copies of
+    weights from a tier, too.
     """
     schedule, evaluation = result.schedule, result.evaluation
     costs, device_of = result.problem.costs, result.assignment.device_of
     n_devices = result.problem.topology.n_devices
-    own_s = costs.op_time_s[np.arange(len(device_of)), device_of]
+    # Weights are updated once, whatever number of microbatches there is.
+    microbatches = schedule.microbatches if schedule else 1
+    times = np.where(result.problem.graph.is_update, 1, microbatches)
+    own_s = costs.op_time_s[np.arange(len(device_of)), device_of] * times
     busy_s = np.bincount(device_of, weights=own_s, minlength=n_devices)
     device = int(busy_s.argmax())
     ops = np.flatnonzero(device_of == device)
-    times = schedule.microbatches if schedule else 1
-    parts = {
-        name: seconds * times
-        for name, seconds in _of_operators(config, result, device, ops).items()
-    }
+    parts = _of_operators(config, result, device, ops, own_s[ops])
     total_s = evaluation.load_s if streams else evaluation.latency_s
     if schedule:
         total_s = schedule.step_s
@@ -53,15 +53,25 @@ def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, f
     if result.replicas:
         parts["links"] += float(result.replicas.cost.exposed_s[device])
     left_s = max(0.0, total_s - sum(parts.values()))
-    launches_s = float(costs.issue_s[-1]) * times
-    if evaluation.devices_used == 1 or (streams and launches_s >= total_s * (1.0 - _ROUNDING)):
+    if result.offloaded and not streams:
+        waited_s = min(left_s, result.offloaded.waited_s)
+        parts["links"] += waited_s
+        left_s -= waited_s
+    issued_s = np.diff(costs.issue_s, prepend=0.0) * times
+    launches_s = float(issued_s.sum())
+    copied = bool(streams and result.offloaded and result.offloaded.copies)
+    if (evaluation.devices_used == 1 and not copied) or (
+        streams and launches_s >= total_s * (1.0 - _ROUNDING)
+    ):
         # There is nothing else that one device waits for, or the host is busier than any.
         parts["host"], parts["waiting"] = left_s, 0.0
     elif streams:  # a link is busier than any device
         parts["host"], parts["waiting"] = 0.0, 0.0
         parts["links"] += left_s
     else:
-        behind_s = max(0.0, launches_s - float(own_s.sum()) * times)
+        # Every stage of a schedule has a host of its own.
+        started = ops if schedule else np.arange(len(own_s))
+        behind_s = max(0.0, float(issued_s[started].sum() - own_s[started].sum()))
         parts["host"] = min(left_s, behind_s)
         parts["waiting"] = left_s - parts["host"]
     # Sums of gradients and gathers of weights may be waited for at the same time.
@@ -69,10 +79,11 @@ def time_shares(config: Config, result: Result, *, streams: bool) -> dict[str, f
     return {name: seconds / whole_s if whole_s else 0.0 for name, seconds in parts.items()}
 
 
-def _of_operators(config: Config, result: Result, device: int, ops: IntArray) -> dict[str, float]:
-    """Return the seconds of `ops`, which `device` runs, by what bounds them."""
+def _of_operators(
+    config: Config, result: Result, device: int, ops: IntArray, seconds: FloatArray
+) -> dict[str, float]:
+    """Return the `seconds` of `ops`, which `device` runs, by what bounds them."""
     graph, spec = result.problem.graph, result.problem.topology.devices[device]
-    seconds: FloatArray = result.problem.costs.op_time_s[ops, device]
     rates = np.array([spec.rate_for(graph.dtypes[op]) for op in ops.tolist()])
     compute_s = graph.flops[ops] / (rates * config.latency.compute_efficiency)
     bandwidth = spec.memory_bandwidth_bytes_per_s * config.latency.bandwidth_efficiency

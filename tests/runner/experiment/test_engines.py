@@ -88,6 +88,10 @@ def test_what_no_engine_does_alike_leaves_for_none() -> None:
     late = "backward_order=late_weight_gradients"
     assert _note(64, *TRAINING, "data_parallel=8", "zero=3", "model.batch_size=8", late) == ""
     assert _note(64, *TRAINING) == ""  # one device
+    adapters = ("finetune=lora", "schedule=1f1b", "microbatches=4")
+    assert _note(32, *TRAINING, *adapters, "mode=size_based") == ""
+    pipeline = _note(33, *TRAINING, *adapters, "mode=pipeline")
+    assert pipeline == "; no files of engines: adapters are in none of them"
     tiers = ("model=llama3_1_8b", "phase=decode", "devices=2x16gb+host64gb")
     assert _note(32, *tiers) == ""
 

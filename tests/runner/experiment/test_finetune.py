@@ -95,6 +95,7 @@ def test_frozen_weights_may_have_few_bits_and_adapters_keep_theirs() -> None:
         (("finetune=lora", "finetune.rank=0"), "finetune.rank=0 must be 1 or more"),
         (("finetune=lora", "data_parallel=2"), "leave out data_parallel=2"),
         (("weights=nf4",), "leave out phase=training"),
+        (("finetune=lora", "engine=megatron"), "got finetune=lora; use finetune=none"),
     ],
 )
 def test_adapters_that_are_not_planned_are_refused(

@@ -49,6 +49,18 @@ def test_a_training_step_counts_three_forwards_however_much_is_computed_again() 
     assert rate_line(metrics, trains=True).endswith(f", {metrics['mfu_pct']:.1f}% MFU")
 
 
+def test_frozen_weights_have_no_products_for_their_gradients() -> None:
+    pytest.importorskip("peft")
+    lora = ("finetune=lora", "finetune.rank=4", "model.dtype=bfloat16")
+    metrics = _metrics("devices=1xa100_40gb", "phase=training", *lora)
+    adapters = 2 * (2 * 2 * 2 * 4 * 16)  # a multiply and an add; of q and v of two layers
+    frozen = 2 * (2 * _LAYER + 16 * 32)
+    attention = 4 * 2 * 16 * 8
+    # peft keeps adapters in float32.
+    busy_s = 4 * 8 * ((2 * frozen + 3 * attention) / _PEAK + 3 * adapters / 19.5e12)
+    assert metrics["mfu_pct"] == pytest.approx(busy_s / (metrics["latency_ms"] / 1e3) * 100)
+
+
 def test_replicas_groups_and_idle_devices_count_with_their_peaks() -> None:
     metrics = _metrics("devices=8xa100_40gb", "data_parallel=2", "tensor_parallel=2")
     assert metrics["devices_used"] == 2  # of each replica, and two are idle

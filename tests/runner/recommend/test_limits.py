@@ -31,6 +31,29 @@ def test_slow_links_limit_what_is_split() -> None:
     ] == pytest.approx(0.0, abs=0.01)
 
 
+def test_updates_count_once_a_step() -> None:
+    slow = ("latency.compute_efficiency=1e-3", "mode=single", "devices=1x16gb")
+    step = (*slow, "phase=training", "runtime.host_launch_s=0")
+    config = read(*TINY, "capture.use_cache=false", *step)
+    latency_s = plan(config, model_spec(config)).evaluation.latency_s
+    config = read(*TINY, "capture.use_cache=false", *step, "schedule=1f1b", "microbatches=8")
+    schedule = plan(config, model_spec(config)).schedule
+    assert schedule is not None
+    assert schedule.step_s < 0.95 * 8 * latency_s  # since updates take their time
+    once = _shares(*step, streams=False)["compute"] * latency_s
+    shares = _shares(*step, "schedule=1f1b", "microbatches=8", streams=False)
+    assert 0.05 < shares["compute"] == pytest.approx(8 * once / schedule.step_s)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_copies_of_weights_are_waited_for_at_links(streams: bool) -> None:
+    tiers = ("mode=size_based", "devices=1x0.15mb+host1gb", "offload=prefetch", "phase=decode")
+    slow = ("context_len=16", "runtime.host_launch_s=0", "transfer_rate=1e6")
+    shares = _shares(*tiers, *slow, streams=streams)
+    assert shares["links"] > 0.9
+    assert shares["host"] == 0.0
+
+
 def test_the_largest_shares_are_named() -> None:
     shares = {"compute": 0.5, "memory": 0.3, "links": 0.17, "host": 0.03}
     assert limit_of(shares) == "compute 50%, memory 30%, links 17%"
