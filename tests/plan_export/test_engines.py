@@ -30,6 +30,13 @@ LLAMA = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 500000.0,
 }
+ROPE = {
+    "rope_type": "llama3",
+    "factor": 32.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 WHOLE = Stages((32,), (0,))
 TRAINING = EnginePlan(True, WHOLE, "LlamaForCausalLM", LLAMA, tokens=2048)
 SERVING = replace(TRAINING, training=False, batch_size=4)
@@ -162,6 +169,27 @@ def test_megatron_has_the_layers_of_each_chunk_in_turn() -> None:
     assert arguments["--num-query-groups"] == "8"
     assert {"--sequence-parallel", "--use-distributed-optimizer", "--bf16"} <= set(lines)
     assert "--recompute-granularity" not in arguments
+
+
+def test_megatron_computes_the_model_and_the_numbers_that_are_planned() -> None:
+    base = {key: size for key, size in LLAMA.items() if key != "rope_theta"}
+    fields = {"head_dim": 64, "rope_parameters": {**ROPE, "rope_theta": 250000.0}}
+    plan = replace(
+        MEGATRON, tensor_parallel=2, dtype="float16", model={**base, **fields, "use_cache": False}
+    )
+    lines = set(_text(plan, "Megatron-LM").splitlines())
+    assert {
+        "--kv-channels 64",
+        "--rotary-base 250000",
+        "--use-rope-scaling",
+        "--rope-scaling-factor 32.0",
+        "--cross-entropy-loss-fusion",
+        "--fp16",
+        "--accumulate-allreduce-grads-in-fp32",
+    } <= lines
+    usual = set(_text(replace(MEGATRON, tensor_parallel=2), "Megatron-LM").splitlines())
+    assert {"--rotary-base 500000", "--cross-entropy-loss-fusion"} <= usual
+    assert not any(line.startswith(("--kv-channels", "--use-rope", "--acc")) for line in usual)
 
 
 def _run(text: str, program: str, folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -334,7 +362,6 @@ REFUSED = [
     (PIPELINE, "Megatron-LM", "engine=megatron"),
     (replace(PIPELINE, megatron=True, schedule="gpipe"), "Megatron-LM", "1f1b"),
     (replace(PIPELINE, megatron=True, model={}), "Megatron-LM", "does not state all its sizes"),
-    (replace(PIPELINE, megatron=True, model={**LLAMA, "head_dim": 64}), "Megatron-LM", "head_dim"),
     (
         replace(PIPELINE, megatron=True, model={**LLAMA, "mlp_bias": True}),
         "Megatron-LM",
@@ -349,6 +376,15 @@ REFUSED = [
         replace(PIPELINE, megatron=True, model={**LLAMA, "hidden_act": "gelu"}),
         "Megatron-LM",
         "hidden_act=silu",
+    ),
+    *(
+        (replace(PIPELINE, megatron=True, model={**LLAMA, **fields}), "Megatron-LM", reason)
+        for fields, reason in (
+            ({"sliding_window": 4096}, "sliding_window of the model"),
+            ({"rope_theta": 10000.5}, "whole number"),
+            ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "of Llama 3"),
+            ({"rope_scaling": {**ROPE, "original_max_position_embeddings": 4096}}, "of Llama 3"),
+        )
     ),
     (replace(SHARDED, schedule="1f1b", microbatches=4), "accelerate", "microbatches"),
     (DEALT, "DeepSpeed", "names no devices"),

@@ -1,9 +1,58 @@
 """A plan as arguments of Megatron-LM's ``pretrain_gpt.py``."""
 
+from collections.abc import Mapping
+
 from fxpart.errors import SpecError
 from fxpart.plan_export.engines.plan import EnginePlan
 
 __all__ = ["megatron_arguments"]
+
+_SIZES: Mapping[str, str] = {
+    "num-layers": "num_hidden_layers",
+    "hidden-size": "hidden_size",
+    "ffn-hidden-size": "intermediate_size",
+    "num-attention-heads": "num_attention_heads",
+    "max-position-embeddings": "max_position_embeddings",
+    "vocab-size": "vocab_size",
+}
+"""By argument, the field of the configuration."""
+_TRANSLATED = frozenset(_SIZES.values()) | {
+    "num_key_value_heads",
+    "head_dim",
+    "hidden_act",
+    "attention_bias",
+    "mlp_bias",
+    "attention_dropout",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "tie_word_embeddings",
+}
+_WITHOUT_EFFECT = frozenset(
+    {
+        "_name_or_path",
+        "architectures",
+        "attn_implementation",
+        "bos_token_id",
+        "dtype",
+        "eos_token_id",
+        "initializer_range",
+        "model_type",
+        "pad_token_id",
+        "pretraining_tp",
+        "torch_dtype",
+        "transformers_version",
+        "use_cache",
+    }
+)
+"""On the shapes and kernels of a step; the command's dtype is written, not the configuration's."""
+_ROPE_SCALING: Mapping[str, float] = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""What Megatron-LM's ``--use-rope-scaling`` has beside the factor."""
 
 
 def megatron_arguments(plan: EnginePlan) -> str:
@@ -43,6 +92,9 @@ def megatron_arguments(plan: EnginePlan) -> str:
         "use-distributed-optimizer": plan.zero == 1,
         "bf16": plan.dtype == "bfloat16",
         "fp16": plan.dtype == "float16",
+        # Planned so; with bf16 it is Megatron's own default.
+        "accumulate-allreduce-grads-in-fp32": plan.dtype == "float16",
+        "cross-entropy-loss-fusion": True,
     }
     lines = [f"--{key} {value}".rstrip() for key, value in arguments]
     lines += [f"--{flag}" for flag, is_set in flags.items() if is_set]
@@ -60,37 +112,56 @@ def _layout(layers: tuple[int, ...]) -> str:
 def _model_arguments(plan: EnginePlan) -> list[tuple[str, object]]:
     """Return the model's own arguments; flags are pairs with an empty value."""
     model = plan.model
-    names = {
-        "num-layers": "num_hidden_layers",
-        "hidden-size": "hidden_size",
-        "ffn-hidden-size": "intermediate_size",
-        "num-attention-heads": "num_attention_heads",
-        "max-position-embeddings": "max_position_embeddings",
-        "vocab-size": "vocab_size",
-    }
-    missing = [key for key in names.values() if key not in model]
+    missing = [key for key in _SIZES.values() if key not in model]
     if missing or not plan.tokens:
         raise SpecError("the model's configuration does not state all its sizes")
+    _check_fields(model)
+    arguments: list[tuple[str, object]] = [(name, model[key]) for name, key in _SIZES.items()]
+    arguments.append(("seq-length", plan.tokens))
+    heads = model["num_attention_heads"]
+    groups = model.get("num_key_value_heads") or heads
+    if groups != heads:
+        arguments += [("group-query-attention", ""), ("num-query-groups", groups)]
+    if head_dim := model.get("head_dim"):
+        arguments.append(("kv-channels", head_dim))
+    if not model.get("tie_word_embeddings", False):
+        arguments.append(("untie-embeddings-and-output-weights", ""))
+    arguments += [("normalization", "RMSNorm"), ("norm-epsilon", model.get("rms_norm_eps", 1e-6))]
+    arguments += [("position-embedding-type", "rope"), *_rotary(model)]
+    arguments += [("swiglu", ""), ("disable-bias-linear", "")]
+    arguments.append(("attention-dropout", model.get("attention_dropout", 0.0)))
+    arguments.append(("hidden-dropout", "0.0"))
+    return arguments
+
+
+def _check_fields(model: Mapping[str, object]) -> None:
+    """Refuse fields of the configuration that would be another model's in the arguments."""
     for key in ("attention_bias", "mlp_bias"):
         if model.get(key):
             raise SpecError(f"{key}=true is not put into its arguments")
     if model.get("hidden_act", "silu") != "silu":
         raise SpecError("only hidden_act=silu is put into its arguments")
-    heads, size = model["num_attention_heads"], model.get("head_dim")
-    if isinstance(size, int) and isinstance(heads, int) and size * heads != model["hidden_size"]:
-        raise SpecError("only a head_dim of hidden_size over heads is put into its arguments")
-    found: list[tuple[str, object]] = [(name, model[key]) for name, key in names.items()]
-    found.append(("seq-length", plan.tokens))
-    groups = model.get("num_key_value_heads", heads)
-    if groups != heads:
-        found += [("group-query-attention", ""), ("num-query-groups", groups)]
-    if not model.get("tie_word_embeddings", False):
-        found.append(("untie-embeddings-and-output-weights", ""))
-    found += [("normalization", "RMSNorm"), ("position-embedding-type", "rope")]
-    if "rms_norm_eps" in model:
-        found.append(("norm-epsilon", model["rms_norm_eps"]))
-    if isinstance(theta := model.get("rope_theta"), int | float):
-        found.append(("rotary-base", int(theta)))
-    found += [("swiglu", ""), ("disable-bias-linear", "")]
-    found += [("attention-dropout", "0.0"), ("hidden-dropout", "0.0")]
-    return found
+    if unknown := sorted(model.keys() - _TRANSLATED - _WITHOUT_EFFECT):
+        raise SpecError(f"{', '.join(unknown)} of the model is not put into its arguments")
+
+
+def _rotary(model: Mapping[str, object]) -> list[tuple[str, object]]:
+    """Return the base of rotary positions, and Llama 3's scaling where there is one."""
+    rope = dict(_section(model, "rope_scaling"))
+    rope.update(_section(model, "rope_parameters"))
+    kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
+    base = rope.pop("rope_theta", None) or model.get("rope_theta") or 10000.0
+    if not isinstance(base, int | float) or base != int(base):
+        raise SpecError(f"its --rotary-base is a whole number, not {base}")
+    arguments: list[tuple[str, object]] = [("rotary-base", int(base))]
+    if kind == "default" and not rope:
+        return arguments
+    factor = rope.pop("factor", None)
+    if kind != "llama3" or factor is None or rope != _ROPE_SCALING:
+        raise SpecError("of rotary positions only those of Llama 3 are put into its arguments")
+    return [*arguments, ("use-rope-scaling", ""), ("rope-scaling-factor", factor)]
+
+
+def _section(model: Mapping[str, object], key: str) -> Mapping[str, object]:
+    fields = model.get(key)
+    return fields if isinstance(fields, Mapping) else {}
