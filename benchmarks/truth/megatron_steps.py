@@ -14,7 +14,6 @@ _MEGATRON = (
     "phase=training",
     "phase.train_mode=true",
     "optimizer=adamw",
-    "optimizer.implementation=fused",
     "schedule=1f1b",
     "mode=equal_layers",
     "latency=kernels",

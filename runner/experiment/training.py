@@ -38,6 +38,8 @@ def is_megatron(config: Config) -> bool:
 def optimizer_of(config: Config) -> Optimizer:
     """Return what updates the weights.
 
+    Megatron-LM's is the fused one of Apex or Transformer Engine, whatever ``implementation`` is.
+
     Raises:
         SpecError: for an optimizer, a dtype or an implementation that does not exist.
 
@@ -48,7 +50,7 @@ def optimizer_of(config: Config) -> Optimizer:
         state_dtype=chosen.state_dtype,
         master_weights=chosen.master_weights or is_megatron(config),
         main_gradients=is_megatron(config),
-        implementation=chosen.implementation,
+        implementation="fused" if is_megatron(config) else chosen.implementation,
     )
 
 
@@ -142,6 +144,15 @@ def _check_megatron(config: Config) -> None:
         ),
         "optimizer=none": ("optimizer=adamw", config.optimizer.name != "none"),
         f"finetune={config.finetune.name}": ("finetune=none", not finetunes(config)),
+        # Those are torchtitan's policy, and a backward of torch's schedules.
+        f"checkpointing={config.checkpointing}": (
+            "checkpointing=block",
+            config.checkpointing != "selective",
+        ),
+        f"backward_order={config.backward_order}": (
+            "backward_order=autograd",
+            config.backward_order == "autograd",
+        ),
     }
     for got, (fitting, is_so) in wrong.items():
         if not is_so:

@@ -10,7 +10,7 @@ from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import Result, model_spec, plan
 from runner.experiment.headline import headline
 from runner.experiment.tensor_split import check_split, split_line
-from runner.experiment.training import check_training
+from runner.experiment.training import check_training, optimizer_of
 from runner.experiment.zero import check_zero, zero_line
 from runner.output.units import GIB
 from tests.runner.composed import read
@@ -194,11 +194,22 @@ def test_a_step_of_megatron_on_every_kind_of_parallelism() -> None:
         (("model.loss=mean",), "got model.loss=mean; use model.loss=own"),
         (("data_parallel=2",), "got data_parallel=2 zero=0; use zero=1"),
         (("optimizer=none",), "got optimizer=none; use optimizer=adamw"),
+        (("checkpointing=selective",), "got checkpointing=selective; use checkpointing=block"),
+        (
+            ("backward_order=late_weight_gradients",),
+            "got backward_order=late_weight_gradients; use backward_order=autograd",
+        ),
     ],
 )
 def test_megatron_is_planned_as_a_whole_step(overrides: tuple[str, ...], message: str) -> None:
     with pytest.raises(NotApplicableError, match=re.escape(message)):
         check_training(read(*TINY, "engine=megatron", "phase=training", *overrides))
+
+
+def test_the_updates_of_megatron_are_fused() -> None:
+    config = read(*TINY, "engine=megatron", "phase=training", "optimizer=adamw")
+    assert config.optimizer.implementation == "foreach"  # the preset's
+    assert optimizer_of(config).implementation == "fused"
 
 
 @pytest.mark.parametrize("stage", [2, 3])
