@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
@@ -76,6 +77,7 @@ class KnownValues(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._values: Any = WeakIdKeyDictionary()
+        self._shapes = FakeTensorMode(allow_non_fake_inputs=True)
 
     def know(self, tensor: Tensor, values: Tensor) -> None:
         """Say which `values`, on the CPU, `tensor` has."""
@@ -97,7 +99,7 @@ class KnownValues(TorchFunctionMode):
         is_known = all(tensor in self._values for tensor in tensors)
         if not is_known or any(part in name for part in _BY_CHANCE):
             if _writes(name, named) and tensors:
-                self._forget(named.get("out", tensors[0]))
+                self._forget(_written(args, named))
             return self._called(func, args, named)
         real = self._computed(func, args, named)
         if name in _READS and real is not _UNKNOWN:
@@ -106,7 +108,7 @@ class KnownValues(TorchFunctionMode):
             device = tensors[0].device
             return tree_map_only(Tensor, lambda value: self._constant(value, device), real)
         if real is _UNKNOWN and _writes(name, named) and tensors:
-            self._forget(tensors[0])
+            self._forget(_written(args, named))
         result = self._called(func, args, named)
         self._keep(result, real)
         return result
@@ -116,7 +118,10 @@ class KnownValues(TorchFunctionMode):
         return func(*args, **named)
 
     def _computed(self, func: Callable[..., Any], args: Any, named: Any) -> Any:  # noqa: ANN401
-        """Return what `func` makes of the known values; `_UNKNOWN` where it fails on them."""
+        """Return what `func` makes of the known values.
+
+        `_UNKNOWN` where it fails on them, and where it would make more than is kept.
+        """
 
         def real(leaf: object) -> object:
             if isinstance(leaf, Tensor):
@@ -126,10 +131,22 @@ class KnownValues(TorchFunctionMode):
 
         args, named = tree_map(real, (args, named))
         with _outside():
+            if getattr(func, "__name__", "") not in _READS and self._is_large(func, args, named):
+                return _UNKNOWN
             try:
                 return func(*args, **named)
             except (RuntimeError, TypeError, ValueError, IndexError):  # the export says it
                 return _UNKNOWN
+
+    def _is_large(self, func: Callable[..., Any], args: Any, named: Any) -> bool:  # noqa: ANN401
+        """Return whether a result has more than `_MOST` numbers, without making it."""
+        try:
+            with self._shapes:
+                result = func(*args, **named)
+        # Also where values decide the shape: of tensors as small as those are that are kept.
+        except (RuntimeError, TypeError, ValueError, IndexError, AssertionError, AttributeError):
+            return False
+        return any(isinstance(t, Tensor) and t.numel() > _MOST for t in tree_leaves(result))
 
     def _keep(self, result: object, real: object) -> None:
         made = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
@@ -215,6 +232,11 @@ def _outside() -> Iterator[None]:
 
 def _is_mask(part: object) -> bool:
     return isinstance(part, Tensor) and part.dtype == torch.bool and part.dim() > 0
+
+
+def _written(args: tuple[Any, ...], named: Mapping[str, Any]) -> object:
+    """Return the tensor, or the list of them, that a call writes into."""
+    return named.get("out", args[0] if args else named)
 
 
 def _writes(name: str, named: Mapping[str, Any]) -> bool:

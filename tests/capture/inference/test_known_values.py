@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.api import capture_graph
 from fxpart.capture.inference.export import export_program
+from fxpart.capture.inference.known_values import KnownValues
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.errors import CaptureError
@@ -53,6 +55,38 @@ class Selecting(nn.Module):
 def _sizes(program: torch.export.ExportedProgram) -> list[tuple[object, ...]]:
     results = program.graph.output_node().args[0]
     return [tuple(node.meta["val"].shape) for node in tree_leaves(results)]
+
+
+class CopyingMany(nn.Module):
+    """Writes into two known masks at once what its layer makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        masks = [torch.zeros(4, dtype=torch.bool), torch.zeros(4, dtype=torch.bool)]
+        positive = self.layer(x) > 0
+        torch._foreach_copy_(masks, [positive[0], positive[1]])
+        return x[masks[1]]
+
+
+@pytest.mark.parametrize(("side", "times"), [(16, 2), (2**11, 1)])
+def test_a_large_tensor_is_not_made_beside_the_export(side: int, times: int) -> None:
+    made = []
+
+    def ones(*sizes: int) -> Tensor:
+        result = torch.ones(*sizes)
+        made.append(isinstance(result, FakeTensor))
+        return result
+
+    KnownValues().__torch_function__(ones, (), (side, side))
+    assert made.count(False) == times
+
+
+def test_all_tensors_that_one_call_writes_are_unknown_from_then_on() -> None:
+    with pytest.raises(CaptureError, match="whose size depends on them"):
+        capture_graph(CopyingMany(), (torch.zeros(4, 4),))
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
