@@ -13,10 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["GRIDS", "grid_values", "has_grid", "patch_sizes", "with_grids"]
+__all__ = ["GRIDS", "given_grids", "grid_values", "has_grid", "patch_sizes", "with_grids"]
 
 GRIDS = ("grid_thw", "image_grid_thw")
 """Names of inputs that say how many patches images have."""
+_GIVEN = "fxpart_grids"
+"""Attribute of a `forward` that `with_grids` made."""
 _SIDE = 448
 """Pixels of an image's side where a configuration says none."""
 
@@ -59,6 +61,12 @@ def grid_values(model: nn.Module, batch_size: int) -> dict[str, list[list[int]]]
     return {name: [list(_grid(model))] * batch_size for name in GRIDS if name in parameters}
 
 
+def given_grids(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the grids that `with_grids` gave to `model`."""
+    names: tuple[str, ...] = getattr(model.forward, _GIVEN, ())
+    return names
+
+
 def with_grids(model: nn.Module, grids: Mapping[str, list[list[int]]]) -> None:
     """Let `model` be called with these `grids` from now on, on the device of its parameters."""
     forward = model.forward
@@ -71,6 +79,7 @@ def with_grids(model: nn.Module, grids: Mapping[str, list[list[int]]]) -> None:
         }
         return forward(*args, **{**made, **kwargs})
 
+    vars(forward_with_grids)[_GIVEN] = tuple(grids)
     # What states its inputs by it says that it needs no grid any more.
     signature = inspect.signature(forward)
     left = [p for name, p in signature.parameters.items() if name not in grids]

@@ -9,6 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from fxpart.capture.models.build import BuiltModel, architecture_inputs, build_model
 from fxpart.capture.models.cached_step import context_range
+from fxpart.capture.models.image_grids import given_grids
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.symbolic.dims import Shape, SymbolicDim, affine_dims
 from fxpart.errors import CaptureError, SpecError, nearest_names
@@ -40,14 +41,20 @@ def symbolic_inputs(spec: ModelSpec, symbols: Sequence[str] = SYMBOLS[:1]) -> Sy
     the sizes of `spec`, or the nearest of 2 or more that no weight and no other input has.
 
     Raises:
-        SpecError: for symbols that do not exist, ``seq_len`` where `spec` states none, and as
-            `build_model`.
+        SpecError: for symbols that do not exist, ``seq_len`` where `spec` states none, a model of
+            images that is given their grids, and as `build_model`.
         CaptureError: when an input grows otherwise than in multiples of a symbol, or a weight does
             at all.
 
     """
     _check(spec, symbols)
     first = build_model(spec)
+    if grids := given_grids(first.module):
+        raise SpecError(
+            f"images of model {spec.name} are given by number ({', '.join(grids)}), so that no size"
+            f" of its inputs is symbolic, got symbolic={'+'.join(symbols)}; leave out"
+            " capture.symbolic and data_parallel"
+        )
     ranges: dict[str, tuple[int, int | None]] = dict.fromkeys(symbols, (1, None))
     if "seq_len" in symbols:
         ranges["seq_len"] = (1, _positions(spec, first.module))

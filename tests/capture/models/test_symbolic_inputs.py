@@ -98,6 +98,16 @@ def test_weights_that_grow_are_refused() -> None:
         symbolic_inputs(_factory(weighted))
 
 
+def test_images_that_are_given_by_number_are_refused_by_name() -> None:
+    sizes = {"depth": 1, "hidden_size": 16, "num_heads": 2, "intermediate_size": 16}
+    config = {**sizes, "out_hidden_size": 16, "patch_size": 112, "deepstack_visual_indexes": [0]}
+    spec = ModelSpec("images", architecture="Qwen3VLVisionModel", config=config, batch_size=2)
+    with pytest.raises(
+        SpecError, match=r"given by number \(grid_thw\).*leave out capture.symbolic"
+    ):
+        symbolic_inputs(spec)
+
+
 def test_the_size_of_the_spec_is_taken_unless_something_else_has_it() -> None:
     sizes = {}
     for batch in (4, 6, 7):
