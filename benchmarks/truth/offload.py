@@ -185,7 +185,8 @@ def _token(model: str, dtype: str) -> tuple[Evaluation, int]:
         partition_by_device(graph, device_of),
         copies_of(graph, graph.weight_bytes, device_of, unit_of, sources),
         streams,
-        0.0,
+        bound_s=0.0,
+        least_load_s=0.0,
     )
     on_cpu = [unit for unit, module in enumerate(modules) if entries[module] == "cpu"]
     return found, int(graph.weight_bytes[np.isin(unit_of, on_cpu)].sum())

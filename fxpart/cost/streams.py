@@ -14,7 +14,6 @@ import numpy as np
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import FloatArray, IntArray, OpGraph
-from fxpart.cost.bounds import load_bound_s
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
 from fxpart.cost.kernels import schedule, schedule_log
@@ -192,12 +191,14 @@ def with_streams(
     assignment: Assignment,
     copies: Sequence[Copy],
     streams: Streams,
+    *,
     bound_s: float,
+    least_load_s: float,
 ) -> Evaluation:
     """Return what a placement costs whose devices wait for copies.
 
     The weights that are copied count nothing in `problem`: their room is added to the peak of each
-    device. `bound_s` is a latency that no plan can beat.
+    device. `bound_s` is a latency that no plan can beat, `least_load_s` a largest load.
     """
     timed, runs = run_copies(problem.costs, assignment.device_of, copies, streams)
     found = evaluate(replace(problem, costs=timed), assignment)
@@ -212,7 +213,7 @@ def with_streams(
         found,
         throughput_per_s=1.0 / busiest_s if busiest_s > 0 else float("inf"),
         lower_bound_s=bound_s,
-        load_bound_s=load_bound_s(problem),
+        load_bound_s=least_load_s,
         devices=tuple(
             replace(
                 use,

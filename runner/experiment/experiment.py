@@ -330,7 +330,7 @@ def _fitting_plan(
         begin = time.perf_counter()
         try:
             with watched(shown=not quiet()) as curve:
-                assignment, in_tiers = placed(config, searched, times, with_copies)
+                assignment, in_tiers = placed(config, searched, problem, times, with_copies)
         except InfeasibleError as error:
             if failed is None:
                 raise

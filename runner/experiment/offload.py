@@ -74,12 +74,14 @@ def check_offload(config: Config) -> None:
     options = _options(config)
     tiers = configured_tiers(config)
     if tiers is None:
+        if options.name != "auto":
+            raise SpecError(
+                f"offload={options.name} is of weights in tiers, and devices={config.devices.spec}"
+                " has none; add one, such as +host64gb, or leave out offload"
+            )
         return
-    if options.on_host and not options.stream and tiers.host.processor is None:
-        raise SpecError(
-            f"offload={options.name} computes on the host, and tier {tiers.host.name} states no"
-            " flops_per_s and memory_bandwidth_bytes_per_s; give them, or use offload=prefetch"
-        )
+    if options.on_host and not options.stream:
+        _check_host_times(config, options, tiers.host)
     against = {
         f"phase={config.phase.name}": config.phase.name == "training",
         f"schedule={config.schedule.name}": config.schedule.name != "none",
@@ -98,10 +100,26 @@ def check_offload(config: Config) -> None:
         )
 
 
+def _check_host_times(config: Config, options: OffloadOptions, host: Tier) -> None:
+    if host.processor is None:
+        raise SpecError(
+            f"offload={options.name} computes on the host, and tier {host.name} states no"
+            " flops_per_s and memory_bandwidth_bytes_per_s; give them, or use offload=prefetch"
+        )
+    if config.latency.source not in _SOURCES:
+        raise NotApplicableError(
+            f"offload={options.name} computes on the host, and latency={config.latency.source} has"
+            f" times of one kind of device alone; use latency={' or '.join(_SOURCES)},"
+            " or offload=prefetch"
+        )
+
+
 def placed(
-    config: Config, problem: Problem, times: LatencySource, place: Place
+    config: Config, problem: Problem, first: Problem, times: LatencySource, place: Place
 ) -> tuple[Assignment, Offloaded | None]:
     """Return the placement of a mode, and which weights lie in tiers where the devices need that.
+
+    `first` is `problem` before earlier plans did not fit and took memory from it.
 
     Raises:
         InfeasibleError: where there are no tiers or they are full, or the devices cannot hold what
@@ -123,6 +141,7 @@ def placed(
         link=(link.bytes_per_s, link.latency_s),
         host_times=times.op_time_s if config.latency.source in _SOURCES else None,
         place=place,
+        first=first,
     )
     return found.assignment, found
 
@@ -130,7 +149,7 @@ def placed(
 # What is said of it.
 
 
-def offload_line(found: Offloaded) -> str:
+def offload_line(config: Config, found: Offloaded) -> str:
     """Return in one line what lies where, and what it costs."""
     parts = []
     for way, text in ((STREAMED, "streamed"), (HOSTED, "on the host")):
@@ -143,6 +162,13 @@ def offload_line(found: Offloaded) -> str:
         parts.append(f"{format_s(found.waited_s)} waited for copies")
     if disk := found.stored_bytes(disk=True):
         parts.append(f"{format_size(disk)} from the disk")
+    tiers = configured_tiers(config)
+    assert tiers is not None
+    left = tiers.host.memory_bytes - found.hosted_bytes - found.stored_bytes()
+    parts.append(f"{format_size(left)} of {tiers.host.name} left")
+    source = config.latency.source
+    if config.offload.on_host and tiers.host.processor and source not in _SOURCES:
+        parts.append(f"none on the host, since latency={source} has no times of it")
     return ", ".join(parts)
 
 

@@ -240,7 +240,7 @@ def _show_plan(config: Config, result: Result) -> None:
     if result.shards:
         show(f"zero:      {zero_line(config.zero, result.shards)}")
     if result.offloaded:
-        show(f"tiers:     {offload_line(result.offloaded)}")
+        show(f"tiers:     {offload_line(config, result.offloaded)}")
     if result.replicas:
         show(f"replicas:  {replicas_line(result.replicas)}")
     if result.batches:

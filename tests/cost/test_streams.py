@@ -122,9 +122,15 @@ def test_an_evaluation_counts_the_room_and_the_links() -> None:
     graph = layers(2, 3)
     task, placed = problem(graph, devices(100)), np.zeros(2, dtype=np.int64)
     found = with_streams(
-        task, partition_by_device(graph, placed), streamed(graph, 0, 1), streams(), 1.5
+        task,
+        partition_by_device(graph, placed),
+        streamed(graph, 0, 1),
+        streams(),
+        bound_s=1.5,
+        least_load_s=0.5,
     )
     assert (found.latency_s, found.lower_bound_s) == (8 + 3, 1.5)
+    assert found.load_bound_s == 0.5
     # A stream of inputs keeps the link busy for 8 s each, the device for 5.
     assert found.throughput_per_s == 1 / 8
     assert found.devices[0].peak_bytes == 8 + 8  # the weights of the problem, and room for two

@@ -11,7 +11,7 @@ from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import MODES, make_mode
-from fxpart.placement.offload.bound import bound_s
+from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import Offloaded, finished, offload
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, units_of
@@ -102,9 +102,24 @@ def test_the_disk_takes_what_the_host_does_not_hold() -> None:
     assert found.evaluation.latency_s >= 60
 
 
+def test_what_the_host_has_free_is_without_what_is_streamed_from_it() -> None:
+    task = problem(blocks(6), devices(45))
+    machine = Machine(task, Tiers(host(speed=1.0)), AUTO, (1.0, 0.0), times)
+    ways = np.array([RESIDENT, STREAMED, HOSTED, STREAMED, HOSTED, STREAMED], dtype=np.int64)
+    found = finished(machine, ways, size_based)
+    use = found.evaluation.devices[1]
+    assert (use.weight_bytes, found.stored_bytes(), use.total_bytes) == (20, 30, 1000)
+    assert use.free_bytes == 1000 - use.peak_bytes - 30
+
+
 def test_full_tiers_are_an_error() -> None:
     with pytest.raises(InfeasibleError, match="tiers, which are full: host 30 B"):
         offloaded(blocks(8), devices(45), Tiers(host(30)), PREFETCH)
+    disk = Tier("disk", "disk", 1000, bytes_per_s=1.0)
+    with pytest.raises(
+        InfeasibleError, match=r"from disk pass through 20 B of host, which has 5 B"
+    ):
+        offloaded(blocks(8), devices(45), Tiers(host(5), disk), PREFETCH)
     with pytest.raises(InfeasibleError, match="room for copies of 200 B"):
         offloaded(blocks(8, weight=100), devices(45), Tiers(host()), PREFETCH)
 
@@ -123,7 +138,7 @@ def test_every_way_to_offload_is_above_the_bound() -> None:
         tiers = Tiers(host(speed=float(rng.uniform(0.2, 1.0))))
         topology = devices(graph.total_weight_bytes * 2 // 3)
         machine = Machine(problem(graph, topology), tiers, AUTO, (2.0, 0.0), times)
-        least = np.inf
+        least = least_load = np.inf
         for ways in product((RESIDENT, STREAMED, HOSTED), repeat=4):
             chosen = np.array(ways, dtype=np.int64)
             try:
@@ -132,8 +147,11 @@ def test_every_way_to_offload_is_above_the_bound() -> None:
                 continue
             if found.evaluation.devices[0].peak_bytes <= topology.memory_bytes[0]:
                 least = min(least, found.evaluation.latency_s)
+                least_load = min(least_load, found.evaluation.load_s)
         bound = bound_s(machine)
         assert 0 < bound <= least
+        assert 0 < least_load_s(machine) <= least_load * (1 + 1e-9)
+        assert found.evaluation.load_bound_s == least_load_s(machine)
         try:
             plan = offloaded(graph, topology, tiers, link_bytes_per_s=2.0)
         except InfeasibleError:
@@ -149,6 +167,37 @@ def test_the_bound_knows_what_must_be_copied() -> None:
     shared = OffloadOptions("prefetch", on_host=False, host_bytes_per_s=1.0)
     found = offloaded(blocks(20, flops=1), devices(45, 45), Tiers(host()), shared)
     assert found.evaluation.lower_bound_s == 110
+
+
+def test_the_bound_goes_by_what_is_used_and_by_the_memory_that_there_is() -> None:
+    sketch = Sketch()
+    sketch.weight(500)  # which no operator uses
+    value = sketch.input(0)
+    for i in range(6):
+        value = sketch.op([value], 1, [sketch.weight(10)], 1, module=f"layers.{i}.linear")
+    graph = sketch.graph(value)
+    first, cut = problem(graph, devices(45)), problem(graph, devices(35))
+    for task in (first, cut):
+        machine = Machine(task, Tiers(host()), PREFETCH, (1.0, 0.0), times, first)
+        assert bound_s(machine) == 60 - 45
+
+
+def test_who_must_stay_together_is_offloaded_together() -> None:
+    sketch = Sketch()
+    value = sketch.input(0)
+    for i in range(12):  # three in a row stay together, blocks have two
+        uses, module = [sketch.weight(10)], f"layers.{i // 2}.{i % 2}"
+        value = sketch.op([value], 1, uses, 4, module=module, group=i // 3 * 3)
+    graph = sketch.graph(value)
+    task = problem(graph, devices(75))
+    for speed, options in ((100.0, OffloadOptions("host", stream=False)), (0.2, AUTO)):
+        found = offloaded(graph, task.topology, Tiers(host(speed=speed)), options)
+        hosted = [u for u, way in zip(found.units, found.ways, strict=True) if way == HOSTED]
+        on_host = np.flatnonzero(found.assignment.device_of == 1).tolist()
+        assert on_host == sorted(op for unit in hosted for op in unit.ops.tolist())
+        assert on_host
+        held = found.evaluation.devices[1].weight_bytes
+        assert held == sum(unit.weight_bytes for unit in hosted) == 10 * len(on_host)
 
 
 def test_pinned_memory_goes_as_far_as_it_is_allowed() -> None:

@@ -1,14 +1,16 @@
-"""A latency that no plan for these devices and tiers beats."""
+"""A latency, and a largest load, that no plan for these devices and tiers beats."""
 
 from dataclasses import replace
 
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
-from fxpart.cost.bounds import lower_bound_s
+from fxpart.cost.bounds import load_bound_s, lower_bound_s
+from fxpart.cost.problem import Problem
+from fxpart.placement.device_order import used_weight_bytes
 from fxpart.placement.offload.machine import Machine
 
-__all__ = ["bound_s"]
+__all__ = ["bound_s", "least_load_s"]
 
 
 def bound_s(machine: Machine) -> float:
@@ -18,6 +20,19 @@ def bound_s(machine: Machine) -> float:
     links at once, or be used on the host in the order that costs it least (a fractional
     knapsack), while the devices compute.
     """
+    return max(lower_bound_s(_roomy(machine)), _offloaded_s(machine))
+
+
+def least_load_s(machine: Machine) -> float:
+    """Return a largest load of a device or link that no plan for these devices and tiers beats.
+
+    As `bound_s`: each input's copies keep links and the disk busy, too.
+    """
+    return max(load_bound_s(_roomy(machine)), _offloaded_s(machine))
+
+
+def _roomy(machine: Machine) -> Problem:
+    """Return the devices, and the host where it computes, with room for all."""
     base = machine.with_host if machine.computes else machine.problem
     total = machine.problem.graph.total_weight_bytes + int(
         machine.problem.graph.value_alloc_bytes.sum()
@@ -26,10 +41,13 @@ def bound_s(machine: Machine) -> float:
         replace(spec, memory_bytes=max(spec.memory_bytes, total), reserved_bytes=0)
         for spec in base.topology.devices
     )
-    free = replace(base, topology=replace(base.topology, devices=roomy))
-    excess = machine.problem.graph.total_weight_bytes - int(
-        machine.problem.topology.memory_bytes.sum()
-    )
+    return replace(base, topology=replace(base.topology, devices=roomy))
+
+
+def _offloaded_s(machine: Machine) -> float:
+    """Return the least time for the weights that do not fit the devices."""
+    first = machine.first or machine.problem
+    excess = used_weight_bytes(first) - int(first.topology.memory_bytes.sum())
     rate = 0.0
     if machine.options.stream:
         links = machine.link[0] * machine.problem.topology.n_devices
@@ -41,7 +59,7 @@ def bound_s(machine: Machine) -> float:
         beyond = max(0, excess - machine.tiers.host.memory_bytes)
         from_disk_s = beyond / machine.tiers.disk.bytes_per_s
     copied_s = _least_s(excess, rate, sizes, _weight_s(machine))
-    return max(lower_bound_s(free), copied_s, from_disk_s)
+    return max(copied_s, from_disk_s)
 
 
 def _weight_s(machine: Machine) -> FloatArray:

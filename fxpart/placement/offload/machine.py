@@ -39,6 +39,9 @@ class Machine:
     """Bytes per second and latency in seconds of the link between the host and each device."""
     host_times: HostTimes | None
     """None where the host does not compute."""
+    first: Problem | None = None
+    """`problem` before devices were taken to have less memory, which a bound must not be; None
+    where it is the same."""
 
     @property
     def computes(self) -> bool:

@@ -24,7 +24,8 @@ from fxpart.cost.problem import Problem
 from fxpart.cost.streams import Copy, Source, Streams, copies_of, run_copies, with_streams
 from fxpart.cost.tables import memory_tables
 from fxpart.errors import InfeasibleError, show_bytes
-from fxpart.placement.offload.bound import bound_s
+from fxpart.placement.device_order import used_weight_bytes
+from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.machine import BoolArray, HostTimes, Machine
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, Unit
 from fxpart.placement.offload.ways import ways_of
@@ -85,6 +86,7 @@ def offload(
     link: tuple[float, float],
     host_times: HostTimes | None,
     place: Place,
+    first: Problem | None = None,
 ) -> Offloaded:
     """Return a plan for a model that the devices of `problem` do not hold.
 
@@ -96,12 +98,13 @@ def offload(
         host_times: times of operators on a topology that has the host as its last device; None
             where it does not compute.
         place: the mode.
+        first: `problem` before earlier plans did not fit and took memory from it, for bounds.
 
     Raises:
         InfeasibleError: when the tiers are full, or the devices cannot hold what must be there.
 
     """
-    machine = Machine(problem, tiers, options, link, host_times)
+    machine = Machine(problem, tiers, options, link, host_times, first)
     shares = _SHARES if machine.computes and options.stream else (float(options.stream),)
     found: list[tuple[float, int, float]] = []
     refused: InfeasibleError | None = None
@@ -144,7 +147,7 @@ def _least_offloaded(machine: Machine, share: float) -> tuple[float, int]:
     """
     total = int(machine.sizes.sum())
     room = int(machine.problem.topology.memory_bytes.sum())
-    low, high = max(0, machine.problem.graph.total_weight_bytes - room), total
+    low, high = max(0, used_weight_bytes(machine.problem) - room), total
     fitting: tuple[IntArray, IntArray, int] | None = None
     target, smallest = high, int(machine.sizes.min(initial=total))
     for _ in range(_TRIES):
@@ -177,9 +180,16 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
     on_disk = _stored(machine, ways, device_of)
     final, copies, streams, parts = _costed(machine, ways, on_disk, device_of)
     assignment = partition_by_device(final.graph, device_of)
-    evaluation = with_streams(final, assignment, copies, streams, bound_s(machine))
+    evaluation = with_streams(
+        final,
+        assignment,
+        copies,
+        streams,
+        bound_s=bound_s(machine),
+        least_load_s=least_load_s(machine),
+    )
     without, _ = schedule(final.costs, device_of, schedule_log(final.costs))
-    return Offloaded(
+    found = Offloaded(
         final,
         assignment,
         evaluation,
@@ -192,6 +202,20 @@ def finished(machine: Machine, ways: IntArray, place: Place) -> Offloaded:
         _host_bytes(machine, device_of),
         machine.problem.topology.devices,
     )
+    return replace(found, evaluation=_less_stored(evaluation, found))
+
+
+def _less_stored(evaluation: Evaluation, found: Offloaded) -> Evaluation:
+    """Return the costs in which the host, where it computes, has no room that is taken."""
+    stored = found.stored_bytes()
+    rows = list(evaluation.devices)
+    for use in rows[len(found.devices) :]:
+        rows[use.logical_id] = replace(
+            use,
+            memory_bytes=use.memory_bytes - stored,
+            reserved_bytes=use.reserved_bytes + stored,
+        )
+    return replace(evaluation, devices=tuple(rows))
 
 
 def _searched(machine: Machine, ways: IntArray) -> tuple[Problem, list[int]]:
@@ -256,14 +280,11 @@ def _in_tiers(machine: Machine, ways: IntArray) -> BoolArray:
 
 
 def _hosted_ops(machine: Machine, ways: IntArray) -> BoolArray:
-    """Return which operators run on the host: of hosted units, and who must stay with them."""
+    """Return which operators run on the host: those of hosted units."""
     hosted = np.zeros(machine.problem.graph.n_ops, dtype=np.bool_)
     for unit in np.flatnonzero(ways == HOSTED).tolist():
         hosted[machine.units[unit].ops] = True
-    group = machine.problem.graph.group
-    together = np.zeros_like(hosted)
-    together[group[hosted]] = True
-    return together[group]
+    return hosted
 
 
 def _on_host(machine: Machine, ways: IntArray, device_of: IntArray) -> IntArray:
@@ -291,8 +312,17 @@ def _stored(machine: Machine, ways: IntArray, device_of: IntArray) -> BoolArray:
     kept = disk.memory_bytes if disk else 0
     needed = int(machine.sizes[ways != RESIDENT].sum())
     streamed = np.flatnonzero(ways == STREAMED)
-    if disk and int(machine.sizes[streamed].sum()) > left:
-        left -= _most_buffer(machine, ways)  # what is read from the disk passes through
+    if disk and int(machine.sizes[streamed].sum()) > left >= 0:
+        passing = _most_buffer(machine, ways)  # what is read from the disk passes through
+        if passing > left:
+            raise InfeasibleError(
+                f"blocks that come from {disk.name} pass through {show_bytes(passing)} of"
+                f" {host.name}, which has {show_bytes(host.memory_bytes)}, {show_bytes(left)} of"
+                " it free; give more host memory",
+                needed_bytes=host.memory_bytes - left + passing,
+                available_bytes=host.memory_bytes,
+            )
+        left -= passing
     for unit in streamed.tolist():
         size = int(machine.sizes[unit])
         if size <= left:

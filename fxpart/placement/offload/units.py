@@ -19,13 +19,16 @@ _DEPTHS = 3
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Unit:
-    """What is offloaded at once: a block of the model, or a module beside the blocks."""
+    """What is offloaded at once: a block of the model, or a module beside the blocks.
+
+    An operator that must stay with another is of that one's unit.
+    """
 
     path: str
     weights: IntArray
     """Storages that no operator outside uses."""
     ops: IntArray
-    """All operators of the module."""
+    """All operators of the module, whole groups of them."""
     weight_bytes: int
     largest_bytes: int
     """Weights of the largest module in it that holds some itself."""
@@ -55,7 +58,7 @@ def _one_deeper(path: str, module: str) -> str:
 
 def _units(graph: OpGraph, path_of: Sequence[str]) -> tuple[Unit, ...]:
     number = {path: index for index, path in enumerate(dict.fromkeys(path_of))}
-    unit_of_op = np.array([number[path] for path in path_of], dtype=np.int64)
+    unit_of_op = np.array([number[path] for path in path_of], dtype=np.int64)[graph.group]
     users = unit_of_op[graph.users]
     least = np.full(len(graph.weight_names), len(number), dtype=np.int64)
     most = np.full(len(graph.weight_names), -1, dtype=np.int64)
@@ -71,4 +74,4 @@ def _units(graph: OpGraph, path_of: Sequence[str]) -> tuple[Unit, ...]:
                 of_module[module] = of_module.get(module, 0) + int(graph.weight_bytes[weight])
             size, ops = sum(of_module.values()), np.flatnonzero(unit_of_op == index)
             units.append(Unit(path, weights, ops, size, max(of_module.values())))
-    return tuple(units)
+    return tuple(sorted(units, key=lambda unit: int(unit.ops[0])))

@@ -25,6 +25,11 @@ def planned(*overrides: str) -> Result:
     return plan(config, model_spec(config))
 
 
+def line_of(result: Result, *overrides: str) -> str:
+    assert result.offloaded is not None
+    return offload_line(read(*TINY, *overrides), result.offloaded)
+
+
 @pytest.fixture
 def here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
@@ -67,6 +72,7 @@ def test_a_spec_of_tiers_is_refused_in_one_line(spec: str, line: str) -> None:
             ["devices=2x24gb+host64gb", "mode=pipeline", "schedule=gpipe", "microbatches=2"],
             "leave out schedule=gpipe",
         ),
+        (["devices=2x24gb", "offload=host"], "devices=2x24gb has none; add one, such as +host64gb"),
         (["devices=2x24gb+host64gb", "offload.pinned_share=2"], "offload.pinned_share=2.0 must"),
     ],
 )
@@ -78,7 +84,8 @@ def test_what_cannot_stream_is_refused_in_one_line(overrides: list[str], line: s
 
 
 def test_what_does_not_fit_is_streamed_and_said(here: Path) -> None:
-    result = planned("devices=1x0.07mb+host1mb", "offload=prefetch")
+    overrides = ("devices=1x0.07mb+host1mb", "offload=prefetch")
+    result = planned(*overrides)
     metrics = headline(result)
     # Of six layers, room for two copies and values leaves room for one or two.
     assert metrics["streamed_gib"] * 2**30 in (4 * 16640, 5 * 16640)
@@ -88,8 +95,19 @@ def test_what_does_not_fit_is_streamed_and_said(here: Path) -> None:
     # The copies take about as long as they do over the link, at the share that they reach.
     copies_s = metrics["streamed_gib"] * 2**30 / (31.5e9 * 0.8)
     assert metrics["latency_ms"] / 1e3 >= copies_s
-    assert result.offloaded is not None
-    assert "streamed 65.00 KiB of 4 modules" in offload_line(result.offloaded)
+    line = line_of(result, *overrides)
+    assert "streamed 65.00 KiB of 4 modules" in line
+    assert f"{(10**6 - 4 * 16640) / KIB:.2f} KiB of host1mb left" in line
+    assert "on the host" not in line
+
+
+def test_times_of_one_kind_of_device_are_refused_for_the_host_or_said(here: Path) -> None:
+    small = "devices=1x0.07mb+host1mb"
+    with pytest.raises(FxpartError, match="offload=host computes on the host, and latency=profi"):
+        check_all(read(*TINY, small, "offload=host", "latency=profiled"))
+    result = planned(small, "latency=profiled")
+    line = line_of(result, small, "latency=profiled")
+    assert "none on the host, since latency=profiled has no times of it" in line
 
 
 def test_a_model_that_fits_leaves_the_tiers_alone(here: Path) -> None:
