@@ -8,7 +8,14 @@ from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
 from runner.output.units import GIB
 
-__all__ = ["check_serving", "generates", "in_few_bits", "is_serving", "serving_metrics"]
+__all__ = [
+    "check_serving",
+    "generated_len",
+    "generates",
+    "in_few_bits",
+    "is_serving",
+    "serving_metrics",
+]
 
 GENERATE = "generate"
 _LEAST_OUTPUT = 2
@@ -47,22 +54,15 @@ def check_serving(config: Config) -> None:
 
 def _check_generate(config: Config) -> None:
     """Refuse lengths without a generation, and a generation with what is planned for one step."""
-    lengths = {"prompt_len": config.prompt_len, "output_len": config.output_len}
     if not generates(config):
-        for name, length in lengths.items():
+        for name, length in _lengths(config).items():
             if length is not None:
                 raise NotApplicableError(
                     f"{name}={length} is of a generation, got phase={config.phase.name}; add"
                     " phase=generate"
                 )
         return
-    for name, least in (("prompt_len", 1), ("output_len", _LEAST_OUTPUT)):
-        length = lengths[name]
-        if length is None or length < least:
-            raise SpecError(
-                f"{name}={'null' if length is None else length} must be a whole number, {least} or"
-                " more, with phase=generate"
-            )
+    generated_len(config)
     against = {
         f"context_len={config.context_len}": config.context_len is not None,
         f"execute={config.execute.name}": config.execute.name != "none",
@@ -79,6 +79,29 @@ def _check_generate(config: Config) -> None:
             f"phase=generate plans prompts and decode at once, with a cache of prompt_len +"
             f" output_len tokens; leave out {other}, or use phase=prefill and phase=decode"
         )
+
+
+def _lengths(config: Config) -> dict[str, int | None]:
+    return {"prompt_len": config.prompt_len, "output_len": config.output_len}
+
+
+def generated_len(config: Config) -> int:
+    """Return the tokens of a generated text, its prompt too.
+
+    Raises:
+        SpecError: for a length that is missing or too small.
+
+    """
+    lengths, total = _lengths(config), 0
+    for name, least in (("prompt_len", 1), ("output_len", _LEAST_OUTPUT)):
+        length = lengths[name]
+        if length is None or length < least:
+            raise SpecError(
+                f"{name}={'null' if length is None else length} must be a whole number, {least} or"
+                " more, with phase=generate"
+            )
+        total += length
+    return total
 
 
 def _check_few_bits(config: Config) -> None:

@@ -34,7 +34,7 @@ from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.objective import published_graph
-from runner.experiment.serving import generates, in_few_bits, is_serving
+from runner.experiment.serving import generated_len, generates, in_few_bits, is_serving
 from runner.experiment.serving_steps import ServingSteps, serving_steps
 from runner.experiment.training import (
     finetunes,
@@ -141,7 +141,7 @@ def _step(config: Config) -> str | None:
 
 def _cache_len(config: Config) -> int | None:
     if generates(config):
-        return (config.prompt_len or 0) + (config.output_len or 0)
+        return generated_len(config)
     return config.context_len if is_serving(config) else None
 
 

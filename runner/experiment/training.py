@@ -3,7 +3,7 @@
 from fxpart.core.optimizer import Optimizer
 from fxpart.core.phases import StepOptions
 from fxpart.errors import NotApplicableError, SpecError, nearest_names
-from runner.config.sections import Config
+from runner.config.sections import Config, FinetuneConfig
 
 __all__ = [
     "backward_engine",
@@ -65,6 +65,11 @@ def _check_finetune(config: Config) -> None:
     if chosen.name not in _FINETUNES:
         raise SpecError(f"{name} does not exist; {nearest_names(chosen.name, _FINETUNES)}")
     if not finetunes(config):
+        for field, usual in vars(FinetuneConfig()).items():
+            if (value := getattr(chosen, field)) != usual:
+                raise NotApplicableError(
+                    f"finetune.{field}={value} is of adapters, got finetune=none; add finetune=lora"
+                )
         return
     if not is_training(config):
         raise NotApplicableError(

@@ -1,7 +1,7 @@
 """One recommendation, from the composed configuration to its table, files and record."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from runner.cli.arguments import refuse_sweep_settings
 from runner.config.read import read_config
 from runner.config.sections import Config
 from runner.experiment.experiment import check_all
+from runner.experiment.tensor_split import check_split
 from runner.job.identity import Choices, JobIdentity, override_values, without_elsewhere
 from runner.job.job import keep_failure
 from runner.recommend.evaluate import Candidate, evaluated
@@ -28,7 +29,7 @@ __all__ = ["Shared", "recommended", "refuse_sweeps"]
 
 _OF_A_SWEEP = ("-m", "--multirun")
 _ALONE = ("experiment", "rerun", "execute")
-_BATCH = "model.batch_size"
+_BATCH, _SEQUENCE = "model.batch_size", "sequence_parallel"
 
 
 def refuse_sweeps(arguments: Sequence[str]) -> None:
@@ -55,6 +56,8 @@ class Shared:
     """Composes the run of a plan."""
     batch: int
     """Examples that a replica takes at a time, where the space has no others."""
+    sequence_parallel: bool
+    """Of plans with tensor parallelism, which alone may have it."""
 
 
 def recommended(composed: "DictConfig", request: Request) -> str | None:
@@ -83,6 +86,8 @@ def _recommended(
     refuse_sweep_settings(config)
     shared, typed = _shared(composed, config, identity.overrides, request)
     check_all(shared.config)
+    if shared.sequence_parallel:
+        check_split(replace(shared.config, tensor_parallel=2, sequence_parallel=True))
     refusals = Refusals({})
     candidates = _candidates(shared, plans(shared.config, shared.batch, request, typed, refusals))
     asked = {**vars(request.space), **{name: [value] for name, value in typed.items()}}
@@ -90,6 +95,11 @@ def _recommended(
     tracker = open_tracker(config.tracking, identity.root)  # before the work: one may be gone
     outcome = evaluated(candidates, request, refusals)
     _refuse_left_out(asked, outcome.plans, refusals)
+    if shared.sequence_parallel and all(plan.tensor_parallel == 1 for plan in outcome.plans):
+        raise NotApplicableError(
+            "sequence_parallel=true is in no plan of this space, none has tensor_parallel; widen"
+            " the space, or leave it out"
+        )
     if not outcome.ranking:
         raise none_fits(outcome)
     command = without_elsewhere(shared.overrides)
@@ -125,19 +135,21 @@ def _shared(
     typed: dict[str, object] = {}
     for override in overrides:
         key = next(iter(override_values([override])))
-        if key in names and key != _BATCH:
-            typed[names[key]] = values[key]
+        if key in names:
             if getattr(request.space, names[key]) is not None:
                 raise SpecError(
                     f"{override} holds what recommend.space.{names[key]} tries; leave out one"
                 )
+            if key != _BATCH:
+                typed[names[key]] = values[key]
         # The mode's options may stand beside it.
-        if key not in names or key == "mode":
+        if key == "mode" or key not in (*names, _SEQUENCE):
             kept.append(override)
     base = compose_one(load, kept)
     if base.config is None:
         raise SpecError(base.error or "")
-    return Shared(base.config, tuple(kept), load, config.model.batch_size), typed
+    batch, sequence = config.model.batch_size, config.sequence_parallel
+    return Shared(base.config, tuple(kept), load, batch, sequence), typed
 
 
 def _candidates(shared: Shared, space: Sequence[Plan]) -> list[Candidate]:
@@ -146,6 +158,8 @@ def _candidates(shared: Shared, space: Sequence[Plan]) -> list[Candidate]:
     candidates = []
     for plan in space:
         overrides = plan.overrides(shared.config, has_mode=has_mode)
+        if shared.sequence_parallel and plan.tensor_parallel > 1:
+            overrides += (f"{_SEQUENCE}=true",)
         run = compose_one(shared.load, [*shared.overrides, *overrides])
         if run.config is None:
             raise SpecError(run.error or "")

@@ -79,6 +79,11 @@ class Costed:
         return round(self.metrics["devices_used"]) * self.candidate.plan.data_parallel
 
     @property
+    def stages(self) -> int:
+        """Devices of a replica that compute, or tensor-parallel groups of them."""
+        return round(self.metrics["devices_used"]) // self.candidate.plan.tensor_parallel
+
+    @property
     def limit(self) -> str:
         """The two things that most of the time goes into."""
         return limit_of(self.shares, 2)

@@ -106,7 +106,7 @@ def plot(outcome: Outcome) -> str:
 
 def _kind(costed: Costed) -> str:
     plan = costed.candidate.plan
-    return f"{plan.tensor_parallel} x {plan.data_parallel} x {plan.groups}"
+    return f"{plan.tensor_parallel} x {plan.data_parallel} x {costed.stages}"
 
 
 def _on_frontier(costed: Costed, ranking: Sequence[Costed]) -> bool:

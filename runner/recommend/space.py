@@ -13,7 +13,7 @@ from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
 from runner.recommend.request import Request
 
-__all__ = ["KEYS", "Plan", "Refusals", "plans"]
+__all__ = ["KEYS", "STAGES", "Plan", "Refusals", "plans"]
 
 KEYS = {
     "tensor_parallel": "tensor_parallel",
@@ -26,6 +26,8 @@ KEYS = {
     "mode": "mode",
 }
 """What each setting of the space is called on the command line."""
+STAGES = "stages"
+"""The setting under which reasons against pipelines are kept, by their number of stages."""
 _MICROBATCHES = (8, 32)
 """Of a step whose batch is free: a few, and so many that a pipeline is hardly ever empty."""
 _BATCHES = (1, 2, 4)
@@ -88,6 +90,8 @@ class Refusals:
         """Note `error` for each value of `plan` that has no reason yet."""
         for name in KEYS:
             self.reasons.setdefault((name, getattr(plan, name)), error)
+        if plan.mode == "pipeline":
+            self.reasons.setdefault((STAGES, plan.groups), error)
 
 
 def plans(

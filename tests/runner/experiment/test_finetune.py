@@ -93,6 +93,7 @@ def test_frozen_weights_may_have_few_bits_and_adapters_keep_theirs() -> None:
     [
         (("finetune=lora", "phase=inference"), "add phase=training"),
         (("finetune=lora", "finetune.rank=0"), "finetune.rank=0 must be 1 or more"),
+        (("finetune.rank=4",), "finetune.rank=4 is of adapters, .*; add finetune=lora"),
         (("finetune=lora", "data_parallel=2"), "leave out data_parallel=2"),
         (("weights=nf4",), "leave out phase=training"),
         (("finetune=lora", "engine=megatron"), "got finetune=lora; use finetune=none"),

@@ -126,6 +126,7 @@ def test_both_steps_of_several_devices_have_their_weights_in_one_place() -> None
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (("phase=generate",), "prompt_len=null must be a whole number, 1 or more"),
         (("phase=generate", "output_len=8"), "prompt_len=null must be a whole number, 1 or more"),
         (_lengths(20, 1), "output_len=1 must be a whole number, 2 or more"),
         (("phase=decode", "context_len=8", "output_len=8"), "add phase=generate"),

@@ -147,6 +147,18 @@ def test_a_typed_setting_is_held_and_a_global_batch_is_kept(folder: Path) -> Non
     assert [file.read_text() for file in files] == [text, text]
 
 
+def test_sequences_are_split_where_layers_are(folder: Path) -> None:
+    small = [f"recommend.space.{name}=[none]" for name in ("schedule", "checkpointing")]
+    command = (*TRAINING, "tracking=none", "sequence_parallel=true", *small)
+    done = _recommended(folder, *command)
+    assert done.code == 0, done.err
+    plans = _document(folder)["plans"]
+    assert {row["tensor_parallel"] for row in plans} == {1, 2}
+    for row in plans:
+        assert ("sequence_parallel=true" in row["overrides"]) == (row["tensor_parallel"] == 2)
+        assert row["overrides"] == [w for w in _overrides(row["command"]) if w not in TRAINING]
+
+
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
@@ -161,6 +173,12 @@ def test_a_typed_setting_is_held_and_a_global_batch_is_kept(folder: Path) -> Non
         ),
         (("recommend.space.zero=[3]",), "zero=3 shards a training step over replicas"),
         (("zero=1", "recommend.space.zero=[1]"), "zero=1 holds what recommend.space.zero tries"),
+        (
+            ("model.batch_size=8", "recommend.space.batch=[2,4]"),
+            "model.batch_size=8 holds what recommend.space.batch tries",
+        ),
+        (("sequence_parallel=true", "devices=1x16gb"), "=true is in no plan of this space"),
+        (("sequence_parallel=true", "phase=decode"), "splits whole sequences, got phase=decode"),
         (
             ("recommend.global_batch=3", "recommend.space.data_parallel=[2]"),
             "must divide recommend.global_batch=3; use 1 or 3",

@@ -1,27 +1,41 @@
 """What plans of a space are ranked by."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from fxpart.errors import NotApplicableError
 from runner.job.identity import Choices
 from runner.recommend.evaluate import Candidate, Outcome, evaluated
+from runner.recommend.files import plot
 from runner.recommend.request import Request
 from runner.recommend.space import Plan, Refusals
+from runner.recommend.table import habit_lines
 from tests.runner.composed import read
 from tests.runner.recommend.test_command import TINY
 
 CHOICES = Choices("llama2_7b", "", "2x16gb", "pcie4")
 
 
-def _evaluated(request: Request, *overrides: str) -> Outcome:
-    """Cost one device of two, and a pipeline over both."""
+SINGLE, PIPELINE = (Plan(1, 1, 2, m, "none", 1, 1, 0, "none") for m in ("single", "pipeline"))
+SPLIT, REPLICAS = replace(SINGLE, tensor_parallel=2), replace(SINGLE, data_parallel=2)
+
+
+def _evaluated(
+    request: Request,
+    *overrides: str,
+    plans: Sequence[Plan] = (SINGLE, PIPELINE),
+    refusals: Refusals | None = None,
+) -> Outcome:
+    base = read(*TINY, "model.config.num_hidden_layers=2", *overrides)
     candidates = []
-    for mode in ("single", "pipeline"):
-        config = read(*TINY, "model.config.num_hidden_layers=2", *overrides, f"mode={mode}")
-        plan = Plan(1, 1, 2, mode, "none", 1, 1, 0, "none")
-        candidates.append(Candidate(plan, (f"mode={mode}",), config, CHOICES))
-    return evaluated(candidates, request, Refusals({}))
+    for plan in plans:
+        changed = plan.overrides(base, has_mode=False)
+        config = read(*TINY, "model.config.num_hidden_layers=2", *overrides, *changed)
+        candidates.append(Candidate(plan, changed, config, CHOICES))
+    return evaluated(candidates, request, refusals or Refusals({}))
 
 
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
@@ -40,3 +54,32 @@ def test_a_generation_is_ranked_by_its_whole_time(
         assert costed.latency_s == pytest.approx(seconds)
         assert costed.examples_per_s == pytest.approx(1 / seconds)
         assert costed.tokens_per_s == pytest.approx(5 / seconds)
+
+
+def test_a_habit_that_cannot_be_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    plans, refusals = (SINGLE, SPLIT, replace(REPLICAS, groups=1)), Refusals({})
+    refusals.add(PIPELINE, NotApplicableError("it has one layer; take another"))
+    # The reason of a pipeline with fewer stages is not that of all.
+    refusals.add(replace(PIPELINE, groups=1), NotApplicableError("another reason"))
+    tiers = ("phase=decode", "devices=2x16gb+host1gb", "context_len=16")
+    outcome = _evaluated(Request(), *tiers, plans=plans, refusals=refusals)
+    lines = list(habit_lines(Request(), outcome))
+    why = "not possible: tier host1gb holds weights of a pass or a step of serving"
+    assert [line.partition(": ")[0] for line in lines] == [
+        "all tensor parallel (tensor_parallel=2)",
+        "all replicas (data_parallel=2)",
+        "all stages (mode=pipeline on 2)",
+    ]
+    assert all(why in line for line in lines[:2])
+    assert lines[2].endswith("on 2): not possible: it has one layer")
+
+
+def test_the_plot_counts_stages_that_are_used(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    outcome = _evaluated(Request(), "devices=2x16gb")
+    drawn = plot(outcome)
+    assert "1 x 1 x 1<" in drawn
+    assert "1 x 1 x 2<" in drawn
