@@ -4,7 +4,8 @@
         [--picture FILE]
 
 The folder holds the files that the sets name; they are of others and not part of fxpart. A set
-whose files are not there is skipped with a sentence.
+whose files are not there is skipped with a sentence. A set with `asked_for(data, rows)` also says
+what the rows that are not held out ask of the number that is fitted to them.
 """
 
 import argparse
@@ -78,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines: list[list[str]] = []
     worst: list[tuple[str, Row]] = []
     drawn: dict[str, list[Row]] = {}
+    fitted: list[str] = []
     for truth_set in SETS:
         if asked.set and truth_set.NAME not in asked.set:
             continue
@@ -87,6 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{truth_set.NAME} is skipped: there is no {error.filename}")
             continue
         lines += _lines(truth_set.NAME, rows)
+        if asked_for := getattr(truth_set, "asked_for", None):
+            fitted.append(f"{truth_set.NAME}: {asked_for(data, rows)}")
         drawn[truth_set.NAME] = rows
         rows.sort(key=lambda row: -abs(row.error))
         worst += [(truth_set.NAME, row) for row in rows[: asked.worst]]
@@ -94,6 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     shown = markdown if asked.markdown else table
     if lines:
         print("\n" + shown(["set", "of it", *HEADS], lines))
+    if fitted:
+        print("\n" + "\n".join(fitted))
     if asked.picture and drawn:
         asked.picture.write_text(picture(drawn), encoding="utf-8")
     if worst:

@@ -5,14 +5,15 @@ take than at an H100's share of the peak, 1.785, the median over the rows that a
 curves of ``b200`` in ``conf/latency/kernels.yaml`` have it.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 from benchmarks.truth.megatron_b200 import planned_cases
 from benchmarks.truth.megatron_steps import schedule_of
 from benchmarks.truth.row import Row
 
-__all__ = ["NAME", "SOURCE", "rows"]
+__all__ = ["NAME", "SOURCE", "asked_for", "rows"]
 
 NAME = "megatron_b200_time"
 SOURCE = "MooreThreads/SimuMax docs/b200 (Apache-2.0), Megatron-LM on eight B200, time of a step"
@@ -28,3 +29,13 @@ def rows(data: Path) -> Iterator[Row]:
     for case, result in planned_cases(data):
         predicted_ms = schedule_of(result).step_s * 1e3
         yield Row(case.name, predicted_ms, case.step_ms, "ms", held_out=case.is_held_out)
+
+
+def asked_for(_: Path, rows_measured: Sequence[Row]) -> str:
+    """Return what the rows that are not held out ask of the fitted number, in words."""
+    ratios = [row.measured / row.predicted for row in rows_measured if not row.held_out]
+    if not ratios:
+        return "no row is fitted to"
+    return (
+        f"the {len(ratios)} rows that are not held out ask for {median(ratios):.3f} of these times"
+    )

@@ -10,7 +10,7 @@ little beside copies of weights.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from fxpart.cost.tables import memory_tables
 from fxpart.placement.offload.plan import offload
 from fxpart.placement.size_based import size_based
 
-__all__ = ["NAME", "SOURCE", "rows"]
+__all__ = ["NAME", "SOURCE", "asked_for", "rows"]
 
 NAME = "offload"
 SOURCE = (
@@ -129,9 +129,8 @@ def rows(data: Path) -> Iterator[Row]:
         elif _TABLE in point["source"]:
             yield from _of_table(point, label)
         else:
-            predicted = _generated_per_s(point)
-            is_fitted = label == "OPT-30B fp16"
-            yield Row(label, predicted, point["value"], "tokens/s", held_out=not is_fitted)
+            held_out = not _is_fitted(point)
+            yield Row(label, _generated_per_s(point), point["value"], "tokens/s", held_out=held_out)
     if left_out:
         print(f"{left_out.total()} rows are left out: {dict(left_out)}")
 
@@ -145,11 +144,45 @@ def _left_out(point: Mapping[str, Any]) -> str:
     return "" if point["dtype"] in _DTYPES else "no such numbers stand here"
 
 
+def _is_fitted(point: Mapping[str, Any]) -> bool:
+    """Whether `_PAGEABLE` is fitted to a time."""
+    fitted = ("time_per_token", "GPT-NeoX-20B", "fp32"), ("tokens_per_s", "OPT-30B", "fp16")
+    return (point["metric"], point["model"], point["dtype"]) in fitted
+
+
+def asked_for(data: Path, _: Sequence[Row]) -> str:
+    """Return the share of a link that each time asks for to which it is fitted, in words."""
+    with (data / "measured.json").open(encoding="utf-8") as file:
+        points = [point for point in json.load(file) if _is_a_row(point) and _is_fitted(point)]
+    shares = [f"{_asked_share(point):.2f} ({point['model']} {point['dtype']})" for point in points]
+    asked = " and ".join(shares) or "nothing"
+    return f"copies from pageable memory are asked for a share of {asked}, {_PAGEABLE} is taken"
+
+
+def _is_a_row(point: Mapping[str, Any]) -> bool:
+    return any(name in point["source"] for name in _PUBLISHERS) and not _left_out(point)
+
+
+def _asked_share(point: Mapping[str, Any]) -> float:
+    """Return the share with which a time is what was measured: it is linear in 1 / share."""
+
+    def seconds(share: float) -> float:
+        if point["metric"] == "time_per_token":
+            return _token(point["model"], point["dtype"], share)[0].latency_s
+        return 1 / _generated_per_s(point, share)
+
+    value = float(point["value"])
+    measured_s = value if point["metric"] == "time_per_token" else 1 / value
+    less = 0.8 * _PAGEABLE
+    at_s, at_less_s = seconds(_PAGEABLE), seconds(less)
+    slope = (at_less_s - at_s) / (1 / less - 1 / _PAGEABLE)
+    return 1 / (1 / _PAGEABLE + (measured_s - at_s) / slope)
+
+
 def _of_table(point: Mapping[str, Any], label: str) -> Iterator[Row]:
     found, on_cpu = _token(point["model"], point["dtype"])
-    is_fitted = (point["model"], point["dtype"]) == ("GPT-NeoX-20B", "fp32")
     if point["metric"] == "time_per_token":
-        yield Row(label, found.latency_s, point["value"], "s", held_out=not is_fitted)
+        yield Row(label, found.latency_s, point["value"], "s", held_out=not _is_fitted(point))
         return
     # The rows that are shown are what was put there: what is copied for a while is not in them.
     held = [*(use.weight_bytes for use in found.devices), on_cpu]
@@ -160,7 +193,7 @@ def _of_table(point: Mapping[str, Any], label: str) -> Iterator[Row]:
             yield Row(row, size / _MIB / 1000, measured, "1000 MiB", held_out=False)
 
 
-def _token(model: str, dtype: str) -> tuple[Evaluation, int]:
+def _token(model: str, dtype: str, share: float = _PAGEABLE) -> tuple[Evaluation, int]:
     """Return what a token costs under accelerate's own map, and the bytes on the CPU."""
     spec = _spec(model, dtype, batch=1, length=1)
     graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
@@ -172,7 +205,7 @@ def _token(model: str, dtype: str) -> tuple[Evaluation, int]:
     unit_of, modules = _units(graph, entries)
     topology = uniform_topology((_TITAN, _TITAN), _PCIE3)
     problem = _problem(graph, replace(topology, host_launch_s=_LAUNCH_S))
-    sources = [Source(_PAGEABLE, from_disk=entries[module] == "disk") for module in modules]
+    sources = [Source(share, from_disk=entries[module] == "disk") for module in modules]
     streams = Streams(
         np.full(2, _PCIE3.bytes_per_s),
         np.full(2, _PCIE3.latency_s),
@@ -246,25 +279,27 @@ def _units(graph: OpGraph, entries: Mapping[str, int | str]) -> tuple[Any, list[
     return unit_of, places
 
 
-def _generated_per_s(point: Mapping[str, Any]) -> float:
+def _generated_per_s(point: Mapping[str, Any], share: float = _PAGEABLE) -> float:
     """Return the tokens per second of prompt and output together, by our own plan of streams."""
     prompt, output = (int(word) for word in point["seq"].split() if word.isdigit())
     batch, (_, config) = point["batch"], _MODELS[point["model"]]
     layers, width = config["num_hidden_layers"], config["hidden_size"]
     cache_bytes = 2 * 2 * layers * width * batch * (prompt + output)  # keys, values; 2 bytes each
     seconds = [
-        _streamed_s(_spec(point["model"], point["dtype"], batch=batch, length=n), cache_bytes)
+        _streamed_s(
+            _spec(point["model"], point["dtype"], batch=batch, length=n), cache_bytes, share
+        )
         for n in (prompt, 1)
     ]
     return float(batch * output / (seconds[0] + (output - 1) * seconds[1]))
 
 
-def _streamed_s(spec: ModelSpec, cache_bytes: int) -> float:
+def _streamed_s(spec: ModelSpec, cache_bytes: int, share: float) -> float:
     graph = captured_graph(spec, "operator", Path.home() / ".cache/fxpart").graph
     device = replace(_T4, memory_bytes=_T4.memory_bytes - cache_bytes - _CONTEXT_BYTES)
     topology = replace(uniform_topology((device,), _PCIE3), host_launch_s=_LAUNCH_S)
     options = OffloadOptions(
-        "accelerate", overlap=False, on_host=False, pageable_share=_PAGEABLE
+        "accelerate", overlap=False, on_host=False, pageable_share=share
     )  # conf/offload/accelerate.yaml
     found = offload(
         _problem(graph, topology),

@@ -18,13 +18,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from pathlib import Path
+from statistics import median
 
 from benchmarks.text_table import table
 from benchmarks.truth.megatron_steps import parallel_overrides, planned_step, schedule_of
 from benchmarks.truth.row import HEADS, Row, summary
 from fxpart.errors import FxpartError
 
-__all__ = ["NAME", "SOURCE", "Plan", "plans", "rows"]
+__all__ = ["NAME", "SOURCE", "Plan", "asked_for", "plans", "rows"]
 
 NAME = "vtrain"
 SOURCE = "VIA-Research/vTrain data/ground_truth_single.csv (MIT), Megatron-DeepSpeed on A100"
@@ -34,6 +35,7 @@ _FEW = 32
 _SEED = 0
 _HOST_LAUNCH_S = 36e-6
 """Of Megatron-DeepSpeed's Python on that machine, fitted to eight rows that are not held out."""
+_FITTED = 8
 _VOCABULARY = 51200
 """GPT-2's, as Megatron rounds it up."""
 
@@ -70,17 +72,17 @@ class Plan:
         """Whether nothing is fitted to it: nine of ten rows, by their labels."""
         return hashlib.sha256(self.label.encode()).digest()[0] % 10 != 0
 
-    def step_s(self) -> float:
+    def step_s(self, host_launch_s: float = _HOST_LAUNCH_S) -> float:
         """Return the predicted time of a step.
 
         Raises:
             FxpartError: for a step that cannot be planned.
 
         """
-        one, two = (self._of_layers(n * self.pipeline) for n in (1, 2))
+        one, two = (self._of_layers(n * self.pipeline, host_launch_s) for n in (1, 2))
         return one + (self.layers / self.pipeline - 1) * (two - one)
 
-    def _of_layers(self, layers: int) -> float:
+    def _of_layers(self, layers: int, host_launch_s: float) -> float:
         sizes = {
             "hidden_size": self.hidden,
             "intermediate_size": 4 * self.hidden,
@@ -104,7 +106,7 @@ class Plan:
             "model.dtype=float16",
             f"microbatches={self.microbatches}",
             "transfer_rate=nvlink3",
-            f"runtime.host_launch_s={_HOST_LAUNCH_S}",
+            f"runtime.host_launch_s={host_launch_s}",
         )
         degrees = (self.tensor, self.pipeline, self.data)
         chosen = parallel_overrides(*degrees, "a100_80gb", has_pieces=False)
@@ -156,6 +158,33 @@ def rows(data: Path, sample: int | None = _FEW) -> Iterator[Row]:
             print(f"{plan.label} is left out: {error}")
             continue
         yield Row(plan.label, predicted_ms, plan.iteration_ms, "ms", held_out=plan.is_held_out)
+
+
+def asked_for(data: Path, _: Sequence[Row]) -> str:
+    """Return what rows that are not held out, drawn by chance, ask a launch to take, in words."""
+    candidates = [plan for plan in plans(data) if not plan.is_held_out]
+    chosen = random.Random(_SEED).sample(candidates, min(_FITTED, len(candidates)))
+    asked_us = [asked_s * 1e6 for plan in chosen if (asked_s := _asked_launch_s(plan))]
+    if not asked_us:
+        return "no row asks for any time of a launch"
+    return (
+        f"{len(asked_us)} of {len(chosen)} rows that are not held out ask for launches of"
+        f" {median(asked_us):.0f} us ({min(asked_us):.0f} to {max(asked_us):.0f}),"
+        f" {_HOST_LAUNCH_S * 1e6:.0f} are taken"
+    )
+
+
+def _asked_launch_s(plan: Plan) -> float | None:
+    """Return the time of a launch with which a step takes what was measured, by a secant.
+
+    None where the device decides, and launches do not.
+    """
+    longer_s = 1.25 * _HOST_LAUNCH_S
+    at_s, at_longer_s = plan.step_s(), plan.step_s(longer_s)
+    if at_longer_s <= at_s:
+        return None
+    lacking_s = plan.iteration_ms / 1e3 - at_s
+    return _HOST_LAUNCH_S + lacking_s * (longer_s - _HOST_LAUNCH_S) / (at_longer_s - at_s)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -61,7 +61,10 @@ def test_a_sample_of_vtrain_says_of_how_many(
     head = "gpus,global batch,micro batch,hidden,heads,layers,sequence,tp,dp,pp,ms\n"
     lines = [f"8,64,4,1024,16,{layers},1024,2,2,2,200" for layers in range(8, 28, 2)]
     (tmp_path / "vtrain_single.csv").write_text(head + "\n".join(lines) + "\n")
-    monkeypatch.setattr(vtrain.Plan, "step_s", lambda _: 0.2)
+    # A step of 5,000 launches of the host beside 30 ms on the device.
+    monkeypatch.setattr(vtrain.Plan, "step_s", lambda _, launch_s=36e-6: 0.03 + 5000 * launch_s)
+    asked = "1 of 1 rows that are not held out ask for launches of 34 us (34 to 34), 36 are taken"
+    assert vtrain.asked_for(tmp_path, []) == asked
     vtrain.main(["--data", str(tmp_path), "--sample", "6"])
     told = capsys.readouterr().out
     assert "6 of 10 rows, drawn by chance" in told

@@ -53,6 +53,16 @@ def test_what_is_left_out_is_named_and_counted(
     assert "2 rows are left out" in told
 
 
+def test_a_fitted_time_asks_for_the_share_that_explains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # 3 s of copies at the full link beside 2 s of computing; 1 / 8 tokens per second.
+    monkeypatch.setattr(offload, "_generated_per_s", lambda _, share=0.3: 1 / (2 + 3 / share))
+    points = [{**RUN, "model": "OPT-30B", "value": 1 / 8}, {**RUN, "model": "OPT-6.7B"}]
+    (tmp_path / "measured.json").write_text(json.dumps(points))
+    assert "a share of 0.50 (OPT-30B fp16), 0.3 is taken" in offload.asked_for(tmp_path, [])
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_memory_is_that_of_the_modules_in_accelerates_map(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -25,6 +25,10 @@ class _Set:
         yield _row(0.8, 1, held_out=True)
         yield _row(1.5, 1, held_out=True)
 
+    @staticmethod
+    def asked_for(data: Path, rows: list[Row]) -> str:
+        return f"{len(rows)} rows ask for more of {data.name}"
+
 
 def test_errors_are_of_what_was_measured() -> None:
     rows = [_row(0.8, 1), _row(1.1, 1), _row(2, 1), _row(1, 1)]
@@ -44,7 +48,11 @@ def test_held_out_rows_have_a_line_of_their_own(
     monkeypatch.setattr(command, "SETS", (_Set,))
     (tmp_path / "planted.csv").touch()
     command.main(["--data", str(tmp_path), "--set", "planted", "--worst", "1"])
-    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "planted" in line]
+    printed = capsys.readouterr().out
+    asked = f"planted: 3 rows ask for more of {tmp_path.name}\n"
+    assert asked in printed
+    told = printed.replace(asked, "").splitlines()
+    lines = [line.split() for line in told if "planted" in line]
     assert lines[1][:4] == ["planted", "all", "3", "20.0"]
     assert lines[2][:6] == ["planted", "held", "out", "2", "35.0", "47.0"]
     assert lines[3] == ["planted", "a", "1.5", "1", "ms"]
