@@ -23,7 +23,7 @@ class Tier:
     memory_bytes: int
     """What may be kept there."""
     bytes_per_s: float | None = None
-    """Rate at which a disk is read; the host's memory is read over the devices' own links."""
+    """Rate at which a disk is read, or of a device's link to the host."""
     processor: DeviceSpec | None = None
     """What computes beside it; None where nothing does."""
 
@@ -107,6 +107,8 @@ def tiers_of(tiers: Sequence[Tier]) -> Tiers | None:
             f"tier {disk.name} has no link to a device: a disk is read through the host's memory;"
             " add it, such as +host16gb"
         )
+    if host.bytes_per_s is not None and not host.bytes_per_s >= 1:
+        raise SpecError(f"tier {host.name} has bytes_per_s={host.bytes_per_s}; give 1 or more")
     if disk is not None and not (disk.bytes_per_s and disk.bytes_per_s >= 1):
         raise SpecError(
             f"tier {disk.name} has no link: its bytes_per_s is {disk.bytes_per_s}; give the rate at"

@@ -124,7 +124,10 @@ class TierConfig:
     """``host`` or ``disk``."""
     memory_bytes: int = MISSING
     bytes_per_s: float | None = None
-    """Rate at which a disk is read; that of the host is that of the devices' links."""
+    """Rate at which a disk is read; of the host, that of each device's link to it where
+    `transfer_rate` is no PCIe link, or null where it is the same."""
+    latency_s: float | None = None
+    """Fixed cost of a copy over that link."""
     flops_per_s: dict[str, float] = field(default_factory=dict)
     """Of what computes beside it, by dtype name; empty for nothing."""
     memory_bandwidth_bytes_per_s: float | None = None

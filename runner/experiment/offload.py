@@ -133,17 +133,30 @@ def placed(
         # A mode that keeps modules together, or to one device, may still find no room.
         with suppress(InfeasibleError):
             return place(problem), None
-    link = config.transfer_rate
     found = offload(
         problem,
         tiers,
         _options(config),
-        link=(link.bytes_per_s, link.latency_s),
+        link=_link(config, tiers.host),
         host_times=times.op_time_s if config.latency.source in _SOURCES else None,
         place=place,
         first=first,
     )
     return found.assignment, found
+
+
+def _link(config: Config, host: Tier) -> tuple[float, float]:
+    """Return the rate and the latency of a device's link to the host.
+
+    Devices that exchange tensors over PCIe reach the host over the same; others, such as those
+    with NVLink, over one that the tier states.
+    """
+    rate = config.transfer_rate
+    if host.bytes_per_s is None or rate.name.startswith("pcie"):
+        return rate.bytes_per_s, rate.latency_s
+    stated = next(tier for tier in config.devices.tiers if tier.name == host.name)
+    latency_s = rate.latency_s if stated.latency_s is None else stated.latency_s
+    return host.bytes_per_s, latency_s
 
 
 # What is said of it.

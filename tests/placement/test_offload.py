@@ -238,6 +238,8 @@ def test_tiers_that_make_no_sense_are_refused() -> None:
         tiers_of([disk])
     with pytest.raises(SpecError, match="nvme has no link: its bytes_per_s is None"):
         tiers_of([host(), Tier("nvme", "disk", 1)])
+    with pytest.raises(SpecError, match=r"tier host has bytes_per_s=0\.0"):
+        tiers_of([Tier("host", "host", 1, 0.0)])
     with pytest.raises(SpecError, match="both of kind host"):
         tiers_of([host(), host()])
     with pytest.raises(SpecError, match="of kind tape"):

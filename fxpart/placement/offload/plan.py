@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import IntArray
+from fxpart.core.graph import FloatArray, IntArray
 from fxpart.core.module_paths import owner
 from fxpart.core.partitions import partition_by_device
 from fxpart.core.tiers import OffloadOptions, Tiers
@@ -221,32 +221,18 @@ def _less_stored(evaluation: Evaluation, found: Offloaded) -> Evaluation:
 def _searched(machine: Machine, ways: IntArray) -> tuple[Problem, list[int]]:
     """Return what a mode places, and what each device has for it.
 
-    Offloaded weights count nothing, nor does the cache of modules on the host; the time that
-    a copy is waited for is in that of the first operator which needs it.
+    Offloaded weights count nothing, nor does the cache of modules on the host.
     """
     graph, base = machine.problem.graph, machine.problem
     gone, hosted = _in_tiers(machine, ways), _hosted_ops(machine, ways)
-    kept = np.where(gone, 0, graph.weight_bytes)
     read_elsewhere = np.zeros(graph.n_values, dtype=np.bool_)
     read_elsewhere[graph.reads[~hosted[graph.readers]]] = True
     inputs = (graph.value_producer < 0) & ~read_elsewhere
     bare = replace(
         graph,
-        weight_bytes=kept,
+        weight_bytes=np.where(gone, 0, graph.weight_bytes),
         value_alloc_bytes=np.where(inputs, 0, graph.value_alloc_bytes),
     )
-    times = base.costs.op_time_s.copy()
-    if hosted.any():
-        times[hosted] = machine.with_host.costs.op_time_s[hosted, -1:]
-    since, previous = 0.0, -1
-    op_s = times.min(axis=1)
-    for index in np.flatnonzero(ways == STREAMED).tolist():
-        unit = machine.units[index]
-        first = int(unit.ops[0])
-        if machine.options.overlap and previous >= 0:
-            since = float(op_s[previous:first].sum())
-        times[first] += max(0.0, float(machine.copy_s[index]) - since)
-        previous = first
     room = _most_buffer(machine, ways)
     less = tuple(
         replace(
@@ -257,9 +243,28 @@ def _searched(machine: Machine, ways: IntArray) -> tuple[Problem, list[int]]:
         for spec in base.topology.devices
     )
     topology = replace(base.topology, devices=less)
-    costs = base.costs._replace(op_time_s=times)
+    costs = base.costs._replace(op_time_s=_times_with_waits(machine, ways, hosted))
     problem = replace(base, graph=bare, topology=topology, costs=costs, memory=memory_tables(bare))
     return problem, topology.memory_bytes.tolist()
+
+
+def _times_with_waits(machine: Machine, ways: IntArray, hosted: BoolArray) -> FloatArray:
+    """Return the times of operators on the devices, shape (n, D); of `hosted` ones on the host.
+
+    The time that a copy is waited for is in that of the first operator which needs it.
+    """
+    times = machine.problem.costs.op_time_s.copy()
+    if hosted.any():
+        times[hosted] = machine.with_host.costs.op_time_s[hosted, -1:]
+    since, previous = 0.0, -1
+    op_s = times.min(axis=1)
+    for index in np.flatnonzero(ways == STREAMED).tolist():
+        first = int(machine.units[index].ops[0])
+        if machine.options.overlap and previous >= 0:
+            since = float(op_s[previous:first].sum())
+        times[first] += max(0.0, float(machine.copy_s[index]) - since)
+        previous = first
+    return times
 
 
 def _most_buffer(machine: Machine, ways: IntArray) -> int:

@@ -110,6 +110,17 @@ def test_times_of_one_kind_of_device_are_refused_for_the_host_or_said(here: Path
     assert "none on the host, since latency=profiled has no times of it" in line
 
 
+def test_copies_go_over_pcie_where_devices_have_other_links(here: Path) -> None:
+    small = ("devices=1x0.07mb+host1mb", "offload=accelerate", "offload.pageable_share=0.001")
+    pcie4, pcie5, nvlink = (
+        headline(planned(*small, f"transfer_rate={link}"))["copy_wait_ms"]
+        for link in ("pcie4", "pcie5", "nvlink4")
+    )
+    assert nvlink == pcie4 > pcie5
+    stated = planned(*small, "transfer_rate=nvlink4", "devices.tiers.0.bytes_per_s=1e9")
+    assert headline(stated)["copy_wait_ms"] > 10 * nvlink > 0
+
+
 def test_a_model_that_fits_leaves_the_tiers_alone(here: Path) -> None:
     result = planned("devices=1x1gb+host1gb")
     assert result.offloaded is None
