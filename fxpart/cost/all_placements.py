@@ -103,6 +103,22 @@ def _all_fit(m: MemoryTables, device_of: IntArray, room: IntArray, change: IntAr
 
 
 @compiled
+def _costs_of(  # noqa: PLR0917 - compiled: all by position
+    t: CostTables,
+    m: MemoryTables,
+    log: ScheduleLog,
+    room: IntArray,
+    device_of: IntArray,
+    change: IntArray,
+) -> tuple[float, float]:
+    """Return the latency and the largest load of a placement, infinite where it does not fit."""
+    if not _all_fit(m, device_of, room, change):
+        return np.inf, np.inf
+    seconds, sent = schedule(t, device_of, log)
+    return seconds, _load_s(t, device_of, log, sent)
+
+
+@compiled
 def _best(  # noqa: PLR0917 - compiled: all by position
     t: CostTables,
     m: MemoryTables,
@@ -140,16 +156,10 @@ def _best(  # noqa: PLR0917 - compiled: all by position
         if unit + 1 < units:
             unit += 1
             continue
-        for op in range(n):
-            device_of[op] = home[unit_of[op]]
-        if not _all_fit(m, device_of, room, change):
-            continue
-        seconds, sent = schedule(t, device_of, log)
+        device_of[:] = home[unit_of]
+        seconds, largest_s = _costs_of(t, m, log, room, device_of, change)
         if seconds < latency_s:
-            latency_s = seconds
-            latency_of[:] = device_of
-        largest_s = _load_s(t, device_of, log, sent)
+            latency_s, latency_of[:] = seconds, device_of
         if largest_s < load_s:
-            load_s = largest_s
-            load_of[:] = device_of
+            load_s, load_of[:] = largest_s, device_of
     return latency_s, load_s
