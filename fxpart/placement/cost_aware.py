@@ -42,10 +42,11 @@ def cost_aware(problem: Problem, options: SearchOptions | None = None) -> Assign
 
     Raises:
         InfeasibleError: when no start is found.
+        SpecError: for options of the search, with a published problem.
 
     """
     if problem.workload is not None:
-        return placed_in_steps(problem, _STEPS)
+        return placed_in_steps(problem, _STEPS, options)
     return _placed(problem, options or SearchOptions())
 
 

@@ -20,21 +20,25 @@ def follow(graph: OpGraph, assignment: Assignment, other: OpGraph) -> Assignment
     operator before it is. O(operators + reads).
     """
     device_of = assignment.device_of
-    of_weight = _first_user(graph.weight_names, graph.uses, graph.users, device_of)
+    of_weight = _devices_of_users(graph.weight_names, graph.uses, graph.users, device_of)
     inputs = graph.value_producer[graph.reads] < 0
-    of_input = _first_user(graph.value_names, graph.reads[inputs], graph.readers[inputs], device_of)
+    of_input = _devices_of_users(
+        graph.value_names, graph.reads[inputs], graph.readers[inputs], device_of
+    )
     of_module = _by_module(graph, device_of)
     homes = np.empty(other.n_ops, dtype=np.int64)
     before = int(device_of[0])
     for op in range(other.n_ops):
         weights = [other.weight_names[w] for w in other.uses_of(op).tolist()]
         values = [other.value_names[v] for v in other.reads_of(op).tolist()]
-        known = (
+        used = (
             *(of_weight[name] for name in weights if name in of_weight),
             *(of_input[name] for name in values if name in of_input),
-            of_module.get(other.modules[op], before),
         )
-        homes[op] = before = known[0]
+        home = of_module.get(other.modules[op], before)
+        if used and home not in used[0]:
+            home = used[0][0]
+        homes[op] = before = home
     return partition_by_device(other, _with_groups(other, homes))
 
 
@@ -46,14 +50,14 @@ def _with_groups(graph: OpGraph, homes: IntArray) -> IntArray:
     return np.array([home_of_group[group] for group in graph.group.tolist()], dtype=np.int64)
 
 
-def _first_user(
+def _devices_of_users(
     names: tuple[str, ...], used: IntArray, users: IntArray, device_of: IntArray
-) -> dict[str, int]:
-    """Return the device of the first operator that uses each of `names` by number."""
-    homes: dict[str, int] = {}
+) -> dict[str, list[int]]:
+    """Return the devices that use each of `names` by number, in the order of first use."""
+    homes: dict[str, dict[int, None]] = {}
     for number, op in zip(used.tolist(), users.tolist(), strict=True):
-        homes.setdefault(names[number], int(device_of[op]))
-    return homes
+        homes.setdefault(names[number], {})[int(device_of[op])] = None
+    return {name: list(devices) for name, devices in homes.items()}
 
 
 def _by_module(graph: OpGraph, device_of: IntArray) -> dict[str, int]:

@@ -37,10 +37,11 @@ def kl_based(problem: Problem, options: SearchOptions | None = None) -> Assignme
 
     Raises:
         InfeasibleError: when `size_based` finds no start.
+        SpecError: for options of the search, with a published problem.
 
     """
     if problem.workload is not None:
-        return placed_in_steps(problem, _STEPS)
+        return placed_in_steps(problem, _STEPS, options)
     return _placed(problem, options or SearchOptions())
 
 

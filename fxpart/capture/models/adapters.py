@@ -1,5 +1,6 @@
 """Adapters of peft in a model that is fine-tuned: only they are trained."""
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,10 @@ from torch import nn
 from fxpart.errors import SpecError, one_line
 
 __all__ = ["add_adapters"]
+
+_NAME_LAYERS = "name layers, such as finetune.targets=[q_proj,v_proj]"
+_OF_TENSOR = "ParamWrapper"
+"""What peft calls an adapter beside a tensor that belongs to no layer of its own."""
 
 
 def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
@@ -23,7 +28,8 @@ def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
             that peft knows of the architecture, or ``all-linear``.
 
     Raises:
-        SpecError: without peft, and for layers that are not there or take no adapter.
+        SpecError: without peft, for layers that are not there or take no adapter, and for weights
+            that are no layer's, such as those of all experts in one tensor.
 
     """
     try:
@@ -34,20 +40,35 @@ def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
             " pip install 'fxpart[peft]', or set finetune=none"
         ) from error
     targets = lora["targets"] or None
+    named = f"[{','.join(targets)}]" if targets else "those that peft knows"
+    asked = f"finetune=lora with finetune.targets={named} and finetune.rank={lora['rank']}"
     try:
-        config = peft.LoraConfig(
-            r=lora["rank"],
-            lora_alpha=lora["alpha"],
-            lora_dropout=lora["dropout"],
-            target_modules="all-linear" if targets == ["all-linear"] else targets,
-        )
-        peft.inject_adapter_in_model(config, module)
-        _in_float32(module)
+        # What peft warns of, it sets right (gpt2's transposed layers), or it is refused below.
+        with warnings.catch_warnings(action="ignore"):
+            config = peft.LoraConfig(
+                r=lora["rank"],
+                lora_alpha=lora["alpha"],
+                lora_dropout=lora["dropout"],
+                target_modules="all-linear" if targets == ["all-linear"] else targets,
+            )
+            peft.inject_adapter_in_model(config, module)
     except (ValueError, TypeError) as error:
-        raise SpecError(
-            f"finetune=lora with finetune.targets={targets or 'those that peft knows'} and"
-            f" finetune.rank={lora['rank']}: {one_line(error)}"
-        ) from error
+        why = one_line(error)
+        if targets is None and "target_modules" in why:
+            why = f"peft knows no layers of {type(module).__name__}; {_NAME_LAYERS}"
+        raise SpecError(f"{asked}: {why}") from error
+    _check_layers(module, asked)
+    _in_float32(module)
+
+
+def _check_layers(module: nn.Module, asked: str) -> None:
+    """Refuse adapters beside tensors of experts, which an export of the step does not take."""
+    for name, child in module.named_modules():
+        if type(child).__name__ == _OF_TENSOR:
+            raise SpecError(
+                f"{asked}: weights of {name}, of experts or their router, are no linear layer's,"
+                f" and no adapter beside them is planned; {_NAME_LAYERS}"
+            )
 
 
 def _in_float32(module: nn.Module) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Protocol
 
 import numpy as np
@@ -14,11 +14,13 @@ from fxpart.core.workload import Workload
 from fxpart.cost.blocking import sample_bound_s
 from fxpart.cost.bounds import load_bound_s
 from fxpart.cost.problem import Problem
+from fxpart.errors import SpecError
 from fxpart.placement.published.load_bound import ConfigurationBound
 from fxpart.placement.published.loads import LoadSearch, best_stretches
 from fxpart.placement.published.pieces import PieceSearch
 from fxpart.placement.published.rows import rows
 from fxpart.placement.search.load_tables import unit_tables
+from fxpart.placement.search.refine import SearchOptions
 from fxpart.placement.size_based import size_based
 
 __all__ = ["KnownBound", "Proof", "Search", "begun", "placed_in_steps"]
@@ -101,16 +103,25 @@ def begun(
     return loads, lambda: loads.elite[0][unit_of], proof
 
 
-def placed_in_steps(problem: Problem, steps: int) -> Assignment:
+def placed_in_steps(problem: Problem, steps: int, options: SearchOptions | None) -> Assignment:
     """Return the best placement of a published problem after so many steps. Deterministic.
 
-    Where those find none, that of `size_based`.
+    Where those find none, that of `size_based`. `options` are of a search of another kind, so that
+    only their defaults are taken.
 
     Raises:
         InfeasibleError: when `size_based` finds none either.
+        SpecError: for options that would change nothing.
 
     """
     assert problem.workload is not None
+    usual = asdict(SearchOptions())
+    for name, value in asdict(options or SearchOptions()).items():
+        if value != usual[name]:
+            raise SpecError(
+                f"mode.{name}={value} is for models, of model=workload a fixed number of steps is"
+                f" searched; use mode.{name}={usual[name]}, or mode=optimal with mode.steps"
+            )
     search, device_of, _ = begun(problem, problem.workload, seed=0)
     for _ in range(steps):
         if not search.is_exhausted:

@@ -1,6 +1,7 @@
 """A fine-tuning step has gradients and states of its adapters alone, as peft's own run has."""
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -66,7 +67,51 @@ def test_only_adapters_have_gradients_and_states() -> None:
     kept = (t for state in optimizer.state.values() for t in state.values() if t.dim())
     assert graph.weight_state_bytes.sum() == pytest.approx(sum(t.nbytes for t in kept), rel=0.01)
     frozen = sum(weight.nbytes for weight in tuned.parameters() if not weight.requires_grad)
-    assert sum(weight.nbytes for weight in tuned.parameters()) - gradient_bytes == frozen
+    frozen += sum(buffer.nbytes for buffer in tuned.buffers())
+    assert graph.weight_bytes.sum() - gradient_bytes == frozen
+
+
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning")
+def test_a_step_of_adapters_holds_what_pefts_own_run_holds() -> None:
+    peft = pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from fxpart.execution.live_bytes import LiveBytes, storage_sizes
+
+    sizes = ("model.batch_size=4", "model.seq_len=64", "model.dtype=float32", "optimizer=none")
+    (planned,) = _planned("finetune=lora", "finetune.rank=4", *sizes).evaluation.devices
+    model = LlamaForCausalLM(LlamaConfig.from_dict({**_SMALL, "use_cache": False}))
+    tuned = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
+    tokens = torch.randint(0, 96, (4, 64))
+    resident = storage_sizes([*tuned.parameters(), *tuned.buffers(), tokens])
+    with LiveBytes([resident]) as counter:
+        tuned(input_ids=tokens, labels=tokens).loss.backward()
+    assert planned.peak_bytes == pytest.approx(counter.peak_bytes[0], rel=0.005)
+
+
+def test_layers_that_take_no_adapter_are_told_in_plain_words() -> None:
+    pytest.importorskip("peft")
+    experts = ("model.architecture=MixtralForCausalLM", "+model.config.num_local_experts=4")
+    with pytest.raises(FxpartError, match=r"name layers, such as finetune.targets=\[q_proj"):
+        _planned("finetune=lora", *experts)
+    with pytest.raises(FxpartError, match=r"mlp\.\S+, of experts or their router, are no linear"):
+        _planned("finetune=lora", "finetune.targets=[all-linear]", *experts)
+
+
+def test_what_peft_sets_right_is_not_warned_of() -> None:
+    pytest.importorskip("peft")
+    torch = pytest.importorskip("torch")
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    from fxpart.capture.models.adapters import add_adapters
+
+    with torch.device("meta"):
+        module = GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2))
+    with warnings.catch_warnings(action="error"):
+        add_adapters(module, {"rank": 2, "alpha": 4, "dropout": 0.0, "targets": []})
+    trained = [name for name, weight in module.named_parameters() if weight.requires_grad]
+    assert len(trained) == 2
 
 
 def test_frozen_weights_may_have_few_bits_and_adapters_keep_theirs() -> None:

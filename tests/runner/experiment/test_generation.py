@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from fxpart.core.graph import IntArray, OpGraph
 from fxpart.errors import FxpartError, InfeasibleError
+from fxpart.placement.follow import follow
 from runner.experiment.experiment import Result, check_all, model_spec, plan
 from runner.experiment.generation import generation_lines
 from runner.experiment.headline import headline
+from runner.experiment.serving_steps import serving_steps
 from tests.runner.composed import read
 
 _SMALL = {
@@ -121,6 +124,27 @@ def test_both_steps_of_several_devices_have_their_weights_in_one_place() -> None
     )
     assert metrics["ttft_ms"] == pytest.approx(prefill["latency_ms"], rel=0.02)
     assert all(use.weight_bytes and use.cache_bytes for use in made.evaluation.devices)
+
+
+def test_the_head_of_tied_embeddings_stays_where_the_decode_has_it() -> None:
+    config = read(
+        *_overrides(*_lengths(20, 5), "mode=equal_layers", "devices=2x0.2mb"),
+        "+model.config.tie_word_embeddings=true",
+    )
+    spec = model_spec(config)
+    made = plan(config, spec)
+    steps = serving_steps(config, spec)
+    decode = steps.decode(1, 25)
+    prompts = steps.prefill(1, 20, decode)
+    placed = follow(decode, made.assignment, prompts)
+
+    def device(homes: IntArray, graph: OpGraph, module: str) -> int:
+        (home,) = {int(homes[op]) for op, path in enumerate(graph.modules) if path == module}
+        return home
+
+    for module, home in (("model.embed_tokens", 0), ("lm_head", 1)):
+        assert device(made.assignment.device_of, decode, module) == home
+        assert device(placed.device_of, prompts, module) == home
 
 
 @pytest.mark.parametrize(

@@ -90,3 +90,13 @@ def test_what_makes_no_sense_is_refused(
     config = read(*WORKLOAD, *overrides)
     with pytest.raises(SpecError, match=words):
         check_all(config)
+
+
+@pytest.mark.parametrize("mode", ["kl_based", "cost_aware"])
+def test_options_of_another_search_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("problem.json").write_text(json.dumps(document(1)))
+    with pytest.raises(SpecError, match=r"mode.min_gain=0.01 is for models"):
+        _planned(*WORKLOAD[:2], f"mode={mode}", "mode.min_gain=0.01")
