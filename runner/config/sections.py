@@ -125,7 +125,7 @@ class TierConfig:
     memory_bytes: int = MISSING
     bytes_per_s: float | None = None
     """Rate at which a disk is read; of the host, that of each device's link to it where
-    `transfer_rate` is no PCIe link, or null where it is the same."""
+    `transfer_rate` is faster and no PCIe link, or null where it is the same."""
     latency_s: float | None = None
     """Fixed cost of a copy over that link."""
     flops_per_s: dict[str, float] = field(default_factory=dict)

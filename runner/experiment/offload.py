@@ -148,15 +148,16 @@ def placed(
 def _link(config: Config, host: Tier) -> tuple[float, float]:
     """Return the rate and the latency of a device's link to the host.
 
-    Devices that exchange tensors over PCIe reach the host over the same; others, such as those
-    with NVLink, over one that the tier states.
+    Devices that exchange tensors over PCIe, or a slower link than the tier states, reach the host
+    over the same; others, such as those with NVLink, over the one that the tier states.
     """
     rate = config.transfer_rate
-    if host.bytes_per_s is None or rate.name.startswith("pcie"):
+    stated_rate = host.bytes_per_s or np.inf
+    if rate.name.startswith("pcie") or rate.bytes_per_s <= stated_rate:
         return rate.bytes_per_s, rate.latency_s
     stated = next(tier for tier in config.devices.tiers if tier.name == host.name)
     latency_s = rate.latency_s if stated.latency_s is None else stated.latency_s
-    return host.bytes_per_s, latency_s
+    return stated_rate, latency_s
 
 
 # What is said of it.
