@@ -13,7 +13,7 @@ from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
 from runner.recommend.request import Request
 
-__all__ = ["KEYS", "STAGES", "Plan", "Refusals", "plans"]
+__all__ = ["KEYS", "REPLICAS", "STAGES", "Plan", "Refusals", "plans"]
 
 KEYS = {
     "tensor_parallel": "tensor_parallel",
@@ -28,6 +28,8 @@ KEYS = {
 """What each setting of the space is called on the command line."""
 STAGES = "stages"
 """The setting under which reasons against pipelines are kept, by their number of stages."""
+REPLICAS = "replicas"
+"""The same of replicas of one device, by their number."""
 _MICROBATCHES = (8, 32)
 """Of a step whose batch is free: a few, and so many that a pipeline is hardly ever empty."""
 _BATCHES = (1, 2, 4)
@@ -92,6 +94,8 @@ class Refusals:
             self.reasons.setdefault((name, getattr(plan, name)), error)
         if plan.mode == "pipeline":
             self.reasons.setdefault((STAGES, plan.groups), error)
+        if plan.tensor_parallel == plan.groups == 1:
+            self.reasons.setdefault((REPLICAS, plan.data_parallel), error)
 
 
 def plans(

@@ -13,7 +13,7 @@ from runner.output.units import GIB, format_s, format_size, time_unit
 from runner.recommend.evaluate import Candidate, Costed, Outcome
 from runner.recommend.limits import limit_of
 from runner.recommend.request import Request
-from runner.recommend.space import STAGES, Plan
+from runner.recommend.space import REPLICAS, STAGES, Plan
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -125,11 +125,12 @@ def _habits(outcome: Outcome) -> Iterator[_Habit]:
         [plan for plan in space if plan.tensor_parallel == n],
     )
     replicas = [plan for plan in space if plan.data_parallel == n]
+    refused = (REPLICAS, n) in outcome.refusals.reasons
     zeros = {plan.zero for plan in replicas} & {0, _FSDP} if replicas else {0}
     for zero in sorted(zeros, reverse=True):
         name = f"all replicas (data_parallel={n}{f' zero={zero}' if zero else ''})"
         of_stage = [plan for plan in replicas if plan.zero == zero]
-        yield _Habit(name, "data_parallel", n, of_stage)
+        yield _Habit(name, REPLICAS if refused else "data_parallel", n, of_stage)
     stages = [plan for plan in space if plan.groups == n and plan.mode == "pipeline"]
     yield _Habit(f"all stages (mode=pipeline on {n})", STAGES, n, stages)
 

@@ -62,6 +62,8 @@ def test_a_habit_that_cannot_be_says_why(folder: Path, monkeypatch: pytest.Monke
     refusals.add(PIPELINE, NotApplicableError("it has one layer; take another"))
     # The reason of a pipeline with fewer stages is not that of all.
     refusals.add(replace(PIPELINE, groups=1), NotApplicableError("another reason"))
+    # Nor is that of replicas of groups, which need more devices.
+    refusals.reasons["data_parallel", 2] = NotApplicableError("there are too few devices")
     tiers = ("phase=decode", "devices=2x16gb+host1gb", "context_len=16")
     outcome = _evaluated(Request(), *tiers, plans=plans, refusals=refusals)
     lines = list(habit_lines(Request(), outcome))
