@@ -12,7 +12,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.few_bits import with_chosen_experts
 from fxpart.core.graph import OpGraph, without_python
 from fxpart.core.symbolic_graph import SymbolicGraph
-from fxpart.errors import SpecError
+from fxpart.errors import CaptureError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.serving import in_few_bits
@@ -89,7 +89,16 @@ class ServingSteps:
         folder = Path(cache.cache_dir) if cache.use_cache else None
         prompt, context = (length, None) if step == "prefill" else (self.spec.seq_len, length)
         spec = replace(self.spec, step=step, batch_size=batch, seq_len=prompt, cache_len=context)
-        captured = captured_symbolic(spec, symbols, folder, step)
+        try:
+            captured = captured_symbolic(spec, symbols, folder, step)
+        except CaptureError as error:
+            if "cannot be symbolic" not in str(error):
+                raise
+            raise CaptureError(
+                f"phase=generate captures a {step} once for all sizes, which"
+                f" {spec.architecture or spec.name} does not allow; use phase=prefill and"
+                " phase=decode"
+            ) from error
         captured.symbolic.check_sizes(sizes)
         self.seconds += captured.seconds
         self.from_cache &= captured.from_cache

@@ -169,3 +169,25 @@ def test_lengths_that_make_no_generation_are_refused(
 def test_more_tokens_than_the_model_has_positions_are_refused() -> None:
     with pytest.raises(FxpartError, match="more than the 4096 positions"):
         _planned(*_lengths(4090, 10))
+
+
+def test_a_model_with_an_encoder_is_refused() -> None:
+    t5 = ("d_model=16", "d_kv=8", "d_ff=32", "num_layers=1", "num_heads=2", "vocab_size=64")
+    config = read(
+        *("model=transformers", "model.architecture=T5ForConditionalGeneration", "mode=single"),
+        *(f"+model.config.{size}" for size in t5),
+        *_lengths(6, 4),
+    )
+    with pytest.raises(FxpartError, match="is for decoders, T5ForConditionalGeneration reads"):
+        plan(config, model_spec(config))
+
+
+def test_a_model_that_is_not_captured_in_symbols_is_told_in_plain_words() -> None:
+    config = read(
+        *("model=transformers", "model.architecture=MambaForCausalLM", "mode=single"),
+        *(f"+model.config.{size}" for size in ("hidden_size=16", "vocab_size=64", "state_size=4")),
+        *("+model.config.num_hidden_layers=1", "devices=1x1mb", "reserve=none"),
+        *_lengths(6, 4),
+    )
+    with pytest.raises(FxpartError, match=r"a prefill once for all sizes, which MambaForCausalLM"):
+        plan(config, model_spec(config))
