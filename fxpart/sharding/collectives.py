@@ -4,6 +4,7 @@ A capture needs no process group: each operator knows the size of its group. Run
 over the default group of `torch.distributed`, which must have that many processes.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,8 @@ _SCATTER = "fxpart::reduce_scatter"
 _ENTER, _LEAVE = "fxpart::gathered_sequence", "fxpart::scattered_sequence"
 _AGAIN, _GATHER_AGAIN = "fxpart::gathered_again", "fxpart::all_gather.again"
 _IN_PLACE, _SCATTER_IN_PLACE = "fxpart::scattered_in_place", "fxpart::reduce_scatter.in_place"
+_SCHEMA = "(Tensor x, int group) -> Tensor"
+_Step = Callable[[Tensor, int], Tensor]
 _SEQUENCE = 1
 """The dimension of the positions, after the batch."""
 
@@ -102,18 +105,12 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_initialized() else 0
 
 
-torch.library.define(_REDUCE, "(Tensor x, int group) -> Tensor")
-torch.library.define(_GATHER, "(Tensor x, int group) -> Tensor")
-torch.library.define(_SUM, "(Tensor(a) x, int group) -> Tensor(a)")
+torch.library.define(_REDUCE, _SCHEMA)
+torch.library.define(_GATHER, _SCHEMA)
 torch.library.define(_ROWS, "(Tensor ids, Tensor weight, int group, int rank) -> Tensor")
-torch.library.define(_JOIN, "(Tensor x, int group) -> Tensor")
-torch.library.define(_SCATTER, "(Tensor x, int group) -> Tensor")
-torch.library.define(_ENTER, "(Tensor x, int group) -> Tensor")
-torch.library.define(_LEAVE, "(Tensor x, int group) -> Tensor")
-torch.library.define(_AGAIN, "(Tensor x, int group) -> Tensor")
-torch.library.define(_GATHER_AGAIN, "(Tensor x, int group) -> Tensor")
-torch.library.define(_IN_PLACE, "(Tensor x, int group) -> Tensor")
-torch.library.define(_SCATTER_IN_PLACE, "(Tensor x, int group) -> Tensor")
+torch.library.define(_SCATTER, _SCHEMA)
+torch.library.define(_GATHER_AGAIN, _SCHEMA)
+torch.library.define(_SCATTER_IN_PLACE, _SCHEMA)
 
 
 @torch.library.impl(_REDUCE, "CPU")
@@ -185,86 +182,6 @@ def _same(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
 torch.library.register_autograd(_REDUCE, _same)
 
 
-class _SumGradient(Function):
-    """Identity whose gradient is summed: Megatron's `f` (Shoeybi et al., arXiv:1909.08053)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return all_reduce(gradient, ctx.group), None
-
-
-class _JoinParts(Function):
-    """Gathers parts along the last dimension; each device takes its own of the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
-        ctx.group = group
-        return _joined(x, group, -1)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return torch.chunk(gradient, ctx.group, dim=-1)[_rank()].contiguous(), None
-
-
-class _GatherSequence(Function):
-    """Megatron's `g`, with its gradient (Korthikanti et al., arXiv:2205.05198)."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
-        ctx.group = group
-        return _joined(x, group, _SEQUENCE)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return _scattered_positions(gradient, ctx.group), None
-
-
-class _GatherAgain(Function):
-    """The same by the operator that a captured step repeats in its backward."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
-        ctx.group = group
-        whole: Tensor = torch.ops.fxpart.all_gather.again(x, group)
-        return whole
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return torch.ops.fxpart.reduce_scatter.in_place(gradient, ctx.group), None
-
-
-class _ScatterInPlace(Function):
-    """Its conjugate."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
-        ctx.group = group
-        piece: Tensor = torch.ops.fxpart.reduce_scatter.in_place(x, group)
-        return piece
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return torch.ops.fxpart.all_gather.again(gradient, ctx.group), None
-
-
-class _ScatterSequence(Function):
-    """Its conjugate."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
-        ctx.group = group
-        return _scattered_positions(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
-        return _joined(gradient, ctx.group, _SEQUENCE), None
-
-
 def _joined(x: Tensor, group: int, dim: int) -> Tensor:
     parts = torch.ops.fxpart.all_gather(x, group)
     if dim == _SEQUENCE and x.shape[0] == 1:  # they lie one after the other as they are
@@ -280,6 +197,52 @@ def _scattered_positions(x: Tensor, group: int) -> Tensor:
         parts = torch.stack(torch.chunk(x, group, dim=_SEQUENCE))
     result: Tensor = torch.ops.fxpart.reduce_scatter(parts, group)
     return result
+
+
+def _own_part(gradient: Tensor, group: int) -> Tensor:
+    return torch.chunk(gradient, group, dim=-1)[_rank()].contiguous()
+
+
+def _gathered_once_more(x: Tensor, group: int) -> Tensor:
+    whole: Tensor = torch.ops.fxpart.all_gather.again(x, group)
+    return whole
+
+
+def _scattered_as_it_lies(x: Tensor, group: int) -> Tensor:
+    piece: Tensor = torch.ops.fxpart.reduce_scatter.in_place(x, group)
+    return piece
+
+
+def _define(name: str, forward: _Step, backward: _Step, schema: str = _SCHEMA) -> None:
+    """Define the operator `name`, which is `forward`, and whose gradient is `backward`'s."""
+
+    class Collective(Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor, group: int) -> Tensor:  # noqa: ANN401
+            ctx.group = group
+            return forward(x, group)
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+            return backward(gradient, ctx.group), None
+
+    def apply(x: Tensor, group: int) -> Tensor:
+        result: Tensor = Collective.apply(x, group)  # type: ignore[no-untyped-call]
+        return result
+
+    torch.library.define(name, schema)
+    torch.library.impl(name, "CompositeImplicitAutograd", apply)
+
+
+# Megatron's `f` (Shoeybi et al., arXiv:1909.08053) is the identity whose gradient is summed.
+_define(_SUM, lambda x, _: x.view_as(x), all_reduce, "(Tensor(a) x, int group) -> Tensor(a)")
+_define(_JOIN, lambda x, group: _joined(x, group, -1), _own_part)
+# `g` of its sequence parallelism (Korthikanti et al., arXiv:2205.05198), and the conjugate.
+_define(_ENTER, lambda x, group: _joined(x, group, _SEQUENCE), _scattered_positions)
+_define(_LEAVE, _scattered_positions, lambda x, group: _joined(x, group, _SEQUENCE))
+# The same two by operators of which a captured step repeats the first in its backward.
+_define(_AGAIN, _gathered_once_more, _scattered_as_it_lies)
+_define(_IN_PLACE, _scattered_as_it_lies, _gathered_once_more)
 
 
 class _EmbeddedRows(Function):
@@ -315,42 +278,4 @@ def _apply_rows(ids: Tensor, weight: Tensor, group: int, rank: int) -> Tensor:
     return result
 
 
-def _apply_sum(x: Tensor, group: int) -> Tensor:
-    result: Tensor = _SumGradient.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _apply_join(x: Tensor, group: int) -> Tensor:
-    result: Tensor = _JoinParts.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _apply_enter(x: Tensor, group: int) -> Tensor:
-    result: Tensor = _GatherSequence.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _apply_leave(x: Tensor, group: int) -> Tensor:
-    result: Tensor = _ScatterSequence.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
-
-
-def _apply_in_place(x: Tensor, group: int) -> Tensor:
-    result: Tensor = _ScatterInPlace.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
-
-
-torch.library.impl(_IN_PLACE, "CompositeImplicitAutograd", _apply_in_place)
-
-
-def _apply_again(x: Tensor, group: int) -> Tensor:
-    result: Tensor = _GatherAgain.apply(x, group)  # type: ignore[no-untyped-call]
-    return result
-
-
-torch.library.impl(_AGAIN, "CompositeImplicitAutograd", _apply_again)
-torch.library.impl(_ENTER, "CompositeImplicitAutograd", _apply_enter)
-torch.library.impl(_LEAVE, "CompositeImplicitAutograd", _apply_leave)
-torch.library.impl(_SUM, "CompositeImplicitAutograd", _apply_sum)
-torch.library.impl(_JOIN, "CompositeImplicitAutograd", _apply_join)
 torch.library.impl(_ROWS, "CompositeImplicitAutograd", _apply_rows)

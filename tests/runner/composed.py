@@ -11,6 +11,18 @@ from runner.config.paths import conf_dir
 from runner.config.read import read_config
 from runner.config.sections import Config
 
+TINY_LLAMA = (
+    "model=llama2_7b",
+    "model.config.num_hidden_layers=1",
+    "model.config.hidden_size=64",
+    "model.config.intermediate_size=176",
+    "model.config.num_attention_heads=8",
+    "model.config.num_key_value_heads=4",
+    "model.config.vocab_size=256",
+    "model.seq_len=16",
+    "reserve=none",
+)
+"""Overrides of a model of a layer whose heads split over up to 4 devices."""
 GROUPS = (
     "devices",
     "execute",

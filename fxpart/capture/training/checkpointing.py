@@ -12,7 +12,7 @@ Reference: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory 
 arXiv:1604.06174.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -31,7 +31,7 @@ from fxpart.capture.training.joint_labels import (
     SAVED,
 )
 
-__all__ = ["BlockRun", "StepNodes", "checkpoint_blocks", "fake_value"]
+__all__ = ["BlockRun", "StepNodes", "checkpoint_blocks", "compute_again"]
 
 
 _NO_BLOCK = -1
@@ -291,10 +291,27 @@ def _saved_by_policy(run: BlockRun) -> list[fx.Node]:
 
 def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Node]) -> None:
     """Recompute `again` before the backward of `run`, which then reads the new values."""
-    copies: dict[fx.Node, fx.Node] = {}
     for node in nodes.saving(run):
         node.meta[BLOCK] = run.number
-    with graph.inserting_before(nodes.first_formula(run)):
+    first, readers = nodes.first_formula(run), nodes.backward[run.number]
+    compute_again(graph, nodes.mode, again, before=first, readers=readers, block=run.number)
+
+
+def compute_again(
+    graph: fx.Graph,
+    mode: FakeTensorMode,
+    again: Sequence[fx.Node],
+    *,
+    before: fx.Node,
+    readers: Iterable[fx.Node],
+    block: int | None,
+) -> list[fx.Node]:
+    """Insert copies of the calls `again` before a node; `readers` then read these; return them.
+
+    The copies belong to the backward of their calls and, where one is given, to a block's run.
+    """
+    copies: dict[fx.Node, fx.Node] = {}
+    with graph.inserting_before(before):
         for node in again:
             args = fx.node.map_arg(node.args, lambda i: copies.get(i, i))
             kwargs = fx.node.map_arg(node.kwargs, lambda i: copies.get(i, i))
@@ -302,20 +319,21 @@ def _insert(graph: fx.Graph, nodes: StepNodes, run: BlockRun, again: list[fx.Nod
             copies[node] = graph.create_node(node.op, node.target, args, kwargs, name, node.type)
             copies[node].meta = {
                 **node.meta,
-                "val": fake_value(copies[node], nodes.mode),
+                "val": _fake_value(copies[node], mode),
                 FORWARD: node.meta[ORDER],
                 EXPORTED: None,
                 CALL: NO_CALL,
                 FORMULA: None,
-                BLOCK: run.number,
+                BLOCK: block,
             }
-    for reader in nodes.backward[run.number]:
+    for reader in readers:
         for node in reader.all_input_nodes:
             if node in copies:
                 reader.replace_input_with(node, copies[node])
+    return list(copies.values())
 
 
-def fake_value(node: fx.Node, mode: FakeTensorMode) -> object:
+def _fake_value(node: fx.Node, mode: FakeTensorMode) -> object:
     """Return the fake value of a call, in new storages."""
     assert callable(node.target), "only calls are recomputed"
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda i: i.meta["val"])

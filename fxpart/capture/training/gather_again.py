@@ -7,9 +7,8 @@ runs its forward once more, which gathers and saves pieces as the first one did.
 
 from torch import fx
 
-from fxpart.capture.inference.eager_lifetimes import CALL, NO_CALL
-from fxpart.capture.training.checkpointing import StepNodes, fake_value
-from fxpart.capture.training.joint_labels import BLOCK, EXPORTED, FORMULA, FORWARD, ORDER
+from fxpart.capture.training.checkpointing import StepNodes, compute_again
+from fxpart.capture.training.joint_labels import FORWARD, ORDER
 
 __all__ = ["gather_again"]
 
@@ -64,27 +63,8 @@ def _repeat(graph: fx.Graph, nodes: StepNodes, gather: fx.Node) -> None:
     }
     if not readers:
         return
-    copies: dict[fx.Node, fx.Node] = {}
-    with graph.inserting_before(min(readers, key=nodes.position.__getitem__)):
-        for node in parts:
-            args = fx.node.map_arg(node.args, lambda i: copies.get(i, i))
-            name = f"{node.name}_again"
-            copies[node] = graph.create_node(
-                node.op, node.target, args, node.kwargs, name, node.type
-            )
-            copies[node].meta = {
-                **node.meta,
-                "val": fake_value(copies[node], nodes.mode),
-                FORWARD: node.meta[ORDER],
-                EXPORTED: None,
-                CALL: NO_CALL,
-                FORMULA: None,
-                BLOCK: None,
-            }
-    for reader in readers:
-        for node in reader.all_input_nodes:
-            if node in copies:
-                reader.replace_input_with(node, copies[node])
-    for copy in reversed(list(copies.values())):
+    first = min(readers, key=nodes.position.__getitem__)
+    copies = compute_again(graph, nodes.mode, parts, before=first, readers=readers, block=None)
+    for copy in reversed(copies):
         if not copy.users:
             graph.erase_node(copy)

@@ -8,23 +8,11 @@ from fxpart.cost.collectives import CollectiveCurve
 from runner.experiment.experiment import Result, model_spec, plan
 from runner.experiment.operator_times import ring_curves
 from runner.experiment.topology import build_topology
-from tests.runner.composed import read
-
-TINY = (
-    "model=llama2_7b",
-    "model.config.num_hidden_layers=1",
-    "model.config.hidden_size=64",
-    "model.config.intermediate_size=176",
-    "model.config.num_attention_heads=8",
-    "model.config.num_key_value_heads=4",
-    "model.config.vocab_size=256",
-    "model.seq_len=16",
-    "reserve=none",
-)
+from tests.runner.composed import TINY_LLAMA, read
 
 
 def _planned(*overrides: str) -> Result:
-    config = read(*TINY, *overrides)
+    config = read(*TINY_LLAMA, *overrides)
     return plan(config, model_spec(config))
 
 
@@ -98,11 +86,11 @@ def test_sums_and_shards_of_kernels_take_what_was_measured(cache: tuple[str, ...
     ],
 )
 def test_rings_that_were_not_measured_go_at_their_links_rates(devices: tuple[str, ...]) -> None:
-    config = read(*TINY, "latency=kernels", "transfer_rate=nvlink3", *devices)
+    config = read(*TINY_LLAMA, "latency=kernels", "transfer_rate=nvlink3", *devices)
     topology = build_topology(config.devices, config.transfer_rate)
     whole = np.arange(4)[None, :]
     assert ring_curves(config.latency, topology, whole) is None
-    roofline = read(*TINY, "devices=4xa100_80gb", "transfer_rate=nvlink3")
+    roofline = read(*TINY_LLAMA, "devices=4xa100_80gb", "transfer_rate=nvlink3")
     alike = build_topology(roofline.devices, roofline.transfer_rate)
     assert ring_curves(roofline.latency, alike, whole) is None
     known = ring_curves(config.latency, alike, whole)
@@ -124,7 +112,7 @@ def test_groups_in_one_machine_and_replicas_in_two_have_times_each(cache: tuple[
     assert summed == pytest.approx({op: _sum_s(sizes[op], 2) for op in summed})
     assert result.replicas is not None
     cost = result.replicas.cost
-    link = read(*TINY, *two).transfer_rate
+    link = read(*TINY_LLAMA, *two).transfer_rate
     # The loss by itself, and all gradients in one bucket.
     ring_s = 2 * (cost.reduced_bytes[0] / 2 / link.bytes_per_s + 2 * link.latency_s)
     assert cost.busy_s[0] == pytest.approx(ring_s)

@@ -13,20 +13,9 @@ from runner.experiment.tensor_split import check_split, split_line
 from runner.experiment.training import check_training, optimizer_of
 from runner.experiment.zero import check_zero, zero_line
 from runner.output.units import GIB
-from tests.runner.composed import read
+from tests.runner.composed import TINY_LLAMA, read
 
-TINY = (
-    "model=llama2_7b",
-    "model.config.num_hidden_layers=1",
-    "model.config.hidden_size=64",
-    "model.config.intermediate_size=176",
-    "model.config.num_attention_heads=8",
-    "model.config.num_key_value_heads=4",
-    "model.config.vocab_size=256",
-    "model.seq_len=16",
-    "reserve=none",
-    "capture.use_cache=false",
-)
+TINY = (*TINY_LLAMA, "capture.use_cache=false")
 
 
 def _planned(*overrides: str) -> Result:

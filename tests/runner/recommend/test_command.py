@@ -16,20 +16,9 @@ from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.experiment import model_spec, plan
 from runner.experiment.headline import headline
 from tests.runner.command import Done, run, tracked_runs
-from tests.runner.composed import read
+from tests.runner.composed import TINY_LLAMA, read
 
-TINY = (
-    "model=llama2_7b",
-    "model.config.num_hidden_layers=1",
-    "model.config.hidden_size=64",
-    "model.config.intermediate_size=176",
-    "model.config.num_attention_heads=8",
-    "model.config.num_key_value_heads=4",
-    "model.config.vocab_size=256",
-    "model.seq_len=16",
-    "reserve=none",
-)
-TRAINING = (*TINY, "phase=training", "devices=2x16gb")
+TRAINING = (*TINY_LLAMA, "phase=training", "devices=2x16gb")
 TIMES = ("capture_s", "partition_s")
 
 
@@ -130,7 +119,7 @@ def _check_tracked(folder: Path, document: dict[str, Any]) -> None:
 
 def test_a_typed_setting_is_held_and_a_global_batch_is_kept(folder: Path) -> None:
     typed = ("tensor_parallel=2", "recommend.global_batch=4", "recommend.objective=latency")
-    command = (*TINY, "devices=4x16gb", "tracking=none", *typed)
+    command = (*TINY_LLAMA, "devices=4x16gb", "tracking=none", *typed)
     done = _recommended(folder, *command)
     assert done.code == 0, done.err
     text = max(folder.glob("outputs/runs/*_recommend/recommend.json")).read_text()
@@ -189,7 +178,7 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
 def test_what_cannot_be_is_refused_in_one_line(
     folder: Path, arguments: Sequence[str], line: str
 ) -> None:
-    done = _recommended(folder, *TINY, "devices=4x16gb", "tracking=none", *arguments)
+    done = _recommended(folder, *TINY_LLAMA, "devices=4x16gb", "tracking=none", *arguments)
     assert done.code == 2
     assert line in done.error
     assert not list(folder.glob("outputs/runs/*"))
@@ -197,7 +186,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 
 def test_where_nothing_fits_the_nearest_is_named(folder: Path, store: Path) -> None:
     assert store.is_file()
-    done = _recommended(folder, *TINY, "devices=2x0.05mb")
+    done = _recommended(folder, *TINY_LLAMA, "devices=2x0.05mb")
     assert done.code == 2
     assert re.match(r"none of \d+ plans fits; nearest is mode=", done.error)
     (failed,) = tracked_runs(folder)

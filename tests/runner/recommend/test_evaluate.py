@@ -13,8 +13,7 @@ from runner.recommend.files import plot
 from runner.recommend.request import Request
 from runner.recommend.space import Plan, Refusals
 from runner.recommend.table import habit_lines
-from tests.runner.composed import read
-from tests.runner.recommend.test_command import TINY
+from tests.runner.composed import TINY_LLAMA, read
 
 CHOICES = Choices("llama2_7b", "", "2x16gb", "pcie4")
 
@@ -29,11 +28,11 @@ def _evaluated(
     plans: Sequence[Plan] = (SINGLE, PIPELINE),
     refusals: Refusals | None = None,
 ) -> Outcome:
-    base = read(*TINY, "model.config.num_hidden_layers=2", *overrides)
+    base = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *overrides)
     candidates = []
     for plan in plans:
         changed = plan.overrides(base, has_mode=False)
-        config = read(*TINY, "model.config.num_hidden_layers=2", *overrides, *changed)
+        config = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *overrides, *changed)
         candidates.append(Candidate(plan, changed, config, CHOICES))
     return evaluated(candidates, request, refusals or Refusals({}))
 

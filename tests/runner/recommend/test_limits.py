@@ -4,12 +4,11 @@ import pytest
 
 from runner.experiment.experiment import model_spec, plan
 from runner.recommend.limits import limit_of, time_shares
-from tests.runner.composed import read
-from tests.runner.recommend.test_command import TINY
+from tests.runner.composed import TINY_LLAMA, read
 
 
 def _shares(*overrides: str, streams: bool = True) -> dict[str, float]:
-    config = read(*TINY, "capture.use_cache=false", *overrides)
+    config = read(*TINY_LLAMA, "capture.use_cache=false", *overrides)
     result = plan(config, model_spec(config))
     shares = time_shares(config, result, streams=streams)
     assert sum(shares.values()) == pytest.approx(1.0)
@@ -34,9 +33,9 @@ def test_slow_links_limit_what_is_split() -> None:
 def test_updates_count_once_a_step() -> None:
     slow = ("latency.compute_efficiency=1e-3", "mode=single", "devices=1x16gb")
     step = (*slow, "phase=training", "runtime.host_launch_s=0")
-    config = read(*TINY, "capture.use_cache=false", *step)
+    config = read(*TINY_LLAMA, "capture.use_cache=false", *step)
     latency_s = plan(config, model_spec(config)).evaluation.latency_s
-    config = read(*TINY, "capture.use_cache=false", *step, "schedule=1f1b", "microbatches=8")
+    config = read(*TINY_LLAMA, "capture.use_cache=false", *step, "schedule=1f1b", "microbatches=8")
     schedule = plan(config, model_spec(config)).schedule
     assert schedule is not None
     assert schedule.step_s < 0.95 * 8 * latency_s  # since updates take their time
