@@ -5,6 +5,7 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
+from typing import get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -54,6 +55,7 @@ def read_config(composed: DictConfig) -> Config:
         raise SpecError(refused_by_omegaconf(error)) from error
     if not isinstance(values, Schema):
         raise SpecError("the configuration has no schema; list `schema` first in its defaults")
+    _refuse_text(values, "")
     options = dict(values.mode)
     name = options.pop("name", None)
     if not isinstance(name, str):
@@ -77,6 +79,7 @@ def read_tracking(section: DictConfig) -> TrackingConfig:
         raise SpecError(refused_by_omegaconf(error)) from error
     if not isinstance(values, TrackingConfig):
         raise SpecError("the configuration has no schema; list `schema` first in its defaults")
+    _refuse_text(values, "tracking.")
     _refuse_unknown(values, [section.name for section in fields(TrackingConfig)], "tracking.")
     return values
 
@@ -90,3 +93,20 @@ def _refuse_unknown(section: object, known: Sequence[str], path: str) -> None:
             if is_dataclass(inner):
                 where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
                 _refuse_unknown(inner, [f.name for f in fields(inner)], where)
+
+
+def _refuse_text(section: object, path: str) -> None:
+    """Refuse what is no list or mapping where one is needed, in `section` and all inside it.
+
+    OmegaConf takes the text that an interpolation such as ``${now:%Y}`` makes for either.
+    """
+    needed = get_type_hints(type(section))
+    for key, value in vars(section).items():
+        kind = get_origin(needed.get(key))
+        if kind in (list, dict) and not isinstance(value, kind):
+            word = "list" if kind is list else "mapping"
+            raise SpecError(f"{path}{key} must be a {word}, got {value!r}")
+        for index, inner in enumerate(value if isinstance(value, list) else [value]):
+            if is_dataclass(inner):
+                where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
+                _refuse_text(inner, where)

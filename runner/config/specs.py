@@ -93,13 +93,13 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
     rates = entry["flops_per_s"]
     if not isinstance(rates, Mapping) or not rates:
         raise SpecError(
-            f"accelerator file {path}: flops_per_s is {rates}; give a rate for each dtype, such as"
-            " float32: 19.5e12"
+            f"accelerator file {path}: flops_per_s is {rates!r}; give a rate for each dtype,"
+            " such as float32: 19.5e12"
         )
     for key in ("on_host", "per_core"):
         if not isinstance(entry.get(key, False), bool):
             raise SpecError(
-                f"accelerator file {path}: {key} must be true or false, is {entry[key]}"
+                f"accelerator file {path}: {key} must be true or false, is {entry[key]!r}"
             )
     numbers = {f"flops_per_s.{dtype}": rate for dtype, rate in rates.items()}
     numbers["memory_bandwidth_bytes_per_s"] = entry["memory_bandwidth_bytes_per_s"]
@@ -116,7 +116,7 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
         plain = isinstance(number, int | float) and not isinstance(number, bool)
         if not plain or not 0 < number < math.inf:
             raise SpecError(
-                f"accelerator file {path}: {key} must be a positive number, is {number}"
+                f"accelerator file {path}: {key} must be a positive number, is {number!r}"
             )
 
 

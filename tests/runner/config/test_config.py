@@ -1,5 +1,6 @@
 """The shape of the configuration, every shipped file, and the topology that is built of it."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -173,6 +174,20 @@ def test_a_value_without_default_is_asked_for(
 def test_a_reference_to_nothing_is_refused() -> None:
     with pytest.raises(SpecError, match=r"tracking\.uri.*nowhere"):
         read("tracking.uri=${nowhere}")
+
+
+@pytest.mark.parametrize(
+    ("setting", "kind"),
+    [
+        ("model.config", "mapping"),
+        ("model.factory_args", "mapping"),
+        ("model.depends_on", "list"),
+        ("price_per_hour", "mapping"),
+    ],
+)
+def test_text_that_a_reference_makes_is_no_list_or_mapping(setting: str, kind: str) -> None:
+    with pytest.raises(SpecError, match=rf"^{re.escape(setting)} must be a {kind}, got 'gpt2'$"):
+        read("model=gpt2", f"{setting}=${{model.name}}")
 
 
 def test_a_config_without_the_schema_is_refused() -> None:

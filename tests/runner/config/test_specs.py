@@ -136,9 +136,10 @@ def test_a_users_accelerator_can_stand_for_a_class(user_table: Path) -> None:
         (GIVEN.replace("source: a test\n", ""), "does not state source"),
         (GIVEN.replace("6gb", "6"), "has no unit"),
         (GIVEN.replace("{float32: 3.0e12}", "3.0e12"), "give a rate for each dtype"),
-        (GIVEN.replace("3.0e12", "fast"), "flops_per_s.float32 must be a positive number, is fast"),
+        (GIVEN.replace("{float32: 3.0e12}", '"a\\nb"'), r"flops_per_s is 'a\nb'; give a rate"),
+        (GIVEN.replace("3.0e12", "fast"), "float32 must be a positive number, is 'fast'"),
         (GIVEN.replace("7.0e9", "-1"), "memory_bandwidth_bytes_per_s must be a positive number"),
-        (GIVEN + "stands_for_gb: six\n", "stands_for_gb must be a positive number, is six"),
+        (GIVEN + "stands_for_gb: six\n", "stands_for_gb must be a positive number, is 'six'"),
     ],
 )
 def test_a_damaged_accelerator_file_is_named(user_table: Path, text: str, message: str) -> None:

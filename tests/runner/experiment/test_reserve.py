@@ -67,5 +67,5 @@ def test_whether_it_is_the_host_is_yes_or_no(tmp_path: Path) -> None:
         "memory: 8gb\non_host: maybe\nflops_per_s: {float32: 1e12}\n"
         "memory_bandwidth_bytes_per_s: 1e9\nsource: me\n"
     )
-    with pytest.raises(SpecError, match="on_host must be true or false, is maybe"):
+    with pytest.raises(SpecError, match="on_host must be true or false, is 'maybe'"):
         read_accelerator(path)
