@@ -5,7 +5,8 @@
 
 from collections.abc import Sequence
 from dataclasses import fields, is_dataclass
-from typing import get_origin, get_type_hints
+from functools import cache
+from typing import Any, get_origin, get_type_hints
 
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
@@ -100,13 +101,21 @@ def _refuse_text(section: object, path: str) -> None:
 
     OmegaConf takes the text that an interpolation such as ``${now:%Y}`` makes for either.
     """
-    needed = get_type_hints(type(section))
+    section_type: Any = type(section)
+    kinds = _container_kinds(section_type)
     for key, value in vars(section).items():
-        kind = get_origin(needed.get(key))
-        if kind in (list, dict) and not isinstance(value, kind):
+        kind = kinds.get(key)
+        if kind is not None and not isinstance(value, kind):
             word = "list" if kind is list else "mapping"
             raise SpecError(f"{path}{key} must be a {word}, got {value!r}")
         for index, inner in enumerate(value if isinstance(value, list) else [value]):
             if is_dataclass(inner):
                 where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
                 _refuse_text(inner, where)
+
+
+@cache
+def _container_kinds(section: type[Any]) -> dict[str, type]:
+    """Return list or dict for those keys of `section` that hold one."""
+    kinds = {key: get_origin(hint) for key, hint in get_type_hints(section).items()}
+    return {key: kind for key, kind in kinds.items() if kind in (list, dict)}

@@ -38,6 +38,10 @@ FILES = {
         "  - _self_\nspec: boxes\nnodes: [0, 1]\n"
     ),
     "model/sub/tiny.yaml": "name: ${oc.select:.factory,tiny}\nfactory: tiny:build\n",
+    "preset/cheap.yaml": "# @package _global_\nprice_per_hour: {t4: 1}\n",
+    "preset/dear.yaml": "# @package _global_\nprice_per_hour: {t4: 2}\n",
+    "extra/refers_to_price.yaml": "# @package _global_\nmodel: {config: '${price_per_hour}'}\n",
+    "inside/extra.yaml": "# @package _global_\nmodel: {config: {n_layer: 3}}\n",
     # A choice that follows from the name of another.
     "extra/leads_on.yaml": "# @package _global_\nmicrobatches: 5\n",
     "preset/leads_on.yaml": "# @package _global_\ndefaults:\n  - /extra: ${preset}\n",

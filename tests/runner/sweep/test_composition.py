@@ -1,5 +1,6 @@
 """All jobs at once: the same as Hydra makes of each, for much less."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,36 @@ def test_what_hangs_together_stays_together(
         part = part[key] if isinstance(part, dict) else getattr(part, key)
     assert part == value
     assert_same(scene, [job])
+
+
+def test_a_grid_of_choices_is_composed_from_sections_as_hydra_composes_each_job(
+    scene: Scene,
+) -> None:
+    load = scene.load()
+    jobs = scene.grid(
+        load,
+        "mode=single,pipeline,kl_based,custom",
+        "model=gpt2,transformers,sub/tiny,mixtral_8x7b",
+        "devices=2x16gb,boxes,dgx_h100,2xa10+host64gb",
+        "transfer_rate=pcie3,16gb",
+        "+preset=same_passes,links,refers,leads_on",
+        "schedule=none,gpipe",
+    )
+    assert len(jobs) == 1024
+    assert load.full == 0
+    assert_same(scene, random.Random(0).sample(jobs, 12))
+
+
+def test_a_section_that_refers_to_another_is_merged_with_it(scene: Scene) -> None:
+    load = scene.load()
+    # The last file sets a key inside of what the one before it only refers to.
+    jobs = [
+        compose_one(load, [f"+preset={preset}", "+extra=refers_to_price", "+inside=extra"])
+        for preset in ("cheap", "dear", "cheap")
+    ]
+    assert load.full == 0
+    assert [job.config.model.config["t4"] for job in jobs if job.config] == [1, 2, 1]
+    assert_same(scene, jobs)
 
 
 def test_jobs_cost_hydra_nothing(scene: Scene) -> None:
