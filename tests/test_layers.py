@@ -51,7 +51,9 @@ MAY_IMPORT = {
     "runner.output": ("runner.config", "runner.errors"),
     "runner.tracking": ("runner.output", "runner.config", "runner.errors"),
     "runner.experiment": ("runner.output", "runner.config", "runner.errors"),
+    "runner.plans": ("runner.experiment", "runner.output", "runner.config", "runner.errors"),
     "runner.job": (
+        "runner.plans",
         "runner.experiment",
         "runner.tracking",
         "runner.output",
@@ -79,6 +81,7 @@ MAY_IMPORT = {
     "runner.recommend": (
         "runner.sweep",
         "runner.job",
+        "runner.plans",
         "runner.experiment",
         "runner.tracking",
         "runner.output",

@@ -54,6 +54,16 @@ class Countdown:
             self._line_s = monotonic()
             say(f"{tally()}, {self._rest()}")
 
+    def note(self, what: str) -> None:
+        """Say on the bar what is under way, if there is a bar."""
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], tally=what)
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether it is a terminal that is written to."""
+        return self._bar is not None
+
     @property
     def done(self) -> int:
         """The number of counted pieces."""

@@ -13,11 +13,12 @@ from runner.experiment.experiment import check_all
 from runner.experiment.tensor_split import check_split
 from runner.job.identity import Choices, JobIdentity, override_values, without_elsewhere
 from runner.job.job import keep_failure
-from runner.recommend.evaluate import Candidate, evaluated
+from runner.plans.evaluate import Candidate
+from runner.plans.request import Request, check_price
+from runner.plans.search import evaluated
+from runner.plans.space import KEYS, Plan, Refusals, plans
 from runner.recommend.files import write_files
 from runner.recommend.record import logged
-from runner.recommend.request import Request
-from runner.recommend.space import KEYS, Plan, Refusals, plans
 from runner.recommend.table import none_fits, show_outcome
 from runner.sweep.composition import SweepLoad, compose_one
 from runner.tracking.open_tracker import open_tracker
@@ -49,15 +50,14 @@ def refuse_sweeps(arguments: Sequence[str]) -> None:
 class Shared:
     """What all plans of a space have in common."""
 
-    config: Config
+    bases: Mapping[str, Config]
+    """The run that plans vary, by what devices are called; empty where there are no others."""
     overrides: tuple[str, ...]
     """As typed, without settings of the space."""
-    load: SweepLoad
-    """Composes the run of a plan."""
     batch: int
     """Examples that a replica takes at a time, where the space has no others."""
-    sequence_parallel: bool
-    """Of plans with tensor parallelism, which alone may have it."""
+    has_mode: bool
+    """Whether a mode was typed, with options perhaps."""
 
 
 def recommended(composed: "DictConfig", request: Request) -> str | None:
@@ -74,6 +74,7 @@ def recommended(composed: "DictConfig", request: Request) -> str | None:
     config: Config | None = None
     try:
         config = read_config(composed)
+        identity = replace(identity, choices=Choices.of(hydra.runtime.choices, config))
         _recommended(composed, config, request, identity)
     except FxpartError as error:
         return keep_failure(config, identity, error).error
@@ -85,17 +86,19 @@ def _recommended(
 ) -> None:
     refuse_sweep_settings(config)
     shared, typed = _shared(composed, config, identity.overrides, request)
-    check_all(shared.config)
-    if shared.sequence_parallel:
-        check_split(replace(shared.config, tensor_parallel=2, sequence_parallel=True))
+    for base in shared.bases.values():
+        check_all(replace(base, sequence_parallel=False))
+        check_price(base, request)
+        if base.sequence_parallel:
+            check_split(replace(base, tensor_parallel=2))
     refusals = Refusals({})
-    candidates = _candidates(shared, plans(shared.config, shared.batch, request, typed, refusals))
+    candidates = _candidates(shared, request, typed, refusals)
     asked = {**vars(request.space), **{name: [value] for name, value in typed.items()}}
     _refuse_left_out(asked, [candidate.plan for candidate in candidates], refusals)
     tracker = open_tracker(config.tracking, identity.root)  # before the work: one may be gone
     outcome = evaluated(candidates, request, refusals)
     _refuse_left_out(asked, outcome.plans, refusals)
-    if shared.sequence_parallel and all(plan.tensor_parallel == 1 for plan in outcome.plans):
+    if config.sequence_parallel and all(plan.tensor_parallel == 1 for plan in outcome.plans):
         raise NotApplicableError(
             "sequence_parallel=true is in no plan of this space, none has tensor_parallel; widen"
             " the space, or leave it out"
@@ -117,14 +120,6 @@ def _shared(
         SpecError: for a setting that is typed and has a list of values to try, too.
 
     """
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.hydra_config import HydraConfig
-    from omegaconf import open_dict
-
-    master = composed.copy()
-    with open_dict(master):
-        master.hydra = HydraConfig.get()
-    load = SweepLoad(GlobalHydra.instance().config_loader(), master)
     values = {
         **{key: getattr(config, key, None) for key in KEYS.values()},
         "mode": config.mode.name,
@@ -142,28 +137,45 @@ def _shared(
                 )
             if key != _BATCH:
                 typed[names[key]] = values[key]
+        if key == "devices" and request.devices is not None:
+            raise SpecError(f"{override} holds what recommend.devices tries; leave out one")
         # The mode's options may stand beside it.
         if key == "mode" or key not in (*names, _SEQUENCE):
             kept.append(override)
-    base = compose_one(load, kept)
-    if base.config is None:
-        raise SpecError(base.error or "")
-    batch, sequence = config.model.batch_size, config.sequence_parallel
-    return Shared(base.config, tuple(kept), load, batch, sequence), typed
+    load = _load(composed)
+    bases: dict[str, Config] = {}
+    for devices in request.devices or [""]:
+        base = compose_one(load, [*kept, *([f"devices={devices}"] if devices else [])])
+        if base.config is None:
+            raise SpecError(base.error or "")
+        bases[devices] = replace(base.config, sequence_parallel=config.sequence_parallel)
+    has_mode = any(override.startswith("mode=") for override in kept)
+    return Shared(bases, tuple(kept), config.model.batch_size, has_mode), typed
 
 
-def _candidates(shared: Shared, space: Sequence[Plan]) -> list[Candidate]:
+def _load(composed: "DictConfig") -> SweepLoad:
+    """Return what composes a run beside the `composed` one."""
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import open_dict
+
+    master = composed.copy()
+    with open_dict(master):
+        master.hydra = HydraConfig.get()
+    return SweepLoad(GlobalHydra.instance().config_loader(), master)
+
+
+def _candidates(
+    shared: Shared, request: Request, typed: Mapping[str, object], refusals: Refusals
+) -> list[Candidate]:
     """Return the runs of the plans."""
-    has_mode = any(override.startswith("mode=") for override in shared.overrides)
     candidates = []
-    for plan in space:
-        overrides = plan.overrides(shared.config, has_mode=has_mode)
-        if shared.sequence_parallel and plan.tensor_parallel > 1:
-            overrides += (f"{_SEQUENCE}=true",)
-        run = compose_one(shared.load, [*shared.overrides, *overrides])
-        if run.config is None:
-            raise SpecError(run.error or "")
-        candidates.append(Candidate(plan, overrides, run.config, run.choices))
+    for devices, base in shared.bases.items():
+        for plan in plans(base, shared.batch, request, typed, refusals, devices=devices):
+            overrides = plan.overrides(base, has_mode=shared.has_mode)
+            if base.sequence_parallel and plan.tensor_parallel > 1:
+                overrides += (f"{_SEQUENCE}=true",)
+            candidates.append(Candidate(plan, overrides, plan.configuration(base)))
     return candidates
 
 

@@ -8,8 +8,8 @@ from runner.output.plot import TEXT, Panel, frame, legend, mark, scale_of
 from runner.output.svg import Drawing
 from runner.output.text_files import write_json, write_text
 from runner.output.units import GIB
-from runner.recommend.evaluate import Costed, Outcome
-from runner.recommend.request import Request
+from runner.plans.evaluate import Costed, Outcome
+from runner.plans.request import Request
 from runner.recommend.table import habit_lines, proof, run_command
 
 __all__ = ["JSON_FILE", "PLOT_FILE", "document", "plot", "write_files"]

@@ -4,14 +4,15 @@ import json
 import secrets
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 
 from runner.job.identity import JobIdentity, SweepIds
 from runner.job.record import environment_tags, job_tags, parameters, run_name
 from runner.output.terminal import progress
-from runner.recommend.evaluate import Costed, Outcome
+from runner.plans.evaluate import Costed, Outcome
+from runner.plans.request import Request
+from runner.plans.space import KEYS
 from runner.recommend.files import JSON_FILE, PLOT_FILE
-from runner.recommend.request import Request
-from runner.recommend.space import KEYS
 from runner.recommend.table import proof
 from runner.tracking.tracker import Tracker, announce_page
 
@@ -77,12 +78,14 @@ def _log_plan(
     identity: JobIdentity,
     ids: SweepIds,
 ) -> None:
-    candidate = costed.candidate
+    candidate, plan = costed.candidate, costed.candidate.plan
     overrides = (*command, *candidate.overrides)
-    job = JobIdentity(candidate.choices, overrides, identity.folder, identity.root, ids)
+    devices = plan.devices or identity.choices.devices
+    choices = replace(identity.choices, mode=plan.mode, devices=devices)
+    job = JobIdentity(choices, overrides, identity.folder, identity.root, ids)
     with tracker.start(
-        run_name(candidate.choices, overrides, ids.swept),
-        parameters(candidate.config, candidate.choices, overrides),
+        run_name(choices, overrides, ids.swept),
+        parameters(candidate.config, choices, overrides),
         job_tags(candidate.config, job),
         ids.parent_run,
     ) as log:

@@ -1,45 +1,15 @@
 """What is asked of a recommendation: overrides under ``recommend.``, beside those of a run."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from typing import Any
 
 from fxpart.errors import SpecError, nearest_names
+from runner.plans.request import Request, Space, check_request
 
-__all__ = ["OBJECTIVES", "Request", "Space", "read_request"]
+__all__ = ["read_request"]
 
-OBJECTIVES = ("throughput", "latency")
-"""The most examples per second; the least time of one step, or of one input."""
 _PREFIX = "recommend."
-_MOST_ROWS = 1000
-
-
-@dataclass  # not frozen: OmegaConf would refuse overrides of it
-class Space:
-    """The values that are tried of each setting; null: all that go with the model and devices."""
-
-    tensor_parallel: list[int] | None = None
-    data_parallel: list[int] | None = None
-    zero: list[int] | None = None
-    batch: list[int] | None = None
-    """Examples that a replica takes at a time: in one microbatch, where there are several."""
-    microbatches: list[int] | None = None
-    schedule: list[str] | None = None
-    checkpointing: list[str] | None = None
-    mode: list[str] | None = None
-
-
-@dataclass
-class Request:
-    """What is looked for, and where."""
-
-    objective: str = "throughput"
-    """One of `OBJECTIVES`."""
-    global_batch: int | None = None
-    """Examples of a step, of all replicas and microbatches; None: whatever a plan takes."""
-    rows: int = 10
-    """Plans that are printed and logged."""
-    space: Space = field(default_factory=Space)
 
 
 def read_request(arguments: Sequence[str]) -> tuple[Request, list[str]]:
@@ -63,7 +33,7 @@ def read_request(arguments: Sequence[str]) -> tuple[Request, list[str]]:
             raise SpecError(f"{text}: {first}; {_KINDS}") from error
     request = OmegaConf.to_object(asked)
     assert isinstance(request, Request)
-    _check(request)
+    check_request(request, _PREFIX)
     return request, [text for text in arguments if text not in own]
 
 
@@ -91,26 +61,10 @@ def _parsed(text: str) -> tuple[str, Any]:
     if override is None or override.is_sweep_override():
         raise SpecError(f"{text}: a list of values is written in brackets; {_KINDS}")
     value = override.value()
-    if key.startswith("space.") and value is not None and not isinstance(value, list):
+    if (
+        (key == "devices" or key.startswith("space."))
+        and value is not None
+        and not isinstance(value, list)
+    ):
         value = [value]
     return key, value
-
-
-def _check(request: Request) -> None:
-    if request.objective not in OBJECTIVES:
-        raise SpecError(
-            f"recommend.objective={request.objective} does not exist;"
-            f" {nearest_names(request.objective, OBJECTIVES)}"
-        )
-    batch = request.global_batch
-    if batch is not None and batch < 1:
-        raise SpecError(f"recommend.global_batch={batch} must be 1 or more, or null")
-    if not 1 <= request.rows <= _MOST_ROWS:
-        raise SpecError(f"recommend.rows={request.rows} must be from 1 to {_MOST_ROWS}")
-    for name, values in vars(request.space).items():
-        if values is not None and not values:
-            raise SpecError(f"recommend.space.{name}=[] leaves no plan; give values, or null")
-        least = 0 if name == "zero" else 1
-        for value in values or ():
-            if isinstance(value, int) and value < least:
-                raise SpecError(f"recommend.space.{name}: {value} must be {least} or more")

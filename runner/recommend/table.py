@@ -10,10 +10,10 @@ from fxpart.errors import FxpartError, InfeasibleError
 from runner.config.paths import shown_path
 from runner.output.terminal import add_numbers, counted, empty_table, rate_text, show
 from runner.output.units import GIB, format_s, format_size, time_unit
-from runner.recommend.evaluate import Candidate, Costed, Outcome
-from runner.recommend.limits import limit_of
-from runner.recommend.request import Request
-from runner.recommend.space import REPLICAS, STAGES, Plan
+from runner.plans.evaluate import Candidate, Costed, Outcome
+from runner.plans.limits import limit_of
+from runner.plans.request import Request
+from runner.plans.space import REPLICAS, STAGES, Plan
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,7 +72,11 @@ def _table(ranking: Sequence[Costed]) -> "Table":
 
 def proof(request: Request, outcome: Outcome) -> str:
     """Return what is known of the whole space."""
-    best = {"throughput": "the most examples a second", "latency": "the least latency"}
+    best = {
+        "throughput": "the most examples a second",
+        "latency": "the least latency",
+        "cost": "the least money an example",
+    }
     unfit, bounded = len(outcome.unfit), len(outcome.bounded)
     costed = outcome.total - bounded
     fit = f", of which {unfit} {'does' if unfit == 1 else 'do'} not fit" if unfit else ""

@@ -8,8 +8,9 @@ import pytest
 
 from fxpart.errors import SpecError
 from runner.experiment.experiment import check_all
+from runner.plans.request import Request, Space
 from runner.recommend.command import refuse_sweeps
-from runner.recommend.request import Request, Space, read_request
+from runner.recommend.request import read_request
 from tests.runner.composed import read
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -27,7 +28,7 @@ def test_own_settings_are_taken_out_of_the_arguments() -> None:
         ]
     )
     space = Space(tensor_parallel=[1, 2], mode=["pipeline"])
-    assert request == Request("latency", 8, 10, space)
+    assert request == Request("latency", 8, 10, space=space)
     assert others == ["model=gpt2", "devices=2x16gb"]
     assert read_request([]) == (Request(), [])
 

@@ -8,10 +8,10 @@ from fxpart.core.data_parallel import split_topology
 from fxpart.core.tensor_groups import tensor_groups
 from fxpart.core.topology import Topology
 from fxpart.errors import NotApplicableError
-from runner.config.sections import Config
+from runner.config.sections import Config, ModeConfig, ScheduleConfig
 from runner.experiment.topology import build_topology
 from runner.experiment.training import is_training
-from runner.recommend.request import Request
+from runner.plans.request import Request
 
 __all__ = ["KEYS", "REPLICAS", "STAGES", "Plan", "Refusals", "plans"]
 
@@ -34,6 +34,11 @@ _MICROBATCHES = (8, 32)
 """Of a step whose batch is free: a few, and so many that a pipeline is hardly ever empty."""
 _BATCHES = (1, 2, 4)
 """With a given batch, a microbatch has so many times `model.batch_size` examples."""
+_TRAINS = ("1f1b", "interleaved")
+"""Schedules that are tried: ``gpipe`` has the bubble of ``1f1b``, and holds more."""
+_INTERLEAVED = "interleaved"
+_CHUNKS = 2
+"""Stages on each device that ``interleaved`` is tried with."""
 _WEIGHTS = 2
 """The ZeRO stage from which a replica has to be one device, or one tensor-parallel group."""
 
@@ -53,6 +58,10 @@ class Plan:
     """Examples that a replica takes at a time."""
     zero: int
     checkpointing: str
+    interleave: int = 1
+    """Stages on each device, of ``schedule=interleaved``."""
+    devices: str = ""
+    """Where there are several to choose from, which."""
 
     @property
     def batch_size(self) -> int:
@@ -69,6 +78,8 @@ class Plan:
 
         With `has_mode` that has the plan's mode already.
         """
+        # What stands beside a mode that is given is not said again.
+        has_chunks = self.interleave == 1 or (has_mode and "interleave" in base.mode.options)
         settings: dict[str, tuple[object, object]] = {
             "tensor_parallel": (self.tensor_parallel, base.tensor_parallel),
             "data_parallel": (self.data_parallel, base.data_parallel),
@@ -76,10 +87,32 @@ class Plan:
             "model.batch_size": (self.batch_size, base.model.batch_size),
             "schedule": (self.schedule, base.schedule.name),
             "microbatches": (self.microbatches, base.microbatches),
+            "mode.interleave": (self.interleave, self.interleave if has_chunks else 1),
             "checkpointing": (self.checkpointing, base.checkpointing),
         }
         changed = [f"{key}={value}" for key, (value, usual) in settings.items() if value != usual]
-        return (*([] if has_mode else [f"mode={self.mode}"]), *changed)
+        first = [f"devices={self.devices}"] if self.devices else []
+        return (*first, *([] if has_mode else [f"mode={self.mode}"]), *changed)
+
+    def configuration(self, base: Config) -> Config:
+        """Return that of its run, what `base` is with its `overrides`."""
+        options = dict(base.mode.options) if base.mode.name == self.mode else {}
+        if self.mode == "pipeline":
+            options |= {"schedule": self.schedule, "microbatches": self.microbatches}
+        if self.interleave > 1:
+            options["interleave"] = self.interleave
+        return replace(
+            base,
+            model=replace(base.model, batch_size=self.batch_size),
+            mode=ModeConfig(self.mode, options),
+            tensor_parallel=self.tensor_parallel,
+            sequence_parallel=base.sequence_parallel and self.tensor_parallel > 1,
+            data_parallel=self.data_parallel,
+            zero=self.zero,
+            schedule=ScheduleConfig(self.schedule),
+            microbatches=self.microbatches,
+            checkpointing=self.checkpointing,
+        )
 
 
 @dataclass(slots=True)
@@ -104,6 +137,8 @@ def plans(
     request: Request,
     typed: Mapping[str, object],
     refusals: Refusals,
+    *,
+    devices: str = "",
 ) -> list[Plan]:
     """Return the space, plans that share a captured graph next to each other.
 
@@ -113,18 +148,27 @@ def plans(
         request: what is asked for.
         typed: values of settings in `KEYS` that were given as overrides, each the only one tried.
         refusals: takes the reasons why degrees are left out.
+        devices: what those of `config` are called, where there are others to choose from.
 
     """
     axes: dict[str, list[object] | None] = {
         name: [typed[name]] if name in typed else getattr(request.space, name) for name in KEYS
     }
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
-    settings = _Settings(request, usual_batch, topology, axes, is_training(config))
-    found: dict[Plan, None] = {}
+    interleave = config.mode.options.get("interleave", 1)
+    settings = _Settings(
+        request,
+        usual_batch,
+        topology,
+        axes,
+        is_training(config),
+        interleave if isinstance(interleave, int) and interleave > 1 else None,
+    )
+    known: dict[Plan, None] = {}
     for degrees in _degrees(config, settings, refusals):
         for plan in _of_degrees(settings, degrees):
-            found.setdefault(plan)
-    return sorted(found, key=_order)
+            known.setdefault(replace(plan, devices=devices))
+    return sorted(known, key=_order)
 
 
 def _order(plan: Plan) -> tuple[object, ...]:
@@ -151,6 +195,8 @@ class _Settings:
     axes: Mapping[str, list[object] | None]
     """The values that are asked for, by setting; None for all that go."""
     trains: bool
+    interleave: int | None = None
+    """Stages on each device that were asked for beside ``mode=pipeline``."""
 
     def numbers(self, name: str) -> list[int]:
         """Return the values of a setting; none where all are tried."""
@@ -221,7 +267,7 @@ def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
         zeros = [0, 1, 2, 3] if degrees.groups == 1 else [0, 1]
     for mode, schedule, zero, recomputed in product(
         settings.words("mode") or _modes(settings, degrees),
-        settings.words("schedule") or (["none", "1f1b", "gpipe"] if settings.trains else ["none"]),
+        settings.words("schedule") or (["none", *_TRAINS] if settings.trains else ["none"]),
         settings.numbers("zero") or zeros,
         settings.words("checkpointing") or (["none", "block"] if settings.trains else ["none"]),
     ):
@@ -230,7 +276,9 @@ def _of_degrees(settings: _Settings, degrees: Plan) -> Iterator[Plan]:
         if schedule != "none" and not _takes_turns(mode, schedule, degrees):
             continue
         plan = replace(degrees, mode=mode, schedule=schedule, zero=zero, checkpointing=recomputed)
-        yield from _with_batches(settings, plan)
+        if schedule == _INTERLEAVED:
+            plan = replace(plan, interleave=settings.interleave or _CHUNKS)
+        yield from filter(_has_equal_rounds, _with_batches(settings, plan))
 
 
 def _takes_turns(mode: str, schedule: str, degrees: Plan) -> bool:
@@ -238,6 +286,12 @@ def _takes_turns(mode: str, schedule: str, degrees: Plan) -> bool:
     if degrees.groups == 1:
         return mode == "single" and schedule == "1f1b"
     return mode == "pipeline"
+
+
+def _has_equal_rounds(plan: Plan) -> bool:
+    """Return whether ``interleaved`` can divide the microbatches, as it asks for."""
+    rounds = max(1, plan.microbatches // plan.groups)
+    return plan.schedule != _INTERLEAVED or plan.microbatches % rounds == 0
 
 
 def _modes(settings: _Settings, degrees: Plan) -> list[str]:

@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 
 from fxpart.errors import NotApplicableError
-from runner.job.identity import Choices
-from runner.recommend.evaluate import Candidate, Outcome, evaluated
+from runner.plans.evaluate import Candidate, Outcome
+from runner.plans.request import Request
+from runner.plans.search import evaluated
+from runner.plans.space import Plan, Refusals
 from runner.recommend.files import plot
-from runner.recommend.request import Request
-from runner.recommend.space import Plan, Refusals
 from runner.recommend.table import habit_lines
 from tests.runner.composed import TINY_LLAMA, read
-
-CHOICES = Choices("llama2_7b", "", "2x16gb", "pcie4")
-
 
 SINGLE, PIPELINE = (Plan(1, 1, 2, m, "none", 1, 1, 0, "none") for m in ("single", "pipeline"))
 SPLIT, REPLICAS = replace(SINGLE, tensor_parallel=2), replace(SINGLE, data_parallel=2)
@@ -33,7 +30,7 @@ def _evaluated(
     for plan in plans:
         changed = plan.overrides(base, has_mode=False)
         config = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *overrides, *changed)
-        candidates.append(Candidate(plan, changed, config, CHOICES))
+        candidates.append(Candidate(plan, changed, config))
     return evaluated(candidates, request, refusals or Refusals({}))
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from runner.experiment.experiment import model_spec, plan
-from runner.recommend.limits import limit_of, time_shares
+from runner.plans.limits import limit_of, time_shares
 from tests.runner.composed import TINY_LLAMA, read
 
 

@@ -1,0 +1,82 @@
+"""What is asked of a recommendation: an objective, a batch, and the values that are tried."""
+
+from dataclasses import dataclass, field
+
+from fxpart.errors import SpecError, nearest_names
+from runner.config.sections import Config
+from runner.experiment.rates import price_per_hour
+
+__all__ = ["OBJECTIVES", "Request", "Space", "check_price", "check_request"]
+
+OBJECTIVES = ("throughput", "latency", "cost")
+"""The most examples per second; the least time of one step, or of one input; the least money."""
+_MOST_ROWS = 1000
+_FROM_ZERO = ("zero",)
+
+
+@dataclass  # not frozen: OmegaConf would refuse overrides of it
+class Space:
+    """The values that are tried of each setting; null: all that go with the model and devices."""
+
+    tensor_parallel: list[int] | None = None
+    data_parallel: list[int] | None = None
+    zero: list[int] | None = None
+    batch: list[int] | None = None
+    """Examples that a replica takes at a time: in one microbatch, where there are several."""
+    microbatches: list[int] | None = None
+    schedule: list[str] | None = None
+    checkpointing: list[str] | None = None
+    mode: list[str] | None = None
+
+
+@dataclass
+class Request:
+    """What is looked for, and where."""
+
+    objective: str = "throughput"
+    """One of `OBJECTIVES`."""
+    global_batch: int | None = None
+    """Examples of a step, of all replicas and microbatches; None: whatever a plan takes."""
+    rows: int = 10
+    """Plans that are printed and logged."""
+    devices: list[str] | None = None
+    """Devices to choose from; None: those of the run."""
+    space: Space = field(default_factory=Space)
+
+
+def check_request(request: Request, prefix: str) -> None:
+    """Raise `SpecError` for what makes no sense; settings are named with `prefix`."""
+    if request.objective not in OBJECTIVES:
+        raise SpecError(
+            f"{prefix}objective={request.objective} does not exist;"
+            f" {nearest_names(request.objective, OBJECTIVES)}"
+        )
+    batch = request.global_batch
+    if batch is not None and batch < 1:
+        raise SpecError(f"{prefix}global_batch={batch} must be 1 or more, or null")
+    if not 1 <= request.rows <= _MOST_ROWS:
+        raise SpecError(f"{prefix}rows={request.rows} must be from 1 to {_MOST_ROWS}")
+    if request.devices == []:
+        raise SpecError(f"{prefix}devices=[] leaves no plan; give devices, or null")
+    for name, values in vars(request.space).items():
+        if values is not None and not values:
+            raise SpecError(f"{prefix}space.{name}=[] leaves no plan; give values, or null")
+        least = 0 if name in _FROM_ZERO else 1
+        for value in values or ():
+            if isinstance(value, int) and value < least:
+                raise SpecError(f"{prefix}space.{name}: {value} must be {least} or more")
+
+
+def check_price(config: Config, request: Request) -> None:
+    """Raise `SpecError` where money counts, and nobody has said what a device costs."""
+    if request.objective != "cost" or price_per_hour(config) is not None:
+        return
+    known = {
+        pool.name: config.price_per_hour.get(pool.name, pool.price_per_hour)
+        for pool in config.devices.pools
+    }
+    missing = [name for name, price in known.items() if price is None]
+    raise SpecError(
+        f"objective=cost needs the price of {missing[0]}, which its file does not say; add"
+        f" price_per_hour={{{missing[0]}: 2.5}}, in USD"
+    )

@@ -1,0 +1,233 @@
+"""The best plans of a space: those with the best bounds are costed, until no other can be better.
+
+First the model is captured once for each tensor-parallel degree and size of a microbatch. What that
+proves of a plan (`runner.plans.bounds`) orders the space; only what may be among the best is placed
+and simulated, for which replicas and recomputation need captures of their own.
+"""
+
+from bisect import insort
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from fxpart.core.phases import CHECKPOINTING
+from fxpart.errors import CaptureError, InfeasibleError, NotApplicableError, SpecError
+from runner.config.sections import Config
+from runner.experiment.experiment import check, model_spec
+from runner.experiment.rates import price_per_hour
+from runner.experiment.serving import generates
+from runner.experiment.subject import shared_subject
+from runner.experiment.training import is_training
+from runner.output.countdown import Countdown
+from runner.output.terminal import counted, progress, without_progress
+from runner.plans.bounds import Bounds, bounds_of, least_step_s, refuse_too_large
+from runner.plans.evaluate import Candidate, Costed, Outcome, costed
+from runner.plans.request import Request
+from runner.plans.space import Refusals
+
+__all__ = ["evaluated"]
+
+_ORDER: Mapping[str, Callable[[Costed], tuple[float, float]]] = {
+    "throughput": lambda plan: (-plan.examples_per_s, plan.latency_s),
+    "latency": lambda plan: (plan.latency_s, -plan.examples_per_s),
+    "cost": lambda plan: (plan.price, plan.latency_s),
+}
+"""What is smallest of the best plan, by objective."""
+_ROUNDING = 1e-9
+"""A bound and a cost are sums in different order."""
+_RECOMPUTED = ("none", *(name for name in reversed(CHECKPOINTING) if name != "none"))
+"""Ways of checkpointing, those that compute least again first."""
+
+
+def evaluated(
+    candidates: Sequence[Candidate], request: Request, refusals: Refusals, *, prunes: bool = True
+) -> Outcome:
+    """Return what the `candidates` cost; what does not apply to the model is left out.
+
+    With `prunes`, a plan that cannot be among the `request.rows` best by its bound is not costed.
+
+    Raises:
+        FxpartError: for a model that cannot be captured.
+
+    """
+    # A tier's host may compute, too, which is in no bound; nor are the prompts of a generation.
+    prunes = prunes and not any(
+        candidate.config.devices.tiers or generates(candidate.config) for candidate in candidates
+    )
+    search = _Search(request, refusals)
+    known = search.applicable(candidates)
+    ordered = search.ordered(known) if prunes else [(-float("inf"), plan) for plan in known]
+    countdown = Countdown("plans", len(ordered))
+    countdown.start()
+    try:
+        for least, candidate in ordered:
+            took_time = search.add(candidate, least, countdown)
+            countdown.add(search.tally, took_time=took_time)
+    finally:
+        countdown.stop()
+    return search.outcome()
+
+
+class _Search:
+    """Plans costed so far."""
+
+    def __init__(self, request: Request, refusals: Refusals) -> None:
+        self._request, self._refusals = request, refusals
+        self._key = _ORDER[request.objective]
+        self._best: list[float] = []
+        """The first part of the keys of the best so far, rising."""
+        self._costed: list[Costed] = []
+        self._unfit: list[tuple[Candidate, InfeasibleError]] = []
+        self._bounded: list[tuple[Candidate, float]] = []
+        self._failed: dict[tuple[object, ...], NotApplicableError] = {}
+        """Captures that are not possible, by what they are of."""
+        self._captured = False
+        """Whether the model was captured in some way."""
+
+    def applicable(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        """Return those whose settings go together; note why the others do not."""
+        known = []
+        for candidate in candidates:
+            try:
+                check(candidate.config)
+                known.append(candidate)
+            except NotApplicableError as error:
+                self._refusals.add(candidate.plan, error)
+        return known
+
+    def ordered(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
+        """Return those that may fit, each with what its key is not below, the least first."""
+        known: list[tuple[float, Candidate]] = []
+        graphs: dict[tuple[object, ...], list[Candidate]] = {}
+        for candidate in candidates:
+            plan = candidate.plan
+            graphs.setdefault((plan.tensor_parallel, plan.batch), []).append(candidate)
+        for number, group in enumerate(graphs.values()):
+            bare = _bare(group)
+            which = f" ({number + 1} of {counted(len(graphs), 'graph')})" if len(graphs) > 1 else ""
+            try:
+                with progress(f"capturing {_what(bare)}{which}"):
+                    subject = shared_subject(bare, model_spec(bare))
+            except NotApplicableError as error:
+                for candidate in group:
+                    self._refusals.add(candidate.plan, error)
+                continue
+            self._captured = True
+            bounds: dict[tuple[object, ...], Bounds] = {}
+            for candidate in group:
+                plan = candidate.plan
+                devices = (plan.devices, plan.data_parallel)
+                if devices not in bounds:
+                    dealt = replace(candidate.config, zero=0)
+                    bounds[devices] = bounds_of(dealt, subject, checkpointing=bare.checkpointing)
+                try:
+                    refuse_too_large(plan, bounds[devices])
+                except InfeasibleError as error:
+                    self._unfit.append((candidate, error))
+                    continue
+                known.append((self._least(candidate, bounds[devices]), candidate))
+        return sorted(known, key=lambda item: item[0])
+
+    def add(self, candidate: Candidate, least: float, countdown: Countdown) -> bool:
+        """Cost a plan, unless its key, not below `least`, is worse than what is known.
+
+        Returns whether that took time.
+
+        Raises:
+            FxpartError: for what cannot be planned; not for what does not fit.
+
+        """
+        rows = self._request.rows
+        if len(self._best) >= rows and least > self._best[rows - 1]:
+            self._bounded.append((candidate, abs(least)))
+            return False
+        try:
+            self._capture(candidate, countdown)
+            with without_progress():
+                plan = costed(candidate, streams=self._streams(candidate.config))
+        except InfeasibleError as error:
+            self._unfit.append((candidate, error))
+        except NotApplicableError as error:
+            self._refusals.add(candidate.plan, error)
+        else:
+            self._costed.append(plan)
+            insort(self._best, self._key(plan)[0])
+        return True
+
+    def _capture(self, candidate: Candidate, countdown: Countdown) -> None:
+        """Have the plan's graph in memory, and say so where that takes long."""
+        plan, config = candidate.plan, candidate.config
+        if not config.capture.use_cache:
+            return
+        names = ("tensor_parallel", "data_parallel", "zero", "batch", "checkpointing")
+        graph = tuple(getattr(plan, name) for name in names)
+        if graph in self._failed:
+            raise self._failed[graph]
+        what = f"capturing {_what(config)}"
+        countdown.note(what)
+        try:
+            with without_progress() if countdown.has_bar else progress(what):
+                shared_subject(config, model_spec(config))
+        except NotApplicableError as error:
+            self._failed[graph] = error
+            raise
+        except (CaptureError, SpecError) as error:
+            if not self._captured:  # perhaps of no plan at all
+                raise
+            self._failed[graph] = NotApplicableError(str(error))
+            raise self._failed[graph] from error
+        self._captured = True
+
+    def _least(self, candidate: Candidate, bounds: Bounds) -> float:
+        """Return what the first part of the plan's key cannot be below."""
+        plan, config = candidate.plan, candidate.config
+        least_s = least_step_s(plan, bounds, streams=self._streams(config)) * (1.0 - _ROUNDING)
+        if self._request.objective == "latency":
+            return least_s
+        if self._request.objective == "cost":
+            return (price_per_hour(config) or 0.0) / 3600 * least_s / plan.examples
+        return -plan.examples / least_s if least_s else -float("inf")
+
+    def _streams(self, config: Config) -> bool:
+        """Return whether inputs follow each other before the one before has ended."""
+        waits = is_training(config) or config.phase.name == "decode" or generates(config)
+        return self._request.objective != "latency" and not waits
+
+    def tally(self) -> str:
+        """Return how far the search is."""
+        fit, bounded = len(self._costed), len(self._bounded)
+        return (
+            f"{counted(fit, 'plan')} costed, {len(self._unfit)} do not fit, {bounded} left out by"
+            " their bounds"
+        )
+
+    def outcome(self) -> Outcome:
+        """Return all that was found."""
+        ranking = sorted(self._costed, key=lambda plan: (*self._key(plan), plan.memory_bytes))
+        unfit, bounded = tuple(self._unfit), tuple(self._bounded)
+        return Outcome(tuple(ranking), unfit, bounded, self._refusals)
+
+
+def _bare(group: Sequence[Candidate]) -> Config:
+    """Return the step that plans of one tensor-parallel degree and batch add to.
+
+    Without replicas where one of them has none: those need a capture in symbols.
+    """
+    first = min(
+        group,
+        key=lambda item: (_RECOMPUTED.index(item.plan.checkpointing), item.plan.data_parallel),
+    )
+    return replace(first.config, zero=0)
+
+
+def _what(config: Config) -> str:
+    """Return what is captured in a few words."""
+    parts = [config.model.name]
+    if config.tensor_parallel > 1:
+        parts.append(f"tensor_parallel={config.tensor_parallel}")
+    if config.data_parallel > 1:
+        parts.append("any batch")
+    elif config.model.batch_size > 1:
+        parts.append(f"batch {config.model.batch_size}")
+    if config.checkpointing != "none":
+        parts.append(f"checkpointing={config.checkpointing}")
+    return ", ".join(parts)
