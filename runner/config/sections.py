@@ -27,6 +27,7 @@ __all__ = [
     "ReserveConfig",
     "ScheduleConfig",
     "Schema",
+    "ServingSweepConfig",
     "TierConfig",
     "TrackingConfig",
     "WeightsConfig",
@@ -341,6 +342,18 @@ class ModeConfig:
 
 
 @dataclass
+class ServingSweepConfig:
+    """Of ``phase=generate``: sizes at which the plan is costed too, every batch at every context.
+
+    Where one list is empty, the size of the run takes its place; where both are, there is no table.
+    """
+
+    batches: list[int] = field(default_factory=list)
+    contexts: list[int] = field(default_factory=list)
+    """Tokens of a text, the last ``output_len`` of which are generated."""
+
+
+@dataclass
 class _Sections:
     """What `Config` and the shape of the files have in common."""
 
@@ -384,6 +397,7 @@ class _Sections:
     """What runs a training step: one of `fxpart.capture.models.spec.ENGINES`."""
     batch_sweep: int = 64
     """With a symbolic batch, sizes from 1 to this are costed."""
+    serving_sweep: ServingSweepConfig = field(default_factory=ServingSweepConfig)
     microbatches: int = 1
     """That a schedule runs in one step."""
     price_per_hour: dict[str, float] = field(default_factory=dict)

@@ -61,6 +61,7 @@ from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
 from runner.experiment.runtime import check_runtime, host_launch_s
 from runner.experiment.serving import check_serving
+from runner.experiment.serving_table import ServingRow, serving_table
 from runner.experiment.subject import (
     Subject,
     model_spec,
@@ -133,6 +134,8 @@ class Result:
     """Which weights lie in tiers beside the devices, where the devices do not hold all."""
     generation: Generation | None = None
     """Of ``phase=generate``: what prompts and decode take; `evaluation` is of the last decode."""
+    other_sizes: tuple[ServingRow, ...] = ()
+    """The same of each pair in ``serving_sweep``."""
     times_note: str = ""
     """Where the times come from, if a plan that is carried out here has them from elsewhere."""
 
@@ -279,6 +282,7 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         curve=found.made.curve,
         offloaded=found.made.offloaded,
         generation=generation(found.both_steps) if found.both_steps else None,
+        other_sizes=serving_table(found.both_steps) if found.both_steps else (),
     )
 
 

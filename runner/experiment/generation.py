@@ -5,7 +5,8 @@ that leaves weights and caches. A size fits by the verdict of a run of that size
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import NamedTuple
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
@@ -25,7 +26,15 @@ from runner.experiment.topology import rounding_bytes
 from runner.output.terminal import counted
 from runner.output.units import format_s, format_size
 
-__all__ = ["Generation", "GenerationPlan", "generation", "generation_lines", "generation_metrics"]
+__all__ = [
+    "Generation",
+    "GenerationPlan",
+    "Pace",
+    "Sizes",
+    "generation",
+    "generation_lines",
+    "generation_metrics",
+]
 
 _MOST_TEXTS, _MOST_TOKENS = 2**20, 2**24
 """Where the searches for the largest batch and the longest context end."""
@@ -35,9 +44,18 @@ _STRIDE = 64
 what an allocator keeps is some percent."""
 
 
+class Sizes(NamedTuple):
+    """Of a generation: how many texts, and the tokens of each."""
+
+    texts: int
+    prompt_len: int
+    context_len: int
+    """Of the prompt and what follows it: the last decode is against so many."""
+
+
 @dataclass(frozen=True, slots=True)
-class Generation:
-    """What a plan takes for a batch of prompts and their continuations, and what else it holds."""
+class Pace:
+    """How long a plan takes for a batch of prompts and their continuations."""
 
     texts: int
     prompt_len: int
@@ -46,14 +64,6 @@ class Generation:
     """Time to the first token of each text, which the pass over the prompts makes."""
     tpot_s: float
     """Mean time of each other token."""
-    max_batch: int
-    """The most texts of this length."""
-    max_context: int
-    """The most tokens of as many texts as there are, with prompts as they are."""
-    batch_end: str = ""
-    """Why there is no larger batch, where that is not memory."""
-    context_end: str = ""
-    """Why there is no longer context, where that is not memory."""
 
     @property
     def total_s(self) -> float:
@@ -69,6 +79,20 @@ class Generation:
     def tokens_per_s(self) -> float:
         """Tokens generated for all texts, over the whole time."""
         return self.texts_per_s * self.output_len
+
+
+@dataclass(frozen=True, slots=True)
+class Generation(Pace):
+    """What a plan takes for the sizes that it was made for, and what else it holds."""
+
+    max_batch: int
+    """The most texts of this length."""
+    max_context: int
+    """The most tokens of as many texts as there are, with prompts as they are."""
+    batch_end: str = ""
+    """Why there is no larger batch, where that is not memory."""
+    context_end: str = ""
+    """Why there is no longer context, where that is not memory."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -88,46 +112,53 @@ class GenerationPlan:
     """Placements of prompts, and of decodes captured otherwise, by the names of operators."""
 
     @property
-    def context_len(self) -> int:
-        """The tokens of the longest text, that of the last decode."""
-        return (self.config.prompt_len or 0) + (self.config.output_len or 0)
+    def sizes(self) -> Sizes:
+        """Those that the plan was made for."""
+        prompt_len, output_len = self.config.prompt_len or 0, self.config.output_len or 0
+        return Sizes(self.config.model.batch_size, prompt_len, prompt_len + output_len)
 
-    def needs(self) -> tuple[DeviceMemory, ...]:
+    def needs(self, at: Sizes | None = None) -> tuple[DeviceMemory, ...]:
         """Return what each device needs for both steps, in the order of logical ids."""
         most: dict[int, DeviceMemory] = {}
-        for problem, assignment in self._both(self.config.model.batch_size, self.context_len):
+        for problem, assignment in self._both(at or self.sizes):
             for need in self._needs_of(problem, assignment):
                 known = most.get(need.device)
                 if known is None or need.needed.expected > known.needed.expected:
                     most[need.device] = need
         return tuple(most[device] for device in sorted(most))
 
-    def fits(self, batch: int, context_len: int) -> bool:
-        """Return whether a run of this size would be told to fit: its tensors, and all else."""
-        return all(self._holds(*placed) for placed in self._both(batch, context_len))
+    def fits(self, at: Sizes) -> bool:
+        """Return whether a run of these sizes would be told to fit: its tensors, and all else."""
+        return all(self._holds(*placed) for placed in self._both(at))
 
-    def has_room(self, batch: int, context_len: int) -> bool:
+    def has_room(self, at: Sizes) -> bool:
         """Return whether tensors of this size fit beside the reserve, as they do where it `fits`.
 
         That takes a tenth of the time.
         """
-        return all(self._holds_tensors(*placed) for placed in self._both(batch, context_len))
+        return all(self._holds_tensors(*placed) for placed in self._both(at))
 
     def decode_s(self, batch: int, context_len: int) -> float:
         """Return the time of one token of each text against `context_len` tokens, its own too."""
         problem, assignment = self._placed(self.steps.decode(batch, context_len))
         return latency_of(problem, assignment.device_of)
 
-    def prefill_s(self, batch: int, context_len: int) -> float:
-        """Return the time of the prompts, with a cache that has room for `context_len` tokens."""
-        _, (problem, assignment) = self._both(batch, context_len)
-        return latency_of(problem, assignment.device_of)
+    def pace(self, at: Sizes) -> Pace:
+        """Return the times of a generation of these sizes, whether or not it fits."""
+        _, (problem, assignment) = self._both(at)
+        return Pace(
+            at.texts,
+            at.prompt_len,
+            at.context_len - at.prompt_len,
+            ttft_s=latency_of(problem, assignment.device_of),
+            tpot_s=_mean_decode_s(self, at.texts, at.prompt_len + 1, at.context_len - 1),
+        )
 
-    def _both(self, batch: int, context_len: int) -> Iterator[tuple[Problem, Assignment]]:
+    def _both(self, at: Sizes) -> Iterator[tuple[Problem, Assignment]]:
         """Yield the decode of these sizes, then the pass over prompts that fill its cache."""
-        decode = self.steps.decode(batch, context_len)
+        decode = self.steps.decode(at.texts, at.context_len)
         yield self._placed(decode)
-        yield self._placed(self.steps.prefill(batch, self.config.prompt_len or 0, decode))
+        yield self._placed(self.steps.prefill(at.texts, at.prompt_len, decode))
 
     def _placed(self, graph: OpGraph) -> tuple[Problem, Assignment]:
         multiple = rounding_bytes(self.config.devices, self.config.reserve)
@@ -157,21 +188,16 @@ class GenerationPlan:
 
 def generation(plan: GenerationPlan) -> Generation:
     """Return the times of a plan at the sizes of its configuration, and its limits."""
-    batch, prompt_len = plan.config.model.batch_size, plan.config.prompt_len or 0
-    context_len = plan.context_len
+    sizes, pace = plan.sizes, plan.pace(plan.sizes)
     max_batch = _largest(
-        lambda texts: plan.has_room(texts, context_len),
-        lambda texts: plan.fits(texts, context_len),
-        batch,
+        lambda texts: plan.has_room(sizes._replace(texts=texts)),
+        lambda texts: plan.fits(sizes._replace(texts=texts)),
+        sizes.texts,
         _MOST_TEXTS,
     )
-    max_context, context_end = _longest(plan, batch, context_len)
+    max_context, context_end = _longest(plan, sizes)
     return Generation(
-        batch,
-        prompt_len,
-        context_len - prompt_len,
-        ttft_s=plan.prefill_s(batch, context_len),
-        tpot_s=_mean_decode_s(plan, batch, prompt_len + 1, context_len - 1),
+        **asdict(pace),
         max_batch=max_batch,
         max_context=max_context,
         batch_end=_SEARCHED if max_batch == _MOST_TEXTS else "",
@@ -191,14 +217,15 @@ def _mean_decode_s(plan: GenerationPlan, batch: int, first: int, last: int) -> f
     return (plan.decode_s(batch, first) + 4 * middle + plan.decode_s(batch, last)) / 6
 
 
-def _longest(plan: GenerationPlan, batch: int, context_len: int) -> tuple[int, str]:
+def _longest(plan: GenerationPlan, sizes: Sizes) -> tuple[int, str]:
     """Return the longest context that fits, from one that does, and why no longer one is tried."""
+    context_len = sizes.context_len
     while True:
-        end = plan.steps.end_of_range(batch, context_len)
+        end = plan.steps.end_of_range(sizes.texts, context_len)
         most = min(end or _MOST_TOKENS, _MOST_TOKENS)
         longest = _largest(
-            lambda tokens: plan.has_room(batch, tokens),
-            lambda tokens: plan.fits(batch, tokens),
+            lambda tokens: plan.has_room(sizes._replace(context_len=tokens)),
+            lambda tokens: plan.fits(sizes._replace(context_len=tokens)),
             context_len,
             most,
         )
@@ -207,7 +234,7 @@ def _longest(plan: GenerationPlan, batch: int, context_len: int) -> tuple[int, s
         if end != most:
             return longest, _SEARCHED
         try:
-            fits = plan.fits(batch, end + 1)
+            fits = plan.fits(sizes._replace(context_len=end + 1))
         except SpecError:
             return longest, "the model's longest"
         if not fits:

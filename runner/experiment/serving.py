@@ -20,6 +20,8 @@ __all__ = [
 GENERATE = "generate"
 _LEAST_OUTPUT = 2
 """Tokens: the first comes from the prompt, so that of one there is no time per token."""
+_MOST_PAIRS = 4096
+"""Of sizes in one table."""
 
 
 def is_serving(config: Config) -> bool:
@@ -41,6 +43,7 @@ def check_serving(config: Config) -> None:
     """
     _check_few_bits(config)
     _check_generate(config)
+    _check_serving_sweep(config)
     if config.context_len is None:
         return
     if not is_serving(config):
@@ -102,6 +105,26 @@ def generated_len(config: Config) -> int:
             )
         total += length
     return total
+
+
+def _check_serving_sweep(config: Config) -> None:
+    """Refuse sizes that no generation has."""
+    batches, contexts = config.serving_sweep.batches, config.serving_sweep.contexts
+    if not (batches or contexts):
+        return
+    if not generates(config):
+        raise NotApplicableError(
+            f"serving_sweep is of a generation, got phase={config.phase.name}; add phase=generate"
+        )
+    least = 1 + (config.output_len or 0)
+    for name, sizes, low in (("batches", batches, 1), ("contexts", contexts, least)):
+        if bad := [size for size in sizes if size < low]:
+            raise SpecError(
+                f"serving_sweep.{name} has {bad[0]}, which must be {low} or more"
+                + (": a prompt, and output_len tokens after it" if name == "contexts" else "")
+            )
+    if (pairs := max(len(batches), 1) * max(len(contexts), 1)) > _MOST_PAIRS:
+        raise SpecError(f"serving_sweep has {pairs} pairs of sizes; ask for {_MOST_PAIRS} or fewer")
 
 
 def _check_few_bits(config: Config) -> None:

@@ -26,6 +26,7 @@ from runner.experiment.memory_report import peak_rows, tensor_columns
 from runner.experiment.offload import offload_document, offloaded_map
 from runner.job.batch_files import write_batch_files
 from runner.job.identity import JobIdentity, without_elsewhere
+from runner.job.serving_files import write_serving_files
 from runner.output.figures import wants_figures, wants_traces, write_figures
 from runner.output.result_files import (
     Status,
@@ -186,6 +187,8 @@ def write_plan(
         write_engine_files(folder, config, graph, placed)
         if result.batches:
             write_batch_files(folder, result.batches, result.problem.topology, result.subject_line)
+        if result.other_sizes:
+            write_serving_files(folder, result.other_sizes, result.subject_line)
         in_sweep = identity.sweep is not None
         if wants_figures(config.figures, graph.n_ops, in_sweep=in_sweep):
             # Of the graph that was placed: its sizes are as the allocator rounds them.

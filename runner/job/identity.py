@@ -249,6 +249,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "zero": config.zero,
         "symbolic": config.capture.symbolic,
         "batch_sweep": config.batch_sweep if config.capture.symbolic != "none" else None,
+        "serving_sweep": asdict(config.serving_sweep),
         "schedule": config.schedule.name,
         "microbatches": config.microbatches,
         "execute": _execute_numbers(config.execute),

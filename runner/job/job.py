@@ -56,6 +56,7 @@ from runner.job.identity import (
     without_elsewhere,
 )
 from runner.job.record import job_tags, parameters, run_name
+from runner.job.serving_files import serving_columns, serving_text
 from runner.output.result_files import Status
 from runner.output.terminal import device_table, progress, show, summary_line, without_progress
 from runner.output.text_files import write_text
@@ -246,6 +247,8 @@ def _show_plan(config: Config, result: Result) -> None:
     if result.batches:
         show(f"batch:     {batch_line(result.batches)}")
     show(*_generation_lines(result))
+    if result.other_sizes:
+        show(serving_text(result.other_sizes))
     if result.schedule:
         show(f"schedule:  {schedule_line(result.schedule, _rate(result))}")
     if result.whole:
@@ -256,6 +259,11 @@ def _show_plan(config: Config, result: Result) -> None:
         else carrier_line(config, result.problem, result.assignment, result.whole)
     )
     show(f"runs with: {tools}")
+
+
+def _serving_sweep(result: Result) -> dict[str, dict[str, list[object]]]:
+    rows = result.other_sizes
+    return {"serving_sweep": serving_columns(rows)} if rows else {}
 
 
 def _generation_lines(result: Result) -> tuple[str, ...]:
@@ -374,6 +382,7 @@ def _log(result: Result, folder: Path, log: RunLog) -> None:
             "devices": device_columns(result),
             "largest_tensors": tensor_columns(result.peaks, SHOWN_TENSORS),
             **({"batch_sweep": sweep_columns(result.batches)} if result.batches else {}),
+            **_serving_sweep(result),
         },
         artifacts_dir=folder,
         left_out=STAGES_FOLDER,  # weights, which are random

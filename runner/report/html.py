@@ -64,6 +64,7 @@ _SHOWN_FILES = {
     "partition_graph.svg": "graph",
     "memory.svg": "memory",
     "schedule.svg": "schedule",
+    "serving_sweep.svg": "serving sizes",
 }
 """What a person looks at of a job, and what a link to it says."""
 _Link = tuple[str, str]

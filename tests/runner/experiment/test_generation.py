@@ -1,6 +1,8 @@
 """A generation on one placement, against runs of each of its steps and of the sizes it says fit."""
 
+import csv
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -11,6 +13,7 @@ from runner.experiment.experiment import Result, check_all, model_spec, plan
 from runner.experiment.generation import generation_lines
 from runner.experiment.headline import headline
 from runner.experiment.serving_steps import serving_steps
+from runner.job.serving_files import write_serving_files
 from tests.runner.composed import read
 
 _SMALL = {
@@ -157,6 +160,9 @@ def test_the_head_of_tied_embeddings_stays_where_the_decode_has_it() -> None:
         ((*_lengths(20, 5), "context_len=30"), "leave out context_len=30"),
         ((*_lengths(20, 5), "schedule=gpipe", "mode=pipeline"), "leave out schedule=gpipe"),
         ((*_lengths(20, 5), "capture.symbolic=batch"), "leave out capture.symbolic=batch"),
+        (("serving_sweep.batches=[2]",), "got phase=inference; add phase=generate"),
+        ((*_lengths(20, 5), "serving_sweep.batches=[2,0]"), "has 0, which must be 1 or more"),
+        ((*_lengths(20, 5), "serving_sweep.contexts=[5]"), "has 5, which must be 6 or more"),
     ],
 )
 def test_lengths_that_make_no_generation_are_refused(
@@ -191,3 +197,36 @@ def test_a_model_that_is_not_captured_in_symbols_is_told_in_plain_words() -> Non
     )
     with pytest.raises(FxpartError, match=r"a prefill once for all sizes, which MambaForCausalLM"):
         plan(config, model_spec(config))
+
+
+def test_a_table_of_sizes_says_of_each_what_a_run_of_it_says(tmp_path: Path) -> None:
+    sweep = ("serving_sweep.batches=[4,1]", "serving_sweep.contexts=[40,200]")
+    made = _planned(*_lengths(20, 5), *sweep)
+    rows = made.other_sizes
+    assert [(row.context_len, row.pace.texts) for row in rows] == [
+        *((40, 1), (40, 4)),
+        *((200, 1), (200, 4)),
+    ]
+    assert [row.fits for row in rows] == [True, True, True, False]
+    for row in rows[:3]:
+        metrics = headline(
+            run := _planned(*_lengths(row.context_len - 5, 5), f"model.batch_size={row.pace.texts}")
+        )
+        assert row.pace.ttft_s * 1e3 == metrics["ttft_ms"]
+        assert row.pace.tpot_s * 1e3 == metrics["tpot_ms"]
+        assert row.pace.tokens_per_s == metrics["tokens_per_s"]
+        assert row.needed_bytes == round(run.device_memory[0].needed.expected)
+    with pytest.raises(InfeasibleError):
+        _planned(*_lengths(195, 5), "model.batch_size=4")
+
+    write_serving_files(tmp_path, rows, "a plan")
+    text = (tmp_path / "serving_sweep.txt").read_text().splitlines()
+    assert len(text) == 4 + len(rows)
+    assert max(map(len, text)) <= 80
+    assert text[-1].endswith(" no")
+    with (tmp_path / "serving_sweep.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert [row["fits"] for row in table] == ["True", "True", "True", "False"]
+    svg = (tmp_path / "serving_sweep.svg").read_text()
+    assert svg.count("does not fit</title>") == 2  # in each panel
+    ElementTree.fromstring(svg)
