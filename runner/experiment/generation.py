@@ -6,7 +6,6 @@ that leaves weights and caches. A size fits by the verdict of a run of that size
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import NamedTuple
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
@@ -21,7 +20,7 @@ from fxpart.placement.follow import follow
 from fxpart.placement.search.refine import latency_of
 from runner.config.sections import Config
 from runner.experiment.device_memory import device_needs
-from runner.experiment.serving_steps import ServingSteps
+from runner.experiment.serving_steps import ServingSteps, Sizes
 from runner.experiment.topology import rounding_bytes
 from runner.output.terminal import counted
 from runner.output.units import format_s, format_size
@@ -30,7 +29,6 @@ __all__ = [
     "Generation",
     "GenerationPlan",
     "Pace",
-    "Sizes",
     "generation",
     "generation_lines",
     "generation_metrics",
@@ -42,15 +40,6 @@ _SEARCHED = "the search ends there"
 _STRIDE = 64
 """The share of a size that is tried less of at first, where the largest that has room is too much:
 what an allocator keeps is some percent."""
-
-
-class Sizes(NamedTuple):
-    """Of a generation: how many texts, and the tokens of each."""
-
-    texts: int
-    prompt_len: int
-    context_len: int
-    """Of the prompt and what follows it: the last decode is against so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +103,7 @@ class GenerationPlan:
     @property
     def sizes(self) -> Sizes:
         """Those that the plan was made for."""
-        prompt_len, output_len = self.config.prompt_len or 0, self.config.output_len or 0
-        return Sizes(self.config.model.batch_size, prompt_len, prompt_len + output_len)
+        return self.steps.sizes
 
     def needs(self, at: Sizes | None = None) -> tuple[DeviceMemory, ...]:
         """Return what each device needs for both steps, in the order of logical ids."""

@@ -4,24 +4,34 @@ from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 
 from fxpart.capture.captured import captured_symbolic
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.few_bits import with_chosen_experts
-from fxpart.core.graph import OpGraph, without_python
+from fxpart.core.graph import CACHE, OpGraph, without_python
 from fxpart.core.symbolic_graph import SymbolicGraph
 from fxpart.errors import CaptureError, SpecError
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.serving import in_few_bits
 
-__all__ = ["ServingSteps", "serving_steps"]
+__all__ = ["ServingSteps", "Sizes", "serving_steps"]
 
 _MOST_KEPT = 4
 """Models whose captures are kept in memory."""
 _DECODE, _PREFILL = ("batch", "context_len"), ("batch", "seq_len")
+
+
+class Sizes(NamedTuple):
+    """Of a generation: how many texts, and the tokens of each that pass the decoder."""
+
+    texts: int
+    prompt_len: int
+    context_len: int
+    """Of the prompt and what follows it: the last decode is against so many."""
 
 
 @dataclass(eq=False, slots=True)
@@ -34,6 +44,8 @@ class ServingSteps:
     config: Config
     spec: ModelSpec
     """Of the decode."""
+    has_encoder: bool = False
+    """Whether an encoder reads the prompts, of one length, and the decoder begins with a token."""
     seconds: float = 0.0
     """Time that captures, and reading them, took so far."""
     from_cache: bool = True
@@ -60,8 +72,17 @@ class ServingSteps:
 
         It attends to the prompt alone, whatever room the cache has; `decode` is of the same batch.
         """
-        graph = self._laid_out(self._at("prefill", _PREFILL, batch, prompt_len))
+        symbols = _PREFILL
+        if self.has_encoder or any(map(_is_state, decode.value_names)):
+            symbols = _PREFILL[:1]  # a loop over the tokens is captured token by token
+        graph = self._laid_out(self._at("prefill", symbols, batch, prompt_len))
         return _with_cache_of(graph, decode)
+
+    @property
+    def sizes(self) -> Sizes:
+        """Those that `config` asks for."""
+        prompt_len = 1 if self.has_encoder else self.config.prompt_len or 0
+        return Sizes(self.spec.batch_size, prompt_len, prompt_len + (self.config.output_len or 0))
 
     def end_of_range(self, batch: int, context_len: int) -> int | None:
         """Return the longest context that the capture for these sizes holds for, None for any."""
@@ -71,24 +92,24 @@ class ServingSteps:
     def _laid_out(self, graph: OpGraph) -> OpGraph:
         return in_few_bits(self.config, graph)
 
-    def _at(self, step: str, symbols: tuple[str, str], batch: int, length: int) -> OpGraph:
+    def _at(self, step: str, symbols: tuple[str, ...], batch: int, length: int) -> OpGraph:
         symbolic = self._piece(step, symbols, batch, length)
-        graph = symbolic.at(**dict(zip(symbols, (batch, length), strict=True)))
+        graph = symbolic.at(**dict(zip(symbols, (batch, length), strict=False)))
         if self.config.runtime.name != "eager":
             graph = without_python(graph)
         return with_chosen_experts(graph)
 
-    def _piece(self, step: str, symbols: tuple[str, str], batch: int, length: int) -> SymbolicGraph:
+    def _piece(self, step: str, symbols: tuple[str, ...], batch: int, length: int) -> SymbolicGraph:
         """Return a capture that holds for these sizes, made now if none is known."""
-        sizes = dict(zip(symbols, (batch, length), strict=True))
-        pieces = self._known.setdefault(step, [])
+        sizes = dict(zip(symbols, (batch, length), strict=False))
+        spec = self._spec(step, batch, length)
+        of_one_length = len(symbols) == 1 or self.has_encoder
+        pieces = self._known.setdefault(f"{step} {spec.seq_len if of_one_length else ''}", [])
         for piece in pieces:
             if _holds(piece, sizes):
                 return piece
         cache = self.config.capture
         folder = Path(cache.cache_dir) if cache.use_cache else None
-        prompt, context = (length, None) if step == "prefill" else (self.spec.seq_len, length)
-        spec = replace(self.spec, step=step, batch_size=batch, seq_len=prompt, cache_len=context)
         try:
             captured = captured_symbolic(spec, symbols, folder, step)
         except CaptureError as error:
@@ -104,6 +125,21 @@ class ServingSteps:
         self.from_cache &= captured.from_cache
         pieces.append(captured.symbolic)
         return captured.symbolic
+
+    def _spec(self, step: str, batch: int, length: int) -> ModelSpec:
+        if self.has_encoder:
+            context = self.sizes.context_len if step == "prefill" else length
+            prompt = self.config.prompt_len
+            return replace(
+                self.spec, step=step, batch_size=batch, seq_len=prompt, cache_len=context
+            )
+        prompt, room = (length, None) if step == "prefill" else (self.spec.seq_len, length)
+        return replace(self.spec, step=step, batch_size=batch, seq_len=prompt, cache_len=room)
+
+
+def _is_state(name: str) -> bool:
+    """Return whether a value is the state of a recurrence that a cache keeps."""
+    return name.startswith(CACHE) and "state" in name
 
 
 def _holds(piece: SymbolicGraph, sizes: dict[str, int]) -> bool:
@@ -136,10 +172,19 @@ _lock = Lock()
 _SIZES = ("batch_size", "seq_len", "cache_len", "step")
 
 
+def _has_encoder(spec: ModelSpec) -> bool:
+    if spec.architecture is None:
+        return False
+    from fxpart.capture.models.architecture import has_encoder_and_decoder  # imports torch
+
+    return has_encoder_and_decoder(spec.architecture)
+
+
 def serving_steps(config: Config, spec: ModelSpec) -> ServingSteps:
     """Return the steps of the model that `spec` names, with what this process captured before."""
+    has_encoder = _has_encoder(spec)
     if not config.capture.use_cache:
-        return ServingSteps(config, spec)
+        return ServingSteps(config, spec, has_encoder)
     model = {name: value for name, value in spec.key().items() if name not in _SIZES}
     key = stable_digest({"model": model, "cache_dir": config.capture.cache_dir})
     with _lock:
@@ -147,4 +192,4 @@ def serving_steps(config: Config, spec: ModelSpec) -> ServingSteps:
         _pieces.move_to_end(key)
         while len(_pieces) > _MOST_KEPT:
             _pieces.popitem(last=False)
-    return ServingSteps(config, spec, _known=known)
+    return ServingSteps(config, spec, has_encoder, _known=known)

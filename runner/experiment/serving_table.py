@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from itertools import product
 
-from runner.experiment.generation import GenerationPlan, Pace, Sizes
+from fxpart.errors import NotApplicableError
+from runner.experiment.generation import GenerationPlan, Pace
+from runner.experiment.serving_steps import Sizes
 
 __all__ = ["ServingRow", "serving_table"]
 
@@ -36,6 +38,11 @@ def serving_table(plan: GenerationPlan) -> tuple[ServingRow, ...]:
     sweep, usual = plan.config.serving_sweep, plan.sizes
     if not (sweep.batches or sweep.contexts):
         return ()
+    if plan.steps.has_encoder and sweep.contexts:
+        raise NotApplicableError(
+            "serving_sweep.contexts is of decoders, whose prompts have any length; an encoder is"
+            " captured at prompt_len alone: leave it out, or sweep prompt_len with -m"
+        )
     output_len = usual.context_len - usual.prompt_len
     contexts = sorted(set(sweep.contexts or [usual.context_len]))
     batches = sorted(set(sweep.batches or [usual.texts]))

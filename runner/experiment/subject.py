@@ -22,14 +22,14 @@ from fxpart.capture.captured import (
 from fxpart.capture.models.spec import ModelSpec, timm_spec
 from fxpart.core.data_parallel import share_of_batch
 from fxpart.core.granularity import group_operators
-from fxpart.core.graph import CACHE, IntArray, OpGraph, without_python
+from fxpart.core.graph import IntArray, OpGraph, without_python
 from fxpart.core.optimizer import with_optimizer
 from fxpart.core.phases import check_phase
 from fxpart.core.reserve import rounded
 from fxpart.core.symbolic_graph import SymbolicGraph, on_graph
 from fxpart.core.workload import Workload
 from fxpart.cost.all_reduce import partial_values, with_buckets
-from fxpart.errors import CaptureError, NotApplicableError, SpecError, nearest_names
+from fxpart.errors import CaptureError, SpecError, nearest_names
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
@@ -253,17 +253,12 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
 
 def _generation_subject(config: Config, spec: ModelSpec) -> Subject:
     steps = serving_steps(config, spec)
-    assert spec.cache_len is not None, "a generation has a length"
-    graph = steps.decode(spec.batch_size, spec.cache_len)
-    if any(name.startswith(f"{CACHE}cross_") for name in graph.value_names):
-        raise NotApplicableError(
-            f"phase=generate is for decoders, {spec.architecture or spec.name} reads its prompt"
-            " with an encoder; use phase=prefill and phase=decode with model.seq_len"
-        )
+    texts, _, context_len = steps.sizes
+    graph = steps.decode(texts, context_len)
     return Subject(
         CapturedGraph(graph, steps.seconds, steps.from_cache),
         lambda: _program(config, spec),
-        unconverted=steps.unconverted(spec.batch_size, spec.cache_len),
+        unconverted=steps.unconverted(texts, context_len),
         steps=steps,
     )
 

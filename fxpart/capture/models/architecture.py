@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from fxpart.errors import SpecError, nearest_names, one_line
 
-__all__ = ["architecture_model", "model_class"]
+__all__ = ["architecture_model", "has_encoder_and_decoder", "model_class"]
 
 META = torch.device("meta")
 
@@ -85,6 +85,17 @@ def model_class(architecture: str) -> type[Any]:
         )
     model: type[Any] = cls
     return model
+
+
+def has_encoder_and_decoder(architecture: str) -> bool:
+    """Return whether a model of that class reads with an encoder and writes with a decoder.
+
+    Raises `SpecError` for a class that does not exist.
+    """
+    cls = model_class(architecture)
+    # Of a decoder alone, as BartForCausalLM, the configuration is that of the whole.
+    has_decoder = "decoder_input_ids" in inspect.signature(cls.forward).parameters
+    return has_decoder and bool(getattr(cls.config_class, "is_encoder_decoder", False))
 
 
 def _methods(cls: type[Any]) -> set[str]:

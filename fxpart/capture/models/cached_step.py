@@ -65,7 +65,8 @@ def prepare_step(model: Any, spec: ModelSpec) -> dict[str, Tensor]:  # noqa: ANN
         seq_len = room
     usual = example_inputs(model, spec.batch_size, seq_len, dtype)
     if model.config.is_encoder_decoder:
-        usual["decoder_input_ids"] = usual["decoder_input_ids"][:, :1]
+        # A tensor of its own: a view would keep, and count, what it is a part of.
+        usual["decoder_input_ids"] = usual["decoder_input_ids"].new_empty(spec.batch_size, 1)
     cache = _shown_cache(model, name, usual, room)
     tensors = {slot.name: slot.tensor() for slot in cache.slots}
     if not any(name.startswith(CACHE) for name in tensors):

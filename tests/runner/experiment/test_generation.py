@@ -177,25 +177,53 @@ def test_more_tokens_than_the_model_has_positions_are_refused() -> None:
         _planned(*_lengths(4090, 10))
 
 
-def test_a_model_with_an_encoder_is_refused() -> None:
-    t5 = ("d_model=16", "d_kv=8", "d_ff=32", "num_layers=1", "num_heads=2", "vocab_size=64")
-    config = read(
-        *("model=transformers", "model.architecture=T5ForConditionalGeneration", "mode=single"),
-        *(f"+model.config.{size}" for size in t5),
-        *_lengths(6, 4),
-    )
-    with pytest.raises(FxpartError, match="is for decoders, T5ForConditionalGeneration reads"):
-        plan(config, model_spec(config))
+_T5 = ("d_model=16", "d_kv=8", "d_ff=32", "num_layers=1", "num_heads=2", "vocab_size=64")
+_STATE = ("hidden_size=16", "vocab_size=64", "state_size=4", "num_hidden_layers=1")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes", "context_len"),
+    # A decoder beside an encoder begins with one token.
+    [("T5ForConditionalGeneration", _T5, 5), ("MambaForCausalLM", _STATE, 10)],
+)
+def test_prompts_of_one_length_are_captured_for_any_batch(
+    architecture: str, sizes: tuple[str, ...], context_len: int
+) -> None:
+    def planned(*overrides: str) -> Result:
+        config = read(
+            *("model=transformers", f"model.architecture={architecture}", "mode=single"),
+            *(f"+model.config.{size}" for size in sizes),
+            *("devices=1x0.1mb", "reserve=none", *overrides),
+        )
+        return plan(config, model_spec(config))
+
+    made = planned(*_lengths(6, 4), "model.batch_size=2")
+    metrics = headline(made)
+    steps = [
+        headline(
+            planned(
+                *(f"phase={step}", f"context_len={length}"),
+                *("model.seq_len=6", "model.batch_size=2"),
+            )
+        )
+        for step, length in (("prefill", context_len), ("decode", context_len - 1))
+    ]
+    assert metrics["ttft_ms"] == pytest.approx(steps[0]["ttft_ms"])
+    assert metrics["tpot_ms"] == pytest.approx(steps[1]["tpot_ms"])
+    most = int(metrics["max_batch"])
+    assert planned(*_lengths(6, 4), f"model.batch_size={most}").device_memory
+    with pytest.raises(InfeasibleError):
+        planned(*_lengths(6, 4), f"model.batch_size={most + 1}")
 
 
 def test_a_model_that_is_not_captured_in_symbols_is_told_in_plain_words() -> None:
     config = read(
-        *("model=transformers", "model.architecture=MambaForCausalLM", "mode=single"),
-        *(f"+model.config.{size}" for size in ("hidden_size=16", "vocab_size=64", "state_size=4")),
+        *("model=transformers", "model.architecture=RwkvForCausalLM", "mode=single"),
+        *(f"+model.config.{size}" for size in ("hidden_size=16", "vocab_size=64")),
         *("+model.config.num_hidden_layers=1", "devices=1x1mb", "reserve=none"),
         *_lengths(6, 4),
     )
-    with pytest.raises(FxpartError, match=r"a prefill once for all sizes, which MambaForCausalLM"):
+    with pytest.raises(FxpartError, match=r"a decode once for all sizes, which RwkvForCausalLM"):
         plan(config, model_spec(config))
 
 
