@@ -72,7 +72,7 @@ class ServingSteps:
 
         It attends to the prompt alone, whatever room the cache has; `decode` is of the same batch.
         """
-        symbols = _PREFILL
+        symbols: tuple[str, ...] = _PREFILL
         if self.has_encoder or any(map(_is_state, decode.value_names)):
             symbols = _PREFILL[:1]  # a loop over the tokens is captured token by token
         graph = self._laid_out(self._at("prefill", symbols, batch, prompt_len))
