@@ -19,13 +19,14 @@ from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.symbolic.latency import latency_formula
 from fxpart.cost.symbolic.peak import peak_formulas
-from fxpart.placement import MODES, make_mode
+from fxpart.placement import make_mode
 from fxpart.schedule import stage_costs
 from fxpart.torch_compat.accounting.latency_modes import cost_aware as static_cost_aware
 from fxpart.torch_compat.accounting.latency_modes import kl_based as static_kl_based
 from fxpart.torch_compat.accounting.problem import StaticGraph, StaticProblem
 from fxpart.torch_compat.accounting.size_based import size_based as static_size_based
 from fxpart.torch_compat.accounting.sparse_nn import sparse_nn
+from tests.sketch import GIVEN, installed_modes
 
 __all__ = ["precompile", "run_modes"]
 
@@ -88,7 +89,7 @@ def precompile() -> None:
         mode(static)
     sparse_nn(static, np.array([True, False, False]))
     # A placement that is given runs no loop of its own.
-    problem = run_modes(name for name in MODES if name not in ("aot_based", "custom"))
+    problem = run_modes(name for name in installed_modes() if name not in GIVEN)
     topology = problem.topology
     placed = make_mode("pipeline")(problem)
     stage_costs(problem, placed)

@@ -8,6 +8,16 @@ from fxpart.core.graph import OpGraph, csr
 from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
 from fxpart.cost.problem import Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
+from fxpart.placement import MODES
+from fxpart.placement.mtkahypar import is_installed
+
+GIVEN = ("aot_based", "custom", "accelerate")
+"""Modes that must be told a placement, a function or a module."""
+
+
+def installed_modes() -> list[str]:
+    """Return the modes that need no package that is not here."""
+    return [name for name in MODES if name != "mtkahypar" or is_installed()]
 
 
 @dataclass

@@ -20,6 +20,7 @@ MAY_IMPORT = {
     "fxpart.cost": ("fxpart.core", "fxpart.support", "fxpart.errors"),
     "fxpart.schedule": ("fxpart.cost", "fxpart.core", "fxpart.support", "fxpart.errors"),
     "fxpart.placement": (
+        "fxpart.plan_export",
         "fxpart.schedule",
         "fxpart.cost",
         "fxpart.core",

@@ -5,11 +5,13 @@ from collections.abc import Callable, Mapping
 from fxpart.core.assignment import Assignment
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError, nearest_names
+from fxpart.placement.accelerate import AccelerateOptions, accelerate
 from fxpart.placement.aot_based import AotBasedOptions, aot_based
 from fxpart.placement.cost_aware import cost_aware
 from fxpart.placement.custom import CustomOptions, custom
 from fxpart.placement.equal_layers import equal_layers
 from fxpart.placement.kl_based import kl_based
+from fxpart.placement.mtkahypar import MtkahyparOptions, mtkahypar
 from fxpart.placement.optimal.mode import OptimalOptions, optimal
 from fxpart.placement.options import NoOptions, read_options
 from fxpart.placement.pipeline import PipelineOptions, pipeline
@@ -20,19 +22,23 @@ from fxpart.placement.sparse_nn import sparse_nn
 
 __all__ = [
     "MODES",
+    "AccelerateOptions",
     "AotBasedOptions",
     "CustomOptions",
+    "MtkahyparOptions",
     "NoOptions",
     "OptimalOptions",
     "PipelineOptions",
     "Place",
     "SearchOptions",
+    "accelerate",
     "aot_based",
     "cost_aware",
     "custom",
     "equal_layers",
     "kl_based",
     "make_mode",
+    "mtkahypar",
     "optimal",
     "pipeline",
     "single",
@@ -47,6 +53,8 @@ MODES: dict[str, tuple[type, Callable[..., Assignment]]] = {
     "single": (NoOptions, single),
     "size_based": (NoOptions, size_based),
     "equal_layers": (NoOptions, equal_layers),
+    "accelerate": (AccelerateOptions, accelerate),
+    "mtkahypar": (MtkahyparOptions, mtkahypar),
     "sparse_nn": (NoOptions, sparse_nn),
     "aot_based": (AotBasedOptions, aot_based),
     "cost_aware": (SearchOptions, cost_aware),

@@ -195,7 +195,7 @@ def _fitted(config: Config) -> ScheduleResult | None:
     spec = model_spec(config)
     subject = shared_subject(config, spec)
     problem, _, _ = problem_of(config, subject, spec)
-    place = chosen_mode(config.mode)
+    place = chosen_mode(config)
     return scheduled(config, problem, place(problem))
 
 
@@ -245,7 +245,7 @@ def _dealt_out(config: Config) -> _Dealt:
 def _planned(config: Config, spec: ModelSpec) -> Result:
     # Cheap checks come before the capture.
     check(config)
-    place = chosen_mode(config.mode)
+    place = chosen_mode(config)
     check_shard_devices(config, _dealt_out(config).parallel)
     with progress(f"capturing {spec.name}"):
         subject = shared_subject(config, spec)
@@ -491,7 +491,7 @@ def check_all(config: Config) -> None:
     """
     model_spec(config)
     check(config)
-    chosen_mode(config.mode)
+    chosen_mode(config)
     build_topology(config.devices, config.transfer_rate, config.reserve)
 
 

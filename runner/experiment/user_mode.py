@@ -1,29 +1,35 @@
-"""`mode=custom`: the function that the configuration names, imported and kept to one line."""
+"""A configuration's mode, with a function of the user's own or the model where it needs one."""
 
 import inspect
 from collections.abc import Callable
+from functools import cache
 
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError, one_line
 from fxpart.placement import Place, make_mode
-from runner.config.sections import ModeConfig
+from runner.config.sections import Config
+from runner.experiment.subject import model_spec
 
 __all__ = ["SETTING", "chosen_mode"]
 
 SETTING = "mode.function"
 
 
-def chosen_mode(mode: ModeConfig) -> Place:
+def chosen_mode(config: Config) -> Place:
     """Return the mode of the configuration, ready to place any problem.
 
     A function of the user's own is imported as a model's factory is; whatever it raises is told in
-    one line that names the user's line.
+    one line that names the user's line. ``mode=accelerate`` is given the model itself, built when a
+    problem is placed.
 
     Raises:
         SpecError: for a mode, an option or a function that does not exist.
         CaptureError: when the function's module fails.
 
     """
+    mode = config.mode
+    if mode.name == "accelerate":
+        return make_mode(mode.name, {**mode.options, "model": _built(config)})
     name = mode.options.get("function")
     if mode.name != "custom" or not isinstance(name, str):
         return make_mode(mode.name, mode.options)
@@ -38,6 +44,24 @@ def chosen_mode(mode: ModeConfig) -> Place:
     with factory_as_imported(name):
         function = imported_function(name, SETTING)
     return make_mode(mode.name, {**mode.options, "function": _told_in_one_line(name, function)})
+
+
+def _built(config: Config) -> Callable[[], object]:
+    """Return what builds the model of the configuration, on the meta device, once."""
+    if config.model.path is not None or config.weights.name != "none":
+        given = "model=workload" if config.model.path is not None else "weights in few bits"
+        raise SpecError(
+            f"mode=accelerate asks accelerate about the model as it is built, {given} is none that"
+            " it knows; use another mode"
+        )
+
+    @cache
+    def module() -> object:
+        from fxpart.capture.models.build import build_model
+
+        return build_model(model_spec(config)).module
+
+    return module
 
 
 def _told_in_one_line(name: str, function: Callable[..., object]) -> Callable[..., object]:

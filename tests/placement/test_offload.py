@@ -10,13 +10,13 @@ from fxpart.core.tiers import OffloadOptions, Tier, Tiers, tiers_of
 from fxpart.core.topology import DeviceSpec, Topology
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import InfeasibleError, SpecError
-from fxpart.placement import MODES, make_mode
+from fxpart.placement import make_mode
 from fxpart.placement.offload.bound import bound_s, least_load_s
 from fxpart.placement.offload.machine import Machine
 from fxpart.placement.offload.plan import Offloaded, finished, offload
 from fxpart.placement.offload.units import HOSTED, RESIDENT, STREAMED, units_of
 from fxpart.placement.size_based import size_based
-from tests.sketch import Sketch, devices, problem
+from tests.sketch import GIVEN, Sketch, devices, installed_modes, problem
 
 AUTO = OffloadOptions()
 PREFETCH = OffloadOptions("prefetch", on_host=False)
@@ -250,7 +250,7 @@ def test_tiers_that_make_no_sense_are_refused() -> None:
         OffloadOptions("none", stream=False, on_host=False)
 
 
-@pytest.mark.parametrize("mode", sorted(set(MODES) - {"aot_based", "custom", "sparse_nn"}))
+@pytest.mark.parametrize("mode", sorted(set(installed_modes()) - {*GIVEN, "sparse_nn"}))
 def test_every_mode_of_a_chain_places_what_is_left(mode: str) -> None:
     options = {"steps": 20} if mode == "optimal" else {}
     task = problem(blocks(12), devices(45, 45))

@@ -17,6 +17,7 @@ from fxpart.placement.cost_aware import cost_aware
 from fxpart.placement.equal_layers import equal_layers
 from fxpart.placement.infeasible import does_not_fit
 from fxpart.placement.kl_based import kl_based
+from fxpart.placement.mtkahypar import is_installed, mtkahypar
 from fxpart.placement.optimal.model_search import ModelSearch
 from fxpart.placement.pipeline import pipeline
 from fxpart.placement.published.search import KnownBound, Proof, Search, begun
@@ -26,7 +27,8 @@ from fxpart.placement.size_based import size_based
 __all__ = ["WATCHER", "OptimalOptions", "Progress", "Search", "optimal"]
 
 STARTS = (size_based, single, equal_layers, pipeline, cost_aware, kl_based)
-"""Modes that are asked first, the quick ones before the slow, for where time is short."""
+"""Modes that are asked first, the quick ones before the slow, for where time is short. After them,
+where it is installed, `mtkahypar`."""
 _ROUNDING = 1e-9
 _PROVING = 0.25
 """Share of the time in which the bound is raised."""
@@ -85,7 +87,7 @@ def optimal(problem: Problem, options: OptimalOptions | None = None) -> Assignme
     """Return the best placement found for the problem's objective until time or steps are up.
 
     It ends when the best meets the bound, and at Ctrl-C, with the best so far. The same for a seed
-    and a number of steps.
+    and a number of steps, with the same packages installed.
 
     Raises:
         InfeasibleError: when no placement was found that fits.
@@ -147,7 +149,8 @@ def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray],
     """Return the search for a problem, the devices of its best placement, and a bound."""
     workload = problem.workload
     if workload is None:
-        search = ModelSearch(problem, STARTS, seed)
+        starts = (*STARTS, mtkahypar) if is_installed() else STARTS
+        search = ModelSearch(problem, starts, seed)
         search.round()  # without a first placement there is nothing to return
         bounds = best_bounds(problem)
         bound_s = bounds.latency_s if problem.objective == "latency" else bounds.load_s

@@ -15,6 +15,7 @@ from fxpart.cost.blocking import sample_bound_s
 from fxpart.cost.bounds import load_bound_s
 from fxpart.cost.problem import Problem
 from fxpart.errors import SpecError
+from fxpart.placement.mtkahypar import MtkahyparOptions, is_installed, parts_of
 from fxpart.placement.published.load_bound import ConfigurationBound
 from fxpart.placement.published.loads import LoadSearch, best_stretches
 from fxpart.placement.published.pieces import PieceSearch
@@ -99,6 +100,9 @@ def begun(
     start = best_stretches(tables, lines)
     if start is not None:
         loads.take(start)
+    if is_installed():
+        for parts in parts_of(tables, MtkahyparOptions(seed), soed=True):
+            loads.take(parts)
     proof = ConfigurationBound(loads, load_bound_s(problem))
     return loads, lambda: loads.elite[0][unit_of], proof
 

@@ -1,0 +1,118 @@
+"""`accelerate`: where accelerate's `infer_auto_device_map` would put a model's modules.
+
+A peer to compare with, by Hugging Face: its own function is called, on the captured module. Devices
+are filled in order, by the bytes of parameters and buffers alone, and room for the largest layer is
+kept on the first.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from fxpart.core.assignment import Assignment
+from fxpart.core.module_paths import covering, owner
+from fxpart.core.partitions import partition_by_device
+from fxpart.cost.problem import Problem
+from fxpart.errors import InfeasibleError, SpecError, show_bytes
+from fxpart.placement.aot_based import refuse_overfull
+from fxpart.plan_export.accelerate_hooks import hooked_run
+
+__all__ = ["AccelerateOptions", "accelerate", "inferred_device_map"]
+
+
+@dataclass(frozen=True)
+class AccelerateOptions:
+    """What accelerate is asked."""
+
+    model: Callable[[], Any] | None = None
+    """Returns the module that was captured, a `torch.nn.Module`; on the meta device will do. The
+    runner fills it in."""
+    no_split: Sequence[str] | None = None
+    """Classes of modules that stay whole. None: those that the model's own classes name, as
+    `_no_split_modules` of models of transformers."""
+    balanced: bool = False
+    """Whether devices get about equal parts of the weights (`get_balanced_memory`), as with
+    ``device_map="auto"``, rather than one after the other all that it holds."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be asked, before a model is captured."""
+        if find_spec("accelerate") is None:
+            raise SpecError("mode=accelerate needs accelerate; pip install 'fxpart[accelerate]'")
+        if self.model is not None and not callable(self.model):
+            raise SpecError(f"mode.model is filled in by the run, got {self.model!r}; leave it out")
+        names = self.no_split
+        if names is not None and (
+            isinstance(names, str) or not all(isinstance(name, str) for name in names)
+        ):
+            raise SpecError(f"mode.no_split must be a list of classes, or null, got {names!r}")
+
+
+def accelerate(problem: Problem, options: AccelerateOptions | None = None) -> Assignment:
+    """Return each operator on the device on which accelerate would run it.
+
+    Nothing is mended: where activations do not fit beside the weights, or accelerate would leave
+    modules to the CPU or a disk, that is refused.
+
+    Raises:
+        SpecError: without a module.
+        InfeasibleError: when accelerate's choice does not fit.
+
+    """
+    model = options.model if options else None
+    if options is None or model is None:
+        raise SpecError("mode=accelerate needs mode.model, a function that returns the module")
+    module, graph = model(), problem.graph
+    entries = inferred_device_map(module, problem.topology.memory_bytes.tolist(), options)
+    tensors = [name for name, _ in module.named_parameters(remove_duplicate=False)]
+    tensors += [name for name, _ in module.named_buffers(remove_duplicate=False)]
+    main = next(iter(entries.values()))
+    homes = {owner(name): entries.get(covering(name, entries) or "", main) for name in tensors}
+    homes.update((owner(name), main) for name in graph.weight_names if owner(name) not in homes)
+    device_of = hooked_run(graph, entries, homes, main).device_of
+    placed = partition_by_device(graph, np.asarray(device_of[graph.group], dtype=np.int64))
+    refuse_overfull(problem, placed, "accelerate")
+    return placed
+
+
+def inferred_device_map(
+    module: Any,  # noqa: ANN401 - this room knows no torch
+    memory_bytes: Sequence[int],
+    options: AccelerateOptions,
+) -> Mapping[str, int]:
+    """Return accelerate's device map of a `torch.nn.Module` on devices of those sizes, its own.
+
+    Raises:
+        InfeasibleError: when it leaves modules to a disk.
+
+    """
+    from accelerate import infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    kept_whole = options.no_split
+    if kept_whole is None:
+        named = [getattr(part, "_no_split_modules", None) or () for part in module.modules()]
+        kept_whole = sorted({name for names in named for name in names})
+    most: dict[int | str, int | str] = dict(enumerate(memory_bytes))
+    log = logging.getLogger("accelerate.utils.modeling")
+    level = log.level
+    log.setLevel(logging.ERROR)  # it warns of each device that this machine does not have
+    try:
+        if options.balanced:
+            most = get_balanced_memory(module, most, list(kept_whole))
+        entries = infer_auto_device_map(module, most, list(kept_whole))
+    finally:
+        log.setLevel(level)
+    left = [path for path, device in entries.items() if not isinstance(device, int)]
+    if left:
+        raise InfeasibleError(
+            f"accelerate leaves {left[0] or 'the model'}"
+            + (f" and {len(left) - 1} other modules" if len(left) > 1 else "")
+            + f" to the CPU or a disk: devices hold {show_bytes(sum(memory_bytes))}, of which it"
+            " keeps room for the largest layer on the first; take larger devices, or"
+            " mode=size_based"
+        )
+    return dict(entries)

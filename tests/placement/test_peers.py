@@ -1,0 +1,77 @@
+"""Peers as modes: what accelerate and Mt-KaHyPar choose, on equal terms."""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from accelerate import infer_auto_device_map
+from accelerate.utils import get_balanced_memory
+
+from fxpart.core.module_paths import covering
+from fxpart.errors import InfeasibleError, SpecError
+from fxpart.placement import make_mode
+from fxpart.placement.accelerate import AccelerateOptions, inferred_device_map
+from runner.experiment.user_mode import chosen_mode
+from tests.execution.scene import small
+from tests.runner.composed import read
+from tests.sketch import Sketch, devices, problem
+
+BLOCKS = {"gpt2": "GPT2Block", "llama2_7b": "LlamaDecoderLayer"}
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_operators_are_where_accelerates_own_device_map_has_their_modules(name: str) -> None:
+    graph, module = small(name).graph, small(name).module
+    whole = 2 * graph.total_weight_bytes + int(graph.value_bytes.sum())
+    this, kept = problem(graph, devices(*[whole] * 3)), [BLOCKS[name]]
+    most = get_balanced_memory(module, dict(enumerate([whole] * 3)), kept)
+    expected = infer_auto_device_map(module, most, kept)
+    assert len(set(expected.values())) > 1
+    placed = make_mode("accelerate", {"model": lambda: module, "balanced": True})(this)
+    homes = [covering(path, expected) for path in graph.modules]
+    inside = [op for op, home in enumerate(homes) if home is not None and graph.group[op] == op]
+    assert len(inside) > graph.n_ops // 2
+    assert all(placed.device_of[op] == expected[homes[op] or ""] for op in inside)
+    # Not balanced, the first device takes all that it holds.
+    assert set(make_mode("accelerate", {"model": lambda: module})(this).device_of) == {0}
+
+
+def test_what_accelerate_leaves_to_a_disk_is_refused() -> None:
+    module = small("gpt2").module
+    with pytest.raises(InfeasibleError, match=r"accelerate leaves .* to the CPU or a disk"):
+        inferred_device_map(module, [1000, 1000], AccelerateOptions())
+
+
+def test_a_run_gives_accelerate_its_model() -> None:
+    model = ("model=gpt2", "model.config.n_layer=1", "model.config.n_embd=48")
+    place = chosen_mode(read("mode=accelerate", *model))
+    with pytest.raises(InfeasibleError, match="accelerate leaves"):
+        place(problem(small("gpt2").graph, devices(10)))
+    with pytest.raises(SpecError, match="weights in few bits is none that it knows"):
+        chosen_mode(read("mode=accelerate", "weights=int4", *model))
+
+
+@pytest.mark.parametrize("name", ["accelerate", "mtkahypar"])
+def test_without_its_package_a_peer_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    peer = import_module(f"fxpart.placement.{name}")
+    monkeypatch.setattr(peer, "find_spec", lambda _: None)
+    with pytest.raises(SpecError, match=rf"needs {name}; pip install 'fxpart\[{name}\]'$"):
+        make_mode(name)
+
+
+@pytest.mark.skipif(find_spec("mtkahypar") is None, reason="mtkahypar is not installed")
+def test_a_hypergraph_is_cut_where_least_is_sent() -> None:
+    sketch = Sketch()
+    value = sketch.input(1)
+    for op in range(16):
+        # One thin output, in the middle of heavy ones.
+        makes = 1 if op == 7 else 50
+        value = sketch.op([value], makes, [sketch.weight(10)], flops=10, module=f"layer{op}")
+    this = problem(sketch.graph(value), devices(300, 300))
+    placed = make_mode("mtkahypar")(this).device_of
+    assert len(set(placed[:8].tolist())) == len(set(placed[8:].tolist())) == 1
+    assert placed[0] != placed[8]
+    assert np.array_equal(placed, make_mode("mtkahypar")(this).device_of)
