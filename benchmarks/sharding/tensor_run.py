@@ -23,7 +23,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.execution.device import seeded
 from fxpart.sharding.tensor_plan import tensor_plan
 
-__all__ = ["Counted", "tensor_run", "whole_run"]
+__all__ = ["Counted", "counted_run", "tensor_run", "whole_run"]
 
 CPU = torch.device("cpu")
 
@@ -51,14 +51,14 @@ def tensor_run(rank: int, size: int, spec: ModelSpec) -> Counted:
         _with_sequences(built.module, mesh)
     else:
         _parallelized(built.module, mesh)
-    return _counted(built.module, built.kwargs, has_pieces=spec.sequence_parallel)
+    return counted_run(built.module, built.kwargs, has_pieces=spec.sequence_parallel)
 
 
 def whole_run(rank: int, size: int, spec: ModelSpec) -> Counted:
     """Return the same of the whole model in one process."""
     with seeded(0, CPU):
         built = build_model(spec, CPU)
-    return _counted(built.module, built.kwargs)
+    return counted_run(built.module, built.kwargs)
 
 
 def _parallelized(module: nn.Module, mesh: Any) -> None:  # noqa: ANN401 - a DeviceMesh
@@ -117,7 +117,10 @@ def _sum_partial_gradients(module: nn.Module) -> None:
             parameter.grad = gradient.redistribute(placements=[Replicate()])
 
 
-def _counted(module: nn.Module, inputs: dict[str, Tensor], *, has_pieces: bool = False) -> Counted:
+def counted_run(
+    module: nn.Module, inputs: dict[str, Tensor], *, has_pieces: bool = False
+) -> Counted:
+    """Return what this process counts of a forward and of a step of `module`."""
     resident = [*module.parameters(), *module.buffers(), *inputs.values()]
     weights = sum(t.nbytes for t in local_parts(list(module.parameters())))
     # Counted here: of the embeddings each process may have a piece.

@@ -117,6 +117,7 @@ def all_reduce_cost(
     *,
     partial: IntArray,
     replicas: DataParallel,
+    ranks: IntArray | None = None,
     bucket_bytes: int = BUCKET_BYTES,
     curves: CollectiveCurves | None = None,
 ) -> AllReduce:
@@ -133,6 +134,8 @@ def all_reduce_cost(
         evaluation: of that assignment.
         partial: as `partial_values` returns them.
         replicas: the devices.
+        ranks: over how many of the replicas each of `partial` is summed; None for all. What fewer
+            have fills buckets of its own.
         bucket_bytes: gradients that are summed together, at least.
         curves: what a library makes of the rings' links, as of `collective_time_s`.
 
@@ -146,12 +149,14 @@ def all_reduce_cost(
             " devices.saturate_host"
         )
     check_bucket_bytes(bucket_bytes)
-    sums = _sums(problem.graph, partial, evaluation)
     device_of, n = assignment.device_of, replicas.n_replicas
+    sums = _sums(
+        problem.graph, partial, evaluation, np.full_like(partial, n) if ranks is None else ranks
+    )
     costs = [
         _of_device(
             sums.chosen(device_of[sums.made_by] == device),
-            fixed(ring_s, replicas=n, link=link, curves=curves),
+            fixed(ring_s, link=link, curves=curves),
             bucket_bytes,
         )
         for device, link in enumerate(replicas.links)
@@ -166,7 +171,7 @@ def all_reduce_cost(
     busiest_s = max(1.0 / evaluation.throughput_per_s, float(load_s.max()), float(busy_s.max()))
     return AllReduce(
         reduced_bytes=reduced,
-        sent_bytes=reduced * 2 * (n - 1) // n,
+        sent_bytes=np.array([of.sent_bytes for of in costs], dtype=np.int64),
         busy_s=busy_s,
         within_s=within_s,
         exposed_s=exposed_s,
@@ -183,11 +188,17 @@ class _Sums(NamedTuple):
     ready_s: FloatArray
     is_late: npt.NDArray[np.bool_]
     """Whether it is a gradient or another result, which nothing in the model waits for."""
+    ranks: IntArray
+    """Over how many replicas it is summed."""
 
     def chosen(self, those: npt.NDArray[np.generic]) -> "_Sums":
         """Return some of them; `those` is a mask of length K, or their numbers in order."""
         return _Sums(
-            self.size_bytes[those], self.made_by[those], self.ready_s[those], self.is_late[those]
+            self.size_bytes[those],
+            self.made_by[those],
+            self.ready_s[those],
+            self.is_late[those],
+            self.ranks[those],
         )
 
 
@@ -195,6 +206,7 @@ class _DeviceSums(NamedTuple):
     """What the sums of one device come to."""
 
     reduced_bytes: int
+    sent_bytes: int
     within_s: float
     after_s: float
     """Time that its ring is busy with what nothing in the model waits for."""
@@ -202,23 +214,32 @@ class _DeviceSums(NamedTuple):
     """When that is done."""
 
 
-def _sums(graph: OpGraph, partial: IntArray, evaluation: Evaluation) -> _Sums:
+def _sums(graph: OpGraph, partial: IntArray, evaluation: Evaluation, ranks: IntArray) -> _Sums:
+    ranks_of = np.ones(graph.n_values, dtype=np.int64)
+    ranks_of[partial] = ranks
     values = _own_storages(graph, partial)
     values = values[graph.value_producer[values] >= 0]
     made_by = graph.value_producer[values]
     is_late = graph.value_is_output.copy()
     is_late[graph.gradient_values] = True
     ready_s = evaluation.op_finish_s[made_by]
-    whole = _Sums(graph.value_bytes[values], made_by, ready_s, is_late[values])
+    whole = _Sums(graph.value_bytes[values], made_by, ready_s, is_late[values], ranks_of[values])
     return whole.chosen(np.argsort(ready_s, kind="stable"))
 
 
-def _of_device(sums: _Sums, sum_s: Callable[[float], float], bucket_bytes: int) -> _DeviceSums:
+_SumTime = Callable[[float, int], float]
+"""Returns the seconds for so many bytes over so many replicas."""
+
+
+def _of_device(sums: _Sums, sum_s: _SumTime, bucket_bytes: int) -> _DeviceSums:
     """Return what `sums` come to where so many bytes take `sum_s`."""
     late = sums.is_late
-    within_s = sum(map(sum_s, sums.size_bytes[~late].tolist()))
+    within_s = sum(map(sum_s, sums.size_bytes[~late].tolist(), sums.ranks[~late].tolist()))
     after_s, end_s = _ring_times(sums.chosen(late), sum_s, bucket_bytes)
-    return _DeviceSums(int(sums.size_bytes.sum()), float(within_s), after_s, end_s)
+    sizes, n = sums.size_bytes, sums.ranks
+    reduced = {int(r): int(sizes[n == r].sum()) for r in np.unique(n)}
+    sent = sum(size * 2 * (r - 1) // r for r, size in reduced.items())
+    return _DeviceSums(sum(reduced.values()), sent, float(within_s), after_s, end_s)
 
 
 def _own_storages(graph: OpGraph, values: IntArray) -> IntArray:
@@ -236,19 +257,19 @@ def _own_storages(graph: OpGraph, values: IntArray) -> IntArray:
     return np.array([v for v in values.tolist() if not is_view_of_chosen(v)], dtype=np.int64)
 
 
-def _ring_times(
-    sums: _Sums, sum_s: Callable[[float], float], bucket_bytes: int
-) -> tuple[float, float]:
+def _ring_times(sums: _Sums, sum_s: _SumTime, bucket_bytes: int) -> tuple[float, float]:
     """Return the time that a ring is busy, and when it is done, for values in order."""
-    busy_s, free_s, waiting = 0.0, 0.0, 0
-    ready_s, sizes = sums.ready_s.tolist(), sums.size_bytes.tolist()
-    for index, (ready, size) in enumerate(zip(ready_s, sizes, strict=True)):
-        waiting += size
-        if waiting >= bucket_bytes or index == len(sizes) - 1:
-            taken_s = sum_s(waiting)
+    busy_s, free_s = 0.0, 0.0
+    waiting: dict[int, int] = {}
+    ranks = sums.ranks.tolist()
+    last = {n: index for index, n in enumerate(ranks)}
+    columns = zip(sums.ready_s.tolist(), sums.size_bytes.tolist(), ranks, strict=True)
+    for index, (ready, size, n) in enumerate(columns):
+        waiting[n] = waiting.get(n, 0) + size
+        if waiting[n] >= bucket_bytes or index == last[n]:
+            taken_s = sum_s(waiting.pop(n), n)
             free_s = max(free_s, ready) + taken_s
             busy_s += taken_s
-            waiting = 0
     return busy_s, free_s
 
 

@@ -5,14 +5,14 @@ Models of transformers state theirs (``model.tp_plan``), in the words of that li
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 
 from fxpart.errors import NotApplicableError
 
-__all__ = ["check_heads", "nearest_degrees", "tensor_plan"]
+__all__ = ["check_heads", "nearest_degrees", "styles_of", "tensor_plan"]
 
 _LAYER = re.compile(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)")
 
@@ -31,6 +31,11 @@ def tensor_plan(module: nn.Module) -> dict[str, str]:
             " states none (tp_plan); choose another model, or leave out"
             " tensor_parallel"
         )
+    return styles_of(module, stated)
+
+
+def styles_of(module: nn.Module, stated: Mapping[str, str]) -> dict[str, str]:
+    """Return what a plan, with ``*`` for the number of a layer, has for each path of `module`."""
     paths = [*(name for name, _ in module.named_modules())]
     paths += [name for name, _ in module.named_parameters(remove_duplicate=False)]
     wild = {path: _LAYER.sub("*", path) for path in paths if path}

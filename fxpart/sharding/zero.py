@@ -40,8 +40,17 @@ class Sharded:
     """What each value of the step without shards is now. Shape (V,)."""
 
 
-def with_zero(graph: OpGraph, stage: int, replicas: int) -> Sharded:
+def with_zero(
+    graph: OpGraph, stage: int, replicas: int, weight_replicas: IntArray | None = None
+) -> Sharded:
     """Return the training step `graph`, without updates yet, as one of `replicas` runs it.
+
+    Args:
+        graph: the step.
+        stage: one of `STAGES`.
+        replicas: how many there are.
+        weight_replicas: how many of them have each weight; all by default. From stage 2 what fewer
+            have, such as experts, must be on one of each. Shape (W,).
 
     Raises:
         SpecError: for another stage, or a graph without gradients.
@@ -54,16 +63,22 @@ def with_zero(graph: OpGraph, stage: int, replicas: int) -> Sharded:
     same = np.arange(graph.n_values)
     if stage == 0 or replicas == 1:
         return Sharded(graph, same)
+    sharing = np.full(len(graph.weight_bytes), replicas)
+    sharing = (sharing if weight_replicas is None else weight_replicas)[graph.gradient_weights]
     if stage == 1:
-        return _with_parts_of_gradients(graph, replicas)
-    return _rebuilt(_Sharding(graph, stage, replicas))
+        return _with_parts_of_gradients(graph, sharing)
+    if not np.isin(sharing, (1, replicas)).all():
+        raise SpecError(
+            f"zero={stage} shards weights over all replicas, some are on a part of them"
+        )
+    return _rebuilt(_Sharding(graph, stage, replicas, np.flatnonzero(sharing == replicas)))
 
 
 def _share(size_bytes: int, replicas: int) -> int:
     return -(-size_bytes // replicas)
 
 
-def _with_parts_of_gradients(graph: OpGraph, replicas: int) -> Sharded:
+def _with_parts_of_gradients(graph: OpGraph, sharing: IntArray) -> Sharded:
     """Return `graph` whose gradients, summed in whole, are updated with in parts: views of them."""
     made = graph.gradient_values
     count, makers = len(made), graph.value_producer[made]
@@ -75,7 +90,8 @@ def _with_parts_of_gradients(graph: OpGraph, replicas: int) -> Sharded:
     number[order] = np.arange(len(order))
     old, new = number[: graph.n_values], number[graph.n_values :]
     base = np.concatenate([np.where(graph.value_base >= 0, old[graph.value_base], -1), old[made]])
-    parts = np.array([_share(size, replicas) for size in graph.value_bytes[made].tolist()])
+    sizes = graph.value_bytes[made].tolist()
+    parts = np.array([_share(size, n) for size, n in zip(sizes, sharing.tolist(), strict=True)])
     names = (*graph.value_names, *(f"{graph.value_names[v]}.part" for v in made.tolist()))
     held = graph.value_held
     if len(held):
@@ -143,15 +159,17 @@ class _Block:
 class _Sharding:
     """What FSDP2 does beside the operators of a graph."""
 
-    def __init__(self, graph: OpGraph, stage: int, replicas: int) -> None:
+    def __init__(self, graph: OpGraph, stage: int, replicas: int, sharded: IntArray) -> None:
         self.graph, self.stage, self.replicas = graph, stage, replicas
+        self.sharded: list[int] = sharded.tolist()
+        """Numbers of the gradients that are sharded; others are of one replica."""
         self.before: dict[int, list[_Op]] = {}
         """Operators that are inserted before one of the graph."""
         self.more_reads: dict[int, list[_Made]] = {}
-        self.weights_read = _weights_read(graph)
+        self.weights_read = _weights_read(graph, graph.gradient_weights[sharded])
         self.shards: dict[int, _Made] = {}
         """By the number of a gradient."""
-        self.blocks = _blocks(graph, self.weights_read)
+        self.blocks = _blocks(graph, self.weights_read, self.sharded)
         self.block_of_weight = {w: block for block in self.blocks for w in block.weights}
         self._forward()
         self._backward()
@@ -247,9 +265,9 @@ class _Sharding:
             self._insert(position, scatter)
 
 
-def _weights_read(graph: OpGraph) -> list[list[int]]:
-    """Return the trained weights that each operator reads, as they are or as a view."""
-    trained = set(graph.gradient_weights.tolist())
+def _weights_read(graph: OpGraph, sharded: IntArray) -> list[list[int]]:
+    """Return which of the weights `sharded` each operator reads, as they are or as a view."""
+    trained = set(sharded.tolist())
     viewed: dict[int, list[int]] = {}
     read: list[list[int]] = []
     starts = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1))
@@ -268,11 +286,11 @@ def _weights_read(graph: OpGraph) -> list[list[int]]:
     return read
 
 
-def _blocks(graph: OpGraph, weights_read: list[list[int]]) -> list[_Block]:
-    """Return the blocks in the order of the forward, the root first."""
+def _blocks(graph: OpGraph, weights_read: list[list[int]], sharded: Sequence[int]) -> list[_Block]:
+    """Return the blocks of sharded gradients in the order of the forward, the root first."""
     n, start = graph.n_ops, graph.first_backward
     gradients: dict[str, list[int]] = {"": []}
-    for g, weight in enumerate(graph.gradient_weights.tolist()):
+    for g, weight in zip(sharded, graph.gradient_weights[sharded].tolist(), strict=True):
         gradients.setdefault(block_of(graph.weight_names[weight]), []).append(g)
     ops: dict[str, list[int]] = {name: [] for name in gradients}
     for op, module in enumerate(graph.modules):
@@ -351,7 +369,7 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
     """Return the graph with everything inserted."""
     graph, columns = sharding.graph, _Columns(sharding)
     ops, values = columns.ops, columns.values
-    scattered = {int(v) for v in graph.gradient_values.tolist()}
+    scattered = {int(v) for v in graph.gradient_values[sharding.sharded].tolist()}
     like = {block.name: block.first for block in sharding.blocks}
     # The first operator of a block may compute numbers of positions.
     makers = graph.value_producer[graph.gradient_values]
@@ -372,7 +390,7 @@ def _rebuilt(sharding: _Sharding) -> Sharded:
     for weight in sharding.block_of_weight:
         sizes[weight] = sharding.share(int(sizes[weight]))
     stays = [v not in scattered and bool(graph.value_is_output[v]) for v in range(graph.n_values)]
-    shards = [sharding.shards[g] for g in range(len(graph.gradient_values))]
+    shards = [sharding.shards.get(g, v) for g, v in enumerate(graph.gradient_values.tolist())]
     held, attention = graph.value_held, graph.attention.copy()
     if len(held):
         last = [columns.number_of[op] if op >= 0 else -1 for op in held.tolist()]

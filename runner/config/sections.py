@@ -393,6 +393,12 @@ class _Sections:
     """Devices that share every operator, in groups of so many neighbours."""
     sequence_parallel: bool = False
     """Whether these also split, along the sequence, what lies between the layers they share."""
+    expert_parallel: int = 1
+    """Replicas that have some of the experts each, and exchange tokens."""
+    expert_imbalance: float = 1.0
+    """By how much more than its share of the tokens the busiest of these gets."""
+    context_parallel: int = 1
+    """Replicas that have a piece of each sequence, and exchange keys and values."""
     engine: str = "torch"
     """What runs a training step: one of `fxpart.capture.models.spec.ENGINES`."""
     batch_sweep: int = 64

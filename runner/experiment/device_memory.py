@@ -13,6 +13,7 @@ from fxpart.errors import InfeasibleError
 from fxpart.schedule import ScheduleResult
 from fxpart.sharding.main_gradients import kept_gradient_bytes
 from runner.config.sections import Config
+from runner.experiment.mesh import replica_count
 from runner.experiment.topology import reserve_of
 from runner.experiment.training import is_megatron
 from runner.output.units import GIB, size_unit
@@ -102,7 +103,7 @@ def _peers(config: Config, evaluation: Evaluation) -> dict[int, int]:
 
 def _ranks(config: Config) -> int:
     """Return with how many devices each sums and gathers: neighbours in rings."""
-    return sum(min(_RING_PEERS, n - 1) for n in (config.data_parallel, config.tensor_parallel))
+    return sum(min(_RING_PEERS, n - 1) for n in (replica_count(config), config.tensor_parallel))
 
 
 def with_less_memory(

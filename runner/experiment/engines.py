@@ -9,6 +9,7 @@ from fxpart.errors import SpecError
 from fxpart.plan_export import EngineFiles, EnginePlan, engine_files, stages_of
 from fxpart.plan_export.engines import Stages
 from runner.config.sections import Config
+from runner.experiment.mesh import replica_count
 from runner.experiment.serving import generates, is_serving
 from runner.experiment.topology import build_topology
 from runner.experiment.training import finetunes, is_megatron, is_training
@@ -52,6 +53,8 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
         zero=config.zero,
         tensor_parallel=config.tensor_parallel,
         sequence_parallel=config.sequence_parallel,
+        expert_parallel=config.expert_parallel,
+        context_parallel=config.context_parallel,
         schedule=config.schedule.name,
         microbatches=config.microbatches,
         checkpointing=config.checkpointing,
@@ -68,11 +71,11 @@ def _engine_plan(config: Config, stages: Stages) -> EnginePlan:
 
 def _replicas(config: Config) -> tuple[tuple[int, ...], ...]:
     """Return which devices, or tensor-parallel groups, those of each replica are."""
-    if config.data_parallel == 1:
+    if replica_count(config) == 1:
         return ()
     topology = build_topology(config.devices, config.transfer_rate, config.reserve)
     groups = tensor_groups(topology, config.tensor_parallel)
-    rings = split_topology(groups.topology, config.data_parallel).rings
+    rings = split_topology(groups.topology, replica_count(config)).rings
     return tuple(tuple(ring) for ring in rings.tolist())
 
 

@@ -13,12 +13,9 @@ from typing import NamedTuple
 from fxpart.capture.captured import CapturedGraph
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.assignment import Assignment
-from fxpart.core.data_parallel import DataParallel, split_topology
 from fxpart.core.granularity import check_level, depth_of
 from fxpart.core.phases import check_phase
-from fxpart.core.tensor_groups import TensorGroups, tensor_groups
 from fxpart.cost.collective_times import TimesWithCollectives
-from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.device_memory import DeviceMemory
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.evaluation import Evaluation
@@ -46,12 +43,12 @@ from runner.experiment.device_memory import (
 )
 from runner.experiment.generation import Generation, GenerationPlan, generation
 from runner.experiment.measured import Measured
+from runner.experiment.mesh import check_mesh
 from runner.experiment.objective import check_objective, watched, with_proven_bound
 from runner.experiment.offload import check_offload, placed
 from runner.experiment.operator_times import (
     check_latency,
     operator_times,
-    ring_curves,
     roofline_note,
     source_note,
 )
@@ -59,7 +56,7 @@ from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.rates import check_prices, price_per_hour
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
-from runner.experiment.runtime import check_runtime, host_launch_s
+from runner.experiment.runtime import check_runtime
 from runner.experiment.serving import check_serving
 from runner.experiment.serving_table import ServingRow, serving_table
 from runner.experiment.subject import (
@@ -70,7 +67,7 @@ from runner.experiment.subject import (
     symbols_of,
 )
 from runner.experiment.subject_line import subject_line
-from runner.experiment.tensor_split import TensorSplit, check_split, split_cost
+from runner.experiment.tensor_split import Dealt, TensorSplit, check_split, dealt_out, split_cost
 from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.experiment.user_mode import chosen_mode
@@ -199,54 +196,26 @@ def _fitted(config: Config) -> ScheduleResult | None:
     return scheduled(config, problem, place(problem))
 
 
-class _Dealt(NamedTuple):
-    """The devices in tensor-parallel groups, and these dealt out to replicas."""
-
-    groups: TensorGroups
-    parallel: DataParallel
-    group_curves: CollectiveCurves | None
-    """Of the links inside groups."""
-    curves: CollectiveCurves | None
-    """Of the links between replicas."""
-
-
 def problem_of(
     config: Config, subject: Subject, spec: ModelSpec
-) -> tuple[Problem, LatencySource, _Dealt]:
+) -> tuple[Problem, LatencySource, Dealt]:
     """Return what is placed, where its times come from, and how devices are dealt out."""
-    dealt = _dealt_out(config)
-    groups, parallel = dealt.groups, dealt.parallel
+    dealt = dealt_out(config)
+    parallel = dealt.parallel
     rounding = rounding_bytes(config.devices, config.reserve)
     graph = placed_graph(subject.captured.graph, rounding, config.granularity)
     times = operator_times(config, subject, spec.key())
-    if groups.size > 1:
-        links = tuple(groups.links[group] for group in parallel.rings[0].tolist())
-        times = TimesWithCollectives(times, groups.size, links, dealt.group_curves)
+    if dealt.exchanges:
+        times = TimesWithCollectives(times, dealt.exchanges)
     problem = make_problem(graph, parallel.replica, times, config.objective)
     return problem, times, dealt
-
-
-def _dealt_out(config: Config) -> _Dealt:
-    """Return the devices in tensor-parallel groups, and these dealt out to replicas."""
-    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
-    topology = replace(topology, host_launch_s=host_launch_s(config))
-    groups = tensor_groups(topology, config.tensor_parallel)
-    parallel = split_topology(groups.topology, config.data_parallel)
-    # Each device of a group is in a ring with those in its place in other replicas.
-    rings = groups.members[parallel.rings.T].swapaxes(1, 2).reshape(-1, parallel.n_replicas)
-    return _Dealt(
-        groups,
-        parallel,
-        group_curves=ring_curves(config.latency, topology, groups.members),
-        curves=ring_curves(config.latency, topology, rings),
-    )
 
 
 def _planned(config: Config, spec: ModelSpec) -> Result:
     # Cheap checks come before the capture.
     check(config)
     place = chosen_mode(config)
-    check_shard_devices(config, _dealt_out(config).parallel)
+    check_shard_devices(config, dealt_out(config).parallel)
     with progress(f"capturing {spec.name}"):
         subject = shared_subject(config, spec)
     problem, times, dealt = problem_of(config, subject, spec)
@@ -278,7 +247,9 @@ def _planned(config: Config, spec: ModelSpec) -> Result:
         subject_line=subject_line(config, subject.unconverted or subject.captured.graph),
         times_note=source_note(config, times, problem.graph) or roofline_note(config),
         shards=found.shards,
-        split=split_cost(problem, assignment, dealt.groups) if dealt.groups.size > 1 else None,
+        split=split_cost(problem, assignment, dealt.groups, dealt.exchanges)
+        if dealt.exchanges
+        else None,
         curve=found.made.curve,
         offloaded=found.made.offloaded,
         generation=generation(found.both_steps) if found.both_steps else None,
@@ -313,7 +284,7 @@ def _fitting_plan(
     config: Config,
     subject: Subject,
     problem: Problem,
-    dealt: _Dealt,
+    dealt: Dealt,
     *,
     place: Place,
     times: LatencySource,
@@ -356,7 +327,7 @@ def _costed(
     config: Config,
     subject: Subject,
     problem: Problem,
-    dealt: _Dealt,
+    dealt: Dealt,
     *,
     times: LatencySource,
     made: _Made,
@@ -377,14 +348,29 @@ def _costed(
             evaluation=evaluation,
             parallel=dealt.parallel,
             partial=subject.partial,
+            ranks=subject.partial_ranks,
             curves=dealt.curves,
         )
     shards: ShardedStep | None = None
     gathers_s: list[float] = []
     if config.zero:
         if config.zero == 1:
-            gathers_s = gather_times_s(evaluation, dealt.parallel, dealt.curves)
-        evaluation, shards = with_shards(config, problem, evaluation, dealt.parallel, dealt.curves)
+            gathers_s = gather_times_s(
+                config,
+                problem,
+                assignment,
+                evaluation,
+                parallel=dealt.parallel,
+                curves=dealt.curves,
+            )
+        evaluation, shards = with_shards(
+            config,
+            problem,
+            evaluation,
+            parallel=dealt.parallel,
+            curves=dealt.curves,
+            gathers_s=gathers_s,
+        )
     sums = replicas.cost if replicas else None
     schedule = scheduled(config, problem, assignment, sums, gathers_s)
     # A published problem has sizes of its own, and devices that are no real ones.
@@ -472,6 +458,7 @@ def check(config: Config) -> None:
     check_offload(config)
     check_replicas(config)
     check_split(config)
+    check_mesh(config)
     check_zero(config)
     check_prices(config)
     symbols_of(config)

@@ -57,17 +57,20 @@ def with_sums(
     evaluation: Evaluation,
     parallel: DataParallel,
     partial: IntArray,
+    ranks: IntArray | None = None,
     curves: CollectiveCurves | None = None,
 ) -> tuple[Evaluation, Replicas]:
     """Return the `evaluation` of one replica with the sums over all in its times, and these.
 
-    `curves` are of the links between replicas.
+    `ranks` are the replicas that sum each value, None for all; `curves` are of the links between
+    replicas.
     """
     cost = all_reduce_cost(
         problem,
         assignment,
         evaluation,
         partial=partial,
+        ranks=ranks,
         replicas=parallel,
         bucket_bytes=config.all_reduce.bucket_bytes,
         curves=curves,

@@ -11,6 +11,8 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fxpart.capture.captured import (
     CapturedGraph,
     CapturedSymbolic,
@@ -33,6 +35,12 @@ from fxpart.errors import CaptureError, SpecError, nearest_names
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
+from runner.experiment.mesh import (
+    GATHERING,
+    replica_count,
+    shares_something,
+    weight_replicas,
+)
 from runner.experiment.objective import published_graph
 from runner.experiment.serving import generated_len, generates, in_few_bits, is_serving
 from runner.experiment.serving_steps import ServingSteps, serving_steps
@@ -92,6 +100,8 @@ class Subject:
     """The graph before its weights and cache were laid out in few bits, where they were."""
     partial: IntArray | None = None
     """With several replicas, the values that they sum."""
+    partial_ranks: IntArray | None = None
+    """Over how many replicas each of these is summed; None for all."""
     steps: ServingSteps | None = None
     """Of a generation, both steps at any size; `captured` is the last decode."""
 
@@ -120,6 +130,9 @@ def model_spec(config: Config) -> ModelSpec:
         dtype=model.dtype,
         tensor_parallel=config.tensor_parallel,
         sequence_parallel=config.sequence_parallel,
+        expert_parallel=config.expert_parallel,
+        expert_imbalance=config.expert_imbalance,
+        context_parallel=config.context_parallel,
         engine=config.engine,
         loss=model.loss if is_training(config) else None,
         lora=_lora(config),
@@ -229,6 +242,8 @@ def subject_of(config: Config, spec: ModelSpec) -> Subject:
         return _generation_subject(config, spec)
     if config.execute.name == "none":
         symbols = symbols_of(config)
+        if shares_something(config):
+            return _mesh_subject(config, spec)
         if symbols:
             return _symbolic_subject(config, spec, symbols)
         captured = _captured(config, spec)
@@ -293,7 +308,9 @@ def symbols_of(config: Config) -> tuple[str, ...]:
             f"capture.symbolic={config.capture.symbolic} captures operators, got capture.level="
             f"{config.capture.level}; use capture.level=operator"
         )
-    return symbols or (("batch",) if config.data_parallel > 1 else ())
+    return symbols or (
+        ("batch",) if config.data_parallel > 1 and not shares_something(config) else ()
+    )
 
 
 def _captured_symbolic(
@@ -340,6 +357,31 @@ def _symbolic_subject(config: Config, spec: ModelSpec, symbols: tuple[str, ...])
         sizes=sizes,
         partial=partial,
     )
+
+
+def _mesh_subject(config: Config, spec: ModelSpec) -> Subject:
+    """Return a replica that shares experts or sequences with others, at the one size of `spec`.
+
+    Its loss and gradients are a part of those of all; nothing else is summed.
+    """
+    captured = _captured(config, spec)
+    graph = captured.graph
+    weights, partial = graph.gradient_weights, graph.gradient_values
+    if is_training(config):
+        loss = graph.value_is_output & ~graph.is_backward[graph.value_producer]
+        partial = np.union1d(np.flatnonzero(loss & (graph.value_producer >= 0)), partial)
+    replicas = np.full(graph.n_values, replica_count(config), dtype=np.int64)
+    replicas[graph.gradient_values] = weight_replicas(config, graph)[weights]
+    partial = partial[replicas[partial] > 1]
+    ranks = replicas[partial]
+    if config.zero:
+        if config.zero >= GATHERING:
+            ranks = ranks[~np.isin(partial, graph.gradient_values)]
+        graph, partial = sharded_graph(config, graph, partial)
+    elif not config.all_reduce.gradient_as_bucket_view:
+        graph = with_buckets(graph, partial)
+    captured = replace(captured, graph=_as_run(config, graph))
+    return Subject(captured, lambda: _program(config, spec), partial=partial, partial_ranks=ranks)
 
 
 def _sharded_subject(config: Config, spec: ModelSpec, known: CapturedSymbolic) -> Subject:

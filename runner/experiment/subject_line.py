@@ -7,6 +7,7 @@ import numpy as np
 from fxpart.core.graph import OpGraph
 from fxpart.cost.storage_kinds import short_name
 from runner.config.sections import Config
+from runner.experiment.mesh import replica_count
 from runner.experiment.serving import generates
 from runner.output.terminal import counted
 
@@ -27,7 +28,8 @@ def subject_line(config: Config, graph: OpGraph) -> str:
     parameters, dtype = count_parameters(graph)
     parts = [
         model.name,
-        f"{_short(parameters)} parameters" + (" a device" if config.tensor_parallel > 1 else ""),
+        f"{_short(parameters)} parameters"
+        + (" a device" if config.tensor_parallel > 1 or config.expert_parallel > 1 else ""),
         _weights(config, dtype or model.dtype),
         f"batch {model.batch_size}" + (f" x {length}" if length else ""),
         _phase(config, graph),
@@ -39,11 +41,16 @@ def subject_line(config: Config, graph: OpGraph) -> str:
         parts.append(f"tensor_parallel={config.tensor_parallel}")
     if config.sequence_parallel:
         parts.append("sequence_parallel=true")
+    degrees = ("expert_parallel", "context_parallel")
+    parts += [f"{name}={getattr(config, name)}" for name in degrees if getattr(config, name) > 1]
+    if config.expert_imbalance != 1:
+        parts.append(f"expert_imbalance={config.expert_imbalance:g}")
     if config.engine != "torch":
         parts.append(f"engine={config.engine}")
-    if config.data_parallel > 1:
+    replicas = replica_count(config)
+    if replicas > 1:
         sharded = f", zero={config.zero}" if config.zero else ""
-        parts.append(f"{config.data_parallel} replicas{sharded}")
+        parts.append(f"{replicas} replicas{sharded}")
     return ", ".join(part for part in parts if part)
 
 

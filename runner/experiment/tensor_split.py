@@ -1,20 +1,37 @@
-"""Tensor parallelism: what the groups of devices exchange, and what that costs."""
+"""Devices dealt out to groups and replicas: what they exchange inside the model, at what cost."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
 from fxpart.core.assignment import Assignment
-from fxpart.core.tensor_groups import TensorGroups
-from fxpart.cost.collective_times import collective_bytes
+from fxpart.core.data_parallel import DataParallel, ring_links, split_topology
+from fxpart.core.tensor_groups import TensorGroups, tensor_groups
+from fxpart.core.topology import Link, Topology
+from fxpart.cost.collective_times import CollectiveGroup, collective_bytes
+from fxpart.cost.collectives import CollectiveCurves
 from fxpart.cost.problem import Problem
 from fxpart.errors import NotApplicableError, SpecError
 from runner.config.sections import Config
+from runner.experiment.mesh import replica_count
+from runner.experiment.operator_times import ring_curves
+from runner.experiment.runtime import host_launch_s
 from runner.experiment.serving import is_serving
+from runner.experiment.topology import build_topology
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
 
-__all__ = ["TensorSplit", "check_split", "split_cost", "split_line", "split_metrics"]
+__all__ = [
+    "Dealt",
+    "TensorSplit",
+    "check_split",
+    "dealt_out",
+    "split_cost",
+    "split_line",
+    "split_metrics",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +39,15 @@ class TensorSplit:
     """What tensor parallelism costs a placement; of the group that takes longest for it."""
 
     size: int
-    """Devices of a group."""
+    """Devices of a tensor-parallel group."""
     groups: int
     collectives: int
     collective_bytes: int
     """That they sum or gather."""
     collective_s: float
     """All of it is waited for: an operator needs the result."""
+    shared: tuple[str, ...] = ()
+    """What replicas share beside that, in words."""
 
 
 def check_split(config: Config) -> None:
@@ -68,8 +87,66 @@ def _check_sequence(config: Config) -> None:
         )
 
 
-def split_cost(problem: Problem, assignment: Assignment, groups: TensorGroups) -> TensorSplit:
-    """Return what the collectives of a placement on `groups` come to."""
+class Dealt(NamedTuple):
+    """The devices in tensor-parallel groups, and these dealt out to replicas."""
+
+    groups: TensorGroups
+    parallel: DataParallel
+    exchanges: dict[str, CollectiveGroup]
+    """Of devices that exchange values inside the model, by the axis of the mesh."""
+    curves: CollectiveCurves | None
+    """Of the links between replicas."""
+
+
+def dealt_out(config: Config) -> Dealt:
+    """Return the devices in tensor-parallel groups, and these dealt out to replicas."""
+    topology = build_topology(config.devices, config.transfer_rate, config.reserve)
+    topology = replace(topology, host_launch_s=host_launch_s(config))
+    groups = tensor_groups(topology, config.tensor_parallel)
+    parallel = split_topology(groups.topology, replica_count(config))
+    # Each device of a group is in a ring with those in its place in other replicas.
+    rings = groups.members[parallel.rings.T].swapaxes(1, 2).reshape(-1, parallel.n_replicas)
+    exchanges = dict(_exchange_groups(config, topology, groups, parallel))
+    return Dealt(groups, parallel, exchanges, ring_curves(config.latency, topology, rings))
+
+
+def _exchange_groups(
+    config: Config, topology: Topology, groups: TensorGroups, parallel: DataParallel
+) -> Iterator[tuple[str, CollectiveGroup]]:
+    """Yield the groups of devices that exchange values inside the model, by the axis of the mesh.
+
+    Args:
+        config: their degrees.
+        topology: all devices.
+        groups: these in tensor-parallel groups.
+        parallel: these groups dealt out to replicas.
+
+    """
+    if groups.size > 1:
+        links = tuple(groups.links[group] for group in parallel.rings[0].tolist())
+        inside = ring_curves(config.latency, topology, groups.members)
+        yield "tensor", CollectiveGroup(groups.size, links, inside)
+    for axis, degree in (("expert", config.expert_parallel), ("context", config.context_parallel)):
+        if degree == 1:
+            continue
+        parts = parallel.rings.reshape(-1, degree, parallel.rings.shape[1])
+        by_part = [ring_links(groups.topology, part) for part in parts]
+        links = tuple(
+            Link(min(link.bytes_per_s for link in of), max(link.latency_s for link in of))
+            for of in zip(*by_part, strict=True)
+        )
+        # Shape (parts, degree, D, N), and each column of neighbours is a ring.
+        rings = groups.members[parts].transpose(0, 2, 3, 1).reshape(-1, degree)
+        yield axis, CollectiveGroup(degree, links, ring_curves(config.latency, topology, rings))
+
+
+def split_cost(
+    problem: Problem,
+    assignment: Assignment,
+    groups: TensorGroups,
+    exchanges: Mapping[str, CollectiveGroup],
+) -> TensorSplit:
+    """Return what the collectives of a placement on `groups` come to, those of replicas too."""
     sizes = collective_bytes(problem.graph)
     ops = np.array(sorted(sizes), dtype=np.int64)
     home = assignment.device_of[ops]
@@ -78,14 +155,22 @@ def split_cost(problem: Problem, assignment: Assignment, groups: TensorGroups) -
     busy_s = np.bincount(home, weights=seconds, minlength=n)
     most = int(busy_s.argmax())
     there = [sizes[op] for op in ops[home == most].tolist()]
-    return TensorSplit(groups.size, len(groups.members), len(there), sum(there), busy_s[most])
+    shared = tuple(
+        f"{what} over {exchanges[axis].size} replicas"
+        for axis, what in (("expert", "experts"), ("context", "each sequence"))
+        if axis in exchanges
+    )
+    return TensorSplit(
+        groups.size, len(groups.members), len(there), sum(there), busy_s[most], shared
+    )
 
 
 def split_line(split: TensorSplit) -> str:
     """Return what tensor parallelism costs in one line."""
     takes = "takes" if split.collectives == 1 else "take"
+    groups = (f"{counted(split.groups, 'group')} of {split.size} devices",) * (split.size > 1)
     return (
-        f"{counted(split.groups, 'group')} of {split.size} devices;"
+        f"{', '.join((*groups, *split.shared))};"
         f" {counted(split.collectives, 'collective')} of {format_size(split.collective_bytes)}"
         f" {takes} {format_s(split.collective_s)}, all of it waited for"
     )
@@ -94,7 +179,7 @@ def split_line(split: TensorSplit) -> str:
 def split_metrics(split: TensorSplit) -> dict[str, float]:
     """Return the metrics of tensor parallelism by name."""
     return {
-        "tensor_parallel": float(split.size),
+        **({"tensor_parallel": float(split.size)} if split.size > 1 else {}),
         "collectives": float(split.collectives),
         "collective_gib": split.collective_bytes / GIB,
         "collective_ms": split.collective_s * 1e3,

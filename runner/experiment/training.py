@@ -140,7 +140,7 @@ def _check_megatron(config: Config) -> None:
         f"model.loss={config.model.loss}": ("model.loss=own", config.model.loss == "own"),
         f"data_parallel={config.data_parallel} zero={config.zero}": (
             "zero=1",
-            config.data_parallel == 1 or config.zero == 1,
+            config.data_parallel * config.context_parallel == 1 or config.zero == 1,
         ),
         f"execute={config.execute.name}": ("execute=none", config.execute.name == "none"),
         f"capture.symbolic={config.capture.symbolic}": (

@@ -1,9 +1,11 @@
 """ZeRO: what of a training step is sharded over the replicas, and what that costs."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from fxpart.core.assignment import Assignment
 from fxpart.core.data_parallel import DataParallel
 from fxpart.core.graph import IntArray, OpGraph
 from fxpart.cost.all_reduce import with_buckets
@@ -15,6 +17,7 @@ from fxpart.errors import NotApplicableError, SpecError
 from fxpart.sharding.main_gradients import with_main_gradients
 from fxpart.sharding.zero import GATHER, SCATTER, STAGES, WAIT, with_zero
 from runner.config.sections import Config
+from runner.experiment.mesh import GATHERING, replica_count, weight_replicas
 from runner.experiment.training import is_megatron
 from runner.output.terminal import counted
 from runner.output.units import GIB, format_s, format_size
@@ -29,9 +32,6 @@ __all__ = [
     "zero_metrics",
 ]
 
-_WEIGHTS = 2
-"""The stage from which weights are gathered."""
-
 
 def check_zero(config: Config) -> None:
     """Raise `SpecError` for a stage that does not exist, or does not go with the rest."""
@@ -40,22 +40,22 @@ def check_zero(config: Config) -> None:
         raise SpecError(f"zero={stage} does not exist; there are {', '.join(map(str, STAGES))}")
     if stage == 0:
         return
-    if config.data_parallel == 1 or config.phase.name != "training":
+    if replica_count(config) == 1 or config.phase.name != "training":
         raise NotApplicableError(
             f"zero={stage} shards a training step over replicas, got phase={config.phase.name} and"
             f" data_parallel={config.data_parallel}; add phase=training and data_parallel=2 or more"
         )
-    if stage < _WEIGHTS and config.optimizer.name == "none":
+    if stage < GATHERING and config.optimizer.name == "none":
         raise NotApplicableError(
             f"zero={stage} shards the optimizer's state, got optimizer=none; use optimizer=adamw or"
-            f" another, or zero={_WEIGHTS}"
+            f" another, or zero={GATHERING}"
         )
     if config.capture.symbolic != "none":
         raise NotApplicableError(
             f"zero={stage} is planned for one size, got capture.symbolic="
             f"{config.capture.symbolic}; leave out one of the two"
         )
-    if config.schedule.name != "none" and stage >= _WEIGHTS:
+    if config.schedule.name != "none" and stage >= GATHERING:
         raise NotApplicableError(
             f"zero={stage} gathers weights for a step without microbatches, got schedule="
             f"{config.schedule.name}; use zero=1, which goes with it, or leave out the schedule"
@@ -65,7 +65,7 @@ def check_zero(config: Config) -> None:
 def check_shard_devices(config: Config, parallel: DataParallel) -> None:
     """Raise `NotApplicableError` for shards of weights in replicas of several devices."""
     n = parallel.replica.n_devices
-    if config.zero >= _WEIGHTS and n > 1:
+    if config.zero >= GATHERING and n > 1:
         raise NotApplicableError(
             f"zero={config.zero} is planned for replicas of one device, or of one tensor-parallel"
             f" group, got {n}; raise data_parallel, or use zero=1"
@@ -77,11 +77,11 @@ def sharded_graph(config: Config, graph: OpGraph, partial: IntArray) -> tuple[Op
     if is_megatron(config):
         graph, value_of = with_main_gradients(graph)
         partial = value_of[partial]
-    elif config.zero < _WEIGHTS and not config.all_reduce.gradient_as_bucket_view:
+    elif config.zero < GATHERING and not config.all_reduce.gradient_as_bucket_view:
         graph = with_buckets(graph, partial)
-    sharded = with_zero(graph, config.zero, config.data_parallel)
+    sharded = with_zero(graph, config.zero, replica_count(config), weight_replicas(config, graph))
     left = partial
-    if config.zero >= _WEIGHTS:
+    if config.zero >= GATHERING:
         left = partial[~np.isin(partial, graph.gradient_values)]
     return sharded.graph, sharded.value_of[left]
 
@@ -90,15 +90,18 @@ def with_shards(
     config: Config,
     problem: Problem,
     evaluation: Evaluation,
+    *,
     parallel: DataParallel,
     curves: CollectiveCurves | None = None,
+    gathers_s: Sequence[float] = (),
 ) -> tuple[Evaluation, ShardedStep]:
     """Return the `evaluation` of a replica with the collectives of its shards in its times.
 
-    `curves` are of the links between replicas.
+    `curves` are of the links between replicas; `gathers_s` is what `gather_times_s` returns, of
+    stage 1.
     """
     graph, n = problem.graph, parallel.n_replicas
-    if config.zero >= _WEIGHTS:
+    if config.zero >= GATHERING:
         op_s = problem.costs.op_time_s[:, 0]
         step = sharded_step(
             graph,
@@ -111,7 +114,7 @@ def with_shards(
         )
     else:
         sizes = [use.weight_bytes for use in evaluation.devices]
-        more_s = max(gather_times_s(evaluation, parallel, curves))
+        more_s = max(gathers_s)
         latency_s = evaluation.latency_s + more_s
         step = ShardedStep(latency_s, 1, max(sizes), more_s, more_s)
     throughput_per_s = 1.0 / step.latency_s
@@ -119,13 +122,30 @@ def with_shards(
 
 
 def gather_times_s(
-    evaluation: Evaluation, parallel: DataParallel, curves: CollectiveCurves | None
+    config: Config,
+    problem: Problem,
+    assignment: Assignment,
+    evaluation: Evaluation,
+    *,
+    parallel: DataParallel,
+    curves: CollectiveCurves | None,
 ) -> list[float]:
     """Return what it takes each device to gather updated parts of its weights, when all is done."""
-    return [
-        collective_time_s("all_gather", use.weight_bytes, parallel.n_replicas, link, curves)
-        for use, link in zip(evaluation.devices, parallel.links, strict=True)
-    ]
+    graph, count = problem.graph, parallel.n_replicas
+    replicas = weight_replicas(config, graph)
+    times_s = []
+    for device, (use, link) in enumerate(zip(evaluation.devices, parallel.links, strict=True)):
+        ops = np.flatnonzero(assignment.device_of == device).tolist()
+        here = np.unique([w for op in ops for w in graph.uses_of(op).tolist()]).astype(np.int64)
+        few = here[replicas[here] < count]
+        of_few = int(graph.weight_bytes[few].sum())
+        sizes = {count: use.weight_bytes - of_few}
+        if of_few:  # experts, which fewer replicas have
+            sizes[int(replicas[few[0]])] = of_few
+        times_s.append(
+            sum(collective_time_s("all_gather", size, n, link, curves) for n, size in sizes.items())
+        )
+    return times_s
 
 
 def zero_line(stage: int, step: ShardedStep) -> str:

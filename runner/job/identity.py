@@ -245,6 +245,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "all_reduce": asdict(config.all_reduce) if config.data_parallel > 1 else {},
         "tensor_parallel": config.tensor_parallel,
         "sequence_parallel": config.sequence_parallel,
+        "mesh": [config.expert_parallel, config.expert_imbalance, config.context_parallel],
         "engine": config.engine,
         "zero": config.zero,
         "symbolic": config.capture.symbolic,

@@ -237,7 +237,8 @@ def _show_plan(config: Config, result: Result) -> None:
     for line in _times_lines(result):
         show(line)
     if result.split:
-        show(f"tensor:    {split_line(result.split)}")
+        title = "tensor:" if result.split.size > 1 else "sharing:"
+        show(f"{title:11}{split_line(result.split)}")
     if result.shards:
         show(f"zero:      {zero_line(config.zero, result.shards)}")
     if result.offloaded:

@@ -78,7 +78,7 @@ class Metric:
 _LOWER: Literal["lower"] = "lower"
 _HIGHER: Literal["higher"] = "higher"
 _TRAINING, _REPLICAS, _SYMBOLIC = "phase=training", "data_parallel", "capture.symbolic"
-_SPLIT, _COLLECTIVES = "tensor_parallel", "tensor_parallel or zero"
+_SPLIT, _COLLECTIVES = "tensor_parallel", "degrees or zero"
 _TIERS = "a tier, such as `+host64gb`"
 _PRICE, _PRICED_TOKENS = "price_per_hour", "price_per_hour, model.seq_len"
 _SERVING, _GENERATE = "phase=prefill, decode or generate", "phase=generate"

@@ -391,6 +391,12 @@ REFUSED = [
     (replace(DEALT, zero=1, megatron=True), "Megatron-LM", "name no devices"),
     (replace(DEALT, machines=2), "accelerate", "other devices than planned"),
     (replace(DEALT, machines=2), "torchtitan", "other devices than planned"),
+    (replace(SHARDED, expert_parallel=8), "DeepSpeed", "leaves expert parallelism to the model"),
+    (replace(SHARDED, expert_parallel=8), "accelerate", "no word for expert_parallel"),
+    (replace(TRAINING, context_parallel=2), "torchtitan", "zero=2 or 3"),
+    (replace(SHARDED, context_parallel=2), "DeepSpeed", "by heads"),
+    (replace(SERVING, context_parallel=2), "vLLM", "of a cache"),
+    (replace(SERVING, data_parallel=4, expert_parallel=2), "vLLM", "all of its replicas"),
     (replace(SERVING, cache="fp8"), "llama.cpp", "no cache in fp8"),
     (replace(SERVING, data_parallel=2), "llama.cpp", "one replica"),
 ]

@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.sharding.expert_run import expert_run, share_of
 from benchmarks.sharding.group import run_group
 from benchmarks.sharding.predicted import predicted, predicted_zero
-from benchmarks.sharding.tensor_run import tensor_run, whole_run
+from benchmarks.sharding.tensor_run import Counted, tensor_run, whole_run
 from benchmarks.sharding.zero_run import zero_run
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.execution.device import seeded
+from fxpart.sharding.experts import spread_experts
 from fxpart.sharding.local_module import shard_module
+from tests.sharding.test_experts import MIXTRAL
 from tests.sharding.test_local_module import llama
 
 CPU = torch.device("cpu")
@@ -48,14 +51,32 @@ def assert_parts_of(whole: dict[str, Any], parts: list[dict[str, Any]]) -> None:
             np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-5, err_msg=name)
 
 
+def experts_run(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
+    """Run this process's part of a mixture of experts on its examples; return what it computes."""
+    with seeded(0, CPU):
+        built = build_model(spec, CPU)
+    module = spread_experts(built.module, size, rank)
+    inputs = share_of(built.kwargs, rank, size)
+    loss = module(**inputs, labels=inputs["input_ids"])[0]
+    loss.backward()
+    with torch.no_grad():
+        result = module(**inputs)[0]
+    gradients = {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
+    return {"result": result.numpy(), **gradients}
+
+
 def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
-    """Run the model on `parallelize_module`, and on `fully_shard` as stages 2 and 3."""
+    """Run the model on `parallelize_module`, and on `fully_shard` as stages 2 and 3.
+
+    And a mixture of experts on transformers' own way to spread them, and on ours.
+    """
     in_pieces = tensor_run(rank, size, replace(spec, sequence_parallel=True))
     return (
         [parts_run(rank, size, replace(spec, sequence_parallel=s)) for s in (False, True)],
         in_pieces,
         tensor_run(rank, size, spec),
         *[zero_run(rank, size, spec, stage, "adamw") for stage in (2, 3)],
+        (expert_run(rank, size, MIXTRAL), experts_run(rank, size, MIXTRAL)),
     )
 
 
@@ -67,7 +88,8 @@ def test_llama_on_two_devices() -> None:
     runs = run_group(2, both, spec)
     for parts in zip(*(run[0] for run in runs), strict=True):
         assert_parts_of(parts_run(0, 1, spec), list(parts))
-    for _, in_pieces, split, *sharded in runs:
+    _check_experts([run[-1] for run in runs])
+    for _, in_pieces, split, *sharded, _ in runs:
         for counted, said in ((in_pieces, pieces), (split, forecast)):
             assert counted.weight_bytes == said.parameter_bytes
             assert counted.forward_bytes == pytest.approx(said.forward_bytes, rel=0.02)
@@ -82,3 +104,25 @@ def test_llama_on_two_devices() -> None:
             assert Counter(run.step_collectives) == expected.step_collectives
             # Before its first update; all replicas have the same examples here.
             assert run.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+def _check_experts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
+    """Check what transformers' experts held and sent, and what ours compute, by one process's."""
+    forecast = predicted(replace(MIXTRAL, batch_size=2, expert_parallel=2), tensor_parallel=1)
+    whole, parts = expert_run(0, 1, MIXTRAL), [part for _, part in runs]
+    for rank, (counted, _) in enumerate(runs):
+        assert counted.weight_bytes == forecast.parameter_bytes
+        assert counted.forward_bytes == pytest.approx(forecast.forward_bytes, rel=0.02)
+        assert counted.step_bytes == pytest.approx(forecast.step_bytes, rel=0.02)
+        assert Counter(counted.forward_collectives) == forecast.forward_collectives
+        assert Counter(counted.step_collectives) == forecast.step_collectives
+        expected = np.split(whole.result, 2)[rank]
+        np.testing.assert_allclose(counted.result, expected, atol=1e-5)
+    # Routers send as many tokens as they like here; each loss is the mean of its own tokens.
+    for name, expected in experts_run(0, 1, MIXTRAL).items():
+        values = [part[name] for part in parts]
+        if name == "result" or ".experts." in name:
+            joined = np.concatenate(values) / (1 if name == "result" else 2)
+        else:
+            joined = np.mean(values, axis=0)
+        np.testing.assert_allclose(joined, expected, rtol=1e-4, atol=1e-5, err_msg=name)

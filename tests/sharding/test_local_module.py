@@ -14,6 +14,7 @@ from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.training.joint import joint_graph
 from fxpart.core.topology import Link
 from fxpart.cost.collective_times import (
+    CollectiveGroup,
     TimesWithCollectives,
     collective_bytes,
     collective_kinds,
@@ -100,7 +101,9 @@ def test_a_collective_takes_the_time_of_the_groups_ring() -> None:
     graph = capture_graph(built.module, built.args, built.kwargs)
     topology = devices(10**9, 10**9)
     plain = LatencyModel().op_time_s(graph, topology)
-    times = TimesWithCollectives(LatencyModel(), 2, (Link(1e6, 0.0), Link(1e3, 1.0)))
+    times = TimesWithCollectives(
+        LatencyModel(), {"tensor": CollectiveGroup(2, (Link(1e6, 0.0), Link(1e3, 1.0)))}
+    )
     seconds = times.op_time_s(graph, topology)
     kinds = collective_kinds(graph)
     summed = next(op for op, kind in kinds.items() if kind == "all_reduce")

@@ -139,16 +139,20 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
         from fxpart.sharding.megatron import as_megatron
 
         module = as_megatron(module, spec.tensor_parallel)
-    if spec.tensor_parallel == 1:
-        return module
-    from fxpart.sharding.local_module import shard_module
+    if spec.tensor_parallel > 1:
+        from fxpart.sharding.local_module import shard_module
 
-    return shard_module(
-        module,
-        spec.tensor_parallel,
-        sequence=spec.sequence_parallel,
-        megatron=is_megatron,
-    )
+        module = shard_module(
+            module,
+            spec.tensor_parallel,
+            sequence=spec.sequence_parallel,
+            megatron=is_megatron,
+        )
+    if spec.expert_parallel > 1:
+        from fxpart.sharding.experts import spread_experts
+
+        module = spread_experts(module, spec.expert_parallel, imbalance=spec.expert_imbalance)
+    return module
 
 
 def _check_pieces(spec: ModelSpec, inputs: Mapping[str, Tensor]) -> None:

@@ -22,6 +22,14 @@ ENGINES = ("torch", "megatron")
 """``torch``: the model's own Python. ``megatron``: the fused kernels of Megatron-LM, and what that
 keeps (`fxpart.sharding.megatron`)."""
 
+_USUAL: Mapping[str, object] = {
+    "tensor_parallel": 1,
+    "sequence_parallel": False,
+    "expert_parallel": 1,
+    "expert_imbalance": 1.0,
+    "context_parallel": 1,
+    "engine": "torch",
+}
 _TIMM = "fxpart.capture.models.timm_model:timm_model"
 _LOSS = "model.loss"
 DTYPES = ("bfloat16", "float16", "float32", "float64")
@@ -87,6 +95,12 @@ class ModelSpec:
     """Devices that share every operator; the model is the part of one of them."""
     sequence_parallel: bool = False
     """Whether these also split, along the sequence, what lies between the layers they share."""
+    expert_parallel: int = 1
+    """Devices that have some of the experts each, and exchange tokens; of one of them."""
+    expert_imbalance: float = 1.0
+    """By how much more than its share of the tokens such a device gets for its experts."""
+    context_parallel: int = 1
+    """Devices that have a piece of each sequence; `seq_len` is of the whole."""
     engine: str = "torch"
     """What runs the model, one of `ENGINES`."""
     loss: str | None = None
@@ -122,7 +136,8 @@ class ModelSpec:
             if function is not None:
                 split_factory(function, setting)
         _positive(self.batch_size, "model.batch_size")
-        _positive(self.tensor_parallel, "tensor_parallel")
+        for degree in ("tensor_parallel", "expert_parallel", "context_parallel"):
+            _positive(getattr(self, degree), degree)
         self._check_step()
         if self.engine not in ENGINES:
             raise SpecError(f"engine={self.engine}: {nearest_names(self.engine, ENGINES)}")
@@ -168,12 +183,9 @@ class ModelSpec:
         fields: dict[str, object] = {
             field: getattr(self, field) for field in self.__slots__ if field not in aside
         }
-        if self.tensor_parallel == 1:  # a whole model is what it is called without
-            del fields["tensor_parallel"]
-        if not self.sequence_parallel:
-            del fields["sequence_parallel"]
-        if self.engine == "torch":
-            del fields["engine"]
+        for name, usual in _USUAL.items():  # a whole model is what it is called without
+            if fields[name] == usual:
+                del fields[name]
         if self.lora:
             fields["peft"] = installed_version("peft")
         else:

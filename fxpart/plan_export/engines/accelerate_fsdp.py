@@ -17,8 +17,12 @@ def accelerate_yaml(plan: EnginePlan) -> str:
         raise SpecError("it has no ZeRO-1 but DeepSpeed's")
     if plan.sequence_parallel:
         raise SpecError("its tensor parallelism does not cut the sequence")
+    if plan.expert_parallel > 1:
+        raise SpecError("it has no word for expert_parallel")
     if plan.tensor_parallel > 1 and not plan.zero:
         raise SpecError("its tensor parallelism is with zero=2 or 3")
+    if plan.context_parallel > 1 and not plan.zero:
+        raise SpecError("its context parallelism is with zero=2 or 3")
     if plan.checkpointing == "selective":
         raise SpecError("its checkpointing is block or none")
     if plan.microbatches > 1:
@@ -46,14 +50,18 @@ def accelerate_yaml(plan: EnginePlan) -> str:
                 "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             },
         )
-    if plan.tensor_parallel > 1:
-        sizes = {"dp_shard_size": plan.data_parallel, "tp_size": plan.tensor_parallel}
+    if plan.tensor_parallel > 1 or plan.context_parallel > 1:
+        sizes: dict[str, object] = {"dp_shard_size": plan.data_parallel}
+        if plan.tensor_parallel > 1:
+            sizes["tp_size"] = plan.tensor_parallel
+        if plan.context_parallel > 1:
+            sizes |= {"cp_size": plan.context_parallel, "cp_comm_strategy": "allgather"}
         prefixed = {f"parallelism_config_{key}": size for key, size in sizes.items()}
         lines += _section("parallelism_config", prefixed)
     return "\n".join(lines) + "\n"
 
 
-def _section(title: str, values: dict[str, object] | dict[str, int]) -> list[str]:
+def _section(title: str, values: dict[str, object]) -> list[str]:
     return [f"{title}:", *(f"  {key}: {_yaml(value)}" for key, value in values.items())]
 
 

@@ -17,6 +17,10 @@ def deepspeed_json(plan: EnginePlan) -> str:
     """
     if plan.tensor_parallel > 1:
         raise SpecError("it leaves tensor parallelism to the model")
+    if plan.expert_parallel > 1:
+        raise SpecError("it leaves expert parallelism to the model")
+    if plan.context_parallel > 1:
+        raise SpecError("it splits sequences by heads, not by keys that are gathered")
     if plan.zero == 2:
         raise SpecError("its stage 2 keeps weights whole; use zero=1 or 3")
     if plan.dtype == "bfloat16" and plan.same_dtype and not plan.zero:

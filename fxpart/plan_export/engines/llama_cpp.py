@@ -18,7 +18,7 @@ def llama_cpp_command(plan: EnginePlan) -> str:
         SpecError: for what llama.cpp cannot carry out.
 
     """
-    if plan.data_parallel > 1 or plan.sequence_parallel:
+    if plan.replica_count > 1 or plan.sequence_parallel:
         raise SpecError("it runs one replica")
     if plan.cache not in ("auto", "bf16") or plan.dtype not in _CACHE:
         raise SpecError(f"it has no cache in {plan.cache if plan.cache != 'auto' else plan.dtype}")

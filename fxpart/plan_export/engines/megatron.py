@@ -16,7 +16,12 @@ _SIZES: Mapping[str, str] = {
     "vocab-size": "vocab_size",
 }
 """By argument, the field of the configuration."""
-_TRANSLATED = frozenset(_SIZES.values()) | {
+_ARCHITECTURES = ("LlamaForCausalLM", "MixtralForCausalLM")
+_EXPERTS: Mapping[str, str] = {
+    "num-experts": "num_local_experts",
+    "moe-router-topk": "num_experts_per_tok",
+}
+_TRANSLATED = frozenset((*_SIZES.values(), *_EXPERTS.values())) | {
     "num_key_value_heads",
     "head_dim",
     "hidden_act",
@@ -44,6 +49,7 @@ _WITHOUT_EFFECT = frozenset(
         "torch_dtype",
         "transformers_version",
         "use_cache",
+        "experts_implementation",
     }
 )
 """On the shapes and kernels of a step; the command's dtype is written, not the configuration's."""
@@ -68,8 +74,8 @@ def megatron_arguments(plan: EnginePlan) -> str:
         raise SpecError("its step is planned with engine=megatron")
     if plan.schedule == "gpipe":
         raise SpecError("its schedules are 1f1b and interleaved")
-    if plan.architecture != "LlamaForCausalLM":
-        raise SpecError("only Llama is put into its arguments")
+    if plan.architecture not in _ARCHITECTURES:
+        raise SpecError("only Llama and Mixtral are put into its arguments")
     if plan.optimizer not in ("adam", "adamw"):
         raise SpecError("its optimizer is Adam")
     if plan.checkpointing == "selective":
@@ -81,6 +87,7 @@ def megatron_arguments(plan: EnginePlan) -> str:
         *_model_arguments(plan),
         ("tensor-model-parallel-size", plan.tensor_parallel),
         ("pipeline-model-parallel-size", plan.stages.ranks),
+        *_mesh(plan),
         ("micro-batch-size", plan.batch_size),
         ("global-batch-size", plan.batch_size * plan.data_parallel * plan.microbatches),
     ]
@@ -104,6 +111,19 @@ def megatron_arguments(plan: EnginePlan) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _mesh(plan: EnginePlan) -> list[tuple[str, object]]:
+    """Return the degrees of replicas that share experts or sequences."""
+    arguments: list[tuple[str, object]] = []
+    if plan.context_parallel > 1:
+        arguments.append(("context-parallel-size", plan.context_parallel))
+        arguments.append(("cp-comm-type", "all_gather"))
+    if plan.expert_parallel > 1:
+        arguments.append(("expert-model-parallel-size", plan.expert_parallel))
+    if plan.architecture == "MixtralForCausalLM":
+        arguments += [("moe-token-dispatcher-type", "alltoall"), ("moe-grouped-gemm", "")]
+    return arguments
+
+
 def _layout(layers: tuple[int, ...]) -> str:
     """Return the stages as ``Ettt|tttt|ttL``: embedding, layers, loss."""
     return f"E{'|'.join('t' * count for count in layers)}L"
@@ -112,11 +132,12 @@ def _layout(layers: tuple[int, ...]) -> str:
 def _model_arguments(plan: EnginePlan) -> list[tuple[str, object]]:
     """Return the model's own arguments; flags are pairs with an empty value."""
     model = plan.model
-    missing = [key for key in _SIZES.values() if key not in model]
+    named = {**_SIZES, **(_EXPERTS if plan.architecture == "MixtralForCausalLM" else {})}
+    missing = [key for key in named.values() if key not in model]
     if missing or not plan.tokens:
         raise SpecError("the model's configuration does not state all its sizes")
     _check_fields(model)
-    arguments: list[tuple[str, object]] = [(name, model[key]) for name, key in _SIZES.items()]
+    arguments: list[tuple[str, object]] = [(name, model[key]) for name, key in named.items()]
     arguments.append(("seq-length", plan.tokens))
     heads = model["num_attention_heads"]
     groups = model.get("num_key_value_heads") or heads

@@ -56,6 +56,10 @@ class EnginePlan:
     """One of `fxpart.sharding.zero.STAGES`."""
     tensor_parallel: int = 1
     sequence_parallel: bool = False
+    expert_parallel: int = 1
+    """Replicas that share the experts."""
+    context_parallel: int = 1
+    """Further replicas, each with a piece of every sequence."""
     schedule: str = "none"
     microbatches: int = 1
     checkpointing: str = "none"
@@ -78,7 +82,12 @@ class EnginePlan:
     @property
     def devices(self) -> int:
         """Devices of the whole plan."""
-        return self.data_parallel * self.tensor_parallel * self.stages.ranks
+        return self.replica_count * self.tensor_parallel * self.stages.ranks
+
+    @property
+    def replica_count(self) -> int:
+        """Replicas of the model."""
+        return self.data_parallel * self.context_parallel
 
     def device_order(self, *, stages_first: bool = False) -> tuple[int, ...] | None:
         """Return the devices of an engine's ranks in turn; None where that is their own order.
@@ -89,7 +98,7 @@ class EnginePlan:
         size, width = self.tensor_parallel, max(self.stages.devices) + 1
         turns = dict.fromkeys(self.stages.devices)
         replicas = self.replicas or [
-            range(width * replica, width * (replica + 1)) for replica in range(self.data_parallel)
+            range(width * replica, width * (replica + 1)) for replica in range(self.replica_count)
         ]
         groups = [[replica[stage] for stage in turns] for replica in replicas]
         rows = zip(*groups, strict=True) if stages_first else groups

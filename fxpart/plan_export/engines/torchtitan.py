@@ -39,6 +39,8 @@ _CHECKPOINTING: dict[str, dict[str, object]] = {
 }
 _SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
 _OPTIMIZERS = {"adam": "Adam", "adamw": "AdamW"}
+_CONTEXT_DEGREE = "context_parallel_degree"
+_CONTEXT: dict[str, object] = {"context_parallel_rotate_method": "allgather"}
 _RESHARD = {0: "default", 2: "never", 3: "always"}
 
 
@@ -72,6 +74,7 @@ def torchtitan_toml(plan: EnginePlan) -> str:
             "fsdp_reshard_after_forward": _RESHARD[plan.zero],
             "tensor_parallel_degree": plan.tensor_parallel,
             "pipeline_parallel_degree": plan.stages.ranks,
+            **(_CONTEXT | {_CONTEXT_DEGREE: cp} if (cp := plan.context_parallel) > 1 else {}),
             **(_pipeline(plan) if plan.stages.count > 1 else {}),
         },
         "activation_checkpoint": _CHECKPOINTING[plan.checkpointing],
@@ -97,6 +100,8 @@ def _refuse(plan: EnginePlan) -> None:
     """Refuse what its configuration has no word for."""
     if plan.zero == 1:
         raise SpecError("it has no ZeRO-1")
+    if plan.context_parallel > 1 and not plan.zero:
+        raise SpecError("its context parallelism is with zero=2 or 3")
     if plan.data_parallel > 1 and not plan.zero and plan.devices > plan.data_parallel:
         raise SpecError("it replicates no groups or pipelines; use zero=3")
     if plan.tensor_parallel > 1 and not plan.sequence_parallel:

@@ -18,6 +18,10 @@ def vllm_command(plan: EnginePlan) -> str:
     """
     if plan.sequence_parallel:
         raise SpecError("its sequence parallelism is a pass of its compiler")
+    if plan.context_parallel > 1:
+        raise SpecError("its context parallelism is of a cache, not of a pass")
+    if plan.expert_parallel > 1 and plan.expert_parallel != plan.data_parallel:
+        raise SpecError("it spreads experts over all of its replicas")
     order, layers = plan.visible_devices(), plan.stages.layers
     environment = [f"CUDA_VISIBLE_DEVICES={order}"] if order else []
     if plan.stages.count > 1:
@@ -30,6 +34,8 @@ def vllm_command(plan: EnginePlan) -> str:
     }
     if plan.data_parallel > 1:
         arguments["data-parallel-size"] = plan.data_parallel
+    if plan.expert_parallel > 1:
+        arguments["enable-expert-parallel"] = ""
     if plan.tokens:
         arguments["max-model-len"] = plan.tokens
     if plan.weights in _ON_LOADING:
@@ -40,5 +46,7 @@ def vllm_command(plan: EnginePlan) -> str:
     if plan.weights != "none" and plan.weights not in _ON_LOADING:
         lines.append(f"# planned with weights={plan.weights}: MODEL must have been quantized so")
     command = " ".join([*environment, 'exec vllm serve "${1:?the model}"'])
-    lines.append(" \\\n    ".join([command, *(f"--{k} {v}" for k, v in arguments.items())]))
+    lines.append(
+        " \\\n    ".join([command, *(f"--{k} {v}".rstrip() for k, v in arguments.items())])
+    )
     return "\n".join(lines) + "\n"

@@ -1,0 +1,174 @@
+"""`spread_experts`: each device of a group has whole experts, and tokens travel to them and back.
+
+What transformers does with an ``ep_plan`` (``AllToAllEP``) and Megatron-LM with its all-to-all
+dispatcher: a device sends each of its tokens to the devices of the experts that the router chose,
+runs its experts on what it gets, and sends the results back, where they are weighted and summed
+(Lepikhin et al.: GShard, ICLR 2021, arXiv:2006.16668). The rest of the model is replicated, on
+tokens of each device's own.
+"""
+
+from math import ceil
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from fxpart.errors import NotApplicableError
+from fxpart.sharding.tensor_plan import nearest_degrees, styles_of
+
+__all__ = ["spread_experts"]
+
+_COUNTS, _ROWS = "fxpart::all_to_all.counts", "fxpart::all_to_all.rows"
+_WHOLE_EXPERTS, _DISPATCH = "grouped_gemm", "ep_dispatch_experts"
+
+
+def spread_experts(
+    module: nn.Module, group: int, rank: int = 0, imbalance: float = 1.0
+) -> nn.Module:
+    """Turn `module` into the part of it on device `rank` of a group of `group`, and return it.
+
+    Args:
+        module: a model of transformers, on any device, the meta device too; it is changed.
+        group: devices of the group.
+        rank: which of them.
+        imbalance: by how much more than its share of the tokens the device gets for its experts,
+            where there are no values to tell; 1 where routers balance the load.
+
+    Raises:
+        NotApplicableError: for a model without experts that are told what is routed to them, or
+            whose number the group does not divide.
+
+    """
+    if group == 1:
+        return module
+    styles = styles_of(module, getattr(module, "ep_plan", None) or {})
+    homes = [path for path, style in styles.items() if style == _DISPATCH]
+    if not homes:
+        raise NotApplicableError(
+            f"expert_parallel={group} spreads experts over devices, {type(module).__name__} has"
+            " none that its class says how to spread (ep_plan); choose a mixture of experts, such"
+            " as model=mixtral_8x7b, or set expert_parallel=1"
+        )
+    for path in homes:
+        experts: Any = module.get_submodule(path)
+        count = int(experts.num_experts)
+        if count % group:
+            raise NotApplicableError(
+                f"expert_parallel={group} must divide the {count} experts of {path}; use"
+                f" {nearest_degrees(group, [count])}"
+            )
+        for name, whole in list(experts._parameters.items()):
+            if styles.get(f"{path}.{name}") == _WHOLE_EXPERTS and whole is not None:
+                with torch.no_grad():
+                    local = torch.chunk(whole, group)[rank].clone()
+                experts._parameters[name] = nn.Parameter(local, requires_grad=whole.requires_grad)
+        experts.num_experts = count // group
+        experts._is_expert_parallel = True
+        experts.forward = _Dispatch(experts, group, imbalance)
+    return module
+
+
+class _Dispatch:
+    """The forward of one layer's experts, step by step as transformers' ``AllToAllEP``."""
+
+    def __init__(self, experts: Any, group: int, imbalance: float) -> None:  # noqa: ANN401
+        self.forward, self.count = experts.forward, int(experts.num_experts)
+        self.group, self.imbalance = group, imbalance
+
+    def __call__(self, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        """Return the weighted sum of what each token's experts make of it, shape (T, H).
+
+        Args:
+            hidden: tokens of this device. Shape (T, H).
+            chosen: numbers of the experts of each, of all that there are. Shape (T, K).
+            weights: of these. Shape (T, K).
+
+        """
+        mine, local, counts, order = self._sent(hidden, chosen)
+        # The weights of the routers are applied where the tokens come from.
+        made = self.forward(mine, local, torch.ones_like(local, dtype=mine.dtype))
+        return self._returned(made, weights, counts, order).to(hidden.dtype)
+
+    def _sent(
+        self, hidden: Tensor, chosen: Tensor
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor], Tensor]:
+        """Return the rows for this device's experts, which expert each is for, and the way back.
+
+        That is the counts of rows sent and received, by device and expert, and the order of pairs
+        of a token and an expert in which they were sent.
+        """
+        ids = chosen.reshape(-1)
+        order = torch.argsort(ids)
+        rows = hidden[order // chosen.size(-1)]
+        sent = torch.zeros(self.count * self.group, dtype=torch.long, device=hidden.device)
+        sent = sent.scatter_add_(0, ids, torch.ones_like(ids)).view(self.group, self.count)
+        received = torch.ops.fxpart.all_to_all.counts(sent, self.group)
+        total = self._received(received, len(ids))
+        mine = torch.ops.fxpart.all_to_all.rows(rows, sent, received, total, self.group)
+        local = torch.arange(self.count, device=hidden.device).repeat(self.group)
+        local = local.repeat_interleave(received.reshape(-1), output_size=total).unsqueeze(-1)
+        return mine, local, (sent, received), order
+
+    def _returned(
+        self, made: Tensor, weights: Tensor, counts: tuple[Tensor, Tensor], order: Tensor
+    ) -> Tensor:
+        sent, received = counts
+        back = torch.ops.fxpart.all_to_all.rows(made, received, sent, len(order), self.group)
+        outputs = torch.empty_like(back)
+        outputs[order] = back
+        outputs = outputs.view(*weights.shape, back.size(-1))
+        return (outputs * weights.unsqueeze(-1)).sum(dim=1)
+
+    def _received(self, received: Tensor, sent_rows: int) -> int:
+        """Return how many rows come in: what `received` says where it has values."""
+        if type(received) is Tensor and not received.is_meta:
+            return int(received.sum())
+        return min(ceil(sent_rows * self.imbalance), sent_rows * self.group)
+
+
+torch.library.define(_COUNTS, "(Tensor sent, int group) -> Tensor")
+torch.library.define(
+    _ROWS, "(Tensor x, Tensor sent, Tensor received, int total, int group) -> Tensor"
+)
+
+
+@torch.library.impl(_COUNTS, "CPU")
+def _exchanged_counts(sent: Tensor, group: int) -> Tensor:
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent)
+    return received
+
+
+def _counts_shape(sent: Tensor, group: int) -> Tensor:
+    return torch.empty_like(sent)
+
+
+@torch.library.impl(_ROWS, "CPU")
+def _exchanged_rows(x: Tensor, sent: Tensor, received: Tensor, total: int, group: int) -> Tensor:
+    """Return the rows that other devices have for this one, in the order of their ranks."""
+    made = x.new_empty((total, *x.shape[1:]))
+    counts = received.sum(dim=1).tolist(), sent.sum(dim=1).tolist()
+    dist.all_to_all_single(made, x.contiguous(), *counts)
+    return made
+
+
+def _rows_shape(x: Tensor, sent: Tensor, received: Tensor, total: int, group: int) -> Tensor:
+    return x.new_empty((total, *x.shape[1:]))
+
+
+def _keep_counts(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ANN401
+    x, sent, received, _, group = inputs
+    ctx.save_for_backward(sent, received)
+    ctx.way_back = len(x), group
+
+
+def _sent_back(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:  # noqa: ANN401
+    sent, received = ctx.saved_tensors
+    rows = torch.ops.fxpart.all_to_all.rows(gradient, received, sent, *ctx.way_back)
+    return rows, None, None, None, None
+
+
+torch.library.register_fake(_COUNTS, _counts_shape)
+torch.library.register_fake(_ROWS, _rows_shape)
+torch.library.register_autograd(_ROWS, _sent_back, setup_context=_keep_counts)

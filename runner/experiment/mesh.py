@@ -1,0 +1,109 @@
+"""Replicas that share something: experts, or the sequence of each example.
+
+Devices are dealt out to replicas of a placement, `replica_count` of them: `data_parallel` share the
+batch, and `context_parallel` neighbours among them each sequence. `expert_parallel` neighbours
+share the experts, as Megatron-LM and torchtitan take that degree out of those of the data.
+"""
+
+import numpy as np
+
+from fxpart.core.graph import IntArray, OpGraph
+from fxpart.cost.collective_times import expert_weights
+from fxpart.errors import NotApplicableError, SpecError
+from runner.config.sections import Config
+from runner.experiment.serving import generates, is_serving
+
+__all__ = ["GATHERING", "check_mesh", "replica_count", "shares_something", "weight_replicas"]
+
+GATHERING = 2
+"""The stage of ZeRO from which weights are gathered."""
+
+
+def replica_count(config: Config) -> int:
+    """Return how many replicas of a placement add up gradients."""
+    return config.data_parallel * config.context_parallel
+
+
+def shares_something(config: Config) -> bool:
+    """Return whether replicas exchange values inside the model."""
+    return config.expert_parallel > 1 or config.context_parallel > 1
+
+
+def check_mesh(config: Config) -> None:
+    """Raise `SpecError` for degrees that do not exist or do not go with the rest of `config`."""
+    for name in ("expert_parallel", "context_parallel"):
+        if getattr(config, name) < 1:
+            raise SpecError(f"{name}={getattr(config, name)} must be 1 or more")
+    _check_imbalance(config)
+    if not shares_something(config):
+        return
+    chosen = (
+        f"expert_parallel={config.expert_parallel}"
+        if config.expert_parallel > 1
+        else f"context_parallel={config.context_parallel}"
+    )
+    for other, is_chosen in _against(config).items():
+        if is_chosen:
+            raise NotApplicableError(
+                f"{chosen} is planned of whole sequences, operator by operator at one size, and"
+                f" not run here; leave out {other}, or {chosen.partition('=')[0]}"
+            )
+    if config.expert_parallel > 1:
+        _check_experts(config)
+
+
+def _against(config: Config) -> dict[str, bool]:
+    return {
+        f"phase={config.phase.name}": is_serving(config) or generates(config),
+        f"finetune={config.finetune.name}": config.finetune.name != "none",
+        f"weights={config.weights.name}": config.weights.name != "none",
+        f"execute={config.execute.name}": config.execute.name != "none",
+        f"capture.level={config.capture.level}": config.capture.level != "operator",
+        f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
+        f"granularity={config.granularity}": config.granularity != "operator",
+        f"latency={config.latency.name}": config.latency.source not in ("roofline", "kernels")
+        and not config.latency.file,
+    }
+
+
+def _check_imbalance(config: Config) -> None:
+    imbalance, degree = config.expert_imbalance, config.expert_parallel
+    if not 1 <= imbalance <= degree:
+        hint = f"from 1 to expert_parallel={degree}" if degree > 1 else "1 without expert_parallel"
+        raise SpecError(
+            f"expert_imbalance={imbalance} is how much more than its share of the tokens the"
+            f" busiest device gets; give {hint}"
+        )
+
+
+def _check_experts(config: Config) -> None:
+    degree, replicas = config.expert_parallel, replica_count(config)
+    if replicas % degree:
+        more = -(-replicas // degree) * degree
+        raise NotApplicableError(
+            f"expert_parallel={degree} spreads experts over replicas, each with tokens of its own,"
+            f" and must divide their number, got data_parallel={config.data_parallel}"
+            f" context_parallel={config.context_parallel}; add"
+            f" data_parallel={max(1, more // config.context_parallel)} with a model.batch_size that"
+            " it divides"
+        )
+    if config.tensor_parallel > 1:
+        raise NotApplicableError(
+            f"expert_parallel={degree} is planned with whole layers on each device, got"
+            f" tensor_parallel={config.tensor_parallel}, which splits each expert; leave out one"
+        )
+    if config.zero >= GATHERING and replicas != degree:
+        raise NotApplicableError(
+            f"zero={config.zero} with expert_parallel={degree} is planned where all replicas share"
+            f" the experts, there are {replicas} replicas; use expert_parallel={replicas}, or"
+            " zero=1"
+        )
+
+
+def weight_replicas(config: Config, graph: OpGraph) -> IntArray:
+    """Return over how many replicas each weight of `graph` is the same. Shape (W,)."""
+    count = replica_count(config)
+    replicas = np.full(len(graph.weight_names), count, dtype=np.int64)
+    if config.expert_parallel > 1:
+        replicas[expert_weights(graph)] = count // config.expert_parallel
+    return replicas

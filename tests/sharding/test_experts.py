@@ -1,0 +1,136 @@
+"""Experts that devices share, with the tokens that they exchange."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.sharding.predicted import predicted
+from fxpart.capture.api import capture_graph
+from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
+from fxpart.core.topology import Link
+from fxpart.cost.collective_times import CollectiveGroup, TimesWithCollectives, collective_bytes
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import NotApplicableError
+from runner.experiment.experiment import model_spec, plan
+from runner.experiment.headline import headline
+from runner.experiment.mesh import check_mesh
+from tests.runner.composed import read
+from tests.sharding.test_local_module import llama
+from tests.sketch import devices
+
+MIXTRAL = ModelSpec(
+    "mixtral",
+    architecture="MixtralForCausalLM",
+    config={
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "vocab_size": 64,
+        "experts_implementation": "grouped_mm",
+    },
+    batch_size=4,
+    seq_len=8,
+)
+"""Of two experts for each token."""
+TINY = (
+    "model=transformers",
+    "model.architecture=MixtralForCausalLM",
+    *(f"+model.config.{name}={value}" for name, value in MIXTRAL.config.items()),
+    "model.dtype=float32",
+    "model.seq_len=8",
+    "mode=single",
+)
+
+
+def test_tokens_go_to_their_experts_and_back() -> None:
+    """Of 2 x 8 tokens, each to two experts, 32 float32 numbers a row, and counts of 4 experts."""
+    forecast = predicted(replace(MIXTRAL, batch_size=2, expert_parallel=2), 1)
+    rows_bytes = 2 * 8 * 2 * 32 * 4
+    there_and_back = Counter({("all_to_all", rows_bytes): 2, ("all_to_all", 4 * 8): 1})
+    assert forecast.forward_collectives == there_and_back
+    assert forecast.step_collectives - there_and_back == Counter({("all_to_all", rows_bytes): 2})
+
+
+def test_a_busy_device_gets_more_rows_which_take_longer() -> None:
+    built = build_model(replace(MIXTRAL, batch_size=2, expert_parallel=2, expert_imbalance=1.25))
+    graph = capture_graph(built.module, built.args, built.kwargs)
+    size_bytes = 1.25 * 2 * 8 * 2 * 32 * 4
+    groups = {"expert": CollectiveGroup(2, (Link(1e6, 0.0), Link(1e3, 1.0)))}
+    seconds = TimesWithCollectives(LatencyModel(), groups).op_time_s(graph, devices(10**9, 10**9))
+    exchanges = [op for op, to in enumerate(graph.targets) if to == "fxpart.all_to_all.rows"]
+    assert [collective_bytes(graph)[op] for op in exchanges] == [size_bytes] * 2
+    for op in exchanges:
+        np.testing.assert_allclose(seconds[op], [size_bytes / 2e6, size_bytes / 2e3 + 1.0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            replace(MIXTRAL, expert_parallel=3),
+            "the 4 experts of model.layers.0.mlp.experts; use 2 or 4",
+        ),
+        (replace(llama(1), expert_parallel=2), "LlamaForCausalLM has none"),
+    ],
+)
+def test_what_has_no_such_experts_is_refused(spec: ModelSpec, message: str) -> None:
+    with pytest.raises(NotApplicableError, match=re.escape(message)):
+        build_model(spec)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("expert_parallel=4",), "add data_parallel=4"),
+        (("expert_parallel=2", "data_parallel=2", "tensor_parallel=2"), "got tensor_parallel=2"),
+        (("expert_parallel=2", "data_parallel=4", "zero=3"), "use expert_parallel=4, or zero=1"),
+        (("expert_parallel=2", "data_parallel=2", "phase=decode"), "leave out phase=decode"),
+        (("expert_parallel=2", "data_parallel=2", "expert_imbalance=3"), "from 1 to expert_par"),
+        (("expert_imbalance=2",), "give 1 without expert_parallel"),
+    ],
+)
+def test_degrees_that_do_not_go_together_are_refused(
+    overrides: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises((NotApplicableError, ValueError), match=re.escape(message)):
+        check_mesh(read(*TINY, *overrides))
+
+
+def test_replicas_sum_gradients_of_the_experts_that_they_have_in_common(
+    tmp_path: Path,
+) -> None:
+    """Of four replicas two have each expert; ZeRO leaves each replica as much of their updates."""
+    shared = (f"capture.cache_dir={tmp_path}", "all_reduce.gradient_as_bucket_view=true")
+    replicas = ("devices=4x16gb", "data_parallel=4", "model.batch_size=4")
+    base = (*TINY, *shared, *replicas, "phase=training")
+    results = {}
+    for degree, zero in ((2, 0), (4, 0), (2, 1), (4, 3)):
+        config = read(*base, f"expert_parallel={degree}", f"zero={zero}")
+        results[degree, zero] = plan(config, model_spec(config))
+    graph = results[4, 0].captured.graph
+    experts_bytes = 4 * 48 * 32 * 3 * 4
+    sizes = dict(zip(graph.weight_names, graph.weight_bytes.tolist(), strict=True))
+    dense_bytes = sum(sizes.values()) - experts_bytes // 4 - sizes["model.rotary_emb.inv_freq"]
+    costs = {key: found.replicas.cost for key, found in results.items() if found.replicas}
+    summed = {key: cost.reduced_bytes.max() for key, cost in costs.items()}
+    loss_bytes = summed[4, 0] - dense_bytes
+    assert 0 <= loss_bytes <= 4
+    assert summed[2, 0] == dense_bytes + experts_bytes // 2 + loss_bytes
+    sent = costs[2, 0].sent_bytes.max()
+    whole, half = (dense_bytes + loss_bytes) * 2 * 3 // 4, experts_bytes // 2
+    assert sent == whole + half
+    state = {key: results[key].captured.graph.weight_state_bytes.sum() for key in ((2, 1), (4, 3))}
+    # Adam's two numbers of each weight, of dense ones a quarter, of experts a half of the half.
+    assert state[2, 1] == pytest.approx(2 * (dense_bytes / 4 + experts_bytes / 4), rel=0.05)
+    assert state[4, 3] == pytest.approx(state[2, 1], rel=0.05)
+    values = headline(results[4, 0])
+    assert values["collectives"] == 5.0
+    assert values["exposed_collective_ms"] == values["collective_ms"] > 0
