@@ -217,7 +217,7 @@ class RuntimeConfig:
 
     name: str = "eager"
     """``eager``: the module itself, whose Python variables hold values; ``graph``: the captured
-    graph, which frees a value after its last reader."""
+    graph, which frees a value after its last reader; ``compiled``: kernels that are fused."""
     host_launch_s: float | None = None
     """Time of the host to start an operator on a device; if left out, that of the hosts that the
     accelerators come in."""

@@ -56,7 +56,7 @@ from runner.experiment.pipeline_schedule import check_schedule, scheduled
 from runner.experiment.rates import check_prices, price_per_hour
 from runner.experiment.remedy import with_remedy
 from runner.experiment.replicas import Replicas, check_replicas, with_sums
-from runner.experiment.runtime import check_runtime
+from runner.experiment.runtime import as_kernels, check_runtime
 from runner.experiment.serving import check_serving
 from runner.experiment.serving_table import ServingRow, serving_table
 from runner.experiment.subject import (
@@ -204,6 +204,7 @@ def problem_of(
     parallel = dealt.parallel
     rounding = rounding_bytes(config.devices, config.reserve)
     graph = placed_graph(subject.captured.graph, rounding, config.granularity)
+    graph = as_kernels(config, graph, parallel.replica.n_devices)
     times = operator_times(config, subject, spec.key())
     if dealt.exchanges:
         times = TimesWithCollectives(times, dealt.exchanges)

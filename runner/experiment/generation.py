@@ -20,6 +20,7 @@ from fxpart.placement.follow import follow
 from fxpart.placement.search.refine import latency_of
 from runner.config.sections import Config
 from runner.experiment.device_memory import device_needs
+from runner.experiment.runtime import as_kernels
 from runner.experiment.serving_steps import ServingSteps, Sizes
 from runner.experiment.topology import rounding_bytes
 from runner.output.terminal import counted
@@ -150,7 +151,9 @@ class GenerationPlan:
 
     def _placed(self, graph: OpGraph) -> tuple[Problem, Assignment]:
         multiple = rounding_bytes(self.config.devices, self.config.reserve)
-        problem = make_problem(rounded(graph, multiple), self.problem.topology, self.latency)
+        topology = self.problem.topology
+        kernels = as_kernels(self.config, rounded(graph, multiple), topology.n_devices)
+        problem = make_problem(kernels, topology, self.latency)
         # All sizes of a capture have the same names, in one tuple.
         if graph.names == self.problem.graph.names:
             return problem, self.assignment

@@ -1,13 +1,19 @@
-"""What runs the model: its own Python (``eager``), or the captured graph (``graph``)."""
+"""What runs the model: its own Python, the captured graph, or kernels that a compiler makes."""
 
-from fxpart.errors import SpecError, nearest_names
+from functools import lru_cache
+
+from fxpart.core.fusion import blocks_of, fused
+from fxpart.core.graph import OpGraph
+from fxpart.errors import NotApplicableError, SpecError, nearest_names
 from runner.config.sections import Config
 from runner.output.units import format_s
 
-__all__ = ["RUNTIMES", "check_runtime", "host_launch_s", "host_line"]
+__all__ = ["RUNTIMES", "as_kernels", "check_runtime", "host_launch_s", "host_line"]
 
-RUNTIMES = ("eager", "graph")
+RUNTIMES = ("eager", "graph", "compiled")
 """The values of ``runtime.name``."""
+_MOST_KEPT = 8
+"""Graphs of kernels that are kept: searches of a run, and jobs of a sweep, take the same few."""
 
 
 def check_runtime(config: Config) -> None:
@@ -15,6 +21,40 @@ def check_runtime(config: Config) -> None:
     name = config.runtime.name
     if name not in RUNTIMES:
         raise SpecError(f"runtime={name} does not exist; {nearest_names(name, RUNTIMES)}")
+    if name != "compiled":
+        return
+    latency = config.latency
+    against = {
+        f"execute={config.execute.name}": config.execute.name != "none",
+        f"capture.level={config.capture.level}": config.capture.level != "operator",
+        f"capture.symbolic={config.capture.symbolic}": config.capture.symbolic != "none",
+        f"latency={latency.name}": latency.source not in ("roofline", "kernels"),
+        f"model={config.model.name}": config.model.path is not None,
+    }
+    for choice in (choice for choice, is_chosen in against.items() if is_chosen):
+        raise NotApplicableError(
+            "runtime=compiled predicts kernels that a compiler fuses, of operators that are"
+            f" captured at one size and not run here; leave out {choice}, or use runtime=graph"
+        )
+
+
+def as_kernels(config: Config, graph: OpGraph, devices: int) -> OpGraph:
+    """Return `graph` as ``runtime=compiled`` runs it on so many devices, else as it is.
+
+    One device compiles the whole model. Of several each compiles what it has block by block, and
+    so do plans of whole modules module by module: a model may be cut between them.
+    """
+    if config.runtime.name != "compiled":
+        return graph
+    return _as_kernels(graph, config.granularity if devices > 1 else "")
+
+
+@lru_cache(maxsize=_MOST_KEPT)
+def _as_kernels(graph: OpGraph, granularity: str) -> OpGraph:
+    if not granularity:
+        return fused(graph)
+    is_whole = granularity != "operator"
+    return fused(graph, graph.group.tolist() if is_whole else blocks_of(graph))
 
 
 def host_launch_s(config: Config) -> float:

@@ -43,7 +43,7 @@ def test_a_row_is_what_the_command_plans_of_all_layers(
         "phase=decode",
         "context_len=105",
         "devices=1xa100_80gb",
-        "runtime=graph",
+        "runtime=compiled",
         "mode=single",
         *(few_bits if dtype != "bf16" else ("latency=kernels",)),
     )

@@ -1,8 +1,10 @@
 """What runs the model decides what stays in memory, and what waits for the host."""
 
+import numpy as np
 import pytest
 
-from fxpart.errors import SpecError
+from fxpart.core.fusion import blocks_of, kernel_count
+from fxpart.errors import FxpartError, SpecError
 from runner.experiment.experiment import check, model_spec, plan
 from runner.experiment.runtime import host_launch_s, host_line
 from runner.experiment.subject_line import is_mean_of_outputs
@@ -29,6 +31,44 @@ def test_eager_holds_more_and_waits_for_the_host() -> None:
     assert found.evaluation.latency_s == pytest.approx(operators * host_launch_s(eager), rel=0.05)
     assert plain.evaluation.latency_s < found.evaluation.latency_s / 3
     assert found.evaluation.lower_bound_s == found.evaluation.latency_s
+
+
+@pytest.mark.parametrize("phase", ["inference", "training"])
+def test_compiled_starts_kernels_at_once_and_stores_nothing_inside(phase: str) -> None:
+    graph, compiled = (
+        plan(config, model_spec(config))
+        for config in (
+            read(*_GPT2, f"phase={phase}", f"runtime={name}") for name in ("graph", "compiled")
+        )
+    )
+    before, after = graph.problem.graph, compiled.problem.graph
+    assert after.names == before.names
+    launches = (kernel_count(before), kernel_count(after))
+    assert launches[1] < 0.75 * launches[0]
+    assert after.moved_bytes.sum() < before.moved_bytes.sum()
+    assert compiled.evaluation.latency_s < graph.evaluation.latency_s
+    assert compiled.evaluation.devices[0].peak_bytes <= graph.evaluation.devices[0].peak_bytes
+
+
+def test_kernels_go_across_no_device_and_no_block_that_may_be_cut() -> None:
+    config = read(*_GPT2[:-2], "runtime=compiled", "mode=pipeline", "devices=2x16gb")
+    result = plan(config, model_spec(config))
+    graph, device_of = result.problem.graph, result.assignment.device_of
+    assert (device_of == device_of[graph.group]).all()
+    assert len(np.unique(device_of)) == 2
+    blocks = np.array(blocks_of(graph))
+    moving = np.flatnonzero((graph.moved_bytes > 0) & (graph.group != np.arange(graph.n_ops)))
+    assert len(moving)
+    assert (blocks[moving] == blocks[graph.group[moving]]).all()
+
+
+@pytest.mark.parametrize(
+    "choice",
+    ["execute=local", "capture.symbolic=batch", "latency=profiled", "capture.level=module"],
+)
+def test_what_compiled_does_not_predict_is_refused(choice: str) -> None:
+    with pytest.raises(FxpartError, match=f"leave out {choice}, or use runtime=graph"):
+        check(read("model=gpt2", "runtime=compiled", choice))
 
 
 def test_a_host_that_decides_is_told() -> None:

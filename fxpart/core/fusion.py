@@ -1,0 +1,355 @@
+"""The kernels that a compiler makes of a graph: chains of pointwise operators and reductions.
+
+As torch's inductor fuses (Ansel et al.: PyTorch 2, ASPLOS 2024, doi:10.1145/3620665.3640366): what
+is computed element by element joins what reads it, a reduction takes in what it reads and what is
+made of its result element by element, and kernels of one shape that read a tensor both are one.
+Matrix products, convolutions, attention, sorts, scans and collectives stay kernels of their own. A
+kernel runs where the last of its operators stood; it is left apart where something else reads a
+part of it before, which a compiler may reorder. Nothing is computed twice to save bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fxpart.core.granularity import join_groups
+from fxpart.core.graph import OpGraph, csr, without_python
+
+__all__ = ["blocks_of", "fused", "kernel_count"]
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_POINTWISE = _names("""
+    _to_copy abs add addcdiv addcmul arange batch_norm bitwise_and bitwise_not bitwise_or
+    bitwise_xor cat ceil celu clamp clamp_max clamp_min clip clone constant_pad_nd contiguous copy
+    cos div dropout elu embedding eq erf exp expand_copy expm1 fill flatten floor floor_divide full
+    full_like gather ge gelu gelu_backward gt hardsigmoid hardsigmoid_backward hardswish
+    hardswish_backward hardtanh hardtanh_backward index index_select isfinite isinf isnan le
+    leaky_relu leaky_relu_backward lerp lift_fresh_copy log log1p logical_and logical_not logical_or
+    logical_xor lt masked_fill maximum minimum mish mul
+    native_dropout native_dropout_backward ne neg new_ones new_zeros ones ones_like pad pow
+    reciprocal relu relu6 remainder repeat reshape roll round rsqrt rsub scalar_tensor
+    select_backward selu sigmoid sigmoid_backward sign silu silu_backward sin slice_backward
+    softplus softplus_backward sqrt square stack sub tan tanh tanh_backward threshold
+    threshold_backward to tril triu trunc type_as where zeros zeros_like __and__ __or__""")
+_WINDOWS = _names("""
+    avg_pool2d max_pool2d max_pool2d_with_indices upsample_bicubic2d upsample_bilinear2d
+    upsample_nearest2d""")
+"""They read each element several times: what they read is stored before."""
+_SCATTERS = _names("index_copy index_put scatter slice_scatter select_scatter")
+"""They write some elements of what they are given; nothing that reads all of it joins them."""
+_CASTS = _names("_to_copy to type_as")
+_GATHERS = _names("embedding gather index index_select")
+_REDUCTIONS = _names("""
+    adaptive_avg_pool2d all amax amin any argmax argmin linalg_vector_norm max mean min
+    nll_loss_forward prod std sum var var_mean""")
+_NORMS = _names("""
+    _batch_norm_with_update _fused_rms_norm _log_softmax _log_softmax_backward_data
+    _native_batch_norm_legit _safe_softmax _softmax _softmax_backward_data group_norm layer_norm
+    log_softmax native_batch_norm native_group_norm native_layer_norm rms_norm softmax""")
+"""Reductions whose results are as large as what they read."""
+# ``batch_norm`` is that of an inference, with running statistics; a training step calls others.
+_ELEMENT_BYTES = {
+    **{"float64": 8.0, "complex64": 8.0, "int64": 8.0, "complex128": 16.0, "bool": 1.0},
+    **{"float32": 4.0, "int32": 4.0, "int8": 1.0, "uint8": 1.0},
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Kernel:
+    """Operators that run as one; `members` ascend."""
+
+    members: list[int]
+    domain: float
+    """Elements that it goes over."""
+    rows: float | None
+    """Results of its reductions; None without one, or where the reductions do not say."""
+    reduces: bool
+    scatters: bool
+    part: tuple[object, ...]
+    """What it stays inside: a block of the model, and its forward or backward."""
+    storages: set[int] = field(default_factory=set)
+    """By their first value, those that it writes."""
+
+    @property
+    def last(self) -> int:
+        """The operator where it runs."""
+        return self.members[-1]
+
+
+def blocks_of(graph: OpGraph) -> tuple[str, ...]:
+    """Return the block of each operator: its path to the first number, such as ``layers.0``.
+
+    Those are compiled one by one where a model is cut between them, as by torch's regional
+    compilation.
+    """
+    return tuple(_block(path) for path in graph.modules)
+
+
+def _block(path: str) -> str:
+    parts = path.split(".")
+    for place, part in enumerate(parts):
+        if part.isdigit():
+            return ".".join(parts[: place + 1])
+    return ""
+
+
+def kernel_count(graph: OpGraph) -> int:
+    """Return how many operators of `graph` do anything."""
+    return int(np.count_nonzero((graph.flops > 0) | (graph.moved_bytes > 0)))
+
+
+def fused(graph: OpGraph, inside: Sequence[object] = ()) -> OpGraph:
+    """Return `graph` as its kernels run: what is between the operators of one is never stored.
+
+    The last operator of a kernel moves its bytes, those that it reads of others and those that
+    others read of it, each once, and reads what all of it reads; its other operators take no time.
+    The operators of a kernel share a device.
+
+    Args:
+        graph: as it is captured.
+        inside: for each operator what its kernel may not go beyond, such as `blocks_of`.
+
+    """
+    graph = without_python(graph)
+    search = _Search(graph, inside or ("",) * graph.n_ops)
+    for op in range(graph.n_ops):
+        search.visit(op)
+    search.join_neighbours()
+    kernels = [kernel for kernel in search.kernels() if len(kernel.members) > 1]
+    return _rewritten(graph, search, kernels) if kernels else graph
+
+
+def _name(target: str) -> str:
+    """Return the bare name of what an operator calls, of ``aten.add_.Tensor`` ``add``."""
+    name = target.split(".")[-2] if "." in target else target
+    return name if name.endswith("__") else name.removesuffix("_")
+
+
+def _elements(dtype: str, size: float) -> float:
+    return size / _ELEMENT_BYTES.get(dtype, 1.0 if "float8" in dtype else 2.0)
+
+
+class _Search:
+    """What is known of the kernels while the operators are visited in order."""
+
+    def __init__(self, graph: OpGraph, inside: Sequence[object]) -> None:
+        self.graph, self.inside = graph, inside
+        self.works = (graph.flops > 0) | (graph.moved_bytes > 0)
+        self.made_start = np.searchsorted(graph.value_producer, np.arange(graph.n_ops + 1))
+        self.root = np.arange(graph.n_values)
+        for value in np.flatnonzero(graph.value_base >= 0).tolist():
+            self.root[value] = self.root[graph.value_base[value]]
+        self.readers: dict[int, list[int]] = {}
+        for op, value in zip(graph.readers.tolist(), graph.reads.tolist(), strict=True):
+            if self.works[op]:
+                self.readers.setdefault(int(self.root[value]), []).append(op)
+        outputs = self.root[np.flatnonzero(graph.value_is_output)]
+        self.kept = {*outputs.tolist(), *self.root[graph.gradient_values].tolist()}
+        self.backward = graph.is_backward
+        self.kernel_of: dict[int, _Kernel] = {}
+        self.writer: dict[int, int] = {}
+        self.elements: dict[int, float] = {}
+
+    def kernels(self) -> list[_Kernel]:
+        """Return all kernels in order of where they run."""
+        unique = {id(kernel): kernel for kernel in self.kernel_of.values()}
+        return sorted(unique.values(), key=lambda kernel: kernel.last)
+
+    def read_by(self, op: int) -> list[int]:
+        """Return the storages that an operator reads."""
+        return list(dict.fromkeys(self.root[self.graph.reads_of(op)].tolist()))
+
+    def read_whole(self, op: int) -> list[int]:
+        """Return the values that an operator reads, but for what it takes or puts some rows of."""
+        name = _name(self.graph.targets[op])
+        values: list[int] = self.graph.reads_of(op).tolist()
+        in_part = name in _SCATTERS or (name in _GATHERS and not len(self.graph.uses_of(op)))
+        return values[1:] if in_part else values
+
+    def visit(self, op: int) -> None:
+        """Join an operator with the kernels of what it reads."""
+        if not self.works[op]:
+            return
+        made = range(self.made_start[op], self.made_start[op + 1])
+        kernel = self._alone(op)
+        if kernel is not None:
+            kernel.storages = {int(self.root[value]) for value in made}
+            self.kernel_of[op] = kernel
+            is_window = _name(self.graph.targets[op]) in _WINDOWS
+            for storage in () if is_window else self.read_by(op):
+                producer = self.kernel_of.get(self.writer.get(storage, -1))
+                if producer is not None and producer is not kernel:
+                    kernel = self._joined(producer, kernel)
+        for value in made:
+            self.writer[int(self.root[value])] = op
+
+    def _alone(self, op: int) -> _Kernel | None:
+        """Return the kernel that an operator is by itself, None where no other joins it."""
+        graph, name = self.graph, _name(self.graph.targets[op])
+        scatters = name in _SCATTERS
+        of_two = graph.targets[op] in ("aten.max.other", "aten.min.other")
+        reduces = (name in _REDUCTIONS or name in _NORMS) and not of_two
+        elementwise = of_two or name in _POINTWISE or name in _WINDOWS
+        if graph.flops[op] or not (elementwise or scatters or reduces):
+            return None
+        made = list(range(self.made_start[op], self.made_start[op + 1]))
+        if not made:
+            return None
+        read = [self._count(value, graph.dtypes[op]) for value in graph.reads_of(op).tolist()]
+        results = [_elements(graph.dtypes[op], float(graph.value_bytes[v])) for v in made]
+        if name in _CASTS and read:  # from one dtype to another
+            results = read[-1:]
+            self.elements[made[0]] = results[0]
+        if scatters and read:  # as many as it reads last
+            results = read[-1:]
+        domain, rows = max(results), None
+        if reduces and name in _REDUCTIONS:
+            rows = min(results)
+            domain = max(domain, *read, 1.0)
+        part = (self.inside[op], bool(self.backward[op]))
+        return _Kernel([op], domain, rows, reduces, scatters, part)
+
+    def _count(self, value: int, dtype: str) -> float:
+        """Return the elements of a value that an operator in `dtype` reads."""
+        maker = int(self.graph.value_producer[value])
+        dtype = self.graph.dtypes[maker] if maker >= 0 else dtype
+        return self.elements.get(value, _elements(dtype, float(self.graph.value_bytes[value])))
+
+    def _joined(self, producer: _Kernel, kernel: _Kernel) -> _Kernel:
+        """Return `kernel` with `producer` in it, or as it is where they cannot be one."""
+        if producer.part != kernel.part or producer.scatters:
+            return kernel
+        members = {*producer.members, *kernel.members}
+        if self._read_before(producer, members, kernel.last):
+            return kernel
+        if not self._alike(producer, kernel, members):
+            return kernel
+        return self._one(producer, kernel)
+
+    def _read_before(self, kernel: _Kernel, members: set[int], op: int) -> bool:
+        """Return whether anything but `members` reads a result of `kernel` before `op`."""
+        return any(
+            kernel.members[0] < reader < op and reader not in members
+            for storage in kernel.storages
+            for reader in self.readers.get(storage, ())
+        )
+
+    def _alike(self, producer: _Kernel, kernel: _Kernel, members: set[int]) -> bool:
+        """Return whether the loops of both can be one; what no other reads is computed inside."""
+        if producer.reduces and kernel.reduces:
+            return producer.domain == kernel.domain and (
+                producer.rows is None or kernel.rows is None or producer.rows == kernel.rows
+            )
+        if producer.reduces:
+            return kernel.domain in (producer.domain, producer.rows)
+        if producer.domain in (kernel.domain, kernel.rows):
+            return True
+        return all(self.is_inside(storage, members) for storage in producer.storages)
+
+    def is_inside(self, storage: int, members: Iterable[int]) -> bool:
+        """Return whether only `members` make and read a storage."""
+        if storage in self.kept or self.graph.value_producer[storage] not in members:
+            return False
+        return all(reader in members for reader in self.readers.get(storage, ()))
+
+    def _one(self, first: _Kernel, second: _Kernel) -> _Kernel:
+        reducing = [kernel for kernel in (first, second) if kernel.reduces]
+        domain = max(kernel.domain for kernel in reducing or (first, second))
+        rows = next((kernel.rows for kernel in reducing if kernel.rows is not None), None)
+        joined = _Kernel(
+            sorted((*first.members, *second.members)),
+            domain,
+            rows,
+            reduces=bool(reducing),
+            scatters=first.scatters or second.scatters,
+            part=first.part,
+            storages=first.storages | second.storages,
+        )
+        for member in joined.members:
+            self.kernel_of[member] = joined
+        return joined
+
+    def join_neighbours(self) -> None:
+        """Join kernels of one shape that read a tensor both, with no other kernel between them."""
+        latest: dict[int, int] = {}
+        in_kernel = np.zeros(self.graph.n_ops, dtype=np.bool_)
+        in_kernel[list(self.kernel_of)] = True
+        others = np.cumsum(self.works & ~in_kernel)
+        for kernel in self.kernels():
+            read = dict.fromkeys(storage for op in kernel.members for storage in self.read_by(op))
+            for storage in read:
+                here = self.kernel_of[kernel.last]
+                before = self.kernel_of.get(latest.get(storage, -1), here)
+                alike = (before.part, before.domain, before.rows, before.reduces) == (
+                    *(here.part, here.domain, here.rows, here.reduces),
+                )
+                if before is here or not alike or others[before.last] != others[here.last]:
+                    continue
+                if not self._read_before(before, {*before.members, *here.members}, here.last):
+                    self._one(before, here)
+            latest.update(dict.fromkeys(read, kernel.last))
+
+
+def _rewritten(graph: OpGraph, search: _Search, kernels: list[_Kernel]) -> OpGraph:
+    moved, alloc = graph.moved_bytes.copy(), graph.value_alloc_bytes.copy()
+    labels = np.arange(graph.n_ops)
+    rows = [graph.reads_of(op).tolist() for op in range(graph.n_ops)]
+    inside: dict[int, int] = {}
+    for kernel in kernels:
+        members = set(kernel.members)
+        hidden = {s for s in kernel.storages if search.is_inside(s, members)}
+        first = kernel.members[0]
+        inside.update(dict.fromkeys(hidden, first))
+        alloc[list(hidden)] = 0
+        labels[kernel.members] = first
+        moved[kernel.last] = _kernel_bytes(graph, search, kernel, hidden)
+        moved[kernel.members[:-1]] = 0
+        read = (value for op in kernel.members for value in graph.reads_of(op).tolist())
+        outside = (
+            v
+            for v in read
+            if graph.value_producer[v] not in members and search.root[v] not in hidden
+        )
+        rows[kernel.last] = list(dict.fromkeys((*rows[kernel.last], *outside)))
+    # A view of what is never stored goes with its kernel.
+    for value in np.flatnonzero(graph.value_producer >= 0).tolist():
+        first = inside.get(int(search.root[value]), -1)
+        if first >= 0:
+            labels[graph.value_producer[value]] = first
+    read_start, reads = csr(rows)
+    return replace(
+        graph,
+        moved_bytes=moved,
+        value_alloc_bytes=alloc,
+        group=join_groups(graph.group, labels),
+        read_start=read_start,
+        reads=reads,
+    )
+
+
+def _kernel_bytes(graph: OpGraph, search: _Search, kernel: _Kernel, hidden: set[int]) -> int:
+    """Return what a kernel moves: what its operators do, without what stays inside of it.
+
+    What several of them read of one storage counts once, and no more than all of that.
+    """
+    total = int(graph.moved_bytes[kernel.members].sum())
+    sizes = graph.value_bytes
+    once: dict[int, dict[int, int]] = {}
+    for op in kernel.members:
+        for value in search.read_whole(op):
+            storage = int(search.root[value])
+            touched = int(min(sizes[value], sizes[storage]))
+            total -= touched
+            once.setdefault(storage, {})[value] = touched
+        for value in range(search.made_start[op], search.made_start[op + 1]):
+            if value in hidden:
+                total -= int(sizes[value])
+    for storage, values in once.items():
+        if storage not in hidden:
+            total += min(sum(values.values()), int(sizes[storage]))
+    return max(total, 0)

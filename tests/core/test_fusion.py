@@ -1,0 +1,131 @@
+"""Fused kernels: known answers by hand, of modules on meta."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fxpart import DeviceSpec, LatencyModel, Link, evaluate, make_problem, uniform_topology
+from fxpart.capture.api import capture_graph
+from fxpart.core.fusion import blocks_of, fused, kernel_count
+from fxpart.core.graph import OpGraph
+from fxpart.core.partitions import partition_by_device
+
+_BYTES = 8 * 16 * 4
+"""Of a tensor of these tests."""
+
+
+class _Block(nn.Module):
+    """A product, a chain with a reduction in it, and a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(16, 16, bias=False)
+        self.second = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made = functional.gelu(self.first(x)) * 2 + x
+        return self.second(made - made.mean(-1, keepdim=True))  # type: ignore[no-any-return]
+
+
+class _ReadBetween(nn.Module):
+    """A product reads the result of a pointwise operator before the next one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.product = nn.Linear(16, 16, bias=False)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        made = x.sin()
+        return self.product(made), made + 1
+
+
+class _Windows(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.max_pool2d(x.sin()[None], 2).cos()
+
+
+class _Cache(nn.Module):
+    """Two new rows, each put where its cache has room."""
+
+    def forward(self, row: Tensor, place: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        keys.index_copy_(0, place, row * 2)
+        values.index_copy_(0, place, row.sin())
+        return keys @ values.T
+
+
+def _graph(module: nn.Module, *args: Tensor) -> OpGraph:
+    return capture_graph(module.to("meta"), args or (torch.empty(8, 16, device="meta"),))
+
+
+def _kernels(graph: OpGraph) -> list[tuple[set[str], int]]:
+    """Return the operators that do something of each kernel, and the bytes that it moves."""
+    kernels = fused(graph)
+    works = (graph.flops > 0) | (graph.moved_bytes > 0)
+    return [
+        (
+            {graph.names[op] for op in np.flatnonzero((kernels.group == first) & works).tolist()},
+            int(kernels.moved_bytes[kernels.group == first].sum()),
+        )
+        for first in np.unique(kernels.group).tolist()
+        if works[kernels.group == first].any()
+    ]
+
+
+def test_a_chain_with_a_reduction_is_one_kernel_of_its_inputs_and_outputs() -> None:
+    graph = _graph(_Block())
+    weight = 16 * 16 * 4
+    assert _kernels(graph) == [
+        ({"linear"}, 2 * _BYTES + weight),
+        # It reads the product and x, and writes what the second product reads.
+        ({"gelu", "mul", "add", "mean", "sub"}, 3 * _BYTES),
+        ({"linear_1"}, 2 * _BYTES + weight),
+    ]
+    kernels = fused(graph)
+    assert kernel_count(kernels) == 3
+    stored = {graph.value_names[v] for v in np.flatnonzero(kernels.value_alloc_bytes).tolist()}
+    assert stored == {"x", "linear", "sub", "linear_1"}
+
+
+def test_what_is_inside_a_kernel_is_in_no_peak() -> None:
+    graph = _graph(_Block())
+    device = DeviceSpec(
+        "one", memory_bytes=10**6, flops_per_s={"float32": 1e12}, memory_bandwidth_bytes_per_s=1e9
+    )
+    latency = LatencyModel(op_overhead_s=1e-3)
+    problem = make_problem(fused(graph), uniform_topology((device,), Link(1e9, 0.0)), latency)
+    evaluation = evaluate(
+        problem, partition_by_device(graph, np.zeros(graph.n_ops, dtype=np.int64))
+    )
+    # Two weights and x; the product and the result of the kernel, or that and the other product.
+    assert evaluation.peak_bytes == 2 * 16 * 16 * 4 + 3 * _BYTES
+    assert 3e-3 < evaluation.latency_s < 3.01e-3
+
+
+def test_what_something_else_reads_before_is_stored_by_a_kernel_of_its_own() -> None:
+    kernels = _kernels(_graph(_ReadBetween()))
+    assert [names for names, _ in kernels] == [{"sin"}, {"linear"}, {"add"}]
+
+
+def test_what_windows_read_is_stored_and_what_they_make_is_not() -> None:
+    kernels = _kernels(_graph(_Windows()))
+    assert [names for names, _ in kernels] == [{"sin"}, {"max_pool2d", "cos"}]
+
+
+def test_kernels_that_read_one_tensor_are_one_and_move_rows_of_a_cache() -> None:
+    row, place = torch.empty(1, 16, device="meta"), torch.empty(1, dtype=torch.int64, device="meta")
+    keys, values = torch.empty(8, 16, device="meta"), torch.empty(8, 16, device="meta")
+    kernel, _ = _kernels(_graph(_Cache(), row, place, keys, values))
+    names, moved = kernel
+    assert names == {"mul", "sin", "index_copy_", "index_copy__1"}
+    assert moved == 3 * 16 * 4 + 8  # the row, that of each cache, and where they go
+
+
+@pytest.mark.parametrize(("inside", "count"), [(False, 2), (True, 3)])
+def test_kernels_stay_inside_blocks(*, inside: bool, count: int) -> None:
+    graph = _graph(nn.Sequential(nn.Linear(16, 16, bias=False), nn.GELU(), nn.SiLU()))
+    assert set(blocks_of(graph)) == {"0", "1", "2"}
+    kernels = fused(graph, blocks_of(graph) if inside else ())
+    assert kernel_count(kernels) == count
+    assert len(np.unique(kernels.group)) == count
