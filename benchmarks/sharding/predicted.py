@@ -30,9 +30,10 @@ class Predicted:
     """By kind and by the bytes that a device gives."""
 
 
-def predicted(spec: ModelSpec, tensor_parallel: int) -> Predicted:
+def predicted(spec: ModelSpec, tensor_parallel: int = 1) -> Predicted:
     """Return what is predicted of a device of a group of `tensor_parallel`."""
     split = replace(spec, tensor_parallel=tensor_parallel)
+    size = max(tensor_parallel, spec.context_parallel)
     built = build_model(split)
     forward = capture_graph(built.module, built.args, built.kwargs)
     parameters = sum(parameter.nbytes for parameter in built.module.parameters())
@@ -43,8 +44,8 @@ def predicted(spec: ModelSpec, tensor_parallel: int) -> Predicted:
         parameters,
         peak_bytes(forward),
         peak_bytes(step),
-        _collectives(forward, tensor_parallel),
-        _collectives(step, tensor_parallel),
+        _collectives(forward, size),
+        _collectives(step, size),
     )
 
 

@@ -5,7 +5,7 @@
 The steps are planned by the command's own functions: a Llama of transformers at the size of a case,
 ``engine=megatron``, one sequence a microbatch. What is counted is what torch's allocator hands out:
 tensors, the gradients that Transformer Engine keeps, and cuBLAS's workspaces. Nothing is fitted.
-Left out, by name, are cases with experts, context parallelism or several chunks on a device.
+Left out, by name, are cases with experts or several chunks on a device.
 """
 
 import hashlib
@@ -86,8 +86,6 @@ class Case:
         """Return why no plan is made of it, empty where one is."""
         if self.model not in _SIZES:
             return f"{self.model}, experts"
-        if self._of("cp") > 1:
-            return "context parallelism"
         return "several chunks a device" if self.chunks > 1 else ""
 
     def _of(self, degree: str) -> int:
@@ -104,7 +102,9 @@ class Case:
             f"model.batch_size={data}",
             f"microbatches={self.microbatches}",
             "transfer_rate=nvlink5",
-            *parallel_overrides(self._of("tp"), self._of("pp"), data, "b200"),
+            *parallel_overrides(
+                self._of("tp"), self._of("pp"), data, "b200", context=self._of("cp")
+            ),
         )
 
 

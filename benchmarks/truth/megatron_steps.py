@@ -38,13 +38,21 @@ def schedule_of(result: Result) -> ScheduleResult:
 
 
 def parallel_overrides(
-    tensor: int, pipeline: int, data: int, device: str, *, has_pieces: bool = True
+    tensor: int,
+    pipeline: int,
+    data: int,
+    device: str,
+    *,
+    has_pieces: bool = True,
+    context: int = 1,
 ) -> Sequence[str]:
     """Return the overrides for so many devices of one machine; with pieces of sequences, or not."""
+    replicas = data * context
     return (
-        f"devices={tensor * pipeline * data}x{device}",
+        f"devices={tensor * pipeline * replicas}x{device}",
         f"tensor_parallel={tensor}",
         f"sequence_parallel={str(has_pieces and tensor > 1).lower()}",
         f"data_parallel={data}",
-        f"zero={int(data > 1)}",
+        f"context_parallel={context}",
+        f"zero={int(replicas > 1)}",
     )

@@ -50,6 +50,8 @@ _FORMULAS: dict[str, Callable[[list[Any]], int]] = {
     "aten._grouped_mm.default": _grouped_mm_flops,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _attention_flops,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward_flops,
+    "fxpart.context_attention.default": _attention_flops,
+    "fxpart.context_attention_backward.default": _attention_backward_flops,
     "transformers.grouped_mm_fallback.default": _grouped_mm_flops,
     "transformers.grouped_mm_fallback_backward.default": _grouped_mm_backward_flops,
 }

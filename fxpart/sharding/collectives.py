@@ -16,6 +16,7 @@ __all__ = [
     "all_gather",
     "all_reduce",
     "embedded_rows",
+    "gather_context",
     "gather_sequence",
     "scatter_sequence",
     "sum_gradient",
@@ -28,6 +29,8 @@ _SCATTER = "fxpart::reduce_scatter"
 _ENTER, _LEAVE = "fxpart::gathered_sequence", "fxpart::scattered_sequence"
 _AGAIN, _GATHER_AGAIN = "fxpart::gathered_again", "fxpart::all_gather.again"
 _IN_PLACE, _SCATTER_IN_PLACE = "fxpart::scattered_in_place", "fxpart::reduce_scatter.in_place"
+_CONTEXT, _GATHER_CONTEXT = "fxpart::gathered_context", "fxpart::all_gather.context"
+_SCATTER_CONTEXT = "fxpart::reduce_scatter.context"
 _SCHEMA = "(Tensor x, int group) -> Tensor"
 _Step = Callable[[Tensor, int], Tensor]
 _SEQUENCE = 1
@@ -63,6 +66,17 @@ def gather_sequence(x: Tensor, group: int, *, again: bool = False) -> Tensor:
         result: Tensor = torch.ops.fxpart.gathered_sequence(x, group)
         return result
     return _joined(x, group, _SEQUENCE)
+
+
+def gather_context(x: Tensor, group: int) -> Tensor:
+    """Return the positions of all devices that share a sequence, one device's after another's.
+
+    A captured step gathers once more for the backward. The gradient is reduce-scattered.
+    """
+    if torch.is_grad_enabled() and x.requires_grad:
+        result: Tensor = torch.ops.fxpart.gathered_context(x, group)
+        return result
+    return _context_gathered(x, group)
 
 
 def scatter_sequence(x: Tensor, group: int, *, in_place: bool = False) -> Tensor:
@@ -111,6 +125,8 @@ torch.library.define(_ROWS, "(Tensor ids, Tensor weight, int group, int rank) ->
 torch.library.define(_SCATTER, _SCHEMA)
 torch.library.define(_GATHER_AGAIN, _SCHEMA)
 torch.library.define(_SCATTER_IN_PLACE, _SCHEMA)
+torch.library.define(_GATHER_CONTEXT, _SCHEMA)
+torch.library.define(_SCATTER_CONTEXT, _SCHEMA)
 
 
 @torch.library.impl(_REDUCE, "CPU")
@@ -146,7 +162,6 @@ def _scattered_shape(x: Tensor, group: int) -> Tensor:
     return x.new_empty(x.shape[1:])
 
 
-@torch.library.impl(_GATHER_AGAIN, "CPU")
 def _gathered_positions(x: Tensor, group: int) -> Tensor:
     parts = torch.ops.fxpart.all_gather.default(x, group)
     return torch.cat(torch.unbind(parts), dim=_SEQUENCE)
@@ -157,7 +172,6 @@ def _gathered_positions_shape(x: Tensor, group: int) -> Tensor:
     return x.new_empty((x.shape[0], group * x.shape[_SEQUENCE], *x.shape[2:]))
 
 
-@torch.library.impl(_SCATTER_IN_PLACE, "CPU")
 def _scattered_sequence(x: Tensor, group: int) -> Tensor:
     parts = torch.stack(torch.chunk(x, group, dim=_SEQUENCE))
     piece: Tensor = torch.ops.fxpart.reduce_scatter.default(parts, group)
@@ -168,8 +182,14 @@ def _scattered_sequence_shape(x: Tensor, group: int) -> Tensor:
     return x.new_empty((x.shape[0], x.shape[_SEQUENCE] // group, *x.shape[2:]))
 
 
+for _name in (_GATHER_AGAIN, _GATHER_CONTEXT):
+    torch.library.impl(_name, "CPU", _gathered_positions)
+for _name in (_SCATTER_IN_PLACE, _SCATTER_CONTEXT):
+    torch.library.impl(_name, "CPU", _scattered_sequence)
 torch.library.register_fake(_SCATTER_IN_PLACE, _scattered_sequence_shape)
 torch.library.register_fake(_GATHER_AGAIN, _gathered_positions_shape)
+torch.library.register_fake(_GATHER_CONTEXT, _gathered_positions_shape)
+torch.library.register_fake(_SCATTER_CONTEXT, _scattered_sequence_shape)
 torch.library.register_fake(_REDUCE, _reduced_shape)
 torch.library.register_fake(_SCATTER, _scattered_shape)
 torch.library.register_fake(_GATHER, _gathered_shape)
@@ -213,6 +233,16 @@ def _scattered_as_it_lies(x: Tensor, group: int) -> Tensor:
     return piece
 
 
+def _context_gathered(x: Tensor, group: int) -> Tensor:
+    whole: Tensor = torch.ops.fxpart.all_gather.context(x, group)
+    return whole
+
+
+def _context_scattered(x: Tensor, group: int) -> Tensor:
+    piece: Tensor = torch.ops.fxpart.reduce_scatter.context(x, group)
+    return piece
+
+
 def _define(name: str, forward: _Step, backward: _Step, schema: str = _SCHEMA) -> None:
     """Define the operator `name`, which is `forward`, and whose gradient is `backward`'s."""
 
@@ -242,6 +272,7 @@ _define(_ENTER, lambda x, group: _joined(x, group, _SEQUENCE), _scattered_positi
 _define(_LEAVE, _scattered_positions, lambda x, group: _joined(x, group, _SEQUENCE))
 # The same two by operators of which a captured step repeats the first in its backward.
 _define(_AGAIN, _gathered_once_more, _scattered_as_it_lies)
+_define(_CONTEXT, _context_gathered, _context_scattered)
 _define(_IN_PLACE, _scattered_as_it_lies, _gathered_once_more)
 
 

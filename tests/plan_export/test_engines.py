@@ -146,6 +146,30 @@ def test_torchtitan_has_the_degrees_and_the_modules_of_each_stage() -> None:
     assert read["parallelism"]["pipeline_parallel_microbatch_size"] == 1
 
 
+def test_degrees_of_experts_and_sequences_are_in_the_words_of_each_engine() -> None:
+    longer = replace(SHARDED, data_parallel=2, context_parallel=4)
+    titan = tomllib.loads(_text(longer, "torchtitan"))["parallelism"]
+    assert titan["context_parallel_degree"] == 4
+    assert titan["context_parallel_rotate_method"] == "allgather"
+    assert titan["data_parallel_shard_degree"] == 2
+    assert "parallelism_config_cp_size: 4" in _text(longer, "accelerate")
+    assert "num_processes: 8" in _text(longer, "accelerate")
+    mixture = {**LLAMA, "num_local_experts": 8, "num_experts_per_tok": 2}
+    shared = replace(MEGATRON, data_parallel=8, expert_parallel=4, zero=1, model=mixture)
+    mixtral = replace(shared, architecture="MixtralForCausalLM", context_parallel=2)
+    arguments = _text(mixtral, "Megatron-LM").split("\n")
+    for line in (
+        "--num-experts 8",
+        "--moe-router-topk 2",
+        "--expert-model-parallel-size 4",
+        "--context-parallel-size 2",
+        "--moe-token-dispatcher-type alltoall",
+    ):
+        assert line in arguments
+    served = replace(SERVING, data_parallel=4, expert_parallel=4)
+    assert "--enable-expert-parallel \\\n" in _text(served, "vLLM")
+
+
 def test_megatron_has_the_layers_of_each_chunk_in_turn() -> None:
     stages = Stages((7, 9, 8, 8), (0, 1, 0, 1))
     plan = replace(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.sharding.context_run import context_run, piece
 from benchmarks.sharding.expert_run import expert_run, share_of
 from benchmarks.sharding.group import run_group
 from benchmarks.sharding.predicted import predicted, predicted_zero
@@ -16,12 +17,14 @@ from benchmarks.sharding.zero_run import zero_run
 from fxpart.capture.models.build import build_model
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.execution.device import seeded
+from fxpart.sharding.context import split_context
 from fxpart.sharding.experts import spread_experts
 from fxpart.sharding.local_module import shard_module
 from tests.sharding.test_experts import MIXTRAL
 from tests.sharding.test_local_module import llama
 
 CPU = torch.device("cpu")
+LONGER = replace(llama(1), seq_len=16)
 
 
 def parts_run(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
@@ -65,10 +68,26 @@ def experts_run(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
     return {"result": result.numpy(), **gradients}
 
 
+def context_parts(rank: int, size: int, spec: ModelSpec) -> dict[str, Any]:
+    """Run this process's pieces of sequences as they are captured; return what it computes."""
+    with seeded(0, CPU):
+        built = build_model(replace(spec, context_parallel=1), CPU)
+    ids = built.kwargs["input_ids"]
+    targets = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    module = split_context(built.module, size, rank)
+    ids, local = (piece(t, rank, size) if size > 1 else t for t in (ids, targets))
+    count = int((targets >= 0).sum())
+    made = module(input_ids=ids, labels=ids, shift_labels=local, num_items_in_batch=count)
+    made[0].backward()
+    gradients = {n: p.grad.numpy() for n, p in module.named_parameters() if p.grad is not None}
+    return {"result": made[1].detach().numpy(), **gradients}
+
+
 def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
     """Run the model on `parallelize_module`, and on `fully_shard` as stages 2 and 3.
 
-    And a mixture of experts on transformers' own way to spread them, and on ours.
+    And a mixture of experts on transformers' own way to spread them, and on ours; and a model on
+    pieces of sequences with `torch.distributed` alone, and on ours.
     """
     in_pieces = tensor_run(rank, size, replace(spec, sequence_parallel=True))
     return (
@@ -77,6 +96,7 @@ def both(rank: int, size: int, spec: ModelSpec) -> tuple[Any, ...]:
         tensor_run(rank, size, spec),
         *[zero_run(rank, size, spec, stage, "adamw") for stage in (2, 3)],
         (expert_run(rank, size, MIXTRAL), experts_run(rank, size, MIXTRAL)),
+        (context_run(rank, size, LONGER), context_parts(rank, size, LONGER)),
     )
 
 
@@ -88,8 +108,9 @@ def test_llama_on_two_devices() -> None:
     runs = run_group(2, both, spec)
     for parts in zip(*(run[0] for run in runs), strict=True):
         assert_parts_of(parts_run(0, 1, spec), list(parts))
-    _check_experts([run[-1] for run in runs])
-    for _, in_pieces, split, *sharded, _ in runs:
+    _check_experts([run[-2] for run in runs])
+    _check_contexts([run[-1] for run in runs])
+    for _, in_pieces, split, *sharded, _, _ in runs:
         for counted, said in ((in_pieces, pieces), (split, forecast)):
             assert counted.weight_bytes == said.parameter_bytes
             assert counted.forward_bytes == pytest.approx(said.forward_bytes, rel=0.02)
@@ -104,6 +125,24 @@ def test_llama_on_two_devices() -> None:
             assert Counter(run.step_collectives) == expected.step_collectives
             # Before its first update; all replicas have the same examples here.
             assert run.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+def _check_contexts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:
+    """Check what gathered keys and values held and sent, and what ours compute, by one process."""
+    forecast = predicted(replace(LONGER, context_parallel=2))
+    whole, expected = context_run(0, 1, LONGER), context_parts(0, 1, LONGER)
+    logits = torch.from_numpy(whole.result)
+    for rank, (counted, ours) in enumerate(runs):
+        assert counted.weight_bytes == forecast.parameter_bytes
+        assert counted.forward_bytes == pytest.approx(forecast.forward_bytes, rel=0.02)
+        assert counted.step_bytes == pytest.approx(forecast.step_bytes, rel=0.02)
+        assert Counter(counted.forward_collectives) == forecast.forward_collectives
+        assert Counter(counted.step_collectives) == forecast.step_collectives
+        for result in (counted.result, ours["result"]):
+            np.testing.assert_allclose(result, piece(logits, rank, 2).numpy(), atol=1e-5)
+    for name in expected.keys() - {"result"}:
+        summed = sum(ours[name] for _, ours in runs)
+        np.testing.assert_allclose(summed, expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
 def _check_experts(runs: list[tuple[Counted, dict[str, Any]]]) -> None:

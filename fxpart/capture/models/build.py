@@ -6,7 +6,7 @@ A model is a class of transformers (`fxpart.capture.models.architecture`) or wha
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from itertools import chain
 from typing import Any
@@ -113,6 +113,10 @@ def _without_loss(spec: ModelSpec, place: torch.device) -> BuiltModel:
     whole = architecture_model(spec.architecture, spec.config, dtype, place)
     # Before its inputs, among which are the keys and values of its own heads.
     module = _part(_moved(whole, place), spec)
+    if spec.context_parallel > 1:
+        from fxpart.sharding.context import check_context
+
+        spec = replace(spec, seq_len=check_context(spec.seq_len, spec.context_parallel))
     try:
         inputs = architecture_inputs(spec, module)
         _check_pieces(spec, inputs)
@@ -148,6 +152,10 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
             sequence=spec.sequence_parallel,
             megatron=is_megatron,
         )
+    if spec.context_parallel > 1:
+        from fxpart.sharding.context import split_context
+
+        module = split_context(module, spec.context_parallel)
     if spec.expert_parallel > 1:
         from fxpart.sharding.experts import spread_experts
 

@@ -281,10 +281,13 @@ class _Plan:
         )
 
 
+_ATTENTIONS = ("_scaled_dot_product", "context_attention")
+
+
 def _saved_by_policy(run: BlockRun) -> list[fx.Node]:
     """Return the calls of a run whose results a selective checkpoint keeps."""
     products = [node for node in run.nodes if node.target is torch.ops.aten.mm.default]
-    attentions = [node for node in run.nodes if "_scaled_dot_product" in str(node.target)]
+    attentions = [n for n in run.nodes if any(name in str(n.target) for name in _ATTENTIONS)]
     sums = [n for n in run.nodes if getattr(n.target, "name", str)() == "fxpart::reduce_scatter"]
     return [*products[::2], *attentions, *sums]
 

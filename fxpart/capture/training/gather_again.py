@@ -13,12 +13,15 @@ from fxpart.capture.training.joint_labels import FORWARD, ORDER
 __all__ = ["gather_again"]
 
 
+_GATHERS = ("fxpart::all_gather.again", "fxpart::all_gather.context")
+
+
 def gather_again(graph: fx.Graph) -> None:
-    """Change a training step to repeat its ``fxpart::all_gather.again`` in the backward."""
+    """Change a training step to repeat gathers of sequences in the backward."""
     gathers = [
         node
         for node in graph.nodes
-        if getattr(node.target, "name", str)() == "fxpart::all_gather.again"
+        if getattr(node.target, "name", str)() in _GATHERS
         and (_is_forward(node) or _is_recomputed(node))
     ]
     if not gathers:

@@ -1,0 +1,261 @@
+"""`split_context`: each device of a group has a piece of every sequence, and all weights.
+
+Attention gathers the keys and values of the whole sequence, once more for its backward, and
+scatters their gradients: Llama 3 (arXiv:2407.21783, section 3.3.2), Megatron-LM's
+``--cp-comm-type all_gather``, and torchtitan's default, ``context_parallel_rotate_method =
+"allgather"``. Sequences are cut into 2 N chunks, of which a device has the i-th and the i-th last,
+so that under a causal mask all have the same work.
+"""
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fxpart.errors import NotApplicableError
+from fxpart.sharding.collectives import gather_context
+
+__all__ = ["check_context", "positions_of", "split_context"]
+
+_NAME = "fxpart_context"
+_ATTEND, _ATTEND_BACK = (
+    "fxpart::context_attention",
+    "fxpart::context_attention_backward",
+)
+
+
+def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
+    """Let `module`, a decoder of transformers, run on the piece of device `rank`, and return it.
+
+    Its ids are those of that device, in the order of `positions_of`.
+
+    Raises:
+        NotApplicableError: for a model whose attention is not causal, by heads, over all that came
+            before; such as windows.
+
+    """
+    if group == 1:
+        return module
+    config: Any = getattr(module, "config", None)
+    # The layers' own: what is around them is asked for its inputs.
+    layers: Any = getattr(module, getattr(module, "base_model_prefix", ""), module)
+    names = list(inspect.signature(type(layers).forward).parameters)[1:]
+    attentions: list[Any] = [part for part in module.modules() if hasattr(part, "is_causal")]
+    is_causal = bool(attentions) and all(part.is_causal is True for part in attentions)
+    if config is None or "position_ids" not in names or not is_causal:
+        raise _refused(module, group, "is no decoder of transformers that is told positions")
+    if getattr(config, "sliding_window", None) is not None:
+        raise _refused(module, group, f"sees a window of {config.sliding_window} tokens")
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, _no_mask)
+    config._attn_implementation = _NAME
+    for part in attentions:
+        part.context_group = group, rank
+    layers.forward = partial(_with_positions, layers.forward, names, group, rank)
+    return module
+
+
+def check_context(seq_len: int | None, group: int) -> int | None:
+    """Return the positions of a piece of a sequence.
+
+    Raises:
+        NotApplicableError: for a length that does not come to equal pieces.
+
+    """
+    if group == 1:
+        return seq_len
+    if seq_len is None or seq_len % (2 * group):
+        near = 2 * group
+        if seq_len is not None:
+            below = seq_len - seq_len % near
+            near_text = f"{below} or {below + near}" if below else str(near)
+        else:
+            near_text = f"a multiple of {near}"
+        raise NotApplicableError(
+            f"context_parallel={group} cuts each sequence into {2 * group} chunks, two a device,"
+            f" got model.seq_len={'null' if seq_len is None else seq_len}; use"
+            f" model.seq_len={near_text}"
+        )
+    return seq_len // group
+
+
+def positions_of(count: int, group: int, rank: int, device: torch.device | None = None) -> Tensor:
+    """Return which positions of a sequence the `count` of device `rank` are, in order."""
+    half = torch.arange(count // 2, device=device)
+    chunk = count // 2
+    return torch.cat([half + rank * chunk, half + (2 * group - 1 - rank) * chunk])
+
+
+def _refused(module: nn.Module, group: int, reason: str) -> NotApplicableError:
+    return NotApplicableError(
+        f"context_parallel={group} gathers keys and values of causal attention,"
+        f" {type(module).__name__} {reason}; set context_parallel=1, or choose another model"
+    )
+
+
+def _no_mask(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as transformers calls it
+    """Return that a mask is not needed: the attention knows positions."""
+
+
+def _with_positions(
+    forward: Any,  # noqa: ANN401
+    names: list[str],
+    group: int,
+    rank: int,
+    *args: Any,  # noqa: ANN401
+    **kwargs: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    ids = given["input_ids"]
+    if given.get("position_ids") is None:
+        given["position_ids"] = positions_of(ids.shape[1], group, rank, ids.device).unsqueeze(0)
+    return forward(**given)
+
+
+def _attend(  # noqa: PLR0917 - as transformers calls it
+    module: Any,  # noqa: ANN401
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **_: Any,  # noqa: ANN401
+) -> tuple[Tensor, None]:
+    """Return what each query of this device makes of the whole sequence, (B, S / N, H, D)."""
+    group, rank = module.context_group
+    # Positions come before heads where they lie, so that pieces are gathered as they are.
+    keys, values = (
+        gather_context(tensor.transpose(1, 2), group).transpose(1, 2) for tensor in (key, value)
+    )
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    result, _ = torch.ops.fxpart.context_attention(query, keys, values, scale, True, group, rank)
+    return result.transpose(1, 2).contiguous(), None
+
+
+torch.library.define(
+    _ATTEND,
+    "(Tensor query, Tensor key, Tensor value, float scale, bool is_causal, int group, int rank)"
+    " -> (Tensor, Tensor)",
+)
+torch.library.define(
+    _ATTEND_BACK,
+    "(Tensor gradient, Tensor query, Tensor key, Tensor value, Tensor result, Tensor log_sums,"
+    " float scale, bool is_causal, int group, int rank) -> (Tensor, Tensor, Tensor)",
+)
+
+
+def _scores(query: Tensor, key: Tensor, scale: float, group: int, rank: int) -> Tensor:
+    """Return the scaled products in float32, minus infinity where a key comes after the query."""
+    count = query.shape[2]
+    keys = torch.cat([positions_of(count, group, r) for r in range(group)])
+    is_later = keys > positions_of(count, group, rank).unsqueeze(1)
+    scores = query.float() @ key.float().transpose(-2, -1) * scale
+    return scores.masked_fill(is_later, float("-inf"))
+
+
+def _per_query_head(tensor: Tensor, query: Tensor) -> Tensor:
+    return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1)
+
+
+@torch.library.impl(_ATTEND, "CPU")
+def _attended(  # noqa: PLR0917
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    is_causal: bool,
+    group: int,
+    rank: int,
+) -> tuple[Tensor, Tensor]:
+    scores = _scores(query, _per_query_head(key, query), scale, group, rank)
+    made = scores.softmax(-1) @ _per_query_head(value, query).float()
+    result = _like_query(query, value)
+    result.copy_(made)
+    return result, scores.logsumexp(-1)
+
+
+def _like_query(query: Tensor, value: Tensor) -> Tensor:
+    """Return room for the result, whose positions come before heads, as flash attention's."""
+    batch, heads, count, _ = query.shape
+    return query.new_empty((batch, count, heads, value.shape[-1])).transpose(1, 2)
+
+
+def _attended_shapes(  # noqa: PLR0917
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    scale: float,
+    is_causal: bool,
+    group: int,
+    rank: int,
+) -> tuple[Tensor, Tensor]:
+    sums = query.new_empty(query.shape[:-1], dtype=torch.float32)
+    return _like_query(query, value), sums
+
+
+@torch.library.impl(_ATTEND_BACK, "CPU")
+def _gradients(  # noqa: PLR0917
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    result: Tensor,
+    log_sums: Tensor,
+    scale: float,
+    is_causal: bool,
+    group: int,
+    rank: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    keys, values = _per_query_head(key, query).float(), _per_query_head(value, query).float()
+    weights = (_scores(query, keys, scale, group, rank) - log_sums.unsqueeze(-1)).exp()
+    wide = gradient.float()
+    slopes = weights * (wide @ values.transpose(-2, -1) - (wide * result).sum(-1, keepdim=True))
+    to_query = slopes @ keys * scale
+    to_key = slopes.transpose(-2, -1) @ query.float() * scale
+    to_value = weights.transpose(-2, -1) @ wide
+    made = _gradient_shapes(
+        gradient, query, key, value, result, log_sums, scale, is_causal, group, rank
+    )
+    shared = (len(key), key.shape[1], -1, key.shape[2])
+    for room, of in zip(made[1:], (to_key, to_value), strict=True):
+        room.copy_(of.view(*shared, of.shape[-1]).sum(2))
+    made[0].copy_(to_query)
+    return made
+
+
+def _gradient_shapes(  # noqa: PLR0917
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    result: Tensor,
+    log_sums: Tensor,
+    scale: float,
+    is_causal: bool,
+    group: int,
+    rank: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    rooms = (t.transpose(1, 2) for t in (query, key, value))
+    to_query, to_key, to_value = (t.new_empty(t.shape).transpose(1, 2) for t in rooms)
+    return to_query, to_key, to_value
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:  # noqa: ANN401
+    ctx.save_for_backward(*inputs[:3], *output)
+    ctx.call = inputs[3:]
+
+
+def _attend_backward(ctx: Any, gradient: Tensor, _: Any) -> tuple[Any, ...]:  # noqa: ANN401
+    made = torch.ops.fxpart.context_attention_backward(gradient, *ctx.saved_tensors, *ctx.call)
+    return (*made, None, None, None, None)
+
+
+torch.library.register_fake(_ATTEND, _attended_shapes)
+torch.library.register_fake(_ATTEND_BACK, _gradient_shapes)
+torch.library.register_autograd(_ATTEND, _attend_backward, setup_context=_keep)

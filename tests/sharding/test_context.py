@@ -1,0 +1,87 @@
+"""Sequences that devices share, with the keys and values that each gathers of all."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fxpart.capture.models.build import build_model
+from fxpart.errors import NotApplicableError, SpecError
+from fxpart.sharding.context import positions_of
+from runner.experiment.experiment import model_spec, plan
+from runner.experiment.headline import headline
+from runner.experiment.mesh import check_mesh
+from runner.output.units import GIB
+from tests.runner.composed import TINY_LLAMA, read
+from tests.sharding.test_local_module import llama
+
+
+def test_every_device_has_an_early_and_a_late_chunk() -> None:
+    pieces = [positions_of(4, 2, rank).tolist() for rank in range(2)]
+    assert pieces == [[0, 1, 6, 7], [2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seq_len": 18}, "use model.seq_len=16 or 20"),
+        ({"seq_len": None}, "use model.seq_len=a multiple of 4"),
+        ({"architecture": "MistralForCausalLM"}, "sees a window of 4096 tokens"),
+        ({"architecture": "BertModel", "config": {}}, "is no decoder"),
+    ],
+)
+def test_what_has_no_such_pieces_is_refused(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(NotApplicableError, match=re.escape(message)):
+        build_model(replace(llama(1), context_parallel=2, **changes))  # type: ignore[arg-type]
+
+
+def test_serving_has_no_pieces() -> None:
+    with pytest.raises(NotApplicableError, match="leave out phase=decode"):
+        check_mesh(read(*TINY_LLAMA, "context_parallel=2", "phase=decode"))
+    with pytest.raises(SpecError, match="context_parallel=0 must be 1 or more"):
+        check_mesh(read(*TINY_LLAMA, "context_parallel=0"))
+
+
+def test_devices_that_share_sequences_sum_gradients_and_shard_updates(tmp_path: Path) -> None:
+    step = (*TINY_LLAMA, "phase=training", "mode=single", f"capture.cache_dir={tmp_path}")
+    pieces = read(*step, "devices=2x16gb", "context_parallel=2", "zero=1")
+    whole = read(*step, "devices=1x16gb")
+    split, alone = (plan(config, model_spec(config)) for config in (pieces, whole))
+    values, config = headline(split), pieces.model.config
+    assert split.replicas is not None
+    assert split.replicas.parallel.n_replicas == 2
+    assert split.evaluation.devices[0].peak_bytes < alone.evaluation.devices[0].peak_bytes
+    # Of each layer's keys and values the whole: gathered, again for the backward, scattered.
+    heads = int(config["num_key_value_heads"]) * int(config["hidden_size"])
+    kept = heads // int(config["num_attention_heads"]) * int(pieces.model.seq_len or 0) * 2
+    layers = int(config["num_hidden_layers"])
+    assert values["collectives"] == 1 + 6 * layers
+    inside = values["collective_gib"] * GIB - split.evaluation.devices[0].weight_bytes
+    assert inside == pytest.approx(6 * layers * kept * pieces.model.batch_size)
+    kinds = Counter(split.captured.graph.targets)
+    for name in ("context_attention", "context_attention_backward"):
+        assert kinds[f"fxpart.{name}.default"] == layers
+    # All that is not attention is halved; of attention each has half of the queries.
+    assert split.captured.graph.flops.sum() * 2 == alone.captured.graph.flops.sum()
+    assert "context_parallel=2, 2 replicas, zero=1" in split.subject_line
+
+
+def test_attention_of_one_device_is_that_of_torch() -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 4, 6, 8), torch.randn(2, 2, 6, 8), torch.randn(2, 2, 6, 8)
+    tensors = [t.requires_grad_() for t in (query, key, value)]
+    made = torch.ops.fxpart.context_attention(*tensors, 0.5, True, 1, 0)[0]
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=True, scale=0.5, enable_gqa=True
+    )
+    torch.testing.assert_close(made, expected)
+    slope = torch.randn_like(made)
+    for of, by_torch in zip(
+        torch.autograd.grad(made, tensors, slope),
+        torch.autograd.grad(expected, tensors, slope),
+        strict=True,
+    ):
+        torch.testing.assert_close(of, by_torch)
