@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from fxpart import DeviceSpec, LatencyModel, Link, make_mode, make_problem, uniform_topology
@@ -46,22 +47,32 @@ def judge(architecture: str) -> Outcome:
 
 def _judged(architecture: str) -> Outcome:
     outcome = Outcome(architecture, "build")
-    for config in _configs(architecture):
-        spec = ModelSpec(architecture, architecture, config=config)
-        try:
-            built = build_model(spec)
-        except FxpartError as error:
-            at = "inputs" if f"{architecture} needs " in str(error) else "build"
-            outcome = Outcome(architecture, at, one_line(error))
-            continue
-        shapes = " ".join(f"{name}{list(value.shape)}" for name, value in built.kwargs.items())
-        try:
-            graph = capture_graph(built.module, built.args, built.kwargs)
-        except FxpartError as error:
-            outcome = Outcome(architecture, "capture", one_line(error), shapes)
-        else:
-            return _placed(architecture, graph, shapes)
+    ways = _configs(architecture)
+    for config in ways:
+        outcome = _with_config(architecture, config)
+        if outcome.operators:
+            return outcome
+    completed = dict(_completed(architecture, outcome.reason))
+    if completed:
+        again = _with_config(architecture, _merged(ways[0], completed))
+        if again.operators:
+            return replace(again, inputs=f"{again.inputs} with {completed}")
     return outcome
+
+
+def _with_config(architecture: str, config: dict[str, Any]) -> Outcome:
+    spec = ModelSpec(architecture, architecture, config=config)
+    try:
+        built = build_model(spec)
+    except FxpartError as error:
+        at = "inputs" if f"{architecture} needs " in str(error) else "build"
+        return Outcome(architecture, at, one_line(error))
+    shapes = " ".join(f"{name}{list(value.shape)}" for name, value in built.kwargs.items())
+    try:
+        graph = capture_graph(built.module, built.args, built.kwargs)
+    except FxpartError as error:
+        return Outcome(architecture, "capture", one_line(error), shapes)
+    return _placed(architecture, graph, shapes)
 
 
 def _placed(architecture: str, graph: OpGraph, shapes: str) -> Outcome:
@@ -110,3 +121,63 @@ def _cut(config: Any, with_lists: bool, nesting: int) -> Iterator[tuple[str, Any
     for key, value in values.items():
         if with_lists and isinstance(value, list | tuple) and len(value) in depths:
             yield key, list(value[:DEPTH])
+
+
+_USUAL = {
+    "num_experts_per_tok": 2,
+    "image_token_id": 5,
+    "image_token_index": 5,
+}
+"""Of settings that a configuration leaves out although its model needs them."""
+_USUAL_HEAD = 128
+_REMEDIES = (
+    ("`is_decoder=True`", "is_decoder", True),
+    ("must be divisible by num_heads", "num_cross_attention_heads", 1),
+    ("stride should not be zero", "image_size", 1024),  # of pools of more patches than there are
+    ("if loss is expected", "return_loss", False),
+)
+"""What a refusal says, and what helps where the configuration has such a setting."""
+
+
+def _completed(architecture: str, reason: str) -> Iterator[tuple[str, Any]]:
+    """Yield settings with which a configuration makes sense whose defaults alone make none."""
+    try:
+        cls = model_class(architecture)
+        config = cls.config_class()
+    except Exception:  # said when the model is built
+        return
+    reads_head = '"head_dim"' in Path(inspect.getfile(cls)).read_text(encoding="utf-8")
+    yield from _settings(config, reason, reads_head, _NESTING)
+
+
+def _settings(
+    config: Any,  # noqa: ANN401
+    reason: str,
+    reads_head: bool,
+    nesting: int,
+) -> Iterator[tuple[str, Any]]:
+    values = vars(config)
+    yield from ((key, usual) for key, usual in _USUAL.items() if key in values and not values[key])
+    yield from ((k, usual) for told, k, usual in _REMEDIES if told in reason and k in values)
+    heads, width = values.get("num_attention_heads"), values.get("hidden_size")
+    if type(heads) is int and type(width) is int and not values.get("head_dim"):
+        is_whole = width % heads == 0
+        if "head_dim" in values or (reads_head and not is_whole):
+            yield "head_dim", width // heads if is_whole else _USUAL_HEAD
+    for key in config.sub_configs if nesting else ():
+        part = values.get(key)
+        is_part = hasattr(part, "sub_configs")
+        inner = dict(_settings(part, reason, reads_head, nesting - 1)) if is_part else {}
+        if inner:
+            is_open = not hasattr(config.sub_configs[key], "attribute_map")
+            yield key, {"model_type": part.model_type, **inner} if is_open else inner
+
+
+def _merged(config: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return `config` with `more` over it, nested ones too."""
+    merged = dict(config)
+    for key, value in more.items():
+        known = merged.get(key)
+        is_nested = isinstance(known, dict) and isinstance(value, dict)
+        merged[key] = _merged(known, value) if is_nested else value
+    return merged

@@ -46,6 +46,10 @@ _BASES: tuple[list[str], ...] = (
     ["data_parallel=2", "model.batch_size=4", "devices=2x16gb"],
     ["mode=cost_aware", "devices=2x0.001mb"],
     ["granularity=module", "devices=4xh100", "reserve=cuda"],
+    ["phase=training", "data_parallel=2", "model.batch_size=4", "zero=1", "devices=2x16gb"],
+    ["devices=2xh100", "price_per_hour={h100: 2.5}"],
+    ["devices=1x0.001mb+host1gb", "mode=single"],
+    ["mode=pipeline", "devices=2x16gb", "checkpointing=block", "phase=training"],
 )
 """Configurations that are changed."""
 _SIZES = (
@@ -64,6 +68,7 @@ _SIZES = (
     "reserve.rounding_bytes",
     "reserve.fragmentation",
     "data_parallel",
+    "tensor_parallel",
     "microbatches",
     "batch_sweep",
 )
@@ -155,6 +160,24 @@ _KEYS = (
     "hydra.run.dir",
     "mode.assignment",
     "latency.file",
+    "latency.tables",
+    "price_per_hour",
+    "zero",
+    "sequence_parallel",
+    "engine",
+    "weights",
+    "kv_cache",
+    "context_len",
+    "prompt_len",
+    "output_len",
+    "finetune",
+    "finetune.rank",
+    "finetune.targets",
+    "offload",
+    "devices.tiers",
+    "runtime",
+    "backward_order",
+    "objective",
     "nonsense",
     "zip",
     "where",
@@ -181,14 +204,28 @@ _TEXTS = (
     "-1",
     ".nan",
     "9" * 30,
+    "{h100: {a: 1}}",
+    "{h100: .nan}",
+    "1x16gb+host0gb",
+    "2x16gb+nvme9300000tb",
+    "lora",
+    "generate",
+    "nf4",
 )
+_SPACE = ("tensor_parallel", "zero", "batch", "microbatches", "schedule", "mode", "nonsense")
+_ASKED = ("objective", "global_batch", "rows", *(f"space.{name}" for name in _SPACE))
+"""Of `runner.recommend`."""
+_RECOMMENDED = 0.15
+"""The share of commands that ask it."""
 
 
-def _command(tally: Tally, folder: Path, overrides: list[str], *, must_fail: bool) -> None:
-    case = " ".join(overrides)
+def _command(
+    tally: Tally, folder: Path, overrides: list[str], *, must_fail: bool, module: str = "runner"
+) -> None:
+    case = " ".join((module, *overrides))
 
     def work() -> tuple[int, str, str]:
-        code, out, err = fork_command(folder, ("-m", "runner"), [*_MODEL, *overrides], LIMIT_S - 5)
+        code, out, err = fork_command(folder, ("-m", module), [*_MODEL, *overrides], LIMIT_S - 5)
         if code == USER_ERROR and err.count("error: ") == 1 and "Traceback" not in out + err:
             raise SpecError(err.partition("error: ")[2].strip())
         return code, out, err
@@ -211,6 +248,11 @@ def fuzz_commands(run: Callable[[Any, int], None], cases: int, folder: Path) -> 
 
     @given(st.randoms(use_true_random=False), st.sampled_from(_BASES))
     def commands(rnd: Random, base: list[str]) -> None:
+        if rnd.random() < _RECOMMENDED:
+            value = rnd.choice((*_TEXTS, "[0]", "[1,-1]", "[null]", "[[1]]", odd_number(rnd)))
+            asked = [f"recommend.{rnd.choice(_ASKED)}={value}", "devices=2x16gb"]
+            _command(tally, folder, asked, must_fail=False, module="runner.recommend")
+            return
         key = rnd.choice(_KEYS)
         is_number = key in _SIZES and rnd.random() < 0.7
         value = odd_number(rnd) if is_number else rnd.choice((*_TEXTS, odd_value(rnd)))

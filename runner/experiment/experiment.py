@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fxpart.capture.captured import CapturedGraph
+from fxpart.capture.models.misspelt import refuse_misspelt
 from fxpart.capture.models.spec import ModelSpec
 from fxpart.core.assignment import Assignment
 from fxpart.core.granularity import check_level, depth_of
@@ -447,6 +448,8 @@ def check(config: Config) -> None:
         SpecError: for what does not exist or does not go together, with what to write instead.
 
     """
+    if config.model.library == "transformers" and config.model.architecture is not None:
+        refuse_misspelt(config.model.architecture, config.model.config)
     depth_of(config.granularity)
     check_level(config.capture.level)
     check_phase(config.phase.name, config.capture.level)

@@ -83,7 +83,8 @@ def check_prices(config: Config) -> None:
         if name not in known:
             near = nearest_names(name, known)
             raise SpecError(f"price_per_hour: there is no accelerator {name!r}, {near}")
-        if not 0 < price < float("inf"):
+        # A mapping inside of one passes for a number in what OmegaConf reads.
+        if not isinstance(price, float | int) or not 0 < price < float("inf"):
             raise SpecError(
                 f"price_per_hour.{name} must be positive and finite, in USD, is {price}"
             )

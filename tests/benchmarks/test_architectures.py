@@ -18,6 +18,17 @@ def test_one_whose_input_is_not_known_is_refused_with_it() -> None:
     assert "needs latents" in outcome.reason
 
 
+def test_one_whose_defaults_make_no_sense_is_given_what_it_leaves_out() -> None:
+    outcome = judge("HunYuanDenseV1Model")
+    assert outcome.status == "placed"
+    assert outcome.inputs == "input_ids[1, 512] with {'head_dim': 128}"
+
+
+def test_one_of_any_kind_of_data_is_given_a_text() -> None:
+    outcome = judge("PerceiverForMaskedLM")
+    assert (outcome.status, outcome.inputs) == ("placed", "inputs[1, 512]")
+
+
 def test_one_whose_configuration_has_no_defaults_is_refused_when_built() -> None:
     outcome = judge("AutoformerModel")
     assert outcome.status == "build"

@@ -28,8 +28,9 @@ def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
             that peft knows of the architecture, or ``all-linear``.
 
     Raises:
-        SpecError: without peft, for layers that are not there or take no adapter, and for weights
-            that are no layer's, such as those of all experts in one tensor.
+        SpecError: without peft, for a rank above the width of every layer, for layers that are not
+            there or take no adapter, and for weights that are no layer's, such as those of all
+            experts in one tensor.
 
     """
     try:
@@ -42,6 +43,11 @@ def add_adapters(module: nn.Module, lora: Mapping[str, Any]) -> None:
     targets = lora["targets"] or None
     named = f"[{','.join(targets)}]" if targets else "those that peft knows"
     asked = f"finetune=lora with finetune.targets={named} and finetune.rank={lora['rank']}"
+    widest = max((max(p.shape) for p in module.parameters() if p.dim() > 1), default=0)
+    if lora["rank"] > widest:  # peft would make weights of any size, in the host's memory
+        raise SpecError(
+            f"{asked}: no layer of {type(module).__name__} is wider than {widest}; set a lower rank"
+        )
     try:
         # What peft warns of, it sets right (gpt2's transposed layers), or it is refused below.
         with warnings.catch_warnings(action="ignore"):

@@ -16,20 +16,13 @@ from transformers.integrations.executorch import register_dynamic_cache_export_s
 from transformers.models.auto import modeling_auto
 from transformers.utils import logging as transformers_logging
 
+from fxpart.capture.models.misspelt import COMMON_KEYS
 from fxpart.errors import SpecError, nearest_names, one_line
 
 __all__ = ["architecture_model", "has_encoder_and_decoder", "model_class"]
 
 META = torch.device("meta")
 
-# Keys that every configuration class takes although its signature does not list them.
-_COMMON_KEYS = (
-    "attn_implementation",
-    "experts_implementation",
-    "num_labels",
-    "output_attentions",
-    "tie_word_embeddings",
-)
 # Keys of published configurations that transformers folds into rope_parameters.
 _ROPE_KEYS = ("partial_rotary_factor", "rope_scaling", "rope_theta")
 # Indices and ids of tokens may be negative.
@@ -115,7 +108,7 @@ def _unlisted_keys(cls: type[Any]) -> set[str]:
 
 def _config_keys(config_class: type[Any]) -> set[str]:
     keys = set(inspect.signature(config_class).parameters) - {"self", "kwargs", *_DTYPE_KEYS}
-    keys |= {*config_class.attribute_map, *_COMMON_KEYS}
+    keys |= {*config_class.attribute_map, *COMMON_KEYS}
     return keys | set(_ROPE_KEYS) if "rope_parameters" in keys else keys
 
 

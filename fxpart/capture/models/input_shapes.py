@@ -17,6 +17,7 @@ from fxpart.capture.models.image_grids import has_grid, patch_sizes
 from fxpart.errors import SpecError
 
 __all__ = [
+    "ANY_DATA",
     "Request",
     "Shape",
     "input_shape",
@@ -26,6 +27,8 @@ __all__ = [
     "text_config",
 ]
 
+ANY_DATA = "inputs"
+"""The input of a model that takes texts, images and more by one name."""
 _DEFAULT_SEQ_LEN = 512
 _DEFAULT_IMAGE_SIZE = 224
 _DEFAULT_FRAMES = 16
@@ -235,7 +238,8 @@ def _audio_shape(name: str, request: Request) -> Shape:
 def _is_one_of(request: Request, task: str) -> bool:
     """Return whether transformers lists the model for `task` among its Auto classes."""
     names = getattr(modeling_auto, f"MODEL_FOR_{task}_MAPPING_NAMES", {})
-    return type(request.model).__name__ in names.values()
+    entries = ([entry] if isinstance(entry, str) else entry for entry in names.values())
+    return any(type(request.model).__name__ in entry for entry in entries)
 
 
 def _token_shape(name: str, request: Request) -> Shape:
@@ -255,7 +259,18 @@ def _embedded_shape(name: str, request: Request) -> Shape:
     return Shape((request.batch_size, _tokens(name, request), width), uses_seq_len=True)
 
 
+def _any_shape(name: str, request: Request) -> Shape:
+    """Return the shape for a model of any kind of data, such as Perceiver, by what it is used for.
+
+    Images where it classifies them, otherwise a text.
+    """
+    if _is_one_of(request, "IMAGE_CLASSIFICATION"):
+        return Shape((request.batch_size, *_pixels(request)))
+    return _token_shape(name, request)
+
+
 _RULES = {
+    ANY_DATA: _any_shape,
     "inputs_embeds": _embedded_shape,
     "pixel_values": _pixel_shape,
     "pixel_values_videos": _pixel_shape,

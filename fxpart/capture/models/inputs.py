@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from fxpart.capture.models.image_grids import GRIDS
 from fxpart.capture.models.input_shapes import (
+    ANY_DATA,
     Request,
     input_shape,
     is_tokens,
@@ -78,7 +79,8 @@ def _needed(model: Any) -> Iterator[str]:  # noqa: ANN401
     if "decoder_input_ids" in parameters:
         yield "decoder_input_ids"
     modalities = getattr(model, "input_modalities", ())
-    if isinstance(modalities, str) or any(name in parameters for name in _PIECES):
+    has_pieces = any(name in parameters for name in _PIECES)
+    if isinstance(modalities, str) or has_pieces or ANY_DATA in _main_inputs(model):
         return
     has_placeholders = any(hasattr(model.config, name) for name in _PLACEHOLDERS)
     for modality in modalities:

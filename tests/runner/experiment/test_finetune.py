@@ -155,3 +155,8 @@ def test_without_peft_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(FxpartError, match=r"pip install 'fxpart\[peft\]'"):
         _planned("finetune=lora", "finetune.rank=3")
+
+
+def test_a_rank_above_the_width_of_all_layers_makes_no_weights() -> None:
+    with pytest.raises(FxpartError, match=r"no layer of \w+ is wider than 128; set a lower"):
+        _planned("finetune=lora", f"finetune.rank={2**63 - 1}")

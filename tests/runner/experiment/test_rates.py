@@ -114,7 +114,11 @@ def test_a_price_is_of_the_file_of_the_accelerator(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("prices", "message"),
-    [("{h10: 2}", "no accelerator 'h10', .*h100"), ("{h100: 0}", "h100 must be positive")],
+    [
+        ("{h10: 2}", "no accelerator 'h10', .*h100"),
+        ("{h100: 0}", "h100 must be positive"),
+        ("{h100: {a: 1}}", "h100 must be positive"),
+    ],
 )
 def test_a_wrong_price_is_one_line(prices: str, message: str) -> None:
     with pytest.raises(SpecError, match=message):
