@@ -178,6 +178,8 @@ def _merged(config: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     merged = dict(config)
     for key, value in more.items():
         known = merged.get(key)
-        is_nested = isinstance(known, dict) and isinstance(value, dict)
-        merged[key] = _merged(known, value) if is_nested else value
+        if isinstance(known, dict) and isinstance(value, dict):
+            merged[key] = _merged(known, value)
+        else:
+            merged[key] = value
     return merged

@@ -249,8 +249,8 @@ def fuzz_commands(run: Callable[[Any, int], None], cases: int, folder: Path) -> 
     @given(st.randoms(use_true_random=False), st.sampled_from(_BASES))
     def commands(rnd: Random, base: list[str]) -> None:
         if rnd.random() < _RECOMMENDED:
-            value = rnd.choice((*_TEXTS, "[0]", "[1,-1]", "[null]", "[[1]]", odd_number(rnd)))
-            asked = [f"recommend.{rnd.choice(_ASKED)}={value}", "devices=2x16gb"]
+            text = rnd.choice((*_TEXTS, "[0]", "[1,-1]", "[null]", "[[1]]", str(odd_number(rnd))))
+            asked = [f"recommend.{rnd.choice(_ASKED)}={text}", "devices=2x16gb"]
             _command(tally, folder, asked, must_fail=False, module="runner.recommend")
             return
         key = rnd.choice(_KEYS)
