@@ -9,6 +9,7 @@ from typing import Any
 from omegaconf import MISSING
 
 __all__ = [
+    "RECOMMEND",
     "AllReduceConfig",
     "CaptureConfig",
     "Config",
@@ -32,6 +33,10 @@ __all__ = [
     "TrackingConfig",
     "WeightsConfig",
 ]
+
+
+RECOMMEND = "recommend"
+"""The mode that chooses a whole plan, of which the mode that places it is a part."""
 
 
 @dataclass  # not frozen: OmegaConf would refuse overrides of it

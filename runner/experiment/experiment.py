@@ -33,7 +33,7 @@ from fxpart.placement.optimal.mode import Progress
 from fxpart.placement.saturate import saturate
 from fxpart.schedule import ScheduleResult
 from fxpart.support.compiled import is_kept
-from runner.config.sections import Config
+from runner.config.sections import RECOMMEND, Config
 from runner.experiment.batch_report import BatchReport, batch_report
 from runner.experiment.carry_out import carry_out, check_execute
 from runner.experiment.device_memory import (
@@ -482,7 +482,8 @@ def check_all(config: Config) -> None:
     """
     model_spec(config)
     check(config)
-    chosen_mode(config)
+    if config.mode.name != RECOMMEND:  # whose options are checked where it chooses
+        chosen_mode(config)
     build_topology(config.devices, config.transfer_rate, config.reserve)
 
 

@@ -21,6 +21,7 @@ from fxpart.support.digest import code_digest, stable_digest
 from fxpart.support.host import installed_version, machine_key
 from fxpart.support.regular_file import read_regular
 from runner.config.sections import (
+    RECOMMEND,
     Config,
     DevicesConfig,
     ExecuteConfig,
@@ -185,7 +186,9 @@ def deciding(overrides: Sequence[str]) -> tuple[str, ...]:
 # measured, the machine.
 
 _FXPART = Path(fxpart.__file__).parent
-_EXPERIMENT = Path(__file__).resolve().parent.parent / "experiment"
+_EXPERIMENT, _PLANS = (
+    Path(__file__).resolve().parent.parent / room for room in ("experiment", "plans")
+)
 _DECIDING = (
     "core",  # graphs, devices, assignments
     "capture",  # the graph that a model becomes
@@ -258,6 +261,7 @@ def inputs_key(config: Config, model: Mapping[str, object]) -> str:
         "versions": {package: installed_version(package) for package in ("fxpart", "torch")},
         "code": {room: code_digest(_FXPART / room) for room in rooms},
         "runner": code_digest(_EXPERIMENT),
+        **({"plans": code_digest(_PLANS)} if config.mode.name == RECOMMEND else {}),
     }
     return stable_digest(parts)
 

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from fxpart.errors import (
@@ -16,7 +16,7 @@ from fxpart.errors import (
     one_line,
 )
 from runner.config.paths import shown_path
-from runner.config.sections import Config
+from runner.config.sections import RECOMMEND, Config
 from runner.errors import TrackingError
 from runner.experiment.batch_report import batch_line
 from runner.experiment.carry_out import STAGES_FOLDER
@@ -51,6 +51,7 @@ from runner.job.files import (
 from runner.job.identity import (
     JobIdentity,
     identified,
+    inputs_key,
     override_values,
     refuse_changed,
     without_elsewhere,
@@ -60,6 +61,7 @@ from runner.job.serving_files import serving_columns, serving_text
 from runner.output.result_files import Status
 from runner.output.terminal import device_table, progress, show, summary_line, without_progress
 from runner.output.text_files import write_text
+from runner.plans.chosen import recommended_plan
 from runner.tracking.open_tracker import open_tracker
 from runner.tracking.tracker import ALL_BUT_INPUTS, RunLog, Tracker, announce_page
 
@@ -124,6 +126,13 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
     so_far = _Progress()
     verbose = identity.sweep is None or config.verbose
     try:
+        if config.mode.name == RECOMMEND:
+            config, identity = _best_plan(config, identity, verbose=verbose)
+    except Exception as error:
+        if not is_kept(identity, error):
+            raise
+        return keep_failure(config, identity, error)
+    try:
         with nullcontext() if verbose else without_progress():
             _run_tracked(config, identity, so_far, verbose=verbose)
     except Exception as error:
@@ -133,6 +142,18 @@ def run_job(config: Config, identity: JobIdentity) -> Outcome:
     assert so_far.result is not None, "a job that raises nothing has a result"
     run_id = so_far.log.run_id if so_far.log else None
     return Outcome("finished", metrics=headline(so_far.result), run_id=run_id)
+
+
+def _best_plan(
+    config: Config, identity: JobIdentity, *, verbose: bool
+) -> tuple[Config, JobIdentity]:
+    """Return the best plan that `config` asks for, to be run as any other, with its inputs."""
+    with nullcontext() if verbose else without_progress():
+        chosen, found = recommended_plan(config)
+    refuse_changed(config, identity)
+    if verbose:
+        show(f"plan:      {found}")
+    return chosen, replace(identity, inputs=inputs_key(chosen, model_spec(chosen).key()))
 
 
 def _run_tracked(

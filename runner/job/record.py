@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from fxpart.support.host import installed_version
-from runner.config.sections import Config
+from runner.config.sections import RECOMMEND, Config
 from runner.config.tags import config_tags
 from runner.job.identity import (
     Choices,
@@ -141,6 +141,8 @@ def parameters(config: Config, choices: Choices, overrides: Sequence[str]) -> di
     }
     kept.update(_flat(open_choices))
     kept.update(_chosen(config))
+    if choices.mode == RECOMMEND:  # of the plan that was chosen
+        kept["plan.mode"] = config.mode.name
     for key, value in override_values(overrides).items():
         # A mapping, such as model.config={a: 1}, is there key by key already.
         known = any(name == key or name.startswith(f"{key}.") for name in kept)

@@ -18,10 +18,11 @@ _ENOUGH = 3
 
 
 class Countdown:
-    """Counts `total` pieces of work, named by the plural `noun`."""
+    """Counts `total` pieces of work, named by the plural `noun`; says nothing unless `shown`."""
 
-    def __init__(self, noun: str, total: int) -> None:
+    def __init__(self, noun: str, total: int, *, shown: bool = True) -> None:
         """Start the clock."""
+        self._shown = shown
         self._noun, self._total = noun, total
         self._done = self._ran = 0
         self._start_s = self._line_s = self._first_end_s = monotonic()
@@ -30,7 +31,7 @@ class Countdown:
     def start(self) -> None:
         """Start the clock again, and on a terminal the bar."""
         self._start_s = self._line_s = monotonic()
-        if sys.stderr.isatty():
+        if self._shown and sys.stderr.isatty():
             self._bar = _bar(self._noun, self._total)
             self._bar.start()
 
@@ -50,6 +51,8 @@ class Countdown:
             self._first_end_s = monotonic()
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=self._done, tally=self._rest())
+        elif not self._shown:
+            return
         elif self._ran and self._done < self._total and monotonic() - self._line_s > _EVERY_S:
             self._line_s = monotonic()
             say(f"{tally()}, {self._rest()}")

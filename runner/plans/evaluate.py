@@ -3,16 +3,17 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fxpart.errors import InfeasibleError
+from fxpart.errors import FxpartError, InfeasibleError
 from runner.config.sections import Config
 from runner.experiment.experiment import model_spec, plan
 from runner.experiment.headline import headline
 from runner.experiment.serving import generates
+from runner.output.terminal import counted
 from runner.output.units import GIB
 from runner.plans.limits import limit_of, time_shares
 from runner.plans.space import Plan, Refusals
 
-__all__ = ["Candidate", "Costed", "Outcome", "costed"]
+__all__ = ["Candidate", "Costed", "Outcome", "costed", "none_fits", "shortly"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -126,3 +127,27 @@ def costed(candidate: Candidate, *, streams: bool) -> Costed:
     result = plan(config, model_spec(config), may_capture=False, advises=False)
     shares = time_shares(config, result, streams=streams)
     return Costed(candidate, headline(result), result.subject_line, shares)
+
+
+def shortly(error: FxpartError) -> str:
+    """Return what an error says, without what to change."""
+    return str(error).split(";", maxsplit=1)[0]
+
+
+def none_fits(outcome: Outcome) -> InfeasibleError:
+    """Return the error where no plan fits: with the one that lacks least, where that is known."""
+
+    def lacking(item: tuple[Candidate, InfeasibleError]) -> float:
+        error = item[1]
+        if not error.needed_bytes or not error.available_bytes:
+            return float("inf")
+        return error.needed_bytes / error.available_bytes
+
+    candidate, error = min(outcome.unfit, key=lacking)
+    return InfeasibleError(
+        f"none of {counted(outcome.total, 'plan')} fits; nearest is"
+        f" {' '.join(candidate.overrides)}: {shortly(error)}; take larger or more devices, or a"
+        " smaller batch",
+        needed_bytes=error.needed_bytes,
+        available_bytes=error.available_bytes,
+    )

@@ -18,7 +18,7 @@ from runner.experiment.serving import generates
 from runner.experiment.subject import shared_subject
 from runner.experiment.training import is_training
 from runner.output.countdown import Countdown
-from runner.output.terminal import counted, progress, without_progress
+from runner.output.terminal import counted, progress, quiet, without_progress
 from runner.plans.bounds import Bounds, bounds_of, least_step_s, refuse_too_large
 from runner.plans.evaluate import Candidate, Costed, Outcome, costed
 from runner.plans.request import Request
@@ -56,7 +56,7 @@ def evaluated(
     search = _Search(request, refusals)
     known = search.applicable(candidates)
     ordered = search.ordered(known) if prunes else [(-float("inf"), plan) for plan in known]
-    countdown = Countdown("plans", len(ordered))
+    countdown = Countdown("plans", len(ordered), shown=not quiet())
     countdown.start()
     try:
         for least, candidate in ordered:

@@ -5,21 +5,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxpart.errors import FxpartError, NotApplicableError, SpecError
+from fxpart.errors import FxpartError, SpecError
 from runner.cli.arguments import refuse_sweep_settings
 from runner.config.read import read_config
 from runner.config.sections import Config
-from runner.experiment.experiment import check_all
-from runner.experiment.tensor_split import check_split
 from runner.job.identity import Choices, JobIdentity, override_values, without_elsewhere
 from runner.job.job import keep_failure
-from runner.plans.evaluate import Candidate
-from runner.plans.request import Request, check_price
-from runner.plans.search import evaluated
-from runner.plans.space import KEYS, Plan, Refusals, plans
+from runner.plans.chosen import best_of
+from runner.plans.request import Request
+from runner.plans.space import KEYS
 from runner.recommend.files import write_files
 from runner.recommend.record import logged
-from runner.recommend.table import none_fits, show_outcome
+from runner.recommend.table import show_outcome
 from runner.sweep.composition import SweepLoad, compose_one
 from runner.tracking.open_tracker import open_tracker
 
@@ -54,8 +51,6 @@ class Shared:
     """The run that plans vary, by what devices are called; empty where there are no others."""
     overrides: tuple[str, ...]
     """As typed, without settings of the space."""
-    batch: int
-    """Examples that a replica takes at a time, where the space has no others."""
     has_mode: bool
     """Whether a mode was typed, with options perhaps."""
 
@@ -86,25 +81,10 @@ def _recommended(
 ) -> None:
     refuse_sweep_settings(config)
     shared, typed = _shared(composed, config, identity.overrides, request)
-    for base in shared.bases.values():
-        check_all(replace(base, sequence_parallel=False))
-        check_price(base, request)
-        if base.sequence_parallel:
-            check_split(replace(base, tensor_parallel=2))
-    refusals = Refusals({})
-    candidates = _candidates(shared, request, typed, refusals)
-    asked = {**vars(request.space), **{name: [value] for name, value in typed.items()}}
-    _refuse_left_out(asked, [candidate.plan for candidate in candidates], refusals)
     tracker = open_tracker(config.tracking, identity.root)  # before the work: one may be gone
-    outcome = evaluated(candidates, request, refusals)
-    _refuse_left_out(asked, outcome.plans, refusals)
-    if config.sequence_parallel and all(plan.tensor_parallel == 1 for plan in outcome.plans):
-        raise NotApplicableError(
-            "sequence_parallel=true is in no plan of this space, none has tensor_parallel; widen"
-            " the space, or leave it out"
-        )
-    if not outcome.ranking:
-        raise none_fits(outcome)
+    outcome = best_of(
+        shared.bases, request, typed, config.model.batch_size, mode_given=shared.has_mode
+    )
     command = without_elsewhere(shared.overrides)
     write_files(identity.folder, command, request, outcome)
     show_outcome(command, request, outcome, identity.folder)
@@ -150,7 +130,7 @@ def _shared(
             raise SpecError(base.error or "")
         bases[devices] = replace(base.config, sequence_parallel=config.sequence_parallel)
     has_mode = any(override.startswith("mode=") for override in kept)
-    return Shared(bases, tuple(kept), config.model.batch_size, has_mode), typed
+    return Shared(bases, tuple(kept), has_mode), typed
 
 
 def _load(composed: "DictConfig") -> SweepLoad:
@@ -163,38 +143,3 @@ def _load(composed: "DictConfig") -> SweepLoad:
     with open_dict(master):
         master.hydra = HydraConfig.get()
     return SweepLoad(GlobalHydra.instance().config_loader(), master)
-
-
-def _candidates(
-    shared: Shared, request: Request, typed: Mapping[str, object], refusals: Refusals
-) -> list[Candidate]:
-    """Return the runs of the plans."""
-    candidates = []
-    for devices, base in shared.bases.items():
-        for plan in plans(base, shared.batch, request, typed, refusals, devices=devices):
-            overrides = plan.overrides(base, has_mode=shared.has_mode)
-            if base.sequence_parallel and plan.tensor_parallel > 1:
-                overrides += (f"{_SEQUENCE}=true",)
-            candidates.append(Candidate(plan, overrides, plan.configuration(base)))
-    return candidates
-
-
-def _refuse_left_out(
-    asked: Mapping[str, Sequence[object] | None], space: Sequence[Plan], refusals: Refusals
-) -> None:
-    """Raise the reason why a value that was asked for is in no plan."""
-    for name, values in asked.items():
-        for value in values or ():
-            if any(getattr(plan, name) == value for plan in space):
-                continue
-            reason = refusals.reasons.get((name, value))
-            if reason is not None:
-                raise reason
-            raise NotApplicableError(
-                f"{KEYS[name]}={value} is in no plan of this space; widen the space, or leave it"
-                " out"
-            )
-    if not space:
-        raise next(iter(refusals.reasons.values()), None) or NotApplicableError(
-            "no plan goes with these settings; leave out some of them"
-        )

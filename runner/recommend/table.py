@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fxpart.errors import FxpartError, InfeasibleError
 from runner.config.paths import shown_path
 from runner.output.terminal import add_numbers, counted, empty_table, rate_text, show
 from runner.output.units import GIB, format_s, format_size, time_unit
-from runner.plans.evaluate import Candidate, Costed, Outcome
+from runner.plans.evaluate import Candidate, Costed, Outcome, shortly
 from runner.plans.limits import limit_of
 from runner.plans.request import Request
 from runner.plans.space import REPLICAS, STAGES, Plan
@@ -18,7 +17,7 @@ from runner.plans.space import REPLICAS, STAGES, Plan
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["habit_lines", "none_fits", "proof", "run_command", "show_outcome"]
+__all__ = ["habit_lines", "proof", "run_command", "show_outcome"]
 
 _FSDP = 3
 """The ZeRO stage of FSDP2."""
@@ -52,8 +51,18 @@ def _table(ranking: Sequence[Costed]) -> "Table":
     unit = time_unit(max(plan.latency_s for plan in ranking))
     with_tokens = ranking[0].tokens_per_s is not None
     tokens = ["tokens\n/s"] if with_tokens else []
+    with_price = all(plan.price < float("inf") for plan in ranking)
+    price = [f"USD per\nM {_priced(ranking[0])}"] if with_price else []
     add_numbers(
-        table, "", "examples\n/s", *tokens, "MFU\n%", f"latency\n{unit.name}", "memory\nGiB", "on"
+        table,
+        "",
+        "examples\n/s",
+        *tokens,
+        "MFU\n%",
+        *price,
+        f"latency\n{unit.name}",
+        "memory\nGiB",
+        "on",
     )
     table.add_column("most of the time")
     for index, plan in enumerate(ranking):
@@ -62,12 +71,24 @@ def _table(ranking: Sequence[Costed]) -> "Table":
             f"{plan.examples_per_s:,.2f}",
             *([f"{plan.tokens_per_s:,.0f}"] if with_tokens else []),
             f"{plan.metrics.get('mfu_pct', 0.0):.0f}",
+            *([_price_text(plan)] if with_price else []),
             unit.show(plan.latency_s),
             f"{plan.memory_bytes / GIB:.1f}",
             str(plan.devices_used),
             plan.limit,
         )
     return table
+
+
+def _priced(costed: Costed) -> str:
+    return "tokens" if costed.tokens_per_s is not None else "examples"
+
+
+def _price_text(costed: Costed) -> str:
+    """Return what a million tokens cost in USD, or examples of a model without texts."""
+    rate = costed.tokens_per_s or costed.examples_per_s
+    million = costed.price * costed.examples_per_s / rate * 1e6 if rate else 0.0
+    return f"{million:,.2f}" if million >= 0.1 else f"{million:.3g}"
 
 
 def proof(request: Request, outcome: Outcome) -> str:
@@ -112,13 +133,15 @@ def habit_lines(request: Request, outcome: Outcome) -> Iterator[str]:
         elif bounds:
             yield f"{habit.name}: {_bounded(request, outcome.ranking[0], bounds)}"
         elif refused:
-            yield f"{habit.name}: does not fit: {_needs(refused[0])}"
+            yield f"{habit.name}: does not fit: {shortly(refused[0])}"
         elif reason is not None:
-            yield f"{habit.name}: not possible: {_needs(reason)}"
+            yield f"{habit.name}: not possible: {shortly(reason)}"
 
 
 def _habits(outcome: Outcome) -> Iterator[_Habit]:
-    space = outcome.plans
+    # Of the devices that the best plan is on, where there were others to choose from.
+    chosen = outcome.ranking[0].candidate.plan.devices
+    space = [plan for plan in outcome.plans if plan.devices == chosen]
     n = max(plan.tensor_parallel * plan.data_parallel * plan.groups for plan in space)
     if n == 1:
         return
@@ -145,6 +168,9 @@ def _beside(request: Request, best: Costed, habit: Costed) -> str:
     if request.objective == "latency":
         more = habit.latency_s / best.latency_s - 1.0
         amount, words = format_s(habit.latency_s), f"{more:+.1%}"
+    elif request.objective == "cost":
+        amount = f"{_price_text(habit)} USD per million {_priced(habit)}"
+        words = f"{habit.price / best.price - 1.0:+.1%}"
     else:
         less = habit.examples_per_s / best.examples_per_s - 1.0
         amount, words = rate_text(habit.examples_per_s), f"{less:+.1%}"
@@ -159,28 +185,7 @@ def _bounded(request: Request, best: Costed, bounds: Sequence[float]) -> str:
     if request.objective == "latency":
         least_s = min(bounds)
         return f"at least {format_s(least_s)} ({least_s / best.latency_s - 1.0:+.1%}), not costed"
+    if request.objective == "cost":
+        return f"at least {min(bounds) / best.price - 1.0:+.1%} money, not costed"
     most = max(bounds)
     return f"at most {rate_text(most)} ({most / best.examples_per_s - 1.0:+.1%}), not costed"
-
-
-def _needs(error: FxpartError) -> str:
-    return str(error).split(";", maxsplit=1)[0]
-
-
-def none_fits(outcome: Outcome) -> InfeasibleError:
-    """Return the error where no plan fits: with the one that lacks least, where that is known."""
-
-    def lacking(item: tuple[Candidate, InfeasibleError]) -> float:
-        error = item[1]
-        if not error.needed_bytes or not error.available_bytes:
-            return float("inf")
-        return error.needed_bytes / error.available_bytes
-
-    candidate, error = min(outcome.unfit, key=lacking)
-    return InfeasibleError(
-        f"none of {counted(outcome.total, 'plan')} fits; nearest is"
-        f" {' '.join(candidate.overrides)}: {_needs(error)}; take larger or more devices, or a"
-        " smaller batch",
-        needed_bytes=error.needed_bytes,
-        available_bytes=error.available_bytes,
-    )

@@ -142,6 +142,43 @@ def test_a_typed_setting_is_held_and_a_global_batch_is_kept(folder: Path) -> Non
     assert [file.read_text() for file in files] == [text, text]
 
 
+def test_the_cheapest_of_several_devices(folder: Path) -> None:
+    priced = ("recommend.objective=cost", "price_per_hour={h100: 2.5, t4: 0.4}", "tracking=none")
+    small = ("recommend.space.mode=[single]", "recommend.devices=[2xh100,1xt4]")
+    assert _recommended(folder, *TINY_LLAMA, *priced, *small).code == 0
+    rows = _document(folder)["plans"]
+    prices = [row["metrics"]["price_per_million_examples"] for row in rows]
+    assert prices == sorted(prices)
+    assert {row["devices"] for row in rows} == {"2xh100", "1xt4"}
+    # It is bound by its host, as the larger one is.
+    assert rows[0]["overrides"] == ["devices=1xt4", "mode=single"]
+    assert _costs(read(*_overrides(rows[0]["command"]))) == rows[0]["metrics"]
+    for row in rows:
+        price = row["metrics"]["price_per_hour"] / 3600 / row["metrics"]["examples_per_s"] * 1e6
+        assert price == pytest.approx(row["metrics"]["price_per_million_examples"])
+
+
+def test_a_job_of_a_sweep_is_the_best_plan(folder: Path, store: Path) -> None:
+    assert store.is_file()
+    space = "mode.space={schedule: [none], checkpointing: [none], zero: [0, 3]}"
+    sweep = ("-m", *TRAINING, "mode=recommend", space, "mode.objective=throughput,latency")
+    done = run(folder, *sweep)
+    assert done.code == 0, done.err
+    runs = {r.data.params["mode.objective"]: r for r in tracked_runs(folder, "tags.kind = 'run'")}
+    small = ("recommend.space.schedule=[none]", "recommend.space.zero=[0,3]")
+    for objective, tracked in runs.items():
+        asked = (f"recommend.objective={objective}", "recommend.space.checkpointing=[none]")
+        assert _recommended(folder, *TRAINING, *small, *asked, "tracking=none").code == 0
+        best = _document(folder)["plans"][0]
+        for name in ("examples_per_s", "latency_ms", "device_memory_gib"):
+            assert tracked.data.metrics[name] == pytest.approx(best["metrics"][name], rel=1e-6)
+        assert tracked.data.params["mode"] == "recommend"
+        assert tracked.data.params["plan.mode"] == best["mode"]
+        assert tracked.data.params.get("data_parallel", "1") == str(best["data_parallel"])
+    # The same command finds both settled.
+    assert "2 of 2 jobs done (2 before)" in run(folder, *sweep).err
+
+
 def test_sequences_are_split_where_layers_are(folder: Path) -> None:
     small = [f"recommend.space.{name}=[none]" for name in ("schedule", "checkpointing")]
     command = (*TRAINING, "tracking=none", "sequence_parallel=true", *small)
@@ -179,6 +216,8 @@ def test_sequences_are_split_where_layers_are(folder: Path) -> None:
             "must divide recommend.global_batch=3; use 1 or 3",
         ),
         (("model.seq_len=-1",), "model.seq_len"),
+        (("recommend.objective=cost",), "needs the price of rtx_a4000, which its file does not"),
+        (("recommend.devices=[1x16gb]",), "holds what recommend.devices tries; leave out one"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

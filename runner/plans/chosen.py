@@ -1,0 +1,152 @@
+"""``mode=recommend``: the configuration of the best plan, in place of one that asks for it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields, replace
+
+from fxpart.errors import NotApplicableError, SpecError, nearest_names
+from runner.config.sections import RECOMMEND, Config, ModeConfig, ScheduleConfig
+from runner.experiment.experiment import check_all
+from runner.experiment.tensor_split import check_split
+from runner.output.terminal import counted
+from runner.plans.evaluate import Candidate, Outcome, none_fits
+from runner.plans.request import Request, Space, check_price, check_request
+from runner.plans.search import evaluated
+from runner.plans.space import KEYS, Plan, Refusals, plans
+
+__all__ = ["best_of", "recommended_plan"]
+
+_MODE = "mode."
+_HELD = ("tensor_parallel", "data_parallel", "zero", "microbatches", "checkpointing")
+"""Settings that are held where they are not what they are by default."""
+
+
+def recommended_plan(config: Config) -> tuple[Config, str]:
+    """Return the configuration of the best plan that `config` asks for, and what was found.
+
+    Settings of a plan that `config` has not by default are held; all others are tried. It is the
+    same for every process and order.
+
+    Raises:
+        FxpartError: for a model that cannot be captured, and a space in which nothing fits.
+
+    """
+    request = _request(config.mode)
+    usual = Config(mode=config.mode)
+    typed: dict[str, object] = {
+        name: value for name in _HELD if (value := getattr(config, name)) != getattr(usual, name)
+    }
+    if config.schedule.name != "none":
+        typed["schedule"] = config.schedule.name
+    twice = [name for name in typed if getattr(request.space, name) is not None]
+    if twice:
+        raise SpecError(
+            f"{twice[0]}={typed[twice[0]]} holds what mode.space.{twice[0]} tries; leave out one"
+        )
+    base = replace(
+        config,
+        **{name: getattr(usual, name) for name in _HELD},
+        schedule=ScheduleConfig(),
+        mode=ModeConfig("single", {}),
+    )
+    outcome = best_of({"": base}, request, typed, config.model.batch_size)
+    best = outcome.ranking[0]
+    found = f"{counted(outcome.total - len(outcome.bounded), 'plan')} of {outcome.total} costed"
+    return best.candidate.config, f"{' '.join(best.candidate.overrides)} ({found})"
+
+
+def _request(mode: ModeConfig) -> Request:
+    options = {name: value for name, value in mode.options.items() if name != "space"}
+    space = mode.options.get("space") or {}
+    known = ("objective", "global_batch")
+    for name in options:
+        if name not in known:
+            near = nearest_names(name, [*known, "space"])
+            raise SpecError(f"mode={RECOMMEND} has no option {name}; {near}")
+    if not isinstance(space, Mapping):
+        raise SpecError(f"mode.space={space} must be a mapping, such as {{zero: [0, 3]}}")
+    values: dict[str, list[object]] = {}
+    for name, value in space.items():
+        kinds = {field.name: int if "int" in str(field.type) else str for field in fields(Space)}
+        if name not in kinds:
+            raise SpecError(f"mode.space.{name} does not exist; {nearest_names(name, kinds)}")
+        values[name] = value if isinstance(value, list) else [value]
+        for item in values[name]:
+            if not isinstance(item, kinds[name]) or isinstance(item, bool):
+                noun = "whole numbers" if kinds[name] is int else "names"
+                raise SpecError(f"mode.space.{name}={item} must be {noun}")
+    batch = options.get("global_batch")
+    if batch is not None and (not isinstance(batch, int) or isinstance(batch, bool)):
+        raise SpecError(f"mode.global_batch={batch} must be 1 or more, or null")
+    objective = str(options.get("objective", "throughput"))
+    request = Request(objective, batch, 1, space=Space(**values))  # type: ignore[arg-type]
+    check_request(request, _MODE)
+    return request
+
+
+def best_of(
+    bases: Mapping[str, Config],
+    request: Request,
+    typed: Mapping[str, object],
+    batch: int,
+    *,
+    mode_given: bool = False,
+) -> Outcome:
+    """Return what the plans of a space cost, the best first.
+
+    Args:
+        bases: the run that plans vary, by what devices are called; empty where there are no others.
+        request: what is looked for.
+        typed: values of settings that are held, by name.
+        batch: examples that a replica takes at a time, where no other number is asked for.
+        mode_given: whether the runs have a mode, with options perhaps, beside a plan's overrides.
+
+    Raises:
+        NotApplicableError: for a value that was asked for and is in no plan.
+        InfeasibleError: where no plan fits.
+
+    """
+    refusals, candidates = Refusals({}), list[Candidate]()
+    for devices, base in bases.items():
+        check_all(replace(base, sequence_parallel=False))
+        check_price(base, request)
+        if base.sequence_parallel:
+            check_split(replace(base, tensor_parallel=2))
+        for plan in plans(base, batch, request, typed, refusals, devices=devices):
+            overrides = plan.overrides(base, has_mode=mode_given)
+            if base.sequence_parallel and plan.tensor_parallel > 1:
+                overrides += ("sequence_parallel=true",)
+            candidates.append(Candidate(plan, overrides, plan.configuration(base)))
+    asked = {**asdict(request.space), **{name: [value] for name, value in typed.items()}}
+    _refuse_left_out(asked, [candidate.plan for candidate in candidates], refusals)
+    outcome = evaluated(candidates, request, refusals)
+    _refuse_left_out(asked, outcome.plans, refusals)
+    splits = any(base.sequence_parallel for base in bases.values())
+    if splits and all(plan.tensor_parallel == 1 for plan in outcome.plans):
+        raise NotApplicableError(
+            "sequence_parallel=true is in no plan of this space, none has tensor_parallel; widen"
+            " the space, or leave it out"
+        )
+    if not outcome.ranking:
+        raise none_fits(outcome)
+    return outcome
+
+
+def _refuse_left_out(
+    asked: Mapping[str, Sequence[object] | None], space: Sequence[Plan], refusals: Refusals
+) -> None:
+    """Raise the reason why a value that was asked for is in no plan."""
+    for name, values in asked.items():
+        for value in values or ():
+            if any(getattr(plan, name) == value for plan in space):
+                continue
+            reason = refusals.reasons.get((name, value))
+            if reason is not None:
+                raise reason
+            raise NotApplicableError(
+                f"{KEYS[name]}={value} is in no plan of this space; widen the space, or leave it"
+                " out"
+            )
+    if not space:
+        raise next(iter(refusals.reasons.values()), None) or NotApplicableError(
+            "no plan goes with these settings; leave out some of them"
+        )
