@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from fxpart.core.phases import CHECKPOINTING
 from fxpart.errors import CaptureError, InfeasibleError, NotApplicableError, SpecError
+from fxpart.support.digest import stable_digest
 from runner.config.sections import Config
 from runner.experiment.experiment import check, model_spec
 from runner.experiment.rates import price_per_hour
@@ -97,10 +98,11 @@ class _Search:
     def ordered(self, candidates: Sequence[Candidate]) -> list[tuple[float, Candidate]]:
         """Return those that may fit, each with what its key is not below, the least first."""
         known: list[tuple[float, Candidate]] = []
-        graphs: dict[tuple[object, ...], list[Candidate]] = {}
+        graphs: dict[str, list[Candidate]] = {}
         for candidate in candidates:
-            plan = candidate.plan
-            graphs.setdefault((plan.tensor_parallel, plan.batch), []).append(candidate)
+            # What one device runs for the examples of a replica.
+            graph = stable_digest(model_spec(candidate.config).key())
+            graphs.setdefault(graph, []).append(candidate)
         for number, group in enumerate(graphs.values()):
             bare = _bare(group)
             which = f" ({number + 1} of {counted(len(graphs), 'graph')})" if len(graphs) > 1 else ""

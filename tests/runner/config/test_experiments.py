@@ -10,13 +10,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from fxpart.placement import make_mode
 from runner.config import choices
 from runner.config import read as config
 from runner.config.choices import experiments_text, questions
 from runner.config.paths import conf_dir
-from runner.experiment.experiment import check, model_spec
-from runner.experiment.topology import build_topology
+from runner.experiment.experiment import check_all, model_spec
 from runner.sweep.axes import Axis, read_axes
 from runner.sweep.composition import Composed, SweepLoad, compose_grid
 from tests.runner.command import OWN
@@ -68,9 +66,7 @@ def test_each_job_of_an_experiment_makes_sense(name: str) -> None:
     _, _, jobs = swept(f"experiment={name}")
     for job in jobs:
         assert job.config is not None, job.error
-        check(job.config)
-        make_mode(job.config.mode.name, job.config.mode.options)
-        build_topology(job.config.devices, job.config.transfer_rate, job.config.reserve)
+        check_all(job.config)
     assert len({model_spec(job.config).name for job in jobs if job.config}) == 1
 
 
