@@ -8,7 +8,7 @@ expresses are named with the reason, and counted. Nothing here is fitted to any 
   ``optimizer.master_weights=true``; ``bf16 pure``: all in bfloat16.
 - MPT is GPT-2's block without biases; transformers' own MPT computes attention as products, the
   engine that was measured by one kernel.
-- ``torch.compile`` is taken for ``runtime=graph``, which fuses nothing.
+- ``torch.compile`` is ``runtime=compiled``, whose kernels a CUDA graph starts.
 - Of accumulated microbatches each is a step of its own.
 - Memory is what torch's allocator reserved.
 - A card whose power is limited to fewer watts than the H100's 700 computes at the square root of
@@ -175,7 +175,7 @@ def _replicas(parallel: str, n_devices: int) -> tuple[int, str]:
         raise Inexpressible(f"nothing stands for {rest}")
     if n_devices > _NODE and n_devices % _NODE:
         raise Inexpressible(f"{n_devices} devices are no whole machines of {_NODE}")
-    return n_devices, "graph" if rest else "eager"
+    return n_devices, "compiled" if rest else "eager"
 
 
 def _batch(text: str) -> int:

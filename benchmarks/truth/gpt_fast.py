@@ -2,10 +2,10 @@
 
     python -m benchmarks.truth --data FOLDER --set gpt_fast
 
-A row is a run of the command: ``phase=decode runtime=compiled mode=single``, ``latency=kernels``,
-and the roofline for weights of few bits, of which no kernels are measured. The card was limited to
-330 W, which no run here knows of. All layers of these models are alike: a token of n layers takes
-t2 + (n - 2) / 2 (t4 - t2), of runs with 2 and 4.
+A row is a run of the command: ``phase=decode runtime=compiled mode=single latency=kernels``, which
+takes the roofline for products of few bits. The card was limited to 330 W, which no run here knows
+of. All layers of these models are alike: a token of n layers takes t2 + (n - 2) / 2 (t4 - t2), of
+runs with 2 and 4.
 """
 
 import json
@@ -96,7 +96,8 @@ class Point:
             "transfer_rate=nvlink3",
             "runtime=compiled",
             "mode=single",
-            *(("latency=kernels",) if layout == "bf16" else few_bits),
+            "latency=kernels",
+            *(() if layout == "bf16" else few_bits),
             *((f"weights.group_size={group}",) if group else ()),
         )
 

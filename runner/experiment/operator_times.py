@@ -1,6 +1,7 @@
 """How long operators take: assumed, measured, or fitted to measurements."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,7 +117,8 @@ def _assumed(config: Config, subject: Subject, model: Mapping[str, object]) -> L
 
 
 def _kernels(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
-    return _kernel_model(config.latency)
+    layout = config.weights.name
+    return replace(_kernel_model(config.latency), layout="" if layout == "none" else layout)
 
 
 def _traced(config: Config, subject: Subject, model: Mapping[str, object]) -> LatencySource:
@@ -240,7 +242,12 @@ SOURCES: Mapping[str, Callable[[Config, Subject, Mapping[str, object]], LatencyS
 
 
 def source_note(config: Config, times: LatencySource, graph: OpGraph) -> str:
-    """Return how many operators a trace has, or that a measurement was disturbed."""
+    """Return what a trace has, what no curve is of, or that a measurement was disturbed."""
+    if isinstance(times, KernelModel) and times.layout:
+        return (
+            f"of curves, but a roofline for products of weights in {times.layout}, of which no"
+            " kernels are measured"
+        )
     if isinstance(times, TraceTimes):
         return f"of {config.latency.file}: {times.coverage(graph).sentence()}"
     if isinstance(times, OperatorProfile) and times.lost_share > _BUSY:

@@ -163,7 +163,7 @@ def _check_few_bits(config: Config) -> None:
             "whole layers, whose scales are not split",
         ),
         f"latency={config.latency.name}": (
-            config.latency.source != "roofline",
+            config.latency.source not in ("roofline", "kernels"),
             "a roofline, no kernels of few bits are measured",
         ),
     }
@@ -173,6 +173,11 @@ def _check_few_bits(config: Config) -> None:
                 raise NotApplicableError(
                     f"{choice} is planned for {reason}; leave out {other} or it"
                 )
+    if config.kv_cache != "auto" and config.latency.source == "kernels":
+        raise NotApplicableError(
+            f"kv_cache={config.kv_cache} is planned for a roofline, attention over it is not"
+            " measured; leave out latency=kernels or it"
+        )
 
 
 def in_few_bits(config: Config, graph: OpGraph) -> OpGraph:

@@ -49,7 +49,7 @@ def test_a_row_becomes_a_run() -> None:
     assert plain.compute_share == 1
     assert "runtime=eager" in plain.overrides
     compiled = run_of(POINT | {"parallel": "FSDP=16 CP=1 torch.compile"})
-    assert "runtime=graph" in compiled.overrides
+    assert "runtime=compiled" in compiled.overrides
     assert "devices=8xa100_40gb+8xa100_40gb" in plain.overrides
     assert "optimizer.master_weights=false" in plain.overrides
     assert plain.tokens == 4 * 8192

@@ -45,7 +45,8 @@ def test_a_row_is_what_the_command_plans_of_all_layers(
         "devices=1xa100_80gb",
         "runtime=compiled",
         "mode=single",
-        *(few_bits if dtype != "bf16" else ("latency=kernels",)),
+        "latency=kernels",
+        *(few_bits if dtype != "bf16" else ()),
     )
     token_s = planned_run(overrides).evaluation.latency_s
     assert 1 / row.predicted == pytest.approx(token_s, rel=1e-6)

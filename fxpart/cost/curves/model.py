@@ -35,6 +35,8 @@ class KernelModel:
     tables: Path | None = None
     """A folder of measured kernels (`fxpart.cost.curves.tables`): devices take the 16-bit kernels
     of their family from it, interpolated, as far from the curves as on the measured device."""
+    layout: str = ""
+    """Of weights in few bits, whose products are the roofline's: no kernels of them are known."""
 
     def op_time_s(self, graph: OpGraph, topology: Topology) -> FloatArray:
         """Return the time of each operator on each device in seconds, shape (n, D).
@@ -60,7 +62,7 @@ class KernelModel:
             if kind in seen:
                 times[:, column] = times[:, seen[kind]]
                 continue
-            shapes = shapes or shapes_of(graph)
+            shapes = shapes or shapes_of(graph, self.layout)
             residuals = read_tables(self.tables, device.curves, family) if self.tables else {}
             _place(times[:, column], graph, shapes, (device, family, residuals))
             seen[kind] = column

@@ -36,14 +36,20 @@ class Shapes(NamedTuple):
     """Whether the attention is a backward, 1 or 0."""
 
 
-def shapes_of(graph: OpGraph) -> Shapes:
-    """Return the shapes of all operators of `graph` that compute."""
+def shapes_of(graph: OpGraph, layout: str = "") -> Shapes:
+    """Return the shapes of all operators of `graph` that compute.
+
+    Those with weights in a `layout` of few bits (`fxpart.core.few_bits`) are left out: their bytes
+    say no shape.
+    """
     calls = {op: (size, causal) for op, size, causal in graph.attention.tolist()}
     made = np.searchsorted(graph.value_producer, np.arange(graph.n_ops))
     products: list[tuple[float, ...]] = []
     attentions: list[tuple[float, ...]] = []
     for op in np.flatnonzero(graph.flops).tolist():
         target, element = graph.targets[op], _element_bytes(graph.dtypes[op])
+        if layout and target.startswith(f"{layout}."):
+            continue
         reads = [float(size) / element for size in graph.value_bytes[graph.reads_of(op)]]
         weights = [float(size) / element for size in graph.weight_bytes[graph.uses_of(op)]]
         flops = float(graph.flops[op])
