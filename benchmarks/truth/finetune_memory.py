@@ -1,0 +1,199 @@
+"""Peak memory of fine-tuning and decoding on one GPU, as litgpt and torchtune published it.
+
+    python -m benchmarks.truth --data FOLDER --set finetune_memory
+
+A row's fields become the overrides of a run; what it predicts is the peak of tensors, which is what
+both print (``max_memory_allocated``). Rows that no run expresses are named with the reason, and
+counted. No number is fitted to any row. All layers of a model are alike: a run of n layers holds
+p2 + (n - 2) / 2 (p4 - p2), of runs with 2 and 4.
+
+- litgpt's adapters are peft's here, beside queries and values, dropout 0.05; its configurations by
+  file (config_hub) say a rank of 32. peft keeps adapters in float32, litgpt in bfloat16.
+- litgpt's loss is computed in bfloat16: `language_loss`.
+- A decode is of 50 tokens after a short prompt, as ``litgpt generate`` does.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.truth.planned_run import planned_run
+from benchmarks.truth.row import Row
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["NAME", "SOURCE", "language_loss", "rows"]
+
+NAME = "finetune_memory"
+SOURCE = (
+    "Lightning-AI/litgpt tutorials/resource-tables.md@2685705 and config_hub/finetune"
+    " (Apache-2.0), A100 40 GB and A10G; pytorch/torchtune README.md@bd2a0fc (BSD-3)"
+)
+_PUBLISHERS = ("litgpt", "torchtune")
+_LAYERS = (2, 4)
+_UNITS = {"GB": 1e9, "GiB": 2.0**30}
+_PROMPT, _OUTPUT = 8, 50
+"""Tokens of litgpt's generation."""
+_NEOX = {"hidden_size": 4096, "intermediate_size": 16384, "num_attention_heads": 32}
+_LLAMA_32 = {"num_key_value_heads": 8, "vocab_size": 128256}
+_1B = {"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "head_dim": 64}
+_3B = {"hidden_size": 3072, "intermediate_size": 8192, "num_attention_heads": 24, "head_dim": 128}
+_MODELS: Mapping[str, tuple[str, int, dict[str, object]]] = {
+    "phi-1.5": ("PhiForCausalLM", 24, {"hidden_act": "gelu_pytorch_tanh"}),  # by one kernel
+    "stablelm-alpha-3b": ("GPTNeoXForCausalLM", 16, {**_NEOX, "vocab_size": 50688}),
+    "llama-2-7b": ("llama2_7b", 32, {}),
+    "llama-2-13b": ("llama2_13b", 40, {}),
+    "llama-3.1-8b": ("llama3_1_8b", 32, {}),
+    "llama-3.2-1b": ("llama3_1_8b", 16, {**_LLAMA_32, **_1B}),
+    "llama-3.2-3b": ("llama3_1_8b", 28, {**_LLAMA_32, **_3B}),
+}
+"""By the name of a row: a class of transformers or a preset, its layers, and what differs."""
+_LOOKED_UP = ("phi-1.5", "llama-3.2-1b")
+"""Models whose rows showed what litgpt does: GELU by one kernel, tied weights kept twice."""
+_TARGETS = {
+    "GPTNeoXForCausalLM": "[query_key_value]",  # queries, keys and values in one
+}
+_INEXPRESSIBLE = {
+    "dq": "scales in few bits too",
+    "paged": "states paged to the host",
+    "offload": "activations or states in the host",
+    "8-bit": "states in 8 bits",
+    "in backward": "steps inside the backward",
+    "compile": "compiled",
+    "chunked": "a fused loss",
+    "Adapter": "not adapters of LoRA",
+}
+"""By a word of a row, why no run stands for it."""
+
+
+def language_loss(result: Any, inputs: Mapping[str, Any]) -> "Tensor":  # noqa: ANN401 - transformers'
+    """Return the loss of each next token, in the dtype of the scores."""
+    from torch.nn.functional import cross_entropy
+
+    scores, tokens = result.logits[:, :-1], inputs["input_ids"][:, 1:]
+    return cross_entropy(scores.reshape(-1, scores.shape[-1]), tokens.reshape(-1))
+
+
+def rows(data: Path) -> Iterator[Row]:
+    """Yield a row for each peak that a run expresses.
+
+    Raises:
+        FileNotFoundError: without the file.
+
+    """
+    with (data / "measured.json").open(encoding="utf-8") as file:
+        points = json.load(file)
+    left_out: Counter[str] = Counter()
+    for point in points:
+        if not any(name in point["source"] for name in _PUBLISHERS):
+            continue
+        label = (
+            f"{_name(point)} {point['phase']} {point['dtype']} {point['batch']} x {point['seq']}"
+        )
+        if reason := _left_out(point):
+            print(f"{label}, {point['parallel']}, {point['metric']}, is left out: {reason}")
+            left_out[reason] += 1
+            continue
+        predicted = _peak_bytes(*_run(point)) / _UNITS[point["unit"]]
+        held_out = _name(point) not in _LOOKED_UP
+        yield Row(label, predicted, point["value"], point["unit"], held_out=held_out)
+    if left_out:
+        print(f"{left_out.total()} rows are left out: {dict(left_out)}")
+
+
+def _name(point: Mapping[str, Any]) -> str:
+    """Return the model without its size in brackets, in small letters."""
+    return str(point["model"]).partition(" (")[0].lower()
+
+
+def _left_out(point: Mapping[str, Any]) -> str:
+    """Return why no run stands for a published row, empty where one does."""
+    how = f"{point['phase']} {point['dtype']} {point.get('note', '')}"
+    if point["metric"] != "peak_memory":
+        return "no peak"
+    if point["n_devices"] > 1:
+        return "sharded over devices, with frozen weights or the host"
+    if _name(point) not in _MODELS:
+        return "no configuration of the model stands here"
+    for word, reason in _INEXPRESSIBLE.items():
+        if word in how:
+            return reason
+    if "full" in how and _least_bytes(point) > point["value"] * _UNITS[point["unit"]]:
+        return "weights, gradients and AdamW's states alone are more than was measured"
+    return "" if any(word in how for word in ("LoRA", "full", "decode")) else "no such step"
+
+
+def _least_bytes(point: Mapping[str, Any]) -> float:
+    """Return weights four times, in bfloat16: with gradients and two states."""
+    return 4 * _weight_bytes(_run(point)[0], _MODELS[_name(point)][1])
+
+
+def _run(point: Mapping[str, Any]) -> tuple[tuple[str, ...], int]:
+    """Return the overrides of a run without its number of layers, and that."""
+    model, layers, config = _MODELS[_name(point)]
+    preset = (
+        ("model=transformers", f"model.architecture={model}", "model.dtype=bfloat16")
+        if model.endswith("LM")
+        else (f"model={model}",)
+    )
+    if "torchtune" in point["source"]:  # litgpt keeps a copy of tied weights, tie_embeddings unset
+        config = {**config, "tie_word_embeddings": "3.2" in point["model"]}
+    shape = tuple(f"++model.config.{name}={value}" for name, value in config.items())
+    how = f"{point['phase']} {point['dtype']}"
+    few_bits = ("weights=nf4", "weights.keep=[]") if "nf4" in how else ()
+    return (
+        *preset,
+        *shape,
+        *few_bits,
+        *_step(point, _TARGETS.get(model, "[q_proj,v_proj]")),
+    ), layers
+
+
+def _step(point: Mapping[str, Any], targets: str) -> tuple[str, ...]:
+    if point["phase"] == "decode":
+        return "phase=generate", f"prompt_len={_PROMPT}", f"output_len={_OUTPUT}"
+    batch = str(point["batch"]).split()[-1]
+    step = (
+        "phase=training",
+        "optimizer=adamw",
+        f"model.batch_size={batch}",
+        f"model.seq_len={point['seq']}",
+        f"model.loss={__name__}:language_loss",
+    )
+    if "LoRA" not in point["phase"]:
+        return (*step, *(("checkpointing=block",) if "checkpointing" in point["phase"] else ()))
+    _, _, rank = point["phase"].partition(" r")
+    return (
+        *step,
+        "finetune=lora",
+        f"finetune.rank={rank if rank.isdigit() else 32}",
+        f"finetune.targets={targets}",
+        "finetune.dropout=0.05",
+    )
+
+
+def _planned(overrides: tuple[str, ...], layers: int) -> Any:  # noqa: ANN401 - a Result
+    deep = f"++model.config.num_hidden_layers={layers}"
+    devices = ("devices=1x80gb", "mode=single")
+    return planned_run((*overrides, deep, *devices))
+
+
+@cache
+def _peak_bytes(overrides: tuple[str, ...], layers: int) -> float:
+    """Return the peak of a run with so many layers."""
+    return _of_layers([_planned(overrides, n).evaluation.peak_bytes for n in _LAYERS], layers)
+
+
+@cache
+def _weight_bytes(overrides: tuple[str, ...], layers: int) -> float:
+    weights = [_planned(overrides, n).captured.graph.total_weight_bytes for n in _LAYERS]
+    return _of_layers(weights, layers)
+
+
+def _of_layers(sizes: list[int], layers: int) -> float:
+    few, more = _LAYERS
+    return sizes[0] + (layers - few) / (more - few) * (sizes[1] - sizes[0])

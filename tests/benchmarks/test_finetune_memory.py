@@ -1,0 +1,72 @@
+"""Rows of fine-tuning become runs, or are left out by name."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.truth import finetune_memory
+from benchmarks.truth.row import Row
+
+_POINT = {
+    "source": "github:Lightning-AI/litgpt",
+    "model": "phi-1.5 (1.3B)",
+    "n_devices": 1,
+    "dtype": "bf16-true",
+    "batch": "micro 1",
+    "seq": 8,
+    "parallel": "single",
+    "phase": "train-LoRA r8",
+    "metric": "peak_memory",
+    "value": 4.0,
+    "unit": "GB",
+}
+
+
+def _rows(tmp_path: Path, *changed: dict[str, object]) -> list[Row]:
+    points = [{**_POINT, **fields} for fields in changed]
+    (tmp_path / "measured.json").write_text(json.dumps(points), encoding="utf-8")
+    return list(finetune_memory.rows(tmp_path))
+
+
+def test_what_no_run_stands_for_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    left_out: dict[str, dict[str, object]] = {
+        "no peak": {"metric": "tokens_per_s", "unit": "tok/s"},
+        "sharded over devices": {"n_devices": 2},
+        "no configuration": {"model": "Falcon-40B"},
+        "scales in few bits too": {"dtype": "bnb.nf4-dq"},
+        "states paged to the host": {"phase": "train-full", "note": "paged 8-bit"},
+    }
+    assert _rows(tmp_path, *left_out.values()) == []
+    *lines, summary = capsys.readouterr().out.splitlines()
+    for line, reason in zip(lines, left_out, strict=True):
+        assert f"is left out: {reason}" in line
+    assert summary.startswith("5 rows are left out")
+
+
+def test_a_row_is_the_peak_of_a_run_of_all_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    def planned(overrides: tuple[str, ...], layers: int) -> object:
+        asked.append(overrides)
+        return type("R", (), {"evaluation": type("E", (), {"peak_bytes": 10**9 + layers * 10**8})})
+
+    monkeypatch.setattr(finetune_memory, "_planned", planned)
+    (row,) = _rows(tmp_path, {"dtype": "bnb.nf4", "seq": 16})
+    assert row.predicted == pytest.approx(1 + 24 * 0.1)
+    assert not row.held_out
+    wanted = {"finetune.rank=8", "weights=nf4", "model.seq_len=16", "model.batch_size=1"}
+    assert wanted <= set(asked[0])
+
+
+def test_the_loss_is_that_of_each_next_token() -> None:
+    scores, tokens = torch.randn(2, 5, 7), torch.randint(0, 7, (2, 5))
+    chosen = scores.log_softmax(-1)[:, :-1].gather(2, tokens[:, 1:, None])
+    result = type("R", (), {"logits": scores})
+    loss = finetune_memory.language_loss(result, {"input_ids": tokens})
+    assert loss.item() == pytest.approx(-chosen.mean().item())
