@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING
 
 from fxpart.errors import CacheError, SpecError
@@ -97,14 +98,7 @@ def _calibrate(request: Request) -> int:
     from runner.output.terminal import show
 
     # What is cheap to refuse is refused before anything is measured.
-    if request.file.is_dir():
-        raise SpecError(f"{request.file} is a folder; give the name of a file in it")
-    try:
-        request.file.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CacheError(
-            f"cannot make the folder of {request.file}: {error.strerror}; choose another"
-        ) from error
+    _check_place(request.file)
     configs = [_config(preset, request.overrides) for preset in request.presets]
     samples = [_sample(config) for config in configs]
     calibration = calibrate(samples)
@@ -112,6 +106,24 @@ def _calibrate(request: Request) -> int:
     _show_errors([config.model.name for config in configs], samples, calibration)
     show(f"use it: latency=calibrated latency.file={request.file}")
     return 0
+
+
+def _check_place(file: Path) -> None:
+    """Make the folder of `file`, and refuse a place where no file can be written.
+
+    Raises:
+        SpecError: for a folder.
+        CacheError: where nothing can be written.
+
+    """
+    if file.is_dir():
+        raise SpecError(f"{file} is a folder; give the name of a file in it")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=file.parent):
+            pass
+    except OSError as error:
+        raise CacheError(f"cannot write {file}: {error.strerror}; choose another place") from error
 
 
 def _config(preset: str, overrides: "Sequence[str]") -> "Config":

@@ -91,6 +91,7 @@ def test_models_are_fitted_together_and_measurements_shared(
         (["a.json", "gpt2", "capture.level=module"], "use capture.level=operator"),
         (["a.json", "gpt2", "modle.batch_size=2"], "modle"),
         (["folder.json", "gpt2"], "folder.json is a folder"),
+        (["/proc/here.json", "gpt2"], "cannot write /proc/here.json: No such file"),
     ],
 )
 def test_mistakes_are_one_line(
