@@ -47,6 +47,10 @@ _USUAL = (
 """What a run of the command imports, and what that imports."""
 
 
+_GIVE_UP = signal.SIGUSR1
+"""Tells the server to kill the command that it runs."""
+
+
 @cache
 def _server() -> "subprocess.Popen[str]":
     """Return this process's server, started with the first command."""
@@ -93,7 +97,15 @@ def fork_command(
         }
         server.stdin.write(json.dumps(request) + "\n")
         server.stdin.flush()
-        code = json.loads(server.stdout.readline())
+        try:
+            answer = server.stdout.readline()
+        except BaseException:
+            # Whoever asks next would read this answer as its own.
+            server.send_signal(_GIVE_UP)
+            if not server.stdout.readline():  # it was not started yet
+                _server.cache_clear()
+            raise
+        code = json.loads(answer)
         if code is None:
             raise subprocess.TimeoutExpired([*program, *arguments], timeout_s, err.read_text())
         return code, out.read_text(), err.read_text()
@@ -165,9 +177,11 @@ def _code_of(child: int, timeout_s: float) -> int | None:
         os.kill(child, signal.SIGKILL)
 
     signal.signal(signal.SIGALRM, kill)
+    signal.signal(_GIVE_UP, kill)
     signal.setitimer(signal.ITIMER_REAL, timeout_s)
     _, status = os.waitpid(child, 0)
     signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(_GIVE_UP, signal.SIG_IGN)
     return None if expired else os.waitstatus_to_exitcode(status)
 
 
@@ -176,6 +190,7 @@ def _become(request: dict[str, object]) -> None:
     import runpy
 
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.signal(_GIVE_UP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for descriptor, target in ((0, os.devnull), (1, request["out"]), (2, request["err"])):
         flags = os.O_RDONLY if descriptor == 0 else os.O_WRONLY | os.O_CREAT | os.O_APPEND

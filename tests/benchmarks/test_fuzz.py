@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.fork_server import fork_command
 from benchmarks.fuzz import judge
 from benchmarks.fuzz.__main__ import fuzz
 from benchmarks.fuzz.judge import Tally
+from benchmarks.time_limit import OverLimitError, limited
 from fxpart.capture.models.user_code import user_errors
 from fxpart.errors import SpecError
 
@@ -52,3 +54,10 @@ def test_what_goes_wrong_is_counted() -> None:
     tally.attempt("two lines", _refuses, lambda _: None)
     assert (tally.cases, tally.taken, len(tally.tracebacks), len(tally.wrong)) == (5, 1, 1, 3)
     assert tally.failures[1] == "x: wrong: negative: size -1"
+
+
+def test_a_command_that_is_given_up_leaves_no_answer_to_the_next(tmp_path: Path) -> None:
+    assert fork_command(tmp_path, ("-c", "print(1)"), [], 60)[:2] == (0, "1\n")
+    with pytest.raises(OverLimitError), limited(0.5):
+        fork_command(tmp_path, ("-c", "import time; time.sleep(30)"), [], 60)
+    assert fork_command(tmp_path, ("-c", "print(2)"), [], 60)[:2] == (0, "2\n")
