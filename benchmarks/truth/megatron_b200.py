@@ -41,8 +41,21 @@ _SIZES: Mapping[str, tuple[str, ...]] = {
         "model.config.intermediate_size=53248",
         "model.config.num_attention_heads=128",
     ),
+    "deepseekv2": (
+        "model.config.vocab_size=102400",
+        "model.config.hidden_size=5120",
+        "model.config.intermediate_size=12288",
+        "model.config.moe_intermediate_size=1536",
+        "model.config.n_shared_experts=2",
+        "model.config.n_routed_experts=160",
+        "model.config.num_experts_per_tok=6",
+        "model.config.first_k_dense_replace=1",
+    ),
+    "deepseekv3": ("model.config.first_k_dense_replace=1",),
 }
-"""What the published configuration of a model changes of that of Llama-3-70B."""
+"""What the published configuration of a model changes of that of Llama-3-70B or DeepSeek-V3.
+
+Of four layers one is taken to be dense, as the first of DeepSeek-V2 is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +108,7 @@ class Case:
         """Return the overrides of the command that plan it."""
         data = self.data_parallel
         return (
-            "model=llama3_70b",
+            f"model={'deepseek_v3' if self.model.startswith('deepseek') else 'llama3_70b'}",
             *_SIZES[self.model],
             f"model.config.num_hidden_layers={self.layers}",
             f"model.seq_len={self.sequence}",
@@ -103,7 +116,12 @@ class Case:
             f"microbatches={self.microbatches}",
             "transfer_rate=nvlink5",
             *parallel_overrides(
-                self._of("tp"), self._of("pp"), data, "b200", context=self._of("cp")
+                self._of("tp"),
+                self._of("pp"),
+                data,
+                "b200",
+                context=self._of("cp"),
+                experts=self._of("ep"),
             ),
         )
 

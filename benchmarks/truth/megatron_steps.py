@@ -45,6 +45,7 @@ def parallel_overrides(
     *,
     has_pieces: bool = True,
     context: int = 1,
+    experts: int = 1,
 ) -> Sequence[str]:
     """Return the overrides for so many devices of one machine; with pieces of sequences, or not."""
     replicas = data * context
@@ -54,5 +55,6 @@ def parallel_overrides(
         f"sequence_parallel={str(has_pieces and tensor > 1).lower()}",
         f"data_parallel={data}",
         f"context_parallel={context}",
+        f"expert_parallel={experts}",
         f"zero={int(replicas > 1)}",
     )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fxpart.errors import NotApplicableError
 from fxpart.sharding.collectives import gather_context
 
-__all__ = ["check_context", "positions_of", "split_context"]
+__all__ = ["attend_fused", "check_context", "positions_of", "split_context"]
 
 _NAME = "fxpart_context"
 _ATTEND, _ATTEND_BACK = (
@@ -42,22 +42,32 @@ def split_context(module: nn.Module, group: int, rank: int = 0) -> nn.Module:
     # The layers' own: what is around them is asked for its inputs.
     layers: Any = getattr(module, getattr(module, "base_model_prefix", ""), module)
     names = list(inspect.signature(type(layers).forward).parameters)[1:]
-    attentions: list[Any] = [part for part in module.modules() if hasattr(part, "is_causal")]
+    attentions = _attentions(module)
     is_causal = bool(attentions) and all(part.is_causal is True for part in attentions)
     if config is None or "position_ids" not in names or not is_causal:
         raise _refused(module, group, "is no decoder of transformers that is told positions")
     if getattr(config, "sliding_window", None) is not None:
         raise _refused(module, group, f"sees a window of {config.sliding_window} tokens")
+    attend_fused(module, group, rank)
+    layers.forward = partial(_with_positions, layers.forward, names, group, rank)
+    return module
+
+
+def attend_fused(module: nn.Module, group: int = 1, rank: int = 0) -> None:
+    """Let the causal attention of `module` be one kernel, whatever the sizes of its heads."""
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
     ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, _no_mask)
+    config: Any = module.config
     config._attn_implementation = _NAME
-    for part in attentions:
+    for part in _attentions(module):
         part.context_group = group, rank
-    layers.forward = partial(_with_positions, layers.forward, names, group, rank)
-    return module
+
+
+def _attentions(module: nn.Module) -> list[Any]:
+    return [part for part in module.modules() if hasattr(part, "is_causal")]
 
 
 def check_context(seq_len: int | None, group: int) -> int | None:
@@ -129,10 +139,12 @@ def _attend(  # noqa: PLR0917 - as transformers calls it
 ) -> tuple[Tensor, None]:
     """Return what each query of this device makes of the whole sequence, (B, S / N, H, D)."""
     group, rank = module.context_group
-    # Positions come before heads where they lie, so that pieces are gathered as they are.
-    keys, values = (
-        gather_context(tensor.transpose(1, 2), group).transpose(1, 2) for tensor in (key, value)
-    )
+    keys, values = key, value
+    if group > 1:
+        # Positions come before heads where they lie, so that pieces are gathered as they are.
+        keys, values = (
+            gather_context(tensor.transpose(1, 2), group).transpose(1, 2) for tensor in (key, value)
+        )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
     result, _ = torch.ops.fxpart.context_attention(query, keys, values, scale, True, group, rank)
     return result.transpose(1, 2).contiguous(), None

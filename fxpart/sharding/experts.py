@@ -24,7 +24,12 @@ _WHOLE_EXPERTS, _DISPATCH = "grouped_gemm", "ep_dispatch_experts"
 
 
 def spread_experts(
-    module: nn.Module, group: int, rank: int = 0, imbalance: float = 1.0
+    module: nn.Module,
+    group: int,
+    rank: int = 0,
+    imbalance: float = 1.0,
+    *,
+    megatron: bool = False,
 ) -> nn.Module:
     """Turn `module` into the part of it on device `rank` of a group of `group`, and return it.
 
@@ -34,6 +39,7 @@ def spread_experts(
         rank: which of them.
         imbalance: by how much more than its share of the tokens the device gets for its experts,
             where there are no values to tell; 1 where routers balance the load.
+        megatron: whether no rows are masked, which transformers does for those of other devices.
 
     Raises:
         NotApplicableError: for a model without experts that are told what is routed to them, or
@@ -64,7 +70,7 @@ def spread_experts(
                     local = torch.chunk(whole, group)[rank].clone()
                 experts._parameters[name] = nn.Parameter(local, requires_grad=whole.requires_grad)
         experts.num_experts = count // group
-        experts._is_expert_parallel = True
+        experts._is_expert_parallel = not megatron
         experts.forward = _Dispatch(experts, group, imbalance)
     return module
 

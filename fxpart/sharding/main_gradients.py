@@ -91,11 +91,25 @@ def kept_gradient_bytes(graph: OpGraph, device_of: IntArray, device: int) -> int
     """Return what Transformer Engine keeps: a gradient of each shape of a weight on `device`.
 
     The weights of a block differ in shape, and blocks are alike: that is a block's, the largest.
+    Of experts, whose weights lie one after the other here, it is one of each shape.
     """
+    alike = _experts(graph)
     makers = graph.value_producer[graph.gradient_values]
     blocks: dict[str, int] = {}
     for weight, maker in zip(graph.gradient_weights.tolist(), makers.tolist(), strict=True):
         block = block_of(graph.weight_names[weight])
         if block and device_of[maker] == device:
-            blocks[block] = blocks.get(block, 0) + int(graph.weight_bytes[weight])
+            count = alike.get(graph.weight_names[weight].rpartition(".")[0], 1)
+            blocks[block] = blocks.get(block, 0) + int(graph.weight_bytes[weight]) // count
     return max(blocks.values(), default=0)
+
+
+def _experts(graph: OpGraph) -> dict[str, int]:
+    """Return how many experts each module has that multiplies groups of rows, one for each."""
+    counts = {}
+    for op, target in enumerate(graph.targets):
+        if "grouped_mm" in target and not graph.is_backward[op]:
+            # The ends of the groups, an int32 each, are the smallest that it reads.
+            ends_bytes = int(graph.value_bytes[graph.reads_of(op)].min())
+            counts[graph.modules[op]] = max(1, ends_bytes // 4)
+    return counts

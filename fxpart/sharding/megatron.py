@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from fxpart.errors import NotApplicableError
+from fxpart.sharding.context import attend_fused
 from fxpart.sharding.fused import gated, rms_norm, vocabulary_losses
 
 __all__ = ["as_megatron"]
@@ -37,6 +38,12 @@ def as_megatron(module: nn.Module, group: int = 1, rank: int = 0) -> nn.Module:
             part.forward = partial(_normed, part, eps)
         elif _is_silu(parts.get("act_fn")) and {"gate_proj", "up_proj"} <= set(parts):
             part.forward = partial(_gated, part)
+        elif _is_silu(parts.get("act_fn")) and hasattr(part, "_apply_gate"):
+            part._apply_gate = _gated_halves  # type: ignore[assignment]
+    config: Any = module.config
+    if getattr(config, "v_head_dim", None) is not None:
+        # Of latents values are narrower than keys, which torch's kernels do not take.
+        attend_fused(module)
     module.loss_function = partial(_mean_loss, group, rank)  # type: ignore[assignment]
     return module
 
@@ -52,6 +59,11 @@ def _normed(norm: Any, eps: float, x: Tensor) -> Tensor:  # noqa: ANN401
 def _gated(mlp: Any, x: Tensor) -> Tensor:  # noqa: ANN401
     result: Tensor = mlp.down_proj(gated(mlp.gate_proj(x), mlp.up_proj(x)))
     return result
+
+
+def _gated_halves(both: Tensor) -> Tensor:
+    """Return what experts make of gates and what they let by, which lie side by side."""
+    return gated(*both.chunk(2, dim=-1))
 
 
 def _mean_loss(

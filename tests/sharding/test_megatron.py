@@ -1,5 +1,6 @@
 """The step of Megatron-LM: its kernels, its pieces of a sequence, its gradients in float32."""
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from torch import nn
 
 from benchmarks.memory_case import peak_bytes
 from fxpart.capture.models.build import build_model
+from fxpart.capture.models.spec import ModelSpec
 from fxpart.capture.training.joint import joint_graph
 from fxpart.core.graph import OpGraph
 from fxpart.core.optimizer import Optimizer, with_optimizer
@@ -49,9 +51,55 @@ def split_step() -> OpGraph:
     return _step("megatron", 2)
 
 
-def test_fused_kernels_have_the_results_and_gradients_of_the_models_own() -> None:
+LATENTS = ModelSpec(
+    "deepseek",
+    architecture="DeepseekV3ForCausalLM",
+    config={
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 8,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "vocab_size": 64,
+        "experts_implementation": "grouped_mm",
+    },
+    batch_size=2,
+    seq_len=8,
+)
+"""Attention of latents, and experts in the second of two layers."""
+
+
+def test_of_experts_one_gradient_of_each_shape_is_kept() -> None:
+    built = build_model(replace(LATENTS, engine="megatron"))
+    graph = joint_graph(built.module, (), {**built.kwargs, "labels": built.kwargs["input_ids"]})
+    trained = {graph.weight_names[w] for w in graph.gradient_weights.tolist()}
+    shapes = {n: list(p.shape) for n, p in built.module.named_parameters() if n in trained}
+    in_blocks = [0, 0]
+    for name, shape in shapes.items():
+        if name.startswith("model.layers."):
+            block = int(name.split(".")[2])
+            in_blocks[block] += 4 * math.prod(shape[1:] if ".experts." in name else shape)
+    home = np.array([int(path.startswith("model.layers.1")) for path in graph.modules])
+    assert [kept_gradient_bytes(graph, home, device) for device in range(2)] == in_blocks
+    attentions = [target for target in graph.targets if "context_attention" in target]
+    assert len(attentions) == 2 * 2
+
+
+@pytest.mark.parametrize("spec", [llama(1), LATENTS], ids=lambda spec: spec.name)
+def test_fused_kernels_have_the_results_and_gradients_of_the_models_own(spec: ModelSpec) -> None:
     with seeded(0, CPU):
-        built = build_model(llama(1), CPU)
+        built = build_model(spec, CPU)
     module, inputs = built.module, {**built.kwargs, "labels": built.kwargs["input_ids"]}
     found = []
     for run in (module, as_megatron(module)):
@@ -62,7 +110,7 @@ def test_fused_kernels_have_the_results_and_gradients_of_the_models_own() -> Non
         found.append((loss.item(), [gradient.numpy().copy() for gradient in gradients]))
     (plain_loss, plain), (fused_loss, fused) = found
     assert fused_loss == pytest.approx(plain_loss, rel=1e-6)
-    assert len(plain) == len(list(module.parameters()))
+    assert len(plain) == len([p for p in module.parameters() if p.requires_grad])
     for one, other in zip(plain, fused, strict=True):
         np.testing.assert_allclose(other, one, atol=1e-6)
 

@@ -159,7 +159,12 @@ def _part(module: nn.Module, spec: ModelSpec) -> nn.Module:
     if spec.expert_parallel > 1:
         from fxpart.sharding.experts import spread_experts
 
-        module = spread_experts(module, spec.expert_parallel, imbalance=spec.expert_imbalance)
+        module = spread_experts(
+            module,
+            spec.expert_parallel,
+            imbalance=spec.expert_imbalance,
+            megatron=is_megatron,
+        )
     return module
 
 
