@@ -41,8 +41,8 @@ def test_a_case_says_its_degrees_and_what_plans_it(tmp_path: Path) -> None:
     assert mixture.left_out == "mixtral_8x7b, experts"
     assert chunks.left_out == "several chunks a device"
     config = read_config(composed(*longer.overrides()))
-    degrees = config.tensor_parallel, config.context_parallel, config.data_parallel, config.zero
-    assert degrees == (2, 4, 1, 1)
+    assert (config.tensor_parallel, config.context_parallel) == (2, 4)
+    assert (config.data_parallel, config.zero) == (1, 1)
     config = read_config(composed(*experts.overrides()))
     assert (config.expert_parallel, config.data_parallel, config.model.batch_size) == (4, 4, 4)
     assert config.model.architecture == "DeepseekV3ForCausalLM"
