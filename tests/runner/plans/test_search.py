@@ -3,14 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fxpart.errors import NotApplicableError
+from runner.plans.bounds import least_step_s
 from runner.plans.evaluate import Candidate, Outcome
 from runner.plans.request import Request
 from runner.plans.search import evaluated
-from runner.plans.space import Plan, Refusals
+from runner.plans.space import Plan, Refusals, plans
 from runner.recommend.files import plot
 from runner.recommend.table import habit_lines
 from tests.runner.composed import TINY_LLAMA, read
@@ -22,12 +24,12 @@ SPLIT, REPLICAS = replace(SINGLE, tensor_parallel=2), replace(SINGLE, data_paral
 def _evaluated(
     request: Request,
     *overrides: str,
-    plans: Sequence[Plan] = (SINGLE, PIPELINE),
+    space: Sequence[Plan] = (SINGLE, PIPELINE),
     refusals: Refusals | None = None,
 ) -> Outcome:
     base = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *overrides)
     candidates = []
-    for plan in plans:
+    for plan in space:
         changed = plan.overrides(base, has_mode=False)
         config = read(*TINY_LLAMA, "model.config.num_hidden_layers=2", *overrides, *changed)
         candidates.append(Candidate(plan, changed, config))
@@ -52,16 +54,43 @@ def test_a_generation_is_ranked_by_its_whole_time(
         assert costed.tokens_per_s == pytest.approx(5 / seconds)
 
 
+def test_what_bounds_leave_out_is_no_better(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    base = read(*TINY_LLAMA, "phase=training", "devices=2x16gb", "runtime.host_launch_s=0")
+    typed = {"tensor_parallel": 1, "checkpointing": "none"}
+    request = Request(rows=1)
+    space = plans(base, 1, request, typed, Refusals({}))
+    candidates = [
+        Candidate(plan, plan.overrides(base, has_mode=False), plan.configuration(base))
+        for plan in space
+    ]
+    known = evaluated(candidates, request, Refusals({}))
+    everything = evaluated(candidates, request, Refusals({}), prunes=False)
+    assert known.bounded
+    assert known.total == everything.total
+    assert known.ranking[0].candidate.plan == everything.ranking[0].candidate.plan
+    bounds = {candidate.plan: bound for candidate, bound in known.bounded}
+    for costed in everything.ranking:
+        assert costed.examples_per_s <= bounds.get(costed.candidate.plan, float("inf"))
+
+
+def test_steps_take_as_long_as_their_bound_says() -> None:
+    chosen = replace(PIPELINE, schedule="1f1b", microbatches=4, groups=2)
+    step_s = least_step_s(chosen, SimpleNamespace(repeated_s=1.0, alone_s=2.0), streams=False)  # type: ignore[arg-type]
+    # Stages of w and 2 - w for a microbatch: 4 w and w + 4 (2 - w) are equal at w = 8 / 7.
+    assert step_s == pytest.approx(4 * 8 / 7)
+
+
 def test_a_habit_that_cannot_be_says_why(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
-    plans, refusals = (SINGLE, SPLIT, replace(REPLICAS, groups=1)), Refusals({})
+    space, refusals = (SINGLE, SPLIT, replace(REPLICAS, groups=1)), Refusals({})
     refusals.add(PIPELINE, NotApplicableError("it has one layer; take another"))
     # The reason of a pipeline with fewer stages is not that of all.
     refusals.add(replace(PIPELINE, groups=1), NotApplicableError("another reason"))
     # Nor is that of replicas of groups, which need more devices.
     refusals.reasons["data_parallel", 2] = NotApplicableError("there are too few devices")
     tiers = ("phase=decode", "devices=2x16gb+host1gb", "context_len=16")
-    outcome = _evaluated(Request(), *tiers, plans=plans, refusals=refusals)
+    outcome = _evaluated(Request(), *tiers, space=space, refusals=refusals)
     lines = list(habit_lines(Request(), outcome))
     why = "not possible: tier host1gb holds weights of a pass or a step of serving"
     assert [line.partition(": ")[0] for line in lines] == [
