@@ -1,17 +1,22 @@
 """``python -m benchmarks.presets [name ...]``: every preset captured and placed on a laptop.
 
+With ``--topologies [--steps 16]`` on six topologies instead, by every mode and peer
+(`benchmarks.preset_topologies`); the exit code is 1 where one beats `mode=optimal`.
+
 For each model: operators, seconds to build and capture it from nothing, peak memory of that
 process; then three modes on enough devices. The devices are as many of 16, 24 or 80 GB as hold the
 model with room to choose. ``less`` is how much lower a latency is than that of size_based, ``gap``
 how far above a bound that no placement can beat.
 """
 
+import argparse
 import json
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.preset_topologies import print_topologies
 from benchmarks.process import run_python
 
 DEVICES = {
@@ -66,7 +71,14 @@ def _found(metrics: dict[str, float], by_size: dict[str, float], width: int) -> 
 
 def main() -> None:
     """Print one row for each preset."""
-    chosen = sys.argv[1:] or list(DEVICES)
+    parser = argparse.ArgumentParser(prog="benchmarks.presets", description=__doc__)
+    parser.add_argument("names", nargs="*", default=list(DEVICES))
+    parser.add_argument("--topologies", action="store_true")
+    parser.add_argument("--steps", type=int, default=16)
+    arguments = parser.parse_args()
+    chosen = arguments.names
+    if arguments.topologies:
+        sys.exit(not print_topologies(chosen, arguments.steps))
     print(HEAD)
     for model in chosen:
         with tempfile.TemporaryDirectory() as folder:

@@ -16,9 +16,9 @@ from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import MODES, make_mode
 from tests import independent
-from tests.sketch import GIVEN, devices, installed_modes, problem, random_graph
+from tests.sketch import GIVEN, devices, problem, random_graph
 
-FREE = [name for name in installed_modes() if name not in (*GIVEN, "sparse_nn")]
+FREE = [name for name in MODES if name not in (*GIVEN, "sparse_nn", "mtkahypar")]
 """Modes that place any model on any devices; the others have suites of their own."""
 OPTIONS: dict[str, dict[str, object]] = {"optimal": {"steps": 5}}
 """By steps, not by time."""

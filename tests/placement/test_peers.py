@@ -13,9 +13,10 @@ from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement import make_mode
 from fxpart.placement.accelerate import AccelerateOptions, inferred_device_map
 from runner.experiment.user_mode import chosen_mode
+from tests import independent
 from tests.execution.scene import small
 from tests.runner.composed import read
-from tests.sketch import Sketch, devices, problem
+from tests.sketch import Sketch, devices, problem, random_graph
 
 BLOCKS = {"gpt2": "GPT2Block", "llama2_7b": "LlamaDecoderLayer"}
 
@@ -75,3 +76,24 @@ def test_a_hypergraph_is_cut_where_least_is_sent() -> None:
     assert len(set(placed[:8].tolist())) == len(set(placed[8:].tolist())) == 1
     assert placed[0] != placed[8]
     assert np.array_equal(placed, make_mode("mtkahypar")(this).device_of)
+
+
+@pytest.mark.skipif(find_spec("mtkahypar") is None, reason="mtkahypar is not installed")
+def test_partitions_respect_memory_and_groups_and_refuse_no_more_than_filling() -> None:
+    placeable = 0
+    for seed in range(12):
+        graph = random_graph(seed, 20)
+        whole = independent.peak_bytes(graph, np.zeros(20, dtype=np.int64), 0)
+        sizes = [int(whole * share) for share in ((0.3, 0.5, 0.4), (0.6, 0.9, 0.2))[seed % 2]]
+        this = problem(graph, devices(*sizes, speeds=[1.0, 2.0, 4.0]))
+        try:
+            device_of = make_mode("mtkahypar")(this).device_of
+        except InfeasibleError:
+            with pytest.raises(InfeasibleError):
+                make_mode("size_based")(this)
+            continue
+        placeable += 1
+        assert (device_of == device_of[graph.group]).all()
+        for device, size in enumerate(sizes):
+            assert independent.peak_bytes(graph, device_of, device) <= size
+    assert 6 <= placeable <= 12

@@ -1,0 +1,179 @@
+"""Presets on six topologies, by every mode and peer: ``python -m benchmarks.presets --topologies``.
+
+Equal devices; unlike ones; two nodes over InfiniBand; memory 2 % above the least that `size_based`
+fills; a host's CPU beside two devices; pairs of NVLink. For latency and for throughput: the best of
+`mode=optimal` in so many steps, its gap to the bound, and how far above it each mode and peer is in
+percent; ``-`` where one refuses. None may be below it.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from hydra import compose, initialize_config_dir
+
+from benchmarks.text_table import table
+from fxpart.core.graph import OpGraph
+from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology, with_pair_links
+from fxpart.cost.evaluate import evaluate
+from fxpart.cost.evaluation import Evaluation
+from fxpart.cost.problem import Problem, make_problem
+from fxpart.cost.tables import LatencySource
+from fxpart.errors import InfeasibleError
+from fxpart.placement import Place, make_mode
+from fxpart.placement.mtkahypar import is_installed
+from runner.config import choices
+from runner.config import read as sections
+from runner.config.paths import conf_dir
+from runner.config.sections import Config
+from runner.experiment.experiment import model_spec, problem_of
+from runner.experiment.subject import shared_subject
+from runner.experiment.topology import build_topology
+from runner.experiment.user_mode import chosen_mode
+
+__all__ = ["print_topologies"]
+
+OBJECTIVES = ("latency", "throughput")
+NEAR, _ROUNDING = 1e-3, 1e-9
+LARGE = ("dlrm", "mixtral_8x7b", "llama3_70b")
+PCIE, NVLINK, INFINIBAND = Link(32e9, 5e-6), Link(300e9, 5e-6), Link(50e9, 5e-6)
+"""PCIe 4, NVLink 3 and one InfiniBand NDR port, as in conf/transfer_rate."""
+HOST = DeviceSpec("host", 128 * 10**9, {"float32": 3e12, "bfloat16": 6.6e12}, 300e9)
+"""32 cores as in conf/accelerator/cpu.yaml: this machine's own number would change the table."""
+MODES = ("single", "size_based", "equal_layers", "pipeline", "kl_based", "cost_aware")
+
+
+@dataclass(frozen=True)
+class _Model:
+    """A preset, captured, and the peers that need the model itself."""
+
+    name: str
+    graph: OpGraph
+    times: LatencySource
+    host_launch_s: float
+    peers: Mapping[str, Place]
+
+    def on(self, topology: Topology, objective: str = "latency") -> Problem:
+        topology = replace(topology, host_launch_s=self.host_launch_s)
+        return make_problem(self.graph, topology, self.times, objective)
+
+
+def _config(model: str, *overrides: str) -> Config:
+    sections.register()
+    choices.register()
+    given = choices.quoted_overrides([f"model={model}", *overrides, "tracking=none"])
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return sections.read_config(compose("config", overrides=given))
+
+
+def _model(name: str) -> _Model:
+    config = _config(name)
+    spec = model_spec(config)
+    problem, times, _ = problem_of(config, shared_subject(config, spec), spec)
+    peers = {
+        "accelerate": chosen_mode(_config(name, "mode=accelerate")),
+        "balanced": chosen_mode(_config(name, "mode=accelerate", "mode.balanced=true")),
+    }
+    if is_installed():
+        peers["mtkahypar"] = make_mode("mtkahypar")
+    return _Model(name, problem.graph, times, problem.topology.host_launch_s, peers)
+
+
+def _devices(spec: str) -> tuple[DeviceSpec, ...]:
+    config = _config("gpt2", f"devices={spec}")
+    return build_topology(config.devices, config.transfer_rate, config.reserve).devices
+
+
+def _topologies(model: _Model) -> Iterator[tuple[str, Topology]]:
+    """Yield six topologies of devices that hold the model, with their names."""
+    size = "80gb" if model.name in LARGE else "16gb"
+    equal = _devices(f"4x{size}")
+    unlike = "1xh100+3x80gb" if model.name in LARGE else "1xv100_32gb+2x16gb+1xt4"
+    nodes = tuple(replace(device, node=i // 2) for i, device in enumerate(equal))
+    paired = with_pair_links(uniform_topology(equal, PCIE), {(0, 1): NVLINK, (2, 3): NVLINK})
+    yield "equal", uniform_topology(equal, PCIE)
+    yield "unlike", uniform_topology(_devices(unlike), PCIE)
+    yield "two nodes", uniform_topology(nodes, NVLINK, INFINIBAND)
+    yield "tight memory", uniform_topology(_tight(model, equal), PCIE)
+    yield "with a CPU", uniform_topology((*equal[:2], HOST), PCIE)
+    yield "NVLink pairs", paired
+
+
+def _tight(model: _Model, devices: tuple[DeviceSpec, ...]) -> tuple[DeviceSpec, ...]:
+    """Return the devices with 2 % more memory than the least that `size_based` fills."""
+
+    def of(memory_bytes: int) -> tuple[DeviceSpec, ...]:
+        return tuple(replace(device, memory_bytes=memory_bytes) for device in devices)
+
+    least, most = 1, devices[0].memory_bytes
+    while most - least > most // 200:
+        middle = (least + most) // 2
+        try:
+            make_mode("size_based")(model.on(uniform_topology(of(middle), PCIE)))
+            most = middle
+        except InfeasibleError:
+            least = middle
+    return of(most * 102 // 100)
+
+
+def _value_s(evaluation: Evaluation, objective: str) -> float:
+    return evaluation.latency_s if objective == "latency" else evaluation.load_s
+
+
+def _values(model: _Model, problem: Problem) -> dict[str, float]:
+    """Return what every mode and peer comes to in s, infinite where one refuses."""
+    places = {**{mode: make_mode(mode) for mode in MODES}, **model.peers}
+    values = {}
+    for mode, place in places.items():
+        try:
+            values[mode] = _value_s(evaluate(problem, place(problem)), problem.objective)
+        except InfeasibleError:
+            values[mode] = math.inf
+    return values
+
+
+def _above(value_s: float, best_s: float) -> str:
+    return "-" if math.isinf(value_s) else f"{(value_s / best_s - 1) * 100:.2f}"
+
+
+def print_topologies(names: Sequence[str], steps: int) -> bool:
+    """Print a table for each objective, and what comes near; return whether none is beaten."""
+    rows: dict[str, list[list[str]]] = {objective: [] for objective in OBJECTIVES}
+    near: list[str] = []
+    beaten: list[str] = []
+    heads: list[str] = []
+    for name in names:
+        model = _model(name)
+        for place, topology in _topologies(model):
+            for objective in OBJECTIVES:
+                begin = time.process_time()
+                problem = model.on(topology, objective)
+                optimal = make_mode("optimal", {"steps": steps})
+                evaluation = evaluate(problem, optimal(problem))
+                seconds = time.process_time() - begin
+                best_s = _value_s(evaluation, objective)
+                gap = evaluation.optimality_gap if objective == "latency" else evaluation.load_gap
+                values = _values(model, problem)
+                heads = ["", "topology", "optimal ms", "gap %", "CPU s", *values]
+                where = f"{name}, {place}, {objective}"
+                above = {mode: value_s / best_s - 1 for mode, value_s in values.items()}
+                beaten += [f"{where}: {m} {a:.4%}" for m, a in above.items() if a < -_ROUNDING]
+                close = [m for m in model.peers if above[m] < NEAR]
+                if close:
+                    near.append(
+                        f"{where}: {', '.join(close)}; {problem.topology.n_devices} devices, the"
+                        f" bound is {gap:.2%} below"
+                    )
+                rows[objective].append(
+                    [name, place, f"{best_s * 1e3:.3f}", f"{gap * 100:.1f}", f"{seconds:.0f}"]
+                    + [_above(value_s, best_s) for value_s in values.values()]
+                )
+                print(*rows[objective][-1], objective, file=sys.stderr, flush=True)
+    for objective in OBJECTIVES:
+        print(f"\n{objective}; percent above mode=optimal, {steps} steps\n")
+        print(table(heads, rows[objective]))
+    print(f"\npeers within {NEAR:.1%}: {len(near)}", *near, sep="\n  ")
+    print(f"\noptimal beaten: {len(beaten)}", *beaten, sep="\n  ")
+    return not beaten
