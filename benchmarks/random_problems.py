@@ -24,7 +24,7 @@ from fxpart.core.topology import Link, with_pair_links
 from fxpart.cost.bounds import load_bound_s, lower_bound_s
 from fxpart.cost.evaluate import evaluate
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
-from fxpart.cost.problem import OBJECTIVES, Problem
+from fxpart.cost.problem import BY_TIME, Problem
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.errors import InfeasibleError
 from fxpart.placement import make_mode
@@ -103,7 +103,7 @@ def brute_force(task: Problem) -> dict[str, float]:
         task.graph.group,
         schedule_log(task.costs),
     )
-    return dict(zip(OBJECTIVES, least, strict=True))
+    return dict(zip(BY_TIME, least, strict=True))
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ def main(argv: list[str] | None = None) -> None:
         task = random_problem(seed)
         least = brute_force(task)
         solvable += math.isfinite(least["latency"])
-        for objective, formula in zip(OBJECTIVES, (lower_bound_s, load_bound_s), strict=True):
+        for objective, formula in zip(BY_TIME, (lower_bound_s, load_bound_s), strict=True):
             if 0 < least[objective] < math.inf:
                 bounds[f"{objective}, formula"].append(formula(task) / least[objective])
             asked = replace(task, objective=objective)

@@ -14,7 +14,7 @@ __all__ = ["LEAST_RATE", "DeviceSpec", "Link", "Topology", "uniform_topology", "
 
 LEAST_RATE, _MOST = 1e-6, 1e24
 """Of bytes or FLOPs per second: times at rates between the two stay numbers."""
-_MOST_S = 1e9
+_MOST_S, _MOST_W = 1e9, 1e9
 _USABLE = f"positive and finite ({LEAST_RATE:.0e} to {_MOST:.0e})"
 
 
@@ -45,6 +45,8 @@ class DeviceSpec:
     curves: str = ""
     """The family whose kernels it runs, such as ``h100``; its curves are in the latency's settings.
     Empty: none that is known."""
+    power_w: float = 0.0
+    """Rated power of the board in W; 0 where nobody has said."""
     on_host: bool = False
     """Whether it is the host itself, of whose memory nothing is reserved."""
 
@@ -60,6 +62,11 @@ class DeviceSpec:
         if self.reserved_bytes < 0:
             raise SpecError(
                 f"device {self.name}: reserved_bytes must be at least 0, got {self.reserved_bytes}"
+            )
+        if not 0 <= self.power_w < _MOST_W:
+            raise SpecError(
+                f"device {self.name}: power_w must be at least 0 and below {_MOST_W:.0e}, got"
+                f" {self.power_w}"
             )
         if self.multiprocessors < 1:
             raise SpecError(

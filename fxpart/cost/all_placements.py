@@ -30,8 +30,8 @@ class BestOfAll(NamedTuple):
     load_of: IntArray
 
     def of(self, objective: str) -> IntArray:
-        """Return the devices of the best placement for one of `OBJECTIVES`."""
-        return self.latency_of if objective == "latency" else self.load_of
+        """Return the devices of the best placement for throughput, or else for latency."""
+        return self.load_of if objective == "throughput" else self.latency_of
 
 
 def are_few(problem: Problem, units: int) -> bool:

@@ -8,10 +8,13 @@ from fxpart.core.workload import Workload
 from fxpart.cost.tables import CostTables, LatencySource, MemoryTables, cost_tables, memory_tables
 from fxpart.errors import SpecError, nearest_names
 
-__all__ = ["OBJECTIVES", "Problem", "make_problem"]
+__all__ = ["BY_TIME", "OBJECTIVES", "Problem", "make_problem"]
 
-OBJECTIVES = ("latency", "throughput")
-"""What a search makes small: the time of one input, or the largest load of any device or link."""
+OBJECTIVES = ("latency", "throughput", "memory", "energy")
+"""What a search makes small: the time of one input, the largest load of any device or link, the
+bytes of the fullest device, or the energy of one input (`fxpart.cost.energy`)."""
+BY_TIME = OBJECTIVES[:2]
+"""Those in seconds; published problems have no others."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -41,12 +44,23 @@ def make_problem(
     then counts too. `objective` is one of `OBJECTIVES`.
 
     Raises:
-        SpecError: for an objective that does not exist.
+        SpecError: for an objective that does not exist, one that a published problem does not have,
+            and energy where no power of a device is known.
 
     """
     if objective not in OBJECTIVES:
         raise SpecError(
             f"objective={objective} does not exist; {nearest_names(objective, OBJECTIVES)}"
+        )
+    if objective not in BY_TIME and isinstance(latency, Workload):
+        raise SpecError(
+            f"objective={objective} is for models, a published problem has latency and throughput"
+        )
+    names = dict.fromkeys(device.name for device in topology.devices if not device.power_w)
+    if objective == "energy" and names:
+        raise SpecError(
+            f"objective=energy needs the power of each device, {', '.join(names)} has none: add"
+            " power_w: 300 to its file in conf/accelerator/"
         )
     memory = memory_tables(graph)
     costs = cost_tables(graph, memory, topology, latency)

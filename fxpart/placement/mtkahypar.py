@@ -19,9 +19,8 @@ from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, SpecError
 from fxpart.placement.search.load_tables import LoadTables, unit_tables
-from fxpart.placement.search.refine import latency_of
 from fxpart.placement.search.steady_tables import joined_units
-from fxpart.placement.search.throughput import load_of
+from fxpart.placement.search.throughput import cost_of
 from fxpart.placement.size_based import size_based
 
 __all__ = ["MtkahyparOptions", "is_installed", "mtkahypar", "parts_of"]
@@ -153,7 +152,7 @@ def _cost_s(problem: Problem, device_of: IntArray) -> float:
         sizes = problem.topology.memory_bytes
         if (peak_bytes(problem.memory, device_of, len(sizes)) > sizes).any():
             return np.inf
-        return (load_of if problem.objective == "throughput" else latency_of)(problem, device_of)
+        return cost_of(problem, device_of)
     try:
         refuse_unfit(workload, device_of)
     except InfeasibleError:

@@ -97,6 +97,8 @@ class PoolConfig:
     """The family whose kernels it runs, of ``latency.curves``."""
     host_launch_s: float = 0.0
     """Time of the host that it comes in to start an operator on it."""
+    power_w: float = 0.0
+    """Rated power of one board; 0 where nobody has said."""
     price_per_hour: float | None = None
     """Of one device, in USD; None where nobody has said."""
     source: str = ""

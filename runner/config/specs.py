@@ -109,6 +109,8 @@ def _check_numbers(path: Path, entry: Mapping[str, Any]) -> None:
         numbers["multiprocessors"] = entry["multiprocessors"]
     if entry.get("host_launch_s"):
         numbers["host_launch_s"] = entry["host_launch_s"]
+    if entry.get("power_w"):
+        numbers["power_w"] = entry["power_w"]
     if entry.get("price_per_hour") is not None:
         numbers["price_per_hour"] = entry["price_per_hour"]
     for key, number in numbers.items():
@@ -175,6 +177,7 @@ def _pool(pool: PoolSpec, table: Mapping[str, Mapping[str, Any]]) -> dict[str, A
         "multiprocessors": entry.get("multiprocessors", 100),
         "curves": entry.get("curves", ""),
         "host_launch_s": entry.get("host_launch_s", 0.0),
+        "power_w": float(entry.get("power_w") or 0.0),
         "price_per_hour": entry.get("price_per_hour"),
         "source": f"{entry['source']}{note}",
     }

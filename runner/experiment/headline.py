@@ -6,7 +6,7 @@ from runner.experiment.experiment import Result
 from runner.experiment.generation import generation_metrics
 from runner.experiment.measured import measured_metrics
 from runner.experiment.memory_report import training_metrics
-from runner.experiment.objective import load_metrics, search_series
+from runner.experiment.objective import objective_metrics, search_series
 from runner.experiment.offload import offload_metrics
 from runner.experiment.pipeline_schedule import schedule_metrics
 from runner.experiment.rates import model_flops_utilization, rate_metrics
@@ -46,7 +46,7 @@ def headline(result: Result) -> dict[str, float]:
         "partition_s": result.partition_s,
         "operators": float(graph.n_ops),
         "weights_gib": graph.total_weight_bytes / GIB,
-        **(load_metrics(e) if result.problem.objective == "throughput" else {}),
+        **objective_metrics(result.problem, e),
         **(training_metrics(result.peaks) if result.trains else {}),
         **serving,
         **_rate_metrics(result, serving.get("tokens_per_s")),

@@ -7,19 +7,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+
 from fxpart.capture.captured import CapturedGraph
 from fxpart.core.workload import Workload, workload_graph
+from fxpart.cost.energy import energy_j, powers_w
 from fxpart.cost.evaluation import Evaluation
-from fxpart.cost.problem import OBJECTIVES
+from fxpart.cost.problem import OBJECTIVES, Problem
 from fxpart.errors import SpecError, nearest_names
-from fxpart.placement.optimal.mode import WATCHER, Progress
+from fxpart.placement.optimal.mode import UNITS, WATCHER, Progress
+from fxpart.placement.search.whole import BY_WHOLE, bound_of
 from runner.config.sections import Config
-from runner.output.units import format_s
+from runner.output.units import GIB, format_s, format_size
 
 __all__ = [
     "check_objective",
-    "load_line",
-    "load_metrics",
+    "objective_line",
+    "objective_metrics",
     "published_graph",
     "search_series",
     "watched",
@@ -27,6 +31,11 @@ __all__ = [
 ]
 
 _SHOWN_EVERY_S = 1.0
+_SERIES = {
+    "s": ("search_best_ms", 1e3),
+    "B": ("search_best_gib", 1 / GIB),
+    "J": ("search_best_j", 1.0),
+}
 
 
 def check_objective(config: Config) -> None:
@@ -40,6 +49,11 @@ def check_objective(config: Config) -> None:
         raise SpecError(
             f"objective={config.objective} does not exist;"
             f" {nearest_names(config.objective, OBJECTIVES)}"
+        )
+    if config.objective in BY_WHOLE and (config.schedule.name, config.data_parallel) != ("none", 1):
+        raise SpecError(
+            f"objective={config.objective} is of one input, without schedule and data_parallel;"
+            " leave those out, or use objective=throughput"
         )
     if config.model.path is None:
         return
@@ -82,8 +96,15 @@ def published_graph(config: Config) -> tuple[CapturedGraph, Workload]:
     return CapturedGraph(graph, time.perf_counter() - begin, from_cache=False), workload
 
 
-def load_metrics(evaluation: Evaluation) -> dict[str, float]:
-    """Return the metrics of the largest load by name."""
+def objective_metrics(problem: Problem, evaluation: Evaluation) -> dict[str, float]:
+    """Return the metrics of an objective other than latency by name."""
+    if problem.objective == "latency":
+        return {}
+    if problem.objective in BY_WHOLE:
+        value, bound, gap = _value_and_bound(problem, evaluation)
+        if problem.objective == "memory":
+            return {"memory_bound_gib": bound / GIB, "memory_gap_pct": gap * 100}
+        return {"energy_j": value, "energy_bound_j": bound, "energy_gap_pct": gap * 100}
     return {
         "load_ms": evaluation.load_s * 1e3,
         "load_bound_ms": evaluation.load_bound_s * 1e3,
@@ -95,7 +116,7 @@ def with_proven_bound(
     evaluation: Evaluation, objective: str, curve: Sequence[Progress]
 ) -> Evaluation:
     """Return an evaluation with the bound that a search of the same problem proved, if higher."""
-    if not curve:
+    if not curve or objective in BY_WHOLE:
         return evaluation
     if objective == "throughput":
         proven_s = max(evaluation.load_bound_s, curve[-1].bound_s)
@@ -104,8 +125,26 @@ def with_proven_bound(
     return replace(evaluation, lower_bound_s=proven_s)
 
 
-def load_line(evaluation: Evaluation) -> str:
-    """Return the largest load and how far it is above its bound."""
+def _value_and_bound(problem: Problem, evaluation: Evaluation) -> tuple[float, float, float]:
+    """Return bytes or J, what no placement is below, and the first over the second, less one."""
+    bound, _ = bound_of(problem, evaluation.lower_bound_s)
+    value = float(evaluation.peak_bytes)
+    if problem.objective == "energy":
+        busy_s = np.array([use.load_s for use in evaluation.devices])
+        used = np.array([use.operators > 0 for use in evaluation.devices])
+        value = energy_j(powers_w(problem.topology), busy_s, used, evaluation.latency_s)
+    return value, bound, max(0.0, value / bound - 1.0) if bound > 0 else 0.0
+
+
+def objective_line(problem: Problem, evaluation: Evaluation) -> str:
+    """Return what an objective other than latency came to, and its gap; else nothing."""
+    if problem.objective == "latency":
+        return ""
+    if problem.objective in BY_WHOLE:
+        value, bound, gap = _value_and_bound(problem, evaluation)
+        unit = UNITS[problem.objective]
+        of = "on the fullest device" if unit == "B" else "an input"
+        return f"{_shown(value, unit)} {of}, lower bound {_shown(bound, unit)} (gap {gap:.1%})"
     return (
         f"{format_s(evaluation.load_s)} on the busiest device or link, lower bound"
         f" {format_s(evaluation.load_bound_s)} (gap {evaluation.load_gap:.1%})"
@@ -137,15 +176,24 @@ def watched(*, shown: bool) -> Iterator[list[Progress]]:
         WATCHER.reset(token)
 
 
+def _shown(value: float, unit: str) -> str:
+    if unit == "s":
+        return format_s(value)
+    return format_size(value) if unit == "B" else f"{value:.4g} J"
+
+
 def progress_text(progress: Progress) -> str:
     """Return such as ``after 3.1 s: 51.39 ms, bound 50.98 ms (work), gap 0.80%``."""
     return (
-        f"after {progress.seconds:.1f} s: {format_s(progress.best_s)}, bound"
-        f" {format_s(progress.bound_s)} ({progress.bound_by}), gap {progress.gap:.2%}"
+        f"after {progress.seconds:.1f} s: {_shown(progress.best_s, progress.unit)}, bound"
+        f" {_shown(progress.bound_s, progress.unit)} ({progress.bound_by}), gap {progress.gap:.2%}"
     )
 
 
 def search_series(curve: tuple[Progress, ...]) -> dict[str, list[tuple[int, float]]]:
-    """Return the best after each ms of a search, in ms; nothing where nothing was searched."""
-    points = {round(p.seconds * 1e3): p.best_s * 1e3 for p in curve if p.best_s < float("inf")}
-    return {"search_best_ms": sorted(points.items())} if points else {}
+    """Return the best after each ms of a search; nothing where nothing was searched."""
+    if not curve:
+        return {}
+    name, size = _SERIES[curve[-1].unit]
+    points = {round(p.seconds * 1e3): p.best_s * size for p in curve if p.best_s < float("inf")}
+    return {name: sorted(points.items())} if points else {}

@@ -26,7 +26,7 @@ from runner.experiment.generation import generation_lines
 from runner.experiment.headline import INFEASIBLE, device_columns, headline, memory_series
 from runner.experiment.measured import measured_lines
 from runner.experiment.memory_report import peak_line, tensor_columns
-from runner.experiment.objective import load_line
+from runner.experiment.objective import objective_line
 from runner.experiment.offload import carried_by, offload_line
 from runner.experiment.pipeline_schedule import schedule_line
 from runner.experiment.rates import rate_line
@@ -251,8 +251,9 @@ def _show_plan(config: Config, result: Result) -> None:
     show(result.subject_line, table, _summary(result))
     if has_tensors:
         show(f"peak:      {peak_line(result.peaks)}")
-    if result.problem.objective == "throughput":
-        show(f"load:      {load_line(result.evaluation)}")
+    if line := objective_line(result.problem, result.evaluation):
+        title = "load" if result.problem.objective == "throughput" else result.problem.objective
+        show(f"{f'{title}:':11}{line}")
     if result.device_memory:
         show(f"memory:    {memory_line(result.device_memory)}")
     for line in _times_lines(result):

@@ -83,6 +83,7 @@ _TIERS = "a tier, such as `+host64gb`"
 _PRICE, _PRICED_TOKENS = "price_per_hour", "price_per_hour, model.seq_len"
 _SERVING, _GENERATE = "phase=prefill, decode or generate", "phase=generate"
 _THROUGHPUT = "objective=throughput"
+_MEMORY, _ENERGY = "objective=memory", "objective=energy"
 _SCHEDULE, _RUN, _SEARCH = "schedule", "execute", "a search of operators"
 _ONE_INPUT = "neither `schedule` nor replicas"
 
@@ -125,6 +126,18 @@ METRICS = (
     Metric("load_ms", "ms", ",.3f", _LOWER,
            "The largest load of any device or link for one input of a stream.", _THROUGHPUT,
            heading="load", column="some", spare=8),
+    Metric("memory_bound_gib", "GiB", ".3f", None,
+           "No placement of whole operators on these devices has a fullest device with less.",
+           _MEMORY),
+    Metric("memory_gap_pct", "%", ".1f", _LOWER,
+           "How far the fullest device is above that bound.", _MEMORY),
+    Metric("energy_j", "J", ",.3f", _LOWER,
+           "Energy of one input: the boards' rated power while they compute, 15 % of it while those"
+           " in use wait.", _ENERGY, heading="energy", column="some", spare=8),
+    Metric("energy_bound_j", "J", ",.3f", None,
+           "No placement of whole operators on these devices takes less.", _ENERGY),
+    Metric("energy_gap_pct", "%", ".1f", _LOWER,
+           "How far the energy is above that bound.", _ENERGY),
     Metric("load_bound_ms", "ms", ",.3f", None,
            "No placement of whole operators on these devices has a lower largest load.",
            _THROUGHPUT),
@@ -256,6 +269,8 @@ SERIES = (
            "Held while an operator runs, on its device; the step is the operator's number."),
     Metric("search_best_ms", "ms", ",.3f", None,
            "The best that a search has found so far; the step is its time in ms.", "mode=optimal"),
+    Metric("search_best_gib", "GiB", ".3f", None, "The same of objective=memory.", "mode=optimal"),
+    Metric("search_best_j", "J", ",.3f", None, "The same of objective=energy.", "mode=optimal"),
 )
 """What MLflow draws as lines."""
 # fmt: on

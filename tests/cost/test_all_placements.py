@@ -11,7 +11,7 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.cost.all_placements import best_of_all
 from fxpart.cost.bounds import lower_bound_s
 from fxpart.cost.evaluate import evaluate
-from fxpart.cost.problem import OBJECTIVES, Problem
+from fxpart.cost.problem import BY_TIME, Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement import make_mode
 from tests import independent
@@ -24,7 +24,7 @@ SEEDS = [seed for seed in range(60) if random_problem(seed).graph.n_ops < 6]
 def _least_s(task: Problem) -> dict[str, float]:
     """Return the least latency and load of the placements that fit; empty where none does."""
     graph, count = task.graph, task.topology.n_devices
-    values: dict[str, list[float]] = {objective: [] for objective in OBJECTIVES}
+    values: dict[str, list[float]] = {objective: [] for objective in BY_TIME}
     firsts = np.unique(graph.group)
     for homes in itertools.product(range(count), repeat=len(firsts)):
         device_of = np.empty(graph.n_ops, dtype=np.int64)
@@ -43,7 +43,7 @@ def test_modes_and_bounds_are_exact_where_there_are_few_placements() -> None:
     for seed in SEEDS:
         task = random_problem(seed)
         least = _least_s(task)
-        for objective, mode in itertools.product(OBJECTIVES, ("kl_based", "cost_aware", "optimal")):
+        for objective, mode in itertools.product(BY_TIME, ("kl_based", "cost_aware", "optimal")):
             asked = replace(task, objective=objective)
             if not least:
                 refused += 1

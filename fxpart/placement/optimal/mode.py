@@ -21,6 +21,7 @@ from fxpart.placement.mtkahypar import is_installed, mtkahypar
 from fxpart.placement.optimal.model_search import ModelSearch
 from fxpart.placement.pipeline import pipeline
 from fxpart.placement.published.search import KnownBound, Proof, Search, begun
+from fxpart.placement.search.whole import BY_WHOLE, bound_of
 from fxpart.placement.single import single
 from fxpart.placement.size_based import size_based
 
@@ -29,6 +30,7 @@ __all__ = ["WATCHER", "OptimalOptions", "Progress", "Search", "optimal"]
 STARTS = (size_based, single, equal_layers, pipeline, cost_aware, kl_based)
 """Modes that are asked first, the quick ones before the slow, for where time is short. After them,
 where it is installed, `mtkahypar`."""
+UNITS = {"memory": "B", "energy": "J"}
 _ROUNDING = 1e-9
 _PROVING = 0.25
 """Share of the time in which the bound is raised."""
@@ -43,11 +45,14 @@ class Progress:
     """Since it began."""
     step: int
     best_s: float
-    """The latency, or the largest load, of the best placement so far."""
+    """The latency, or the largest load, of the best placement so far; of other objectives what they
+    make small, in their unit."""
     bound_s: float
     """That of no placement is less."""
     bound_by: str
     """What proves the bound."""
+    unit: str = "s"
+    """Of the two: ``s``, ``B`` of memory or ``J`` of energy."""
 
     @property
     def gap(self) -> float:
@@ -97,7 +102,7 @@ def optimal(problem: Problem, options: OptimalOptions | None = None) -> Assignme
     begin = time.monotonic()
     search, device_of, proof = _begun(problem, chosen.seed)
     try:
-        _run(search, proof, chosen, begin)
+        _run(search, proof, chosen, begin, problem.objective)
     except KeyboardInterrupt:
         if not math.isfinite(search.best_s):
             raise
@@ -107,14 +112,16 @@ def optimal(problem: Problem, options: OptimalOptions | None = None) -> Assignme
     return partition_by_device(problem.graph, device_of())
 
 
-def _run(search: Search, proof: Proof, options: OptimalOptions, begin: float) -> None:
-    watcher = WATCHER.get()
+def _run(
+    search: Search, proof: Proof, options: OptimalOptions, begin: float, objective: str
+) -> None:
+    watcher, unit = WATCHER.get(), UNITS.get(objective, "s")
     step, shown_s, proving_s = 0, math.inf, 0.0
 
     def tell() -> None:
         if watcher:
             seconds = time.monotonic() - begin
-            watcher(Progress(seconds, step, search.best_s, proof.bound_s, proof.name))
+            watcher(Progress(seconds, step, search.best_s, proof.bound_s, proof.name, unit))
 
     def prove() -> float:
         """Try to raise the bound, unless that has had its share of the time; return the time."""
@@ -153,6 +160,9 @@ def _begun(problem: Problem, seed: int) -> tuple[Search, Callable[[], IntArray],
         search = ModelSearch(problem, starts, seed)
         search.round()  # without a first placement there is nothing to return
         bounds = best_bounds(problem)
+        if problem.objective in BY_WHOLE:
+            known = KnownBound(*bound_of(problem, bounds.latency_s))
+            return search, lambda: search.elite[0], known
         bound_s = bounds.latency_s if problem.objective == "latency" else bounds.load_s
         return search, lambda: search.elite[0], KnownBound(bound_s, bounds.name)
     return begun(problem, workload, seed)

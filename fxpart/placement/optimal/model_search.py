@@ -15,11 +15,11 @@ from fxpart.placement.search.local_search import SearchTables
 from fxpart.placement.search.refine import (
     SearchOptions,
     kick,
-    latency_of,
     search_tables,
 )
-from fxpart.placement.search.throughput import Annealer, load_of
+from fxpart.placement.search.throughput import Annealer, cost_of
 from fxpart.placement.search.units import Units, atomic_units
+from fxpart.placement.search.whole import BY_WHOLE, annealed_whole
 
 __all__ = ["ModelSearch"]
 
@@ -57,8 +57,7 @@ class ModelSearch:
         """Start from a placement too, if it fits."""
         sizes = self.problem.topology.memory_bytes
         if (peak_bytes(self.problem.memory, device_of, len(sizes)) <= sizes).all():
-            cost = load_of if self.problem.objective == "throughput" else latency_of
-            self.elite.keep(cost(self.problem, device_of), device_of)
+            self.elite.keep(cost_of(self.problem, device_of), device_of)
 
     def round(self) -> None:
         """Ask the next mode, or try once more from what is there."""
@@ -73,7 +72,10 @@ class ModelSearch:
             tried = number - len(self.starts)
             seed = self.seed * 1_000_003 + tried * 64 + 1
             rank = 0 if tried % 2 == 0 else (tried // 2) % len(self.elite)
-            if self.problem.objective == "throughput":
+            if self.problem.objective in BY_WHOLE:
+                heat = _HEATS[tried % 3]
+                self.take(annealed_whole(self.problem, self.elite[rank], heat, seed))
+            elif self.problem.objective == "throughput":
                 self._rebalance(rank, tried, seed)
             else:
                 self._kick(rank, seed)

@@ -1,4 +1,4 @@
-"""The least largest load of any device or link, by annealing from coarse to fine."""
+"""The other objectives than latency; the least largest load, by annealing from coarse to fine."""
 
 from dataclasses import dataclass, field
 
@@ -11,9 +11,12 @@ from fxpart.cost.problem import Problem
 from fxpart.placement.search.anneal_steady import anneal_steady, steady_load_s
 from fxpart.placement.search.coarsen import levels
 from fxpart.placement.search.load_tables import LoadTables
+from fxpart.placement.search.refine import latency_of
 from fxpart.placement.search.steady_tables import SteadyTables, joined_units, steady_tables
+from fxpart.placement.search.whole import BY_WHOLE, annealed_whole, value_of
+from fxpart.placement.single import devices_that_hold_all
 
-__all__ = ["Annealer", "load_of", "toward_objective"]
+__all__ = ["Annealer", "cost_of", "load_of", "toward_objective"]
 
 _COLD, _BLUNT, _KEEN = 1e-5, 8.0, 200.0
 _STEPS_A_UNIT, _LEAST_STEPS, _MOST_STEPS = 40, 2_000, 60_000
@@ -25,14 +28,27 @@ def load_of(problem: Problem, device_of: IntArray) -> float:
     return float(steady_load_s(steady_tables(problem, units), device_of))
 
 
-def toward_objective(problem: Problem, placed: Assignment) -> Assignment:
-    """Return what a search for latency found, made better for throughput where that is asked for.
+def cost_of(problem: Problem, device_of: IntArray) -> float:
+    """Return what the problem's objective makes small, in s, bytes or J; `device_of` (n,)."""
+    if problem.objective in BY_WHOLE:
+        return value_of(problem, device_of)
+    return (load_of if problem.objective == "throughput" else latency_of)(problem, device_of)
 
-    By one short annealing, always the same: the largest load is at most that of `placed`, and what
-    fits does so still.
+
+def toward_objective(problem: Problem, placed: Assignment) -> Assignment:
+    """Return what a search for latency found, made better for the objective that is asked for.
+
+    By one short annealing, always the same: the cost is at most that of `placed`, and what fits
+    does so still.
     """
-    if problem.objective != "throughput":
+    if problem.objective == "latency":
         return placed
+    if problem.objective in BY_WHOLE:
+        alone = devices_that_hold_all(problem)
+        whole = [np.full(problem.graph.n_ops, device, dtype=np.int64) for device in alone]
+        start = min([placed.device_of, *whole], key=lambda device_of: value_of(problem, device_of))
+        device_of = annealed_whole(problem, start, 0.1, 0)
+        return partition_by_device(problem.graph, device_of)
     device_of = Annealer(problem).annealed(placed.device_of, placed.device_of, 0.01, 0)
     return partition_by_device(problem.graph, device_of)
 

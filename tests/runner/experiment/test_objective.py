@@ -8,7 +8,7 @@ import pytest
 from fxpart.errors import SpecError
 from runner.experiment.experiment import Result, check_all, model_spec, plan
 from runner.experiment.headline import headline, memory_series
-from runner.experiment.objective import progress_text
+from runner.experiment.objective import objective_line, progress_text
 from runner.output.metrics import SERIES
 from tests.placement.workloads import document, largest_load_s, sample_s
 from tests.runner.command import OWN
@@ -45,7 +45,7 @@ def test_a_published_problem_brings_its_devices_and_its_cost_model(
         assert metrics["latency_ms"] == pytest.approx(expected, rel=1e-9)
         assert "load_ms" not in metrics
     series = memory_series(result)
-    assert set(series) == {metric.name for metric in SERIES}
+    assert set(series) == {m.name for m in SERIES} - {"search_best_gib", "search_best_j"}
     assert series["search_best_ms"][-1][1] == pytest.approx(expected, rel=1e-9)
     points = {(round(p.seconds * 1e3), p.best_s * 1e3) for p in result.curve}
     assert set(series["search_best_ms"]) <= points
@@ -100,3 +100,25 @@ def test_options_of_another_search_are_refused(
     Path("problem.json").write_text(json.dumps(document(1)))
     with pytest.raises(SpecError, match=r"mode.min_gain=0.01 is for models"):
         _planned(*WORKLOAD[:2], f"mode={mode}", "mode.min_gain=0.01")
+
+
+@pytest.mark.parametrize(
+    ("objective", "metric", "series"),
+    [("memory", "peak_memory_gib", "search_best_gib"), ("energy", "energy_j", "search_best_j")],
+)
+def test_memory_and_energy_are_objectives_of_a_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, objective: str, metric: str, series: str
+) -> None:
+    monkeypatch.chdir(folder)
+    model = (*OWN, "+model.factory_args.layers=3", "devices=2x16gb+1xt4")
+    result = _planned(*model, "mode=optimal", "mode.steps=8", f"objective={objective}")
+    other = _planned(*model, "mode=kl_based")
+    metrics = headline(result)
+    assert metrics[f"{objective}_gap_pct"] >= 0.0
+    assert memory_series(result)[series][-1][1] == pytest.approx(metrics[metric], rel=1e-9)
+    assert objective_line(result.problem, result.evaluation).count("lower bound") == 1
+    assert objective_line(other.problem, other.evaluation) == ""
+    if objective == "memory":
+        assert metrics[metric] < headline(other)[metric]
+    with pytest.raises(SpecError, match="is of one input, without schedule and data_parallel"):
+        _planned(*model, f"objective={objective}", "schedule=gpipe")

@@ -1,0 +1,209 @@
+"""Searches for the fullest device's memory, or the energy of an input, by whole evaluations."""
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.all_placements import are_few
+from fxpart.cost.energy import IDLE_SHARE, energy_bound_j, energy_j, powers_w
+from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
+from fxpart.cost.problem import OBJECTIVES, Problem
+from fxpart.cost.tables import CostTables, MemoryTables
+from fxpart.placement.search.refine import latency_of
+from fxpart.placement.search.units import Units, atomic_units, module_units
+from fxpart.support.compiled import compiled, inlined
+from fxpart.support.random_numbers import below, chance, share
+
+__all__ = ["BY_WHOLE", "annealed_whole", "bound_of", "value_of"]
+
+BY_WHOLE = OBJECTIVES[2:]
+"""Objectives that are searched here; memory is in bytes, energy in J."""
+_COLD, _POWER = 1e-5, 16.0
+_STEPS_A_UNIT, _LEAST_STEPS, _MOST_STEPS = 40, 400, 20_000
+_MOST_WORK = 6_000_000
+"""Operators times steps of one level of units: about a second."""
+
+
+def value_of(problem: Problem, device_of: IntArray) -> float:
+    """Return what the objective makes small: bytes of the fullest device, or J of an input."""
+    devices = problem.topology.n_devices
+    if problem.objective == "memory":
+        return float(peak_bytes(problem.memory, device_of, devices).max())
+    here = problem.costs.op_time_s[np.arange(len(device_of)), device_of]
+    busy_s = np.bincount(device_of, weights=here, minlength=devices).astype(np.float64)
+    used = np.bincount(device_of, minlength=devices) > 0
+    return energy_j(powers_w(problem.topology), busy_s, used, latency_of(problem, device_of))
+
+
+def bound_of(problem: Problem, latency_s: float) -> tuple[float, str]:
+    """Return what no placement is below, and what proves it; no latency is below `latency_s`.
+
+    Of memory: an equal share of all weights with their optimizer's state, or those of one group.
+    """
+    if problem.objective == "energy":
+        power_w = powers_w(problem.topology)
+        return energy_bound_j(power_w, problem.costs.op_time_s, latency_s), "work"
+    graph, weight_bytes = problem.graph, problem.memory.weight_bytes
+    used = np.unique(np.stack([graph.group[graph.users], graph.uses], axis=1), axis=0)
+    of_group = np.zeros(graph.n_ops)
+    np.add.at(of_group, used[:, 0], weight_bytes[used[:, 1]])
+    held = float(weight_bytes[np.unique(graph.uses)].sum())
+    return max(np.ceil(held / problem.topology.n_devices), float(of_group.max())), "weights"
+
+
+def annealed_whole(problem: Problem, device_of: IntArray, heat: float, seed: int) -> IntArray:
+    """Return the best met from `device_of` on, module by module, then operator by operator.
+
+    Of few placements, the best of all. What fits does so still.
+    """
+    graph, costs = problem.graph, problem.costs
+    log, room = schedule_log(costs), problem.topology.memory_bytes
+    atomic = atomic_units(graph)
+    power_w = powers_w(problem.topology)
+    energy = problem.objective == "energy"
+    best = device_of.copy()
+    given = (costs, problem.memory, log, room, power_w, energy)
+    if are_few(problem, len(atomic[0]) - 1):
+        _best_of_few(*given, atomic, best)
+        return best
+    for number, units in enumerate([*_whole_groups(problem), atomic]):
+        steps = min(_STEPS_A_UNIT * (len(units[0]) - 1), _MOST_STEPS, _MOST_WORK // graph.n_ops)
+        hot = heat if number == 0 else heat / 3
+        _anneal(*given, units, best, seed + number, max(steps, _LEAST_STEPS), hot)
+    return best
+
+
+def _whole_groups(problem: Problem) -> list[Units]:
+    """Return units of modules, coarse to fine, into which whole groups have been brought."""
+    group, levels, before = problem.graph.group, list[Units](), 0
+    for start, ops in module_units(problem.graph):
+        label = np.empty(len(ops), dtype=np.int64)
+        label[ops] = np.repeat(np.arange(len(start) - 1), np.diff(start))
+        counts = np.unique(label[group], return_inverse=True)[1]
+        order = np.argsort(counts, kind="stable").astype(np.int64)
+        ends = np.concatenate([[0], np.cumsum(np.bincount(counts))]).astype(np.int64)
+        if len(ends) - 1 > max(before, 2 * problem.topology.n_devices):
+            levels.append((ends, order))
+            before = 2 * (len(ends) - 1)
+    return levels
+
+
+@inlined
+def _energy(t: CostTables, log: ScheduleLog, power_w: FloatArray, device_of: IntArray) -> float:
+    latency_s, _ = schedule(t, device_of, log)
+    busy_s = np.zeros(power_w.shape[0])
+    used = np.zeros(power_w.shape[0], dtype=np.bool_)
+    for op in range(device_of.shape[0]):
+        busy_s[device_of[op]] += t.op_time_s[op, device_of[op]]
+        used[device_of[op]] = True
+    total = 0.0
+    for device in range(power_w.shape[0]):
+        if used[device]:
+            idle_s = max(latency_s - busy_s[device], 0.0)
+            total += power_w[device] * (busy_s[device] + IDLE_SHARE * idle_s)
+    return total
+
+
+@compiled
+def _best_of_few(  # noqa: PLR0917 - compiled: all by position
+    t: CostTables,
+    m: MemoryTables,
+    log: ScheduleLog,
+    room: IntArray,
+    power_w: FloatArray,
+    energy: bool,
+    units: Units,
+    best_of: IntArray,
+) -> None:
+    """Set `best_of` (n,), which fits, to the best of all placements of the units."""
+    start, ops = units
+    count, devices = start.shape[0] - 1, room.shape[0]
+    device_of, change = best_of.copy(), np.empty(best_of.shape[0] + 1, dtype=np.int64)
+    best = np.inf
+    for number in range(devices**count):
+        rest = number
+        for unit in range(count):
+            device_of[ops[start[unit] : start[unit + 1]]] = rest % devices
+            rest //= devices
+        fullest, fits = 0, True
+        for device in range(devices):
+            peak = peak_on_device(m, device_of, device, change)
+            fits = fits and peak <= room[device]
+            fullest = max(fullest, peak)
+        if fits:
+            value = _energy(t, log, power_w, device_of) if energy else float(fullest)
+            if value < best:
+                best = value
+                best_of[:] = device_of
+
+
+@compiled
+def _anneal(  # noqa: PLR0917 - compiled: all by position
+    t: CostTables,
+    m: MemoryTables,
+    log: ScheduleLog,
+    room: IntArray,
+    power_w: FloatArray,
+    energy: bool,
+    units: Units,
+    device_of: IntArray,
+    seed: int,
+    steps: int,
+    hot: float,
+) -> None:
+    """Change `device_of` (n,) to the best met; a unit moves, or two change places.
+
+    Only devices that take or lose operators hold more or less. Of memory it goes by a norm of all
+    peaks, so that a device that is not the fullest counts a little.
+    """
+    start, ops = units
+    count, devices = start.shape[0] - 1, room.shape[0]
+    state, change = chance(seed), np.empty(device_of.shape[0] + 1, dtype=np.int64)
+    peaks = np.empty(devices, dtype=np.int64)
+    for device in range(devices):
+        peaks[device] = peak_on_device(m, device_of, device, change)
+    scale = max(1.0, float(peaks.max()))
+    now = _energy(t, log, power_w, device_of) if energy else _norm(peaks, scale)
+    best = now if energy else float(peaks.max())
+    best_of, trial, held = device_of.copy(), device_of.copy(), peaks.copy()
+    temperature, cooled = hot, (_COLD / hot) ** (1.0 / steps)
+    for _ in range(steps):
+        temperature *= cooled
+        unit, other = below(state, count), below(state, count)
+        old = device_of[ops[start[unit]]]
+        new = device_of[ops[start[other]]] if below(state, 2) else below(state, devices)
+        if new == old:
+            continue
+        trial[ops[start[unit] : start[unit + 1]]] = new
+        exchange = below(state, 3) == 0 and device_of[ops[start[other]]] == new
+        if exchange:
+            trial[ops[start[other] : start[other + 1]]] = old
+        held[old] = peak_on_device(m, trial, old, change)
+        held[new] = peak_on_device(m, trial, new, change)
+        kept = held[old] <= room[old] and held[new] <= room[new]
+        then = now
+        if kept:
+            then = _energy(t, log, power_w, trial) if energy else _norm(held, scale)
+            kept = np.log(then / now) <= -temperature * np.log(share(state) + 1e-12)
+        if not kept:
+            trial[ops[start[unit] : start[unit + 1]]] = old
+            trial[ops[start[other] : start[other + 1]]] = device_of[ops[start[other]]]
+            held[old], held[new] = peaks[old], peaks[new]
+            continue
+        device_of[ops[start[unit] : start[unit + 1]]] = new
+        if exchange:
+            device_of[ops[start[other] : start[other + 1]]] = old
+        peaks[old], peaks[new], now = held[old], held[new], then
+        value = now if energy else float(peaks.max())
+        if value < best:
+            best = value
+            best_of[:] = device_of
+    device_of[:] = best_of
+
+
+@inlined
+def _norm(peaks: IntArray, scale: float) -> float:
+    total = 0.0
+    for device in range(peaks.shape[0]):
+        total += (peaks[device] / scale) ** _POWER
+    return float((total + 1e-300) ** (1.0 / _POWER))

@@ -1,0 +1,89 @@
+"""`objective=memory` and `objective=energy`, against brute force."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fxpart.core.graph import IntArray
+from fxpart.core.topology import Link
+from fxpart.cost.bounds import lower_bound_s
+from fxpart.cost.energy import IDLE_SHARE
+from fxpart.cost.problem import Problem, make_problem
+from fxpart.cost.roofline import LatencyModel
+from fxpart.errors import SpecError
+from fxpart.placement import make_mode
+from fxpart.placement.search.whole import bound_of, value_of
+from tests import independent
+from tests.sketch import chain, devices, random_graph
+
+POWERS = (10.0, 30.0, 100.0)
+MODES: dict[str, dict[str, object]] = {"kl_based": {}, "cost_aware": {}, "optimal": {"steps": 8}}
+
+
+def _problem(seed: int, objective: str, n: int = 6) -> Problem:
+    graph = random_graph(seed, n)
+    whole = independent.peak_bytes(graph, np.zeros(n, dtype=np.int64), 0)
+    sizes = [int(whole * share) for share in (0.9, 0.7, 0.6)]
+    topology = devices(*sizes, speeds=[1.0, 2.0, 4.0], link=Link(4.0, 0.1))
+    powered = tuple(
+        replace(device, power_w=power)
+        for device, power in zip(topology.devices, POWERS, strict=True)
+    )
+    return make_problem(graph, replace(topology, devices=powered), LatencyModel(), objective)
+
+
+def _cost(this: Problem, device_of: IntArray) -> float:
+    """Return the bytes of the fullest device, or the energy, as the docs define it."""
+    if this.objective == "memory":
+        return max(independent.peak_bytes(this.graph, device_of, d) for d in range(3))
+    latency_s, total = independent.latency_s(this, device_of), 0.0
+    for device in set(device_of.tolist()):
+        busy_s = sum(this.costs.op_time_s[op, device] for op in np.flatnonzero(device_of == device))
+        total += POWERS[device] * (busy_s + IDLE_SHARE * (latency_s - busy_s))
+    return total
+
+
+def _fits(this: Problem, device_of: IntArray) -> bool:
+    return bool((device_of == device_of[this.graph.group]).all()) and all(
+        independent.peak_bytes(this.graph, device_of, device) <= spec.memory_bytes
+        for device, spec in enumerate(this.topology.devices)
+    )
+
+
+@pytest.mark.parametrize("objective", ["memory", "energy"])
+def test_searches_find_what_brute_force_does(objective: str) -> None:
+    tried = 0
+    for seed in range(4):
+        this = _problem(seed, objective)
+        every = (np.array(p, dtype=np.int64) for p in itertools.product(range(3), repeat=6))
+        costs = [_cost(this, p) for p in every if _fits(this, p)]
+        if not costs:
+            continue
+        tried += 1
+        bound, _ = bound_of(this, lower_bound_s(this))
+        assert 0 < bound <= min(costs) * (1 + 1e-9)
+        for mode, options in MODES.items():
+            device_of = make_mode(mode, options)(this).device_of
+            assert _fits(this, device_of)
+            assert _cost(this, device_of) == pytest.approx(min(costs), rel=1e-9)
+            assert value_of(this, device_of) == pytest.approx(_cost(this, device_of), rel=1e-9)
+    assert tried >= 3
+
+
+@pytest.mark.parametrize("objective", ["memory", "energy"])
+def test_larger_models_are_searched_too(objective: str) -> None:
+    this = _problem(5, objective, 40)
+    latency = replace(this, objective="latency")
+    for mode in ("kl_based", "cost_aware"):
+        device_of = make_mode(mode)(this).device_of
+        assert _fits(this, device_of)
+        fastest = make_mode(mode)(latency).device_of
+        assert _cost(this, device_of) < _cost(this, fastest)
+        assert np.array_equal(device_of, make_mode(mode)(this).device_of)
+
+
+def test_energy_of_devices_whose_power_nobody_has_said_is_refused() -> None:
+    with pytest.raises(SpecError, match="needs the power of each device, d0, d1 has none"):
+        make_problem(chain(2), devices(100, 100), LatencyModel(), "energy")
