@@ -163,8 +163,7 @@ def print_topologies(names: Sequence[str], steps: int) -> bool:
                 close = [m for m in model.peers if above[m] < NEAR]
                 if close:
                     near.append(
-                        f"{where}: {', '.join(close)}; {problem.topology.n_devices} devices, the"
-                        f" bound is {gap:.2%} below"
+                        f"{where}: {', '.join(close)}; optimal is {gap:.2%} above the bound"
                     )
                 rows[objective].append(
                     [name, place, f"{best_s * 1e3:.3f}", f"{gap * 100:.1f}", f"{seconds:.0f}"]

@@ -219,7 +219,9 @@ def best_bounds(problem: Problem) -> Bounds:
     if best is not None and best.latency_of.min() >= 0:
         return Bounds(best.latency_s, best.load_s, "all placements")
     latency_s = lower_bound_s(problem) if problem.workload is None else 0.0
-    return Bounds(latency_s, load_bound_s(problem), "work, paths and memory")
+    # One process starts all operators of an input, wherever they run.
+    load_s = max(load_bound_s(problem), float(problem.costs.issue_s[-1]))
+    return Bounds(latency_s, load_s, "work, paths and memory")
 
 
 def lower_bound_s(problem: Problem) -> float:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from fxpart.core.topology import Link
 from fxpart.cost.blocking import device_loads_s, sample_latency_s
 from fxpart.cost.evaluate import evaluate
 from fxpart.errors import CycleError, InfeasibleError, SpecError
@@ -246,3 +247,19 @@ def test_a_device_whose_load_rounds_below_zero_can_be_emptied(tmp_path: Path) ->
 def test_a_model_that_takes_no_time_has_a_load_of_none(mode: str) -> None:
     task = replace(problem_on(chain(2, flops=0), devices(100, 100)), objective="throughput")
     assert evaluate(task, make_mode(mode)(task)).load_s >= 0.0
+
+
+def test_a_search_for_throughput_ends_where_the_host_takes_longest() -> None:
+    topology = replace(devices(10**6, 10**6, link=Link(1e6)), host_launch_s=50.0)
+    task = replace(problem_on(chain(40), topology), objective="throughput")
+    curve: list[Progress] = []
+    token = WATCHER.set(curve.append)
+    try:
+        placed = optimal(task, OptimalOptions(steps=50))
+    finally:
+        WATCHER.reset(token)
+    evaluation = evaluate(task, placed)
+    assert evaluation.load_s == pytest.approx(40 * 50.0)
+    assert evaluation.load_gap == pytest.approx(0.0)
+    assert curve[-1].step < 6
+    assert curve[-1].best_s == pytest.approx(evaluation.load_s)

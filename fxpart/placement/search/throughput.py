@@ -23,9 +23,10 @@ _STEPS_A_UNIT, _LEAST_STEPS, _MOST_STEPS = 40, 2_000, 60_000
 
 
 def load_of(problem: Problem, device_of: IntArray) -> float:
-    """Return the largest load of any device or link in s; `device_of` (n,)."""
+    """Return the largest load of any device or link, or of the host, in s; `device_of` (n,)."""
     units = np.arange(problem.graph.n_ops, dtype=np.int64)
-    return float(steady_load_s(steady_tables(problem, units), device_of))
+    steady_s = float(steady_load_s(steady_tables(problem, units), device_of))
+    return max(steady_s, float(problem.costs.issue_s[-1]))
 
 
 def cost_of(problem: Problem, device_of: IntArray) -> float:

@@ -28,6 +28,7 @@ from tests.runner.report.sweeps import row, sweep
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "metrics.md"
 UNITS = {
+    "_j": "J",
     "_ms": "ms",
     "_s": "s",
     "_per_s": "per s",
