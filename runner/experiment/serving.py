@@ -158,10 +158,6 @@ def _check_few_bits(config: Config) -> None:
             config.data_parallel > 1,
             "one replica, others serve texts of their own",
         ),
-        f"tensor_parallel={config.tensor_parallel}": (
-            config.tensor_parallel > 1,
-            "whole layers, whose scales are not split",
-        ),
         f"latency={config.latency.name}": (
             config.latency.source not in ("roofline", "kernels"),
             "a roofline, no kernels of few bits are measured",
@@ -189,7 +185,13 @@ def in_few_bits(config: Config, graph: OpGraph) -> OpGraph:
     """
     if config.weights.name != "none":
         fields = {k: v for k, v in vars(config.weights).items() if k != "source"}
-        graph = with_few_bits(graph, WeightFormat(**fields))
+        try:
+            graph = with_few_bits(graph, WeightFormat(**fields))
+        except SpecError as error:
+            if config.tensor_parallel == 1:
+                raise
+            split = f"split over tensor_parallel={config.tensor_parallel}"
+            raise SpecError(f"{error} ({split})") from error
     return graph if config.kv_cache == "auto" else with_cache_dtype(graph, config.kv_cache)
 
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from fxpart.cost.roofline import LatencyModel
-from fxpart.errors import NotApplicableError
+from fxpart.errors import NotApplicableError, SpecError
 from runner.experiment.experiment import model_spec, plan
 from runner.experiment.serving import check_serving
-from tests.runner.composed import read
+from tests.runner.composed import TINY_LLAMA, read
 
 
 @pytest.mark.parametrize(
@@ -15,7 +15,6 @@ from tests.runner.composed import read
     [
         ("phase=training", "int8 is planned for serving, and for frozen weights of finetune=lora"),
         ("data_parallel=2", "one replica, others serve texts of their own; leave out data_par"),
-        ("tensor_parallel=2", "whole layers, whose scales are not split; leave out tensor_par"),
         ("latency=profiled", "a roofline, no kernels of few bits are measured; leave out latency="),
         ("execute=local", "drawn weights are of the model's dtype; leave out execute=local"),
     ],
@@ -54,3 +53,25 @@ def test_products_of_few_bits_are_the_rooflines_and_say_so() -> None:
     fused = [i for i, t in enumerate(problem.graph.targets) if "scaled_dot_product" in t]
     assert (times[fused] != plain[fused]).all()
     assert "a roofline for products of weights in int8" in result.times_note
+
+
+def test_of_split_layers_each_device_has_the_groups_of_its_part() -> None:
+    def planned(*layout: str) -> dict[str, int]:
+        config = read(
+            *(*TINY_LLAMA, "phase=decode", "context_len=16", "mode=single"),
+            *("devices=2x1gb", "tensor_parallel=2", *layout),
+        )
+        graph = plan(config, model_spec(config)).captured.graph
+        sizes = zip(graph.weight_names, graph.weight_bytes.tolist(), strict=True)
+        return {name.removeprefix("model.layers.0."): size for name, size in sizes}
+
+    # Half of 64 rows of 64 numbers; half of the 64 columns of each of 64 rows: every row's scale.
+    by_row = planned("weights=int8", "weights.row_bytes=4")
+    assert by_row["self_attn.q_proj.weight"] == 32 * 64 + 32 * 4
+    assert by_row["self_attn.o_proj.weight"] == 64 * 32 + 64 * 4
+    # Half a byte a number, and four bytes beside each eight of them.
+    in_groups = planned("weights=int4", "weights.group_size=8", "weights.group_bytes=4")
+    assert in_groups["self_attn.o_proj.weight"] == 64 * 32 // 2 + 64 * 32 // 8 * 4
+    assert in_groups["mlp.down_proj.weight"] == 64 * 88 // 2 + 64 * 88 // 8 * 4
+    with pytest.raises(SpecError, match=r"16 does not divide the 88 columns .*tensor_parallel=2"):
+        planned("weights=int4", "weights.group_size=16")
