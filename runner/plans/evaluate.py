@@ -35,7 +35,7 @@ class Costed:
     """Those of its run, `runner.experiment.headline`."""
     subject_line: str
     shares: Mapping[str, float]
-    """`runner.recommend.limits.time_shares`"""
+    """`runner.plans.limits.time_shares`"""
 
     @property
     def examples_per_s(self) -> float:
