@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from benchmarks.fork_server import fork_command
 from benchmarks.fuzz.judge import LIMIT_S, Tally
 from benchmarks.fuzz.odd import changed_document, is_never_a_size, odd_number, odd_value
+from benchmarks.time_limit import OverLimitError
 from fxpart.errors import SpecError
 from runner.cli.ending import USER_ERROR
 from runner.config import choices
@@ -225,7 +226,11 @@ def _command(
     case = " ".join((module, *overrides))
 
     def work() -> tuple[int, str, str]:
-        code, out, err = fork_command(folder, ("-m", module), [*_MODEL, *overrides], LIMIT_S - 5)
+        given = [*_MODEL, *overrides]
+        try:
+            code, out, err = fork_command(folder, ("-m", module), given, LIMIT_S - 5)
+        except TimeoutExpired as error:
+            raise OverLimitError from error
         if code == USER_ERROR and err.count("error: ") == 1 and "Traceback" not in out + err:
             raise SpecError(err.partition("error: ")[2].strip())
         return code, out, err
@@ -236,10 +241,7 @@ def _command(
             return f"traceback: {err[-200:]!r}"
         return f"exit code {code}: {err[-200:]!r}" if code else None
 
-    try:
-        tally.attempt(case, work, unsound, must_fail=must_fail)
-    except TimeoutExpired:
-        tally.hangs.append(case)
+    tally.attempt(case, work, unsound, must_fail=must_fail)
 
 
 def fuzz_commands(run: Callable[[Any, int], None], cases: int, folder: Path) -> Tally:

@@ -149,7 +149,8 @@ class Optimizer:
 
 def _refuse_unknown(option: str, name: str, names: tuple[str, ...]) -> None:
     if name not in names:
-        raise SpecError(f"{option}={name} does not exist; {nearest_names(name, names)}")
+        shown = " ".join(name.split())
+        raise SpecError(f"{option}={shown} does not exist; {nearest_names(name, names)}")
 
 
 def with_optimizer(graph: OpGraph, optimizer: Optimizer) -> OpGraph:

@@ -214,6 +214,7 @@ def test_random_steps(seed: int, name: str, implementation: str, dtype: str, mas
             {"name": "adam", "implementation": "for-loop"},
             "optimizer.implementation=for-loop does not exist; nearest: for_loop",
         ),
+        ({"name": "adam", "implementation": "a\nb"}, "optimizer.implementation=a b does not exist"),
         (
             {"name": "adam", "state_dtype": "bf16"},
             "optimizer.state_dtype=bf16 does not exist; nearest: bfloat16",
