@@ -48,7 +48,7 @@ def test_own_settings_are_taken_out_of_the_arguments() -> None:
         ("recommend.space.zero=[-1]", "recommend.space.zero: -1 must be 0 or more"),
         ("recommend.space.microbatches=[0]", "recommend.space.microbatches: 0 must be 1 or more"),
         ("recommend.space.batch=[]", r"recommend.space.batch=\[\] leaves no plan"),
-        ("recommend.space.batch={h100: 1}", "space.batch={.*} must be a list, such as"),
+        ("recommend.space.batch={h100: 1}", r"space.batch=\[{.*}\] must be a list, such"),
         ("recommend.space.zero=0,1", "a list of values is written in brackets"),
         ("recommend.global_batch", "a list of values is written in brackets"),
         ("recommend.rows=[", "has no value that can be read"),
