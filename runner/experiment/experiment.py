@@ -73,7 +73,13 @@ from runner.experiment.topology import build_topology, rounding_bytes
 from runner.experiment.training import check_training
 from runner.experiment.user_mode import chosen_mode
 from runner.experiment.whole_modules import WholeModules, whole_modules
-from runner.experiment.zero import check_shard_devices, check_zero, gather_times_s, with_shards
+from runner.experiment.zero import (
+    Gather,
+    check_shard_devices,
+    check_zero,
+    weight_gathers,
+    with_shards,
+)
 from runner.output.figures import check_figures
 from runner.output.terminal import counted, progress, quiet
 
@@ -354,10 +360,10 @@ def _costed(
             curves=dealt.curves,
         )
     shards: ShardedStep | None = None
-    gathers_s: list[float] = []
+    gathers: list[Gather] = []
     if config.zero:
         if config.zero == 1:
-            gathers_s = gather_times_s(
+            gathers = weight_gathers(
                 config,
                 problem,
                 assignment,
@@ -371,10 +377,10 @@ def _costed(
             evaluation,
             parallel=dealt.parallel,
             curves=dealt.curves,
-            gathers_s=gathers_s,
+            gathers=gathers,
         )
     sums = replicas.cost if replicas else None
-    schedule = scheduled(config, problem, assignment, sums, gathers_s)
+    schedule = scheduled(config, problem, assignment, sums, [g.seconds for g in gathers])
     # A published problem has sizes of its own, and devices that are no real ones.
     needs = (
         device_memory(config, problem, assignment, evaluation, schedule)

@@ -15,6 +15,7 @@ from fxpart.placement.search.refine import LARGE, latency_of
 from fxpart.plan_export import Carriers, carriers
 from runner.config.sections import Config
 from runner.experiment.engines import engines_note
+from runner.experiment.mesh import shares_something
 from runner.experiment.training import (
     backward_engine,
     is_megatron,
@@ -138,10 +139,10 @@ def _torch_line(
 ) -> str:
     if config.model.path is not None:
         return "nothing: it is a published problem, not a model"
-    if config.zero or config.tensor_parallel > 1:
+    if config.zero or config.tensor_parallel > 1 or shares_something(config):
         cut = "; whether the cut inside a replica runs is not checked"
         unchecked = cut if assignment.n_partitions > 1 else ""
-        return f"torch's {_sharded_by(config)}{unchecked}"
+        return f"{_sharded_by(config)}{unchecked}"
     local = _runs_here(config)
     if assignment.replicas > 1:
         return "nothing yet: inputs take turns on replicas; leave out devices.saturate_host=true"
@@ -159,7 +160,7 @@ def _torch_line(
 
 
 def _sharded_by(config: Config) -> str:
-    """Return the functions of torch that split layers or shard a step as planned."""
+    """Return what of torch, and of transformers, splits layers or shards a step as planned."""
     engines = []
     if config.tensor_parallel > 1:
         norms = " and SequenceParallel for its norms" if config.sequence_parallel else ""
@@ -168,7 +169,12 @@ def _sharded_by(config: Config) -> str:
         engines.append("DistributedDataParallel with ZeroRedundancyOptimizer")
     if config.zero > 1:
         engines.append("fully_shard on each numbered block and on the model")
-    return ", ".join(engines)
+    if config.context_parallel > 1:
+        engines.append("context_parallel, which is experimental")
+    ours = [f"torch's {', '.join(engines)}"] if engines else []
+    if config.expert_parallel > 1:
+        ours.append(f"transformers' DistributedConfig(ep_size={config.expert_parallel})")
+    return ", ".join(ours)
 
 
 def _runs_here(config: Config) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -25,12 +26,19 @@ from runner.output.units import GIB, format_s, format_size
 __all__ = [
     "check_shard_devices",
     "check_zero",
-    "gather_times_s",
     "sharded_graph",
+    "weight_gathers",
     "with_shards",
     "zero_line",
     "zero_metrics",
 ]
+
+
+class Gather(NamedTuple):
+    """What a device gathers after its updates."""
+
+    size_bytes: int
+    seconds: float
 
 
 def check_zero(config: Config) -> None:
@@ -93,11 +101,11 @@ def with_shards(
     *,
     parallel: DataParallel,
     curves: CollectiveCurves | None = None,
-    gathers_s: Sequence[float] = (),
+    gathers: Sequence[Gather] = (),
 ) -> tuple[Evaluation, ShardedStep]:
     """Return the `evaluation` of a replica with the collectives of its shards in its times.
 
-    `curves` are of the links between replicas; `gathers_s` is what `gather_times_s` returns, of
+    `curves` are of the links between replicas; `gathers` is what `weight_gathers` returns, of
     stage 1.
     """
     graph, n = problem.graph, parallel.n_replicas
@@ -113,15 +121,15 @@ def with_shards(
             curves=curves,
         )
     else:
-        sizes = [use.weight_bytes for use in evaluation.devices]
-        more_s = max(gathers_s)
+        sizes = [gather.size_bytes for gather in gathers]
+        more_s = max(gather.seconds for gather in gathers)
         latency_s = evaluation.latency_s + more_s
         step = ShardedStep(latency_s, 1, max(sizes), more_s, more_s)
     throughput_per_s = 1.0 / step.latency_s
     return replace(evaluation, latency_s=step.latency_s, throughput_per_s=throughput_per_s), step
 
 
-def gather_times_s(
+def weight_gathers(
     config: Config,
     problem: Problem,
     assignment: Assignment,
@@ -129,11 +137,11 @@ def gather_times_s(
     *,
     parallel: DataParallel,
     curves: CollectiveCurves | None,
-) -> list[float]:
-    """Return what it takes each device to gather updated parts of its weights, when all is done."""
+) -> list[Gather]:
+    """Return what each device gathers of its weights, updated in parts, when all is done."""
     graph, count = problem.graph, parallel.n_replicas
     replicas = weight_replicas(config, graph)
-    times_s = []
+    gathers = []
     for device, (use, link) in enumerate(zip(evaluation.devices, parallel.links, strict=True)):
         ops = np.flatnonzero(assignment.device_of == device).tolist()
         here = np.unique([w for op in ops for w in graph.uses_of(op).tolist()]).astype(np.int64)
@@ -142,10 +150,11 @@ def gather_times_s(
         sizes = {count: use.weight_bytes - of_few}
         if of_few:  # experts, which fewer replicas have
             sizes[int(replicas[few[0]])] = of_few
-        times_s.append(
-            sum(collective_time_s("all_gather", size, n, link, curves) for n, size in sizes.items())
+        seconds = sum(
+            collective_time_s("all_gather", size, n, link, curves) for n, size in sizes.items()
         )
-    return times_s
+        gathers.append(Gather(sum(size for n, size in sizes.items() if n > 1), seconds))
+    return gathers
 
 
 def zero_line(stage: int, step: ShardedStep) -> str:

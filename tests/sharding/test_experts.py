@@ -131,6 +131,10 @@ def test_replicas_sum_gradients_of_the_experts_that_they_have_in_common(
     # Adam's two numbers of each weight, of dense ones a quarter, of experts a half of the half.
     assert state[2, 1] == pytest.approx(2 * (dense_bytes / 4 + experts_bytes / 4), rel=0.05)
     assert state[4, 3] == pytest.approx(state[2, 1], rel=0.05)
+    gathered = results[2, 1].shards
+    assert gathered is not None
+    held_bytes = dense_bytes + experts_bytes // 2
+    assert gathered.collective_bytes == pytest.approx(held_bytes, rel=0.05)  # rounded as allocated
     values = headline(results[4, 0])
     assert values["collectives"] == 5.0
     assert values["exposed_collective_ms"] == values["collective_ms"] > 0
