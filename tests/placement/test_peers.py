@@ -84,7 +84,8 @@ def test_partitions_respect_memory_and_groups_and_refuse_no_more_than_filling() 
     for seed in range(12):
         graph = random_graph(seed, 20)
         whole = independent.peak_bytes(graph, np.zeros(20, dtype=np.int64), 0)
-        sizes = [int(whole * share) for share in ((0.3, 0.5, 0.4), (0.6, 0.9, 0.2))[seed % 2]]
+        shares = ((0.7, 0.8, 0.6), (0.9, 0.95, 0.3), (0.3, 0.5, 0.4))[seed % 3]
+        sizes = [int(whole * share) for share in shares]
         this = problem(graph, devices(*sizes, speeds=[1.0, 2.0, 4.0]))
         try:
             device_of = make_mode("mtkahypar")(this).device_of
@@ -96,4 +97,4 @@ def test_partitions_respect_memory_and_groups_and_refuse_no_more_than_filling() 
         assert (device_of == device_of[graph.group]).all()
         for device, size in enumerate(sizes):
             assert independent.peak_bytes(graph, device_of, device) <= size
-    assert 6 <= placeable <= 12
+    assert placeable >= 8
