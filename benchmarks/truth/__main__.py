@@ -28,6 +28,7 @@ from benchmarks.truth import (
     megatron_b200,
     megatron_b200_time,
     offload,
+    published_steps,
     timm_memory,
     vtrain,
 )
@@ -69,6 +70,7 @@ SETS: tuple[TruthSet, ...] = (
     megatron_b200,
     megatron_b200_time,
     offload,
+    published_steps,
     vtrain,
 )
 

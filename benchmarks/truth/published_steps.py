@@ -1,0 +1,52 @@
+"""Published times of one device that stand in no table: a batch of one, and a small training step.
+
+- ResNet-50, one image, on a V100: 12.8 ms in eager PyTorch, as the README of the given measurements
+  says. What a V100's host takes to start an operator (60 us) comes from there: fitted.
+- nanoGPT's README of December 2022 (MIT), GPT-2 of 124M, 12 texts of 1,024 tokens on an A100: some
+  250 ms in eager PyTorch, 135 ms compiled. Attention was computed as products then, and weights
+  were float32 under autocast, which here are bfloat16 with float32 copies: casts, and what autocast
+  keeps in float32, are not in the prediction.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from benchmarks.truth.planned_run import planned_run
+from benchmarks.truth.row import Row
+
+__all__ = ["NAME", "SOURCE", "rows"]
+
+NAME = "published steps"
+SOURCE = "README.md of the given measurements; karpathy/nanoGPT README.md@0110f3c (MIT)"
+
+_RESNET = (
+    *("model=resnet50", "model.batch_size=1", "model.dtype=float32"),
+    "devices=1xv100_16gb",
+)
+_GPT2 = (
+    *("model=gpt2", "model.batch_size=12", "model.seq_len=1024", "model.dtype=bfloat16"),
+    *(f"+model.config.{kind}_pdrop=0" for kind in ("resid", "embd", "attn")),
+    "+model.config.attn_implementation=eager",
+    *("phase=training", "optimizer.master_weights=true", "devices=1xa100_40gb"),
+)
+_STEPS = (
+    ("ResNet-50, one image, V100, eager", 12.8, False, (*_RESNET, "runtime=eager")),
+    ("GPT-2, training, A100, eager", 250.0, True, (*_GPT2, "runtime=eager")),
+    ("GPT-2, training, A100, compiled", 135.0, True, (*_GPT2, "runtime=compiled")),
+)
+"""Label, measured ms, whether nothing was fitted to it, and the run that it is of."""
+
+
+def rows(data: Path) -> Iterator[Row]:
+    """Yield a row for each step.
+
+    Raises:
+        FileNotFoundError: where `data` is no folder of given measurements.
+
+    """
+    if not (data / "README.md").is_file():
+        raise FileNotFoundError(data / "README.md")
+    for label, measured_ms, held_out, overrides in _STEPS:
+        result = planned_run((*overrides, "mode=single", "latency=kernels"))
+        predicted_ms = result.evaluation.latency_s * 1e3
+        yield Row(label, predicted_ms, measured_ms, "ms", held_out=held_out)
