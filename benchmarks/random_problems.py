@@ -1,4 +1,4 @@
-"""``python -m benchmarks.random_problems [problems]``: modes and bounds beside brute force.
+"""``python -m benchmarks.random_problems [problems] [--operators N]``: modes beside brute force.
 
 Random graphs of 2 to 9 operators (branches, views, tied weights, groups) on 2 to 4 devices that
 differ in speed and memory, with a link of its own between each pair; 500 unless said otherwise.
@@ -6,7 +6,7 @@ Memory is tight: devices together have 1 to 3 times what the model takes on one.
 simulates every placement that fits. `refused` counts problems that have a placement and were
 refused, `equal` optimal plans, `worst` how far above the optimum a plan is at most. ``bound`` is
 the bound over the optimum, which is never above 1; `formula` is that of larger problems, of which
-not all placements are looked at. Of throughput, values are largest loads.
+branch and bound proves nothing. Of throughput, values are largest loads.
 """
 
 import argparse
@@ -44,10 +44,14 @@ _ROUNDING = 1e-9
 _MUCH = 0.1
 
 
-def random_problem(seed: int) -> Problem:
-    """Return a small problem with unlike devices and links, whose memory is tight."""
+def random_problem(seed: int, operators: int | None = None) -> Problem:
+    """Return a small problem with unlike devices and links, whose memory is tight.
+
+    Of 2 to 9 operators unless said otherwise.
+    """
     random = np.random.default_rng(seed)
-    graph = random_graph(seed, int(random.integers(2, 10)))
+    drawn = int(random.integers(2, 10))
+    graph = random_graph(seed, drawn if operators is None else operators)
     count = int(random.integers(2, 5))
     whole = independent.peak_bytes(graph, np.zeros(graph.n_ops, dtype=np.int64), 0)
     share = random.uniform(1.0, 3.0) / count
@@ -158,12 +162,13 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.random_problems", description=__doc__)
     parser.add_argument("problems", type=int, nargs="?", default=500)
     parser.add_argument("--modes", nargs="*", default=list(MODES))
+    parser.add_argument("--operators", type=int, help="of each problem; brute force of 10: minutes")
     arguments = parser.parse_args(argv)
     tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
     bounds: dict[str, list[float]] = defaultdict(list)
     solvable = 0
     for seed in range(arguments.problems):
-        task = random_problem(seed)
+        task = random_problem(seed, arguments.operators)
         least = brute_force(task)
         solvable += math.isfinite(least["latency"])
         for objective, formula in zip(BY_TIME, (lower_bound_s, load_bound_s), strict=True):

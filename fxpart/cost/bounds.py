@@ -1,13 +1,15 @@
 """A latency that no placement can beat, and the critical path of one placement."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
-from fxpart.cost.all_placements import best_of_all
+from fxpart.cost.least_placement import least_placement
 from fxpart.cost.memory_bound import memory_bound_s
-from fxpart.cost.problem import Problem
+from fxpart.cost.possible_times import possible_s, work_shares
+from fxpart.cost.problem import BY_TIME, Problem
 from fxpart.cost.tables import CostTables
 from fxpart.support.compiled import compiled, inlined
 
@@ -22,6 +24,7 @@ class AncestorRoom(NamedTuple):
     cross_s: FloatArray
 
 
+_FORMULAS = "work, paths and memory"
 WINDOW = 48
 """Ancestors looked at for each operator, the latest first; a wider window found nothing more."""
 
@@ -211,17 +214,25 @@ class Bounds(NamedTuple):
 
 
 def best_bounds(problem: Problem) -> Bounds:
-    """Return the best bounds known: the optimum itself where there are few placements.
+    """Return the best bounds known: of few operators, the optimum itself or close to it.
 
     Of a published problem, no bound of the latency.
     """
-    best = best_of_all(problem)
-    if best is not None and best.latency_of.min() >= 0:
-        return Bounds(best.latency_s, best.load_s, "all placements")
-    latency_s = lower_bound_s(problem) if problem.workload is None else 0.0
     # One process starts all operators of an input, wherever they run.
     load_s = max(load_bound_s(problem), float(problem.costs.issue_s[-1]))
-    return Bounds(latency_s, load_s, "work, paths and memory")
+    if problem.workload is not None:
+        return Bounds(0.0, load_s, _FORMULAS)
+    latency_s, name = lower_bound_s(problem), _FORMULAS
+    for objective in BY_TIME:
+        least = least_placement(problem, objective)
+        if least is None or math.isinf(least.bound_s):
+            continue
+        name = "branch and bound"
+        if objective == "latency":
+            latency_s = max(latency_s, least.bound_s)
+        else:
+            load_s = max(load_s, least.bound_s)
+    return Bounds(latency_s, load_s, name)
 
 
 def lower_bound_s(problem: Problem) -> float:
@@ -235,8 +246,8 @@ def lower_bound_s(problem: Problem) -> float:
     model, which for equal devices gives work / D.
     """
     t, order = problem.costs, group_order(problem.graph.group)
-    possible_s = _possible_s(problem)
-    time_s = np.ascontiguousarray(possible_s.min(axis=1))
+    times = possible_s(problem)
+    time_s = np.ascontiguousarray(times.min(axis=1))
     devices = t.op_time_s.shape[1]
     if devices == 1:
         return _alone_s(t.issue_s, time_s)
@@ -244,7 +255,7 @@ def lower_bound_s(problem: Problem) -> float:
     cheapest_s = t.link_latency_s[apart].min() + t.value_bytes * t.s_per_byte[apart].min()
     path = float(_path_bound_s(t, order, time_s, cheapest_s))
     path = max(path, memory_bound_s(problem, order.before, time_s, cheapest_s))
-    return max(path, _work_bound_s(t.op_time_s, possible_s))
+    return max(path, _work_bound_s(t.op_time_s, times))
 
 
 def load_bound_s(problem: Problem) -> float:
@@ -253,57 +264,15 @@ def load_bound_s(problem: Problem) -> float:
     Some device has the longest of the operators, and with shares of the devices as in
     `lower_bound_s` all have at least the sum over operators of the least ``share_d * time_d``.
     """
-    possible_s = _possible_s(problem)
+    times = possible_s(problem)
     # Those of a group are on one device.
-    together_s = np.zeros_like(possible_s)
-    np.add.at(together_s, problem.graph.group, possible_s)
+    together_s = np.zeros_like(times)
+    np.add.at(together_s, problem.graph.group, times)
     longest = float(together_s.min(axis=1).max())
-    return max(longest, _work_bound_s(problem.costs.op_time_s, possible_s))
+    return max(longest, _work_bound_s(problem.costs.op_time_s, times))
 
 
-def _work_bound_s(op_time_s: FloatArray, possible_s: FloatArray) -> float:
+def _work_bound_s(op_time_s: FloatArray, times: FloatArray) -> float:
     """Return the bound from work with shares by speed, 0 where some device takes no time."""
-    totals = op_time_s.sum(axis=0)
-    if not (totals > 0).all():
-        return 0.0
-    share = (1.0 / totals) / (1.0 / totals).sum()
-    return float((possible_s * share).min(axis=1).sum())
-
-
-def _possible_s(problem: Problem) -> FloatArray:
-    """Return the times of operators (n, D), infinite where a group does not fit a device.
-
-    Where it fits nowhere, all its times are as they are: what such a placement costs is no matter.
-    """
-    group, times = problem.graph.group, problem.costs.op_time_s
-    needed = _needed_bytes(problem)
-    of_group = np.zeros(len(group), dtype=np.int64)
-    np.maximum.at(of_group, group, needed)
-    fits = of_group[group][:, None] <= problem.topology.memory_bytes[None, :]
-    somewhere = np.asarray(fits.any(axis=1))
-    return np.where(fits | ~somewhere[:, None], times, np.inf)
-
-
-def _needed_bytes(problem: Problem) -> IntArray:
-    """Return bytes that a device holds for certain while it runs each operator. Shape (n,).
-
-    The weights of its group and the model's inputs that the group reads; what the operator makes,
-    and what it reads unless that is a view, whose storage may be another's.
-    """
-    graph, m = problem.graph, problem.memory
-    reader = np.repeat(np.arange(graph.n_ops), np.diff(m.read_start))
-    is_input = m.producer[m.reads] < 0
-    stays = np.zeros(graph.n_ops, dtype=np.int64)
-    for ops, items, item_bytes in (
-        (graph.users, m.uses, m.weight_bytes),
-        (reader[is_input], m.reads[is_input], m.alloc_bytes),
-    ):
-        once = np.unique(np.stack([graph.group[ops], items], axis=1), axis=0)
-        np.add.at(stays, once[:, 0], item_bytes[once[:, 1]])
-    alive = np.zeros(graph.n_ops, dtype=np.int64)
-    read = ~is_input & (m.base[m.reads] < 0)
-    values = m.reads[read]
-    np.add.at(alive, reader[read], np.minimum(m.alloc_bytes[values], m.value_bytes[values]))
-    made = np.flatnonzero((m.producer >= 0) & (m.base < 0))
-    np.add.at(alive, m.producer[made], m.alloc_bytes[made])
-    return np.asarray(stays[graph.group] + alive, dtype=np.int64)
+    share = work_shares(op_time_s)
+    return float((times * share).min(axis=1).sum()) if share.any() else 0.0

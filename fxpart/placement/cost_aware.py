@@ -15,14 +15,11 @@ from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
-from fxpart.placement.device_order import fastest_first
 from fxpart.placement.infeasible import does_not_fit
-from fxpart.placement.published.search import placed_in_steps
 from fxpart.placement.search.list_scheduling import list_placement
 from fxpart.placement.search.pairwise import EXACT_UNITS, combine_pairs
 from fxpart.placement.search.refine import SearchOptions, latency_of, refine
-from fxpart.placement.search.steady import steadily
-from fxpart.placement.search.throughput import toward_objective
+from fxpart.placement.search.searched import placed_by
 from fxpart.placement.search.units import atomic_units
 from fxpart.placement.size_based import size_based
 
@@ -45,15 +42,7 @@ def cost_aware(problem: Problem, options: SearchOptions | None = None) -> Assign
         SpecError: for options of the search, with a published problem.
 
     """
-    if problem.workload is not None:
-        return placed_in_steps(problem, _STEPS, options)
-    return _placed(problem, options or SearchOptions())
-
-
-@fastest_first
-def _placed(problem: Problem, chosen: SearchOptions) -> Assignment:
-    placed = steadily(problem, lambda some: _searched(some, chosen), chosen.min_gain)
-    return toward_objective(problem, placed)
+    return placed_by(_searched, problem, options, _STEPS)
 
 
 def _searched(problem: Problem, options: SearchOptions) -> Assignment:

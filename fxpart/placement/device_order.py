@@ -7,6 +7,7 @@ are written in another order. It is therefore shown them in one order, however t
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import wraps
+from itertools import groupby
 from typing import Concatenate, ParamSpec
 
 import numpy as np
@@ -14,11 +15,11 @@ import numpy as np
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
 from fxpart.core.topology import Topology
+from fxpart.cost.device_kinds import device_kinds
 from fxpart.cost.problem import Problem
 
 __all__ = [
     "choices_of_devices",
-    "device_kinds",
     "fastest_first",
     "moved",
     "on_devices",
@@ -33,10 +34,27 @@ _P = ParamSpec("_P")
 def speed_order(problem: Problem) -> list[int]:
     """Return the devices, the one on which all operators together take the least time first.
 
-    Of equally fast ones the largest first; of equals the first written.
+    Of equally fast ones the largest first; of equals the nearest to the one before, so that those
+    of a node follow each other however they are written; then the first written.
     """
-    total_s, sizes = problem.costs.op_time_s.sum(axis=0), problem.topology.memory_bytes
-    return sorted(range(len(sizes)), key=lambda d: (float(total_s[d]), -int(sizes[d])))
+    topology = problem.topology
+    total_s, sizes = problem.costs.op_time_s.sum(axis=0).tolist(), topology.memory_bytes.tolist()
+    left = sorted(range(len(sizes)), key=lambda d: (total_s[d], -sizes[d]))
+    apart = ~np.eye(len(left), dtype=np.bool_)
+    rates, waits = topology.bytes_per_s, topology.latency_s
+    if len(left) < 3 or (np.ptp(rates[apart]) == 0 and np.ptp(waits[apart]) == 0):
+        return left
+    order: list[int] = []
+    for _, equal in groupby(left, key=lambda d: (total_s[d], sizes[d])):
+        waiting = np.array(list(equal))
+        while len(waiting):
+            nearest = 0
+            if order:
+                rate, wait = rates[order[-1], waiting], waits[order[-1], waiting]
+                nearest = int(np.where(rate == rate.max(), wait, np.inf).argmin())
+            order.append(int(waiting[nearest]))
+            waiting = np.delete(waiting, nearest)
+    return order
 
 
 def on_devices(problem: Problem, devices: Sequence[int]) -> Problem:
@@ -80,26 +98,6 @@ def fastest_first(
         return moved(place(on_devices(problem, order), *args, **kwargs), order)
 
     return placed
-
-
-def device_kinds(problem: Problem) -> IntArray:
-    """Return for each device the first that is alike: equal ones may be exchanged. Shape (D,).
-
-    Alike in memory, in the time of every operator, and in all links.
-    """
-    topology, times = problem.topology, problem.costs.op_time_s.T
-    sizes = topology.memory_bytes.tolist()
-    kinds = np.arange(topology.n_devices)
-    firsts: dict[tuple[int, bytes], list[int]] = {}
-    for device in range(topology.n_devices):
-        same = firsts.setdefault((sizes[device], times[device].tobytes()), [])
-        # Being alike is transitive: the first of each kind stands for it.
-        first = next((other for other in same if _linked_alike(topology, other, device)), None)
-        if first is None:
-            same.append(device)
-        else:
-            kinds[device] = first
-    return kinds
 
 
 def choices_of_devices(
@@ -152,14 +150,3 @@ def useful_devices(problem: Problem) -> IntArray:
         if seen[kind] <= groups:
             useful.append(device)
     return np.array(useful, dtype=np.int64)
-
-
-def _linked_alike(topology: Topology, a: int, b: int) -> bool:
-    """Return whether exchanging the two devices leaves every link as it is."""
-    for table in (topology.bytes_per_s, topology.latency_s):
-        for rows in (table, table.T):
-            exchanged = rows[a].copy()
-            exchanged[[a, b]] = exchanged[[b, a]]
-            if not np.array_equal(exchanged, rows[b]):
-                return False
-    return True

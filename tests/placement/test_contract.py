@@ -93,8 +93,6 @@ def test_kl_based_is_never_slower_than_size_based(seed: int, n: int, count: int)
     try:
         start = make_mode("size_based")(this)
     except InfeasibleError:
-        with pytest.raises(InfeasibleError):
-            make_mode("kl_based")(this)
         return
     better = make_mode("kl_based")(this)
     assert independent.latency_s(this, better.device_of) <= independent.latency_s(

@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from benchmarks.monotone import Scene, cost_s, judged, random_rows
 from fxpart import DeviceSpec, LatencyModel, Link
+from fxpart.core.assignment import Assignment
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import uniform_topology
-from fxpart.cost.problem import make_problem
-from fxpart.placement.device_order import choices_of_devices, device_kinds
+from fxpart.cost.device_kinds import device_kinds
+from fxpart.cost.problem import Problem, make_problem
+from fxpart.placement.device_order import choices_of_devices, fastest_first
 from tests import independent
 from tests.sketch import devices, problem, random_graph
 
 MODES = ("single", "size_based", "kl_based", "cost_aware", "pipeline")
-NOISE = {"kl_based": 1e-3, "cost_aware": 1e-3}
-"""What the searches take for nothing: ten partitions joined at a cost of `min_gain` each."""
-ROUNDING = 1e-12
+ROUNDING = 1e-10
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def test_more_hardware_never_makes_a_plan_worse(  # noqa: PLR0917 - drawn by pos
 ) -> None:
     scene = _scene(seed, n, kinds, rate)
     before_s = scene.cost_s(mode)
-    most_s = before_s * (1 + NOISE.get(mode, ROUNDING))
+    most_s = before_s * (1 + ROUNDING)
     place = data.draw(st.integers(0, len(kinds)))
     more = (*scene.devices[:place], _device(scene.graph, further), *scene.devices[place:])
     assert replace(scene, devices=more).cost_s(mode) <= most_s
@@ -95,6 +95,20 @@ def test_devices_are_alike_by_memory_speed_and_links() -> None:
     topology = devices(9, 9, 9, 9, 9, nodes=nodes, speeds=speeds, far=Link(0.5))
     graph = random_graph(0, 5)
     assert device_kinds(problem(graph, topology)).tolist() == [0, 0, 2, 2, 4]
+
+
+def test_devices_of_a_node_follow_each_other_however_they_are_written() -> None:
+    orders: list[list[int]] = []
+
+    @fastest_first
+    def place(this: Problem) -> Assignment:
+        orders.append(this.topology.bytes_per_s[0, 1:].tolist())
+        return Assignment(np.zeros(this.graph.n_ops, dtype=np.int64), ((0,),))
+
+    near, far = Link(4.0), Link(0.5)
+    for nodes in ([0, 0, 1, 1], [0, 1, 0, 1], [1, 0, 0, 1]):
+        place(problem(random_graph(0, 5), devices(*[9] * 4, nodes=nodes, link=near, far=far)))
+    assert orders == [[4.0, 0.5, 0.5]] * 3
 
 
 def test_choices_leave_out_one_device_more_of_each_kind() -> None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from fxpart.core.assignment import Assignment
 from fxpart.core.graph import IntArray
-from fxpart.cost.all_placements import best_of_all
 from fxpart.cost.evaluate import peak_bytes
+from fxpart.cost.least_placement import least_placement
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError, NotApplicableError
 from fxpart.placement.search.elite import Elite
@@ -62,9 +62,9 @@ class ModelSearch:
     def round(self) -> None:
         """Ask the next mode, or try once more from what is there."""
         number, self._round = self._round, self._round + 1
-        best_placements = best_of_all(self.problem) if number == 0 else None
-        if best_placements is not None and best_placements.latency_of.min() >= 0:
-            self.take(best_placements.of(self.problem.objective))
+        least = least_placement(self.problem, self.problem.objective) if number == 0 else None
+        if least is not None and least.is_proven and not least.fits_none:
+            self.take(least.device_of)
         elif number < len(self.starts):
             with suppress(InfeasibleError, NotApplicableError):
                 self.take(self.starts[number](self.problem).device_of)

@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from fxpart.core.graph import IntArray
-from fxpart.cost.all_placements import are_few
 from fxpart.cost.kernels import peak_on_device
+from fxpart.cost.least_placement import are_few
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import MemoryTables
 from fxpart.placement.device_order import used_weight_bytes

@@ -7,12 +7,12 @@ import numpy as np
 
 from fxpart.core.graph import IntArray, OpGraph, csr
 from fxpart.core.partitions import partition_by_device
+from fxpart.cost.device_kinds import device_kinds
 from fxpart.cost.incremental import make_progress
 from fxpart.cost.kernels import peak_on_device, schedule, schedule_log
 from fxpart.cost.problem import Problem
 from fxpart.cost.tables import CostTables
 from fxpart.errors import SpecError
-from fxpart.placement.device_order import device_kinds
 from fxpart.placement.search.local_search import SearchTables, improve, refreshed
 from fxpart.placement.search.units import Units, atomic_units, module_units, working_units
 from fxpart.placement.search.window_search import improve_windows

@@ -1,91 +1,134 @@
-"""Searches of small models, made so that a device or a faster link hardly ever makes a plan worse.
+"""Searches made so that a device or a faster link hardly ever makes a plan worse.
 
-With more hardware a local search takes another way, and may end higher. What it finds without one
-of the devices, or with links half as fast, is as good a plan: so for small models it looks there
-too. In larger ones the differences are some hundredths of a percent, and searches take longer.
+With more hardware a local search takes another way, and may end higher. What it finds without some
+of the devices, or with links half as fast, is as good a plan: so it looks there too, as far as that
+takes no more than a few seconds. In large models the differences are hundredths of a percent.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
+import numpy as np
+
 from fxpart.core.assignment import Assignment
-from fxpart.core.graph import IntArray
 from fxpart.core.partitions import partition_by_device
-from fxpart.cost.all_placements import BestOfAll, best_of_all
+from fxpart.cost.bounds import lower_bound_s
+from fxpart.cost.device_kinds import device_kinds
+from fxpart.cost.least_placement import least_placement
 from fxpart.cost.problem import Problem
 from fxpart.errors import InfeasibleError
-from fxpart.placement.device_order import choices_of_devices, moved, on_devices, useful_devices
+from fxpart.placement.device_order import (
+    moved,
+    on_devices,
+    used_weight_bytes,
+    useful_devices,
+)
 from fxpart.placement.infeasible import does_not_fit
-from fxpart.placement.search.refine import latency_of
+from fxpart.placement.search.refine import SearchOptions, combine, latency_of, search_tables
 
-__all__ = ["SMALL", "steadily"]
+__all__ = ["steadily"]
 
-SMALL = 24
-"""Operators up to which a search is repeated."""
-_MOST_DEVICES = 64
-"""In all choices of devices that are searched, at most."""
-_SLOWER = 2.0
+_OPERATORS_SEARCHED = 600
+"""In all searches of one model together: six of one of 100 operators, a second."""
+_DEVICES_SEARCHED = 32
+"""Likewise: six on five devices."""
+_SLOWED, _SLOWER = 1, 2.0
+"""How often links are made slower by that factor, at most."""
 _ROUNDING = 1e-9
+
+_Choice = tuple[tuple[int, ...], int]
+"""How many devices of each kind there are, and how often links were made slower."""
 
 Search = Callable[[Problem], Assignment]
 
 
-def steadily(problem: Problem, search: Search, min_gain: float) -> Assignment:
-    """Return the fastest plan that `search` finds on all devices or, of a small model, on fewer.
+def steadily(problem: Problem, search: Search) -> Assignment:
+    """Return the fastest plan that `search` finds on all devices and, as far as it goes, on fewer.
 
-    Where there are few placements, the best of all for what is asked, unless the latency of what
-    the search finds is above that by `min_gain` at most.
+    Of few operators the best placement of all for what is asked.
 
     Raises:
         InfeasibleError: where the search does on all devices, or no placement fits.
 
     """
-    exact = best_of_all(problem)
-    if exact is not None:
-        return _best_or_near(problem, exact, search, min_gain)
     useful = useful_devices(problem)
     if len(useful) < problem.topology.n_devices:
         try:
-            found = steadily(on_devices(problem, useful.tolist()), search, min_gain)
+            found = steadily(on_devices(problem, useful.tolist()), search)
         except InfeasibleError:
             raise does_not_fit(problem) from None
         return moved(found, useful.tolist())
-    if problem.graph.n_ops > SMALL:
-        return search(problem)
-    best = search(problem)
-    least_s = latency_of(problem, best.device_of)
-
-    def tried(devices: IntArray) -> None:
-        nonlocal best, least_s
-        some = on_devices(problem, devices.tolist())
-        done = len(devices) == problem.topology.n_devices
-        for slowed in [_with_slow_links(some)] if done else [some, _with_slow_links(some)]:
-            with suppress(InfeasibleError):
-                placed = moved(search(slowed), devices.tolist())
-                latency_s = latency_of(problem, placed.device_of)
-                if latency_s < least_s * (1 - _ROUNDING):
-                    best, least_s = placed, latency_s
-
-    choices_of_devices(problem, tried, max(1, _MOST_DEVICES // problem.topology.n_devices))
-    return best
-
-
-def _best_or_near(problem: Problem, best: BestOfAll, search: Search, min_gain: float) -> Assignment:
-    device_of = best.of(problem.objective)
-    if device_of.min() < 0:
+    least = least_placement(problem, problem.objective)
+    if least is None or not least.is_proven:
+        return _of_choices(problem, search)
+    if least.fits_none:
         raise does_not_fit(problem)
+    device_of = least.device_of.copy()
     if problem.objective == "latency":
-        with suppress(InfeasibleError):
-            placed = search(problem)
-            if latency_of(problem, placed.device_of) * (1 - min_gain) <= best.latency_s:
-                return placed
+        # Of equally fast ones one of few pieces.
+        tables = search_tables(problem, SearchOptions())._replace(min_gain=0.0)
+        combine(problem.graph, tables, device_of)
     return partition_by_device(problem.graph, device_of)
 
 
-def _with_slow_links(problem: Problem) -> Problem:
-    costs = problem.costs
+def _of_choices(problem: Problem, search: Search) -> Assignment:
+    """Return the fastest plan found on all devices or fewer, with links as they are or slower.
+
+    Breadth first from all devices; what cannot be faster than the best so far is passed over.
+    """
+    best = search(problem)
+    least_s = latency_of(problem, best.device_of)
+    most = min(
+        _OPERATORS_SEARCHED // problem.graph.n_ops, _DEVICES_SEARCHED // problem.topology.n_devices
+    )
+    _, kind_of, counts = np.unique(device_kinds(problem), return_inverse=True, return_counts=True)
+    within_kind = np.array([int((kind_of[:d] == kind).sum()) for d, kind in enumerate(kind_of)])
+    waiting = list(_fewer((tuple(counts.tolist()), 0)))
+    known = set(waiting)
+    made = 1
+    for choice in waiting:
+        if made >= most:
+            break
+        count, slowed = choice
+        devices = np.flatnonzero(within_kind < np.array(count)[kind_of])
+        if not len(devices):
+            continue
+        some = on_devices(problem, devices.tolist())
+        if not _may_be_faster(some, least_s):
+            continue
+        made += 1
+        with suppress(InfeasibleError):
+            placed = moved(search(_with_slow_links(some, slowed)), devices.tolist())
+            latency_s = latency_of(problem, placed.device_of)
+            if latency_s < least_s * (1 - _ROUNDING):
+                best, least_s = placed, latency_s
+        for further in _fewer(choice):
+            if further not in known:
+                known.add(further)
+                waiting.append(further)
+    return best
+
+
+def _may_be_faster(problem: Problem, least_s: float) -> bool:
+    if used_weight_bytes(problem) > int(problem.topology.memory_bytes.sum()):
+        return False
+    return lower_bound_s(problem) < least_s * (1 - _ROUNDING)
+
+
+def _fewer(choice: _Choice) -> Iterator[_Choice]:
+    """Yield what has slower links, or a device less of one kind."""
+    count, slowed = choice
+    if slowed < _SLOWED:
+        yield count, slowed + 1
+    for kind, devices in enumerate(count):
+        if devices:
+            yield (*count[:kind], devices - 1, *count[kind + 1 :]), slowed
+
+
+def _with_slow_links(problem: Problem, times: int) -> Problem:
+    costs, slower = problem.costs, _SLOWER**times
     slowed = costs._replace(
-        s_per_byte=costs.s_per_byte * _SLOWER, link_latency_s=costs.link_latency_s * _SLOWER
+        s_per_byte=costs.s_per_byte * slower, link_latency_s=costs.link_latency_s * slower
     )
     return replace(problem, costs=slowed)

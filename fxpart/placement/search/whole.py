@@ -3,10 +3,10 @@
 import numpy as np
 
 from fxpart.core.graph import FloatArray, IntArray
-from fxpart.cost.all_placements import are_few
 from fxpart.cost.energy import IDLE_SHARE, energy_bound_j, energy_j, powers_w
 from fxpart.cost.evaluate import peak_bytes
 from fxpart.cost.kernels import ScheduleLog, peak_on_device, schedule, schedule_log
+from fxpart.cost.least_placement import are_few
 from fxpart.cost.problem import OBJECTIVES, Problem
 from fxpart.cost.tables import CostTables, MemoryTables
 from fxpart.placement.search.refine import latency_of

@@ -6,11 +6,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.random_problems import random_problem
+import fxpart.cost.least_placement
+from benchmarks.random_problems import brute_force, random_problem
 from fxpart.core.partitions import partition_by_device
-from fxpart.cost.all_placements import best_of_all
 from fxpart.cost.bounds import lower_bound_s
 from fxpart.cost.evaluate import evaluate
+from fxpart.cost.least_placement import least_placement
 from fxpart.cost.problem import BY_TIME, Problem
 from fxpart.errors import InfeasibleError
 from fxpart.placement import make_mode
@@ -60,9 +61,40 @@ def test_modes_and_bounds_are_exact_where_there_are_few_placements() -> None:
     assert better
 
 
-def test_where_there_are_many_placements_they_are_not_looked_at() -> None:
-    assert best_of_all(problem_on(chain(18), devices(1000, 1000))) is None
-    assert best_of_all(problem_on(chain(17), devices(1000, 1000))) is not None
+def test_branch_and_bound_is_brute_force_where_there_are_many_placements() -> None:
+    """10 operators on up to 3 devices, whose memory is tight: up to 59,049 placements each."""
+    solvable = 0
+    tasks = [random_problem(seed, operators=10) for seed in range(18)]
+    tasks = [task for task in tasks if task.topology.n_devices <= 3]
+    for task in tasks:
+        least = brute_force(task)
+        solvable += np.isfinite(least["latency"])
+        for objective in BY_TIME:
+            found = least_placement(task, objective)
+            assert found is not None
+            assert found.is_proven
+            assert found.bound_s == pytest.approx(least[objective], rel=1e-9)
+    assert 3 < solvable < len(tasks)
+
+
+def test_what_is_not_proven_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With too few steps to end, the least of what is left open is below the optimum."""
+    task = random_problem(2, operators=10)
+    least, raised = brute_force(task), 0
+    for work in (1_000, 3_000, 10_000, 30_000):
+        monkeypatch.setattr(fxpart.cost.least_placement, "_MOST_WORK", work)
+        for objective in BY_TIME:
+            found = least_placement.__wrapped__(task, objective)
+            assert found is not None
+            assert found.bound_s <= least[objective] * (1 + 1e-9)
+            raised += not found.is_proven and found.bound_s > 0
+    assert raised
+
+
+def test_of_many_operators_or_devices_none_is_looked_for() -> None:
+    assert least_placement(problem_on(chain(21), devices(1000, 1000)), "latency") is None
+    assert least_placement(problem_on(chain(9), devices(*[1000] * 2000)), "latency") is None
+    assert least_placement(problem_on(chain(20), devices(1000, 1000)), "latency") is not None
 
 
 @pytest.mark.parametrize("mode", ["size_based", "kl_based", "cost_aware"])

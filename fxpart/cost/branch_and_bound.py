@@ -1,0 +1,281 @@
+"""The least latency or largest load of all placements that fit, by branch and bound, best first.
+
+Units are placed one after the other in graph order. What a part of a placement costs at least is a
+simulation in which units without a device are on each device at once, as early as what they read
+can be there, and what all devices have to do together. What it holds at least is the peak of what
+is placed. Of idle devices that are alike only the first is tried. After Land and Doig: An automatic
+method of solving discrete programming problems. Econometrica 28(3), 1960, doi:10.2307/1910129.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import FloatArray, IntArray
+from fxpart.cost.kernels import peak_on_device
+from fxpart.cost.tables import CostTables, MemoryTables
+from fxpart.support.compiled import compiled, inlined
+
+__all__ = ["Branching", "least_of_all"]
+
+_ROUNDING = 1e-12
+
+
+class Branching(NamedTuple):
+    """A problem laid out for branching: n operators, U units, D devices, V values."""
+
+    costs: CostTables
+    possible_s: FloatArray
+    """Times of operators, infinite where they do not fit. Shape (n, D)."""
+    memory: MemoryTables
+    room: IntArray
+    """Bytes of each device. Shape (D,)."""
+    kind: IntArray
+    """Devices with the same number are alike. Shape (D,)."""
+    unit_of: IntArray
+    """The unit of each operator; numbered in the order of their first. Shape (n,)."""
+    first_op: IntArray
+    """The first operator of each unit, and n. Shape (U + 1,)."""
+    share: FloatArray
+    """Of the work of all, that each device does while none is idle; zeros for none. Shape (D,)."""
+    rest_s: FloatArray
+    """What units from each on take of all devices together, by `share`. Shape (U + 1,)."""
+
+
+@inlined
+def _least_bytes(m: MemoryTables, device_of: IntArray) -> MemoryTables:
+    """Return the tables with what a value takes where it is read, of makers without a device least.
+
+    Such a value may yet be made there, or be a view of another.
+    """
+    value_bytes = m.value_bytes.copy()
+    for value in range(value_bytes.shape[0]):
+        maker = m.producer[value]
+        if maker >= 0 and device_of[maker] < 0:
+            is_view = m.base[value] >= 0
+            value_bytes[value] = 0 if is_view else min(value_bytes[value], m.alloc_bytes[value])
+    return MemoryTables(
+        m.read_start,
+        m.reads,
+        m.producer,
+        m.made_start,
+        m.reader_start,
+        m.readers,
+        value_bytes,
+        m.alloc_bytes,
+        m.base,
+        m.is_output,
+        m.held,
+        m.use_start,
+        m.uses,
+        m.weight_bytes,
+    )
+
+
+@compiled
+def _may_fit(b: Branching, device_of: IntArray, change: IntArray) -> bool:
+    """Return whether no device holds too much for certain, with -1 for operators not placed."""
+    least = _least_bytes(b.memory, device_of)
+    for device in range(b.room.shape[0]):
+        if peak_on_device(least, device_of, device, change) > b.room[device]:
+            return False
+    return True
+
+
+@compiled
+def _least_latency_s(  # noqa: PLR0912 - one loop, compiled whole
+    b: Branching, device_of: IntArray, placed: int, ready_s: FloatArray
+) -> float:
+    """Return a latency that no placement beats that goes on from this one; its own if it is whole.
+
+    `ready_s` (V, D) is room for when each value can be on each device.
+    """
+    t = b.costs
+    n, devices = t.op_time_s.shape
+    frontier = b.first_op[placed]
+    free_s, link_free = np.zeros(devices), np.zeros((devices, devices))
+    ends_s = np.empty(devices)
+    longest, together_s = 0.0, b.rest_s[placed]
+    for op in range(n):
+        if op == frontier:
+            for device in range(devices):
+                together_s += b.share[device] * free_s[device]
+        here, least = device_of[op], np.inf
+        for device in range(devices):
+            ends_s[device] = np.inf
+            if here >= 0 and device != here:
+                continue
+            start = max(free_s[device], t.issue_s[op])
+            for i in range(t.read_start[op], t.read_start[op + 1]):
+                if t.producer[t.reads[i]] >= 0:
+                    start = max(start, ready_s[t.reads[i], device])
+            ends_s[device] = start + b.possible_s[op, device]
+            least = min(least, ends_s[device])
+        longest = max(longest, least)
+        if here >= 0:
+            free_s[here] = ends_s[here]
+            together_s += b.share[here] * t.op_time_s[op, here] if op >= frontier else 0.0
+        for value in range(t.made_start[op], t.made_start[op + 1]):
+            for target in range(devices):
+                ready_s[value, target] = ends_s[target]
+                for source in range(devices):
+                    if source == target or ends_s[source] == np.inf:
+                        continue
+                    begin = ends_s[source]
+                    if here >= 0:
+                        begin = max(begin, link_free[source, target])
+                    end = begin + t.link_latency_s[source, target]
+                    end += t.value_bytes[value] * t.s_per_byte[source, target]
+                    ready_s[value, target] = min(ready_s[value, target], end)
+            if here < 0:
+                continue
+            for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                target = device_of[t.readers[j]]
+                if target >= 0 and target != here:
+                    link_free[here, target] = ready_s[value, target]
+    if frontier == n:
+        return float(longest)
+    return float(max(longest, together_s * (1.0 - _ROUNDING)))
+
+
+@compiled
+def _least_load_s(b: Branching, device_of: IntArray, placed: int) -> float:
+    """Return a largest load that no placement beats that goes on from this one."""
+    t = b.costs
+    n, devices = t.op_time_s.shape
+    loads, links = np.zeros(devices), np.zeros((devices, devices))
+    sent = np.empty(devices, dtype=np.bool_)
+    for op in range(n):
+        here = device_of[op]
+        if here < 0:
+            continue
+        loads[here] += b.possible_s[op, here]
+        for value in range(t.made_start[op], t.made_start[op + 1]):
+            sent[:] = False
+            for j in range(t.reader_start[value], t.reader_start[value + 1]):
+                target = device_of[t.readers[j]]
+                if target >= 0 and target != here and not sent[target]:
+                    sent[target] = True
+                    links[here, target] += t.link_latency_s[here, target]
+                    links[here, target] += t.value_bytes[value] * t.s_per_byte[here, target]
+    largest = max(loads.max(), links.max(), t.issue_s[-1])
+    if placed == b.first_op.shape[0] - 1:
+        return float(largest)
+    together_s = b.rest_s[placed]
+    for device in range(devices):
+        together_s += b.share[device] * loads[device]
+    return float(max(largest, together_s * (1.0 - _ROUNDING)))
+
+
+class _Nodes(NamedTuple):
+    """Parts of placements, and a heap of those that are open: the least bound, the deepest."""
+
+    parent: IntArray
+    device: IntArray
+    depth: IntArray
+    bound_s: FloatArray
+    heap: IntArray
+
+
+@inlined
+def _before(nodes: _Nodes, a: int, b: int) -> bool:
+    if nodes.bound_s[a] != nodes.bound_s[b]:
+        return bool(nodes.bound_s[a] < nodes.bound_s[b])
+    if nodes.depth[a] != nodes.depth[b]:
+        return bool(nodes.depth[a] > nodes.depth[b])
+    return a < b
+
+
+@compiled
+def _push(nodes: _Nodes, size: int, node: int) -> None:
+    """Put a node into a heap of that size."""
+    heap, at = nodes.heap, size
+    while at > 0 and _before(nodes, node, heap[(at - 1) // 2]):
+        heap[at] = heap[(at - 1) // 2]
+        at = (at - 1) // 2
+    heap[at] = node
+
+
+@compiled
+def _pop(nodes: _Nodes, size: int) -> int:
+    """Take the first node from a heap of that size."""
+    heap = nodes.heap
+    first, last, at = heap[0], heap[size - 1], 0
+    while 2 * at + 1 < size - 1:
+        child = 2 * at + 1
+        if child + 1 < size - 1 and _before(nodes, heap[child + 1], heap[child]):
+            child += 1
+        if not _before(nodes, heap[child], last):
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = last
+    return int(first)
+
+
+@inlined
+def _placed_by(b: Branching, nodes: _Nodes, node: int, home: IntArray, device_of: IntArray) -> None:
+    home[:] = -1
+    while node > 0:
+        home[nodes.depth[node] - 1] = nodes.device[node]
+        node = nodes.parent[node]
+    for op in range(device_of.shape[0]):
+        device_of[op] = home[b.unit_of[op]]
+
+
+@compiled
+def least_of_all(
+    b: Branching, of_load: bool, most_nodes: int, device_of: IntArray
+) -> tuple[float, bool]:
+    """Return a value in s that no placement that fits beats, and whether it is the least of all.
+
+    Then `device_of` (n,) is set to a placement that has it; to -1, and the value infinite, where
+    none fits. Of so many parts of placements at most.
+    """
+    n, devices, units = device_of.shape[0], b.room.shape[0], b.first_op.shape[0] - 1
+    nodes = _Nodes(
+        np.full(most_nodes + devices, -1),
+        np.full(most_nodes + devices, -1),
+        np.zeros(most_nodes + devices, dtype=np.int64),
+        np.zeros(most_nodes + devices),
+        np.zeros(most_nodes + devices, dtype=np.int64),
+    )
+    home, change = np.empty(units, dtype=np.int64), np.empty(n + 1, dtype=np.int64)
+    ready_s = np.zeros((b.costs.producer.shape[0], devices))
+    is_tried = np.empty(devices, dtype=np.bool_)
+    size, count = 1, 1
+    while size > 0:
+        node = _pop(nodes, size)
+        size -= 1
+        _placed_by(b, nodes, node, home, device_of)
+        if not _may_fit(b, device_of, change):
+            continue
+        depth = nodes.depth[node]
+        if depth == units:
+            return nodes.bound_s[node], True
+        if count > most_nodes:
+            device_of[:] = -1
+            return nodes.bound_s[node], False
+        is_tried[:] = False
+        for device in range(devices):
+            is_idle = not (home[:depth] == device).any()
+            if is_idle and is_tried[b.kind[device]]:
+                continue
+            is_tried[b.kind[device]] |= is_idle
+            for op in range(b.first_op[depth], n):
+                if b.unit_of[op] == depth:
+                    device_of[op] = device
+            if of_load:
+                bound_s = _least_load_s(b, device_of, depth + 1)
+            else:
+                bound_s = _least_latency_s(b, device_of, depth + 1, ready_s)
+            if bound_s < np.inf:
+                nodes.parent[count], nodes.device[count] = node, device
+                nodes.depth[count] = depth + 1
+                # What holds for the part before holds for this one.
+                nodes.bound_s[count] = max(bound_s, nodes.bound_s[node])
+                _push(nodes, size, count)
+                size += 1
+                count += 1
+    device_of[:] = -1
+    return np.inf, True

@@ -1,0 +1,77 @@
+"""The best placement of few operators by branch and bound, or a bound where that takes long."""
+
+import math
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from fxpart.core.graph import IntArray
+from fxpart.cost.branch_and_bound import Branching, least_of_all
+from fxpart.cost.device_kinds import device_kinds
+from fxpart.cost.possible_times import possible_s, work_shares
+from fxpart.cost.problem import Problem
+
+__all__ = ["LeastPlacement", "are_few", "least_placement"]
+
+MOST_UNITS = 20
+"""Units that are placed by branch and bound, at most: with more it hardly ever ends."""
+_MOST_WORK = 4_000_000
+"""Parts of placements, times operators and the square of devices, that are looked at."""
+_MOST_PLACEMENTS = 2_500_000
+"""Operators times placements up to which all are looked at: half a second, as of 9 on 4."""
+
+
+class LeastPlacement(NamedTuple):
+    """What no placement that fits beats, and one that has it."""
+
+    bound_s: float
+    """Infinite where it is known that none fits."""
+    device_of: IntArray
+    """Shape (n,), -1 without one."""
+    is_proven: bool
+    """Whether the bound is the least of all placements that fit, or none does."""
+
+    @property
+    def fits_none(self) -> bool:
+        """Whether it is known that no placement fits."""
+        return math.isinf(self.bound_s)
+
+
+def are_few(problem: Problem, units: int) -> bool:
+    """Return whether all placements of so many units are looked at in half a second."""
+    devices = problem.topology.n_devices
+    work = math.log(problem.graph.n_ops) + units * math.log(devices)
+    return work <= math.log(_MOST_PLACEMENTS)
+
+
+@lru_cache(maxsize=8)
+def least_placement(problem: Problem, objective: str) -> LeastPlacement | None:
+    """Return the best of all placements for throughput, or else for latency, or a bound.
+
+    The same in each process. None for published problems, and where there are too many units.
+    """
+    firsts, unit_of = np.unique(problem.graph.group, return_inverse=True)
+    n, devices = problem.costs.op_time_s.shape
+    most = _MOST_WORK // (n * devices * devices)
+    if problem.workload is not None or len(firsts) > MOST_UNITS or not most:
+        return None
+    times, share = possible_s(problem), work_shares(problem.costs.op_time_s)
+    of_unit = np.zeros(len(firsts))
+    if share.any():
+        np.add.at(of_unit, unit_of, (times * share).min(axis=1))
+    rest_s = np.concatenate([np.cumsum(of_unit[::-1])[::-1], [0.0]])
+    branching = Branching(
+        problem.costs,
+        times,
+        problem.memory,
+        problem.topology.memory_bytes,
+        device_kinds(problem).astype(np.int64),
+        unit_of.astype(np.int64),
+        np.concatenate([firsts, [n]]).astype(np.int64),
+        share,
+        rest_s,
+    )
+    device_of = np.full(n, -1, dtype=np.int64)
+    bound_s, proven = least_of_all(branching, objective == "throughput", most, device_of)
+    return LeastPlacement(float(bound_s), device_of, bool(proven))
