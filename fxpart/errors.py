@@ -4,7 +4,8 @@ A message is one line that says what was asked, what there is, and what to chang
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 __all__ = [
     "CacheError",
@@ -41,20 +42,48 @@ class InfeasibleError(FxpartError, RuntimeError):
     """No placement was found that respects every device's memory.
 
     Also a ``RuntimeError``: that is what callers of torch's partitioner catch.
+
+    Args:
+        message: one line, or a function that returns it with `devices_that_fit`. Searches pass over
+            what does not fit, so what would fit is looked for only if somebody reads it.
+        needed_bytes: of the whole model on one device.
+        available_bytes: of all devices.
+        devices_that_fit: number of devices that would hold it, where the message is a string.
+
     """
 
     def __init__(
         self,
-        message: str,
+        message: str | Callable[[], tuple[str, int | None]],
         *,
         needed_bytes: int = 0,
         available_bytes: int = 0,
         devices_that_fit: int | None = None,
     ) -> None:
-        super().__init__(message)
+        super().__init__(*([message] if isinstance(message, str) else []))
         self.needed_bytes = needed_bytes
         self.available_bytes = available_bytes
-        self.devices_that_fit = devices_that_fit
+        self._told = None if isinstance(message, str) else message
+        self._devices_that_fit = devices_that_fit
+
+    def __str__(self) -> str:
+        self._tell()
+        return super().__str__()
+
+    @property
+    def devices_that_fit(self) -> int | None:
+        """The number of devices that would hold the model; None where none was looked for."""
+        self._tell()
+        return self._devices_that_fit
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._tell()
+        return type(self), self.args, self.__dict__
+
+    def _tell(self) -> None:
+        if self._told is not None:
+            text, self._devices_that_fit = self._told()
+            self.args, self._told = (text,), None
 
 
 class CycleError(FxpartError, RuntimeError):

@@ -59,19 +59,21 @@ def does_not_fit(problem: Problem) -> InfeasibleError:
 
     For a mode that `size_based` cannot help either: what would be enough is found by filling.
     Of equal devices: the smallest number that `size_based` fits the model on. Of unequal ones: how
-    many of the largest kind alone.
+    many of the largest kind alone. That may take seconds, and is done when the message is read.
     """
     memory = [device.memory_bytes for device in problem.topology.devices]
     needed, have = whole_model_bytes(problem), sum(memory)
-    enough, change = _what_would_do(problem, memory)
-    return InfeasibleError(
-        f"the model needs {show_bytes(needed)} ({needed} bytes, {what_is_held(problem)}),"
-        f" the devices have {describe_devices(memory)} ({have} bytes)"
-        f"{describe_reserve(problem.topology.devices)}; {change}",
-        needed_bytes=needed,
-        available_bytes=have,
-        devices_that_fit=enough,
-    )
+
+    def told() -> tuple[str, int | None]:
+        enough, change = _what_would_do(problem, memory)
+        return (
+            f"the model needs {show_bytes(needed)} ({needed} bytes, {what_is_held(problem)}),"
+            f" the devices have {describe_devices(memory)} ({have} bytes)"
+            f"{describe_reserve(problem.topology.devices)}; {change}",
+            enough,
+        )
+
+    return InfeasibleError(told, needed_bytes=needed, available_bytes=have)
 
 
 def what_is_held(problem: Problem) -> str:

@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,7 +8,7 @@ from hypothesis import strategies as st
 from fxpart.core.graph import OpGraph
 from fxpart.core.topology import Link
 from fxpart.errors import InfeasibleError
-from fxpart.placement import make_mode
+from fxpart.placement import infeasible, make_mode
 from fxpart.placement.search.fill import fill_in_order
 from fxpart.placement.search.units import Units, atomic_units, contiguous_units, module_units
 from tests.independent import peak_bytes
@@ -240,3 +242,19 @@ def test_a_group_of_distant_operators_is_not_taken_for_too_large() -> None:
         make_mode("size_based")(problem(sketch.graph(), devices(25)))
     assert caught.value.devices_that_fit == 2
     assert make_mode("size_based")(problem(sketch.graph(), devices(25, 25))).n_partitions > 1
+
+
+def test_what_would_do_is_looked_for_when_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Searches pass over what does not fit: finding how many devices would do can take seconds."""
+    looked: list[int] = []
+
+    def place_all(*_: object) -> None:
+        looked.append(1)
+
+    monkeypatch.setattr(infeasible, "place_all", place_all)
+    error = infeasible.does_not_fit(problem(chain(8, weight=10), devices(25, 25)))
+    assert (error.available_bytes, looked) == (50, [])
+    copied = pickle.loads(pickle.dumps(error))
+    assert str(copied) == str(error)
+    assert copied.devices_that_fit == error.devices_that_fit is not None
+    assert looked == [1]

@@ -63,18 +63,20 @@ def no_cut_fits(
     devices = problem.topology.devices
     memory = [device.memory_bytes for device in devices[: (stages or len(devices)) // interleave]]
     needed, have = whole_model_bytes(problem), sum(memory)
-    enough, change = _what_would_do(problem, line, max(memory), flight)
-    held = f"{what_is_held(problem)}{_flight_text(problem, flight)}"
     request = f"into {stages} stages" if stages else f"into at most {len(devices)} stages"
     each = f", {interleave} on each device," if interleave > 1 else ""
-    return InfeasibleError(
-        f"pipeline: no cut of the model {request}{each} was found to fit: the whole needs"
-        f" {show_bytes(needed)} ({needed} bytes, {held}), the devices of the stages have"
-        f" {describe_devices(memory)} ({have} bytes){describe_reserve(devices)}; {change}",
-        needed_bytes=needed,
-        available_bytes=have,
-        devices_that_fit=enough,
-    )
+
+    def told() -> tuple[str, int | None]:
+        enough, change = _what_would_do(problem, line, max(memory), flight)
+        held = f"{what_is_held(problem)}{_flight_text(problem, flight)}"
+        return (
+            f"pipeline: no cut of the model {request}{each} was found to fit: the whole needs"
+            f" {show_bytes(needed)} ({needed} bytes, {held}), the devices of the stages have"
+            f" {describe_devices(memory)} ({have} bytes){describe_reserve(devices)}; {change}",
+            enough,
+        )
+
+    return InfeasibleError(told, needed_bytes=needed, available_bytes=have)
 
 
 def _flight_text(problem: Problem, flight: Flight) -> str:
