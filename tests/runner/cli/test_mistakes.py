@@ -7,7 +7,7 @@ from hydra.errors import ConfigCompositionException, HydraException
 
 from fxpart.errors import SpecError
 from runner.cli.mistakes import explain, unreadable_override
-from tests.runner.composed import composed
+from tests.runner.composed import composed_by_hydra as composed
 from tests.runner.refused import refused_line
 
 
