@@ -154,3 +154,5 @@ _ALL = (
 )
 SMALL_PRESETS = {spec.name: spec for spec in _ALL}
 """By the name of the preset in ``conf/model``."""
+DISTINCT = tuple(name for name in SMALL_PRESETS if name not in ("llama2_13b", "gpt2_xl"))
+"""Without those that are another preset in another width."""

@@ -18,11 +18,9 @@ from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import ExecutionError, SpecError
 from fxpart.execution import local
-from fxpart.execution.difference import max_difference
 from fxpart.execution.local import run_local
 from fxpart.execution.real_model import RealModel
-from tests.execution.scene import at_random, grouped, in_a_row, predicted_peaks, small
-from tests.execution.small_presets import SMALL_PRESETS
+from tests.execution.scene import at_random, grouped, in_a_row, small
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -84,33 +82,7 @@ def test_what_a_run_says() -> None:
     assert run.device_name
 
 
-@pytest.mark.parametrize("name", SMALL_PRESETS)
-def test_peaks_of_the_presets_are_what_was_predicted(name: str) -> None:
-    real = small(name)
-    placed = in_a_row(real.graph, 3)
-    run = run_local(real, placed, 3, repeats=1)
-    predicted = predicted_peaks(real.graph, placed.device_of, 3)
-    # Attention makes its mask into numbers for a moment: that is not in the prediction.
-    most = 1.12 if _has_attention(real) else 1.0
-    for measured, expected in zip(run.peak_bytes, predicted, strict=True):
-        assert expected <= measured <= expected * most
-    assert run.max_difference == 0.0
-
-
-@pytest.mark.parametrize("name", SMALL_PRESETS)
-def test_the_exported_graph_computes_what_the_module_does(name: str) -> None:
-    real = small(name)
-    with torch.no_grad():
-        eager = real.module(*real.args, **real.kwargs)
-        graph = real.program.module()(*real.args, **real.kwargs)
-    assert max_difference(graph, eager) == 0.0
-
-
-def _has_attention(real: RealModel) -> bool:
-    return any("attention" in target for target in real.graph.targets)
-
-
-@pytest.mark.parametrize("name", ["llama3_70b", "mixtral_8x7b", "resnet50", "dlrm"])
+@pytest.mark.parametrize("name", ["mixtral_8x7b", "resnet50"])
 def test_a_run_hands_copies_about_and_still_computes_the_same(name: str) -> None:
     real = small(name)
     run = run_local(real, at_random(real.graph, 3, 1), 3, repeats=1)
@@ -119,7 +91,7 @@ def test_a_run_hands_copies_about_and_still_computes_the_same(name: str) -> None
 
 
 def test_the_evaluation_says_the_same_of_every_device() -> None:
-    real = small("llama2_7b")
+    real = small("mixtral_8x7b")
     spec = DeviceSpec("d", 1 << 30, {"float32": 1e9}, 1e9)
     problem = make_problem(real.graph, uniform_topology((spec,) * 4, Link(1e9)), LatencyModel())
     placed = in_a_row(real.graph, 4)

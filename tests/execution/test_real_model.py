@@ -51,7 +51,7 @@ def _in_a_folder_with_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "real_models.py").write_text(SOURCE)
 
 
-@pytest.mark.parametrize("name", SMALL_PRESETS)
+@pytest.mark.parametrize("name", ["gpt2", "whisper_small", "resnet50", "dlrm"])
 def test_everything_is_real_and_of_one_device(name: str) -> None:
     real = small(name)
     inputs = [x for x in tree_leaves((real.args, real.kwargs)) if isinstance(x, torch.Tensor)]
@@ -81,7 +81,7 @@ def test_weights_and_inputs_are_the_seeds(name: str) -> None:
     assert not same_bits((other.args, other.kwargs), inputs)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "t5_large", "whisper_small"])
+@pytest.mark.parametrize("name", ["gpt2", "whisper_small"])
 def test_tokens_are_of_the_vocabulary_and_not_all_one(name: str) -> None:
     ids = [x for x in small(name).kwargs.values() if x.dtype == torch.int64]
     assert ids

@@ -1,5 +1,7 @@
 """A placed model computes what the model does, to the bit: every preset, every mode, at random."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -13,13 +15,15 @@ from fxpart.core.topology import DeviceSpec, Link, Topology, uniform_topology
 from fxpart.cost.problem import make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.errors import FxpartError
+from fxpart.execution.difference import max_difference
+from fxpart.execution.local import run_local
 from fxpart.execution.split.placement import split_by_assignment
 from fxpart.placement import make_mode
 from tests.execution.scene import at_random, in_a_row, predicted_peaks, same_bits, small
-from tests.execution.small_presets import SMALL_PRESETS
+from tests.execution.small_presets import DISTINCT
 from tests.sketch import installed_modes
 
-TIED = {"gpt2", "gpt2_xl", "bert_large", "t5_large", "whisper_small"}
+TIED = {"gpt2", "bert_large", "t5_large", "whisper_small"}
 """Presets whose first and last layer are one weight."""
 WITHOUT_TABLES = {"vit_large", "resnet50"}
 NO_TABLES = "this model has no embedding operators"
@@ -68,16 +72,18 @@ def _refuse_other_bits(name: str, assignment: Assignment) -> None:
     assert len(partitions) == assignment.n_partitions
 
 
-@pytest.mark.parametrize("count", [2, 4])
-@pytest.mark.parametrize("name", SMALL_PRESETS)
+@pytest.mark.parametrize(
+    ("name", "count"), tuple(zip(DISTINCT, itertools.cycle([2, 4]), strict=False))
+)
 def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
     graph = small(name).graph
     tight = _tight(graph, count)
     tried = [mode for mode in installed_modes() if mode != "accelerate"]
     done = {mode: _placed(graph, mode, tight) for mode in tried}
-    for placed in done.values():
-        if isinstance(placed, Assignment):
-            _refuse_other_bits(name, placed)
+    # What several modes decide alike is run once.
+    placements = [placed for placed in done.values() if isinstance(placed, Assignment)]
+    for placed in {placed.partition_of.tobytes(): placed for placed in placements}.values():
+        _refuse_other_bits(name, placed)
     refused = {mode: message for mode, message in done.items() if isinstance(message, str)}
     # No device holds the whole, nor the dense part beside a table.
     assert refused.keys() <= {"single", "aot_based", "custom", "sparse_nn"}
@@ -88,7 +94,7 @@ def test_every_mode_is_exact_on_tight_devices(name: str, count: int) -> None:
     )
 
 
-@pytest.mark.parametrize("name", SMALL_PRESETS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_modes_that_need_room_are_exact_on_it(name: str) -> None:
     graph = small(name).graph
     for mode in ("single", "aot_based", "custom", "sparse_nn"):
@@ -101,10 +107,9 @@ def test_modes_that_need_room_are_exact_on_it(name: str) -> None:
             _refuse_other_bits(name, placed)
 
 
-@pytest.mark.parametrize("seed", range(2))
-@pytest.mark.parametrize("name", SMALL_PRESETS)
-def test_any_assignment_is_exact(name: str, seed: int) -> None:
-    _refuse_other_bits(name, at_random(small(name).graph, 2 + seed, seed))
+@pytest.mark.parametrize("name", DISTINCT)
+def test_any_assignment_is_exact(name: str) -> None:
+    _refuse_other_bits(name, at_random(small(name).graph, 3, 1))
 
 
 def _gradients(module: nn.Module, name: str) -> tuple[Tensor, dict[int, Tensor]]:
@@ -134,7 +139,7 @@ def _in_order_of(whole: fx.GraphModule, graph: OpGraph, assignment: Assignment) 
     return fx.GraphModule(whole, ordered)
 
 
-@pytest.mark.parametrize("name", SMALL_PRESETS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_a_training_step_has_the_same_gradients(name: str) -> None:
     real = small(name)
     whole = real.program.module()
@@ -160,7 +165,7 @@ def test_a_training_step_has_the_same_gradients(name: str) -> None:
     assert all(same_bits(gradients[number], expected[number]) for number in expected)
 
 
-@pytest.mark.parametrize("name", SMALL_PRESETS)
+@pytest.mark.parametrize("name", DISTINCT)
 def test_a_weight_that_is_tied_is_used_on_several_devices(name: str) -> None:
     graph = small(name).graph
     users = np.repeat(np.arange(graph.n_ops), np.diff(graph.use_start))
@@ -169,3 +174,25 @@ def test_a_weight_that_is_tied_is_used_on_several_devices(name: str) -> None:
     tables = [size for size, n in zip(graph.weight_bytes, apart, strict=True) if n > 1]
     # A table of tokens has 101 rows.
     assert any(int(size) % 101 == 0 for size in tables) == (name in TIED)
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_peaks_of_the_presets_are_what_was_predicted(name: str) -> None:
+    real = small(name)
+    placed = in_a_row(real.graph, 3)
+    run = run_local(real, placed, 3, repeats=1)
+    predicted = predicted_peaks(real.graph, placed.device_of, 3)
+    # Attention makes its mask into numbers for a moment: that is not in the prediction.
+    most = 1.12 if any("attention" in target for target in real.graph.targets) else 1.0
+    for measured, expected in zip(run.peak_bytes, predicted, strict=True):
+        assert expected <= measured <= expected * most
+    assert run.max_difference == 0.0
+
+
+@pytest.mark.parametrize("name", DISTINCT)
+def test_the_exported_graph_computes_what_the_module_does(name: str) -> None:
+    real = small(name)
+    with torch.no_grad():
+        eager = real.module(*real.args, **real.kwargs)
+        graph = real.program.module()(*real.args, **real.kwargs)
+    assert max_difference(graph, eager) == 0.0

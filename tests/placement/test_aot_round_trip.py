@@ -32,7 +32,7 @@ def _assert_same(this: Problem, before: Assignment, after: Assignment) -> None:
 @pytest.mark.parametrize("mode", ["size_based", "cost_aware", "kl_based"])
 def test_what_a_mode_decides_is_taken_without_a_change(mode: str, tmp_path: Path) -> None:
     split = 0
-    for seed in range(40):
+    for seed in range(15):
         this = problem(random_graph(seed, 10 + seed % 16), devices(130, 130, 130))
         try:
             placed = make_mode(mode)(this)
@@ -40,12 +40,12 @@ def test_what_a_mode_decides_is_taken_without_a_change(mode: str, tmp_path: Path
             continue
         _assert_same(this, placed, _through_a_file(tmp_path, this, placed))
         split += len(np.unique(placed.device_of)) > 1
-    assert split > 5
+    assert split > 2
 
 
 def test_tables_and_replicas_are_taken_without_a_change(tmp_path: Path) -> None:
     replicated = alternating = 0
-    for seed in range(120):
+    for seed in range(60):
         this = random_sparse_problem(seed)
         try:
             placed = make_mode("sparse_nn")(this)
@@ -54,7 +54,7 @@ def test_tables_and_replicas_are_taken_without_a_change(tmp_path: Path) -> None:
         _assert_same(this, placed, _through_a_file(tmp_path, this, placed))
         replicated += placed.replicas > 1
         alternating += placed.replicas > 1 and placed.n_partitions > placed.replicas + 2
-    assert min(replicated, alternating) > 15
+    assert min(replicated, alternating) > 7
 
 
 def _waits_for_itself(this: Problem, placed: Assignment) -> bool:
@@ -73,7 +73,7 @@ def _waits_for_itself(this: Problem, placed: Assignment) -> bool:
 
 def test_random_partitions_of_a_file_are_taken_or_refused_for_a_reason(tmp_path: Path) -> None:
     taken = circles = torn = overfull = replicated = 0
-    for seed in range(600):
+    for seed in range(200):
         rng = np.random.default_rng(seed)
         n, count = int(rng.integers(2, 10)), int(rng.integers(2, 5))
         this = problem(random_graph(seed, n), devices(*[int(rng.choice([60, 10**6]))] * 4))
@@ -105,4 +105,4 @@ def test_random_partitions_of_a_file_are_taken_or_refused_for_a_reason(tmp_path:
             assert evaluate(this, after).latency_s == evaluate(this, placed).latency_s
             taken += 1
             replicated += after.replicas > 1
-    assert min(taken, circles, torn, overfull, replicated) > 10
+    assert min(taken, circles, torn, overfull, replicated) > 3

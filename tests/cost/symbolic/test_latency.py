@@ -95,7 +95,7 @@ def test_a_calibration_by_hand() -> None:
 
 
 @pytest.mark.parametrize("latency", [LatencyModel(), ROOFLINE, CALIBRATION])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     n=st.integers(1, 30),
@@ -136,7 +136,7 @@ def test_a_lower_bound_everywhere_else(seed: int, n: int, size: int) -> None:
     assert float(latency.formula.at(batch=size)) <= simulated * (1 + 1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(2, 30))
 def test_with_replicas_it_is_the_first_input(seed: int, n: int) -> None:
     symbolic, assignment = random_symbolic(seed, n), random_assignment(seed, n, 3, 3)

@@ -2,12 +2,15 @@
 
 import json
 import multiprocessing
+from multiprocessing.synchronize import Event
 from pathlib import Path
 
 import pytest
 
 from fxpart.errors import CacheError
 from fxpart.execution.profiling.api import OperatorTime, read_times, times_path, write_times
+
+WRITES = 20
 
 
 def _time(seconds: float, samples: int = 5) -> OperatorTime:
@@ -54,21 +57,24 @@ def test_a_damaged_file_is_as_good_as_none(tmp_path: Path, damage: str) -> None:
     assert read_times(path) == {"a": _time(1.0)}
 
 
-def _write_many(path: Path, first: int) -> None:
-    for index in range(first, first + 10):
+def _write_many(path: Path, first: int, begun: Event | None = None) -> None:
+    if begun is not None:
+        begun.set()
+    for index in range(first, first + WRITES):
         write_times(path, {f"{index:03d}": _time(float(index))})
 
 
 def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "times.json"
     spawn = multiprocessing.get_context("spawn")
-    writers = [spawn.Process(target=_write_many, args=(path, first)) for first in (0, 100)]
-    for writer in writers:
-        writer.start()
-    for writer in writers:
-        writer.join(60)
-    assert [writer.exitcode for writer in writers] == [0, 0]
-    assert len(read_times(path)) == 20
+    begun = spawn.Event()
+    other = spawn.Process(target=_write_many, args=(path, 0, begun))
+    other.start()
+    assert begun.wait(60)
+    _write_many(path, 100)
+    other.join(60)
+    assert other.exitcode == 0
+    assert len(read_times(path)) == 2 * WRITES
     assert json.loads(path.read_text())["schema"] == "fxpart-operator-times"
 
 

@@ -13,7 +13,7 @@ from fxpart.errors import CycleError
 from fxpart.torch_compat.split_module import split_module
 from tests.execution.split.random_graphs import call_nodes, inputs, random_graph, same
 
-SEEDS = 350
+SEEDS = 120
 
 
 def _callback(rng: random.Random, module: GraphModule) -> Callable[[Node], object]:
@@ -109,9 +109,9 @@ def test_the_same_as_torch_on_random_graphs_and_callbacks() -> None:
         assert our_names == their_names
         seen["several" if len(theirs.meta["partition_names"]) > 1 else "single"] += 1
     # The comparison means something only if every kind of case occurs.
-    assert seen["several"] + seen["single"] >= 300
-    assert seen["several"] >= 200
-    assert seen["circle"] >= 10
+    assert seen["several"] + seen["single"] >= 100
+    assert seen["several"] >= 65
+    assert seen["circle"] >= 3
     assert seen["only ours"] >= 1
 
 
