@@ -23,7 +23,7 @@ from tests.plan_export.scene import SPECS, random_plan, scene
 from tests.sketch import devices
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PLANS = 4
+PLANS = 2
 
 
 def random_map(name: str, seed: int) -> DeviceMap:
@@ -103,7 +103,7 @@ def test_accelerate_runs_every_module_where_the_map_says() -> None:
         mapped = random_map(line["name"], line["seed"])
         assert line["ran"] == (not mapped.torn), (line["name"], line["seed"], mapped.torn)
         compared += compare(line["name"], mapped, line["seen"]) if line["ran"] else 0
-    assert compared > 100
+    assert compared > 50
 
 
 def compare(name: str, mapped: DeviceMap, seen: dict[str, list[int]]) -> int:
