@@ -4,7 +4,7 @@ A run compiles what its mode calls, and finds it compiled from then on. Workers 
 would compile the same loops side by side.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -14,8 +14,9 @@ from fxpart.core.partitions import partition_by_device
 from fxpart.core.symbolic_graph import OF_OPERATORS, OF_VALUES, SymbolicGraph
 from fxpart.core.topology import DeviceSpec, Link, uniform_topology
 from fxpart.cost.evaluate import evaluate
+from fxpart.cost.least_placement import MOST_UNITS
 from fxpart.cost.peak_tensors import device_peaks
-from fxpart.cost.problem import Problem, make_problem
+from fxpart.cost.problem import OBJECTIVES, Problem, make_problem
 from fxpart.cost.roofline import LatencyModel
 from fxpart.cost.symbolic.latency import latency_formula
 from fxpart.cost.symbolic.peak import peak_formulas
@@ -31,33 +32,34 @@ from tests.sketch import GIVEN, installed_modes
 __all__ = ["precompile", "run_modes"]
 
 
-def _two_operators() -> OpGraph:
-    """Return the smallest graph that runs every loop: one operator that feeds another."""
-    read_start, reads = csr([[], [0]])
-    use_start, uses = csr([[0], []])
-    pair = np.array([1, 1], dtype=np.int64)
+def _row(count: int) -> OpGraph:
+    """Return so many operators that feed one another in a row, each with a weight."""
+    read_start, reads = csr([[], *([op] for op in range(count - 1))])
+    use_start, uses = csr([[op] for op in range(count)])
+    names = tuple(f"op{op}" for op in range(count))
+    each = np.ones(count, dtype=np.int64)
     return OpGraph(
-        names=("a", "b"),
-        modules=("a", "b"),
-        targets=("a", "b"),
-        dtypes=("float32", "float32"),
-        flops=pair,
-        moved_bytes=pair,
-        group=np.array([0, 1], dtype=np.int64),
-        value_names=("a", "b"),
-        value_producer=np.array([0, 1], dtype=np.int64),
-        value_bytes=pair,
-        value_alloc_bytes=pair,
-        value_base=-pair,
-        value_is_output=np.array([False, True]),
+        names=names,
+        modules=names,
+        targets=names,
+        dtypes=("float32",) * count,
+        flops=each,
+        moved_bytes=each,
+        group=np.arange(count, dtype=np.int64),
+        value_names=names,
+        value_producer=np.arange(count, dtype=np.int64),
+        value_bytes=each,
+        value_alloc_bytes=each,
+        value_base=-each,
+        value_is_output=np.arange(count) == count - 1,
         read_start=read_start,
         reads=reads,
-        weight_names=("w",),
-        weight_bytes=np.array([1], dtype=np.int64),
-        weight_state_bytes=np.zeros(1, dtype=np.int64),
+        weight_names=names,
+        weight_bytes=each,
+        weight_state_bytes=np.zeros(count, dtype=np.int64),
         use_start=use_start,
         uses=uses,
-        forward_of=np.array([0, 1], dtype=np.int64),
+        forward_of=np.arange(count, dtype=np.int64),
         gradient_values=np.empty(0, dtype=np.int64),
         gradient_weights=np.empty(0, dtype=np.int64),
     )
@@ -100,16 +102,31 @@ def precompile() -> None:
 
 
 def run_modes(names: Iterable[str]) -> Problem:
-    """Run the modes, and the evaluation, on two operators; return them as a problem."""
-    device = DeviceSpec("any", 10**6, {"float32": 1.0}, 1.0)
-    topology = uniform_topology((device, device), Link(1.0))
-    problem = make_problem(_two_operators(), topology, LatencyModel())
+    """Run the modes, and the evaluation, on two operators and on too many to look at all plans.
+
+    Returns:
+        two operators as a problem.
+
+    """
+    problem = _problem(2, (10**6, 10**6))
+    tight = _problem(MOST_UNITS + 4, (10**6, MOST_UNITS // 2))
     partition_by_device(problem.graph, np.array([0, 1], dtype=np.int64))
     for name in names:
         options = {"steps": 6} if name == "optimal" else None
-        for each in (problem, replace(problem, objective="throughput")):
-            evaluate(each, make_mode(name, options)(each))
+        for given in (problem, tight):
+            for objective in OBJECTIVES:
+                asked = replace(given, objective=objective)
+                evaluate(asked, make_mode(name, options)(asked))
     return problem
+
+
+def _problem(operators: int, memory_bytes: Sequence[int]) -> Problem:
+    """Return a row of operators on devices of those sizes, the first as slow as it is large."""
+    devices = tuple(
+        DeviceSpec(f"of {size}", size, {"float32": 1 / size}, 1.0, power_w=1.0)
+        for size in memory_bytes
+    )
+    return make_problem(_row(operators), uniform_topology(devices, Link(1.0)), LatencyModel())
 
 
 def _any_batch(graph: OpGraph) -> SymbolicGraph:

@@ -12,7 +12,7 @@ from fxpart.cost.device_kinds import device_kinds
 from fxpart.cost.possible_times import possible_s, work_shares
 from fxpart.cost.problem import Problem
 
-__all__ = ["LeastPlacement", "are_few", "least_placement"]
+__all__ = ["MOST_UNITS", "LeastPlacement", "are_few", "least_placement"]
 
 MOST_UNITS = 20
 """Units that are placed by branch and bound, at most: with more it hardly ever ends."""
