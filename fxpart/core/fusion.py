@@ -335,21 +335,27 @@ def _rewritten(graph: OpGraph, search: _Search, kernels: list[_Kernel]) -> OpGra
 def _kernel_bytes(graph: OpGraph, search: _Search, kernel: _Kernel, hidden: set[int]) -> int:
     """Return what a kernel moves: what its operators do, without what stays inside of it.
 
-    What several of them read of one storage counts once, and no more than all of that.
+    What several of them read of one storage counts once, and no more than all of that; so does what
+    they write, in place too. What one of them makes is not read back.
     """
     total = int(graph.moved_bytes[kernel.members].sum())
-    sizes = graph.value_bytes
-    once: dict[int, dict[int, int]] = {}
+    sizes, members = graph.value_bytes, set(kernel.members)
+    read: dict[int, dict[int, int]] = {}
+    written: dict[int, dict[int, int]] = {}
     for op in kernel.members:
-        for value in search.read_whole(op):
-            storage = int(search.root[value])
-            touched = int(min(sizes[value], sizes[storage]))
-            total -= touched
-            once.setdefault(storage, {})[value] = touched
-        for value in range(search.made_start[op], search.made_start[op + 1]):
-            if value in hidden:
-                total -= int(sizes[value])
-    for storage, values in once.items():
-        if storage not in hidden:
-            total += min(sum(values.values()), int(sizes[storage]))
+        scatters = _name(graph.targets[op]) in _SCATTERS
+        made = range(search.made_start[op], search.made_start[op + 1])
+        # A scatter writes some elements of what it is given.
+        stored = [value for value in made if not scatters or search.root[value] == value]
+        for values, once in ((search.read_whole(op), read), (stored, written)):
+            for value in values:
+                storage = int(search.root[value])
+                touched = int(min(sizes[value], sizes[storage]))
+                total -= touched
+                once.setdefault(storage, {})[value] = touched
+    of_others = {s: values for s, values in read.items() if graph.value_producer[s] not in members}
+    for once in (of_others, written):
+        for storage, values in once.items():
+            if storage not in hidden:
+                total += min(sum(values.values()), int(sizes[storage]))
     return max(total, 0)

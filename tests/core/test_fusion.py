@@ -55,6 +55,27 @@ class _Cache(nn.Module):
         return keys @ values.T
 
 
+class _KeptSum(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        kept = x + y
+        return kept, functional.rms_norm(kept, (16,))
+
+
+class _InPlace(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x + y).relu_() @ x.T
+
+
+class _InPlaceInside(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return (x + y).relu_() * 2
+
+
+class _IntoInput(nn.Module):
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return x.add_(y).relu_() @ y.T
+
+
 def _graph(module: nn.Module, *args: Tensor) -> OpGraph:
     return capture_graph(module.to("meta"), args or (torch.empty(8, 16, device="meta"),))
 
@@ -120,6 +141,32 @@ def test_kernels_that_read_one_tensor_are_one_and_move_rows_of_a_cache() -> None
     names, moved = kernel
     assert names == {"mul", "sin", "index_copy_", "index_copy__1"}
     assert moved == 3 * 16 * 4 + 8  # the row, that of each cache, and where they go
+
+
+@pytest.mark.parametrize(
+    ("module", "names", "tensors"),
+    [
+        # It reads two; the sum, which is kept, is written and not read back.
+        (_KeptSum(), {"add", "rms_norm"}, 4),
+        # It reads two and writes one, in place or not.
+        (_InPlace(), {"add", "relu_"}, 3),
+        (_InPlaceInside(), {"add", "relu_", "mul"}, 3),
+        (_IntoInput(), {"add_", "relu_"}, 3),
+    ],
+)
+def test_a_kernel_reads_back_nothing_and_writes_once(
+    module: nn.Module, names: set[str], tensors: int
+) -> None:
+    x, y = torch.empty(8, 16, device="meta"), torch.empty(8, 16, device="meta")
+    assert (names, tensors * _BYTES) in _kernels(_graph(module, x, y))
+
+
+def test_an_activation_in_place_after_a_norm_reads_and_writes_one_tensor() -> None:
+    layers = (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.ReLU(inplace=True), nn.Conv2d(3, 3, 1))
+    image = torch.empty(1, 3, 8, 8, device="meta")
+    kernels = _kernels(_graph(nn.Sequential(*layers).eval(), image))
+    weights = 4 * 3 * 4  # scales, shifts, means and variances
+    assert ({"batch_norm", "relu_"}, 2 * 3 * 8 * 8 * 4 + weights) in kernels
 
 
 @pytest.mark.parametrize(("inside", "count"), [(False, 2), (True, 3)])
