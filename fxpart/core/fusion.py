@@ -354,8 +354,8 @@ def _kernel_bytes(graph: OpGraph, search: _Search, kernel: _Kernel, hidden: set[
                 total -= touched
                 once.setdefault(storage, {})[value] = touched
     of_others = {s: values for s, values in read.items() if graph.value_producer[s] not in members}
-    for once in (of_others, written):
-        for storage, values in once.items():
+    for by_storage in (of_others, written):
+        for storage, touched_bytes in by_storage.items():
             if storage not in hidden:
-                total += min(sum(values.values()), int(sizes[storage]))
+                total += min(sum(touched_bytes.values()), int(sizes[storage]))
     return max(total, 0)
